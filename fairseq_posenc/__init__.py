@@ -1,0 +1,16 @@
+"""Position encodings as parts of fairseq's Transformers: load with ``--user-dir fairseq_posenc``.
+
+Importing the package registers its models with fairseq and prepares fairseq's commands: safe
+loading of checkpoints, an error for a checkpoint that does not exist, and one-line error messages.
+"""
+
+from fairseq_posenc.checkpoints import allow_safe_classes, refuse_missing_restore_file
+from fairseq_posenc.errors import install_excepthook
+from fairseq_posenc.models import causal_lm, masked_lm, translation
+from fairseq_posenc.version import __version__
+
+__all__ = ["__version__", "causal_lm", "masked_lm", "translation"]
+
+allow_safe_classes()
+refuse_missing_restore_file()
+install_excepthook()

@@ -1,0 +1,172 @@
+"""Multi-head self-attention whose position encodings are parts: the one attention override.
+
+fairseq's ``(T, B, C)`` layout exists only in the first and last lines of ``forward``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import reduce
+from operator import or_
+from typing import Any, Dict, Optional
+
+import torch
+from fairseq.modules import MultiheadAttention
+from torch import Tensor, nn
+
+from fairseq_posenc.backends import choose
+from fairseq_posenc.backends.base import Mask
+from fairseq_posenc.encodings.base import Encoding, Terms
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.positions import Positions, Span
+
+IncrementalState = Optional[Dict[str, Dict[str, Optional[Tensor]]]]
+
+
+class PositionalAttention(MultiheadAttention):
+    """fairseq's self-attention with position encodings, directions and a choice of backend.
+
+    It stays a subclass because decoder layers, the BERT initialisation and beam search rely on
+    fairseq's class; projections, cache format and beam reordering are inherited.
+
+    Args:
+        embed_dim: C.
+        num_heads: H.
+        encodings: the encodings of this layer by name, those of the input excepted.
+        direction: ``both``, ``lr`` or ``rl`` (see :class:`~fairseq_posenc.backends.base.Mask`).
+        backend: ``auto`` or the name of a backend.
+        **kwargs: fairseq's own.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        encodings: dict[str, Encoding],
+        direction: str = "both",
+        backend: str = "auto",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(embed_dim, num_heads, self_attention=True, **kwargs)
+        if self.use_xformers or self.bias_k is not None or self.add_zero_attn:
+            raise UserError("position encodings do not work with xformers or added key biases")
+        self.encodings = nn.ModuleDict(encodings)
+        self.direction = direction
+        self.backend = backend
+        self._positions: Positions | None = None
+        self._shared = Terms()
+
+    @contextmanager
+    def given(self, positions: Positions | None, shared: Terms) -> Iterator[None]:
+        """Hand over what fairseq's layers cannot pass: positions, and terms of all layers."""
+        self._positions, self._shared = positions, shared
+        try:
+            yield
+        finally:  # nothing of a forward pass survives it
+            self._positions, self._shared = None, Terms()
+
+    def forward(  # noqa: D417 (the arguments are fairseq's)
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        key_padding_mask: Tensor | None = None,
+        incremental_state: IncrementalState = None,
+        need_weights: bool = True,
+        static_kv: bool = False,
+        attn_mask: Tensor | None = None,
+        before_softmax: bool = False,
+        need_head_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend as fairseq's class does: ``(T, B, C)`` in and out, weights ``(B, T, S)``.
+
+        Raises:
+            UserError: ``static_kv`` or ``before_softmax``, which self-attention never needs.
+        """
+        if static_kv or before_softmax:
+            raise UserError("static_kv and before_softmax have no meaning in self-attention here")
+        need_weights = need_weights or need_head_weights
+        q, k, v = (self._split_heads(p(query)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        cache = self._get_input_buffer(incremental_state)
+        past = cache.get("prev_key")
+        start = 0 if past is None else past.size(2)
+        for encoding in self.encodings.values():
+            q, k = encoding.rotate(q, k, start)
+        if incremental_state is not None:
+            k, v, key_padding_mask = self._extend_cache(
+                incremental_state, cache, k, v, key_padding_mask
+            )
+        positions = self._positions or _without_tokens(q, k, key_padding_mask)
+        terms = self.terms(q.size(2), k.size(2), positions)
+        attended, weights = choose(self.backend, terms, need_weights).backend.attend(
+            q,
+            k,
+            v,
+            terms,
+            self._mask(key_padding_mask, attn_mask),
+            dropout=self._dropout(),
+            need_weights=need_weights,
+        )
+        out = self.out_proj(attended.permute(2, 0, 1, 3).reshape(query.shape))  # [T, B, C]
+        if weights is not None:
+            weights = weights.transpose(0, 1) if need_head_weights else weights.mean(1)
+        return out, weights
+
+    def terms(self, tgt_len: int, src_len: int, positions: Positions) -> Terms:
+        """Return the terms of this layer's encodings, and the shared ones, as one."""
+        span = Span.of(tgt_len, src_len, positions.tokens.device)
+        own = (encoding.terms(span, positions) for encoding in self.encodings.values())
+        return reduce(or_, own, self._shared)
+
+    def _split_heads(self, x: Tensor) -> Tensor:
+        """Return ``(B, H, T, D)`` of ``(T, B, C)``."""
+        return x.view(*x.shape[:2], self.num_heads, self.head_dim).permute(1, 2, 0, 3)
+
+    def _extend_cache(
+        self,
+        incremental_state: IncrementalState,
+        cache: dict[str, Tensor | None],
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return keys, values and padding of the whole prefix, and keep them for the next step.
+
+        The format is fairseq's, so its beam reordering works on it; keys are stored rotated.
+        """
+        past_key, past_value = cache.get("prev_key"), cache.get("prev_value")
+        if past_key is not None and past_value is not None:
+            key = torch.cat([past_key, key], dim=2)
+            value = torch.cat([past_value, value], dim=2)
+        padding = self._append_prev_key_padding_mask(
+            key_padding_mask=key_padding_mask,
+            prev_key_padding_mask=cache.get("prev_key_padding_mask"),
+            batch_size=key.size(0),
+            src_len=key.size(2),
+            static_kv=False,
+        )
+        buffer = {"prev_key": key, "prev_value": value, "prev_key_padding_mask": padding}
+        self._set_input_buffer(incremental_state, buffer)
+        return key, value, padding
+
+    def _mask(self, key_padding_mask: Tensor | None, attn_mask: Tensor | None) -> Mask:
+        """Return fairseq's masks and this layer's direction as one."""
+        padding = None if key_padding_mask is None else key_padding_mask.bool()
+        if attn_mask is None or self.direction == "lr":
+            return Mask(self.direction, padding)
+        # Additive masks only ever mean "not this pair"; values such as -1e8 could be beaten.
+        return Mask(self.direction, padding, attn_mask.bool())
+
+    def _dropout(self) -> float:
+        module = self.dropout_module
+        return float(module.p) if module.training or module.apply_during_inference else 0.0
+
+
+def _without_tokens(query: Tensor, key: Tensor, key_padding_mask: Tensor | None) -> Positions:
+    """Return positions for a call outside a model, where only the padding is known."""
+    if key_padding_mask is None:
+        tokens = torch.zeros(key.size(0), key.size(2), dtype=torch.long, device=key.device)
+    else:
+        tokens = key_padding_mask.long()
+    return Positions(tokens, padding_idx=1, eos_idx=-1, tgt_len=query.size(2))

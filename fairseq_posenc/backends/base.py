@@ -1,0 +1,100 @@
+"""What a backend is given: which pairs may attend, and the interface that all share."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fairseq_posenc.encodings.base import Terms
+
+DIRECTIONS = ("both", "lr", "rl")
+
+
+class Mask(NamedTuple):
+    """Which keys a query may see.
+
+    Attributes:
+        direction: ``both``; ``lr``, keys up to the query (causal); ``rl``, keys from the query on.
+        key_padding: ``(B, S)`` of bool, True for padding, or None.
+        pairs: ``(T, S)`` of bool, True where a query must not see a key, or None.
+
+    Source: DecBERT, arXiv:2204.08688, for layers with a direction. The diagonal is never masked
+    by a direction.
+    """
+
+    direction: str = "both"
+    key_padding: Tensor | None = None
+    pairs: Tensor | None = None
+
+    def forbidden(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor | None:
+        """Return True where a query must not see a key, ``(B or 1, 1, T or 1, S)``, or None."""
+        parts = []
+        if self.direction != "both" and tgt_len > 1:
+            ones = torch.ones(tgt_len, src_len, dtype=torch.bool, device=device)
+            diagonal = src_len - tgt_len
+            parts.append(
+                ones.triu(diagonal + 1) if self.direction == "lr" else ones.tril(diagonal - 1)
+            )
+        if self.pairs is not None:
+            parts.append(self.pairs)
+        if self.key_padding is not None:
+            parts.append(self.key_padding[:, None, None, :])
+        if not parts:
+            return None
+        forbidden = parts[0]
+        for part in parts[1:]:
+            forbidden = forbidden | part
+        return forbidden if forbidden.dim() == 4 else forbidden[None, None]
+
+
+class Backend(Protocol):
+    """A way to compute attention from queries, keys, values and terms."""
+
+    def refuses(self, terms: Terms, need_weights: bool) -> str:
+        """Return why this backend cannot compute such terms, or an empty string."""
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        terms: Terms,
+        mask: Mask,
+        dropout: float = 0.0,
+        need_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the attended values ``(B, H, T, D)`` and, if asked for, weights ``(B, H, T, S)``.
+
+        Args:
+            query: ``(B, H, T, D)``, unscaled; the last T of S positions.
+            key: ``(B, H, S, D)``.
+            value: ``(B, H, S, D)``.
+            terms: what the position encodings add to the scores.
+            mask: which keys a query may see. A query that may see none gets zeros.
+            dropout: probability of dropping a weight; 0 outside training.
+            need_weights: also return the weights before dropout.
+        """
+
+
+def scale_of(terms: Terms, head_dim: int) -> float:
+    """Return the factor of the combined dot products, 1 / sqrt(c * D)."""
+    factor = 1.0 if terms.scale_factor is None else terms.scale_factor
+    return float((factor * head_dim) ** -0.5)
+
+
+def row_index(terms: Terms, tgt_len: int, src_len: int, device: torch.device) -> Tensor:
+    """Return the table row of each query and key, ``(1 or B, T, S)`` of int64.
+
+    Rows are those of ``Span.of(tgt_len, src_len)``, with the reset's two rows behind them.
+    """
+    queries = torch.arange(src_len - tgt_len, src_len, device=device)
+    keys = torch.arange(src_len, device=device)
+    index = (keys - queries[:, None] + src_len - 1)[None]
+    if terms.first is None:
+        return index
+    rows = tgt_len + src_len - 1
+    from_first = terms.first[:, src_len - tgt_len :, None]
+    to_first = terms.first[:, None, :]
+    return index.masked_fill(to_first, rows + 1).masked_fill(from_first, rows)

@@ -1,0 +1,70 @@
+"""The command ``fairseq-posenc``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fairseq_posenc import doctor, documentation
+from fairseq_posenc.compare import command as compare
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.version import __version__
+
+
+class Command(NamedTuple):
+    """A subcommand: what it does in a line, its options, and the function that runs it."""
+
+    help: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+def _no_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add nothing."""
+
+
+def _user_dir(args: argparse.Namespace) -> int:
+    print(Path(__file__).resolve().parent)
+    return 0
+
+
+COMMANDS = {
+    "user-dir": Command("print the path to give fairseq as --user-dir", _no_arguments, _user_dir),
+    "list": Command("list the position encodings", _no_arguments, documentation.run_list),
+    "compare": Command(
+        "train models that differ in their positions only, on a text, and report",
+        compare.add_arguments,
+        compare.run,
+    ),
+    "docs": Command(
+        "write the generated parts of the README", documentation.add_arguments, documentation.run
+    ),
+    "doctor": Command(
+        "say what works on this machine, and test it", doctor.add_arguments, doctor.run
+    ),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand and return its exit code.
+
+    A :class:`~fairseq_posenc.errors.UserError` becomes one line on standard error and code 2.
+    """
+    parser = argparse.ArgumentParser(
+        prog="fairseq-posenc", description="Position encodings as parts of fairseq's Transformers."
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, command in COMMANDS.items():
+        command.add_arguments(
+            subparsers.add_parser(name, help=command.help, description=command.help)
+        )
+    args = parser.parse_args(argv)
+    try:
+        return COMMANDS[args.command].run(args)
+    except UserError as error:
+        print(f"fairseq-posenc: error: {error}", file=sys.stderr)
+        return 2

@@ -1,0 +1,1 @@
+"""One file for each position encoding; :mod:`fairseq_posenc.registry` finds them here."""

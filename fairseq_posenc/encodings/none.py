@@ -1,0 +1,33 @@
+"""No position encoding."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from fairseq_posenc.encodings.base import Dims, Encoding
+from fairseq_posenc.registry import register
+
+
+@register("none")
+class NoEncoding(Encoding):
+    """Nothing is added: the model sees a bag of words, unless its attention has directions.
+
+    Equation:
+        x_i = w_i, the token embedding alone.
+    Shapes:
+        no tensors.
+    Parameters:
+        0
+    Source:
+        the ablation of Luo et al. (2022), "DecBERT", arXiv:2204.08688, and of causal language
+        models since.
+    Differs:
+        nothing.
+    """
+
+    acts_on: ClassVar[Literal["input"]] = "input"
+
+    @classmethod
+    def parameter_count(cls, dims: Dims, layers: int) -> int:
+        """Return 0."""
+        return 0

@@ -1,0 +1,121 @@
+"""Rotary position embedding."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fairseq_posenc.encodings.base import Dims, Encoding
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.registry import register
+
+
+@register("rope")
+class Rope(Encoding):
+    """Queries and keys are rotated by their position, pair by pair of their coordinates.
+
+    Equation:
+        (x_2t, x_2t+1) is rotated by the angle pos * base^(-2t/d); so q_i.k_j depends on j - i.
+    Shapes:
+        rotates query and key ``(B, H, T, D)``.
+    Parameters:
+        0
+    Source:
+        Su et al. (2021), "RoFormer", arXiv:2104.09864, section 3.2.2. ``layout=half`` pairs
+        coordinate t with t + d/2, as GPT-NeoX and LLaMA do. Scalings: ``linear:F`` Chen et al.
+        (2023), arXiv:2306.15595; ``ntk:F`` raises the base by F^(d/(d-2)); ``yarn:F`` Peng et al.
+        (2023), arXiv:2309.00071.
+    Differs:
+        nothing. ``fraction`` rotates only the first part of each head.
+    """
+
+    acts_on: ClassVar[Literal["rotation"]] = "rotation"
+
+    def __init__(
+        self,
+        dims: Dims,
+        *,
+        base: float = 10000.0,
+        fraction: float = 1.0,
+        layout: Literal["interleaved", "half"] = "interleaved",
+        scaling: str = "none",
+    ) -> None:
+        super().__init__(dims)
+        self.rotated = int(fraction * dims.head_dim)
+        if self.rotated < 2 or self.rotated % 2 or self.rotated > dims.head_dim:
+            raise UserError(
+                f"rope rotates pairs, but {fraction:g} of a head of size {dims.head_dim} is "
+                f"{self.rotated} coordinates: the number must be even, and at least 2"
+            )
+        self.layout = layout
+        self.base = base
+        self.scaling, self.factor = _read_scaling(scaling)
+
+    def rotate(self, query: Tensor, key: Tensor, start: int) -> tuple[Tensor, Tensor]:
+        """Return query and key rotated by positions ``start, start + 1, ...``."""
+        # float32 whatever the model's precision: half a radian is lost in fp16 at position 512.
+        position = torch.arange(start, start + query.size(2), device=query.device).float()
+        angles = torch.outer(position, self.frequencies().to(query.device))
+        gain = 0.1 * math.log(self.factor) + 1.0 if self.scaling == "yarn" else 1.0
+        cos, sin = angles.cos() * gain, angles.sin() * gain
+        return self._rotate(query, cos, sin), self._rotate(key, cos, sin)
+
+    def frequencies(self) -> Tensor:
+        """Return the angle per position of each pair, ``(rotated / 2,)`` in float32."""
+        width = self.rotated
+        exponents = torch.arange(0, width, 2, dtype=torch.float32) / width
+        base = self.base
+        if self.scaling == "ntk":
+            base *= self.factor ** (width / (width - 2))
+        frequencies = base**-exponents
+        if self.scaling == "linear":
+            return frequencies / self.factor
+        if self.scaling == "yarn":
+            keep = self._yarn_ramp(width)
+            return frequencies * keep + frequencies / self.factor * (1 - keep)
+        return frequencies
+
+    def _yarn_ramp(self, width: int) -> Tensor:
+        """Return 1 for pairs that turn often within the trained length, 0 for slow ones."""
+
+        def pair_with(turns: float) -> float:
+            length = self.dims.max_positions / (turns * 2 * math.pi)
+            return width * math.log(length) / (2 * math.log(self.base))
+
+        low = max(math.floor(pair_with(32)), 0)
+        high = min(math.ceil(pair_with(1)), width - 1)
+        ramp = (torch.arange(width // 2).float() - low) / max(high - low, 0.001)
+        return 1 - ramp.clamp(0, 1)
+
+    def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        turned, rest = x[..., : self.rotated].to(cos.dtype), x[..., self.rotated :]
+        if self.layout == "half":
+            a, b = turned.chunk(2, dim=-1)
+            turned = torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
+        else:
+            a, b = turned[..., 0::2], turned[..., 1::2]
+            turned = torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
+        turned = turned.type_as(x)
+        return torch.cat([turned, rest], dim=-1) if rest.size(-1) else turned
+
+    @classmethod
+    def parameter_count(cls, dims: Dims, layers: int) -> int:
+        """Return 0."""
+        return 0
+
+
+def _read_scaling(text: str) -> tuple[str, float]:
+    kind, _, factor = text.partition(":")
+    try:
+        if kind == "none" and not factor:
+            return kind, 1.0
+        if kind in ("linear", "ntk", "yarn") and float(factor) >= 1:
+            return kind, float(factor)
+    except ValueError:
+        pass
+    raise UserError(
+        f"rope(scaling={text}): write none, linear:F, ntk:F or yarn:F with a factor F of at least 1"
+    )

@@ -1,0 +1,31 @@
+"""Learned absolute positions that start again with every sentence of a packed block."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fairseq_posenc.encodings.learned import Learned
+from fairseq_posenc.positions import Positions
+from fairseq_posenc.registry import register
+
+
+@register("sentence_learned")
+class SentenceLearned(Learned):
+    """As ``learned``, but positions count from the last end of sentence inside the block.
+
+    Equation:
+        x_i = w_i + p_s(i), s(i) the position of token i in its sentence, from 0.
+    Shapes:
+        table ``(n, C)``; adds ``(B, T, C)``.
+    Parameters:
+        n * C
+    Source:
+        Huang et al. (2021), "Multiplicative Position-aware Transformer Models for Language
+        Understanding", arXiv:2109.12788, section 5.2 ("real absolute positions").
+    Differs:
+        the ends of sentences are read from the model's input, so a masked one ends no sentence.
+    """
+
+    def embed(self, positions: Positions) -> Tensor:
+        """Return the vectors of the queries' positions in their sentences, ``(B, T, C)``."""
+        return self.lookup(positions.in_sentence(), positions)

@@ -1,0 +1,70 @@
+"""Sinusoidal absolute positions."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fairseq_posenc.encodings.base import Dims, Encoding
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.positions import Positions
+from fairseq_posenc.registry import register
+
+
+@register("sinusoidal")
+class Sinusoidal(Encoding):
+    """Sines and cosines of the position are added to the token embeddings.
+
+    Equation:
+        PE[pos, 2i] = sin(pos / 10000^(2i/C)), PE[pos, 2i+1] = cos(pos / 10000^(2i/C)).
+    Shapes:
+        adds ``(B or 1, T, C)``.
+    Parameters:
+        0
+    Source:
+        Vaswani et al. (2017), "Attention Is All You Need", arXiv:1706.03762, section 3.5.
+    Differs:
+        nothing with ``layout=interleaved``. ``layout=fairseq`` is fairseq's own form: all sines,
+        then all cosines, with frequencies 10000^(-i/(C/2 - 1)), positions counted from
+        padding_idx + 1; choose it for checkpoints of fairseq's own models.
+    """
+
+    acts_on: ClassVar[Literal["input"]] = "input"
+
+    def __init__(
+        self, dims: Dims, *, layout: Literal["interleaved", "fairseq"] = "interleaved"
+    ) -> None:
+        super().__init__(dims)
+        if dims.embed_dim % 2:
+            raise UserError(f"sinusoidal needs an even width, not {dims.embed_dim}")
+        self.layout = layout
+
+    def embed(self, positions: Positions) -> Tensor:
+        """Return the vectors of the queries' positions in float32, ``(B or 1, T, C)``."""
+        index = positions.queries(positions.in_block())
+        if self.layout == "fairseq":
+            index = index + positions.padding_idx + 1
+        if index.size(0) == 1 or index.size(1) == 1:
+            return self.vectors(index)
+        rows = torch.arange(int(index.max()) + 1, device=index.device)
+        return F.embedding(index, self.vectors(rows))
+
+    def vectors(self, index: Tensor) -> Tensor:
+        """Return PE of positions ``index`` of any shape: ``(*index.shape, C)`` in float32."""
+        half = self.dims.embed_dim // 2
+        steps = half if self.layout == "interleaved" else half - 1
+        exponents = torch.arange(half, dtype=torch.float32, device=index.device) / max(steps, 1)
+        # Angles from frequencies in float32, never in the model's half precision.
+        angles = index.float().unsqueeze(-1) * torch.exp(exponents * -math.log(10000.0))
+        if self.layout == "fairseq":
+            return torch.cat([angles.sin(), angles.cos()], dim=-1)
+        return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)
+
+    @classmethod
+    def parameter_count(cls, dims: Dims, layers: int) -> int:
+        """Return 0."""
+        return 0

@@ -1,0 +1,51 @@
+"""Errors that a user can mend, told in one line."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from types import TracebackType
+from typing import Callable, Optional
+
+ExceptHook = Callable[[type[BaseException], BaseException, Optional[TracebackType]], object]
+
+
+class UserError(ValueError):
+    """Wrong input: the message says what is wrong, where, and what to do."""
+
+
+def one_line(error: BaseException | None) -> str | None:
+    """Return the message for a user's mistake anywhere in an exception's chain, else None.
+
+    fairseq wraps what goes wrong while a checkpoint is loaded in a general exception, so the cause
+    has to be looked for along the chain.
+    """
+    while error is not None:
+        if isinstance(error, UserError):
+            return str(error)
+        if isinstance(error, pickle.UnpicklingError) and "Weights only load failed" in str(error):
+            reason = str(error).split("WeightsUnpickler error:")[-1].strip().splitlines()[0]
+            return (
+                f"checkpoint refused, because loading it could run code: {reason} "
+                "Only tensors and plain settings are loaded; use a file from a source you trust."
+            )
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def install_excepthook() -> None:
+    """Make fairseq's commands end with one line, not a stack trace, on a :class:`UserError`."""
+    previous = sys.excepthook
+    if getattr(previous, "_fairseq_posenc", False):
+        return
+
+    def hook(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> object:
+        message = one_line(error)
+        if message is None:
+            return previous(kind, error, trace)
+        return print(f"fairseq-posenc: error: {message}", file=sys.stderr)
+
+    hook._fairseq_posenc = True  # type: ignore[attr-defined]
+    sys.excepthook = hook

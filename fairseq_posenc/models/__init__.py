@@ -1,0 +1,1 @@
+"""Models and named architectures of fairseq's three families."""

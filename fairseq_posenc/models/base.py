@@ -1,0 +1,63 @@
+"""What the three families share: configuration, start-up line, and architecture names."""
+
+from __future__ import annotations
+
+import logging
+from argparse import Namespace
+from typing import Any
+
+from fairseq.models.transformer import TransformerConfig
+from omegaconf import OmegaConf
+from torch import nn
+
+from fairseq_posenc.checkpoints import is_position_parameter
+from fairseq_posenc.options import resolve
+
+logger = logging.getLogger(__name__)
+
+# DecBERT's named settings: directions of the first layers, each with learned positions or without.
+DECBERT = {"decbert_same": "lr,lr", "decbert_diff": "lr,rl"}
+
+
+def plain_args(args: Any) -> Any:
+    """Return ``args`` as a namespace if hydra made it: fairseq drops unknown keys of its configs."""
+    if OmegaConf.is_config(args):
+        return Namespace(**OmegaConf.to_container(args, resolve=True))
+    return args
+
+
+def stack_config(args: Any) -> TransformerConfig:
+    """Return fairseq's configuration of a stack, with our options, parsed, as ``position``."""
+    config = TransformerConfig.from_namespace(plain_args(args))
+    config.position = resolve(config)
+    return config
+
+
+def announce(**stacks: nn.Module) -> None:
+    """Say in one line which positions are on.
+
+    Args:
+        **stacks: its encoder and decoder.
+    """
+    for name, stack in stacks.items():
+        directions = " ".join(
+            f"{direction} x{count}" for direction, count in _runs(stack.directions)
+        )
+        parameters = sum(
+            value.numel()
+            for key, value in stack.named_parameters()
+            if is_position_parameter(f".{key}")
+        )
+        logger.info(
+            f"{name} position encoding: {stack.spec} | directions: {directions} | "
+            f"backend: {stack.plan.name} ({stack.plan.reason}) | "
+            f"position parameters: {parameters:,}"
+        )
+
+
+def _runs(items: tuple[str, ...]) -> list[tuple[str, int]]:
+    runs: list[tuple[str, int]] = []
+    for item in items:
+        count = runs.pop()[1] if runs and runs[-1][0] == item else 0
+        runs.append((item, count + 1))
+    return runs

@@ -1,0 +1,89 @@
+"""The decoder-only Transformer with position encodings as parts: the causal-LM family.
+
+fairseq configures this family by a dataclass, and its hydra entry point ignores architecture
+functions for such models; so each named architecture is a model with defaults of its own, and
+``--arch transformer_lm_rope`` and ``model._name=transformer_lm_rope`` mean the same.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field, make_dataclass
+from typing import Any
+
+from fairseq.models import register_model
+from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
+
+from fairseq_posenc import registry
+from fairseq_posenc.checkpoints import PositionCheckpoints
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.models.base import announce, stack_config
+from fairseq_posenc.options import PositionConfig
+from fairseq_posenc.stacks import PositionalDecoder
+
+
+@dataclass
+class PositionalLMConfig(PositionConfig, TransformerLanguageModelConfig):
+    """fairseq's options of a causal LM and ours; by default the size of DecBERT's causal LM."""
+
+    activation_fn: Any = "gelu"
+    decoder_embed_dim: int = 768
+    decoder_input_dim: int = 768
+    decoder_output_dim: int = 768
+    decoder_ffn_embed_dim: int = 3072
+    decoder_layers: int = 8
+    decoder_attention_heads: int = 12
+    decoder_normalize_before: bool = True  # as in all of fairseq's named causal LMs
+
+
+class PositionalLM(PositionCheckpoints, TransformerLanguageModel):  # type: ignore[misc]
+    """fairseq's causal language model with position encodings of one's choice."""
+
+    @classmethod
+    def build_model(cls, args: Any, task: Any) -> PositionalLM:
+        """Build a model as fairseq's class does, with our decoder.
+
+        fairseq's method names its decoder class, so it is asked for a model without layers, whose
+        token embeddings (plain, adaptive or by character) are then ours.
+        """
+        if getattr(args, "attention_directions", ""):
+            raise UserError("--attention-directions is for encoders; a causal LM sees only lr")
+        if args.decoder_layers_to_keep:
+            args.decoder_layers = len(args.decoder_layers_to_keep.split(","))
+        shell_args = copy.deepcopy(args)
+        shell_args.decoder_layers = 0
+        shell_args.decoder_layers_to_keep = None
+        shell = super().build_model(shell_args, task)
+        if args.max_target_positions is None:
+            args.max_target_positions = shell_args.max_target_positions
+        decoder = PositionalDecoder(
+            stack_config(args),
+            task.target_dictionary,
+            shell.decoder.embed_tokens,
+            no_encoder_attn=True,
+        )
+        model = cls(decoder)
+        model.init_positions = decoder.cfg.position.init_positions
+        announce(decoder=decoder)
+        return model
+
+
+TINY = {
+    "decoder_embed_dim": 64,
+    "decoder_input_dim": 64,
+    "decoder_output_dim": 64,
+    "decoder_ffn_embed_dim": 128,
+    "decoder_layers": 2,
+    "decoder_attention_heads": 4,
+}
+
+
+def _register(name: str, **defaults: Any) -> None:
+    fields = [(key, type(value), field(default=value)) for key, value in defaults.items()]
+    config = make_dataclass(f"Config_{name}", fields, bases=(PositionalLMConfig,))
+    register_model(name, dataclass=config)(type(name, (PositionalLM,), {"__doc__": name}))
+
+
+for _encoding in registry.names():
+    _register(f"transformer_lm_{_encoding}", position_encoding=_encoding)
+    _register(f"transformer_lm_{_encoding}_tiny", position_encoding=_encoding, **TINY)

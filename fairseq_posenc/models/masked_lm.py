@@ -1,0 +1,106 @@
+"""RoBERTa with position encodings as parts: the masked-language-model family."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any, Callable
+
+from fairseq.models import register_model, register_model_architecture
+from fairseq.models.roberta import RobertaEncoder, RobertaModel
+from fairseq.models.roberta.model import base_architecture, roberta_large_architecture
+from fairseq.modules.transformer_sentence_encoder import init_bert_params
+from omegaconf import OmegaConf
+from torch import nn
+
+from fairseq_posenc import registry
+from fairseq_posenc.checkpoints import PositionCheckpoints
+from fairseq_posenc.models.base import DECBERT, announce, stack_config
+from fairseq_posenc.options import add_position_args
+from fairseq_posenc.stacks import PositionalEncoder
+
+
+class PositionalRobertaEncoder(RobertaEncoder):  # type: ignore[misc]
+    """fairseq's RoBERTa encoder on our stack."""
+
+    def build_encoder(
+        self, args: Any, dictionary: Any, embed_tokens: nn.Embedding
+    ) -> PositionalEncoder:
+        """Return the stack with BERT's initialisation; position parameters keep their own."""
+        encoder = PositionalEncoder(stack_config(args), dictionary, embed_tokens)
+        encoder.apply(init_bert_params)
+        return encoder
+
+
+@register_model("positional_roberta")
+class PositionalRoberta(PositionCheckpoints, RobertaModel):  # type: ignore[misc]
+    """fairseq's RoBERTa with position encodings and attention directions of one's choice."""
+
+    @staticmethod
+    def add_args(parser: ArgumentParser) -> None:
+        """Add RoBERTa's options, ours, and activation checkpointing, which RoBERTa lacks."""
+        RobertaModel.add_args(parser)
+        add_position_args(parser)
+        parser.add_argument(
+            "--checkpoint-activations",
+            action="store_true",
+            help="recompute each layer in the backward pass to save memory",
+        )
+        parser.add_argument(
+            "--offload-activations",
+            action="store_true",
+            help="move checkpointed activations to the CPU",
+        )
+
+    @classmethod
+    def build_model(cls, args: Any, task: Any) -> PositionalRoberta:
+        """Build a model as fairseq's class does, with our encoder."""
+        if OmegaConf.is_config(args):
+            OmegaConf.set_struct(args, False)
+        base_architecture(args)
+        if getattr(args, "max_positions", None) is None:
+            args.max_positions = getattr(args, "tokens_per_sample", None) or task.max_positions()
+        args.max_source_positions = args.max_positions
+        if getattr(args, "offload_activations", False):
+            args.checkpoint_activations = True  # offloading implies checkpointing
+        encoder = PositionalRobertaEncoder(args, task.source_dictionary)
+        if OmegaConf.is_config(args):
+            OmegaConf.set_struct(args, True)
+        model = cls(args, encoder)
+        stack = encoder.sentence_encoder
+        model.init_positions = stack.cfg.position.init_positions
+        announce(encoder=stack)
+        return model
+
+
+def roberta_tiny_architecture(args: Any) -> None:
+    """Set a size for tests and demonstrations."""
+    args.encoder_layers = getattr(args, "encoder_layers", 2)
+    args.encoder_embed_dim = getattr(args, "encoder_embed_dim", 128)
+    args.encoder_ffn_embed_dim = getattr(args, "encoder_ffn_embed_dim", 512)
+    args.encoder_attention_heads = getattr(args, "encoder_attention_heads", 4)
+    base_architecture(args)
+
+
+SIZES: dict[str, Callable[[Any], None]] = {
+    "": base_architecture,
+    "_large": roberta_large_architecture,
+    "_tiny": roberta_tiny_architecture,
+}
+
+
+def _register(name: str, spec: str, directions: str = "") -> None:
+    for suffix, set_size in SIZES.items():
+
+        def architecture(args: Any, set_size: Callable[[Any], None] = set_size) -> None:
+            args.position_encoding = getattr(args, "position_encoding", spec)
+            args.attention_directions = getattr(args, "attention_directions", directions)
+            set_size(args)
+
+        register_model_architecture("positional_roberta", f"{name}{suffix}")(architecture)
+
+
+for _encoding in registry.names():
+    _register(f"roberta_{_encoding}", _encoding)
+for _name, _directions in DECBERT.items():
+    _register(_name, "learned", _directions)
+    _register(f"{_name}_nope", "none", _directions)

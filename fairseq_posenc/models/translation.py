@@ -1,0 +1,77 @@
+"""The encoder-decoder Transformer with position encodings as parts: the translation family."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any
+
+from fairseq.models import register_model, register_model_architecture
+from fairseq.models.transformer import TransformerModel, base_architecture
+from torch import nn
+
+from fairseq_posenc import registry
+from fairseq_posenc.checkpoints import PositionCheckpoints
+from fairseq_posenc.models.base import announce, plain_args, stack_config
+from fairseq_posenc.options import add_position_args
+from fairseq_posenc.stacks import PositionalDecoder, PositionalEncoder
+
+
+@register_model("positional_transformer")
+class PositionalTransformer(PositionCheckpoints, TransformerModel):  # type: ignore[misc]
+    """fairseq's Transformer with position encodings of one's choice in encoder and decoder."""
+
+    @classmethod
+    def add_args(cls, parser: ArgumentParser) -> None:
+        """Add fairseq's options and ours."""
+        super().add_args(parser)
+        add_position_args(parser)
+
+    @classmethod
+    def build_model(cls, args: Any, task: Any) -> PositionalTransformer:
+        """Build a model as fairseq's class does, with our stacks."""
+        model: PositionalTransformer = super().build_model(plain_args(args), task)
+        model.init_positions = model.encoder.cfg.position.init_positions
+        announce(encoder=model.encoder, decoder=model.decoder)
+        return model
+
+    @classmethod
+    def build_encoder(
+        cls, args: Any, src_dict: Any, embed_tokens: nn.Embedding
+    ) -> PositionalEncoder:
+        """Return our encoder."""
+        return PositionalEncoder(stack_config(args), src_dict, embed_tokens)
+
+    @classmethod
+    def build_decoder(
+        cls, args: Any, tgt_dict: Any, embed_tokens: nn.Embedding
+    ) -> PositionalDecoder:
+        """Return our decoder."""
+        config = stack_config(args)
+        return PositionalDecoder(
+            config, tgt_dict, embed_tokens, no_encoder_attn=config.no_cross_attention
+        )
+
+
+def transformer_tiny_architecture(args: Any) -> None:
+    """Set a size for tests and demonstrations."""
+    args.encoder_embed_dim = getattr(args, "encoder_embed_dim", 64)
+    args.encoder_ffn_embed_dim = getattr(args, "encoder_ffn_embed_dim", 128)
+    args.encoder_layers = getattr(args, "encoder_layers", 2)
+    args.encoder_attention_heads = getattr(args, "encoder_attention_heads", 4)
+    args.decoder_layers = getattr(args, "decoder_layers", 2)
+    args.decoder_attention_heads = getattr(args, "decoder_attention_heads", 4)
+    base_architecture(args)
+
+
+def _register(name: str, spec: str) -> None:
+    for suffix, set_size in {"": base_architecture, "_tiny": transformer_tiny_architecture}.items():
+
+        def architecture(args: Any, set_size: Any = set_size) -> None:
+            args.position_encoding = getattr(args, "position_encoding", spec)
+            set_size(args)
+
+        register_model_architecture("positional_transformer", f"{name}{suffix}")(architecture)
+
+
+for _encoding in registry.names():
+    _register(f"transformer_{_encoding}", _encoding)

@@ -1,0 +1,103 @@
+"""The options of all three families, read in one place."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Optional
+
+from fairseq.dataclass import FairseqDataclass
+from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.utils import safe_getattr
+
+from fairseq_posenc.backends.base import DIRECTIONS
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.registry import Spec, parse
+
+
+@dataclass
+class PositionConfig(FairseqDataclass):
+    """The options that the package adds to a model."""
+
+    position_encoding: str = field(
+        default="learned",
+        metadata={
+            "help": "position encodings, joined by '+', options in brackets, as in "
+            "'learned+m4m(max_distance=128)'; 'none' for no positions"
+        },
+    )
+    position_encoding_decoder: Optional[str] = field(
+        default=None,
+        metadata={"help": "position encodings of the decoder (default: those of the encoder)"},
+    )
+    attention_directions: str = field(
+        default="",
+        metadata={
+            "help": "what the first encoder layers see, as in 'lr,rl': lr up to the token, rl "
+            "from the token on, both; layers not named are 'both' (DecBERT)"
+        },
+    )
+    position_backend: str = field(
+        default="auto",
+        metadata={"help": "how attention is computed: auto, or a backend that must be used"},
+    )
+    init_positions: bool = field(
+        default=False,
+        metadata={
+            "help": "accept a checkpoint with other position parameters than the model's: the "
+            "model's start fresh, the others are dropped, and the log names each"
+        },
+    )
+
+
+class PositionOptions(NamedTuple):
+    """The options of a model after all defaults, parsed."""
+
+    encoder: Spec
+    decoder: Spec
+    directions: tuple[str, ...]
+    backend: str
+    init_positions: bool
+
+
+def add_position_args(parser: ArgumentParser) -> None:
+    """Add the options to a model family that still uses argparse."""
+    gen_parser_from_dataclass(parser, PositionConfig(), delete_default=True, with_prefix="")
+
+
+def resolve(args: Any) -> PositionOptions:
+    """Read the options from what fairseq hands over: a namespace, a dict config or a dataclass.
+
+    Raises:
+        UserError: a spec or a direction that cannot be read.
+    """
+    if safe_getattr(args, "no_token_positional_embeddings", False):
+        raise UserError(
+            "--no-token-positional-embeddings is fairseq's switch; here --position-encoding says "
+            "what is on, so write --position-encoding none"
+        )
+    defaults = PositionConfig()
+    values = {
+        name: safe_getattr(args, name, getattr(defaults, name))
+        for name in PositionConfig.__dataclass_fields__
+        if name != "_name"
+    }
+    encoder = parse(values["position_encoding"])
+    decoder = values["position_encoding_decoder"]
+    return PositionOptions(
+        encoder=encoder,
+        decoder=parse(decoder) if decoder else encoder,
+        directions=_parse_directions(values["attention_directions"] or ""),
+        backend=values["position_backend"],
+        init_positions=bool(values["init_positions"]),
+    )
+
+
+def _parse_directions(text: str) -> tuple[str, ...]:
+    directions = tuple(part.strip() for part in text.split(",") if part.strip())
+    for direction in directions:
+        if direction not in DIRECTIONS:
+            raise UserError(
+                f"--attention-directions {text}: {direction!r} is none of {', '.join(DIRECTIONS)}"
+            )
+    return directions

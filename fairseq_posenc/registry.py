@@ -1,0 +1,202 @@
+"""Names, specs and construction of position encodings.
+
+A spec is what a user writes: names joined by ``+``, options in brackets, as in
+``learned+m4m(max_distance=128)``. ``+reset`` is short for ``reset=true`` of the encoding before it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import re
+from functools import lru_cache
+from typing import Any, Callable, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import get_type_hints
+
+from fairseq_posenc import encodings
+from fairseq_posenc.encodings.base import Dims, Encoding
+from fairseq_posenc.errors import UserError
+
+_REGISTRY: dict[str, type[Encoding]] = {}
+_ITEM = re.compile(r"\s*([a-z0-9_]+)\s*(?:\(([^()]*)\))?\s*")
+EncodingClass = TypeVar("EncodingClass", bound=type[Encoding])
+
+
+class Item(NamedTuple):
+    """One encoding of a spec with the options that were set."""
+
+    name: str
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def __str__(self) -> str:
+        values = ",".join(f"{key}={_show(value)}" for key, value in self.options)
+        return f"{self.name}({values})" if values else self.name
+
+
+class Spec(NamedTuple):
+    """A parsed spec; ``str()`` gives its canonical form."""
+
+    items: tuple[Item, ...]
+
+    def at(self, place: Literal["input", "stack", "layer"]) -> Spec:
+        """Return the encodings whose modules live at a place.
+
+        ``input``: beside the token embeddings; ``stack``: one for all layers; ``layer``: one each.
+        """
+        return Spec(tuple(item for item in self.items if _place(get(item.name)) == place))
+
+    def __str__(self) -> str:
+        return "+".join(map(str, self.items))
+
+
+def _place(cls: type[Encoding]) -> str:
+    if cls.acts_on == "input":
+        return "input"
+    return "stack" if cls.shared else "layer"
+
+
+def register(name: str) -> Callable[[EncodingClass], EncodingClass]:
+    """Register an encoding class under the name that specs use."""
+
+    def add(cls: EncodingClass) -> EncodingClass:
+        if name in _REGISTRY:
+            raise ValueError(f"two encodings are called {name!r}")
+        cls.name = name
+        _REGISTRY[name] = cls
+        return cls
+
+    return add
+
+
+@lru_cache(maxsize=None)
+def _scan() -> None:
+    for module in pkgutil.iter_modules(encodings.__path__, encodings.__name__ + "."):
+        importlib.import_module(module.name)
+
+
+def names() -> list[str]:
+    """Return the names of all encodings, sorted."""
+    _scan()
+    return sorted(_REGISTRY)
+
+
+def get(name: str) -> type[Encoding]:
+    """Return the class of an encoding.
+
+    Raises:
+        UserError: the name is unknown; the message lists the known ones.
+    """
+    _scan()
+    if name not in _REGISTRY:
+        raise UserError(f"unknown position encoding {name!r}; known: {', '.join(names())}")
+    return _REGISTRY[name]
+
+
+def options(name: str) -> dict[str, inspect.Parameter]:
+    """Return the options of an encoding: its constructor's keyword-only arguments, resolved."""
+    constructor = get(name).__init__
+    hints = get_type_hints(constructor)
+    return {
+        key: parameter.replace(annotation=hints[key])
+        for key, parameter in inspect.signature(constructor).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+
+
+def parse(text: str) -> Spec:
+    """Parse a spec such as ``learned+m4m(max_distance=128)``.
+
+    Raises:
+        UserError: a syntax error, an unknown name or option, a value of the wrong type, or a
+            composition that has no meaning whatever the sizes.
+    """
+    items: list[Item] = []
+    for part in re.split(r"\+(?![^(]*\))", text):
+        match = _ITEM.fullmatch(part)
+        if match is None:
+            raise UserError(
+                f"cannot read position encoding {text!r}: expected names joined by '+', "
+                "each with options as in m4m(max_distance=128)"
+            )
+        name, written = match.groups()
+        if name == "reset":
+            items = _with_reset(items, text)
+            continue
+        items.append(Item(name, _parse_options(name, written or "")))
+    spec = Spec(tuple(items))
+    _refuse_double(spec)
+    return spec
+
+
+def build(spec: Spec, dims: Dims) -> dict[str, Encoding]:
+    """Return new encodings by name, in the spec's order.
+
+    Raises:
+        UserError: sizes that an encoding cannot work with, or terms that cannot be combined.
+    """
+    if dims.embed_dim % dims.num_heads:
+        raise UserError(
+            f"width {dims.embed_dim} cannot be divided among {dims.num_heads} attention heads"
+        )
+    built = {item.name: get(item.name)(dims, **dict(item.options)) for item in spec.items}
+    for encoding in built.values():
+        encoding.reset_parameters()
+    return built
+
+
+def _with_reset(items: list[Item], text: str) -> list[Item]:
+    for index in reversed(range(len(items))):
+        if "reset" in options(items[index].name):
+            name, old = items[index]
+            items[index] = Item(name, (*old, ("reset", True)))
+            return items
+    able = [name for name in names() if "reset" in options(name)]
+    raise UserError(f"{text!r}: reset must follow an encoding that has it: {', '.join(able)}")
+
+
+def _parse_options(name: str, text: str) -> tuple[tuple[str, Any], ...]:
+    known = options(name)
+    parsed = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if key not in known or not equals:
+            listed = ", ".join(known) or "none"
+            raise UserError(f"{name} has no option {part!r}; its options: {listed}")
+        parsed[key] = _convert(name, key, value, known[key].annotation)
+    return tuple(parsed.items())
+
+
+def _convert(name: str, key: str, value: str, kind: Any) -> Any:
+    if get_origin(kind) is Union:  # Optional[X]
+        kind = next(choice for choice in get_args(kind) if choice is not type(None))
+    if get_origin(kind) is Literal:
+        if value in get_args(kind):
+            return value
+        raise UserError(f"{name}({key}={value}): choose one of {', '.join(get_args(kind))}")
+    if kind is bool:
+        if value.lower() in ("true", "false"):
+            return value.lower() == "true"
+        raise UserError(f"{name}({key}={value}): write true or false")
+    try:
+        return kind(value)
+    except ValueError:
+        wanted = {"int": "a whole number", "float": "a number"}.get(kind.__name__, kind.__name__)
+        raise UserError(f"{name}({key}={value}): expected {wanted}") from None
+
+
+def _refuse_double(spec: Spec) -> None:
+    seen: dict[str, str] = {}
+    for item in spec.items:
+        place = get(item.name).acts_on
+        if item.name in seen.values():
+            raise UserError(f"{spec}: {item.name} is named twice")
+        if place != "scores" and place in seen:
+            raise UserError(
+                f"{spec}: {seen[place]} and {item.name} both act on the {place}; choose one of them"
+            )
+        seen[place if place != "scores" else item.name] = item.name
+
+
+def _show(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

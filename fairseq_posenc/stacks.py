@@ -1,0 +1,284 @@
+"""Encoder and decoder stacks: who owns which encoding, and how positions reach the layers.
+
+fairseq's loops are inherited. Layers never see tokens, so a stack notes the positions of a forward
+pass, and a pre-hook on each layer passes them on as keyword arguments: as arguments, not as state,
+they are there again when a layer under activation checkpointing runs a second time in the backward
+pass, and gradients of shared terms reach their parameters. The hook is a bound method, which
+survives deep copies and pickling. TorchScript is not supported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import reduce
+from operator import or_
+from typing import Any, Optional
+
+import torch
+from fairseq.distributed import fsdp_wrap
+from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
+from fairseq.modules.checkpoint_activations import checkpoint_wrapper
+from fairseq.modules.transformer_layer import (
+    TransformerDecoderLayerBase,
+    TransformerEncoderLayerBase,
+)
+from torch import Tensor, nn
+
+from fairseq_posenc.attention import IncrementalState, PositionalAttention
+from fairseq_posenc.backends import Plan, choose
+from fairseq_posenc.encodings.base import Dims, Encoding, Terms
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.registry import Spec, build
+
+
+class InputPositions(nn.Module):
+    """Adds the input encoding's vectors to the token embeddings: fairseq's ``embed_positions``."""
+
+    def __init__(self, encodings: dict[str, Encoding], padding_idx: int, eos_idx: int) -> None:
+        super().__init__()
+        self.encodings = nn.ModuleDict(encodings)
+        (self.encoding,) = encodings.values()
+        self.padding_idx = padding_idx
+        self.eos_idx = eos_idx
+        # Only its type is used: that of the model, to which vectors made in float32 are cast.
+        self.register_buffer("like", torch.zeros(()), persistent=False)
+
+    @property
+    def max_positions(self) -> int:
+        """The longest input; fairseq takes the minimum of this and its own limit."""
+        return int(1e9)
+
+    def forward(self, tokens: Tensor, incremental_state: IncrementalState = None) -> Tensor:
+        """Return vectors ``(B or 1, T, C)``; those of the last token alone when decoding."""
+        tgt_len = tokens.size(1) if incremental_state is None else 1
+        positions = Positions(tokens, self.padding_idx, self.eos_idx, tgt_len)
+        vectors: Tensor = self.encoding.embed(positions)
+        return vectors.type_as(self.like)
+
+
+class _PositionalLayer:
+    """Gives a layer's self-attention what the stack's pre-hook passed to the layer."""
+
+    self_attn: PositionalAttention
+
+    def forward(self, *args: Any, positions: Positions | None = None, **kwargs: Any) -> Any:
+        """Run fairseq's layer.
+
+        Args:
+            *args: fairseq's own.
+            positions: of the forward pass.
+            **kwargs: fairseq's own, and ``shared_<field>``, terms common to all layers. They come
+                one by one, because tensors inside a tuple would lose their gradients under
+                activation checkpointing.
+        """
+        names = [name for name in Terms._fields if f"shared_{name}" in kwargs]
+        shared = Terms(**{name: kwargs.pop(f"shared_{name}") for name in names})
+        with self.self_attn.given(positions, shared):
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
+
+
+class PositionalEncoderLayer(_PositionalLayer, TransformerEncoderLayerBase):  # type: ignore[misc]
+    """fairseq's encoder layer with our self-attention."""
+
+    def __init__(self, cfg: Any, return_fc: bool = False) -> None:
+        super().__init__(cfg, return_fc)
+        # fairseq 0.12.2 skips self_attn in evaluation on its fast path: positions would vanish.
+        self.can_use_fastpath = False
+
+    def build_self_attention(self, embed_dim: int, cfg: Any) -> PositionalAttention:
+        """Return the layer's attention with encodings of its own."""
+        return PositionalAttention(
+            embed_dim,
+            cfg.encoder.attention_heads,
+            build(cfg.position.encoder.at("layer"), encoder_dims(cfg)),
+            backend=cfg.position.backend,
+            dropout=cfg.attention_dropout,
+            q_noise=self.quant_noise,
+            qn_block_size=self.quant_noise_block_size,
+            xformers_att_config=cfg.encoder.xformers_att_config,
+        )
+
+
+class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):  # type: ignore[misc]
+    """fairseq's decoder layer with our self-attention; cross-attention is fairseq's."""
+
+    def build_self_attention(
+        self, embed_dim: int, cfg: Any, add_bias_kv: bool = False, add_zero_attn: bool = False
+    ) -> PositionalAttention:
+        """Return the layer's attention with encodings of its own."""
+        if cfg.cross_self_attention:
+            raise UserError("--cross-self-attention mixes two sequences: positions have no meaning")
+        return PositionalAttention(
+            embed_dim,
+            cfg.decoder.attention_heads,
+            build(cfg.position.decoder.at("layer"), decoder_dims(cfg)),
+            backend=cfg.position.backend,
+            dropout=cfg.attention_dropout,
+            add_bias_kv=add_bias_kv,
+            add_zero_attn=add_zero_attn,
+            q_noise=self.quant_noise,
+            qn_block_size=self.quant_noise_block_size,
+            xformers_att_config=cfg.decoder.xformers_att_config,
+        )
+
+
+def encoder_dims(cfg: Any) -> Dims:
+    """Return the sizes of the encoder's encodings from fairseq's configuration."""
+    return Dims(cfg.encoder.embed_dim, cfg.encoder.attention_heads, cfg.max_source_positions)
+
+
+def decoder_dims(cfg: Any) -> Dims:
+    """Return the sizes of the decoder's encodings from fairseq's configuration."""
+    return Dims(
+        cfg.decoder.embed_dim, cfg.decoder.attention_heads, cfg.max_target_positions, causal=True
+    )
+
+
+class _PositionalStack:
+    """What encoder and decoder share: installing encodings, and handing on positions."""
+
+    layers: nn.ModuleList
+    embed_positions: nn.Module | None
+    padding_idx: int
+    _given: dict[str, Any] | None = None
+
+    def install(
+        self, spec: Spec, dims: Dims, eos_idx: int, directions: tuple[str, ...], backend: str
+    ) -> None:
+        """Put the encodings of the stack in place, and check that all of them work together."""
+        self.eos_idx = eos_idx
+        if len(directions) > len(self.layers):
+            raise UserError(
+                f"--attention-directions names {len(directions)} layers, but there are "
+                f"{len(self.layers)}"
+            )
+        one_token = Positions(torch.zeros(1, 1, dtype=torch.long), -1, -1, 1)
+        at_input = build(spec.at("input"), dims)
+        adds = any(e.embed(one_token) is not None for e in at_input.values())
+        self.embed_positions = InputPositions(at_input, self.padding_idx, eos_idx) if adds else None
+        self.shared_encodings = nn.ModuleDict(build(spec.at("stack"), dims))
+        self.directions = directions + ("both",) * (len(self.layers) - len(directions))
+        for index, direction in enumerate(self.directions):  # iterating would apply LayerDrop
+            layer = self.layers[index]
+            layer.self_attn.direction = direction
+            layer.register_forward_pre_hook(self._pass_positions, with_kwargs=True)
+        attention = self.layers[0].self_attn
+        terms = attention.terms(1, 1, one_token) | self._shared_terms(one_token)
+        self.plan: Plan = choose(backend, terms)
+        self.spec = spec
+
+    @contextmanager
+    def positions_given(self, tokens: Tensor, tgt_len: int) -> Iterator[None]:
+        """Note the positions of a forward pass for the layers, and forget them after it."""
+        positions = Positions(tokens, self.padding_idx, self.eos_idx, tgt_len)
+        shared = self._shared_terms(positions)._asdict()
+        changed = {f"shared_{k}": v for k, v in shared.items() if v is not None}
+        self._given = {"positions": positions, **changed}
+        try:
+            yield
+        finally:
+            self._given = None
+
+    def _shared_terms(self, positions: Positions) -> Terms:
+        span = Span.of(positions.tgt_len, positions.tokens.size(1), positions.tokens.device)
+        terms = (e.terms(span, positions) for e in self.shared_encodings.values())
+        return reduce(or_, terms, Terms())
+
+    def _pass_positions(
+        self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return args, {**kwargs, **(self._given or {})}
+
+
+class PositionalEncoder(_PositionalStack, TransformerEncoderBase):  # type: ignore[misc]
+    """fairseq's Transformer encoder with position encodings as parts.
+
+    Args:
+        cfg: fairseq's TransformerConfig, with our options as ``cfg.position``.
+        dictionary: of the source.
+        embed_tokens: token embeddings.
+        return_fc: fairseq's own.
+    """
+
+    def __init__(
+        self, cfg: Any, dictionary: Any, embed_tokens: nn.Embedding, return_fc: bool = False
+    ) -> None:
+        super().__init__(cfg, dictionary, embed_tokens, return_fc)
+        options = cfg.position
+        self.install(
+            options.encoder,
+            encoder_dims(cfg),
+            dictionary.eos(),
+            options.directions,
+            options.backend,
+        )
+
+    def build_encoder_layer(self, cfg: Any) -> nn.Module:
+        """Return a layer, wrapped as fairseq does."""
+        return _wrap(PositionalEncoderLayer(cfg, return_fc=self.return_fc), cfg)
+
+    def forward(self, src_tokens: Tensor, *args: Any, **kwargs: Any) -> dict[str, list[Tensor]]:
+        """Encode ``src_tokens``, ``(B, S)``; arguments and result are fairseq's."""
+        with self.positions_given(src_tokens, src_tokens.size(1)):
+            encoded: dict[str, list[Tensor]] = super().forward(src_tokens, *args, **kwargs)
+            return encoded
+
+
+class PositionalDecoder(_PositionalStack, TransformerDecoderBase):  # type: ignore[misc]
+    """fairseq's Transformer decoder with position encodings as parts.
+
+    Args:
+        cfg: fairseq's TransformerConfig, with our options as ``cfg.position``.
+        dictionary: of the target.
+        embed_tokens: token embeddings.
+        no_encoder_attn: True for a language model.
+        output_projection: fairseq's own.
+    """
+
+    def __init__(
+        self,
+        cfg: Any,
+        dictionary: Any,
+        embed_tokens: nn.Embedding,
+        no_encoder_attn: bool = False,
+        output_projection: nn.Module | None = None,
+    ) -> None:
+        if cfg.base_layers:
+            raise UserError("--base-layers inserts layers without attention: not supported here")
+        super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
+        every_layer = ("lr",) * len(self.layers)
+        options = cfg.position
+        self.install(
+            options.decoder, decoder_dims(cfg), dictionary.eos(), every_layer, options.backend
+        )
+
+    def build_decoder_layer(self, cfg: Any, no_encoder_attn: bool = False) -> nn.Module:
+        """Return a layer, wrapped as fairseq does."""
+        return _wrap(PositionalDecoderLayer(cfg, no_encoder_attn), cfg)
+
+    def extract_features(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: Optional[dict[str, list[Tensor]]] = None,
+        incremental_state: IncrementalState = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Decode ``prev_output_tokens``, ``(B, S)``; arguments and result are fairseq's."""
+        tgt_len = prev_output_tokens.size(1) if incremental_state is None else 1
+        with self.positions_given(prev_output_tokens, tgt_len):
+            features: tuple[Tensor, dict[str, Any]] = super().extract_features(
+                prev_output_tokens, encoder_out, incremental_state, *args, **kwargs
+            )
+            return features
+
+
+def _wrap(layer: nn.Module, cfg: Any) -> nn.Module:
+    """Apply activation checkpointing and FSDP to a layer, as fairseq's stacks do."""
+    if cfg.checkpoint_activations:
+        layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
+    return fsdp_wrap(
+        layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap
+    )

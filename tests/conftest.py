@@ -1,0 +1,111 @@
+"""A tiny dictionary, tiny models of the three families, and fixed seeds."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq.data import Dictionary
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
+from omegaconf import OmegaConf
+
+import fairseq_posenc  # noqa: F401  (registers the models)
+
+ARCHITECTURES = {
+    "masked_lm": "roberta_none_tiny",
+    "causal_lm": "transformer_lm_none_tiny",
+    "translation": "transformer_none_tiny",
+}
+STOCK = {"masked_lm": "roberta", "causal_lm": "transformer_lm", "translation": "transformer"}
+ARGS = {
+    "masked_lm": {
+        "encoder_layers": 3,
+        "encoder_embed_dim": 32,
+        "encoder_ffn_embed_dim": 48,
+        "encoder_attention_heads": 4,
+        "max_positions": 24,
+    },
+    "causal_lm": {
+        "decoder_layers": 2,
+        "decoder_embed_dim": 32,
+        "decoder_input_dim": 32,
+        "decoder_output_dim": 32,
+        "decoder_ffn_embed_dim": 48,
+        "decoder_attention_heads": 4,
+        "max_target_positions": 24,
+        "tokens_per_sample": 24,
+        "decoder_normalize_before": True,
+        "activation_fn": "gelu",
+    },
+    "translation": {
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "encoder_embed_dim": 32,
+        "encoder_ffn_embed_dim": 48,
+        "encoder_attention_heads": 4,
+        "decoder_embed_dim": 32,
+        "decoder_ffn_embed_dim": 48,
+        "decoder_attention_heads": 4,
+        "max_source_positions": 24,
+        "max_target_positions": 24,
+    },
+}
+NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def make_dictionary(symbols: int = 20) -> Dictionary:
+    dictionary = Dictionary()
+    for index in range(symbols):
+        dictionary.add_symbol(f"w{index}")
+    return dictionary
+
+
+def make_task() -> SimpleNamespace:
+    dictionary = make_dictionary()
+    return SimpleNamespace(
+        source_dictionary=dictionary,
+        target_dictionary=dictionary,
+        dictionary=dictionary,
+        max_positions=lambda: 24,
+    )
+
+
+def make_model(family: str, arch: str | None = None, **options):
+    """Build a tiny model of a family as fairseq's ``build_model`` does."""
+    arch = arch or ARCHITECTURES[family]
+    values = {**ARGS[family], **NO_DROPOUT, **options}
+    task = make_task()
+    cls = ARCH_MODEL_REGISTRY[arch]
+    if arch in MODEL_DATACLASS_REGISTRY:
+        config = MODEL_DATACLASS_REGISTRY[arch]()
+        for key, value in {"add_bos_token": False, "tpu": False, **values}.items():
+            setattr(config, key, value)
+        args = OmegaConf.structured(config)
+    else:
+        args = Namespace(arch=arch, **values)
+        ARCH_CONFIG_REGISTRY[arch](args)
+    model = cls.build_model(args, task)
+    return model.eval()
+
+
+def make_tokens(batch: int = 3, length: int = 9, symbols: int = 20) -> torch.Tensor:
+    """Return random sentences that begin with <s> and end with </s>, without padding."""
+    tokens = torch.randint(4, 4 + symbols, (batch, length))
+    tokens[:, 0] = 0
+    tokens[:, -1] = 2
+    return tokens
+
+
+def logits(model, family: str, tokens: torch.Tensor) -> torch.Tensor:
+    """Return the model's output ``(batch, length, vocabulary)`` for a batch of tokens."""
+    if family == "translation":
+        lengths = tokens.ne(1).sum(1)
+        return model(tokens, lengths, tokens)[0]
+    return model(tokens)[0]

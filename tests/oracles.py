@@ -1,0 +1,771 @@
+"""Slow, obvious float64 formulas of every position encoding, one function each.
+
+The tests hold the package against these functions, so they are written to be compared with the
+equations of the papers line by line: plain loops over heads, queries, keys and coordinates, one
+sentence at a time, no padding, no broadcasting. They import nothing from the package. Every loop
+works on tensor elements, so autograd gives the reference gradients too.
+
+Score oracles share one signature, `name(q, k, params, options)`:
+
+* `q` [heads, tgt_len, head_dim] and `k` [heads, src_len, head_dim]: float64 projections, before
+  any scaling.
+* The queries are the last `tgt_len` of the `src_len` positions: query t stands at position
+  `src_len - tgt_len + t` (`tgt_len == src_len` in a full pass, 1 when decoding step by step).
+* The result [heads, tgt_len, src_len] holds the scores before any mask and before the softmax.
+* `params` holds float64 tensors. A table is [groups, rows, head_dim] (vectors) or [groups, rows]
+  (scalars); groups is 1 if the heads share it, else the number of heads. Distance r = j - i,
+  clipped to [-K, K] with K = options["max_distance"], is found in row r + K.
+* options["reset"]: two more rows end the table, theta_1 in row 2K+1 (query at position 0) and
+  theta_2 in row 2K+2 (key at position 0, query elsewhere).
+* options["scale_factor"]: c in sqrt(c * head_dim); its default depends on the method.
+"""
+
+from __future__ import annotations
+
+import cmath
+import math
+
+import torch
+from torch import Tensor
+
+# ---------------------------------------------------------------------------------------------
+# Trivial helpers
+# ---------------------------------------------------------------------------------------------
+
+
+def clip(x: int, limit: int) -> int:
+    """Return max(-limit, min(limit, x))."""
+    return max(-limit, min(limit, x))
+
+
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """Return sum_t a_t b_t."""
+    total = torch.zeros((), dtype=torch.float64)
+    for t in range(len(a)):
+        total = total + a[t] * b[t]
+    return total
+
+
+def row_times_matrix(a: Tensor, matrix: Tensor) -> Tensor:
+    """Return a W: coordinate s is sum_t a_t W_ts."""
+    return torch.stack([dot(a, matrix[:, s]) for s in range(matrix.shape[1])])
+
+
+def matrix_times_column(matrix: Tensor, a: Tensor) -> Tensor:
+    """Return W a: coordinate s is sum_t W_st a_t."""
+    return torch.stack([dot(matrix[s], a) for s in range(matrix.shape[0])])
+
+
+def of_head(table: Tensor, head: int) -> Tensor:
+    """Return the part of a table that a head uses: its own one, or the one that all share."""
+    return table[0] if table.shape[0] == 1 else table[head]
+
+
+def row(i: int, j: int, options: dict) -> int:
+    """Return the table row for the query at position i and the key at position j."""
+    limit = options["max_distance"]
+    if options.get("reset", False):
+        if i == 0:
+            return 2 * limit + 1
+        if j == 0:
+            return 2 * limit + 2
+    return clip(j - i, limit) + limit
+
+
+def scale(head_dim: int, options: dict, default: float) -> float:
+    """Return sqrt(c * head_dim)."""
+    return math.sqrt(options.get("scale_factor", default) * head_dim)
+
+
+# ---------------------------------------------------------------------------------------------
+# Scores
+# ---------------------------------------------------------------------------------------------
+
+
+def none(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
+    """Plain attention: e_ij = q_i.k_j / sqrt(c d), c = 1 (Vaswani et al. 2017)."""
+    heads, tgt_len, head_dim = q.shape
+    src_len = k.shape[1]
+    scores = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
+    for h in range(heads):
+        for t in range(tgt_len):
+            for j in range(src_len):
+                scores[h, t, j] = dot(q[h, t], k[h, j]) / scale(head_dim, options, 1)
+    return scores
+
+
+def shaw(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
+    """e_ij = (q_i.k_j + q_i.a_r) / sqrt(c d), c = 1 (Shaw et al. 2018)."""
+    heads, tgt_len, head_dim = q.shape
+    src_len = k.shape[1]
+    scores = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
+    for h in range(heads):
+        for t in range(tgt_len):
+            i = src_len - tgt_len + t
+            for j in range(src_len):
+                a_r = of_head(params["table"], h)[row(i, j, options)]
+                total = dot(q[h, t], k[h, j]) + dot(q[h, t], a_r)
+                scores[h, t, j] = total / scale(head_dim, options, 1)
+    return scores
+
+
+def raffel(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
+    """e_ij = (q_i.k_j + a_r) / sqrt(c d), a_r scalar, c = 1 (Huang et al. on Raffel et al.)."""
+    heads, tgt_len, head_dim = q.shape
+    src_len = k.shape[1]
+    scores = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
+    for h in range(heads):
+        for t in range(tgt_len):
+            i = src_len - tgt_len + t
+            for j in range(src_len):
+                a_r = of_head(params["table"], h)[row(i, j, options)]
+                scores[h, t, j] = (dot(q[h, t], k[h, j]) + a_r) / scale(head_dim, options, 1)
+    return scores
+
+
+def t5_bucket(
+    distance: int, bidirectional: bool = True, num_buckets: int = 32, max_distance: int = 128
+) -> int:
+    """Return the bucket of distance r = j - i (Raffel et al. 2020, as in their code).
+
+    Both directions: half of the buckets for keys at or before the query, half for later keys.
+    One direction: later keys all count as distance 0. In the buckets of one direction, the first
+    half holds one distance each, the second half grows logarithmically up to `max_distance`;
+    all that is further shares the last one.
+    """
+    offset = 0
+    if bidirectional:
+        num_buckets = num_buckets // 2
+        if distance > 0:
+            offset = num_buckets
+        steps = abs(distance)
+    else:
+        steps = max(-distance, 0)
+    exact = num_buckets // 2
+    if steps < exact:
+        return offset + steps
+    position = math.log(steps / exact) / math.log(max_distance / exact)  # 0 .. 1 in the log part
+    bucket = exact + int(position * (num_buckets - exact))
+    return offset + min(bucket, num_buckets - 1)
+
+
+def t5(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
+    """e_ij = q_i.k_j / sqrt(c d) + b[bucket(r), head], c = 1 (Raffel et al. 2020).
+
+    params["table"] is [heads, buckets]. Distances are bucketed, not clipped. Options:
+    `bidirectional` (True), `num_buckets` (32), `max_distance` (128, that of the buckets).
+    """
+    heads, tgt_len, head_dim = q.shape
+    src_len = k.shape[1]
+    scores = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
+    for h in range(heads):
+        for t in range(tgt_len):
+            i = src_len - tgt_len + t
+            for j in range(src_len):
+                bucket = t5_bucket(
+                    j - i,
+                    bidirectional=options.get("bidirectional", True),
+                    num_buckets=options.get("num_buckets", 32),
+                    max_distance=options.get("max_distance", 128),
+                )
+                content = dot(q[h, t], k[h, j]) / scale(head_dim, options, 1)
+                scores[h, t, j] = content + params["table"][h, bucket]
+    return scores
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """Return the slope of each head (Press et al. 2022).
+
+    For a power of two: the geometric sequence that starts with, and has the ratio, 2^(-8/heads).
+    Otherwise: the slopes of the next smaller power of two p, then every other slope
+    (the 1st, 3rd, 5th ...) of 2p until each head has one.
+    """
+    power = 2 ** int(math.log2(heads))
+    slopes = [2 ** (-8 / power * (n + 1)) for n in range(power)]
+    for n in range(heads - power):
+        slopes.append(2 ** (-8 / (2 * power) * (2 * n + 1)))
+    return slopes
+
+
+def alibi(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
+    """e_ij = q_i.k_j / sqrt(c d) - slope_h |j - i|, c = 1 (Press et al. 2022).
+
+    options["mode"] is "symmetric" or "causal". Both give the same numbers: what a causal model
+    may not see is the business of the mask. The distance is not clipped.
+    """
+    if options.get("mode", "symmetric") not in ("symmetric", "causal"):
+        raise ValueError(f"mode {options['mode']!r} is neither 'symmetric' nor 'causal'")
+    heads, tgt_len, head_dim = q.shape
+    src_len = k.shape[1]
+    slopes = alibi_slopes(heads)
+    scores = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
+    for h in range(heads):
+        for t in range(tgt_len):
+            i = src_len - tgt_len + t
+            for j in range(src_len):
+                content = dot(q[h, t], k[h, j]) / scale(head_dim, options, 1)
+                scores[h, t, j] = content - slopes[h] * abs(j - i)
+    return scores
+
+
+def m1(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
+    """e_ij = (q_i.k_j a_|r|) / sqrt(c d), a scalar, c = 1 (Huang et al. 2020, method 1).
+
+    params["table"] is [groups, K + 1]: row |r|. No reset is defined for it.
+    """
+    if options.get("reset", False):
+        raise ValueError("no reset is defined for m1")
+    heads, tgt_len, head_dim = q.shape
+    src_len = k.shape[1]
+    scores = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
+    for h in range(heads):
+        for t in range(tgt_len):
+            i = src_len - tgt_len + t
+            for j in range(src_len):
+                a_r = of_head(params["table"], h)[abs(clip(j - i, options["max_distance"]))]
+                scores[h, t, j] = dot(q[h, t], k[h, j]) * a_r / scale(head_dim, options, 1)
+    return scores
+
+
+def m2(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
+    """e_ij = (q_i.k_j a_r) / sqrt(c d), a_r scalar, c = 1 (Huang et al. 2020, method 2)."""
+    heads, tgt_len, head_dim = q.shape
+    src_len = k.shape[1]
+    scores = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
+    for h in range(heads):
+        for t in range(tgt_len):
+            i = src_len - tgt_len + t
+            for j in range(src_len):
+                a_r = of_head(params["table"], h)[row(i, j, options)]
+                scores[h, t, j] = dot(q[h, t], k[h, j]) * a_r / scale(head_dim, options, 1)
+    return scores
+
+
+def m3(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
+    """e_ij = sum_s q_is k_js a_rs / sqrt(c d), a_r vector, c = 1 (Huang et al. 2020, method 3)."""
+    heads, tgt_len, head_dim = q.shape
+    src_len = k.shape[1]
+    scores = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
+    for h in range(heads):
+        for t in range(tgt_len):
+            i = src_len - tgt_len + t
+            for j in range(src_len):
+                a_r = of_head(params["table"], h)[row(i, j, options)]
+                total = torch.zeros((), dtype=torch.float64)
+                for s in range(head_dim):
+                    total = total + q[h, t, s] * k[h, j, s] * a_r[s]
+                scores[h, t, j] = total / scale(head_dim, options, 1)
+    return scores
+
+
+def m4(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
+    """e_ij = (q_i.k_j + q_i.a_r + k_j.a_r) / sqrt(c d), c = 1 (Huang et al. 2020, method 4)."""
+    heads, tgt_len, head_dim = q.shape
+    src_len = k.shape[1]
+    scores = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
+    for h in range(heads):
+        for t in range(tgt_len):
+            i = src_len - tgt_len + t
+            for j in range(src_len):
+                a_r = of_head(params["table"], h)[row(i, j, options)]
+                total = dot(q[h, t], k[h, j]) + dot(q[h, t], a_r) + dot(k[h, j], a_r)
+                scores[h, t, j] = total / scale(head_dim, options, 1)
+    return scores
+
+
+def m4m(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
+    """e_ij = (q_i.k_j) (q_i.a_r) (k_j.a_r) / sqrt(c d), c = 1 (Huang et al. 2021, M4M)."""
+    heads, tgt_len, head_dim = q.shape
+    src_len = k.shape[1]
+    scores = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
+    for h in range(heads):
+        for t in range(tgt_len):
+            i = src_len - tgt_len + t
+            for j in range(src_len):
+                a_r = of_head(params["table"], h)[row(i, j, options)]
+                total = dot(q[h, t], k[h, j]) * dot(q[h, t], a_r) * dot(k[h, j], a_r)
+                scores[h, t, j] = total / scale(head_dim, options, 1)
+    return scores
+
+
+def deberta(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
+    """e_ij = (q_i.k_j + q_i.(a_r W_R) + k_j.(a_r W_T)) / sqrt(c d), c = 3 (He et al. 2021).
+
+    params: "table", "query_projection" W_R and "key_projection" W_T, [head_dim, head_dim] each.
+    options["tie_projections"]: W_R serves as W_T too. Theta_1 and theta_2 of the reset are rows
+    of the table, so they pass through the projections like the others.
+    """
+    heads, tgt_len, head_dim = q.shape
+    src_len = k.shape[1]
+    w_r = params["query_projection"]
+    w_t = w_r if options.get("tie_projections", False) else params["key_projection"]
+    scores = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
+    for h in range(heads):
+        for t in range(tgt_len):
+            i = src_len - tgt_len + t
+            for j in range(src_len):
+                a_r = of_head(params["table"], h)[row(i, j, options)]
+                total = dot(q[h, t], k[h, j])
+                total = total + dot(q[h, t], row_times_matrix(a_r, w_r))
+                total = total + dot(k[h, j], row_times_matrix(a_r, w_t))
+                scores[h, t, j] = total / scale(head_dim, options, 3)
+    return scores
+
+
+def tupe(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
+    """e_ij = (q_i.k_j + (p_i U_Q).(p_j U_K)) / sqrt(c d) + b_r, c = 2 (Ke et al. 2021).
+
+    params: "positions" p [n, head_dim], "query_projection" U_Q, "key_projection" U_K
+    [head_dim, head_dim] each, "table" b (scalars). options["tie_projections"]: U_Q serves as U_K
+    too. With the reset, theta replaces everything but the content term:
+    e_ij = q_i.k_j / sqrt(c d) + theta.
+    """
+    heads, tgt_len, head_dim = q.shape
+    src_len = k.shape[1]
+    p = params["positions"]
+    u_q = params["query_projection"]
+    u_k = u_q if options.get("tie_projections", False) else params["key_projection"]
+    reset = options.get("reset", False)
+    scores = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
+    for h in range(heads):
+        for t in range(tgt_len):
+            i = src_len - tgt_len + t
+            for j in range(src_len):
+                content = dot(q[h, t], k[h, j]) / scale(head_dim, options, 2)
+                b_r = of_head(params["table"], h)[row(i, j, options)]
+                if reset and (i == 0 or j == 0):
+                    scores[h, t, j] = content + b_r
+                    continue
+                absolute = dot(row_times_matrix(p[i], u_q), row_times_matrix(p[j], u_k))
+                scores[h, t, j] = content + absolute / scale(head_dim, options, 2) + b_r
+    return scores
+
+
+def transformer_xl(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
+    """e_ij = ((q_i + u).k_j + (q_i + v).(W s_{i-j})) / sqrt(c d), c = 1 (Dai et al. 2019).
+
+    The distance keeps the sign of the paper: i - j, from the key to the query, positive for keys
+    before the query. s is the interleaved sinusoid of that distance, as wide as the model
+    (embed_dim = heads * head_dim), not clipped. params: "projection" W [embed_dim, embed_dim],
+    applied as W s (s a column, as a linear layer with weight W does); head h owns the coordinates
+    h * head_dim to (h + 1) * head_dim of the result; "u" and "v" [heads, head_dim].
+    """
+    heads, tgt_len, head_dim = q.shape
+    src_len = k.shape[1]
+    u, v = params["u"], params["v"]
+    projected = {}
+    for distance in range(-src_len, src_len + 1):  # i - j
+        s = sinusoid(distance, heads * head_dim)
+        projected[distance] = matrix_times_column(params["projection"], s)
+    scores = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
+    for h in range(heads):
+        for t in range(tgt_len):
+            i = src_len - tgt_len + t
+            for j in range(src_len):
+                w_s = projected[i - j][h * head_dim : (h + 1) * head_dim]
+                total = dot(q[h, t] + u[h], k[h, j]) + dot(q[h, t] + v[h], w_s)
+                scores[h, t, j] = total / scale(head_dim, options, 1)
+    return scores
+
+
+def kerple(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
+    """e_ij = q_i.k_j / sqrt(c d) - r1_h log(1 + r2_h |i - j|), c = 1 (Chi et al. 2022, log).
+
+    params: "r1" and "r2" [heads], positive. The distance is not clipped.
+    """
+    heads, tgt_len, head_dim = q.shape
+    src_len = k.shape[1]
+    r1, r2 = params["r1"], params["r2"]
+    scores = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
+    for h in range(heads):
+        for t in range(tgt_len):
+            i = src_len - tgt_len + t
+            for j in range(src_len):
+                content = dot(q[h, t], k[h, j]) / scale(head_dim, options, 1)
+                scores[h, t, j] = content - r1[h] * torch.log(1 + r2[h] * abs(i - j))
+    return scores
+
+
+def sandwich(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
+    """e_ij = q_i.k_j / sqrt(c d) + (p_i.p_j - w/2) / (8 h / H), c = 1 (Chi et al. 2023).
+
+    p are sinusoids of width w = options["width"] (128) with the exponents 2s/w, s = 1 .. w/2, so
+    that p_i.p_j = sum_s cos((i - j) / 10000^(2s/w)): 0 lies at i = j, all other biases are
+    negative. h = 1 .. H numbers the heads. The distance is not clipped.
+    """
+    heads, tgt_len, head_dim = q.shape
+    src_len = k.shape[1]
+    width = options.get("width", 128)
+    scores = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
+    for h in range(heads):
+        compression = 8 * (h + 1) / heads
+        for t in range(tgt_len):
+            i = src_len - tgt_len + t
+            for j in range(src_len):
+                product = 0.0
+                for s in range(1, width // 2 + 1):
+                    frequency = 1 / 10000 ** (2 * s / width)
+                    product += math.sin(i * frequency) * math.sin(j * frequency)
+                    product += math.cos(i * frequency) * math.cos(j * frequency)
+                content = dot(q[h, t], k[h, j]) / scale(head_dim, options, 1)
+                scores[h, t, j] = content + (product - width / 2) / compression
+    return scores
+
+
+SCORES = {
+    "none": none,
+    "shaw": shaw,
+    "raffel": raffel,
+    "t5": t5,
+    "alibi": alibi,
+    "m1": m1,
+    "m2": m2,
+    "m3": m3,
+    "m4": m4,
+    "m4m": m4m,
+    "deberta": deberta,
+    "tupe": tupe,
+    "transformer_xl": transformer_xl,
+    "kerple": kerple,
+    "sandwich": sandwich,
+}
+
+
+# ---------------------------------------------------------------------------------------------
+# Rotations
+# ---------------------------------------------------------------------------------------------
+
+
+def rotated_width(head_dim: int, options: dict) -> int:
+    """Return how many leading coordinates are rotated: int(fraction * head_dim), even."""
+    width = int(options.get("fraction", 1.0) * head_dim)
+    if width % 2:
+        raise ValueError(f"{width} of {head_dim} coordinates cannot be rotated in pairs")
+    return width
+
+
+def rotation_pair(t: int, width: int, options: dict) -> tuple[int, int]:
+    """Return the two coordinates of pair t: neighbours, or the same place in both halves."""
+    layout = options.get("layout", "interleaved")
+    if layout == "interleaved":
+        return 2 * t, 2 * t + 1
+    if layout == "half":
+        return t, t + width // 2
+    raise ValueError(f"layout {layout!r} is neither 'interleaved' nor 'half'")
+
+
+def rope_frequency(t: int, width: int, options: dict) -> float:
+    """Return the angle by which pair t of `width` rotated coordinates turns at each position.
+
+    Without scaling: base^(-2t / width). options["scaling"]:
+
+    * "linear:F": positions are divided by F (position interpolation).
+    * "ntk:F": the base becomes base * F^(width / (width - 2)), so that the fastest pair keeps
+      its frequency and the slowest one is divided by F.
+    * "yarn:F" (Peng et al. 2023, in the form that Hugging Face computes): pairs that turn more
+      than 32 times in the original length options["max_positions"] keep their frequency, pairs
+      that turn less than once are divided by F, with a linear ramp over the pairs between.
+    """
+    base = options.get("base", 10000.0)
+    scaling = options.get("scaling", "none")
+    if scaling == "none":
+        return base ** (-2 * t / width)
+    kind, text = scaling.split(":")
+    factor = float(text)
+    if kind == "linear":
+        return base ** (-2 * t / width) / factor
+    if kind == "ntk":
+        return (base * factor ** (width / (width - 2))) ** (-2 * t / width)
+    if kind == "yarn":
+        original = options["max_positions"]
+        # The (real) pair number at which a pair turns `turns` times in the original length.
+        fast, slow = (
+            width * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
+            for turns in (32, 1)
+        )
+        low = max(math.floor(fast), 0)
+        high = min(math.ceil(slow), width - 1)
+        if low == high:
+            high += 0.001
+        ramp = min(max((t - low) / (high - low), 0), 1)  # 0: as trained, 1: divided by F
+        trained = base ** (-2 * t / width)
+        return trained * (1 - ramp) + trained / factor * ramp
+    raise ValueError(f"unknown scaling {scaling!r}")
+
+
+def rope_attention_factor(options: dict) -> float:
+    """Return what cosines and sines are multiplied by: 0.1 ln(F) + 1 under YaRN, else 1."""
+    scaling = options.get("scaling", "none")
+    if scaling.startswith("yarn:"):
+        factor = float(scaling.split(":")[1])
+        return 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+    return 1.0
+
+
+def rope(x: Tensor, positions: list[int] | Tensor, options: dict) -> Tensor:
+    """Rotate x [heads, length, head_dim] by its positions (Su et al. 2021).
+
+    Pair (a, b) is the complex number a + ib and is multiplied by e^(i pos frequency). Options:
+    `base` (10000), `fraction` (1.0: the first int(fraction * head_dim) coordinates are rotated,
+    the others pass through), `layout` ("interleaved" or "half"), `scaling` ("none", "linear:F",
+    "ntk:F", "yarn:F" with `max_positions`). Frequencies and halves are those of the rotated part.
+    """
+    heads, length, head_dim = x.shape
+    width = rotated_width(head_dim, options)
+    rotated = x.clone()
+    for h in range(heads):
+        for n in range(length):
+            for t in range(width // 2):
+                first, second = rotation_pair(t, width, options)
+                angle = int(positions[n]) * rope_frequency(t, width, options)
+                turn = rope_attention_factor(options) * cmath.exp(1j * angle)
+                z = torch.complex(x[h, n, first], x[h, n, second]) * turn
+                rotated[h, n, first] = z.real
+                rotated[h, n, second] = z.imag
+    return rotated
+
+
+def xpos(x: Tensor, positions: list[int] | Tensor, options: dict) -> Tensor:
+    """Rotate and rescale x [heads, length, head_dim] by its positions (Sun et al. 2022).
+
+    As `rope`, and pair t of queries is multiplied by zeta_t^(pos / scale_base), that of keys
+    (options["keys"]) by zeta_t^(-pos / scale_base), with zeta_t = (2t / width + g) / (1 + g). So a
+    key at distance i - j before the query counts zeta_t^((i - j) / scale_base), 1 at most. Options
+    beside those of `rope`: `keys` (False), `scale_base` (512), `gamma` g (0.4).
+    """
+    heads, length, head_dim = x.shape
+    width = rotated_width(head_dim, options)
+    gamma = options.get("gamma", 0.4)
+    sign = -1 if options.get("keys", False) else 1
+    rescaled = rope(x, positions, options).clone()
+    for h in range(heads):
+        for n in range(length):
+            for t in range(width // 2):
+                zeta = (2 * t / width + gamma) / (1 + gamma)
+                decay = zeta ** (sign * int(positions[n]) / options.get("scale_base", 512))
+                for coordinate in rotation_pair(t, width, options):
+                    rescaled[h, n, coordinate] = rescaled[h, n, coordinate] * decay
+    return rescaled
+
+
+# ---------------------------------------------------------------------------------------------
+# Inputs and positions
+# ---------------------------------------------------------------------------------------------
+
+
+def sinusoid(position: int, dim: int) -> Tensor:
+    """Return the interleaved sinusoid of one position (or signed distance): [dim].
+
+    PE[2s] = sin(pos / 10000^(2s/dim)), PE[2s+1] = cos(pos / 10000^(2s/dim)).
+    """
+    values = []
+    for coordinate in range(dim):
+        s = coordinate // 2
+        angle = position / 10000 ** (2 * s / dim)
+        values.append(math.sin(angle) if coordinate % 2 == 0 else math.cos(angle))
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def sinusoidal(length: int, dim: int) -> Tensor:
+    """Return the interleaved sinusoids of positions 0 .. length-1: [length, dim]."""
+    return torch.stack([sinusoid(position, dim) for position in range(length)])
+
+
+def sinusoidal_half(length: int, dim: int) -> Tensor:
+    """Return the sinusoids of positions 0 .. length-1 as fairseq builds them: [length, dim].
+
+    All sines first, then all cosines; the frequencies are 10000^(-s / (dim/2 - 1)), so the last
+    one is 1/10000 exactly; an odd dim ends with a zero. Row p belongs to the number p: fairseq
+    looks its first real token up in row padding_idx + 1.
+    """
+    half = dim // 2
+    table = torch.zeros(length, dim, dtype=torch.float64)
+    for position in range(length):
+        for s in range(half):
+            frequency = 10000 ** (-s / (half - 1))
+            table[position, s] = math.sin(position * frequency)
+            table[position, half + s] = math.cos(position * frequency)
+    return table
+
+
+def block_positions(tokens: Tensor, pad: int) -> Tensor:
+    """Return the position of each token [batch, length] or [length]; padding has -1.
+
+    Only real tokens count, from 0, wherever the padding is.
+    """
+    if tokens.dim() == 1:
+        return block_positions(tokens[None], pad)[0]
+    positions = torch.full_like(tokens, -1)
+    for b in range(tokens.shape[0]):
+        position = 0
+        for n in range(tokens.shape[1]):
+            if tokens[b, n] == pad:
+                continue
+            positions[b, n] = position
+            position += 1
+    return positions
+
+
+def sentence_positions(tokens: Tensor, pad: int, eos: int) -> Tensor:
+    """As `block_positions`, but the token after an end-of-sentence symbol has position 0 again.
+
+    The end-of-sentence symbol itself is the last token of its sentence.
+    """
+    if tokens.dim() == 1:
+        return sentence_positions(tokens[None], pad, eos)[0]
+    positions = torch.full_like(tokens, -1)
+    for b in range(tokens.shape[0]):
+        position = 0
+        for n in range(tokens.shape[1]):
+            if tokens[b, n] == pad:
+                continue
+            positions[b, n] = position
+            position += 1
+            if tokens[b, n] == eos:
+                position = 0
+    return positions
+
+
+# ---------------------------------------------------------------------------------------------
+# Masks and attention
+# ---------------------------------------------------------------------------------------------
+
+
+def allowed(
+    direction: str, tgt_len: int, src_len: int, key_padding: Tensor | None = None
+) -> Tensor:
+    """Return which key each query may see: bool [tgt_len, src_len].
+
+    direction: "both", "lr" (j <= i) or "rl" (j >= i); the queries are the last tgt_len positions.
+    key_padding: bool [src_len], True for padding, which no query sees.
+    """
+    if direction not in ("both", "lr", "rl"):
+        raise ValueError(f"direction {direction!r} is none of 'both', 'lr', 'rl'")
+    mask = torch.zeros(tgt_len, src_len, dtype=torch.bool)
+    for t in range(tgt_len):
+        i = src_len - tgt_len + t
+        for j in range(src_len):
+            if key_padding is not None and key_padding[j]:
+                continue
+            if direction == "lr" and j > i:
+                continue
+            if direction == "rl" and j < i:
+                continue
+            mask[t, j] = True
+    return mask
+
+
+def attention_weights(scores: Tensor, allowed: Tensor) -> Tensor:
+    """Return the softmax over the allowed keys: [heads, tgt_len, src_len].
+
+    Keys that are not allowed have weight 0; so has every key of a query that may see none.
+    """
+    heads, tgt_len, src_len = scores.shape
+    weights = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
+    for h in range(heads):
+        for t in range(tgt_len):
+            keys = [j for j in range(src_len) if allowed[t, j]]
+            if not keys:
+                continue
+            largest = max(float(scores[h, t, j]) for j in keys)
+            total = torch.zeros((), dtype=torch.float64)
+            for j in keys:
+                total = total + torch.exp(scores[h, t, j] - largest)
+            for j in keys:
+                weights[h, t, j] = torch.exp(scores[h, t, j] - largest) / total
+    return weights
+
+
+def attention(scores: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
+    """Return sum_j weight_ij v_j, [heads, tgt_len, head_dim]; zeros for a query without keys."""
+    heads, tgt_len, src_len = scores.shape
+    weights = attention_weights(scores, allowed)
+    out = torch.zeros(heads, tgt_len, v.shape[2], dtype=torch.float64)
+    for h in range(heads):
+        for t in range(tgt_len):
+            for s in range(v.shape[2]):
+                for j in range(src_len):
+                    out[h, t, s] = out[h, t, s] + weights[h, t, j] * v[h, j, s]
+    return out
+
+
+def shaw_values(scores: Tensor, v: Tensor, allowed: Tensor, params: dict, options: dict) -> Tensor:
+    """Return sum_j weight_ij (v_j + a^V_r), the value half of Shaw et al. 2018.
+
+    params["value_table"] is [groups, rows, head_dim], indexed like the score table.
+    """
+    heads, tgt_len, src_len = scores.shape
+    weights = attention_weights(scores, allowed)
+    out = torch.zeros(heads, tgt_len, v.shape[2], dtype=torch.float64)
+    for h in range(heads):
+        for t in range(tgt_len):
+            i = src_len - tgt_len + t
+            for j in range(src_len):
+                a_r = of_head(params["value_table"], h)[row(i, j, options)]
+                for s in range(v.shape[2]):
+                    out[h, t, s] = out[h, t, s] + weights[h, t, j] * (v[h, j, s] + a_r[s])
+    return out
+
+
+# ---------------------------------------------------------------------------------------------
+# Parameter counts
+# ---------------------------------------------------------------------------------------------
+
+
+def parameter_count(
+    name: str,
+    m: int,
+    n: int,
+    d: int,
+    D: int,
+    h: int,
+    **options,
+) -> int:
+    """Return the number of position parameters of a whole model (one stack).
+
+    m layers, n positions, head width d, model width D, h heads. `name` may join encodings with
+    "+" ("learned+m4m", "tupe+reset"). Options: `max_distance` K (n - 1), `per_head` (every head
+    has its own table; projections and TUPE's position vectors stay shared), `reset`,
+    `tie_projections`, `num_buckets` (32, t5). Learned positions count the n rows that real tokens
+    can use, none that a library reserves for padding.
+    """
+    parts = name.split("+")
+    if "reset" in parts:
+        parts.remove("reset")
+        options["reset"] = True
+    if len(parts) > 1:
+        # The reset belongs to the one part that has distances.
+        inputs = [part for part in parts if part in ("none", "learned", "sentence_learned")]
+        others = [part for part in parts if part not in inputs]
+        total = sum(parameter_count(part, m, n, d, D, h) for part in inputs)
+        return total + sum(parameter_count(part, m, n, d, D, h, **options) for part in others)
+
+    name = parts[0]
+    limit = options.get("max_distance", n - 1)  # K
+    groups = h if options.get("per_head", False) else 1
+    thetas = 2 if options.get("reset", False) else 0
+    projections = 1 if options.get("tie_projections", False) else 2
+    rows = 2 * limit + 1 + thetas
+    counts = {
+        "none": 0,
+        "sinusoidal": 0,
+        "alibi": 0,
+        "rope": 0,
+        "xpos": 0,
+        "sandwich": 0,
+        "learned": n * D,
+        "sentence_learned": n * D,
+        "shaw": m * groups * rows * d,
+        "raffel": m * groups * rows,
+        "t5": options.get("num_buckets", 32) * h,
+        "m1": m * groups * (limit + 1),
+        "m2": m * groups * rows,
+        "m3": m * groups * rows * d,
+        "m4": m * groups * rows * d,
+        "m4m": m * groups * rows * d,
+        "deberta": m * (groups * rows * d + projections * d * d),
+        "tupe": m * (n * d + projections * d * d + groups * rows),
+        "transformer_xl": m * (D * D + 2 * D),
+        "kerple": m * 2 * h,
+    }
+    return counts[name]
