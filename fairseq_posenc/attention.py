@@ -7,21 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import reduce
-from operator import or_
-from typing import Any, Dict, Optional
+from typing import Any, Optional
 
 import torch
 from fairseq.modules import MultiheadAttention
-from torch import Tensor, nn
+from torch import Tensor
 
 from fairseq_posenc.backends import choose
 from fairseq_posenc.backends.base import Mask
-from fairseq_posenc.encodings.base import Encoding, Terms
+from fairseq_posenc.encodings.base import Encodings, Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
 
-IncrementalState = Optional[Dict[str, Dict[str, Optional[Tensor]]]]
+IncrementalState = Optional[dict[str, dict[str, Optional[Tensor]]]]
 
 
 class PositionalAttention(MultiheadAttention):
@@ -33,7 +31,7 @@ class PositionalAttention(MultiheadAttention):
     Args:
         embed_dim: C.
         num_heads: H.
-        encodings: the encodings of this layer by name, those of the input excepted.
+        encodings: the encodings of this layer, those of the input excepted.
         direction: ``both``, ``lr`` or ``rl`` (see :class:`~fairseq_posenc.backends.base.Mask`).
         backend: ``auto`` or the name of a backend.
         **kwargs: fairseq's own.
@@ -43,7 +41,7 @@ class PositionalAttention(MultiheadAttention):
         self,
         embed_dim: int,
         num_heads: int,
-        encodings: dict[str, Encoding],
+        encodings: Encodings,
         direction: str = "both",
         backend: str = "auto",
         **kwargs: Any,
@@ -51,7 +49,7 @@ class PositionalAttention(MultiheadAttention):
         super().__init__(embed_dim, num_heads, self_attention=True, **kwargs)
         if self.use_xformers or self.bias_k is not None or self.add_zero_attn:
             raise UserError("position encodings do not work with xformers or added key biases")
-        self.encodings = nn.ModuleDict(encodings)
+        self.encodings = encodings
         self.direction = direction
         self.backend = backend
         self._positions: Positions | None = None
@@ -66,7 +64,7 @@ class PositionalAttention(MultiheadAttention):
         finally:  # nothing of a forward pass survives it
             self._positions, self._shared = None, Terms()
 
-    def forward(  # noqa: D417 (the arguments are fairseq's)
+    def forward(
         self,
         query: Tensor,
         key: Tensor | None,
@@ -89,15 +87,12 @@ class PositionalAttention(MultiheadAttention):
         need_weights = need_weights or need_head_weights
         q, k, v = (self._split_heads(p(query)) for p in (self.q_proj, self.k_proj, self.v_proj))
         cache = self._get_input_buffer(incremental_state)
-        past = cache.get("prev_key")
-        start = 0 if past is None else past.size(2)
-        for encoding in self.encodings.values():
-            q, k = encoding.rotate(q, k, start)
+        positions = self._positions or _without_tokens(query, cache, key_padding_mask)
+        q, k = self.encodings.rotate(q, k, positions.queries(positions.block))
         if incremental_state is not None:
             k, v, key_padding_mask = self._extend_cache(
                 incremental_state, cache, k, v, key_padding_mask
             )
-        positions = self._positions or _without_tokens(q, k, key_padding_mask)
         terms = self.terms(q.size(2), k.size(2), positions)
         attended, weights = choose(self.backend, terms, need_weights).backend.attend(
             q,
@@ -116,8 +111,7 @@ class PositionalAttention(MultiheadAttention):
     def terms(self, tgt_len: int, src_len: int, positions: Positions) -> Terms:
         """Return the terms of this layer's encodings, and the shared ones, as one."""
         span = Span.of(tgt_len, src_len, positions.tokens.device)
-        own = (encoding.terms(span, positions) for encoding in self.encodings.values())
-        return reduce(or_, own, self._shared)
+        return self._shared | self.encodings.terms(span, positions)
 
     def _split_heads(self, x: Tensor) -> Tensor:
         """Return ``(B, H, T, D)`` of ``(T, B, C)``."""
@@ -163,10 +157,15 @@ class PositionalAttention(MultiheadAttention):
         return float(module.p) if module.training or module.apply_during_inference else 0.0
 
 
-def _without_tokens(query: Tensor, key: Tensor, key_padding_mask: Tensor | None) -> Positions:
+def _without_tokens(
+    query: Tensor, cache: dict[str, Tensor | None], key_padding_mask: Tensor | None
+) -> Positions:
     """Return positions for a call outside a model, where only the padding is known."""
-    if key_padding_mask is None:
-        tokens = torch.zeros(key.size(0), key.size(2), dtype=torch.long, device=key.device)
+    past = cache.get("prev_key")
+    tgt_len, batch = query.shape[:2]
+    if key_padding_mask is None or past is not None:
+        src_len = tgt_len if past is None else tgt_len + past.size(2)
+        tokens = torch.zeros(batch, src_len, dtype=torch.long, device=query.device)
     else:
         tokens = key_padding_mask.long()
-    return Positions(tokens, padding_idx=1, eos_idx=-1, tgt_len=query.size(2))
+    return Positions.of(tokens, padding_idx=1, eos_idx=-1, tgt_len=tgt_len)

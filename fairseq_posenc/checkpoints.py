@@ -19,13 +19,12 @@ from fairseq_posenc.errors import UserError
 
 logger = logging.getLogger(__name__)
 OWN = ".encodings."  # in the name of every position parameter, and in no other
-SHARED = ".shared_encodings."
 STOCK_OFFSET = 2  # rows before position 0: padding_idx + 1, and fairseq's padding_idx is 1
 
 
 def is_position_parameter(name: str) -> bool:
     """Return whether a state-dict key belongs to a position encoding."""
-    return OWN in name or SHARED in name
+    return OWN in name
 
 
 def allow_safe_classes() -> None:
@@ -60,7 +59,7 @@ def refuse_missing_restore_file() -> None:
         trainer.addFilter(_MissingCheckpoint())
 
 
-class PositionCheckpoints:
+class PositionCheckpoints(nn.Module):
     """Mixin for models: adapts a checkpoint's position parameters before they are loaded."""
 
     init_positions: bool = False
@@ -72,11 +71,8 @@ class PositionCheckpoints:
             UserError: the position parameters differ and ``--init-positions`` was not given.
         """
         super().upgrade_state_dict_named(state_dict, name)  # type: ignore[misc]
-        own: dict[str, Tensor] = {
-            key: value
-            for key, value in nn.Module.state_dict(self, prefix=f"{name}." if name else "").items()  # type: ignore[arg-type]
-            if is_position_parameter(key)
-        }
+        values = self.state_dict(prefix=f"{name}." if name else "")
+        own = {key: value for key, value in values.items() if is_position_parameter(key)}
         _import_stock_positions(state_dict)
         self._match_positions(state_dict, own)
 

@@ -46,10 +46,10 @@ def page(name: str) -> Page:
 
 def count(spec: registry.Spec, dims: Dims, layers: int) -> int:
     """Return the number of position parameters of a stack, counted on real modules."""
-    per_place = {"input": 1, "stack": 1, "layer": layers}
+    places = {"input": 1, "stack": 1, "layer": layers}
     return sum(
-        times * sum(p.numel() for e in registry.build(at, dims).values() for p in e.parameters())
-        for at, times in ((spec.at(place), times) for place, times in per_place.items())  # type: ignore[arg-type]
+        modules * sum(p.numel() for p in registry.build(spec.at(place), dims).parameters())
+        for place, modules in places.items()
     )
 
 

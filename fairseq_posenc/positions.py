@@ -30,48 +30,51 @@ class Span(NamedTuple):
 
 
 class Positions(NamedTuple):
-    """The tokens of a call, from which each encoding derives the positions that it needs.
+    """The tokens of a call, and where they stand. Padding never shifts a token's position.
 
     Attributes:
-        tokens: ``(batch, src_len)``, the whole prefix when decoding.
+        tokens: ``(B, S)``, the whole prefix when decoding.
+        block: ``(B, S)``, each token's position among the real tokens of its row, from 0; or
+            ``(1, S)`` when there is no padding. Padding has the position of the real token before
+            it, or 0.
         padding_idx: symbol of padding.
         eos_idx: symbol that ends a sentence.
-        tgt_len: number of queries; they are the last ``tgt_len`` tokens.
+        tgt_len: T, the number of queries; they are the last T tokens.
     """
 
     tokens: Tensor
+    block: Tensor
     padding_idx: int
     eos_idx: int
     tgt_len: int
 
+    @classmethod
+    def of(cls, tokens: Tensor, padding_idx: int, eos_idx: int, tgt_len: int) -> Positions:
+        """Return the positions of ``tokens``, ``(B, S)``."""
+        real = tokens.ne(padding_idx)
+        if bool(real.all()):
+            block = torch.arange(tokens.size(1), device=tokens.device).unsqueeze(0)
+        else:
+            block = (real.cumsum(1) - 1).clamp(min=0)
+        return cls(tokens, block, padding_idx, eos_idx, tgt_len)
+
     def queries(self, x: Tensor) -> Tensor:
-        """Return the columns of ``x``, ``(batch, src_len)``, that belong to the queries."""
+        """Return the columns of ``x``, ``(B or 1, S)``, that belong to the queries."""
         return x[:, x.size(1) - self.tgt_len :]
 
-    def in_block(self) -> Tensor:
-        """Return each token's position among the real tokens of its row, from 0.
-
-        Shape ``(batch, src_len)``, or ``(1, src_len)`` when there is no padding. Padding gets the
-        position of the nearest real token before it (0 at the start).
-        """
-        real = self.tokens.ne(self.padding_idx)
-        if bool(real.all()):
-            return torch.arange(self.tokens.size(1), device=self.tokens.device).unsqueeze(0)
-        return (real.cumsum(1) - 1).clamp(min=0)
-
     def in_sentence(self) -> Tensor:
-        """Return positions ``(batch, src_len)`` that start again at 0 after every end of sentence.
+        """Return positions ``(B, S)`` that start again at 0 after every end of sentence.
 
         Source: the "real absolute positions" of Huang et al. (2021), section 5.2.
         """
         ends = self.tokens.eq(self.eos_idx)
         starts_sentence = torch.zeros_like(ends)
         starts_sentence[:, 1:] = ends[:, :-1]
-        block = self.in_block().expand_as(self.tokens)
+        block = self.block.expand_as(self.tokens)
         start = torch.where(starts_sentence, block, torch.zeros_like(block)).cummax(1).values
         return block - start
 
     def is_first(self) -> Tensor:
-        """Return which token is the first real one of its row, ``(batch, src_len)`` of bool."""
+        """Return which token is the first real one of its row, ``(B, S)`` of bool."""
         real = self.tokens.ne(self.padding_idx)
         return real & real.cumsum(1).eq(1)

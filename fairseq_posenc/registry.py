@@ -10,12 +10,21 @@ import importlib
 import inspect
 import pkgutil
 import re
-from functools import lru_cache
-from typing import Any, Callable, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
-from typing import get_type_hints
+from functools import cache
+from typing import (
+    Any,
+    Callable,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from fairseq_posenc import encodings
-from fairseq_posenc.encodings.base import Dims, Encoding
+from fairseq_posenc.encodings.base import Dims, Encoding, Encodings
 from fairseq_posenc.errors import UserError
 
 _REGISTRY: dict[str, type[Encoding]] = {}
@@ -39,7 +48,7 @@ class Spec(NamedTuple):
 
     items: tuple[Item, ...]
 
-    def at(self, place: Literal["input", "stack", "layer"]) -> Spec:
+    def at(self, place: str) -> Spec:
         """Return the encodings whose modules live at a place.
 
         ``input``: beside the token embeddings; ``stack``: one for all layers; ``layer``: one each.
@@ -69,7 +78,7 @@ def register(name: str) -> Callable[[EncodingClass], EncodingClass]:
     return add
 
 
-@lru_cache(maxsize=None)
+@cache
 def _scan() -> None:
     for module in pkgutil.iter_modules(encodings.__path__, encodings.__name__ + "."):
         importlib.import_module(module.name)
@@ -129,8 +138,8 @@ def parse(text: str) -> Spec:
     return spec
 
 
-def build(spec: Spec, dims: Dims) -> dict[str, Encoding]:
-    """Return new encodings by name, in the spec's order.
+def build(spec: Spec, dims: Dims) -> Encodings:
+    """Return new encodings, their parameters drawn.
 
     Raises:
         UserError: sizes that an encoding cannot work with, or terms that cannot be combined.
@@ -139,8 +148,10 @@ def build(spec: Spec, dims: Dims) -> dict[str, Encoding]:
         raise UserError(
             f"width {dims.embed_dim} cannot be divided among {dims.num_heads} attention heads"
         )
-    built = {item.name: get(item.name)(dims, **dict(item.options)) for item in spec.items}
-    for encoding in built.values():
+    built = Encodings(
+        {item.name: get(item.name)(dims, **dict(item.options)) for item in spec.items}
+    )
+    for encoding in built.each():
         encoding.reset_parameters()
     return built
 

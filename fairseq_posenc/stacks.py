@@ -11,9 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import reduce
-from operator import or_
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from fairseq.distributed import fsdp_wrap
@@ -27,7 +25,7 @@ from torch import Tensor, nn
 
 from fairseq_posenc.attention import IncrementalState, PositionalAttention
 from fairseq_posenc.backends import Plan, choose
-from fairseq_posenc.encodings.base import Dims, Encoding, Terms
+from fairseq_posenc.encodings.base import Dims, Encodings, Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
 from fairseq_posenc.registry import Spec, build
@@ -36,10 +34,11 @@ from fairseq_posenc.registry import Spec, build
 class InputPositions(nn.Module):
     """Adds the input encoding's vectors to the token embeddings: fairseq's ``embed_positions``."""
 
-    def __init__(self, encodings: dict[str, Encoding], padding_idx: int, eos_idx: int) -> None:
+    like: Tensor
+
+    def __init__(self, encodings: Encodings, padding_idx: int, eos_idx: int) -> None:
         super().__init__()
-        self.encodings = nn.ModuleDict(encodings)
-        (self.encoding,) = encodings.values()
+        self.encodings = encodings  # one: a spec with two of them is refused
         self.padding_idx = padding_idx
         self.eos_idx = eos_idx
         # Only its type is used: that of the model, to which vectors made in float32 are cast.
@@ -53,8 +52,11 @@ class InputPositions(nn.Module):
     def forward(self, tokens: Tensor, incremental_state: IncrementalState = None) -> Tensor:
         """Return vectors ``(B or 1, T, C)``; those of the last token alone when decoding."""
         tgt_len = tokens.size(1) if incremental_state is None else 1
-        positions = Positions(tokens, self.padding_idx, self.eos_idx, tgt_len)
-        vectors: Tensor = self.encoding.embed(positions)
+        positions = Positions.of(tokens, self.padding_idx, self.eos_idx, tgt_len)
+        (encoding,) = self.encodings.each()
+        vectors = encoding.embed(positions)
+        if vectors is None:
+            raise AssertionError("a stack keeps no input encoding that adds nothing")
         return vectors.type_as(self.like)
 
 
@@ -79,7 +81,7 @@ class _PositionalLayer:
             return super().forward(*args, **kwargs)  # type: ignore[misc]
 
 
-class PositionalEncoderLayer(_PositionalLayer, TransformerEncoderLayerBase):  # type: ignore[misc]
+class PositionalEncoderLayer(_PositionalLayer, TransformerEncoderLayerBase):
     """fairseq's encoder layer with our self-attention."""
 
     def __init__(self, cfg: Any, return_fc: bool = False) -> None:
@@ -101,7 +103,7 @@ class PositionalEncoderLayer(_PositionalLayer, TransformerEncoderLayerBase):  # 
         )
 
 
-class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):  # type: ignore[misc]
+class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
     """fairseq's decoder layer with our self-attention; cross-attention is fairseq's."""
 
     def build_self_attention(
@@ -154,25 +156,25 @@ class _PositionalStack:
                 f"--attention-directions names {len(directions)} layers, but there are "
                 f"{len(self.layers)}"
             )
-        one_token = Positions(torch.zeros(1, 1, dtype=torch.long), -1, -1, 1)
+        one_token = Positions.of(torch.zeros(1, 1, dtype=torch.long), -1, -1, 1)
         at_input = build(spec.at("input"), dims)
-        adds = any(e.embed(one_token) is not None for e in at_input.values())
+        adds = any(e.embed(one_token) is not None for e in at_input.each())
         self.embed_positions = InputPositions(at_input, self.padding_idx, eos_idx) if adds else None
-        self.shared_encodings = nn.ModuleDict(build(spec.at("stack"), dims))
+        self.encodings = build(spec.at("stack"), dims)
         self.directions = directions + ("both",) * (len(self.layers) - len(directions))
+        terms = self._shared_terms(one_token)
         for index, direction in enumerate(self.directions):  # iterating would apply LayerDrop
-            layer = self.layers[index]
+            layer: Any = self.layers[index]
             layer.self_attn.direction = direction
             layer.register_forward_pre_hook(self._pass_positions, with_kwargs=True)
-        attention = self.layers[0].self_attn
-        terms = attention.terms(1, 1, one_token) | self._shared_terms(one_token)
-        self.plan: Plan = choose(backend, terms)
+            terms = self._shared_terms(one_token) | layer.self_attn.terms(1, 1, one_token)
+        self.plan: Plan = choose(backend, terms)  # refuses now what could not be computed
         self.spec = spec
 
     @contextmanager
     def positions_given(self, tokens: Tensor, tgt_len: int) -> Iterator[None]:
         """Note the positions of a forward pass for the layers, and forget them after it."""
-        positions = Positions(tokens, self.padding_idx, self.eos_idx, tgt_len)
+        positions = Positions.of(tokens, self.padding_idx, self.eos_idx, tgt_len)
         shared = self._shared_terms(positions)._asdict()
         changed = {f"shared_{k}": v for k, v in shared.items() if v is not None}
         self._given = {"positions": positions, **changed}
@@ -183,8 +185,7 @@ class _PositionalStack:
 
     def _shared_terms(self, positions: Positions) -> Terms:
         span = Span.of(positions.tgt_len, positions.tokens.size(1), positions.tokens.device)
-        terms = (e.terms(span, positions) for e in self.shared_encodings.values())
-        return reduce(or_, terms, Terms())
+        return self.encodings.terms(span, positions)
 
     def _pass_positions(
         self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -192,7 +193,7 @@ class _PositionalStack:
         return args, {**kwargs, **(self._given or {})}
 
 
-class PositionalEncoder(_PositionalStack, TransformerEncoderBase):  # type: ignore[misc]
+class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
     """fairseq's Transformer encoder with position encodings as parts.
 
     Args:
@@ -226,7 +227,7 @@ class PositionalEncoder(_PositionalStack, TransformerEncoderBase):  # type: igno
             return encoded
 
 
-class PositionalDecoder(_PositionalStack, TransformerDecoderBase):  # type: ignore[misc]
+class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
     """fairseq's Transformer decoder with position encodings as parts.
 
     Args:
@@ -245,8 +246,6 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):  # type: igno
         no_encoder_attn: bool = False,
         output_projection: nn.Module | None = None,
     ) -> None:
-        if cfg.base_layers:
-            raise UserError("--base-layers inserts layers without attention: not supported here")
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
         every_layer = ("lr",) * len(self.layers)
         options = cfg.position
@@ -261,7 +260,7 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):  # type: igno
     def extract_features(
         self,
         prev_output_tokens: Tensor,
-        encoder_out: Optional[dict[str, list[Tensor]]] = None,
+        encoder_out: dict[str, list[Tensor]] | None = None,
         incremental_state: IncrementalState = None,
         *args: Any,
         **kwargs: Any,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_DATA
 from omegaconf import OmegaConf
 
 import fairseq_posenc  # noqa: F401  (registers the models)
+from fairseq_posenc import registry
 
 ARCHITECTURES = {
     "masked_lm": "roberta_none_tiny",
@@ -52,7 +54,36 @@ ARGS = {
         "max_target_positions": 24,
     },
 }
+# Values worth a test, for every encoding that has such an option.
+OPTION_VALUES = {
+    "max_distance": ["3"],
+    "per_head": ["true"],
+    "scale_factor": ["3"],
+    "reset": ["true"],
+    "base": ["500"],
+    "fraction": ["0.5"],
+    "scaling": ["linear:4", "ntk:4", "yarn:4"],
+}
+COMPOSITIONS = ["learned+m4m", "rope+m4(reset=true)", "sinusoidal+rope", "sentence_learned+m4"]
 NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
+
+
+def specs(*places: str) -> list[str]:
+    """Return every encoding, alone and with each of its options, that acts on given places."""
+    found = []
+    for name in registry.names():
+        if registry.get(name).acts_on not in places:
+            continue
+        found.append(name)
+        for option, parameter in registry.options(name).items():
+            values = get_args(parameter.annotation) or OPTION_VALUES[option]
+            if set(values) >= {type(None)}:  # Optional
+                values = OPTION_VALUES[option]
+            found += [f"{name}({option}={value})" for value in values]
+    return found
+
+
+torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
 
 
 @pytest.fixture(autouse=True)

@@ -13,11 +13,15 @@ BACKENDS: dict[str, Backend] = {"sdpa": sdpa, "reference": reference}  # fastest
 
 
 class Plan(NamedTuple):
-    """The backend of a call."""
+    """The backend of a call, and why it was chosen."""
 
     name: str
-    backend: Backend
     reason: str
+
+    @property
+    def backend(self) -> Backend:
+        """The backend itself."""
+        return BACKENDS[self.name]
 
 
 def available() -> dict[str, str]:
@@ -44,11 +48,11 @@ def choose(requested: str, terms: Terms, need_weights: bool = False) -> Plan:
         if why_not:
             raise UserError(f"--position-backend {requested} cannot compute this: {why_not}")
         if not need_weights:
-            return Plan(requested, BACKENDS[requested], "requested")
-    reasons = []
+            return Plan(requested, "requested")
+    reasons: list[str] = []
     for name, backend in BACKENDS.items():
         why_not = backend.refuses(terms, need_weights)
         if not why_not:
-            return Plan(name, backend, "; ".join(reasons) or "fastest")
+            return Plan(name, "; ".join(reasons) or "fastest")
         reasons.append(f"not {name}: {why_not}")
     raise AssertionError("the reference backend serves everything")

@@ -18,6 +18,8 @@ Shape legend (used in all comments):
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -75,7 +77,7 @@ class Terms(NamedTuple):
         """Whether the terms are a plain scaled dot product, with or without a bias."""
         return self.query_table is None and self.key_table is None and self.gain is None
 
-    def __or__(self, other: Terms) -> Terms:  # type: ignore[override]
+    def __or__(self, other: Terms) -> Terms:
         """Return the terms of two encodings together; refuse what has no meaning."""
         if (self.first is None) != (other.first is None) and self.changes and other.changes:
             raise UserError("reset must apply to every encoding of the scores, or to none")
@@ -146,13 +148,13 @@ class Encoding(nn.Module):
         """Return vectors ``(B or 1, T, C)`` to add to the token embeddings, or None."""
         return None
 
-    def rotate(self, query: Tensor, key: Tensor, start: int) -> tuple[Tensor, Tensor]:
+    def rotate(self, query: Tensor, key: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         """Return the rotated query and key, both ``(B, H, T, D)``.
 
         Args:
-            query: queries of T consecutive positions.
-            key: keys of the same positions.
-            start: the first of them; keys of earlier positions are cached already rotated.
+            query: unscaled queries.
+            key: keys of the same tokens; keys of earlier ones are cached already rotated.
+            index: the tokens' positions, ``(B or 1, T)``.
         """
         return query, key
 
@@ -169,6 +171,24 @@ class Encoding(nn.Module):
     def parameter_count(cls, dims: Dims, layers: int) -> int:
         """Return the number of trained parameters in a stack of ``layers`` (default options)."""
         raise NotImplementedError(f"{cls.__name__} must give its parameter count in closed form")
+
+
+class Encodings(nn.ModuleDict):
+    """Encodings that work together, by name."""
+
+    def each(self) -> list[Encoding]:
+        """Return the encodings in the order of their spec."""
+        return [encoding for encoding in self.values() if isinstance(encoding, Encoding)]
+
+    def rotate(self, query: Tensor, key: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Return query and key after every rotation (see :meth:`Encoding.rotate`)."""
+        for encoding in self.each():
+            query, key = encoding.rotate(query, key, index)
+        return query, key
+
+    def terms(self, span: Span, positions: Positions) -> Terms:
+        """Return the terms of all encodings together (see :meth:`Encoding.terms`)."""
+        return reduce(or_, (encoding.terms(span, positions) for encoding in self.each()), Terms())
 
 
 class DistanceTable(nn.Module):
@@ -197,7 +217,7 @@ class DistanceTable(nn.Module):
             torch.empty((groups, rows) + (() if width is None else (width,)))
         )
 
-    def forward(self, span: Span) -> Tensor:
+    def rows(self, span: Span) -> Tensor:
         """Return the rows for the distances of ``span``: ``(G, R, width)`` or ``(G, R)``."""
         limit = self.max_distance
         low, high = (max(-limit, min(limit, end)) for end in (span.low, span.high))

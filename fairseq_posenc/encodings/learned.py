@@ -43,7 +43,7 @@ class Learned(Encoding):
 
     def embed(self, positions: Positions) -> Tensor:
         """Return the vectors of the queries' positions, ``(B or 1, T, C)``."""
-        return self.lookup(positions.in_block(), positions)
+        return self.lookup(positions.block, positions)
 
     def lookup(self, index: Tensor, positions: Positions) -> Tensor:
         """Return the queries' vectors, given each token's row ``index``, ``(B or 1, S)``.

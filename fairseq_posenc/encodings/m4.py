@@ -54,7 +54,7 @@ class M4(Encoding):
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Return the same rows as query and key table, ``(G, R, D)``."""
-        rows = self.table(span)
+        rows = self.table.rows(span)
         return Terms(
             query_table=rows,
             key_table=rows,

@@ -54,11 +54,10 @@ class Rope(Encoding):
         self.base = base
         self.scaling, self.factor = _read_scaling(scaling)
 
-    def rotate(self, query: Tensor, key: Tensor, start: int) -> tuple[Tensor, Tensor]:
-        """Return query and key rotated by positions ``start, start + 1, ...``."""
-        # float32 whatever the model's precision: half a radian is lost in fp16 at position 512.
-        position = torch.arange(start, start + query.size(2), device=query.device).float()
-        angles = torch.outer(position, self.frequencies().to(query.device))
+    def rotate(self, query: Tensor, key: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Return query and key rotated by the angles of positions ``index``, ``(B or 1, T)``."""
+        # float32 whatever the model's precision: fp16 cannot even count beyond 2048.
+        angles = index[:, None, :, None].float() * self.frequencies().to(index.device)
         gain = 0.1 * math.log(self.factor) + 1.0 if self.scaling == "yarn" else 1.0
         cos, sin = angles.cos() * gain, angles.sin() * gain
         return self._rotate(query, cos, sin), self._rotate(key, cos, sin)

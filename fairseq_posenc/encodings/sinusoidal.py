@@ -45,7 +45,7 @@ class Sinusoidal(Encoding):
 
     def embed(self, positions: Positions) -> Tensor:
         """Return the vectors of the queries' positions in float32, ``(B or 1, T, C)``."""
-        index = positions.queries(positions.in_block())
+        index = positions.queries(positions.block)
         if self.layout == "fairseq":
             index = index + positions.padding_idx + 1
         if index.size(0) == 1 or index.size(1) == 1:

@@ -8,7 +8,6 @@ from typing import Any
 
 from fairseq.models.transformer import TransformerConfig
 from omegaconf import OmegaConf
-from torch import nn
 
 from fairseq_posenc.checkpoints import is_position_parameter
 from fairseq_posenc.options import resolve
@@ -20,10 +19,11 @@ DECBERT = {"decbert_same": "lr,lr", "decbert_diff": "lr,rl"}
 
 
 def plain_args(args: Any) -> Any:
-    """Return ``args`` as a namespace if hydra made it: fairseq drops unknown keys of its configs."""
-    if OmegaConf.is_config(args):
-        return Namespace(**OmegaConf.to_container(args, resolve=True))
-    return args
+    """Return ``args`` as a namespace if hydra made it, whose unknown keys fairseq would drop."""
+    if not OmegaConf.is_config(args):
+        return args
+    values: Any = OmegaConf.to_container(args, resolve=True)
+    return Namespace(**values)
 
 
 def stack_config(args: Any) -> TransformerConfig:
@@ -33,7 +33,7 @@ def stack_config(args: Any) -> TransformerConfig:
     return config
 
 
-def announce(**stacks: nn.Module) -> None:
+def announce(**stacks: Any) -> None:
     """Say in one line which positions are on.
 
     Args:

@@ -36,7 +36,7 @@ class PositionalLMConfig(PositionConfig, TransformerLanguageModelConfig):
     decoder_normalize_before: bool = True  # as in all of fairseq's named causal LMs
 
 
-class PositionalLM(PositionCheckpoints, TransformerLanguageModel):  # type: ignore[misc]
+class PositionalLM(PositionCheckpoints, TransformerLanguageModel):
     """fairseq's causal language model with position encodings of one's choice."""
 
     @classmethod
@@ -48,6 +48,8 @@ class PositionalLM(PositionCheckpoints, TransformerLanguageModel):  # type: igno
         """
         if getattr(args, "attention_directions", ""):
             raise UserError("--attention-directions is for encoders; a causal LM sees only lr")
+        if args.base_layers:
+            raise UserError("--base-layers inserts layers without attention: not supported here")
         if args.decoder_layers_to_keep:
             args.decoder_layers = len(args.decoder_layers_to_keep.split(","))
         shell_args = copy.deepcopy(args)
@@ -81,7 +83,8 @@ TINY = {
 def _register(name: str, **defaults: Any) -> None:
     fields = [(key, type(value), field(default=value)) for key, value in defaults.items()]
     config = make_dataclass(f"Config_{name}", fields, bases=(PositionalLMConfig,))
-    register_model(name, dataclass=config)(type(name, (PositionalLM,), {"__doc__": name}))
+    model = type(name, (PositionalLM,), {"__doc__": PositionalLM.__doc__, "__module__": __name__})
+    globals()[name] = register_model(name, dataclass=config)(model)  # where pickle looks for it
 
 
 for _encoding in registry.names():

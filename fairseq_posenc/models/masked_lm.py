@@ -19,7 +19,7 @@ from fairseq_posenc.options import add_position_args
 from fairseq_posenc.stacks import PositionalEncoder
 
 
-class PositionalRobertaEncoder(RobertaEncoder):  # type: ignore[misc]
+class PositionalRobertaEncoder(RobertaEncoder):
     """fairseq's RoBERTa encoder on our stack."""
 
     def build_encoder(
@@ -32,7 +32,7 @@ class PositionalRobertaEncoder(RobertaEncoder):  # type: ignore[misc]
 
 
 @register_model("positional_roberta")
-class PositionalRoberta(PositionCheckpoints, RobertaModel):  # type: ignore[misc]
+class PositionalRoberta(PositionCheckpoints, RobertaModel):
     """fairseq's RoBERTa with position encodings and attention directions of one's choice."""
 
     @staticmethod

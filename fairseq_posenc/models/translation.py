@@ -17,7 +17,7 @@ from fairseq_posenc.stacks import PositionalDecoder, PositionalEncoder
 
 
 @register_model("positional_transformer")
-class PositionalTransformer(PositionCheckpoints, TransformerModel):  # type: ignore[misc]
+class PositionalTransformer(PositionCheckpoints, TransformerModel):
     """fairseq's Transformer with position encodings of one's choice in encoder and decoder."""
 
     @classmethod
@@ -29,10 +29,11 @@ class PositionalTransformer(PositionCheckpoints, TransformerModel):  # type: ign
     @classmethod
     def build_model(cls, args: Any, task: Any) -> PositionalTransformer:
         """Build a model as fairseq's class does, with our stacks."""
-        model: PositionalTransformer = super().build_model(plain_args(args), task)
+        model: Any = super().build_model(plain_args(args), task)
         model.init_positions = model.encoder.cfg.position.init_positions
         announce(encoder=model.encoder, decoder=model.decoder)
-        return model
+        built: PositionalTransformer = model
+        return built
 
     @classmethod
     def build_encoder(

@@ -1,0 +1,171 @@
+"""The attention module against the formulas: directions, padding, decoding, precision."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import COMPOSITIONS, specs
+
+import oracles
+from fairseq_posenc import registry
+from fairseq_posenc.attention import PositionalAttention
+from fairseq_posenc.encodings.base import Dims
+from fairseq_posenc.errors import UserError
+from test_encodings import DIMS, their_scores
+
+SPECS = ["none", *specs("scores", "rotation"), *COMPOSITIONS]
+LENGTH = 6
+
+
+def make(spec: str, direction: str = "both", backend: str = "auto", **kwargs):
+    built = registry.build(registry.parse(spec).at("layer"), DIMS)
+    attention = PositionalAttention(16, 2, built, direction, backend, **kwargs).double().eval()
+    for parameter in attention.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    return attention
+
+
+def formula(attention, spec, x, padding, direction):
+    """Attend one sentence ``(length, 16)`` by the oracles: ``(length, 16)``."""
+
+    def heads(projection):
+        return projection(x).view(len(x), 2, 8).transpose(0, 1)
+
+    query, key, value = (heads(p) for p in (attention.q_proj, attention.k_proj, attention.v_proj))
+    real = ~padding
+    scores = torch.zeros(2, len(x), len(x), dtype=torch.float64)
+    inner = their_scores(attention.encodings, spec, query[:, real], key[:, real])
+    rows = real.nonzero()[:, 0]
+    scores[:, rows[:, None], rows] = inner
+    allowed = oracles.allowed(direction, len(x), len(x), padding)
+    attended = oracles.attention(scores, value, allowed)
+    return attention.out_proj(attended.transpose(0, 1).reshape(len(x), 16)), allowed
+
+
+@pytest.mark.parametrize("direction", ["both", "lr", "rl"])
+@pytest.mark.parametrize("spec", SPECS)
+def test_equals_the_formula_with_padding_on_either_side(spec, direction):
+    attention = make(spec, direction)
+    x = torch.randn(LENGTH, 3, 16, dtype=torch.float64)
+    padding = torch.zeros(3, LENGTH, dtype=torch.bool)
+    padding[1, -2:] = True
+    padding[2, :2] = True
+    ours, _ = attention(x, x, x, key_padding_mask=padding)
+    for b in range(3):
+        theirs, allowed = formula(attention, spec, x[:, b].detach(), padding[b], direction)
+        # What stands at padding is nobody's business, except that it must be finite.
+        real = ~padding[b]
+        torch.testing.assert_close(ours[real, b], theirs[real], rtol=1e-5, atol=1e-5)
+        blind = ~allowed.any(-1)
+        zeros = attention.out_proj.bias.expand(int(blind.sum()), -1)
+        torch.testing.assert_close(ours[blind, b], zeros)
+    assert ours.isfinite().all()
+
+
+@pytest.mark.parametrize("direction", ["both", "lr", "rl"])
+@pytest.mark.parametrize("spec", SPECS)
+def test_no_nan_in_outputs_or_gradients_with_rows_of_padding_alone(spec, direction):
+    attention = make(spec, direction)
+    x = torch.randn(LENGTH, 2, 16, dtype=torch.float64, requires_grad=True)
+    padding = torch.zeros(2, LENGTH, dtype=torch.bool)
+    padding[1] = True
+    out, _ = attention(x, x, x, key_padding_mask=padding)
+    out.sum().backward()
+    assert out.isfinite().all()
+    assert x.grad.isfinite().all()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in attention.parameters())
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_decoding_with_beam_reordering_equals_the_full_pass(spec):
+    attention = make(spec, "lr")
+    x = torch.randn(LENGTH, 4, 16, dtype=torch.float64)
+    orders = [torch.randperm(4) for _ in range(LENGTH)]
+    state: dict = {}
+    steps = []
+    history = x[:0]
+    for step in range(LENGTH):
+        history = torch.cat([history, x[step : step + 1]])
+        last = history[-1:]
+        steps.append(attention(last, last, last, incremental_state=state)[0])
+        full, _ = attention(history, history, history)
+        torch.testing.assert_close(steps[-1], full[-1:], rtol=1e-5, atol=1e-5)
+        attention.reorder_incremental_state(state, orders[step])
+        history = history[:, orders[step]]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float16, 4e-3), (torch.bfloat16, 3e-2)])
+def test_half_precision_is_close_to_float64(spec, dtype, bound):
+    attention = make(spec)
+    x = torch.randn(LENGTH, 3, 16, dtype=torch.float64)
+    exact, _ = attention.to(dtype).double()(x, x, x)
+    half, _ = attention.to(dtype)(*[x.to(dtype)] * 3)
+    error = (half.double() - exact).abs().max() / exact.abs().max()
+    assert half.dtype == dtype
+    assert error < bound * 4
+
+
+def test_product_of_three_terms_does_not_overflow_half_precision():
+    """Each dot product is about 50; their product, 125,000, is beyond fp16's 65,504."""
+    attention = make("m4m").half()
+    with torch.no_grad():
+        for projection in (attention.q_proj, attention.k_proj):
+            projection.weight.zero_()
+            projection.bias.fill_(2.5)
+        attention.encodings["m4m"].table.weight.fill_(2.5)
+    x = torch.randn(LENGTH, 1, 16, dtype=torch.float16)
+    out, _ = attention(x, x, x)
+    assert out.isfinite().all()
+
+
+def test_weights_are_returned_on_request():
+    attention = make("m4m", "lr")
+    x = torch.randn(LENGTH, 3, 16, dtype=torch.float64)
+    plain, none = attention(x, x, x, need_weights=False)
+    out, mean = attention(x, x, x, need_weights=True)
+    _, heads = attention(x, x, x, need_head_weights=True)
+    assert none is None
+    torch.testing.assert_close(plain, out)
+    assert heads.shape == (2, 3, LENGTH, LENGTH)
+    torch.testing.assert_close(heads.mean(0), mean)
+    torch.testing.assert_close(mean.sum(-1), torch.ones(3, LENGTH, dtype=torch.float64))
+
+
+def test_pairs_masked_by_an_encoder_mask_are_not_seen():
+    """fairseq turns what it forbids into -1e8; here it is a mask, whatever the scores are."""
+    attention = make("m4")
+    x = torch.randn(LENGTH, 1, 16, dtype=torch.float64)
+    mask = torch.zeros(LENGTH, LENGTH, dtype=torch.float64)
+    mask[:, 2] = -1e8
+    _, weights = attention(x, x, x, attn_mask=mask)
+    assert weights[0, :, 2].abs().max() == 0
+
+
+def test_only_position_parameters_can_be_trained_alone():
+    attention = make("m4m")
+    for name, parameter in attention.named_parameters():
+        parameter.requires_grad = ".table." in name
+    x = torch.randn(LENGTH, 2, 16, dtype=torch.float64)
+    attention(x, x, x)[0].sum().backward()
+    assert attention.encodings["m4m"].table.weight.grad.abs().sum() > 0
+
+
+def test_dropout_acts_in_training_alone():
+    attention = make("m4", dropout=0.5)
+    x = torch.randn(LENGTH, 2, 16, dtype=torch.float64)
+    still = attention(x, x, x)[0]
+    torch.testing.assert_close(still, attention(x, x, x)[0])
+    attention.train()
+    assert not torch.allclose(still, attention(x, x, x)[0])
+
+
+@pytest.mark.parametrize("option", [{"add_bias_kv": True}, {"add_zero_attn": True}])
+def test_extra_keys_without_a_position_are_refused(option):
+    with pytest.raises(UserError, match="added key biases"):
+        make("m4", **option)
+
+
+def test_heads_must_divide_the_width():
+    with pytest.raises(UserError, match="width 16 cannot be divided among 3"):
+        registry.build(registry.parse("m4"), Dims(16, 3, 8))

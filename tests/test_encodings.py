@@ -1,0 +1,235 @@
+"""Properties of every registered encoding: a new file is tested the day it exists."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from conftest import COMPOSITIONS, specs
+
+import oracles
+from fairseq_posenc import documentation, registry
+from fairseq_posenc.backends import reference
+from fairseq_posenc.encodings.base import Dims, DistanceTable, Terms
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.positions import Positions, Span
+
+DIMS = Dims(embed_dim=16, num_heads=2, max_positions=8)
+PAD, EOS = 1, 2
+
+
+def make(spec: str, dims: Dims = DIMS, dtype: torch.dtype = torch.float64):
+    """Build encodings with parameters of order one, so that each of them matters."""
+    built = registry.build(registry.parse(spec), dims).to(dtype)
+    for parameter in built.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return built
+
+
+def positions_of(tgt_len: int, src_len: int) -> Positions:
+    tokens = torch.full((1, src_len), 5)
+    return Positions.of(tokens, PAD, EOS, tgt_len)
+
+
+def our_scores(built, query, key):
+    """Return the scores of one sentence, ``(heads, tgt_len, src_len)``."""
+    tgt_len, src_len = query.size(1), key.size(1)
+    index = torch.arange(src_len)[None]
+    rotated_query, _ = built.rotate(query[None], query[None], index[:, -tgt_len:])
+    _, rotated_key = built.rotate(key[None], key[None], index)
+    terms = built.terms(Span.of(tgt_len, src_len, query.device), positions_of(tgt_len, src_len))
+    return reference.scores(rotated_query, rotated_key, terms)[0]
+
+
+def their_scores(built, spec: str, query, key):
+    """Return what the oracles give for the same parameters, shape as :func:`our_scores`."""
+    tgt_len, src_len = query.size(1), key.size(1)
+    scores = oracles.none
+    params, options = {}, {}
+    for item in registry.parse(spec).items:
+        given = {"max_positions": DIMS.max_positions, **dict(item.options)}
+        if registry.get(item.name).acts_on == "rotation":
+            rotate = getattr(oracles, item.name)
+            query = rotate(query, list(range(src_len - tgt_len, src_len)), given)
+            key = rotate(key, list(range(src_len)), given)
+        elif registry.get(item.name).acts_on == "scores":
+            scores = oracles.SCORES[item.name]
+            options = {"max_distance": DIMS.max_positions - 1, **given}
+            params = {
+                name.removesuffix(".weight"): value
+                for name, value in built[item.name].named_parameters()
+            }
+    return scores(query, key, params, options)
+
+
+@pytest.mark.parametrize(("tgt_len", "src_len"), [(5, 5), (1, 5), (2, 6), (11, 11)])
+@pytest.mark.parametrize("spec", [*specs("scores", "rotation"), *COMPOSITIONS, "none"])
+def test_scores_equal_the_formula(spec, tgt_len, src_len):
+    built = make(spec)
+    query = torch.randn(2, tgt_len, 8, dtype=torch.float64)
+    key = torch.randn(2, src_len, 8, dtype=torch.float64)
+    ours, theirs = our_scores(built, query, key), their_scores(built, spec, query, key)
+    # Angles are computed in float32 by contract, so rotations agree to that precision.
+    rotates = any(registry.get(i.name).acts_on == "rotation" for i in registry.parse(spec).items)
+    tolerance = 1e-5 if rotates else 1e-12
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("spec", specs("scores"))
+def test_gradients_equal_those_of_the_formula(spec):
+    built = make(spec)
+    query = torch.randn(2, 4, 8, dtype=torch.float64, requires_grad=True)
+    key = torch.randn(2, 4, 8, dtype=torch.float64, requires_grad=True)
+    leaves = [query, key, *built.parameters()]
+    weight = torch.randn(2, 4, 4, dtype=torch.float64)
+    ours = torch.autograd.grad((our_scores(built, query, key) * weight).sum(), leaves)
+    theirs = torch.autograd.grad((their_scores(built, spec, query, key) * weight).sum(), leaves)
+    for our, their in zip(ours, theirs):
+        torch.testing.assert_close(our, their, rtol=1e-10, atol=1e-12)
+        assert their.abs().sum() > 0  # the comparison sees every parameter
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_parameter_count_has_a_closed_form(name):
+    dims, layers = Dims(embed_dim=24, num_heads=3, max_positions=7), 5
+    counted = documentation.count(registry.parse(name), dims, layers)
+    assert counted == registry.get(name).parameter_count(dims, layers)
+    assert counted == oracles.parameter_count(name, m=5, n=7, d=8, D=24, h=3)
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_documentation_has_every_section(name):
+    assert all(documentation.page(name))
+
+
+@pytest.mark.parametrize("spec", [*specs("input", "scores", "rotation"), *COMPOSITIONS])
+def test_copies_and_pickles(spec):
+    built = make(spec)
+    expected = {name: value.clone() for name, value in built.state_dict().items()}
+    for other in (copy.deepcopy(built), pickle.loads(pickle.dumps(built))):
+        for parameter in built.parameters():
+            parameter.data.zero_()
+        torch.testing.assert_close(dict(other.state_dict()), expected)
+        built.load_state_dict(expected)
+
+
+@pytest.mark.parametrize("spec", specs("scores"))
+def test_initial_parameters_are_small_and_not_zero(spec):
+    for parameter in registry.build(registry.parse(spec), Dims(64, 2, 64)).parameters():
+        assert 0 < parameter.abs().mean() < 2
+
+
+@pytest.mark.parametrize("spec", specs("rotation"))
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_leaves_angles_exact(spec, dtype):
+    """Beyond position 2000 an angle in half precision would be off by a radian."""
+    dims = Dims(16, 2, 4096)
+    built = registry.build(registry.parse(spec), dims)
+    query = torch.randn(1, 2, 3, 8, dtype=dtype)
+    index = torch.arange(2001, 2004)[None]
+    exact, _ = built.rotate(query.double(), query.double(), index)
+    half, _ = built.to(dtype).rotate(query, query, index)
+    assert half.dtype == dtype
+    torch.testing.assert_close(half.double(), exact, rtol=torch.finfo(dtype).eps, atol=2e-3)
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "fairseq"])
+def test_sinusoids_equal_the_formula(layout):
+    built = make(f"sinusoidal(layout={layout})")
+    tokens = torch.tensor([[0, 7, 8, 9, 2], [PAD, PAD, 0, 7, 2]])
+    ours = built["sinusoidal"].embed(Positions.of(tokens, PAD, EOS, 5))
+    if layout == "interleaved":
+        table = oracles.sinusoidal(5, 16)
+    else:
+        table = oracles.sinusoidal_half(7, 16)[2:]  # fairseq counts from padding_idx + 1
+    torch.testing.assert_close(ours[0].double(), table, rtol=0, atol=1e-6)
+    torch.testing.assert_close(ours[1, 2:].double(), table[:3], rtol=0, atol=1e-6)
+
+
+def test_learned_vectors_stand_at_real_positions():
+    built = make("learned")["learned"]
+    tokens = torch.tensor([[0, 7, 2, PAD, PAD], [PAD, PAD, 0, 7, 2]])
+    ours = built.embed(Positions.of(tokens, PAD, EOS, 5))
+    torch.testing.assert_close(ours[0, :3], built.table.weight[:3])
+    torch.testing.assert_close(ours[1, 2:], built.table.weight[:3])
+
+
+def test_sentence_positions_equal_the_formula():
+    tokens = torch.tensor(
+        [
+            [0, 7, 8, EOS, 9, 9, EOS, 7, EOS, PAD],
+            [PAD, PAD, 0, 7, EOS, 9, EOS, EOS, 7, 8],
+            [EOS, 7, 8, 9, 9, EOS, 7, 7, 7, 7],
+        ]
+    )
+    ours = Positions.of(tokens, PAD, EOS, 10).in_sentence()
+    theirs = oracles.sentence_positions(tokens, PAD, EOS)
+    real = tokens.ne(PAD)
+    assert torch.equal(ours[real], theirs[real])
+
+
+@pytest.mark.parametrize("spec", specs("scores", "rotation"))
+def test_four_times_longer_than_trained(spec):
+    length = 4 * DIMS.max_positions
+    query, key = torch.randn(2, 2, length, 8, dtype=torch.float64)
+    built = make(spec)
+    scores = our_scores(built, query, key)
+    assert scores.shape == (2, length, length)
+    assert scores.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["learned", "sentence_learned"])
+def test_longer_than_the_table_is_an_error_that_names_limit_and_option(name):
+    tokens = torch.full((1, 9), 5)
+    with pytest.raises(UserError, match=r"9 tokens is longer than the 8 .* raise --max-positions"):
+        make(name)[name].embed(Positions.of(tokens, PAD, EOS, 9))
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(-3, 3), (-9, 2), (-2, 9), (-9, 9), (-9, -5), (5, 9), (0, 0)]
+)
+@pytest.mark.parametrize("reset", [False, True])
+def test_table_rows_are_clipped(low, high, reset):
+    table = DistanceTable(4, width=2, groups=3, reset=reset)
+    torch.nn.init.normal_(table.weight)
+    rows = table.rows(Span(low, high, torch.device("cpu")))
+    expected = [table.weight[:, max(-4, min(4, r)) + 4] for r in range(low, high + 1)]
+    if reset:
+        expected += [table.weight[:, -2], table.weight[:, -1]]
+    torch.testing.assert_close(rows, torch.stack(expected, dim=1))
+
+
+def test_reset_applies_to_the_first_real_token_of_each_row():
+    built = make("m4(reset=true)")
+    tokens = torch.tensor([[0, 7, 8, 2], [PAD, 0, 7, 2]])
+    query, key = torch.randn(2, 2, 2, 4, 8, dtype=torch.float64)
+    positions = Positions.of(tokens, PAD, EOS, 4)
+    both = reference.scores(query, key, built.terms(Span.of(4, 4, query.device), positions))
+    alone = our_scores(built, query[1, :, 1:], key[1, :, 1:])
+    torch.testing.assert_close(both[1, :, 1:, 1:], alone)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "message"),
+    [
+        (Terms(product=True), Terms(gain=torch.ones(1, 3)), "multiply"),
+        (Terms(query_table=torch.ones(1)), Terms(query_table=torch.ones(1)), "query table"),
+        (Terms(scale_factor=1.0), Terms(scale_factor=3.0), "factors .1 and 3."),
+        (
+            Terms(bias=torch.ones(1), first=torch.ones(1)),
+            Terms(bias=torch.ones(1)),
+            "reset must apply",
+        ),
+    ],
+)
+def test_terms_that_have_no_meaning_together_are_refused(left, right, message):
+    with pytest.raises(UserError, match=message):
+        left | right
+
+
+def test_biases_of_two_encodings_add_up():
+    both = Terms(bias=torch.ones(1, 3)) | Terms(bias=torch.ones(2, 3), pair_bias=torch.ones(1))
+    torch.testing.assert_close(both.bias, torch.full((2, 3), 2.0))
+    assert both.pair_bias is not None

@@ -1,0 +1,257 @@
+"""The three families: parity with fairseq's own, padding, decoding, checkpointing, copies."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from conftest import ARCHITECTURES, COMPOSITIONS, STOCK, logits, make_model, make_tokens, specs
+
+from fairseq_posenc.attention import PositionalAttention
+from fairseq_posenc.errors import UserError
+
+FAMILIES = list(ARCHITECTURES)
+SPECS = [*specs("input", "scores", "rotation"), *COMPOSITIONS]
+PAD = 1
+
+
+def awake(model):
+    """Give position parameters weight: at their start they hardly matter."""
+    for name, parameter in model.named_parameters():
+        if ".encodings." in name:
+            torch.nn.init.normal_(parameter, std=0.5)
+    return model
+
+
+def gradients(model, family, tokens):
+    model.zero_grad()
+    torch.manual_seed(7)
+    logits(model, family, tokens).float().log_softmax(-1).square().mean().backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+PARITY = [
+    ("masked_lm", "learned", {}),
+    ("translation", "learned", {"encoder_learned_pos": True, "decoder_learned_pos": True}),
+    ("translation", "sinusoidal(layout=fairseq)", {}),
+    ("causal_lm", "learned", {"decoder_learned_pos": True}),
+    ("causal_lm", "sinusoidal(layout=fairseq)", {}),
+    ("causal_lm", "none", {"no_token_positional_embeddings": True}),
+]
+
+
+@pytest.mark.parametrize(("family", "spec", "stock_options"), PARITY)
+def test_equals_fairseqs_own_model(family, spec, stock_options):
+    """A stock checkpoint loads, and gives the same outputs and gradients."""
+    theirs = make_model(family, STOCK[family], **stock_options)
+    ours = make_model(family, position_encoding=spec)
+    ours.load_state_dict(theirs.state_dict())
+    tokens = make_tokens()
+    tokens[1, -3:] = PAD
+    their_logits = logits(theirs, family, tokens)
+    real = tokens.ne(PAD)
+    torch.testing.assert_close(
+        logits(ours, family, tokens)[real], their_logits[real], rtol=1e-5, atol=1e-5
+    )
+    tokens = make_tokens()
+    theirs_by_name = gradients(theirs, family, tokens)
+    for name, grad in gradients(ours, family, tokens).items():
+        their = theirs_by_name[name.replace(".encodings.learned.table.", ".")]
+        if ".encodings.learned." in name:
+            their = their[2:]  # fairseq's unused rows before position 0
+        torch.testing.assert_close(grad, their, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("spec", SPECS)
+def test_padding_on_either_side_changes_nothing(family, spec):
+    model = awake(make_model(family, position_encoding=spec))
+    tokens = make_tokens()
+    alone = logits(model, family, tokens)
+    padding = torch.full((3, 4), PAD)
+    right = logits(model, family, torch.cat([tokens, padding], 1))[:, :-4]
+    left = logits(model, family, torch.cat([padding, tokens], 1))[:, 4:]
+    torch.testing.assert_close(right, alone, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(left, alone, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("directions", ["lr,lr", "lr,rl", "rl,both,lr"])
+@pytest.mark.parametrize("spec", ["none", "learned", "m4m", "rope"])
+def test_padding_changes_nothing_with_directions(spec, directions):
+    model = awake(make_model("masked_lm", position_encoding=spec, attention_directions=directions))
+    tokens = make_tokens()
+    alone = model(tokens)[0]
+    padding = torch.full((3, 4), PAD)
+    torch.testing.assert_close(model(torch.cat([tokens, padding], 1))[0][:, :-4], alone)
+    torch.testing.assert_close(model(torch.cat([padding, tokens], 1))[0][:, 4:], alone)
+
+
+@pytest.mark.parametrize("direction", ["lr", "rl"])
+def test_a_layer_with_a_direction_does_not_see_the_other_side(direction):
+    model = make_model(
+        "masked_lm", encoder_layers=1, position_encoding="m4", attention_directions=direction
+    )
+    tokens = make_tokens(1)
+    changed = tokens.clone()
+    changed[0, 4] = 4 + (tokens[0, 4] - 3) % 20
+    same = torch.isclose(model(tokens)[0], model(changed)[0], atol=1e-7).all(-1)[0]
+    before, after = same[:4], same[5:]
+    assert bool(before.all()) == (direction == "lr")
+    assert bool(after.all()) == (direction == "rl")
+
+
+@pytest.mark.parametrize("family", ["causal_lm", "translation"])
+@pytest.mark.parametrize("spec", SPECS)
+def test_decoding_with_beam_reordering_equals_the_full_pass(family, spec):
+    model = awake(make_model(family, position_encoding=spec))
+    source = make_tokens(2).repeat_interleave(2, 0)  # two sentences, a beam of two
+    source[2:, -2:] = PAD
+    encoder_out = None
+    if family == "translation":
+        encoder_out = model.encoder(source, source.ne(PAD).sum(1))
+    prefix = torch.full((4, 1), 2)  # fairseq's decoders begin with </s>
+    state: dict = {}
+    for _ in range(8):
+        step = model.decoder(prefix, encoder_out=encoder_out, incremental_state=state)[0]
+        full = model.decoder(prefix, encoder_out=encoder_out)[0]
+        torch.testing.assert_close(step[:, -1], full[:, -1], rtol=1e-5, atol=1e-5)
+        order = torch.cat([torch.randint(0, 2, (2,)), torch.randint(2, 4, (2,))])
+        model.decoder.reorder_incremental_state_scripting(state, order)
+        prefix = torch.cat([prefix[order], torch.randint(4, 24, (4, 1))], 1)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("spec", ["learned", "m4m", "rope", "sentence_learned+m4"])
+def test_activation_checkpointing_gives_the_same_gradients(family, spec):
+    options = {"position_encoding": spec, "dropout": 0.1, "attention_dropout": 0.1}
+    if family == "masked_lm":
+        options["attention_directions"] = "lr,rl"
+    plain = awake(make_model(family, **options)).train()
+    checkpointed = make_model(family, **options, checkpoint_activations=True).train()
+    checkpointed.load_state_dict(plain.state_dict())
+    tokens = make_tokens()
+    tokens[1, -3:] = PAD
+    expected = gradients(plain, family, tokens)
+    found = gradients(checkpointed, family, tokens)
+    assert expected.keys() == found.keys()
+    torch.testing.assert_close(found, expected)
+    tokens_of_two = torch.cat([make_tokens(), make_tokens()])
+    torch.manual_seed(7)
+    two = [logits(checkpointed, family, part).sum() for part in tokens_of_two.chunk(2)]
+    sum(two).backward()  # two forward passes before one backward pass
+    assert all(p.grad.isfinite().all() for p in checkpointed.parameters() if p.grad is not None)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layerdrop_keeps_each_layers_direction_and_tables(family):
+    side = "decoder" if family == "causal_lm" else "encoder"
+    model = make_model(family, position_encoding="m4m", **{f"{side}_layerdrop": 0.5}).train()
+    stack = model.decoder if family == "causal_lm" else _encoder(model, family)
+    expected = "lr" if family == "causal_lm" else "both"
+    attentions = [m for m in stack.modules() if isinstance(m, PositionalAttention)]
+    assert len(attentions) == stack.num_layers
+    assert {a.direction for a in attentions} == {expected}
+    for _ in range(5):
+        loss = logits(model, family, make_tokens()).sum()
+        if loss.requires_grad:
+            loss.backward()
+
+
+def _encoder(model, family):
+    return model.encoder.sentence_encoder if family == "masked_lm" else model.encoder
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("spec", ["none", "sinusoidal", "sentence_learned+m4m", "rope"])
+def test_copies_pickles_and_files_give_the_same_outputs(family, spec, tmp_path):
+    model = awake(make_model(family, position_encoding=spec))
+    tokens = make_tokens()
+    expected = logits(model, family, tokens)
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    loaded = make_model(family, position_encoding=spec)
+    loaded.load_state_dict(torch.load(tmp_path / "model.pt"))
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), loaded):
+        torch.testing.assert_close(logits(other, family, tokens), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_nothing_of_a_forward_pass_survives_it(family):
+    model = make_model(family, position_encoding="sentence_learned+m4m")
+    before = {id(module): set(vars(module)) for module in model.modules()}
+    logits(model, family, make_tokens())
+    for module in model.modules():
+        assert set(vars(module)) - before[id(module)] <= {"_future_mask", "_given"}
+        assert vars(module).get("_given") is None
+        assert vars(module).get("_positions") is None
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_models_run_and_stay_close(family, spec, dtype):
+    model = awake(make_model(family, position_encoding=spec)).to(dtype)
+    tokens = make_tokens()
+    half = logits(model, family, tokens)
+    exact = logits(model.float(), family, tokens)
+    assert half.dtype == dtype
+    scale = exact.abs().max()
+    assert (half.float() - exact).abs().max() / scale < (0.02 if dtype == torch.float16 else 0.12)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_table_of_the_decoder_can_differ_from_the_encoders(family):
+    if family != "translation":
+        return
+    model = make_model(family, position_encoding="m4m", position_encoding_decoder="rope")
+    assert str(model.encoder.spec) == "m4m"
+    assert str(model.decoder.spec) == "rope"
+
+
+BAD_OPTIONS = [
+    ("masked_lm", {"position_encoding": "alibbi"}, "unknown position encoding 'alibbi'; known: "),
+    ("masked_lm", {"position_encoding": "m4(max=3)"}, "m4 has no option 'max=3'; its options: max"),
+    ("masked_lm", {"position_encoding": "learned+sinusoidal"}, "both act on the input"),
+    ("masked_lm", {"position_encoding": "m4+m4m"}, "query table"),
+    ("masked_lm", {"attention_directions": "lr,up"}, "'up' is none of both, lr, rl"),
+    ("masked_lm", {"attention_directions": "lr,lr,lr,rl"}, "names 4 layers, but there are 3"),
+    ("causal_lm", {"attention_directions": "lr"}, "for encoders"),
+    ("causal_lm", {"decoder_attention_heads": 5}, "width 32 cannot be divided among 5"),
+    ("translation", {"encoder_attention_heads": 5}, "width 32 cannot be divided among 5"),
+    (
+        "masked_lm",
+        {"position_encoding": "rope", "encoder_embed_dim": 36},
+        "head of size 9 is 9 coordinates: the number must be even",
+    ),
+    (
+        "masked_lm",
+        {"position_encoding": "m4m", "position_backend": "sdpa"},
+        "--position-backend sdpa cannot compute this",
+    ),
+    ("translation", {"cross_self_attention": True}, "cross-self-attention"),
+    ("translation", {"no_token_positional_embeddings": True}, "--position-encoding none"),
+    ("causal_lm", {"base_layers": 1}, "base-layers"),
+]
+
+
+@pytest.mark.parametrize(("family", "options", "message"), BAD_OPTIONS)
+def test_bad_options_are_refused_when_the_model_is_built(family, options, message):
+    with pytest.raises(UserError, match=message):
+        make_model(family, **options)
+
+
+def test_a_sequence_longer_than_learned_allows_is_refused():
+    model = make_model("masked_lm", position_encoding="learned")
+    with pytest.raises(UserError, match="30 tokens is longer than the 24 positions of 'learned'"):
+        model(make_tokens(1, 30))
+
+
+def test_the_start_line_says_what_is_on(caplog):
+    with caplog.at_level("INFO"):
+        make_model("masked_lm", "decbert_diff", position_encoding="learned+m4m")
+    assert (
+        "encoder position encoding: learned+m4m | directions: lr x1 rl x1 both x1 | backend: "
+        "reference (not sdpa: the scores are more than a dot product and a bias) | "
+        "position parameters: 1,896" in caplog.text
+    )
