@@ -1,0 +1,42 @@
+# `make demo` and `make test` need nothing beforehand: install.sh sets up .venv, and is
+# quick to see that nothing changed. PYTHON=/path/to/python3.12 chooses the interpreter;
+# ARGS="..." adds options to what demo and the tests run.
+
+BIN := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-unit test-gpu lint format docs clean
+
+help: ## show this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' Makefile | expand -t 20
+
+install: ## set up .venv, or bring it up to date
+	@./install.sh
+
+demo: install ## compare the position encodings; the results go to demo/
+	$(BIN)/fairseq-posenc compare --out demo $(ARGS)
+
+test: install ## all tests
+	$(BIN)/pytest $(ARGS)
+
+test-unit: install ## the fast tests
+	$(BIN)/pytest -m "not slow" $(ARGS)
+
+test-gpu: install ## the tests that need a GPU
+	$(BIN)/pytest -m gpu $(ARGS)
+
+lint: install ## check style and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy fairseq_posenc
+
+format: install ## rewrite the code in the project's style
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+docs: install ## rewrite the generated parts of the README
+	$(BIN)/fairseq-posenc docs
+
+clean: ## remove what the other targets made, .venv excepted
+	rm -rf demo build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	find fairseq_posenc tests -name __pycache__ -exec rm -rf {} +

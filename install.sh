@@ -1,0 +1,117 @@
+#!/bin/sh
+# Puts everything that the project needs into .venv, at the versions of constraints.txt.
+#
+# Safe to call at any time: it does nothing when nothing changed, and it repairs what an
+# interrupted call left behind. PYTHON=... chooses the interpreter.
+set -eu
+cd -P "$(dirname "$0")"
+
+venv=$PWD/.venv
+log=$venv/install.log
+stamp=$venv/installed # there when every step is done; holds what the steps depended on
+busy=$venv/busy       # there while a step runs, and after a step that was interrupted
+
+# The directory counts too: a virtual environment does not survive being moved.
+wanted="$PWD $(cat constraints.txt setup.py install.sh fairseq_posenc/version.py | cksum)"
+
+# Personal pip settings that do not go with a virtual environment.
+export PIP_USER=0
+# With it set, fairseq would also compile CUDA kernels, which need the very CUDA of torch.
+unset CUDA_HOME
+
+say() { printf 'install: %s\n' "$*"; }
+
+die() {
+    say "$*" >&2
+    exit 1
+}
+
+is_running() {
+    # A killed process that nobody has waited for yet still answers to `kill -0`.
+    kill -0 "$1" 2>/dev/null && case $(ps -o stat= -p "$1" 2>/dev/null) in Z*) false ;; esac
+}
+
+version_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true; }
+
+venv_is_usable() {
+    # pip's script is the last thing a new environment gets, and it names the directory.
+    [ ! -f "$busy" ] && [ -x "$venv/bin/python" ] && grep -qsF "$venv/bin/python" "$venv/bin/pip" &&
+        { [ -z "${PYTHON:-}" ] || [ "$(version_of "$PYTHON")" = "$(version_of "$venv/bin/python")" ]; }
+}
+
+find_python() {
+    if [ -n "${PYTHON:-}" ]; then set -- "$PYTHON"; else set -- python3.12 python3.11 python3; fi
+    for python; do
+        case $(version_of "$python") in 3.11 | 3.12) return ;; esac
+    done
+    die "no Python 3.11 or 3.12 here ($*); install one or name it: make install PYTHON=/path/to/python3.12"
+}
+
+# fairseq, and one of the packages it needs, are published as source only.
+check_build_tools() {
+    "$python" -c 'import ensurepip, venv' 2>/dev/null ||
+        die "$python cannot make virtual environments; on Debian and Ubuntu: apt install python$(version_of "$python")-venv"
+    echo '#include <vector>' | "${CXX:-c++}" -x c++ -fsyntax-only - 2>/dev/null ||
+        die "no working C++ compiler (${CXX:-c++}); on Debian and Ubuntu: apt install g++, on macOS: xcode-select --install"
+    [ -f "$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ] ||
+        die "$python has no C headers; on Debian and Ubuntu: apt install python$(version_of "$python")-dev"
+}
+
+# step TEXT COMMAND...: one line of progress; what the command prints goes to the log.
+step() {
+    printf 'install: %s ... ' "$1"
+    shift
+    began=$(date +%s)
+    echo $$ >"$busy"
+    printf '\n$ %s\n' "$*" >>"$log"
+    if "$@" >>"$log" 2>&1; then outcome=done; else outcome=failed; fi
+    rm "$busy"
+    printf '%s (%d s)\n' $outcome $(($(date +%s) - began))
+    [ $outcome = failed ] || return 0
+    if tail -n 25 "$log" | grep -qE 'NewConnection|NameResolution|ConnectTimeout|ProxyError|Max retries'; then
+        die "the package index cannot be reached; check the network (and pip's proxy and index settings), then try again"
+    fi
+    tail -n 15 "$log" >&2
+    die "that step failed; the whole log is in $log"
+}
+
+pip_install() {
+    "$venv/bin/python" -m pip install --no-input --retries 2 --constraint constraints.txt "$@"
+}
+
+# fairseq looks for `--user-dir fairseq_posenc` beside itself, where pip's editable
+# installation puts nothing.
+link_user_dir() {
+    link=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/fairseq_posenc
+    rm -rf "$link"
+    ln -s "$PWD/fairseq_posenc" "$link"
+}
+
+if venv_is_usable && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
+    exit 0
+fi
+if [ -f "$busy" ] && is_running "$(cat "$busy")"; then
+    die "process $(cat "$busy") is installing already; wait for it (or, if it does something else, delete $venv)"
+fi
+trap 'echo; exit 130' HUP INT TERM # an interrupted step leaves its $busy
+
+if venv_is_usable; then
+    python=$venv/bin/python
+    check_build_tools
+    rm -f "$stamp"
+else
+    find_python
+    check_build_tools
+    [ ! -e "$venv" ] || say "the environment in .venv is incomplete, was moved, or has another Python; making it anew"
+    rm -f "$stamp" "$venv/bin/pip" # first, so that an interrupted removal is seen as one
+    rm -rf "$venv"
+    mkdir "$venv"
+    step "environment in .venv, with Python $(version_of "$python")" "$python" -m venv "$venv"
+fi
+step "pip and build tools" pip_install pip setuptools wheel cython
+step "torch (the largest download, some GB on Linux)" pip_install torch numpy
+step "fairseq (compiled once, about three minutes)" pip_install --no-build-isolation fairseq-fixed
+step "fairseq_posenc and its tools" pip_install --no-build-isolation --editable '.[dev]'
+step "fairseq_posenc as a --user-dir" link_user_dir
+printf '%s' "$wanted" >"$stamp"
+say "ready"

@@ -1,0 +1,41 @@
+"""Packaging of fairseq-posenc; the settings of the tools are in pyproject.toml."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+# Read, not imported: importing the package would need torch and fairseq.
+VERSION = re.search(
+    r'__version__ = "(.+)"', (HERE / "fairseq_posenc" / "version.py").read_text(encoding="utf-8")
+).group(1)
+
+PLOT = ["matplotlib"]
+# The last line of releases whose BERT still has `relative_key` attention.
+HF = ["transformers<5"]
+DEV = ["mypy", "pre-commit", "pytest", "pytest-timeout", "ruff"]
+
+setup(
+    name="fairseq-posenc",
+    version=VERSION,
+    description="Position encodings as a part you choose, for fairseq Transformers",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="MIT",
+    python_requires=">=3.9",
+    packages=find_packages(include=["fairseq_posenc", "fairseq_posenc.*"]),
+    package_data={"": ["py.typed", "*.json", "*.yaml"]},
+    install_requires=[
+        # The official fairseq cannot be imported on Python 3.11 and later;
+        # fairseq-fixed is the same toolkit, under the same import name, that can.
+        'fairseq-fixed==0.12.3.1; python_version >= "3.11"',
+        'fairseq>=0.12.2; python_version < "3.11"',
+        "numpy",
+        "sacrebleu",
+        "sentencepiece",
+        "torch",
+    ],
+    extras_require={"plot": PLOT, "hf": HF, "dev": DEV + PLOT + HF},
+    entry_points={"console_scripts": ["fairseq-posenc = fairseq_posenc.cli:main"]},
+)
