@@ -111,7 +111,15 @@ class PositionalAttention(MultiheadAttention):
     def terms(self, tgt_len: int, src_len: int, positions: Positions) -> Terms:
         """Return the terms of this layer's encodings, and the shared ones, as one."""
         span = Span.of(tgt_len, src_len, positions.tokens.device)
-        return self._shared | self.encodings.terms(span, positions)
+        terms = self._shared | self.encodings.terms(span, positions)
+        if terms.content_rows is None:
+            return terms
+        rows = terms.content_rows[:, None]  # [R, 1, C]: a batch of one
+        tables = Terms(
+            query_table=self._split_heads(self.k_proj(rows))[0],
+            key_table=self._split_heads(self.q_proj(rows))[0],
+        )
+        return terms._replace(content_rows=None) | tables
 
     def _split_heads(self, x: Tensor) -> Tensor:
         """Return ``(B, H, T, D)`` of ``(T, B, C)``."""

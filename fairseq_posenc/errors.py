@@ -24,7 +24,7 @@ def one_line(error: BaseException | None) -> str | None:
         if isinstance(error, UserError):
             return str(error)
         if isinstance(error, pickle.UnpicklingError) and "Weights only load failed" in str(error):
-            reason = str(error).split("WeightsUnpickler error:")[-1].strip().splitlines()[0]
+            reason = str(error.__context__ or error).strip().splitlines()[0]  # what torch met
             return (
                 f"checkpoint refused, because loading it could run code: {reason} "
                 "Only tensors and plain settings are loaded; use a file from a source you trust."

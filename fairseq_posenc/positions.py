@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fairseq_posenc.errors import UserError
+
 
 class Span(NamedTuple):
     """The signed distances ``low .. high`` (inclusive) from a query to a key that a call needs.
@@ -59,8 +61,22 @@ class Positions(NamedTuple):
         return cls(tokens, block, padding_idx, eos_idx, tgt_len)
 
     def queries(self, x: Tensor) -> Tensor:
-        """Return the columns of ``x``, ``(B or 1, S)``, that belong to the queries."""
+        """Return the part of ``x``, ``(B or 1, S, ...)``, that belongs to the queries."""
         return x[:, x.size(1) - self.tgt_len :]
+
+    def check_limit(self, limit: int, name: str) -> None:
+        """Refuse positions beyond a table of ``limit`` rows.
+
+        Raises:
+            UserError: names the limit, the encoding and the option.
+        """
+        # A GPU is asked only where it can be needed: it would have to be waited for.
+        if self.tokens.size(1) > limit and int(self.block.max()) >= limit:
+            raise UserError(
+                f"a sequence of {int(self.block.max()) + 1} tokens is longer than the {limit} "
+                f"positions of {name!r}: raise --max-positions (--max-source-positions, "
+                "--max-target-positions) before training, or shorten the input"
+            )
 
     def in_sentence(self) -> Tensor:
         """Return positions ``(B, S)`` that start again at 0 after every end of sentence.

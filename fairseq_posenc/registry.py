@@ -90,6 +90,20 @@ def names() -> list[str]:
     return sorted(_REGISTRY)
 
 
+def names_for(*, encoder: bool = False, decoder: bool = False) -> list[str]:
+    """Return the names of encodings that have a meaning in an encoder, a decoder, or both."""
+    sides = [causal for causal, wanted in ((False, encoder), (True, decoder)) if wanted]
+    return [name for name in names() if all(_has_meaning(name, causal) for causal in sides)]
+
+
+def _has_meaning(name: str, causal: bool) -> bool:
+    try:
+        get(name)(Dims(embed_dim=8, num_heads=2, max_positions=4, causal=causal))
+    except UserError:
+        return False
+    return True
+
+
 def get(name: str) -> type[Encoding]:
     """Return the class of an encoding.
 

@@ -63,9 +63,30 @@ OPTION_VALUES = {
     "base": ["500"],
     "fraction": ["0.5"],
     "scaling": ["linear:4", "ntk:4", "yarn:4"],
+    "tie_projections": ["true"],
+    "num_buckets": ["16"],
+    "buckets": ["6"],
+    "width": ["16"],
+    "threshold": ["4"],
+    "scale_base": ["20"],
 }
-COMPOSITIONS = ["learned+m4m", "rope+m4(reset=true)", "sinusoidal+rope", "sentence_learned+m4"]
+COMPOSITIONS = [
+    "learned+m4m",
+    "rope+m4(reset=true)",
+    "sinusoidal+rope",
+    "sentence_learned+m4",
+    "shaw+shaw_values",
+    "tupe_shared(reset=true)",
+    "m4m+alibi",
+]
 NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
+
+
+def needs_causal(spec: str) -> bool:
+    """Return whether a spec has a meaning in decoders alone."""
+    encoder = registry.names_for(encoder=True)
+    parsed = registry.parse(spec)
+    return "causal" in spec or not all(item.name in encoder for item in parsed.items)
 
 
 def specs(*places: str) -> list[str]:
@@ -77,8 +98,10 @@ def specs(*places: str) -> list[str]:
         found.append(name)
         for option, parameter in registry.options(name).items():
             values = get_args(parameter.annotation) or OPTION_VALUES[option]
-            if set(values) >= {type(None)}:  # Optional
+            if type(None) in values:  # Optional
                 values = OPTION_VALUES[option]
+            if option == "max_distance" and parameter.default is not None:
+                values = ["20"]  # of buckets, which need some room
             found += [f"{name}({option}={value})" for value in values]
     return found
 

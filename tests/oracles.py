@@ -190,11 +190,13 @@ def alibi_slopes(heads: int) -> list[float]:
 def alibi(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     """e_ij = q_i.k_j / sqrt(c d) - slope_h |j - i|, c = 1 (Press et al. 2022).
 
-    options["mode"] is "symmetric" or "causal". Both give the same numbers: what a causal model
-    may not see is the business of the mask. The distance is not clipped.
+    options["mode"]: "symmetric" and "causal" give the same numbers (what a causal model may not see
+    is the business of the mask); "asymmetric" gives later keys the slopes of the heads in reverse
+    order. The distance is not clipped.
     """
-    if options.get("mode", "symmetric") not in ("symmetric", "causal"):
-        raise ValueError(f"mode {options['mode']!r} is neither 'symmetric' nor 'causal'")
+    mode = options.get("mode", "symmetric")
+    if mode not in ("symmetric", "causal", "asymmetric"):
+        raise ValueError(f"mode {mode!r} is none of 'symmetric', 'causal', 'asymmetric'")
     heads, tgt_len, head_dim = q.shape
     src_len = k.shape[1]
     slopes = alibi_slopes(heads)
@@ -204,7 +206,8 @@ def alibi(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
             i = src_len - tgt_len + t
             for j in range(src_len):
                 content = dot(q[h, t], k[h, j]) / scale(head_dim, options, 1)
-                scores[h, t, j] = content - slopes[h] * abs(j - i)
+                slope = slopes[heads - 1 - h] if mode == "asymmetric" and j > i else slopes[h]
+                scores[h, t, j] = content - slope * abs(j - i)
     return scores
 
 
@@ -412,6 +415,103 @@ def sandwich(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     return scores
 
 
+def tupe_shared(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
+    """e_ij = (q_i.k_j + (W_Q p_i).(W_K p_j)) / sqrt(c d) + b[head, bucket], c = 2 (TUPE's code).
+
+    p are the layer-normalised rows of params["positions"] [n+1, embed_dim]; the token at position
+    i has row i + 1. params["query_weight"], "key_weight" [embed_dim, embed_dim] with biases, split
+    over heads; "buckets" [heads, num_buckets + 1], T5's for both directions. With the reset:
+    theta_1 = (row 0 with row 0) + bucket 16, theta_2 = (row 1 with row 1) + the extra bucket.
+    """
+    heads, tgt_len, head_dim = q.shape
+    src_len = k.shape[1]
+    buckets = options.get("num_buckets", 32)
+    queries, keys = [], []
+    for p in params["positions"]:
+        mean = p.mean()
+        normed = (p - mean) / torch.sqrt(((p - mean) ** 2).mean() + 1e-5)
+        normed = normed * params["norm_weight"] + params["norm_bias"]
+        queries.append(matrix_times_column(params["query_weight"], normed) + params["query_bias"])
+        keys.append(matrix_times_column(params["key_weight"], normed) + params["key_bias"])
+    scores = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
+    for h in range(heads):
+        own = slice(h * head_dim, (h + 1) * head_dim)
+        for t in range(tgt_len):
+            i = src_len - tgt_len + t
+            for j in range(src_len):
+                rows, bucket = (i + 1, j + 1), t5_bucket(j - i, True, buckets)
+                if options.get("reset", False) and i == 0:
+                    rows, bucket = (0, 0), buckets // 2
+                elif options.get("reset", False) and j == 0:
+                    rows, bucket = (1, 1), buckets
+                total = dot(q[h, t], k[h, j]) + dot(queries[rows[0]][own], keys[rows[1]][own])
+                scores[h, t, j] = total / scale(head_dim, options, 2)
+                scores[h, t, j] = scores[h, t, j] + params["buckets"][h, bucket]
+    return scores
+
+
+def fire(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
+    """e_ij = q_i.k_j / sqrt(c d) + f(psi(i - j) / psi(max(i, L))) (Li et al. 2024).
+
+    psi(x) = log(1 + |c'| x), L = |params["length"]| times options["threshold"] (512); f is one
+    hidden layer of ReLUs with an output for each head. Later keys count as distance 0.
+    """
+    heads, tgt_len, head_dim = q.shape
+    src_len = k.shape[1]
+    c, threshold = abs(params["curvature"]), abs(params["length"]) * options.get("threshold", 512)
+    scores = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
+    for t in range(tgt_len):
+        i = src_len - tgt_len + t
+        furthest = torch.log(1 + c * max(i, threshold))
+        for j in range(src_len):
+            x = torch.log(1 + c * max(i - j, 0)) / furthest
+            hidden = [
+                torch.clamp(w[0] * x + b, min=0)
+                for w, b in zip(params["hidden_weight"], params["hidden_bias"])
+            ]
+            for h in range(heads):
+                bias = dot(params["output_weight"][h], torch.stack(hidden))
+                content = dot(q[h, t], k[h, j]) / scale(head_dim, options, 1)
+                scores[h, t, j] = content + bias + params["output_bias"][h]
+    return scores
+
+
+def deberta_v2(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
+    """e_ij = (q_i.k_j + q_i.(W_K p_b) + k_j.(W_Q p_b)) / sqrt(c d), c = 3 (DeBERTa's code).
+
+    b is the bucket of i - j: itself up to buckets/2, then logarithmic up to max_positions. p are
+    layer-normalised (epsilon 1e-7). options["project_query"] and ["project_key"] are the layer's
+    projections, functions of a row [embed_dim]; by default they change nothing.
+    """
+    heads, tgt_len, head_dim = q.shape
+    src_len = k.shape[1]
+    buckets = options.get("buckets", 256)
+    half = buckets // 2
+    length = max(options["max_positions"], half + 2)
+    project_query = options.get("project_query", lambda row: row)
+    project_key = options.get("project_key", lambda row: row)
+    scores = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
+    for t in range(tgt_len):
+        i = src_len - tgt_len + t
+        for j in range(src_len):
+            bucket = abs(i - j)
+            if bucket > half:
+                grown = math.log(bucket / half) / math.log((length - 1) / half) * (half - 1)
+                bucket = half + math.ceil(grown)
+            bucket = bucket if i >= j else -bucket
+            p = params["table"][max(0, min(2 * buckets - 1, bucket + buckets))]
+            mean = p.mean()
+            p = (p - mean) / torch.sqrt(((p - mean) ** 2).mean() + 1e-7)
+            p = p * params["norm_weight"] + params["norm_bias"]
+            for_query, for_key = project_key(p), project_query(p)
+            for h in range(heads):
+                own = slice(h * head_dim, (h + 1) * head_dim)
+                total = dot(q[h, t], k[h, j])
+                total = total + dot(q[h, t], for_query[own]) + dot(k[h, j], for_key[own])
+                scores[h, t, j] = total / scale(head_dim, options, 3)
+    return scores
+
+
 SCORES = {
     "none": none,
     "shaw": shaw,
@@ -428,6 +528,10 @@ SCORES = {
     "transformer_xl": transformer_xl,
     "kerple": kerple,
     "sandwich": sandwich,
+    "tupe_shared": tupe_shared,
+    "fire": fire,
+    "deberta_v2": deberta_v2,
+    "shaw_values": none,  # the scores stay as they are; see shaw_values below
 }
 
 
@@ -767,5 +871,9 @@ def parameter_count(
         "tupe": m * (n * d + projections * d * d + groups * rows),
         "transformer_xl": m * (D * D + 2 * D),
         "kerple": m * 2 * h,
+        "shaw_values": m * groups * rows * d,
+        "tupe_shared": (n + 1) * D + 2 * D + 2 * (D * D + D) + 33 * h,
+        "fire": m * (2 * 32 + h * 32 + h + 2),
+        "deberta_v2": 2 * 256 * D + 2 * D,
     }
     return counts[name]

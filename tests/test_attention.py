@@ -4,42 +4,52 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import COMPOSITIONS, specs
 
 import oracles
+from conftest import COMPOSITIONS, needs_causal, specs
 from fairseq_posenc import registry
 from fairseq_posenc.attention import PositionalAttention
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
-from test_encodings import DIMS, their_scores
+from test_encodings import DIMS, awake, oracle_options, oracle_params, their_scores
 
 SPECS = ["none", *specs("scores", "rotation"), *COMPOSITIONS]
 LENGTH = 6
 
 
 def make(spec: str, direction: str = "both", backend: str = "auto", **kwargs):
-    built = registry.build(registry.parse(spec).at("layer"), DIMS)
+    dims = DIMS._replace(causal=needs_causal(spec))
+    parsed = registry.parse(spec)
+    # Shared encodings too are put into the layer here: a stack only passes their terms on.
+    scored = registry.Spec(parsed.at("layer").items + parsed.at("stack").items)
+    built = registry.build(scored, dims)
     attention = PositionalAttention(16, 2, built, direction, backend, **kwargs).double().eval()
     for parameter in attention.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
+    awake(attention.encodings)
     return attention
 
 
-def formula(attention, spec, x, padding, direction):
-    """Attend one sentence ``(length, 16)`` by the oracles: ``(length, 16)``."""
+@torch.no_grad()
+def formula(attention, spec, x, direction):
+    """Attend one sentence without padding ``(length, 16)`` by the oracles: ``(length, 16)``."""
 
     def heads(projection):
         return projection(x).view(len(x), 2, 8).transpose(0, 1)
 
     query, key, value = (heads(p) for p in (attention.q_proj, attention.k_proj, attention.v_proj))
-    real = ~padding
-    scores = torch.zeros(2, len(x), len(x), dtype=torch.float64)
-    inner = their_scores(attention.encodings, spec, query[:, real], key[:, real])
-    rows = real.nonzero()[:, 0]
-    scores[:, rows[:, None], rows] = inner
-    allowed = oracles.allowed(direction, len(x), len(x), padding)
-    attended = oracles.attention(scores, value, allowed)
-    return attention.out_proj(attended.transpose(0, 1).reshape(len(x), 16)), allowed
+    projections = {"project_query": attention.q_proj, "project_key": attention.k_proj}
+    scores = their_scores(attention.encodings, spec, query, key, **projections)
+    allowed = oracles.allowed(direction, len(x), len(x))
+    values = [i for i in registry.parse(spec).items if i.name == "shaw_values"]
+    if values:
+        params = oracle_params(attention.encodings, "shaw_values")
+        params = {"value_table": params["table"]}
+        options = oracle_options(values[0])
+        attended = oracles.shaw_values(scores, value, allowed, params, options)
+    else:
+        attended = oracles.attention(scores, value, allowed)
+    return attention.out_proj(attended.transpose(0, 1).reshape(len(x), 16))
 
 
 @pytest.mark.parametrize("direction", ["both", "lr", "rl"])
@@ -52,11 +62,11 @@ def test_equals_the_formula_with_padding_on_either_side(spec, direction):
     padding[2, :2] = True
     ours, _ = attention(x, x, x, key_padding_mask=padding)
     for b in range(3):
-        theirs, allowed = formula(attention, spec, x[:, b].detach(), padding[b], direction)
         # What stands at padding is nobody's business, except that it must be finite.
         real = ~padding[b]
-        torch.testing.assert_close(ours[real, b], theirs[real], rtol=1e-5, atol=1e-5)
-        blind = ~allowed.any(-1)
+        theirs = formula(attention, spec, x[real, b], direction)
+        torch.testing.assert_close(ours[real, b], theirs, rtol=1e-5, atol=1e-5)
+        blind = ~oracles.allowed(direction, LENGTH, LENGTH, padding[b]).any(-1)
         zeros = attention.out_proj.bias.expand(int(blind.sum()), -1)
         torch.testing.assert_close(ours[blind, b], zeros)
     assert ours.isfinite().all()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
-import oracles
 import pytest
 import torch
 from torch.testing import assert_close
+
+import oracles
 
 HEADS, LENGTH, WIDTH = 2, 5, 4
 K = 3  # smaller than LENGTH - 1, so that clipping is at work

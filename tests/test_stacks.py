@@ -7,13 +7,30 @@ import pickle
 
 import pytest
 import torch
-from conftest import ARCHITECTURES, COMPOSITIONS, STOCK, logits, make_model, make_tokens, specs
 
+from conftest import (
+    ARCHITECTURES,
+    COMPOSITIONS,
+    STOCK,
+    logits,
+    make_model,
+    make_tokens,
+    needs_causal,
+)
+from fairseq_posenc import registry
 from fairseq_posenc.attention import PositionalAttention
 from fairseq_posenc.errors import UserError
 
 FAMILIES = list(ARCHITECTURES)
-SPECS = [*specs("input", "scores", "rotation"), *COMPOSITIONS]
+SPECS = [*registry.names(), *COMPOSITIONS, "sinusoidal(layout=fairseq)"]
+# Every encoding in every family that it has a meaning in; options are tested on the attention.
+CASES = [
+    (family, spec)
+    for family in FAMILIES
+    for spec in SPECS
+    if family == "causal_lm" or not needs_causal(spec)
+]
+DECODING = [case for case in CASES if case[0] != "masked_lm"]
 PAD = 1
 
 
@@ -64,8 +81,7 @@ def test_equals_fairseqs_own_model(family, spec, stock_options):
         torch.testing.assert_close(grad, their, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize(("family", "spec"), CASES)
 def test_padding_on_either_side_changes_nothing(family, spec):
     model = awake(make_model(family, position_encoding=spec))
     tokens = make_tokens()
@@ -102,8 +118,7 @@ def test_a_layer_with_a_direction_does_not_see_the_other_side(direction):
     assert bool(after.all()) == (direction == "rl")
 
 
-@pytest.mark.parametrize("family", ["causal_lm", "translation"])
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize(("family", "spec"), DECODING)
 def test_decoding_with_beam_reordering_equals_the_full_pass(family, spec):
     model = awake(make_model(family, position_encoding=spec))
     source = make_tokens(2).repeat_interleave(2, 0)  # two sentences, a beam of two
@@ -123,7 +138,9 @@ def test_decoding_with_beam_reordering_equals_the_full_pass(family, spec):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("spec", ["learned", "m4m", "rope", "sentence_learned+m4"])
+@pytest.mark.parametrize(
+    "spec", ["learned", "m4m", "rope", "sentence_learned+m4", "t5", "deberta_v2"]
+)
 def test_activation_checkpointing_gives_the_same_gradients(family, spec):
     options = {"position_encoding": spec, "dropout": 0.1, "attention_dropout": 0.1}
     if family == "masked_lm":
@@ -187,8 +204,7 @@ def test_nothing_of_a_forward_pass_survives_it(family):
         assert vars(module).get("_positions") is None
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize(("family", "spec"), CASES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_models_run_and_stay_close(family, spec, dtype):
     model = awake(make_model(family, position_encoding=spec)).to(dtype)
@@ -232,6 +248,11 @@ BAD_OPTIONS = [
     ("translation", {"cross_self_attention": True}, "cross-self-attention"),
     ("translation", {"no_token_positional_embeddings": True}, "--position-encoding none"),
     ("causal_lm", {"base_layers": 1}, "base-layers"),
+    ("masked_lm", {"position_encoding": "xpos"}, "xpos is for causal models"),
+    ("translation", {"position_encoding": "fire"}, "fire is for causal models"),
+    ("masked_lm", {"position_encoding": "alibi(mode=causal)"}, "needs a causal model"),
+    ("masked_lm", {"position_encoding": "m2+m4m"}, "multiply the scores cannot be combined"),
+    ("masked_lm", {"position_encoding": "raffel+deberta"}, "set scale_factor of one of them"),
 ]
 
 

@@ -5,6 +5,8 @@ This is the backend that the others are compared with: plain operations, gradien
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -31,8 +33,10 @@ def attend(
     # Scores and softmax in float32 at least: the product of three terms overflows fp16.
     with torch.autocast(query.device.type, enabled=False):
         weights = softmax(scores(query, key, terms), mask)
-    dropped = F.dropout(weights, dropout) if dropout else weights
-    attended = dropped.type_as(value) @ value
+        dropped = F.dropout(weights, dropout) if dropout else weights
+        attended = dropped.type_as(value) @ value
+        if terms.value_table is not None:
+            attended = attended + _values_by_distance(dropped, terms).type_as(value)
     return attended, weights if need_weights else None
 
 
@@ -40,7 +44,10 @@ def scores(query: Tensor, key: Tensor, terms: Terms) -> Tensor:
     """Return the scores before masks and softmax, ``(B, H, T, S)`` in float32 or float64."""
     query, key = _full(query), _full(key)
     index = row_index(terms, query.size(2), key.size(2), query.device)
-    combined = query @ key.transpose(-1, -2)
+    if terms.channel_gain is None:
+        combined = query @ key.transpose(-1, -2)
+    else:
+        combined = ChannelGain.apply(query, key, _full(terms.channel_gain), index)
     if terms.gain is not None:
         combined = combined * _by_distance(terms.gain, index)
     by_table = []
@@ -70,6 +77,56 @@ def softmax(scores: Tensor, mask: Mask) -> Tensor:
     # A finite fill, then exact zeros: a row of -inf would give NaN, also in the gradient.
     weights = scores.masked_fill(forbidden, torch.finfo(scores.dtype).min).softmax(-1)
     return weights.masked_fill(forbidden, 0.0)
+
+
+class ChannelGain(torch.autograd.Function):
+    """Dot products with a gain for each channel, ``sum_t q_it k_jt a_rt``.
+
+    No matrix product computes it, so it is summed channel by channel, forward and backward; then no
+    tensor of size T * S * D is ever held.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, gain: Tensor, index: Tensor) -> Tensor:
+        """Return ``(B, H, T, S)`` of ``(B, H, T, D)``, ``(B, H, S, D)``, ``(G, R, D)``."""
+        ctx.save_for_backward(query, key, gain, index)
+        total = query.new_zeros(*query.shape[:3], key.size(2))
+        for t in range(query.size(-1)):
+            products = query[..., t, None] * key[..., None, :, t]
+            total += products * _by_distance(gain[..., t], index)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        """Return the gradients of query, key and gain."""
+        query, key, gain, index = ctx.saved_tensors
+        grads = [torch.zeros_like(x) for x in (query, key, gain)]
+        for t in range(query.size(-1)):
+            q, k = query[..., t, None], key[..., None, :, t]
+            by_gain = grad * _by_distance(gain[..., t], index)
+            grads[0][..., t] = (by_gain * k).sum(-1)
+            grads[1][..., t] = (by_gain * q).sum(-2)
+            grads[2][..., t] = _sum_by_distance(grad * q * k, index, gain.shape[:2])
+        return grads[0], grads[1], grads[2], None
+
+
+def _sum_by_distance(x: Tensor, index: Tensor, shape: torch.Size) -> Tensor:
+    """Return the sums of ``(B, H, T, S)`` over equal rows of ``index``: ``(G, R)``."""
+    groups, rows = shape
+    if groups == 1:
+        x = x.sum(1, keepdim=True)
+    summed = x.new_zeros(*x.shape[:2], rows)
+    flat = index.expand(x.size(0), *index.shape[1:]).flatten(1).unsqueeze(1)
+    return summed.scatter_add(-1, flat.expand(-1, x.size(1), -1), x.flatten(2)).sum(0)
+
+
+def _values_by_distance(weights: Tensor, terms: Terms) -> Tensor:
+    """Return ``sum_j w_ij V_r``, ``(B, H, T, D)``: the weights are first added up by distance."""
+    assert terms.value_table is not None
+    table = _full(terms.value_table)
+    index = row_index(terms, weights.size(2), weights.size(3), weights.device).unsqueeze(1)
+    summed = weights.new_zeros(*weights.shape[:3], table.size(1))
+    return summed.scatter_add(-1, index.expand(weights.shape), weights) @ table
 
 
 def _full(x: Tensor) -> Tensor:

@@ -22,7 +22,6 @@ from functools import reduce
 from operator import or_
 from typing import ClassVar, Literal, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from fairseq_posenc.errors import UserError
@@ -41,8 +40,12 @@ class Dims(NamedTuple):
 
     @property
     def head_dim(self) -> int:
-        """Width of one head."""
+        """D, the width of one head."""
         return self.embed_dim // self.num_heads
+
+    def scale(self, scale_factor: float) -> float:
+        """Return the scale 1 / sqrt(c * D) of the scores."""
+        return float((scale_factor * self.head_dim) ** -0.5)
 
 
 class Terms(NamedTuple):
@@ -56,6 +59,10 @@ class Terms(NamedTuple):
         query_table: ``(G, R, D)``, Q.
         key_table: ``(G, R, D)``, K.
         gain: ``(G, R)``, multiplies the content term.
+        channel_gain: ``(G, R, D)``, multiplies the content term channel by channel.
+        content_rows: ``(R, C)``, which each layer projects by its own key and query projections to
+            query and key tables.
+        value_table: ``(G, R, D)``, added to the value that a query attends to at a distance.
         bias: ``(G, R)``, added after scaling.
         pair_bias: ``(B or 1, G, T, S)``, added after scaling.
         product: combine by product in place of the sum.
@@ -66,6 +73,9 @@ class Terms(NamedTuple):
     query_table: Tensor | None = None
     key_table: Tensor | None = None
     gain: Tensor | None = None
+    channel_gain: Tensor | None = None
+    content_rows: Tensor | None = None
+    value_table: Tensor | None = None
     bias: Tensor | None = None
     pair_bias: Tensor | None = None
     product: bool = False
@@ -74,8 +84,10 @@ class Terms(NamedTuple):
 
     @property
     def content_only(self) -> bool:
-        """Whether the terms are a plain scaled dot product, with or without a bias."""
-        return self.query_table is None and self.key_table is None and self.gain is None
+        """Whether attention is a plain scaled dot product, with or without a bias."""
+        biases = Terms(bias=self.bias, pair_bias=self.pair_bias)
+        plain = biases._replace(scale_factor=self.scale_factor, first=self.first)
+        return all(ours is theirs for ours, theirs in zip(self, plain))
 
     def __or__(self, other: Terms) -> Terms:
         """Return the terms of two encodings together; refuse what has no meaning."""
@@ -87,6 +99,9 @@ class Terms(NamedTuple):
             query_table=_only_one("query table", self.query_table, other.query_table),
             key_table=_only_one("key table", self.key_table, other.key_table),
             gain=_only_one("gain", self.gain, other.gain),
+            channel_gain=_only_one("gain of channels", self.channel_gain, other.channel_gain),
+            content_rows=_only_one("table", self.content_rows, other.content_rows),
+            value_table=_only_one("value table", self.value_table, other.value_table),
             bias=_sum(self.bias, other.bias),
             pair_bias=_sum(self.pair_bias, other.pair_bias),
             product=self.product or other.product,
@@ -97,7 +112,7 @@ class Terms(NamedTuple):
     @property
     def multiplies(self) -> bool:
         """Whether the content term is multiplied."""
-        return self.product or self.gain is not None
+        return self.product or self.gain is not None or self.channel_gain is not None
 
     @property
     def changes(self) -> bool:
@@ -189,52 +204,3 @@ class Encodings(nn.ModuleDict):
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Return the terms of all encodings together (see :meth:`Encoding.terms`)."""
         return reduce(or_, (encoding.terms(span, positions) for encoding in self.each()), Terms())
-
-
-class DistanceTable(nn.Module):
-    """Trained rows by clipped signed distance: row ``clip(r, -K, K) + K``, r = j - i.
-
-    Args:
-        max_distance: K.
-        width: size of a row, or None for scalars.
-        groups: 1 if the heads share the table, else the number of heads.
-        reset: append two rows: a query at the first token, a key at the first token.
-
-    Shapes:
-        weight ``(G, 2K + 1 (+ 2), width)`` or ``(G, 2K + 1 (+ 2))``.
-    """
-
-    def __init__(
-        self, max_distance: int, width: int | None = None, groups: int = 1, reset: bool = False
-    ) -> None:
-        super().__init__()
-        if max_distance < 1:
-            raise UserError(f"max_distance must be at least 1, not {max_distance}")
-        self.max_distance = max_distance
-        self.reset = reset
-        rows = 2 * max_distance + 1 + (2 if reset else 0)
-        self.weight = nn.Parameter(
-            torch.empty((groups, rows) + (() if width is None else (width,)))
-        )
-
-    def rows(self, span: Span) -> Tensor:
-        """Return the rows for the distances of ``span``: ``(G, R, width)`` or ``(G, R)``."""
-        limit = self.max_distance
-        low, high = (max(-limit, min(limit, end)) for end in (span.low, span.high))
-        # A slice with repeated ends: cheaper than an index, and its gradient is deterministic.
-        rows = self.weight[:, low + limit : high + limit + 1]
-        beyond = span.high - span.low + 1 - rows.size(1)
-        before = min(max(low - span.low, 0), beyond)
-        parts = [_repeat(rows[:, :1], before), rows, _repeat(rows[:, -1:], beyond - before)]
-        if self.reset:
-            parts.append(self.weight[:, -2:])
-        parts = [part for part in parts if part.size(1)]
-        return torch.cat(parts, dim=1) if len(parts) > 1 else rows
-
-    def first(self, positions: Positions) -> Tensor | None:
-        """Return :attr:`Terms.first` for this table: where its two reset rows apply."""
-        return positions.is_first() if self.reset else None
-
-
-def _repeat(row: Tensor, times: int) -> Tensor:
-    return row.expand(-1, times, *row.shape[2:])

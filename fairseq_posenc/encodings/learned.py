@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_posenc.encodings.base import Dims, Encoding
-from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions
 from fairseq_posenc.registry import register
 
@@ -42,23 +41,13 @@ class Learned(Encoding):
         nn.init.normal_(self.table.weight, std=self.dims.embed_dim**-0.5)
 
     def embed(self, positions: Positions) -> Tensor:
-        """Return the vectors of the queries' positions, ``(B or 1, T, C)``."""
-        return self.lookup(positions.block, positions)
-
-    def lookup(self, index: Tensor, positions: Positions) -> Tensor:
-        """Return the queries' vectors, given each token's row ``index``, ``(B or 1, S)``.
+        """Return the vectors of the queries' positions, ``(B or 1, T, C)``.
 
         Raises:
             UserError: a position lies beyond the table.
         """
-        limit = self.dims.max_positions
-        if index.size(1) > limit and int(index.max()) >= limit:
-            raise UserError(
-                f"a sequence of {int(index.max()) + 1} tokens is longer than the {limit} positions "
-                f"of {self.name!r}: raise --max-positions (--max-source-positions, "
-                "--max-target-positions) before training, or shorten the input"
-            )
-        return F.embedding(positions.queries(index), self.table.weight)
+        positions.check_limit(self.dims.max_positions, self.name)
+        return F.embedding(positions.queries(positions.block), self.table.weight)
 
     @classmethod
     def parameter_count(cls, dims: Dims, layers: int) -> int:

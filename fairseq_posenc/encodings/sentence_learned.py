@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torch import Tensor
+from torch.nn import functional as F
 
 from fairseq_posenc.encodings.learned import Learned
 from fairseq_posenc.positions import Positions
@@ -27,5 +28,10 @@ class SentenceLearned(Learned):
     """
 
     def embed(self, positions: Positions) -> Tensor:
-        """Return the vectors of the queries' positions in their sentences, ``(B, T, C)``."""
-        return self.lookup(positions.in_sentence(), positions)
+        """Return the vectors of the queries' positions in their sentences, ``(B, T, C)``.
+
+        Raises:
+            UserError: a block is longer than the table, which one sentence could fill.
+        """
+        positions.check_limit(self.dims.max_positions, self.name)
+        return F.embedding(positions.queries(positions.in_sentence()), self.table.weight)

@@ -99,7 +99,7 @@ def _register(name: str, spec: str, directions: str = "") -> None:
         register_model_architecture("positional_roberta", f"{name}{suffix}")(architecture)
 
 
-for _encoding in registry.names():
+for _encoding in registry.names_for(encoder=True):
     _register(f"roberta_{_encoding}", _encoding)
 for _name, _directions in DECBERT.items():
     _register(_name, "learned", _directions)

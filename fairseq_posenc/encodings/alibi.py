@@ -1,0 +1,74 @@
+"""Attention with linear biases (ALiBi)."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+import torch
+
+from fairseq_posenc.encodings.base import Dims, Encoding, Terms
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.registry import register
+
+
+@register("alibi")
+class Alibi(Encoding):
+    """A fixed penalty that grows with the distance is subtracted from the score.
+
+    Equation:
+        e_ij = q_i.k_j / sqrt(c d) - s_head * abs(j - i), s_head a geometric sequence.
+    Shapes:
+        bias ``(H, R)``, one for all layers.
+    Parameters:
+        0
+    Source:
+        Press et al. (2022), "Train Short, Test Long", arXiv:2108.12409, section 3; slopes as in
+        the authors' code, also where the number of heads is no power of two.
+    Differs:
+        the paper is about causal models. ``mode=symmetric`` penalises later keys as it does
+        earlier ones; ``mode=asymmetric`` gives them the slopes of the heads in reverse order;
+        ``mode=causal`` insists on a causal model. Without a mode: causal in decoders, symmetric
+        in encoders.
+    """
+
+    acts_on: ClassVar[Literal["scores"]] = "scores"
+    shared: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        dims: Dims,
+        *,
+        mode: Literal["auto", "causal", "symmetric", "asymmetric"] = "auto",
+        scale_factor: float = 1.0,
+    ) -> None:
+        super().__init__(dims)
+        if mode == "causal" and not dims.causal:
+            raise UserError("alibi(mode=causal) needs a causal model; an encoder sees later keys")
+        self.mode = mode
+        self.scale_factor = scale_factor
+
+    def terms(self, span: Span, positions: Positions) -> Terms:
+        """Return the penalties as bias in float32, ``(H, R)``."""
+        distances = span.distances().float()
+        slopes = torch.tensor(slopes_of(self.dims.num_heads), device=span.device)[:, None]
+        later = slopes.flip(0) if self.mode == "asymmetric" else slopes
+        bias = -torch.where(distances > 0, later, slopes) * distances.abs()
+        return Terms(bias=bias, scale_factor=self.scale_factor)
+
+    @classmethod
+    def parameter_count(cls, dims: Dims, layers: int) -> int:
+        """Return 0."""
+        return 0
+
+
+def slopes_of(heads: int) -> list[float]:
+    """Return each head's slope: 2^(-8/p), 2^(-16/p), ... for p heads, a power of two.
+
+    Other numbers of heads take the slopes of the power of two below, then every second slope of
+    the power above.
+    """
+    power = 2 ** int(math.log2(heads))
+    slopes = [2 ** (-8 * (head + 1) / power) for head in range(power)]
+    return slopes + [2 ** (-4 * (2 * head + 1) / power) for head in range(heads - power)]

@@ -1,0 +1,75 @@
+"""Relative vectors with a projection for each side (DeBERTa as the M4M paper writes it)."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+from torch import nn
+
+from fairseq_posenc.encodings.base import INIT_STD, Dims, Terms
+from fairseq_posenc.encodings.distance_table import DistanceEncoding
+from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.registry import register
+
+
+@register("deberta")
+class Deberta(DistanceEncoding):
+    """A trained vector for each signed distance is projected once for queries, once for keys.
+
+    Equation:
+        e_ij = (q_i.k_j + q_i.(a_r W_R) + k_j.(a_r W_T)) / sqrt(c d), r = clip(j - i, -K, K), c = 3.
+    Shapes:
+        table ``(G, 2K+1, D)``, W_R and W_T ``(D, D)`` in each layer.
+    Parameters:
+        m * ((2K+1) * d + 2 * d^2)
+    Source:
+        He et al. (2021), "DeBERTa", arXiv:2006.03654, in the form of Huang et al. (2021),
+        arXiv:2109.12788, equation 13. ``deberta_v2`` is what Hugging Face's DebertaV2 computes.
+    Differs:
+        Huang et al. count one projection; ``tie_projections`` (W_T = W_R) gives their number.
+    """
+
+    def __init__(
+        self,
+        dims: Dims,
+        *,
+        max_distance: Optional[int] = None,
+        per_head: bool = False,
+        scale_factor: float = 3.0,
+        reset: bool = False,
+        tie_projections: bool = False,
+    ) -> None:
+        super().__init__(
+            dims,
+            max_distance=max_distance,
+            per_head=per_head,
+            scale_factor=scale_factor,
+            reset=reset,
+        )
+        size = (dims.head_dim, dims.head_dim)
+        self.query_projection = nn.Parameter(torch.empty(size))
+        # Tied, both names are one parameter; torch counts, draws and trains it once.
+        self.key_projection = (
+            self.query_projection if tie_projections else nn.Parameter(torch.empty(size))
+        )
+
+    def reset_parameters(self) -> None:
+        """Draw table and projections: normal, standard deviation 0.02."""
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, std=INIT_STD)
+
+    def terms(self, span: Span, positions: Positions) -> Terms:
+        """Return the projected rows as query and key table, ``(G, R, D)``."""
+        rows = self.table.rows(span)
+        return Terms(
+            query_table=rows @ self.query_projection,
+            key_table=rows @ self.key_projection,
+            scale_factor=self.scale_factor,
+            first=self.table.first(positions),
+        )
+
+    @classmethod
+    def parameter_count(cls, dims: Dims, layers: int) -> int:
+        """Return m * ((2n-1) * d + 2 * d^2)."""
+        return super().parameter_count(dims, layers) + layers * 2 * dims.head_dim**2

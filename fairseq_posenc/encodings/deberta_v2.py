@@ -1,0 +1,73 @@
+"""Disentangled attention as in DeBERTa's code, versions 2 and 3."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding, Terms
+from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.registry import register
+
+
+@register("deberta_v2")
+class DebertaV2(Encoding):
+    """Trained vectors of distance buckets go through each layer's own projections.
+
+    Equation:
+        e_ij = (q_i.(W_K p_b) + k_j.(W_Q p_b) + q_i.k_j) / sqrt(c d), c = 3; b the bucket of i - j:
+        a distance each up to buckets/2, then logarithmic up to n; W_Q and W_K the layer's.
+    Shapes:
+        table ``(2 * buckets, C)`` and its layer norm ``(C,)``, one for all layers.
+    Parameters:
+        2 * buckets * C + 2 * C
+    Source:
+        He et al. (2021), "DeBERTaV3", arXiv:2111.09543; Hugging Face's DebertaV2 with
+        ``pos_att_type = c2p|p2c``, ``share_att_key`` and ``norm_rel_ebd = layer_norm``.
+    Differs:
+        nothing known.
+    """
+
+    acts_on: ClassVar[Literal["scores"]] = "scores"
+    shared: ClassVar[bool] = True
+
+    def __init__(self, dims: Dims, *, buckets: int = 256, scale_factor: float = 3.0) -> None:
+        super().__init__(dims)
+        self.buckets = buckets
+        self.scale_factor = scale_factor
+        self.table = nn.Parameter(torch.empty(2 * buckets, dims.embed_dim))
+        self.norm_weight = nn.Parameter(torch.empty(dims.embed_dim))
+        self.norm_bias = nn.Parameter(torch.empty(dims.embed_dim))
+
+    def reset_parameters(self) -> None:
+        """Draw the vectors: normal, standard deviation 0.02; the layer norm starts neutral."""
+        nn.init.normal_(self.table, std=INIT_STD)
+        nn.init.ones_(self.norm_weight)
+        nn.init.zeros_(self.norm_bias)
+
+    def terms(self, span: Span, positions: Positions) -> Terms:
+        """Return the normalised rows for each layer to project, ``(R, C)``."""
+        bucket = self.bucket(-span.distances())
+        index = (bucket + self.buckets).clamp(0, 2 * self.buckets - 1)
+        normed = F.layer_norm(
+            self.table, self.table.shape[1:], self.norm_weight, self.norm_bias, eps=1e-7
+        )
+        return Terms(content_rows=normed[index], scale_factor=self.scale_factor)
+
+    def bucket(self, distances: Tensor) -> Tensor:
+        """Return the signed bucket of distances i - j."""
+        exact = self.buckets // 2
+        steps = distances.abs().clamp(min=exact).double()
+        reach = math.log((max(self.dims.max_positions, exact + 2) - 1) / exact)
+        logarithmic = exact + ((steps / exact).log() / reach * (exact - 1)).ceil()
+        far = (logarithmic * distances.sign()).long()
+        return torch.where(distances.abs() <= exact, distances, far)
+
+    @classmethod
+    def parameter_count(cls, dims: Dims, layers: int) -> int:
+        """Return 2 * 256 * C + 2 * C."""
+        return (2 * 256 + 2) * dims.embed_dim

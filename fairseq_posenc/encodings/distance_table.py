@@ -1,0 +1,104 @@
+"""Trained rows for signed distances, and the base of the encodings that have them in each layer."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Optional
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.positions import Positions, Span
+
+
+class DistanceTable(nn.Module):
+    """Trained rows by clipped signed distance: row ``clip(r, -K, K) + K``, r = j - i.
+
+    Args:
+        max_distance: K.
+        width: size of a row, or None for scalars.
+        groups: 1 if the heads share the table, else the number of heads.
+        reset: append two rows: a query at the first token, a key at the first token.
+
+    Shapes:
+        weight ``(G, 2K + 1 (+ 2), width)`` or ``(G, 2K + 1 (+ 2))``.
+    """
+
+    def __init__(
+        self, max_distance: int, width: int | None = None, groups: int = 1, reset: bool = False
+    ) -> None:
+        super().__init__()
+        if max_distance < 1:
+            raise UserError(f"max_distance must be at least 1, not {max_distance}")
+        self.max_distance = max_distance
+        self.reset = reset
+        rows = 2 * max_distance + 1 + (2 if reset else 0)
+        self.weight = nn.Parameter(
+            torch.empty((groups, rows) + (() if width is None else (width,)))
+        )
+
+    def rows(self, span: Span) -> Tensor:
+        """Return the rows for the distances of ``span``: ``(G, R, width)`` or ``(G, R)``."""
+        limit = self.max_distance
+        low, high = (max(-limit, min(limit, end)) for end in (span.low, span.high))
+        # A slice with repeated ends: cheaper than an index, and its gradient is deterministic.
+        rows = self.weight[:, low + limit : high + limit + 1]
+        beyond = span.high - span.low + 1 - rows.size(1)
+        before = min(max(low - span.low, 0), beyond)
+        parts = [_repeat(rows[:, :1], before), rows, _repeat(rows[:, -1:], beyond - before)]
+        if self.reset:
+            parts.append(self.weight[:, -2:])
+        parts = [part for part in parts if part.size(1)]
+        return torch.cat(parts, dim=1) if len(parts) > 1 else rows
+
+    def first(self, positions: Positions) -> Tensor | None:
+        """Return :attr:`Terms.first` for this table: where its two reset rows apply."""
+        return positions.is_first() if self.reset else None
+
+
+def _repeat(row: Tensor, times: int) -> Tensor:
+    return row.expand(-1, times, *row.shape[2:])
+
+
+class DistanceEncoding(Encoding):
+    """Base of the encodings with a trained row for each signed distance, in each layer.
+
+    Args:
+        dims: sizes of the stack.
+        max_distance: K, beyond which distances are clipped; by default n - 1, so that none is.
+        per_head: give every head a table of its own.
+        scale_factor: c of the scale 1 / sqrt(c * D).
+        reset: give the first token two rows of its own in place of its distances, one for its
+            queries and one for its key (Huang et al. 2021, equation 19).
+    """
+
+    acts_on: ClassVar[Literal["scores"]] = "scores"
+    vectors: ClassVar[bool] = True  # rows of D numbers, else of one
+
+    def __init__(
+        self,
+        dims: Dims,
+        *,
+        max_distance: Optional[int] = None,
+        per_head: bool = False,
+        scale_factor: float = 1.0,
+        reset: bool = False,
+    ) -> None:
+        super().__init__(dims)
+        self.scale_factor = scale_factor
+        self.table = DistanceTable(
+            dims.max_positions - 1 if max_distance is None else max_distance,
+            dims.head_dim if self.vectors else None,
+            dims.num_heads if per_head else 1,
+            reset,
+        )
+
+    def reset_parameters(self) -> None:
+        """Draw the table: normal, standard deviation 0.02."""
+        nn.init.normal_(self.table.weight, std=INIT_STD)
+
+    @classmethod
+    def parameter_count(cls, dims: Dims, layers: int) -> int:
+        """Return m * (2n-1) * d, or m * (2n-1) for scalars."""
+        return layers * (2 * dims.max_positions - 1) * (dims.head_dim if cls.vectors else 1)

@@ -1,0 +1,81 @@
+"""A small network on the relative distance (FIRE)."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from torch import nn
+
+from fairseq_posenc.encodings.base import Dims, Encoding, Terms
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.registry import register
+
+
+@register("fire")
+class Fire(Encoding):
+    """A small network reads how far back a key lies, relative to how far it could lie.
+
+    Equation:
+        e_ij = q_i.k_j / sqrt(c d) + f(log(1 + c' (i - j)) / log(1 + c' max(i, L))), f: a hidden
+        layer of ``width`` ReLUs, an output for each head; c' and L trained.
+    Shapes:
+        weights ``(width, 1)``, ``(H, width)`` and their biases, c' and L in each layer.
+    Parameters:
+        m * (2 * width + h * width + h + 2)
+    Source:
+        Li et al. (2024), "Functional Interpolation for Relative Positions Improves Long Context
+        Transformers", arXiv:2310.04418, equation 7; starting values as there.
+    Differs:
+        for causal models only, as in the paper. The bias is no function of the distance alone, so
+        the network sees every pair: ``T * S * width`` numbers, without a batch.
+    """
+
+    acts_on: ClassVar[Literal["scores"]] = "scores"
+
+    def __init__(
+        self, dims: Dims, *, width: int = 32, threshold: float = 512.0, scale_factor: float = 1.0
+    ) -> None:
+        super().__init__(dims)
+        if not dims.causal:
+            raise UserError("fire is for causal models: it counts how far back a key lies")
+        self.scale_factor = scale_factor
+        self.threshold = threshold
+        self.width = width
+        self.hidden_weight = nn.Parameter(torch.empty(width, 1))
+        self.hidden_bias = nn.Parameter(torch.empty(width))
+        self.output_weight = nn.Parameter(torch.empty(dims.num_heads, width))
+        self.output_bias = nn.Parameter(torch.empty(dims.num_heads))
+        self.curvature = nn.Parameter(torch.empty(()))
+        self.length = nn.Parameter(torch.empty(()))
+
+    def reset_parameters(self) -> None:
+        """Draw the network as torch's linear layers are, and set c' = 0.1 and L = threshold."""
+        for weight, bias in (
+            (self.hidden_weight, self.hidden_bias),
+            (self.output_weight, self.output_bias),
+        ):
+            bound = weight.size(1) ** -0.5
+            nn.init.uniform_(weight, -bound, bound)
+            nn.init.uniform_(bias, -bound, bound)
+        nn.init.constant_(self.curvature, 0.1)
+        nn.init.constant_(self.length, 1.0)  # times the threshold
+
+    def terms(self, span: Span, positions: Positions) -> Terms:
+        """Return the network's outputs by pair, ``(B or 1, H, T, S)``, in float32 at least."""
+        kind = torch.promote_types(self.curvature.dtype, torch.float32)
+        keys = positions.block.to(kind)
+        queries = positions.queries(keys)[:, :, None]
+        back = (queries - keys[:, None, :]).clamp(min=0)
+        furthest = torch.maximum(queries, (self.length * self.threshold).abs())
+        curvature = self.curvature.abs()
+        relative = torch.log1p(curvature * back) / torch.log1p(curvature * furthest)
+        hidden = torch.relu(relative[..., None] * self.hidden_weight[:, 0] + self.hidden_bias)
+        bias = hidden @ self.output_weight.to(kind).T + self.output_bias
+        return Terms(pair_bias=bias.permute(0, 3, 1, 2), scale_factor=self.scale_factor)
+
+    @classmethod
+    def parameter_count(cls, dims: Dims, layers: int) -> int:
+        """Return m * (2 * 32 + h * 32 + h + 2)."""
+        return layers * (2 * 32 + dims.num_heads * 33 + 2)

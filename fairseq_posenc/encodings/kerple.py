@@ -1,0 +1,56 @@
+"""Kernelised distances (KERPLE, logarithmic)."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from torch import nn
+
+from fairseq_posenc.encodings.base import Dims, Encoding, Terms
+from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.registry import register
+
+SMALLEST = 1e-2  # keeps the kernel's parameters positive, as in the authors' code
+
+
+@register("kerple")
+class Kerple(Encoding):
+    """A penalty that grows with the logarithm of the distance, at a trained rate, is subtracted.
+
+    Equation:
+        e_ij = q_i.k_j / sqrt(c d) - r1 * log(1 + r2 * abs(j - i)), r1 and r2 > 0 for each head.
+    Shapes:
+        r1 and r2 ``(H,)`` in each layer.
+    Parameters:
+        m * 2 * h
+    Source:
+        Chi et al. (2022), "KERPLE: Kernelized Relative Positional Embedding for Length
+        Extrapolation", arXiv:2205.09921, the logarithmic variant.
+    Differs:
+        r1 starts uniform in (0, 2), r2 in (0, 1); both are kept above 0.01.
+    """
+
+    acts_on: ClassVar[Literal["scores"]] = "scores"
+
+    def __init__(self, dims: Dims, *, scale_factor: float = 1.0) -> None:
+        super().__init__(dims)
+        self.scale_factor = scale_factor
+        self.r1 = nn.Parameter(torch.empty(dims.num_heads))
+        self.r2 = nn.Parameter(torch.empty(dims.num_heads))
+
+    def reset_parameters(self) -> None:
+        """Draw the rates."""
+        nn.init.uniform_(self.r1, 0, 2)
+        nn.init.uniform_(self.r2, 0, 1)
+
+    def terms(self, span: Span, positions: Positions) -> Terms:
+        """Return the penalties as bias, ``(H, R)``, in float32 at least."""
+        r1, r2 = (r.clamp(min=SMALLEST)[:, None] for r in (self.r1, self.r2))
+        distances = span.distances().abs().to(torch.promote_types(r1.dtype, torch.float32))
+        return Terms(bias=-r1 * torch.log1p(r2 * distances), scale_factor=self.scale_factor)
+
+    @classmethod
+    def parameter_count(cls, dims: Dims, layers: int) -> int:
+        """Return m * 2 * h."""
+        return layers * 2 * dims.num_heads

@@ -1,0 +1,60 @@
+"""A trained number for each unsigned distance, multiplying the score (Huang's method 1)."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Optional
+
+import torch
+from torch import nn
+
+from fairseq_posenc.encodings.base import Dims, Encoding, Terms
+from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.registry import register
+
+
+@register("m1")
+class M1(Encoding):
+    """The dot product is multiplied by a trained number for each distance, whatever its sign.
+
+    Equation:
+        e_ij = (q_i.k_j) * a_|r| / sqrt(c d), |r| = min(|j - i|, K), a a number.
+    Shapes:
+        table ``(G, K+1)`` in each layer.
+    Parameters:
+        m * (K+1)
+    Source:
+        Huang et al. (2020), "Improve Transformer Models with Better Relative Position Embeddings",
+        arXiv:2009.13658, method 1.
+    Differs:
+        the numbers start at 1, that is, from plain attention; the paper gives no start.
+    """
+
+    acts_on: ClassVar[Literal["scores"]] = "scores"
+
+    def __init__(
+        self,
+        dims: Dims,
+        *,
+        max_distance: Optional[int] = None,
+        per_head: bool = False,
+        scale_factor: float = 1.0,
+    ) -> None:
+        super().__init__(dims)
+        self.max_distance = dims.max_positions - 1 if max_distance is None else max_distance
+        self.scale_factor = scale_factor
+        groups = dims.num_heads if per_head else 1
+        self.table = nn.Parameter(torch.empty(groups, self.max_distance + 1))
+
+    def reset_parameters(self) -> None:
+        """Start from plain attention."""
+        nn.init.ones_(self.table)
+
+    def terms(self, span: Span, positions: Positions) -> Terms:
+        """Return the rows as gain, ``(G, R)``."""
+        rows = self.table[:, span.distances().abs().clamp(max=self.max_distance)]
+        return Terms(gain=rows, scale_factor=self.scale_factor)
+
+    @classmethod
+    def parameter_count(cls, dims: Dims, layers: int) -> int:
+        """Return m * n."""
+        return layers * dims.max_positions

@@ -1,0 +1,44 @@
+"""A trained number for each signed distance, multiplying the score (Huang's method 2)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import nn
+
+from fairseq_posenc.encodings.base import Terms
+from fairseq_posenc.encodings.distance_table import DistanceEncoding
+from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.registry import register
+
+
+@register("m2")
+class M2(DistanceEncoding):
+    """The dot product is multiplied by a trained number for each signed distance.
+
+    Equation:
+        e_ij = (q_i.k_j) * a_r / sqrt(c d), r = clip(j - i, -K, K), a_r a number.
+    Shapes:
+        table ``(G, 2K+1)`` in each layer.
+    Parameters:
+        m * (2K+1)
+    Source:
+        Huang et al. (2020), "Improve Transformer Models with Better Relative Position Embeddings",
+        arXiv:2009.13658, method 2.
+    Differs:
+        the numbers start at 1, that is, from plain attention; the paper gives no start.
+    """
+
+    vectors: ClassVar[bool] = False
+
+    def reset_parameters(self) -> None:
+        """Start from plain attention."""
+        nn.init.ones_(self.table.weight)
+
+    def terms(self, span: Span, positions: Positions) -> Terms:
+        """Return the rows as gain, ``(G, R)``."""
+        return Terms(
+            gain=self.table.rows(span),
+            scale_factor=self.scale_factor,
+            first=self.table.first(positions),
+        )

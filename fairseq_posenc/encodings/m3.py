@@ -1,0 +1,41 @@
+"""A trained vector for each distance inside the dot product (Huang's method 3)."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fairseq_posenc.encodings.base import Terms
+from fairseq_posenc.encodings.distance_table import DistanceEncoding
+from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.registry import register
+
+
+@register("m3")
+class M3(DistanceEncoding):
+    """Query, key and a trained vector for the signed distance are multiplied channel by channel.
+
+    Equation:
+        e_ij = sum_t q_it k_jt a_rt / sqrt(c d), r = clip(j - i, -K, K).
+    Shapes:
+        table ``(G, 2K+1, D)`` in each layer.
+    Parameters:
+        m * (2K+1) * d
+    Source:
+        Huang et al. (2020), "Improve Transformer Models with Better Relative Position Embeddings",
+        arXiv:2009.13658, method 3.
+    Differs:
+        the vectors start at 1, that is, from plain attention; the paper gives no start. The form
+        takes no matrix product, so it costs D passes over the scores.
+    """
+
+    def reset_parameters(self) -> None:
+        """Start from plain attention."""
+        nn.init.ones_(self.table.weight)
+
+    def terms(self, span: Span, positions: Positions) -> Terms:
+        """Return the rows as gain of each channel, ``(G, R, D)``."""
+        return Terms(
+            channel_gain=self.table.rows(span),
+            scale_factor=self.scale_factor,
+            first=self.table.first(positions),
+        )

@@ -1,0 +1,38 @@
+"""A trained number for each distance, added to the score (Raffel et al. without buckets)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from fairseq_posenc.encodings.base import Terms
+from fairseq_posenc.encodings.distance_table import DistanceEncoding
+from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.registry import register
+
+
+@register("raffel")
+class Raffel(DistanceEncoding):
+    """A trained number for each signed distance is added to the dot product.
+
+    Equation:
+        e_ij = (q_i.k_j + a_r) / sqrt(c d), r = clip(j - i, -K, K), a_r a number.
+    Shapes:
+        table ``(G, 2K+1)`` in each layer.
+    Parameters:
+        m * (2K+1)
+    Source:
+        Raffel et al. (2020), arXiv:1910.10683, in the form of Huang et al. (2021),
+        arXiv:2109.12788, equation 8.
+    Differs:
+        no buckets and a table in each layer; ``t5`` is Raffel's own form.
+    """
+
+    vectors: ClassVar[bool] = False
+
+    def terms(self, span: Span, positions: Positions) -> Terms:
+        """Return the scaled rows as bias, ``(G, R)``."""
+        return Terms(
+            bias=self.table.rows(span) * self.dims.scale(self.scale_factor),
+            scale_factor=self.scale_factor,
+            first=self.table.first(positions),
+        )

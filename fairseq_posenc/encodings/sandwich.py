@@ -1,0 +1,58 @@
+"""Sinusoids compared with sinusoids, as a bias (Sandwich)."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+import torch
+
+from fairseq_posenc.encodings.base import Dims, Encoding, Terms
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.registry import register
+
+
+@register("sandwich")
+class Sandwich(Encoding):
+    """The dot product of the two positions' sinusoids, weaker from head to head, is added.
+
+    Equation:
+        e_ij = q_i.k_j / sqrt(c d) + H / (8 h) * (sum_s cos((j - i) / 10000^(2s/w)) - w/2),
+        s = 1 .. w/2, h = 1 .. H the head.
+    Shapes:
+        bias ``(H, R)``, one for all layers.
+    Parameters:
+        0
+    Source:
+        Chi et al. (2023), "Dissecting Transformer Length Extrapolation via the Lens of Receptive
+        Field Analysis", arXiv:2212.10356.
+    Differs:
+        w is ``width``, a constant of the method and not the head's size. The constant -w/2, which
+        the softmax ignores, keeps the bias at 0 for distance 0. Written from the paper's formula;
+        not compared with the authors' code.
+    """
+
+    acts_on: ClassVar[Literal["scores"]] = "scores"
+    shared: ClassVar[bool] = True
+
+    def __init__(self, dims: Dims, *, width: int = 128, scale_factor: float = 1.0) -> None:
+        super().__init__(dims)
+        if width < 2 or width % 2:
+            raise UserError(f"sandwich(width={width}): the width must be even, and at least 2")
+        self.width = width
+        self.scale_factor = scale_factor
+
+    def terms(self, span: Span, positions: Positions) -> Terms:
+        """Return the compressed dot products as bias in float32, ``(H, R)``."""
+        half = self.width // 2
+        steps = torch.arange(1, half + 1, device=span.device).double() / half
+        angles = span.distances().double()[:, None] * torch.exp(-math.log(10000.0) * steps)
+        heads = torch.arange(1, self.dims.num_heads + 1, device=span.device)[:, None]
+        bias = (angles.cos().sum(-1) - half) * self.dims.num_heads / (8 * heads)
+        return Terms(bias=bias.float(), scale_factor=self.scale_factor)
+
+    @classmethod
+    def parameter_count(cls, dims: Dims, layers: int) -> int:
+        """Return 0."""
+        return 0

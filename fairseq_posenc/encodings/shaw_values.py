@@ -1,0 +1,34 @@
+"""Relative vectors on the side of the values (the other half of Shaw et al.)."""
+
+from __future__ import annotations
+
+from fairseq_posenc.encodings.base import Terms
+from fairseq_posenc.encodings.distance_table import DistanceEncoding
+from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.registry import register
+
+
+@register("shaw_values")
+class ShawValues(DistanceEncoding):
+    """A trained vector for each signed distance is added to the value that is attended to.
+
+    Equation:
+        z_i = sum_j w_ij (v_j + a_r), r = clip(j - i, -K, K); the scores stay as they are.
+    Shapes:
+        table ``(G, 2K+1, D)`` in each layer.
+    Parameters:
+        m * (2K+1) * d
+    Source:
+        Shaw et al. (2018), "Self-Attention with Relative Position Representations",
+        arXiv:1803.02155, equation 3. The paper's model is ``shaw+shaw_values``.
+    Differs:
+        nothing with the default options.
+    """
+
+    def terms(self, span: Span, positions: Positions) -> Terms:
+        """Return the rows as value table, ``(G, R, D)``."""
+        return Terms(
+            value_table=self.table.rows(span),
+            scale_factor=self.scale_factor,
+            first=self.table.first(positions),
+        )

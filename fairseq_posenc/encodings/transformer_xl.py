@@ -1,0 +1,62 @@
+"""Sinusoids of the distance, compared with the query (Transformer-XL)."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from torch import nn
+
+from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding, Terms
+from fairseq_posenc.encodings.sinusoidal import Sinusoidal
+from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.registry import register
+
+
+@register("transformer_xl")
+class TransformerXL(Encoding):
+    """A projected sinusoid of the distance is compared with the query; two trained queries help.
+
+    Equation:
+        e_ij = ((q_i + u).k_j + (q_i + v).(W s_(i-j))) / sqrt(c d), s the sinusoid of width C.
+    Shapes:
+        W ``(C, C)``, u and v ``(H, D)`` in each layer.
+    Parameters:
+        m * (C^2 + 2 * C)
+    Source:
+        Dai et al. (2019), "Transformer-XL", arXiv:1901.02860, section 3.3.
+    Differs:
+        no segment memory; u and v are in each layer, as in the paper's equation, not shared.
+    """
+
+    acts_on: ClassVar[Literal["scores"]] = "scores"
+
+    def __init__(self, dims: Dims, *, scale_factor: float = 1.0) -> None:
+        super().__init__(dims)
+        self.scale_factor = scale_factor
+        self.projection = nn.Parameter(torch.empty(dims.embed_dim, dims.embed_dim))
+        self.u = nn.Parameter(torch.empty(dims.num_heads, dims.head_dim))
+        self.v = nn.Parameter(torch.empty(dims.num_heads, dims.head_dim))
+        self.sinusoids = Sinusoidal(dims)
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters: normal, standard deviation 0.02."""
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, std=INIT_STD)
+
+    def terms(self, span: Span, positions: Positions) -> Terms:
+        """Return W s as query table, u as key table, ``(H, R, D)``, and v.(W s) as bias."""
+        sinusoids = self.sinusoids.vectors(-span.distances()).type_as(self.projection)  # [R, C]
+        rows = (sinusoids @ self.projection.T).unflatten(-1, self.u.shape).transpose(0, 1)
+        bias = (rows * self.v[:, None]).sum(-1) * self.dims.scale(self.scale_factor)
+        return Terms(
+            query_table=rows,
+            key_table=self.u[:, None].expand_as(rows),
+            bias=bias,
+            scale_factor=self.scale_factor,
+        )
+
+    @classmethod
+    def parameter_count(cls, dims: Dims, layers: int) -> int:
+        """Return m * (C^2 + 2 * C)."""
+        return layers * (dims.embed_dim**2 + 2 * dims.embed_dim)

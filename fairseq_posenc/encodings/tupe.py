@@ -1,0 +1,93 @@
+"""Positions compared with positions (TUPE as the M4M paper writes it)."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Optional
+
+import torch
+from torch import nn
+
+from fairseq_posenc.encodings.base import INIT_STD, Dims, Terms
+from fairseq_posenc.encodings.distance_table import DistanceEncoding
+from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.registry import register
+
+
+@register("tupe")
+class Tupe(DistanceEncoding):
+    """Trained absolute positions are compared among themselves, and a number added per distance.
+
+    Equation:
+        e_ij = (q_i.k_j + (p_i U_Q).(p_j U_K)) / sqrt(c d) + b_r, r = clip(j - i, -K, K), c = 2.
+    Shapes:
+        positions ``(n, D)``, U_Q and U_K ``(D, D)``, table ``(G, 2K+1)`` in each layer.
+    Parameters:
+        m * (n * d + 2 * d^2 + 2K+1)
+    Source:
+        Ke et al. (2021), "Rethinking Positional Encoding in Language Pre-training",
+        arXiv:2006.15595, in the form of Huang et al. (2021), arXiv:2109.12788, equation 15.
+    Differs:
+        Huang et al. count one projection; ``tie_projections`` (U_K = U_Q) gives their number. With
+        ``reset`` the first token's numbers replace the whole positional part. ``tupe_shared`` is
+        the form of the authors' code: one term for all layers, a bias for each head.
+    """
+
+    vectors: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        dims: Dims,
+        *,
+        max_distance: Optional[int] = None,
+        per_head: bool = False,
+        scale_factor: float = 2.0,
+        reset: bool = False,
+        tie_projections: bool = False,
+    ) -> None:
+        super().__init__(
+            dims,
+            max_distance=max_distance,
+            per_head=per_head,
+            scale_factor=scale_factor,
+            reset=reset,
+        )
+        size = (dims.head_dim, dims.head_dim)
+        self.positions = nn.Parameter(torch.empty(dims.max_positions, dims.head_dim))
+        self.query_projection = nn.Parameter(torch.empty(size))
+        # Tied, both names are one parameter; torch counts, draws and trains it once.
+        self.key_projection = (
+            self.query_projection if tie_projections else nn.Parameter(torch.empty(size))
+        )
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters: normal, standard deviation 0.02."""
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, std=INIT_STD)
+
+    def terms(self, span: Span, positions: Positions) -> Terms:
+        """Return the comparison of positions by pair, ``(B or 1, 1, T, S)``, and the bias.
+
+        Raises:
+            UserError: a position lies beyond the table.
+        """
+        positions.check_limit(self.dims.max_positions, self.name)
+        keys = self.positions[positions.block]  # [B or 1, S, D]
+        queries = positions.queries(keys)
+        pairs = (queries @ self.query_projection) @ (keys @ self.key_projection).transpose(1, 2)
+        pairs = pairs * self.dims.scale(self.scale_factor)
+        first = self.table.first(positions)
+        if first is not None:
+            of_first = first[:, None, :] | positions.queries(first)[:, :, None]
+            pairs = pairs.masked_fill(of_first, 0.0)
+        return Terms(
+            bias=self.table.rows(span),
+            pair_bias=pairs.unsqueeze(1),
+            scale_factor=self.scale_factor,
+            first=first,
+        )
+
+    @classmethod
+    def parameter_count(cls, dims: Dims, layers: int) -> int:
+        """Return m * (n * d + 2 * d^2 + 2n-1)."""
+        own = dims.max_positions * dims.head_dim + 2 * dims.head_dim**2
+        return super().parameter_count(dims, layers) + layers * own

@@ -1,0 +1,107 @@
+"""Positions compared with positions, once for all layers (TUPE as in its authors' code)."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding, Terms
+from fairseq_posenc.encodings.t5 import bucket_of
+from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.registry import register
+
+
+@register("tupe_shared")
+class TupeShared(Encoding):
+    """Trained absolute positions are compared head by head, the same for every layer, plus buckets.
+
+    Equation:
+        e_ij = (q_i.k_j + (W_Q p_i).(W_K p_j)) / sqrt(c d) + b[head, bucket(j - i)], c = 2, p after
+        a layer norm.
+    Shapes:
+        positions ``(n+1, C)``, W_Q and W_K ``(C, C)`` with biases, layer norm ``(C,)``, buckets
+        ``(H, buckets+1)``, one for all layers.
+    Parameters:
+        (n+1) * C + 2 * C + 2 * (C^2 + C) + 33 * h
+    Source:
+        Ke et al. (2021), "Rethinking Positional Encoding in Language Pre-training",
+        arXiv:2006.15595; ``tupe_shared+reset`` is the TUPE-R of the authors' code.
+    Differs:
+        written from the published description, not compared with the authors' code. Row 0 of the
+        positions serves the reset alone; tokens begin at row 1.
+    """
+
+    acts_on: ClassVar[Literal["scores"]] = "scores"
+    shared: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        dims: Dims,
+        *,
+        num_buckets: int = 32,
+        max_distance: int = 128,
+        scale_factor: float = 2.0,
+        reset: bool = False,
+    ) -> None:
+        super().__init__(dims)
+        self.num_buckets = num_buckets
+        self.max_distance = max_distance
+        self.scale_factor = scale_factor
+        self.reset = reset
+        width = dims.embed_dim
+        self.positions = nn.Parameter(torch.empty(dims.max_positions + 1, width))
+        self.norm_weight = nn.Parameter(torch.empty(width))
+        self.norm_bias = nn.Parameter(torch.empty(width))
+        self.query_weight = nn.Parameter(torch.empty(width, width))
+        self.query_bias = nn.Parameter(torch.empty(width))
+        self.key_weight = nn.Parameter(torch.empty(width, width))
+        self.key_bias = nn.Parameter(torch.empty(width))
+        self.buckets = nn.Parameter(torch.empty(dims.num_heads, num_buckets + 1))
+
+    def reset_parameters(self) -> None:
+        """Draw positions, projections and buckets: normal, standard deviation 0.02."""
+        for parameter in (self.positions, self.query_weight, self.key_weight, self.buckets):
+            nn.init.normal_(parameter, std=INIT_STD)
+        nn.init.ones_(self.norm_weight)
+        for parameter in (self.norm_bias, self.query_bias, self.key_bias):
+            nn.init.zeros_(parameter)
+
+    def terms(self, span: Span, positions: Positions) -> Terms:
+        """Return the comparison by pair, ``(B or 1, H, T, S)``, and the buckets as bias.
+
+        Raises:
+            UserError: a position lies beyond the table.
+        """
+        positions.check_limit(self.dims.max_positions, self.name)
+        width = self.positions.shape[1:]
+        normed = F.layer_norm(self.positions, width, self.norm_weight, self.norm_bias)
+        queries = self._heads(F.linear(normed, self.query_weight, self.query_bias))
+        keys = self._heads(F.linear(normed, self.key_weight, self.key_bias))
+        scale = self.dims.scale(self.scale_factor)
+        key_rows = positions.block + 1
+        at_queries = queries[:, positions.queries(key_rows)].transpose(0, 1)  # [B or 1, H, T, D]
+        at_keys = keys[:, key_rows].transpose(0, 1)
+        pairs = at_queries @ at_keys.transpose(-1, -2) * scale
+        index = bucket_of(span.distances(), self.num_buckets, self.max_distance, True)
+        bias, first = self.buckets[:, index], None
+        if self.reset:
+            first = positions.is_first()
+            of_first = first[:, None, :] | positions.queries(first)[:, :, None]
+            pairs = pairs.masked_fill(of_first[:, None], 0.0)
+            own = (queries[:, :2] * keys[:, :2]).sum(-1) * scale
+            own = own + self.buckets[:, [self.num_buckets // 2, self.num_buckets]]
+            bias = torch.cat([bias, own], dim=1)
+        return Terms(bias=bias, pair_bias=pairs, scale_factor=self.scale_factor, first=first)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """Return ``(H, n+1, D)`` of ``(n+1, C)``."""
+        return x.unflatten(-1, (self.dims.num_heads, self.dims.head_dim)).transpose(0, 1)
+
+    @classmethod
+    def parameter_count(cls, dims: Dims, layers: int) -> int:
+        """Return (n+1) * C + 2 * C + 2 * (C^2 + C) + 33 * h."""
+        width = dims.embed_dim
+        return (dims.max_positions + 3) * width + 2 * (width**2 + width) + 33 * dims.num_heads

@@ -1,0 +1,66 @@
+"""Rotation with exponential decay (xPos)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fairseq_posenc.encodings.base import Dims
+from fairseq_posenc.encodings.rope import Rope
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.registry import register
+
+
+@register("xpos")
+class XPos(Rope):
+    """As ``rope``, and what lies back counts less, faster in the pairs that turn faster.
+
+    Equation:
+        pair t of q_i is also multiplied by z_t^(i/w), that of k_j by z_t^(-j/w), with
+        z_t = (2t/d + g) / (1 + g): their product decays with i - j.
+    Shapes:
+        rotates query and key ``(B, H, T, D)``.
+    Parameters:
+        0
+    Source:
+        Sun et al. (2022), "A Length-Extrapolatable Transformer", arXiv:2212.10554; g = 0.4 and
+        w = ``scale_base`` = 512 as in the authors' code.
+    Differs:
+        for causal models only, as in the paper: a later key would be amplified.
+    """
+
+    def __init__(
+        self,
+        dims: Dims,
+        *,
+        base: float = 10000.0,
+        fraction: float = 1.0,
+        layout: Literal["interleaved", "half"] = "interleaved",
+        scaling: str = "none",
+        scale_base: float = 512.0,
+    ) -> None:
+        super().__init__(dims, base=base, fraction=fraction, layout=layout, scaling=scaling)
+        if not dims.causal:
+            raise UserError("xpos is for causal models: it would amplify keys after the query")
+        self.scale_base = scale_base
+
+    def rotate(self, query: Tensor, key: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Return query and key rotated and scaled for positions ``index``, ``(B or 1, T)``."""
+        query, key = super().rotate(query, key, index)
+        scale = self.decay(index)
+        return (query * scale).type_as(query), (key / scale).type_as(key)
+
+    def decay(self, index: Tensor) -> Tensor:
+        """Return what each coordinate of a query is multiplied by, ``(B or 1, 1, T, D)``."""
+        gamma = 0.4
+        pairs = torch.arange(0, self.rotated, 2, dtype=torch.float32, device=index.device)
+        base = (pairs / self.rotated + gamma) / (1 + gamma)
+        scale = base ** (index[..., None].float() / self.scale_base)
+        if self.layout == "half":
+            scale = torch.cat([scale, scale], dim=-1)
+        else:
+            scale = scale.repeat_interleave(2, dim=-1)
+        rest = scale.new_ones(*scale.shape[:-1], self.dims.head_dim - self.rotated)
+        return torch.cat([scale, rest], dim=-1).unsqueeze(1)

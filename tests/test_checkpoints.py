@@ -1,0 +1,103 @@
+"""What is loaded, what is adapted, and what is refused."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+
+import pytest
+import torch
+
+from conftest import STOCK, make_model
+from fairseq_posenc.errors import UserError, install_excepthook, one_line
+
+
+def test_fairseqs_namespace_is_loaded_without_running_code(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    torch.save({"args": argparse.Namespace(arch="x"), "w": torch.ones(2)}, path)
+    assert torch.load(path, weights_only=True)["args"].arch == "x"
+
+
+class _RunsCode:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_pickle_that_would_run_code_is_refused_in_a_line(tmp_path):
+    path, trace = tmp_path / "checkpoint.pt", tmp_path / "it_ran"
+    torch.save({"model": _RunsCode(trace)}, path)
+    with pytest.raises(Exception, match="Weights only load failed") as caught:
+        torch.load(path)
+    assert not trace.exists()
+    message = one_line(caught.value)
+    assert "checkpoint refused, because loading it could run code" in message
+    assert "mkdir" in message
+    assert "\n" not in message
+
+
+OTHER_POSITIONS = [
+    ("learned", "m4m", "m4m.table.weight .* is not in the checkpoint.*is not in the model"),
+    ("m4m", "none", "layers.0.self_attn.encodings.m4m.table.weight .* is not in the model"),
+    ("m4m", "m4m(max_distance=5)", r"is \(1, 47, 8\) in the checkpoint, \(1, 11, 8\) in the model"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "message"), OTHER_POSITIONS)
+def test_other_position_parameters_are_an_error_that_names_them(old, new, message):
+    state = make_model("masked_lm", position_encoding=old).state_dict()
+    model = make_model("masked_lm", position_encoding=new)
+    with pytest.raises(UserError, match=message) as caught:
+        model.load_state_dict(state)
+    assert "--init-positions" in str(caught.value)
+
+
+@pytest.mark.parametrize(("old", "new", "message"), OTHER_POSITIONS)
+def test_init_positions_accepts_them_and_names_each_in_the_log(old, new, message, caplog):
+    source = make_model("masked_lm", position_encoding=old)
+    model = make_model("masked_lm", position_encoding=new, init_positions=True)
+    fresh = {k: v.clone() for k, v in model.state_dict().items() if ".encodings." in k}
+    with caplog.at_level(logging.WARNING):
+        model.load_state_dict(source.state_dict())
+    for name, value in model.state_dict().items():
+        expected = fresh[name] if ".encodings." in name else source.state_dict()[name]
+        torch.testing.assert_close(value, expected, rtol=0, atol=0)
+    for name in fresh:
+        assert name in caplog.text
+
+
+def test_a_longer_stock_table_is_an_error_that_gives_both_sizes():
+    state = make_model("masked_lm", STOCK["masked_lm"], max_positions=40).state_dict()
+    model = make_model("masked_lm", position_encoding="learned")
+    with pytest.raises(UserError, match=r"is \(40, 32\) in the checkpoint, \(24, 32\) in the mod"):
+        model.load_state_dict(state)
+
+
+def test_a_missing_restore_file_stops_fairseq():
+    trainer = logging.getLogger("fairseq.trainer")
+    with pytest.raises(UserError, match=r"--restore-file /no/such\.pt does not exist"):
+        trainer.info("No existing checkpoint found /no/such.pt")
+    trainer.info("No existing checkpoint found runs/checkpoint_last.pt")  # a first start
+
+
+def test_users_see_one_line_whatever_fairseq_wraps_around_it(capsys, monkeypatch):
+    monkeypatch.setattr("sys.excepthook", lambda *_: pytest.fail("a stack trace"))
+    install_excepthook()
+    install_excepthook()  # twice is once
+    try:
+        try:
+            raise UserError("the mistake")
+        except UserError:
+            raise Exception("Cannot load model parameters from checkpoint") from None
+    except Exception as error:
+        import sys
+
+        sys.excepthook(type(error), error, error.__traceback__)
+    assert capsys.readouterr().err == "fairseq-posenc: error: the mistake\n"
+
+
+def test_other_errors_keep_their_stack_trace():
+    assert one_line(KeyError("x")) is None

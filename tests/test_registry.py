@@ -1,0 +1,94 @@
+"""Specs: what can be written, what is refused and how."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import pytest
+
+from fairseq_posenc import registry
+from fairseq_posenc.encodings.base import Dims, Encoding
+from fairseq_posenc.errors import UserError
+
+
+def test_there_are_encodings():
+    assert {"none", "learned", "sinusoidal", "sentence_learned", "m4", "m4m", "rope"} <= set(
+        registry.names()
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("learned", "learned"),
+        (" learned + m4m( max_distance = 128 ) ", "learned+m4m(max_distance=128)"),
+        ("m4(per_head=TRUE,scale_factor=2)", "m4(per_head=true,scale_factor=2.0)"),
+        ("m4+reset", "m4(reset=true)"),
+        ("learned+m4(per_head=true)+reset", "learned+m4(per_head=true,reset=true)"),
+        ("rope(scaling=yarn:4,layout=half)", "rope(scaling=yarn:4,layout=half)"),
+        ("none", "none"),
+    ],
+)
+def test_canonical_form(text, canonical):
+    spec = registry.parse(text)
+    assert str(spec) == canonical
+    assert registry.parse(canonical) == spec
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "cannot read position encoding ''"),
+        ("learned+", "cannot read position encoding"),
+        ("m4m(max_distance=128", "cannot read position encoding"),
+        ("Learned", "cannot read position encoding"),
+        ("roep", "unknown position encoding 'roep'; known: learned, m4, m4m, none, rope"),
+        ("m4m(reach=3)", "m4m has no option 'reach=3'; its options: max_distance, per_head"),
+        ("m4m(per_head)", "m4m has no option 'per_head'"),
+        ("learned(x=1)", "learned has no option 'x=1'; its options: none"),
+        ("m4m(max_distance=many)", r"m4m\(max_distance=many\): expected a whole number"),
+        ("m4m(scale_factor=big)", "expected a number"),
+        ("m4m(per_head=1)", "write true or false"),
+        ("rope(layout=quarter)", "choose one of interleaved, half"),
+        ("learned+sinusoidal", "learned and sinusoidal both act on the input; choose one"),
+        ("none+learned", "none and learned both act on the input"),
+        ("m4m+m4m", "m4m is named twice"),
+        ("reset", "reset must follow an encoding that has it: "),
+        ("learned+reset", "reset must follow an encoding that has it: "),
+    ],
+)
+def test_bad_specs_are_refused_in_words(text, message):
+    with pytest.raises(UserError, match=message):
+        registry.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("m4m(max_distance=0)", "max_distance must be at least 1, not 0"),
+        ("rope(fraction=0.1)", "0.1 of a head of size 8 is 0 coordinates"),
+        ("rope(scaling=yarn)", "write none, linear:F, ntk:F or yarn:F"),
+        ("rope(scaling=linear:0.5)", "a factor F of at least 1"),
+    ],
+)
+def test_bad_values_are_refused_when_built(text, message):
+    with pytest.raises(UserError, match=message):
+        registry.build(registry.parse(text), Dims(16, 2, 8))
+
+
+def test_a_new_class_is_an_encoding_with_its_typed_options(monkeypatch):
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+
+    @registry.register("made_up")
+    class MadeUp(Encoding):
+        acts_on = "scores"
+
+        def __init__(self, dims: Dims, *, width: Optional[int] = None, kind: str = "a") -> None:
+            super().__init__(dims)
+            self.width = width
+
+    (built,) = registry.build(registry.parse("made_up(width=3)"), Dims(16, 2, 8)).each()
+    assert built.width == 3
+    assert "made_up" in registry.names()
+    with pytest.raises(ValueError, match="two encodings are called 'made_up'"):
+        registry.register("made_up")(MadeUp)
