@@ -4,6 +4,11 @@ Importing the package registers its models with fairseq and prepares fairseq's c
 loading of checkpoints, an error for a checkpoint that does not exist, and one-line error messages.
 """
 
+import logging
+
+# fairseq asks for tensorboardX when it is imported; nothing here needs it.
+logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
+
 from fairseq_posenc.checkpoints import allow_safe_classes, refuse_missing_restore_file
 from fairseq_posenc.errors import install_excepthook
 from fairseq_posenc.models import causal_lm, masked_lm, translation

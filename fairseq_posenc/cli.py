@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fairseq_posenc import doctor, documentation
+from fairseq_posenc import doctor
+from fairseq_posenc.analysis import catalogue, pages
 from fairseq_posenc.compare import command as compare
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
@@ -33,14 +35,26 @@ def _user_dir(args: argparse.Namespace) -> int:
 
 COMMANDS = {
     "user-dir": Command("print the path to give fairseq as --user-dir", _no_arguments, _user_dir),
-    "list": Command("list the position encodings", _no_arguments, documentation.run_list),
+    "list": Command(
+        "list the position encodings", catalogue.add_list_arguments, catalogue.run_list
+    ),
+    "describe": Command(
+        "say what an encoding computes and costs",
+        catalogue.add_describe_arguments,
+        catalogue.run_describe,
+    ),
+    "count": Command(
+        "count position parameters, on real modules",
+        catalogue.add_count_arguments,
+        catalogue.run_count,
+    ),
     "compare": Command(
         "train models that differ in their positions only, on a text, and report",
         compare.add_arguments,
         compare.run,
     ),
     "docs": Command(
-        "write the generated parts of the README", documentation.add_arguments, documentation.run
+        "write the generated parts of the documentation", pages.add_arguments, pages.run
     ),
     "doctor": Command(
         "say what works on this machine, and test it", doctor.add_arguments, doctor.run
@@ -63,6 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             subparsers.add_parser(name, help=command.help, description=command.help)
         )
     args = parser.parse_args(argv)
+    logging.getLogger().setLevel(logging.WARNING)  # importing fairseq turns everything on
     try:
         return COMMANDS[args.command].run(args)
     except UserError as error:

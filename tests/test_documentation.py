@@ -1,46 +1,115 @@
-"""The catalogue and the README agree with the code."""
+"""The catalogue and the generated documentation agree with the code."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 import oracles
-from fairseq_posenc import cli, documentation, registry
+from fairseq_posenc import cli, registry
+from fairseq_posenc.analysis import catalogue, equations, pages
 
-README = Path(__file__).parents[1] / "README.md"
-
-
-def test_the_readmes_table_is_up_to_date():
-    assert cli.main(["docs", "--check", "--readme", str(README)]) == 0
+ROOT = Path(__file__).parents[1]
 
 
-def test_an_outdated_table_is_noticed_and_mended(tmp_path, capsys):
+def test_the_documentation_is_up_to_date():
+    assert cli.main(["docs", "--check", "--root", str(ROOT)]) == 0
+
+
+def test_an_outdated_file_is_noticed_and_mended(tmp_path, capsys):
     readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{documentation.START}\nold\n{documentation.END}\nafter\n")
-    assert cli.main(["docs", "--check", "--readme", str(readme)]) == 2
-    assert "is out of date: run make docs" in capsys.readouterr().err
-    assert cli.main(["docs", "--readme", str(readme)]) == 0
-    assert cli.main(["docs", "--check", "--readme", str(readme)]) == 0
+    readme.write_text(f"before\n{pages.START}\nold\n{pages.END}\nafter\n")
+    assert cli.main(["docs", "--check", "--root", str(tmp_path)]) == 2
+    assert "README.md is out of date: run make docs" in capsys.readouterr().err
+    assert cli.main(["docs", "--root", str(tmp_path)]) == 0
+    assert cli.main(["docs", "--check", "--root", str(tmp_path)]) == 0
     text = readme.read_text()
     assert text.startswith("before\n")
     assert text.endswith("\nafter\n")
-    assert "| `m4m` |" in text
+    assert "[`m4m`](docs/encodings/m4m.md)" in text
+    pictures = {path.stem for path in (tmp_path / "docs" / "encodings").glob("*.png")}
+    assert pictures == set(registry.names())
+
+
+def test_every_encoding_has_its_page_and_picture():
+    folder = ROOT / "docs" / "encodings"
+    for name in registry.names():
+        assert (folder / f"{name}.md").is_file()
+        assert (folder / f"{name}.png").is_file()
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_equations_become_latex_without_a_rest(name):
+    latex = equations.to_latex(equations.split(catalogue.page(name).equation)[0])
+    assert "sqrt(" not in latex
+    assert "abs(" not in latex
+    assert "_(" not in latex
+    assert latex.count("{") == latex.count("}")
+
+
+def test_an_equation_as_latex():
+    formula, prose = equations.split("e_ij = (q_i.k_j * a_r) / sqrt(c d), where r = j - i.")
+    assert equations.to_latex(formula) == r"e_{ij} = (q_i \cdot k_j \, a_r) / \sqrt{c d}"
+    assert prose == "r = j - i."
 
 
 @pytest.mark.parametrize("name", registry.names())
 def test_base_size_counts_are_those_of_the_formulas(name):
-    counted = documentation.count(
-        registry.parse(name), documentation.BASE, documentation.BASE_LAYERS
-    )
-    assert counted == oracles.parameter_count(name, m=12, n=512, d=64, D=768, h=12)
+    expected = oracles.parameter_count(name, m=12, n=512, d=64, D=768, h=12)
+    assert catalogue.count_at_base_size(name) == expected
+
+
+@pytest.mark.parametrize(
+    ("spec", "total"),
+    [
+        ("learned", 393_216),
+        ("shaw", 785_664),
+        ("raffel", 12_276),
+        ("m2", 12_276),
+        ("m4", 785_664),
+        ("m4m", 785_664),
+        ("deberta", 883_968),
+        ("deberta(tie_projections=true)", 834_816),
+        ("tupe", 503_796),
+        ("tupe(tie_projections=true)", 454_644),
+        ("learned+m4m", 1_178_880),
+        ("m4+reset", 785_664 + 12 * 2 * 64),
+        ("m4(per_head=true)", 12 * 785_664),
+        ("t5", 384),
+        ("transformer_xl", 7_096_320),
+    ],
+)
+def test_count_prints_the_numbers_of_the_papers_tables(spec, total, capsys):
+    assert cli.main(["count", "--encoding", spec, "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["total"] == total == sum(printed["parameters"].values())
+    assert cli.main(["count", "--encoding", spec]) == 0
+    assert f"{total:,}" in capsys.readouterr().out
 
 
 def test_list_names_every_encoding(capsys):
     assert cli.main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == registry.names()
+    assert cli.main(["list", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [entry["name"] for entry in listed] == registry.names()
+    assert all(entry["equation"] and entry["families"] for entry in listed)
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_describe_says_everything(name, capsys):
+    assert cli.main(["describe", name]) == 0
+    printed = capsys.readouterr().out
+    assert catalogue.page(name).equation in printed
+    assert "At base size" in printed
+
+
+def test_describe_of_an_unknown_name_is_one_line(capsys):
+    assert cli.main(["describe", "roep"]) == 2
+    assert capsys.readouterr().err.startswith("fairseq-posenc: error: unknown position encoding")
 
 
 def test_user_dir_is_the_package(capsys):
@@ -49,7 +118,6 @@ def test_user_dir_is_the_package(capsys):
 
 
 def test_a_missing_marker_is_one_line(tmp_path, capsys):
-    readme = tmp_path / "README.md"
-    readme.write_text("nothing")
-    assert cli.main(["docs", "--readme", str(readme)]) == 2
+    (tmp_path / "README.md").write_text("nothing")
+    assert cli.main(["docs", "--root", str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith("fairseq-posenc: error: ")

@@ -10,7 +10,8 @@ import torch
 
 import oracles
 from conftest import COMPOSITIONS, needs_causal, specs
-from fairseq_posenc import documentation, registry
+from fairseq_posenc import registry
+from fairseq_posenc.analysis import catalogue
 from fairseq_posenc.backends import reference
 from fairseq_posenc.encodings.base import Dims, Terms
 from fairseq_posenc.encodings.distance_table import DistanceTable
@@ -123,14 +124,14 @@ def test_gradients_equal_those_of_the_formula(spec):
 def test_parameter_count_has_a_closed_form(name):
     causal = needs_causal(name)
     dims, layers = Dims(embed_dim=24, num_heads=3, max_positions=7, causal=causal), 5
-    counted = documentation.count(registry.parse(name), dims, layers)
+    counted = catalogue.count(registry.parse(name), dims, layers)
     assert counted == registry.get(name).parameter_count(dims, layers)
     assert counted == oracles.parameter_count(name, m=5, n=7, d=8, D=24, h=3)
 
 
 @pytest.mark.parametrize("name", registry.names())
 def test_documentation_has_every_section(name):
-    assert all(documentation.page(name))
+    assert all(catalogue.page(name))
 
 
 @pytest.mark.parametrize("spec", [*specs("input", "scores", "rotation"), *COMPOSITIONS])

@@ -18,7 +18,7 @@ class Alibi(Encoding):
     """A fixed penalty that grows with the distance is subtracted from the score.
 
     Equation:
-        e_ij = q_i.k_j / sqrt(c d) - s_head * abs(j - i), s_head a geometric sequence.
+        e_ij = q_i.k_j / sqrt(c d) - s_head * abs(j - i), where s_head is a geometric sequence.
     Shapes:
         bias ``(H, R)``, one for all layers.
     Parameters:

@@ -18,7 +18,8 @@ class Deberta(DistanceEncoding):
     """A trained vector for each signed distance is projected once for queries, once for keys.
 
     Equation:
-        e_ij = (q_i.k_j + q_i.(a_r W_R) + k_j.(a_r W_T)) / sqrt(c d), r = clip(j - i, -K, K), c = 3.
+        e_ij = (q_i.k_j + q_i.(a_r W_R) + k_j.(a_r W_T)) / sqrt(c d),
+        where r = clip(j - i, -K, K) and c = 3.
     Shapes:
         table ``(G, 2K+1, D)``, W_R and W_T ``(D, D)`` in each layer.
     Parameters:

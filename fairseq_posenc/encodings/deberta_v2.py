@@ -19,8 +19,9 @@ class DebertaV2(Encoding):
     """Trained vectors of distance buckets go through each layer's own projections.
 
     Equation:
-        e_ij = (q_i.(W_K p_b) + k_j.(W_Q p_b) + q_i.k_j) / sqrt(c d), c = 3; b the bucket of i - j:
-        a distance each up to buckets/2, then logarithmic up to n; W_Q and W_K the layer's.
+        e_ij = (q_i.k_j + q_i.(W_K p_b) + k_j.(W_Q p_b)) / sqrt(c d), where c = 3, b is the bucket
+        of i - j (a distance each up to buckets/2, then logarithmic up to n), and W_Q and W_K are
+        the layer's own projections.
     Shapes:
         table ``(2 * buckets, C)`` and its layer norm ``(C,)``, one for all layers.
     Parameters:

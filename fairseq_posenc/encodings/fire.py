@@ -18,8 +18,8 @@ class Fire(Encoding):
     """A small network reads how far back a key lies, relative to how far it could lie.
 
     Equation:
-        e_ij = q_i.k_j / sqrt(c d) + f(log(1 + c' (i - j)) / log(1 + c' max(i, L))), f: a hidden
-        layer of ``width`` ReLUs, an output for each head; c' and L trained.
+        e_ij = q_i.k_j / sqrt(c d) + f(log(1 + g (i - j)) / log(1 + g max(i, L))), where f has a
+        hidden layer of ``width`` ReLUs and an output for each head, and g and L are trained.
     Shapes:
         weights ``(width, 1)``, ``(H, width)`` and their biases, c' and L in each layer.
     Parameters:

@@ -19,7 +19,8 @@ class Kerple(Encoding):
     """A penalty that grows with the logarithm of the distance, at a trained rate, is subtracted.
 
     Equation:
-        e_ij = q_i.k_j / sqrt(c d) - r1 * log(1 + r2 * abs(j - i)), r1 and r2 > 0 for each head.
+        e_ij = q_i.k_j / sqrt(c d) - r1 * log(1 + r2 * abs(j - i)), where r1 and r2 are
+        positive and trained for each head.
     Shapes:
         r1 and r2 ``(H,)`` in each layer.
     Parameters:

@@ -17,7 +17,7 @@ class Learned(Encoding):
     """A trained vector for each position is added to the token embeddings.
 
     Equation:
-        x_i = w_i + p_i, i the position among the row's real tokens, from 0.
+        x_i = w_i + p_i, where i counts the row's real tokens from 0.
     Shapes:
         table ``(n, C)``; adds ``(B or 1, T, C)``.
     Parameters:

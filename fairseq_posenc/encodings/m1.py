@@ -17,7 +17,7 @@ class M1(Encoding):
     """The dot product is multiplied by a trained number for each distance, whatever its sign.
 
     Equation:
-        e_ij = (q_i.k_j) * a_|r| / sqrt(c d), |r| = min(|j - i|, K), a a number.
+        e_ij = (q_i.k_j) * a_s / sqrt(c d), where s = min(abs(j - i), K) and a_s is a number.
     Shapes:
         table ``(G, K+1)`` in each layer.
     Parameters:

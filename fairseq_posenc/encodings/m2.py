@@ -17,7 +17,7 @@ class M2(DistanceEncoding):
     """The dot product is multiplied by a trained number for each signed distance.
 
     Equation:
-        e_ij = (q_i.k_j) * a_r / sqrt(c d), r = clip(j - i, -K, K), a_r a number.
+        e_ij = (q_i.k_j) * a_r / sqrt(c d), where r = clip(j - i, -K, K) and a_r is a number.
     Shapes:
         table ``(G, 2K+1)`` in each layer.
     Parameters:

@@ -15,7 +15,7 @@ class M3(DistanceEncoding):
     """Query, key and a trained vector for the signed distance are multiplied channel by channel.
 
     Equation:
-        e_ij = sum_t q_it k_jt a_rt / sqrt(c d), r = clip(j - i, -K, K).
+        e_ij = sum_t q_it k_jt a_rt / sqrt(c d), where r = clip(j - i, -K, K).
     Shapes:
         table ``(G, 2K+1, D)`` in each layer.
     Parameters:

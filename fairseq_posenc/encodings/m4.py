@@ -15,7 +15,7 @@ class M4(DistanceEncoding):
     """A trained vector for each signed distance is compared with the query and with the key.
 
     Equation:
-        e_ij = (q_i.k_j + q_i.a_r + k_j.a_r) / sqrt(c d), r = clip(j - i, -K, K).
+        e_ij = (q_i.k_j + q_i.a_r + k_j.a_r) / sqrt(c d), where r = clip(j - i, -K, K).
     Shapes:
         table ``(G, 2K+1, D)`` in each layer.
     Parameters:

@@ -13,7 +13,7 @@ class M4M(M4):
     """As ``m4``, but the three dot products are multiplied.
 
     Equation:
-        e_ij = (q_i.k_j) * (q_i.a_r) * (k_j.a_r) / sqrt(c d), r = clip(j - i, -K, K).
+        e_ij = (q_i.k_j) * (q_i.a_r) * (k_j.a_r) / sqrt(c d), where r = clip(j - i, -K, K).
     Shapes:
         table ``(G, 2K+1, D)`` in each layer.
     Parameters:

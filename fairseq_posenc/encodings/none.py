@@ -13,7 +13,7 @@ class NoEncoding(Encoding):
     """Nothing is added: the model sees a bag of words, unless its attention has directions.
 
     Equation:
-        x_i = w_i, the token embedding alone.
+        x_i = w_i, where w_i is the token embedding.
     Shapes:
         no tensors.
     Parameters:

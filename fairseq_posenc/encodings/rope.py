@@ -18,7 +18,8 @@ class Rope(Encoding):
     """Queries and keys are rotated by their position, pair by pair of their coordinates.
 
     Equation:
-        (x_2t, x_2t+1) is rotated by the angle pos * base^(-2t/d); so q_i.k_j depends on j - i.
+        e_ij = (R_i q_i).(R_j k_j) / sqrt(c d), where R_i turns the pair (2t, 2t+1) of coordinates
+        by the angle i * base^(-2t/d); so the score depends on j - i.
     Shapes:
         rotates query and key ``(B, H, T, D)``.
     Parameters:

@@ -18,8 +18,8 @@ class Sandwich(Encoding):
     """The dot product of the two positions' sinusoids, weaker from head to head, is added.
 
     Equation:
-        e_ij = q_i.k_j / sqrt(c d) + H / (8 h) * (sum_s cos((j - i) / 10000^(2s/w)) - w/2),
-        s = 1 .. w/2, h = 1 .. H the head.
+        e_ij = q_i.k_j / sqrt(c d) + H / (8 h) * (sum_s cos((j - i) / 10000^(2s/w)) - w / 2),
+        where s = 1 .. w/2 and h = 1 .. H numbers the heads.
     Shapes:
         bias ``(H, R)``, one for all layers.
     Parameters:

@@ -15,7 +15,7 @@ class SentenceLearned(Learned):
     """As ``learned``, but positions count from the last end of sentence inside the block.
 
     Equation:
-        x_i = w_i + p_s(i), s(i) the position of token i in its sentence, from 0.
+        x_i = w_i + p_s, where s is the position of token i in its sentence, from 0.
     Shapes:
         table ``(n, C)``; adds ``(B, T, C)``.
     Parameters:

@@ -13,7 +13,8 @@ class ShawValues(DistanceEncoding):
     """A trained vector for each signed distance is added to the value that is attended to.
 
     Equation:
-        z_i = sum_j w_ij (v_j + a_r), r = clip(j - i, -K, K); the scores stay as they are.
+        z_i = sum_j w_ij (v_j + a_r), where w_ij are the attention weights and
+        r = clip(j - i, -K, K).
     Shapes:
         table ``(G, 2K+1, D)`` in each layer.
     Parameters:

@@ -20,7 +20,8 @@ class Sinusoidal(Encoding):
     """Sines and cosines of the position are added to the token embeddings.
 
     Equation:
-        PE[pos, 2i] = sin(pos / 10000^(2i/C)), PE[pos, 2i+1] = cos(pos / 10000^(2i/C)).
+        x_i = w_i + p_i, where p_i[2t] = sin(i / 10000^(2t/C)) and
+        p_i[2t+1] = cos(i / 10000^(2t/C)).
     Shapes:
         adds ``(B or 1, T, C)``.
     Parameters:

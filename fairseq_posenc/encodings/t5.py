@@ -19,8 +19,9 @@ class T5(Encoding):
     """A trained number for each head and bucket of distances is added to the score.
 
     Equation:
-        e_ij = q_i.k_j / sqrt(c d) + b[head, bucket(j - i)]; half of the buckets hold a distance
-        each, half grow logarithmically up to max_distance.
+        e_ij = q_i.k_j / sqrt(c d) + b_r, where r is the bucket of j - i, b_r is trained for each
+        head, half of the buckets hold a distance each, and half grow logarithmically up to
+        max_distance.
     Shapes:
         table ``(H, buckets)``, one for all layers.
     Parameters:

@@ -18,7 +18,8 @@ class TransformerXL(Encoding):
     """A projected sinusoid of the distance is compared with the query; two trained queries help.
 
     Equation:
-        e_ij = ((q_i + u).k_j + (q_i + v).(W s_(i-j))) / sqrt(c d), s the sinusoid of width C.
+        e_ij = ((q_i + u).k_j + (q_i + v).(W s_(i-j))) / sqrt(c d), where s is the sinusoid
+        of width C of a distance.
     Shapes:
         W ``(C, C)``, u and v ``(H, D)`` in each layer.
     Parameters:

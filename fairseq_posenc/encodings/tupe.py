@@ -18,7 +18,8 @@ class Tupe(DistanceEncoding):
     """Trained absolute positions are compared among themselves, and a number added per distance.
 
     Equation:
-        e_ij = (q_i.k_j + (p_i U_Q).(p_j U_K)) / sqrt(c d) + b_r, r = clip(j - i, -K, K), c = 2.
+        e_ij = (q_i.k_j + (p_i U_Q).(p_j U_K)) / sqrt(c d) + b_r,
+        where r = clip(j - i, -K, K) and c = 2.
     Shapes:
         positions ``(n, D)``, U_Q and U_K ``(D, D)``, table ``(G, 2K+1)`` in each layer.
     Parameters:

@@ -19,8 +19,8 @@ class TupeShared(Encoding):
     """Trained absolute positions are compared head by head, the same for every layer, plus buckets.
 
     Equation:
-        e_ij = (q_i.k_j + (W_Q p_i).(W_K p_j)) / sqrt(c d) + b[head, bucket(j - i)], c = 2, p after
-        a layer norm.
+        e_ij = (q_i.k_j + (W_Q p_i).(W_K p_j)) / sqrt(c d) + b_r, where r is T5's bucket of j - i,
+        c = 2, p_i went through a layer norm, and all but the buckets is split over the heads.
     Shapes:
         positions ``(n+1, C)``, W_Q and W_K ``(C, C)`` with biases, layer norm ``(C,)``, buckets
         ``(H, buckets+1)``, one for all layers.

@@ -18,8 +18,8 @@ class XPos(Rope):
     """As ``rope``, and what lies back counts less, faster in the pairs that turn faster.
 
     Equation:
-        pair t of q_i is also multiplied by z_t^(i/w), that of k_j by z_t^(-j/w), with
-        z_t = (2t/d + g) / (1 + g): their product decays with i - j.
+        e_ij = (z^(i/w) R_i q_i).(z^(-j/w) R_j k_j) / sqrt(c d), where pair t of coordinates has
+        z = (2t/d + g) / (1 + g), below 1: the score decays with i - j.
     Shapes:
         rotates query and key ``(B, H, T, D)``.
     Parameters:

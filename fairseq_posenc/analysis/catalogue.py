@@ -1,0 +1,159 @@
+"""What each encoding is and costs, from its docstring and from real modules."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import re
+from typing import Any, NamedTuple
+
+from fairseq_posenc import registry
+from fairseq_posenc.encodings.base import Dims
+
+HEADINGS = ("Equation", "Shapes", "Parameters", "Source", "Differs")
+BASE = Dims(embed_dim=768, num_heads=12, max_positions=512)  # RoBERTa-base
+BASE_LAYERS = 12
+
+
+class Page(NamedTuple):
+    """What an encoding's docstring says."""
+
+    summary: str
+    equation: str
+    shapes: str
+    parameters: str
+    source: str
+    differs: str
+
+
+def page(name: str) -> Page:
+    """Return the sections of an encoding's docstring.
+
+    Raises:
+        ValueError: a section is missing.
+    """
+    text = inspect.getdoc(registry.get(name)) or ""
+    parts = re.split(rf"^({'|'.join(HEADINGS)}):$", text, flags=re.MULTILINE)
+    sections = dict(zip(parts[1::2], parts[2::2]))
+    missing = [heading for heading in HEADINGS if not sections.get(heading, "").strip()]
+    if missing:
+        raise ValueError(f"the docstring of {name} lacks {', '.join(missing)}")
+    return Page(_one_line(parts[0]), *(_one_line(sections[heading]) for heading in HEADINGS))
+
+
+def families(name: str) -> str:
+    """Return where an encoding has a meaning: encoders, decoders, or both."""
+    sides = {
+        "encoders": name in registry.names_for(encoder=True),
+        "decoders": name in registry.names_for(decoder=True),
+    }
+    return " and ".join(side for side, has_meaning in sides.items() if has_meaning)
+
+
+def parameters(spec: registry.Spec, dims: Dims, layers: int) -> dict[str, int]:
+    """Return the size of every position parameter of a stack by name, from real modules.
+
+    Names are those of the model; ``layers.*`` stands for each of the layers.
+    """
+    sizes: dict[str, int] = {}
+    for place, prefix, modules in (
+        ("input", "embed_positions.", 1),
+        ("stack", "", 1),
+        ("layer", "layers.*.self_attn.", layers),
+    ):
+        for name, parameter in registry.build(spec.at(place), dims).named_parameters():
+            sizes[f"{prefix}encodings.{name}"] = parameter.numel() * modules
+    return sizes
+
+
+def count(spec: registry.Spec, dims: Dims, layers: int) -> int:
+    """Return the number of position parameters of a stack, from real modules."""
+    return sum(parameters(spec, dims, layers).values())
+
+
+def count_at_base_size(name: str) -> int:
+    """Return an encoding's number of parameters in RoBERTa-base with 512 positions."""
+    dims = BASE._replace(causal="encoders" not in families(name))
+    return count(registry.parse(name), dims, BASE_LAYERS)
+
+
+def run_list(args: argparse.Namespace) -> int:
+    """Print each encoding's name and what it is, a line each; or all of it as JSON."""
+    if args.json:
+        print(json.dumps([_as_data(name) for name in registry.names()], indent=2))
+        return 0
+    width = max(map(len, registry.names()))
+    for name in registry.names():
+        print(f"{name:<{width}}  {registry.get(name).acts_on:<8}  {page(name).summary}")
+    return 0
+
+
+def run_describe(args: argparse.Namespace) -> int:
+    """Print an encoding's sections, options, and number of parameters."""
+    described = page(args.name)
+    rows = {heading: value for heading, value in zip(HEADINGS, described[1:])}
+    rows["Options"] = ", ".join(map(str, registry.options(args.name).values())) or "none"
+    rows["Where"] = families(args.name)
+    rows["At base size"] = f"{count_at_base_size(args.name):,} parameters"
+    print(f"{args.name}: {described.summary}\n")
+    for heading, value in rows.items():
+        print(f"{heading:<13} {value}")
+    return 0
+
+
+def run_count(args: argparse.Namespace) -> int:
+    """Print the number of position parameters, in total and by name."""
+    spec = registry.parse(args.encoding)
+    dims = Dims(args.embed_dim, args.heads, args.max_positions, args.decoder)
+    sizes = parameters(spec, dims, args.layers)
+    total = sum(sizes.values())
+    if args.json:
+        print(json.dumps({"encoding": str(spec), "total": total, "parameters": sizes}, indent=2))
+        return 0
+    for name, size in sizes.items():
+        print(f"{size:>12,}  {name}")
+    print(f"{total:>12,}  {spec}")
+    return 0
+
+
+def add_list_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``fairseq-posenc list``."""
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+
+
+def add_describe_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the argument of ``fairseq-posenc describe``."""
+    parser.add_argument("name", help="name of an encoding")
+
+
+def add_count_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``fairseq-posenc count``; the defaults are RoBERTa-base."""
+    parser.add_argument("--encoding", required=True, metavar="SPEC", help="as in learned+m4m")
+    for name, default in (
+        ("--layers", BASE_LAYERS),
+        ("--embed-dim", BASE.embed_dim),
+        ("--heads", BASE.num_heads),
+        ("--max-positions", BASE.max_positions),
+    ):
+        parser.add_argument(name, type=int, default=default, metavar="N", help="%(default)s")
+    parser.add_argument("--decoder", action="store_true", help="count for a causal stack")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _as_data(name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "acts_on": registry.get(name).acts_on,
+        "families": families(name),
+        "options": {
+            key: {"type": str(option.annotation), "default": option.default}
+            for key, option in registry.options(name).items()
+        },
+        "parameters_at_base_size": count_at_base_size(name),
+        **page(name)._asdict(),
+    }
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,33 @@
+"""From the plain formulas of the docstrings to LaTeX, which GitHub renders."""
+
+from __future__ import annotations
+
+import re
+
+# In this order; each pattern sees what the ones before it left.
+RULES: tuple[tuple[str, str], ...] = (
+    (r"sqrt\(([^()]*)\)", r"\\sqrt{\1}"),
+    (r"abs\(([^()]*)\)", r"\\vert \1 \\vert"),
+    (r"_\(([^()]*)\)", r"_{\1}"),
+    (r"\^\(([^()]*)\)", r"^{\1}"),
+    (r"_([a-z]{3,})", r"_{\\mathrm{\1}}"),
+    (r"_([a-z0-9]{2})\b", r"_{\1}"),
+    (r"\br([12])\b", r"r_\1"),
+    (r"(?<=[\w)}])\.(?=[\w(])", r" \\cdot "),
+    (r" \* ", r" \\, "),
+    (r"\b(log|cos|sin|max)\b", r"\\\1"),
+    (r"\bsum_", r"\\sum_"),
+)
+
+
+def split(equation: str) -> tuple[str, str]:
+    """Return the formula of an Equation section, and what is said about it after ``where``."""
+    formula, _, prose = equation.partition(" where ")
+    return formula.rstrip(",. "), prose
+
+
+def to_latex(formula: str) -> str:
+    """Return a plain formula as LaTeX."""
+    for pattern, replacement in RULES:
+        formula = re.sub(pattern, replacement, formula)
+    return formula
