@@ -1,0 +1,83 @@
+"""The public interface: it gives the same numbers as the models."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import oracles
+from conftest import needs_causal, specs
+from fairseq_posenc.api import PositionEncoding
+from fairseq_posenc.errors import UserError
+from test_encodings import IN_FLOAT32, awake, oracle_options, oracle_params
+
+SPECS = ["none", "learned+m4m", "rope+shaw", *specs("scores", "rotation")]
+
+
+def make(spec: str) -> PositionEncoding:
+    return awake(PositionEncoding(spec, 16, 2, max_positions=8, causal=needs_causal(spec)))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_scores_have_their_shape_and_padding_changes_none(spec):
+    encoding = make(spec).double()
+    query, key = torch.randn(2, 2, 2, 5, 8, dtype=torch.float64)
+    padding = torch.tensor([[False] * 5, [True, False, False, False, False]])
+    scores = encoding.scores(query, key, padding)
+    assert scores.shape == (2, 2, 5, 5)
+    alone = encoding.scores(query[1:, :, 1:], key[1:, :, 1:])
+    torch.testing.assert_close(scores[1:, :, 1:, 1:], alone, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["m4m", "tupe", "t5", "alibi"])
+def test_scores_equal_the_formula(name):
+    encoding = make(name).double()
+    query, key = torch.randn(2, 2, 4, 8, dtype=torch.float64)
+    built = encoding.shared if name in encoding.shared else encoding.layer
+    (item,) = encoding.spec.items
+    options = oracle_options(item, encoding.dims)
+    theirs = oracles.SCORES[name](query, key, oracle_params(built, name), options)
+    tolerance = 1e-5 if name in IN_FLOAT32 else 1e-12
+    ours = encoding.scores(query[None], key[None])[0]
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+def test_parameters_are_counted_by_name():
+    counts = make("learned+m4m").parameter_counts()
+    assert counts == {"input.learned.table.weight": 8 * 16, "layer.m4m.table.weight": 15 * 8}
+
+
+def test_input_vectors_are_added():
+    encoding = make("learned")
+    embeddings = torch.randn(2, 4, 16)
+    added = encoding.embed(embeddings) - embeddings
+    torch.testing.assert_close(added, encoding.input["learned"].table.weight[:4].expand(2, -1, -1))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_distance_curves_are_finite_and_repeatable(spec):
+    encoding = make(spec)
+    curve = encoding.distance_curve(3)
+    assert curve.shape == (2, 7)
+    assert curve.isfinite().all()
+    torch.testing.assert_close(curve, encoding.distance_curve(3))
+
+
+def test_a_bias_alone_shows_in_its_curve():
+    curve = PositionEncoding("alibi", 16, 2, causal=True).distance_curve(3)
+    flat = PositionEncoding("none", 16, 2, causal=True).distance_curve(3)
+    expected = torch.tensor([3.0, 2.0, 1.0, 0.0, 1.0, 2.0, 3.0])
+    slopes = torch.tensor([[2.0**-4], [2.0**-8]])
+    torch.testing.assert_close(curve, flat - slopes * expected)
+
+
+def test_attended_values_are_means_of_what_a_causal_query_sees():
+    zeros, values = torch.zeros(1, 2, 4, 8), torch.randn(1, 2, 4, 8)
+    attended = PositionEncoding("none", 16, 2, causal=True).attend(zeros, zeros, values)
+    means = values.cumsum(2) / torch.arange(1, 5)[:, None]
+    torch.testing.assert_close(attended, means)
+
+
+def test_shapes_that_do_not_fit_are_refused():
+    with pytest.raises(UserError, match=r"must both be \(batch, 2 heads, length, 8\)"):
+        make("m4").scores(torch.zeros(1, 4, 5, 8), torch.zeros(1, 4, 5, 8))
