@@ -9,7 +9,7 @@ import logging
 # fairseq asks for tensorboardX when it is imported; nothing here needs it.
 logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
 
-from fairseq_posenc.checkpoints import allow_safe_classes, refuse_missing_restore_file
+from fairseq_posenc.checkpoints import allow_safe_classes, guard_checkpoints
 from fairseq_posenc.errors import install_excepthook
 from fairseq_posenc.models import causal_lm, masked_lm, translation
 from fairseq_posenc.version import __version__
@@ -17,5 +17,5 @@ from fairseq_posenc.version import __version__
 __all__ = ["__version__", "causal_lm", "masked_lm", "translation"]
 
 allow_safe_classes()
-refuse_missing_restore_file()
+guard_checkpoints()
 install_excepthook()

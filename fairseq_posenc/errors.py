@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import pickle
 import sys
 from types import TracebackType
 from typing import Callable, Optional
 
+from hydra.errors import CompactHydraException
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 ExceptHook = Callable[[type[BaseException], BaseException, Optional[TracebackType]], object]
 
 
-class UserError(ValueError):
-    """Wrong input: the message says what is wrong, where, and what to do."""
+class UserError(CompactHydraException, ValueError):
+    """Wrong input: the message says what is wrong, where, and what to do.
+
+    Hydra's class makes ``fairseq-hydra-train``, too, print the message without a stack trace.
+    """
 
 
 def one_line(error: BaseException | None) -> str | None:
@@ -28,6 +35,11 @@ def one_line(error: BaseException | None) -> str | None:
             return (
                 f"checkpoint refused, because loading it could run code: {reason} "
                 "Only tensors and plain settings are loaded; use a file from a source you trust."
+            )
+        if isinstance(error, OSError) and error.errno in DISK_FULL:
+            return (
+                f"a checkpoint could not be written ({error.strerror}); those written before are "
+                "whole. Make room and start the same command again to go on from the last one."
             )
         error = error.__cause__ or error.__context__
     return None

@@ -1,6 +1,7 @@
-"""The options of all three families, read in one place."""
+"""The options of all three families, read in one place.
 
-from __future__ import annotations
+No postponed annotations here: fairseq makes command-line options from the types of the fields.
+"""
 
 from argparse import ArgumentParser
 from dataclasses import dataclass, field

@@ -10,7 +10,7 @@ survives deep copies and pickling. TorchScript is not supported.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from fairseq_posenc.attention import IncrementalState, PositionalAttention
 from fairseq_posenc.backends import Plan, choose
+from fairseq_posenc.cross_attention import RotaryCrossAttention
 from fairseq_posenc.encodings.base import Dims, Encodings, Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
@@ -77,7 +78,11 @@ class _PositionalLayer:
         """
         names = [name for name in Terms._fields if f"shared_{name}" in kwargs]
         shared = Terms(**{name: kwargs.pop(f"shared_{name}") for name in names})
-        with self.self_attn.given(positions, shared):
+        with ExitStack() as given:
+            given.enter_context(self.self_attn.given(positions, shared))
+            cross_attention = getattr(self, "encoder_attn", None)
+            if isinstance(cross_attention, RotaryCrossAttention):
+                given.enter_context(cross_attention.given(positions))
             return super().forward(*args, **kwargs)  # type: ignore[misc]
 
 
@@ -104,7 +109,10 @@ class PositionalEncoderLayer(_PositionalLayer, TransformerEncoderLayerBase):
 
 
 class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
-    """fairseq's decoder layer with our self-attention; cross-attention is fairseq's."""
+    """fairseq's decoder layer with our self-attention.
+
+    Cross-attention is fairseq's own, unless an encoding asks for rotations in it.
+    """
 
     def build_self_attention(
         self, embed_dim: int, cfg: Any, add_bias_kv: bool = False, add_zero_attn: bool = False
@@ -123,6 +131,25 @@ class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
             q_noise=self.quant_noise,
             qn_block_size=self.quant_noise_block_size,
             xformers_att_config=cfg.decoder.xformers_att_config,
+        )
+
+    def build_encoder_attention(self, embed_dim: int, cfg: Any) -> nn.Module:
+        """Return fairseq's cross-attention, or the rotary one."""
+        encodings = build(cfg.position.decoder.at("layer"), decoder_dims(cfg))
+        rotary = {e.name: e for e in encodings.each() if e.cross_attention}
+        if not rotary:
+            stock: nn.Module = super().build_encoder_attention(embed_dim, cfg)
+            return stock
+        return RotaryCrossAttention(
+            embed_dim,
+            cfg.decoder.attention_heads,
+            Encodings(rotary),
+            kdim=cfg.encoder.embed_dim,
+            vdim=cfg.encoder.embed_dim,
+            dropout=cfg.attention_dropout,
+            q_noise=self.quant_noise,
+            qn_block_size=self.quant_noise_block_size,
+            xformers_att_config=cfg.encoder.xformers_att_config,
         )
 
 

@@ -64,6 +64,7 @@ OPTION_VALUES = {
     "fraction": ["0.5"],
     "scaling": ["linear:4", "ntk:4", "yarn:4"],
     "tie_projections": ["true"],
+    "cross_attention": ["true"],
     "num_buckets": ["16"],
     "buckets": ["6"],
     "width": ["16"],

@@ -161,6 +161,15 @@ def test_only_position_parameters_can_be_trained_alone():
     assert attention.encodings["m4m"].table.weight.grad.abs().sum() > 0
 
 
+def test_everything_else_can_be_trained_alone():
+    attention = make("m4m")
+    table = attention.encodings["m4m"].table.weight.requires_grad_(False)
+    x = torch.randn(LENGTH, 2, 16, dtype=torch.float64)
+    attention(x, x, x)[0].sum().backward()
+    assert table.grad is None
+    assert attention.q_proj.weight.grad.abs().sum() > 0
+
+
 def test_dropout_acts_in_training_alone():
     attention = make("m4", dropout=0.5)
     x = torch.randn(LENGTH, 2, 16, dtype=torch.float64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -81,6 +82,17 @@ def test_a_missing_restore_file_stops_fairseq():
     with pytest.raises(UserError, match=r"--restore-file /no/such\.pt does not exist"):
         trainer.info("No existing checkpoint found /no/such.pt")
     trainer.info("No existing checkpoint found runs/checkpoint_last.pt")  # a first start
+
+
+def test_a_full_disk_stops_fairseq_before_it_touches_a_checkpoint(tmp_path, monkeypatch):
+    trainer = logging.getLogger("fairseq.trainer")
+    (tmp_path / "checkpoint_last.pt").write_bytes(bytes(1000))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1099))
+    with pytest.raises(UserError, match=r"no room for a checkpoint in .* are whole"):
+        trainer.info(f"Saving checkpoint to {tmp_path}/checkpoint1.pt")
+    trainer.info(f"Finished saving checkpoint to {tmp_path}/checkpoint1.pt")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1100))
+    trainer.info(f"Saving checkpoint to {tmp_path}/checkpoint1.pt")
 
 
 def test_users_see_one_line_whatever_fairseq_wraps_around_it(capsys, monkeypatch):

@@ -30,7 +30,9 @@ class Rope(Encoding):
         (2023), arXiv:2306.15595; ``ntk:F`` raises the base by F^(d/(d-2)); ``yarn:F`` Peng et al.
         (2023), arXiv:2309.00071.
     Differs:
-        nothing. ``fraction`` rotates only the first part of each head.
+        nothing. ``fraction`` rotates only the first part of each head; ``cross_attention``, in the
+        decoder of a translation model, also rotates queries by their target position and the
+        source's keys by theirs.
     """
 
     acts_on: ClassVar[Literal["rotation"]] = "rotation"
@@ -43,6 +45,7 @@ class Rope(Encoding):
         fraction: float = 1.0,
         layout: Literal["interleaved", "half"] = "interleaved",
         scaling: str = "none",
+        cross_attention: bool = False,
     ) -> None:
         super().__init__(dims)
         self.rotated = int(fraction * dims.head_dim)
@@ -53,6 +56,7 @@ class Rope(Encoding):
             )
         self.layout = layout
         self.base = base
+        self.cross_attention = cross_attention
         self.scaling, self.factor = _read_scaling(scaling)
 
     def rotate(self, query: Tensor, key: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:

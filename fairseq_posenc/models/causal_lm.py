@@ -3,9 +3,9 @@
 fairseq configures this family by a dataclass, and its hydra entry point ignores architecture
 functions for such models; so each named architecture is a model with defaults of its own, and
 ``--arch transformer_lm_rope`` and ``model._name=transformer_lm_rope`` mean the same.
-"""
 
-from __future__ import annotations
+No postponed annotations here: fairseq makes command-line options from the types of the fields.
+"""
 
 import copy
 from dataclasses import dataclass, field, make_dataclass
@@ -40,7 +40,7 @@ class PositionalLM(PositionCheckpoints, TransformerLanguageModel):
     """fairseq's causal language model with position encodings of one's choice."""
 
     @classmethod
-    def build_model(cls, args: Any, task: Any) -> PositionalLM:
+    def build_model(cls, args: Any, task: Any) -> "PositionalLM":
         """Build a model as fairseq's class does, with our decoder.
 
         fairseq's method names its decoder class, so it is asked for a model without layers, whose

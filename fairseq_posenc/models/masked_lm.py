@@ -88,6 +88,10 @@ SIZES: dict[str, Callable[[Any], None]] = {
 }
 
 
+# The hybrids of the M4M paper (arXiv:2109.12788, table 2).
+HYBRIDS = {"roberta_learned_m4m": "learned+m4m", "roberta_m4_reset": "m4+reset"}
+
+
 def _register(name: str, spec: str, directions: str = "") -> None:
     for suffix, set_size in SIZES.items():
 
@@ -101,6 +105,8 @@ def _register(name: str, spec: str, directions: str = "") -> None:
 
 for _encoding in registry.names_for(encoder=True):
     _register(f"roberta_{_encoding}", _encoding)
+for _name, _spec in HYBRIDS.items():
+    _register(_name, _spec)
 for _name, _directions in DECBERT.items():
     _register(_name, "learned", _directions)
     _register(f"{_name}_nope", "none", _directions)

@@ -1,0 +1,190 @@
+"""``--user-dir`` in every form that fairseq accepts, from any working directory.
+
+The commands differ in when they import it; the forms in how fairseq finds it. Each command is here
+with one form at least, and each form with several commands. The other tests use absolute paths.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from commands import (
+    BLOCKS,
+    SENTENCES,
+    USER_DIR,
+    assert_positions,
+    new_directory,
+    pairs,
+    run,
+    sentences,
+    train,
+    trained,
+    validate,
+)
+
+pytestmark = pytest.mark.slow
+BY_NAME = "fairseq_posenc"
+
+
+def relative(directory):
+    return os.path.relpath(USER_DIR, directory)
+
+
+def test_train_by_name():
+    model = train("causal_lm", "--max-epoch", 1, "--no-save", user_dir=BY_NAME)
+    assert_positions(model.run, "causal_lm")
+
+
+def test_train_by_relative_path():
+    here = new_directory()
+    model = train("masked_lm", "--max-epoch", 1, "--no-save", user_dir=relative(here), cwd=here)
+    assert_positions(model.run, "masked_lm")
+
+
+def test_train_in_the_directory_above_the_package():
+    """Here the name is a relative path too."""
+    model = train(
+        "translation",
+        *("--max-epoch", 1, "--no-save"),
+        user_dir=BY_NAME,
+        cwd=USER_DIR.parent,
+    )
+    assert_positions(model.run, "translation")
+
+
+def test_validate_by_name():
+    path = trained("translation").save_dir / "checkpoint_last.pt"
+    assert_positions(validate("translation", path, user_dir=BY_NAME), "translation")
+
+
+def test_generate_by_relative_path():
+    here = new_directory()
+    path = trained("translation").save_dir / "checkpoint_last.pt"
+    data = os.path.relpath(pairs(), here)
+    done = run(
+        "fairseq-generate",
+        *(data, "--user-dir", relative(here), "--path", os.path.relpath(path, here)),
+        *("--required-batch-size-multiple", 1),
+        cwd=here,
+    )
+    assert_positions(done, "translation")
+    assert done.out.count("\nH-") == SENTENCES["test"]
+
+
+def test_interactive_by_name():
+    path = trained("translation").save_dir / "checkpoint_last.pt"
+    done = run(
+        "fairseq-interactive",
+        *(pairs(), "--user-dir", BY_NAME, "--path", path, "--beam", 5),
+        given="w1 w2 w3\nw4\n",
+    )
+    assert_positions(done, "translation")
+    assert done.out.count("\nH-") == 2
+
+
+def test_eval_lm_by_relative_path():
+    here = new_directory()
+    path = trained("causal_lm").save_dir / "checkpoint_last.pt"
+    done = run(
+        "fairseq-eval-lm",
+        *(sentences(), "--user-dir", relative(here), "--path", path, *BLOCKS),
+        cwd=here,
+    )
+    assert_positions(done, "causal_lm")
+
+
+COMMON = """
+common:
+  user_dir: {user_dir}
+  cpu: true
+dataset:
+  batch_size: 16
+  required_batch_size_multiple: 1
+  num_workers: 0
+optimizer:
+  _name: adam
+lr_scheduler:
+  _name: fixed
+optimization:
+  lr: [0.001]
+  max_epoch: 2
+checkpoint:
+  save_dir: {save_dir}
+"""
+MASKED_LM = """
+task:
+  _name: masked_lm
+  data: {data}
+  sample_break_mode: complete
+  tokens_per_sample: 16
+criterion: masked_lm
+model:
+  _name: roberta_learned_tiny
+  max_positions: 16
+  position_encoding: learned+m4m(max_distance=5)
+  attention_directions: lr
+"""
+TRANSLATION = """
+task:
+  _name: translation
+  data: {data}
+criterion: cross_entropy
+model:
+  _name: transformer_rope_tiny
+  position_encoding_decoder: sinusoidal
+"""
+
+
+def hydra_train(here, text, **values):
+    """Train with a YAML file; return the run and the path of the checkpoint."""
+    save_dir = new_directory()
+    filled = (COMMON + text).format(save_dir=save_dir, **values)
+    (here / "experiment.yaml").write_text(f"# @package _group_\n{filled}", encoding="utf-8")
+    arguments = ["--config-dir", here, "--config-name", "experiment"]
+    return run("fairseq-hydra-train", *arguments, cwd=here), save_dir / "checkpoint_last.pt"
+
+
+def test_hydra_train_a_masked_lm_by_absolute_path():
+    done, path = hydra_train(new_directory(), MASKED_LM, user_dir=USER_DIR, data=sentences())
+    (line,) = done.positions()
+    assert line.startswith("learned+m4m(max_distance=5) | directions: lr x1 both x1 |")
+    loaded = validate("masked_lm", path)
+    assert loaded.positions() == [line]
+
+
+def test_hydra_train_translation_by_name():
+    done, path = hydra_train(new_directory(), TRANSLATION, user_dir=BY_NAME, data=pairs())
+    encoder, decoder = done.positions()
+    assert encoder.startswith("rope | directions: both x2 |")
+    assert decoder.startswith("sinusoidal | directions: lr x2 |")
+    loaded = run(
+        "fairseq-generate",
+        *(pairs(), "--user-dir", BY_NAME, "--path", path),
+        *("--required-batch-size-multiple", 1),
+    )
+    assert loaded.positions() == [encoder, decoder]
+
+
+def test_hydra_train_a_causal_lm_by_relative_path():
+    here = new_directory()
+    done = run(
+        "fairseq-hydra-train",
+        f"common.user_dir={relative(here)}",
+        "common.cpu=true",
+        "task=language_modeling",
+        f"task.data={sentences()}",
+        "task.sample_break_mode=complete",
+        "task.tokens_per_sample=16",
+        "dataset.batch_size=16",
+        "dataset.num_workers=0",
+        "optimizer=adam",
+        "optimization.lr=[0.001]",
+        "optimization.max_epoch=1",
+        f"checkpoint.save_dir={new_directory()}",
+        "+model._name=transformer_lm_rope_tiny",
+        cwd=here,
+    )
+    (line,) = done.positions()
+    assert line.startswith("rope | directions: lr x2 |")
