@@ -34,8 +34,9 @@ format: install ## rewrite the code in the project's style
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-docs: install ## rewrite the generated parts of the README
+docs: install ## rewrite the generated parts of the documentation
 	$(BIN)/fairseq-posenc docs
+	$(BIN)/python tests/support.py
 
 clean: ## remove what the other targets made, .venv excepted
 	rm -rf demo build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache

@@ -1,0 +1,9 @@
+"""The README's support table says what runs."""
+
+from __future__ import annotations
+
+import support
+
+
+def test_the_support_table_is_what_runs():
+    assert support.README.read_text(encoding="utf-8") == support.readme(), "run make docs"
