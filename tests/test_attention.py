@@ -107,7 +107,8 @@ def test_decoding_with_beam_reordering_equals_the_full_pass(spec):
 # Largest error of an output, relative to the largest output, in fp16 and bf16, where the content
 # scores have a standard deviation of 1 to 5, as in trained models.
 USUAL_BOUNDS = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
-BOUNDS = {"m4m": {torch.float16: 6e-3, torch.bfloat16: 3e-2}}  # three roundings are multiplied
+# A product multiplies the roundings of three factors, and its scores are far larger.
+BOUNDS = {"m4m": {torch.float16: 3e-2, torch.bfloat16: 1.2e-1}}
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
