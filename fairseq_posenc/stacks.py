@@ -289,14 +289,21 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         prev_output_tokens: Tensor,
         encoder_out: dict[str, list[Tensor]] | None = None,
         incremental_state: IncrementalState = None,
+        full_context_alignment: bool = False,
         *args: Any,
         **kwargs: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Decode ``prev_output_tokens``, ``(B, S)``; arguments and result are fairseq's."""
+        """Decode ``prev_output_tokens``, ``(B, S)``; arguments and result are fairseq's.
+
+        Raises:
+            UserError: ``full_context_alignment``, as a decoder's directions here are all ``lr``.
+        """
+        if full_context_alignment:
+            raise UserError("full-context alignment is not supported: decoders see only the past")
         tgt_len = prev_output_tokens.size(1) if incremental_state is None else 1
         with self.positions_given(prev_output_tokens, tgt_len):
             features: tuple[Tensor, dict[str, Any]] = super().extract_features(
-                prev_output_tokens, encoder_out, incremental_state, *args, **kwargs
+                prev_output_tokens, encoder_out, incremental_state, False, *args, **kwargs
             )
             return features
 
