@@ -91,6 +91,11 @@ class Positions(NamedTuple):
         return block - start
 
     def is_first(self) -> Tensor:
-        """Return which token is the first real one of its row, ``(B, S)`` of bool."""
+        """Return which token is the first real one of its row, ``(B or 1, S)`` of bool.
+
+        One row stands for all where none is padded on the left.
+        """
         real = self.tokens.ne(self.padding_idx)
+        if self.block.size(0) == 1 or bool(real[:, 0].all()):
+            real = torch.ones_like(real[:1])
         return real & real.cumsum(1).eq(1)

@@ -67,7 +67,7 @@ class Terms(NamedTuple):
         pair_bias: ``(B or 1, G, T, S)``, added after scaling.
         product: combine by product in place of the sum.
         scale_factor: c of the scale 1/sqrt(c * D); None leaves it to the others (1 if none says).
-        first: ``(B, S)`` of bool, the first real token of each row; None means no reset.
+        first: ``(B or 1, S)`` of bool, the first real token of each row; None means no reset.
     """
 
     query_table: Tensor | None = None
