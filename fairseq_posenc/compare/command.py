@@ -1,0 +1,109 @@
+"""``fairseq-posenc compare``: train models that differ only in their position encoding."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Optional
+
+from fairseq_posenc.compare import contenders
+from fairseq_posenc.compare.pipeline import Pipeline
+from fairseq_posenc.compare.progress import say
+from fairseq_posenc.compare.report import PICTURE, REPORT, table, write_report
+from fairseq_posenc.compare.settings import Settings
+from fairseq_posenc.compare.statements import statements
+from fairseq_posenc.compare.steps import own_folder
+
+STOPPED = 130  # what a shell reports after Ctrl-C
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="folder for all results (default: demo; compare-NAME for --text NAME.txt)",
+    )
+    parser.add_argument(
+        "--text", type=Path, help="UTF-8 text file (default: the documentation inside Python)"
+    )
+    parser.add_argument(
+        "--encodings",
+        default=contenders.DEFAULT,
+        help="models to compare, separated by commas: position-encoding specs such as "
+        "'learned+m4m(max_distance=64)', or "
+        + ", ".join(contenders.SHORTHANDS)
+        + " (default: %(default)s)",
+    )
+    for name, default, text in (
+        ("--updates", 800, "training updates of each model"),
+        ("--seed", 1, "seed of initial weights, order of the data, and masks"),
+        ("--vocab-size", 512, "number of sentencepieces"),
+    ):
+        parser.add_argument(
+            name, type=int, metavar="N", default=default, help=f"{text} (default: {default})"
+        )
+    parser.add_argument(
+        "train_args",
+        nargs="*",
+        metavar="-- OPTION",
+        help="after two dashes: options for fairseq-train, as in '-- --encoder-layers 6'",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the comparison and write the report; return the exit code.
+
+    Raises:
+        UserError: wrong input, or a fairseq command that failed.
+    """
+    settings = _settings(args)
+    try:
+        with _every_end_like_ctrl_c(), own_folder(settings.out, (REPORT, PICTURE)) as lock:
+            names = ", ".join(contender.name for contender in settings.contenders)
+            say(f"comparing {names}; everything goes to {settings.out}/")
+            results = Pipeline(settings, lock).run()
+            report = write_report(results)
+    except KeyboardInterrupt:
+        say("\nstopped; the same command continues from here")
+        return STOPPED
+    say("\n".join(["", table(results.outcomes), "", *statements(results), "", f"report: {report}"]))
+    return 0
+
+
+@contextlib.contextmanager
+def _every_end_like_ctrl_c() -> Iterator[None]:
+    """Take ``kill`` and a closed terminal as Ctrl-C, so that a running training is ended as well.
+
+    Signals that are ignored stay so: that is what ``nohup`` is for.
+    """
+
+    def interrupt(number: int, frame: Optional[FrameType]) -> None:
+        raise KeyboardInterrupt
+
+    ends = (signal.SIGTERM, signal.SIGHUP)
+    changed = [number for number in ends if signal.getsignal(number) is signal.SIG_DFL]
+    for number in changed:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number in changed:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _settings(args: argparse.Namespace) -> Settings:
+    own = args.text and Path(f"compare-{args.text.stem}")  # so that a text never replaces the demo
+    return Settings(
+        out=args.out or own or Path("demo"),
+        text=args.text,
+        contenders=contenders.parse_contenders(args.encodings),
+        updates=args.updates,
+        seed=args.seed,
+        vocab_size=args.vocab_size,
+        train_args=tuple(args.train_args),
+    )

@@ -1,0 +1,76 @@
+"""What is compared: position encodings by their specs, and DecBERT by short names."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.models.base import DECBERT
+from fairseq_posenc.registry import parse
+
+DEFAULT = "none,learned,decbert_diff,m4m"
+
+# Name -> spec and directions: DecBERT's settings, each with learned positions and without.
+SHORTHANDS = {
+    **{name: ("learned", directions) for name, directions in DECBERT.items()},
+    **{f"{name}_nope": ("none", directions) for name, directions in DECBERT.items()},
+}
+
+
+class Contender(NamedTuple):
+    """One model of the comparison.
+
+    Attributes:
+        name: what the user wrote; names the row of the table.
+        position_encoding: canonical spec for ``--position-encoding``.
+        directions: value of ``--attention-directions``; empty if every layer looks both ways.
+    """
+
+    name: str
+    position_encoding: str
+    directions: str = ""
+
+    @property
+    def folder(self) -> str:
+        """The name as a folder name that needs no quoting in a shell."""
+        return self.name.replace(" ", "").replace("(", "-").replace(")", "")
+
+    @property
+    def options(self) -> list[str]:
+        """The options of ``fairseq-train`` that tell this model from the others."""
+        options = ["--position-encoding", self.position_encoding]
+        return options + (["--attention-directions", self.directions] if self.directions else [])
+
+
+def split_list(text: str) -> list[str]:
+    """Split at the commas outside of brackets."""
+    return [item.strip() for item in re.split(r",(?![^(]*\))", text)]
+
+
+def parse_contenders(text: str) -> tuple[Contender, ...]:
+    """Return the models of a comma-separated list of specs and short names.
+
+    Raises:
+        UserError: an item is empty, unknown or malformed, or means the same model as another.
+    """
+    contenders: list[Contender] = []
+    for item in split_list(text):
+        contender = _parse_one(item, text)
+        for other in contenders:
+            if contender[1:] == other[1:]:
+                both = repr(item) if item == other.name else f"{other.name!r} and {item!r}"
+                raise UserError(f"--encodings: {both} would train the same model twice")
+        contenders.append(contender)
+    return tuple(contenders)
+
+
+def _parse_one(item: str, text: str) -> Contender:
+    if not item:
+        raise UserError(f"--encodings {text!r}: an empty name; write for example {DEFAULT}")
+    spec, directions = SHORTHANDS.get(item, (item, ""))
+    try:
+        return Contender(item, str(parse(spec)), directions)
+    except UserError as error:
+        short = ", ".join(SHORTHANDS)
+        raise UserError(f"--encodings: {error}; short names: {short}") from None

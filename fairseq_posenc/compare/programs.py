@@ -1,0 +1,106 @@
+"""Running fairseq's commands: logged, watched line by line, and never left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Callable
+
+from fairseq_posenc.errors import UserError
+
+_SHOWN_LINES = 15
+# By default a thread that waits for another one spins. Beside any other work on the same cores that
+# makes the training several times slower; sleeping instead costs a few percent when nothing else
+# runs. Both values give way to the user's own.
+_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
+# How our own errors, and those about options, look; nothing else in the log says more.
+_TOLD = re.compile(r"fairseq-[a-z]+: error: (.+)")
+_PATIENCE = 10.0  # seconds between asking a program to end and ending it
+
+
+def find_command(name: str) -> str:
+    """Return the path of a console script, first of all beside the running Python.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    beside = Path(sys.executable).with_name(name)
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise UserError(f"{name} is neither beside {sys.executable} nor on the PATH; run install")
+    return found
+
+
+def run_logged(
+    command: Sequence[str],
+    log: Path,
+    lock: int,
+    on_line: Callable[[str], None] = lambda line: None,
+) -> None:
+    """Run a command to its end, adding its output to a log file.
+
+    Args:
+        command: name of a console script, and arguments.
+        log: file that gets the command line and both output streams.
+        lock: open file that the command keeps open while it lives.
+        on_line: called with every line of output.
+
+    Raises:
+        UserError: the command failed; the message ends with the last lines of the log.
+    """
+    with open(log, "a", encoding="utf-8") as output:
+        output.write(f"$ {shlex.join(command)}\n")
+        output.flush()
+        process = subprocess.Popen(
+            [find_command(command[0]), *command[1:]],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+            env={**_ENVIRONMENT, **os.environ},
+            # A group of its own: Ctrl-C reaches only this program, which then ends the whole group.
+            start_new_session=True,
+            pass_fds=[lock],
+        )
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                output.write(line)
+                output.flush()
+                on_line(line)
+            process.wait()
+        finally:
+            _end(process)
+    if process.returncode:
+        raise UserError(_failure(command[0], process.returncode, log))
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End a program and all that it started, if it still runs."""
+    for number, patience in ((signal.SIGTERM, _PATIENCE), (signal.SIGKILL, None)):
+        if process.poll() is not None:
+            return
+        os.killpg(process.pid, number)
+        try:
+            process.wait(patience)
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _failure(name: str, status: int, log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_SHOWN_LINES:]
+    for line in reversed(lines):
+        if told := _TOLD.match(line):
+            return f"{name}: {told[1]} (its log: {log})"
+    how = f"was ended by signal {-status}" if status < 0 else f"failed with exit status {status}"
+    if status == -signal.SIGKILL:
+        how += " (often for lack of memory)"
+    return "\n".join([f"{name} {how}; the end of its log {log}:", *(f"  {line}" for line in lines)])

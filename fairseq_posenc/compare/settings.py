@@ -1,0 +1,90 @@
+"""What a comparison is made of: the user's choices and the sizes of the demo."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Optional
+
+from fairseq_posenc.compare.contenders import Contender
+from fairseq_posenc.errors import UserError
+
+# Small enough that two processor cores train a model in minutes, large enough that the loss
+# leaves the level of a bag of words. Dropout would only slow down runs that see each text a few
+# times. The schedule does not depend on the length of the run, so a longer run continues a shorter.
+TRAIN_OPTIONS = (
+    *("--task", "masked_lm", "--criterion", "masked_lm", "--sample-break-mode", "none"),
+    *("--tokens-per-sample", "64", "--max-tokens", "4096"),
+    *("--arch", "roberta_none_tiny", "--encoder-layers", "2", "--encoder-embed-dim", "128"),
+    *("--encoder-ffn-embed-dim", "512", "--encoder-attention-heads", "4"),
+    *("--dropout", "0", "--attention-dropout", "0"),
+    *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--lr", "0.003"),
+    *("--lr-scheduler", "inverse_sqrt", "--warmup-updates", "200"),
+)
+
+# Options that the comparison sets itself, and what to use in their place.
+RESERVED = {
+    "--max-update": "use --updates",
+    "--max-epoch": "use --updates",
+    "--seed": "use the comparison's own --seed",
+    "--position-encoding": "use --encodings",
+    "--attention-directions": "use --encodings",
+    "--save-dir": "use --out",
+    "--user-dir": "it is set already",
+    "--task": "the comparison is made for masked_lm",
+    "--log-format": "the learning curves are read from the log",
+    "--log-file": "the log is kept already",
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The user's choices.
+
+    Attributes:
+        out: folder for all results.
+        text: the user's text file, or None for Python's own documentation.
+        contenders: the models to compare.
+        updates: number of training updates of each model.
+        seed: seed of initial weights, order of the data and masks.
+        vocab_size: number of sentencepieces.
+        train_args: options added to those of ``fairseq-train``; they win over the demo's.
+    """
+
+    out: Path
+    text: Optional[Path]
+    contenders: tuple[Contender, ...]
+    updates: int
+    seed: int
+    vocab_size: int
+    train_args: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for option, value, least in (
+            ("--updates", self.updates, 1),
+            ("--seed", self.seed, 0),
+            ("--vocab-size", self.vocab_size, 16),
+        ):
+            if value < least:
+                raise UserError(f"{option} {value}: must be at least {least}")
+        if self.train_args and not self.train_args[0].startswith("-"):
+            raise UserError(f"{self.train_args[0]!r} is not an option; the folder is --out's")
+        for argument in self.train_args:
+            option = argument.split("=")[0]
+            if option in RESERVED:
+                raise UserError(f"-- {argument}: {option} cannot be set here; {RESERVED[option]}")
+
+    def option(self, name: str) -> str:
+        """Return the value that ``fairseq-train`` gets for an option."""
+        words = [word for given in (*TRAIN_OPTIONS, *self.train_args) for word in given.split("=")]
+        return words[len(words) - words[::-1].index(name)]
+
+    @property
+    def log_every(self) -> int:
+        """Updates between two figures of the training: a few seconds on two cores."""
+        return min(20, self.validate_every)
+
+    @property
+    def validate_every(self) -> int:
+        """Updates between two points of a learning curve, about forty in all."""
+        return max(1, self.updates // 40)

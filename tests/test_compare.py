@@ -1,0 +1,652 @@
+"""The comparison: text, specs, steps, logs, report, bad input, and one run through fairseq."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fairseq_posenc.compare import (
+    command,
+    contenders,
+    corpus,
+    curves,
+    documents,
+    picture,
+    pieces,
+    programs,
+    progress,
+    report,
+    statements,
+    steps,
+    training,
+)
+from fairseq_posenc.compare.contenders import parse_contenders
+from fairseq_posenc.compare.curves import Curve
+from fairseq_posenc.compare.pipeline import Outcome, Results
+from fairseq_posenc.compare.settings import Settings
+from fairseq_posenc.errors import UserError
+
+DEMO = "none,learned,decbert_diff,m4m"
+
+
+def parse_args(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+def make_settings(out: Path, encodings: str = DEMO, **changes: object) -> Settings:
+    values = {"text": None, "updates": 800, "seed": 1, "vocab_size": 512, **changes}
+    return Settings(out=out, contenders=parse_contenders(encodings), **values)
+
+
+def make_results(out: Path, curves_by_name: dict[str, list[tuple[int, float]]]) -> Results:
+    settings = make_settings(out, ",".join(curves_by_name))
+    outcomes = [
+        Outcome(contender, Curve(points, 1000.0 * (n + 1)), points[-1][1], 8192 * n, 61.0)
+        for n, (contender, points) in enumerate(zip(settings.contenders, curves_by_name.values()))
+    ]
+    facts = {"words": 300_000, "documents": 700, "valid_words": 15_000, "train_words": 285_000}
+    return Results(settings, facts, outcomes)
+
+
+FOUR = {
+    "none": [(100, 150.0), (200, 100.0)],
+    "learned": [(100, 140.0), (200, 80.0)],
+    "decbert_diff": [(100, 90.0), (200, 50.0)],
+    "m4m": [(100, 70.0), (200, 40.0)],
+}
+
+
+class TestContenders:
+    @pytest.mark.parametrize(
+    ("words", "folder"),
+    [
+        ([], "demo"),
+        (["--text", "texts/my.txt"], "compare-my"),
+        (["--text", "my.txt", "--out", "there"], "there"),
+    ],
+)
+def test_results_of_a_text_do_not_replace_the_demo(words, folder):
+    assert command._settings(parse_args(*words)).out == Path(folder)
+
+
+def test_commas_inside_brackets_do_not_split(self) -> None:
+        text = "none, learned+m4m(max_distance=64,per_head=true),rope"
+        assert contenders.split_list(text) == [
+            "none",
+            "learned+m4m(max_distance=64,per_head=true)",
+            "rope",
+        ]
+
+    @pytest.mark.parametrize(
+        ("name", "options"),
+        [
+            ("none", ["--position-encoding", "none"]),
+            (
+                "decbert_diff",
+                ["--position-encoding", "learned", "--attention-directions", "lr,rl"],
+            ),
+            (
+                "decbert_same_nope",
+                ["--position-encoding", "none", "--attention-directions", "lr,lr"],
+            ),
+        ],
+    )
+    def test_options(self, name: str, options: list[str]) -> None:
+        assert parse_contenders(name)[0].options == options
+
+    def test_folder_needs_no_quoting(self) -> None:
+        (contender,) = parse_contenders("learned + m4m(max_distance=64)")
+        assert contender.folder == "learned+m4m-max_distance=64"
+        assert shlex.quote(contender.folder) == contender.folder
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("none,quantum", "unknown position encoding 'quantum'"),
+            ("m4m(max_distance=far)", "expected a whole number"),
+            ("none,,m4m", "an empty name"),
+            ("", "an empty name"),
+            ("none,none", "'none' would train the same model twice"),
+            ("m4m,m4m()", "'m4m' and 'm4m()' would train the same model twice"),
+        ],
+    )
+    def test_bad_list_is_one_line_about_the_option(self, text: str, message: str) -> None:
+        with pytest.raises(UserError, match=re.escape(message)) as caught:
+            parse_contenders(text)
+        assert str(caught.value).startswith("--encodings")
+        assert "\n" not in str(caught.value)
+
+
+class TestDocuments:
+    @pytest.fixture
+    def library(self, tmp_path: Path) -> Path:
+        files = {
+            "pydoc_data/topics.py": "topics = {'assert': 'Assertions are\\nhandy.\\n\\nUse them.'}",
+            "tool.py": (
+                '"""About the tool."""\n'
+                "raise SystemExit('imported')\n"
+                "class A:\n"
+                '    """About A.\n\n    More about A.\n    """\n'
+                "    async def f(self):\n"
+                '        """About f."""\n'
+                "x = 'not a docstring'\n"
+            ),
+            "package/broken.py": "def (:\n",
+            "package/nul.py": "x = '\0'\n",
+            "package/undocumented.py": "x = 1\n",
+            "test/test_tool.py": '"""A test."""\n',
+            "site-packages/other.py": '"""Somebody else\'s."""\n',
+        }
+        for name, content in files.items():
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content)
+        return tmp_path
+
+    def test_topics_and_docstrings_are_read_and_nothing_is_imported(self, library: Path) -> None:
+        found = list(documents.python_documents(library))
+        assert found == [
+            ("topic 'assert'", ["Assertions are handy.", "Use them."]),
+            ("tool.py", ["About the tool.", "About A.", "More about A.", "About f."]),
+        ]
+        assert found[0].words == 5
+
+    def test_this_python_has_enough(self) -> None:
+        path = documents.python_library()
+        texts = list(documents._topics(path / "pydoc_data" / "topics.py"))
+        assert sum(document.words for document in texts) > corpus.LEAST_WORDS
+
+
+class TestCorpus:
+    def test_text_is_cut_at_empty_lines(self) -> None:
+        (document,) = corpus.text_documents("one\ntwo\n\n \nthree\n")
+        assert document.paragraphs == ["one two", "three"]
+
+    def test_text_without_empty_lines_is_cut_at_lines(self) -> None:
+        (document,) = corpus.text_documents("one\ntwo\n")
+        assert document.paragraphs == ["one", "two"]
+
+    def test_text_on_one_line_gives_many_documents(self) -> None:
+        found = corpus.text_documents("word " * 5000)
+        assert len(found) > 5
+        assert sum(document.words for document in found) == 5000
+
+    def test_repeats_are_kept_once(self) -> None:
+        found = corpus.without_repeats(
+            [documents.Document("a", ["x", "y", "x"]), documents.Document("b", ["x"])]
+        )
+        assert found == [("a", ["x", "y"])]
+
+    def test_split_is_by_document_fixed_and_about_a_twentieth(self) -> None:
+        all_documents = [documents.Document(str(n), [f"{n} word"]) for n in range(200)]
+        train, valid = corpus.split(all_documents)
+        assert sorted(train + valid) == sorted(all_documents)
+        assert len(valid) == 10
+        assert corpus.split(all_documents) == (train, valid)
+
+    def test_split_leaves_something_to_train_on(self) -> None:
+        sizes = [documents.Document("small", ["x"]), documents.Document("large", ["y " * 99])]
+        train, valid = corpus.split(sizes)
+        assert len(train) == len(valid) == 1
+
+    def test_byte_order_mark_is_dropped(self, tmp_path: Path) -> None:
+        path = tmp_path / "text.txt"
+        path.write_bytes(b"\xef\xbb\xbfhello")
+        assert corpus.read_text(path) == "hello"
+
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            (None, "No such file"),
+            (b"", "the file is empty"),
+            (b" \n\n", "the file is empty"),
+            (b"fine\nbad \xff byte\n", "line 2: byte 0xff is not UTF-8"),
+            (b"fine\nfine\n\0\n", "line 3: a NUL byte"),
+            (b"fine\n\xff\n\0\n", "line 2: byte 0xff"),
+            ("text".encode("utf-16"), "line 1: byte 0xff is not UTF-8"),
+        ],
+    )
+    def test_bad_file(self, tmp_path: Path, content: bytes | None, message: str) -> None:
+        path = tmp_path / "text.txt"
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(UserError, match=message) as caught:
+            corpus.read_text(path)
+        assert str(path) in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+    def test_folder_is_not_a_text(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match="Is a directory"):
+            corpus.read_text(tmp_path)
+
+    def test_too_few_words_are_counted(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match="too short, 3 words of the 5,000"):
+            corpus.write_corpus("only three words", "--text my.txt", tmp_path)
+
+
+class TestPieces:
+    @pytest.fixture
+    def text(self, tmp_path: Path) -> Path:
+        path = tmp_path / "train.txt"
+        chance = random.Random(3)
+        words = ["".join(chance.choices("abcdefgh", k=3)) for _ in range(200)]
+        lines = [" ".join([*chance.choices(words, k=6), "<mask> <pad>"]) for _ in range(300)]
+        path.write_text("\n".join(lines))
+        return path
+
+    def test_symbols_of_fairseq_stay_out_of_the_text(self, text: Path, tmp_path: Path) -> None:
+        pieces.train_pieces(text, tmp_path / "sp", 60)
+        count = pieces.encode(tmp_path / "sp.model", text, tmp_path / "out")
+        words = (tmp_path / "out").read_text().split()
+        assert len(words) == count
+        assert not {"<mask>", "<pad>", "<s>", "</s>"} & set(words)
+
+    def test_vocabulary_too_large(self, text: Path, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match=r"--vocab-size 5000: .* use --vocab-size (\d+)") as err:
+            pieces.train_pieces(text, tmp_path / "sp", 5000)
+        pieces.train_pieces(text, tmp_path / "sp", int(re.findall(r"\d+", str(err.value))[1]))
+
+    def test_vocabulary_too_small(self, text: Path, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match=r"--vocab-size 9: .* use --vocab-size (\d+)") as err:
+            pieces.train_pieces(text, tmp_path / "sp", 9)
+        pieces.train_pieces(text, tmp_path / "sp", int(re.findall(r"\d+", str(err.value))[1]))
+
+
+class TestSteps:
+    @staticmethod
+    def run(folder: Path, inputs: dict, goal: int = 0, **options: bool) -> tuple[list[str], dict]:
+        """Do a step that adds a line to a file; return whether it ran, and its facts."""
+        step = steps.Step(folder, inputs, goal)
+        ran = []
+
+        def work() -> dict:
+            with open(folder / "made", "a") as made:
+                made.write("x")
+            ran.append((folder / "made").read_text())
+            return {"made": len(ran[0])}
+
+        return ran, step.do(work, **options)
+
+    def test_done_once(self, tmp_path: Path) -> None:
+        assert self.run(tmp_path / "s", {"a": (1, 2)}) == (["x"], {"made": 1})
+        assert self.run(tmp_path / "s", {"a": (1, 2)}) == ([], {"made": 1})
+
+    def test_changed_inputs_start_afresh(self, tmp_path: Path) -> None:
+        self.run(tmp_path / "s", {"a": 1}, keep_unfinished=True)
+        ran, _ = self.run(tmp_path / "s", {"a": 2}, keep_unfinished=True)
+        assert ran == ["x"]
+
+    @pytest.mark.parametrize(("keep", "left"), [(True, "xx"), (False, "x")])
+    def test_interrupted_work_is_kept_if_it_can_be_continued(
+        self, tmp_path: Path, keep: bool, left: str
+    ) -> None:
+        step = steps.Step(tmp_path / "s", {"a": 1})
+
+        def stop() -> dict:
+            (step.folder / "made").write_text("x")
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            step.do(stop)
+        assert step.facts is None
+        assert self.run(tmp_path / "s", {"a": 1}, keep_unfinished=keep)[0] == [left]
+
+    def test_longer_run_continues_and_shorter_starts_afresh(self, tmp_path: Path) -> None:
+        self.run(tmp_path / "s", {}, goal=10)
+        assert self.run(tmp_path / "s", {}, goal=20, keep_unfinished=True)[0] == ["xx"]
+        assert self.run(tmp_path / "s", {}, goal=15, keep_unfinished=True)[0] == ["x"]
+
+    @pytest.mark.parametrize("stamp", ["", "{", "[]", '{"inputs": {"a": 2}}'])
+    def test_damaged_stamp_counts_as_not_done(self, tmp_path: Path, stamp: str) -> None:
+        self.run(tmp_path / "s", {"a": 1})
+        (tmp_path / "s" / "stamp.json").write_text(stamp)
+        assert self.run(tmp_path / "s", {"a": 1})[0] == ["x"]
+
+    def test_folder_with_other_files_is_left_alone(self, tmp_path: Path) -> None:
+        (tmp_path / "thesis.tex").write_text("precious")
+        with (
+            pytest.raises(UserError, match=r"holds other files \(thesis.tex\)"),
+            steps.own_folder(tmp_path),
+        ):
+            pass
+        assert os.listdir(tmp_path) == ["thesis.tex"]
+
+    def test_folder_with_a_published_report_is_fine(self, tmp_path: Path) -> None:
+        (tmp_path / "report.md").write_text("")
+        with steps.own_folder(tmp_path, ("report.md",)):
+            pass
+
+    def test_two_runs_do_not_share_a_folder(self, tmp_path: Path) -> None:
+        with (
+            pytest.raises(UserError, match="another comparison"),
+            steps.own_folder(tmp_path / "out"),
+            steps.own_folder(tmp_path / "out"),
+        ):
+            pass
+        with steps.own_folder(tmp_path / "out"):
+            pass
+
+    def test_folder_that_cannot_be_made(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        with pytest.raises(UserError, match="--out"), steps.own_folder(tmp_path / "file" / "out"):
+            pass
+
+
+def log_line(kind: str, updates: int, loss: float, speed: float = 1000.0) -> str:
+    prefix = "valid_" if kind == "valid" else ""
+    figures = {"epoch": 1, "loss": f"{loss}", "num_updates": f"{updates}", "wps": f"{speed}"}
+    shown = {f"{prefix}{key}": value for key, value in figures.items()}
+    return f"2025-01-01 00:00:00 | INFO | {kind} | {json.dumps(shown)}\n"
+
+
+class TestCurves:
+    def test_figures_of_a_line(self) -> None:
+        assert curves.parse_line(log_line("train_inner", 20, 7.0, 512.5)) == (
+            "train_inner",
+            20,
+            128.0,
+            512.5,
+        )
+
+    @pytest.mark.parametrize(
+        "line",
+        ["Traceback", log_line("train", 3, 1.0), log_line("valid", 3, 1.0)[:60], "| valid | {]}"],
+    )
+    def test_other_lines(self, line: str) -> None:
+        assert curves.parse_line(line) is None
+
+    def test_diverged_training_is_no_error(self) -> None:
+        assert curves.parse_line(log_line("valid", 3, float("inf"))).perplexity > 1e300
+
+    def test_continued_training_repeats_updates(self) -> None:
+        log = [
+            log_line("valid", 10, 8.0),
+            log_line("train_inner", 12, 1.0, 100.0),
+            log_line("valid", 20, 6.0),
+            "$ fairseq-train again\n",
+            log_line("train_inner", 12, 1.0, 300.0),
+            log_line("valid", 20, 5.0),
+        ]
+        assert curves.read_curve(log) == ([(10, 256.0), (20, 32.0)], 300.0)
+
+    def test_first_below(self) -> None:
+        curve = Curve([(10, 9.0), (20, 5.0), (30, 6.0)], 0.0)
+        assert [curve.first_below(value) for value in (9.0, 6.5, 1.0)] == [10, 20, None]
+
+
+class TestStatements:
+    def test_computed_from_the_figures(self, tmp_path: Path) -> None:
+        order, bag, race = statements.statements(make_results(tmp_path, FOUR))
+        assert "`m4m` has the lowest validation perplexity, 40.0" in order
+        assert "100.0 (`none`), is 2.50 times" in order
+        assert "50% of that, 50.0" in bag
+        assert (
+            "`decbert_diff` after 200 updates, `m4m` after 200 updates, `learned` not in this run"
+            in bag
+        )
+        assert "`learned` ends at perplexity 80.0 after 200 updates" in race
+        assert "`m4m` after 100 updates, `decbert_diff` after 200 updates" in race
+
+    def test_the_other_way_round(self, tmp_path: Path) -> None:
+        """No conclusion is written in advance: with other figures the sentences turn round."""
+        reverse = dict(zip(FOUR, reversed(FOUR.values())))
+        order, bag, race = statements.statements(make_results(tmp_path, reverse))
+        assert "`none` has the lowest" in order
+        assert "`m4m` not in this run" in bag
+        assert "`m4m` not in this run" in race
+
+    @pytest.mark.parametrize(("names", "count"), [(["m4m"], 1), (["none", "m4m"], 2)])
+    def test_fewer_models_need_fewer_sentences(
+        self, tmp_path: Path, names: list[str], count: int
+    ) -> None:
+        results = make_results(tmp_path, {name: FOUR[name] for name in names})
+        assert len(statements.statements(results)) == count
+
+    def test_without_learned_the_first_is_the_baseline(self, tmp_path: Path) -> None:
+        results = make_results(tmp_path, {"decbert_diff": FOUR["m4m"], "m4m": FOUR["none"]})
+        assert "`decbert_diff` ends at" in " ".join(statements.statements(results))
+
+
+class TestReport:
+    def test_table_picture_and_commands(self, tmp_path: Path) -> None:
+        out = tmp_path / "my demo"
+        out.mkdir()
+        text = report.write_report(make_results(out, FOUR)).read_text()
+        assert "| `learned` | 8,192 | 80.00 | 2,000 | 1 min 1 s |" in text
+        assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+        assert "(curves.png)" in text
+        assert f"--out '{out}'" in text
+        assert "--attention-directions lr,rl" in text
+        assert "300,000 words" in text
+
+    def test_shown_lines_are_understood(self, tmp_path: Path) -> None:
+        text = report.write_report(make_results(tmp_path, FOUR)).read_text()
+        lines = re.findall(r"^fairseq-posenc compare (.*)", text, re.MULTILINE)
+        assert len(lines) == 5
+        for line in lines:
+            assert command._settings(parse_args(*shlex.split(line)))
+
+    def test_without_matplotlib(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+        text = report.write_report(make_results(tmp_path, FOUR)).read_text()
+        assert "curves.png" not in text
+        assert "pip install matplotlib" in capsys.readouterr().out
+
+    def test_ticks_are_few_and_round(self) -> None:
+        assert picture.plain_ticks(35, 450) == [40, 50, 70, 100, 150, 200, 300, 400]
+        assert len(picture.plain_ticks(1, 1e30)) <= 10
+
+    @pytest.mark.parametrize(
+        ("heights", "moved"),
+        [
+            ([0.5, 0.1], [0.5, 0.1]),
+            ([0.5, 0.5], [0.45, 0.55]),
+            ([0.5, 0.52, 0.54], [0.42, 0.52, 0.62]),
+        ],
+    )
+    def test_labels_move_apart(self, heights: list[float], moved: list[float]) -> None:
+        assert picture.spread(heights, 0.1) == pytest.approx(moved)
+
+    def test_spread_keeps_its_promises(self) -> None:
+        heights = [random.Random(1).random() for _ in range(12)]
+        places = sorted(picture.spread(heights, 0.05))
+        assert all(b - a > 0.0499 for a, b in zip(places, places[1:]))
+
+
+class TestProgress:
+    def test_lines_are_not_too_many_and_estimate_the_rest(
+        self, capsys: pytest.CaptureFixture
+    ) -> None:
+        now = [0.0]
+        bar = progress.Progress(200, clock=lambda: now[0])
+        bar.start("[1/2] none", 0, 100)
+        for updates in range(10, 101, 10):
+            now[0] += 1.0
+            bar.show(curves.Entry("train_inner", updates, 50.0, 1000.0))
+        lines = capsys.readouterr().out.splitlines()
+        assert 3 <= len(lines) <= 5
+        assert lines[-1].startswith("[1/2] none: update 100 of 100, perplexity: training 50.0")
+        assert lines[-1].endswith("10 s left in all")
+
+    @pytest.mark.parametrize(
+        ("seconds", "text"), [(59.4, "59 s"), (61, "1 min 1 s"), (7260, "2 h 1 min")]
+    )
+    def test_times(self, seconds: float, text: str) -> None:
+        assert progress.format_time(seconds) == text
+
+
+class TestPrograms:
+    @pytest.fixture
+    def lock(self, tmp_path: Path):
+        with steps.own_folder(tmp_path / "out") as lock:
+            yield lock
+
+    @staticmethod
+    def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+        path = tmp_path / "fairseq-try"
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+
+    def test_failure_shows_the_end_of_the_log_and_where_it_is(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock: int
+    ) -> None:
+        self.script(tmp_path, monkeypatch, "seq 100; echo went wrong >&2; exit 3")
+        log = tmp_path / "log"
+        with pytest.raises(UserError, match="fairseq-try failed with exit status 3") as caught:
+            programs.run_logged(["fairseq-try"], log, lock)
+        assert str(log) in str(caught.value)
+        assert "went wrong" in str(caught.value)
+        assert "\n  10\n" not in str(caught.value)
+
+    @pytest.mark.parametrize("name", ["fairseq-posenc", "fairseq-train"])
+    def test_failure_that_the_program_explained_is_one_line(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock: int, name: str
+    ) -> None:
+        self.script(tmp_path, monkeypatch, f"echo usage; echo {name}: error: too wide; exit 2")
+        with pytest.raises(UserError) as caught:
+            programs.run_logged(["fairseq-try"], tmp_path / "log", lock)
+        assert str(caught.value) == f"fairseq-try: too wide (its log: {tmp_path / 'log'})"
+
+    def test_interruption_ends_the_program(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock: int
+    ) -> None:
+        self.script(tmp_path, monkeypatch, "echo $$; sleep 60")
+        seen = []
+
+        def stop(line: str) -> None:
+            seen.append(int(line))
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            programs.run_logged(["fairseq-try"], tmp_path / "log", lock, stop)
+        with pytest.raises(ProcessLookupError):
+            os.kill(seen[0], 0)
+
+    def test_missing_command(self) -> None:
+        with pytest.raises(UserError, match="fairseq-nonsense"):
+            programs.find_command("fairseq-nonsense")
+
+
+class TestTraining:
+    def test_half_a_checkpoint_is_passed_over(self, tmp_path: Path) -> None:
+        import zipfile
+
+        for name in ("checkpoint_1_20.pt", "checkpoint_last.pt"):
+            with zipfile.ZipFile(tmp_path / name, "w") as archive:
+                archive.writestr("data", "x" * 1000)
+        assert training.newest_checkpoint(tmp_path).name == "checkpoint_last.pt"
+        whole = (tmp_path / "checkpoint_last.pt").read_bytes()
+        (tmp_path / "checkpoint_last.pt").write_bytes(whole[:500])
+        assert training.newest_checkpoint(tmp_path).name == "checkpoint_1_20.pt"
+
+    def test_no_checkpoint(self, tmp_path: Path) -> None:
+        assert training.newest_checkpoint(tmp_path) is None
+        assert training.updates_done(tmp_path) == 0
+
+    def test_models_differ_only_in_their_positions(self, tmp_path: Path) -> None:
+        settings = make_settings(tmp_path)
+        commands = [
+            training.train_command(tmp_path, tmp_path, contender, settings)
+            for contender in settings.contenders
+        ]
+        rest = set()
+        for contender, words in zip(settings.contenders, commands):
+            own = shlex.join(contender.options)
+            assert own in shlex.join(words)
+            rest.add(shlex.join(words).replace(own, ""))
+        assert len(rest) == 1
+
+
+class TestCommand:
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["--updates", "0"], "--updates 0: must be at least 1"),
+            (["--seed", "-1"], "--seed -1: must be at least 0"),
+            (["--vocab-size", "3"], "--vocab-size 3: must be at least"),
+            (["--", "--max-update", "5"], "--max-update cannot be set here; use --updates"),
+            (["--", "--save-dir=x"], "--save-dir cannot be set here; use --out"),
+            (["demo"], "'demo' is not an option"),
+            (["--encodings", "quantum"], "quantum"),
+        ],
+    )
+    def test_bad_options_are_found_before_any_work(
+        self, tmp_path: Path, words: list[str], message: str
+    ) -> None:
+        with pytest.raises(UserError, match=re.escape(message)):
+            command.run(parse_args("--out", str(tmp_path / "out"), *words))
+        assert not (tmp_path / "out").exists()
+
+    def test_missing_text(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match="No such file"):
+            command.run(parse_args("--out", str(tmp_path / "o"), "--text", str(tmp_path / "t")))
+
+    def test_train_args_win(self, tmp_path: Path) -> None:
+        settings = make_settings(tmp_path, train_args=("--lr", "0.1", "--encoder-layers=6"))
+        assert settings.option("--lr") == "0.1"
+        assert settings.option("--encoder-layers") == "6"
+        assert settings.option("--encoder-embed-dim") == "128"
+
+
+def small_text(path: Path) -> Path:
+    """Write sentences of a toy grammar, in which the order of the words matters."""
+    chance = random.Random(7)
+    nouns, verbs = ["cat", "dog", "bird", "fox", "tree", "stone"], ["sees", "hears", "likes"]
+    lines = [
+        f"the {chance.choice(nouns)} {chance.choice(verbs)} the {chance.choice(nouns)} "
+        f"number {chance.randrange(1000)} ."
+        for _ in range(1500)
+    ]
+    path.write_text("\n".join(lines))
+    return path
+
+
+@pytest.mark.slow
+def test_compare_is_interrupted_and_continued(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    call = [
+        *(sys.executable, "-c", "import fairseq_posenc.cli as cli; raise SystemExit(cli.main())"),
+        "compare",
+        *("--text", str(small_text(tmp_path / "text.txt")), "--out", str(out)),
+        *("--encodings", "none,decbert_diff", "--updates", "40", "--vocab-size", "60"),
+        *("--", "--encoder-embed-dim", "16", "--encoder-ffn-embed-dim", "16"),
+        *("--max-tokens", "1024"),
+    ]
+    first = subprocess.Popen(call, stdout=subprocess.PIPE, encoding="utf-8")
+    for line in first.stdout:
+        if ": update" in line and (out / "models/none/checkpoint_last.pt").exists():
+            break
+    first.send_signal(signal.SIGINT)
+    rest = first.stdout.read()
+    assert first.wait(timeout=30) == command.STOPPED, rest
+    assert "continues" in rest
+
+    began = time.time()
+    second = subprocess.run(call, stdout=subprocess.PIPE, encoding="utf-8", check=True)
+    assert (out / "data/stamp.json").stat().st_mtime < began, "a finished step was repeated"
+    assert "to continue at update" in second.stdout
+    text = (out / "report.md").read_text()
+    assert re.search(r"\| `none` \| 0 \| [\d.]+ \|", text)
+    assert re.search(r"\| `decbert_diff` \| 1,024 \| [\d.]+ \|", text)
+    for name in ("none", "decbert_diff"):
+        curve = curves.read_curve_file(out / "models" / name / "train.log")
+        assert [updates for updates, _ in curve.points] == list(range(1, 41))
+
+    third = subprocess.run(call, stdout=subprocess.PIPE, encoding="utf-8", check=True)
+    assert "fairseq-train" not in third.stdout
