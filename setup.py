@@ -34,7 +34,7 @@ setup(
         "numpy",
         "sacrebleu",
         "sentencepiece",
-        "torch",
+        "torch>=2.6",  # from here on loading a checkpoint runs no code
     ],
     extras_require={"plot": PLOT, "hf": HF, "dev": DEV + PLOT + HF},
     entry_points={"console_scripts": ["fairseq-posenc = fairseq_posenc.cli:main"]},

@@ -60,7 +60,8 @@ class PositionEncoding(nn.Module):
 
     def embed(self, embeddings: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         """Return token embeddings ``(batch, length, embed_dim)`` with the input encoding added."""
-        positions = self._positions(embeddings.size(0), embeddings.size(1), key_padding_mask)
+        batch, length = embeddings.shape[:2]
+        positions = _positions(batch, length, key_padding_mask, embeddings.device)
         for encoding in self.input.each():
             vectors = encoding.embed(positions)
             if vectors is not None:
@@ -107,6 +108,9 @@ class PositionEncoding(nn.Module):
         length = 2 * reach + 1
         generator = torch.Generator().manual_seed(seed)
         content = torch.randn(samples, 1, self.dims.embed_dim, generator=generator)
+        parameter = next(self.parameters(), content)
+        # Drawn on the CPU, so that every device gets the same vectors.
+        content = content.to(parameter.device)
         embedded = self.embed(content.expand(-1, length, -1))
         heads = embedded.unflatten(-1, (self.dims.num_heads, -1)).transpose(1, 2)
         return self.scores(heads, heads)[:, :, reach].mean(0)
@@ -121,17 +125,15 @@ class PositionEncoding(nn.Module):
                 f"(batch, {shape[0]} heads, length, {shape[2]})"
             )
         length = query.size(2)
-        positions = self._positions(query.size(0), length, key_padding_mask)
-        query, key = self.layer.rotate(query, key, positions.block.to(query.device))
+        positions = _positions(query.size(0), length, key_padding_mask, query.device)
+        query, key = self.layer.rotate(query, key, positions.block)
         span = Span.of(length, length, query.device)
         terms = self.shared.terms(span, positions) | self.layer.terms(span, positions)
-        if terms.content_rows is not None:  # a model would project them; here nothing does
-            rows = terms.content_rows.unflatten(-1, (self.dims.num_heads, -1)).transpose(0, 1)
-            terms = terms._replace(content_rows=None) | Terms(query_table=rows, key_table=rows)
-        return query, key, terms
+        return query, key, terms.unprojected(self.dims.num_heads)
 
-    def _positions(self, batch: int, length: int, padding: Tensor | None) -> Positions:
-        tokens = torch.full((batch, length), TOKEN)
-        if padding is not None:
-            tokens = tokens.to(padding.device).masked_fill(padding, PADDING)
-        return Positions.of(tokens, PADDING, END, length)
+
+def _positions(batch: int, length: int, padding: Tensor | None, device: torch.device) -> Positions:
+    tokens = torch.full((batch, length), TOKEN, device=device)
+    if padding is not None:
+        tokens = tokens.masked_fill(padding.to(device), PADDING)
+    return Positions.of(tokens, PADDING, END, length)

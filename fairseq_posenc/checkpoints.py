@@ -11,15 +11,19 @@ import argparse
 import logging
 import os
 import shutil
+import sys
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fairseq_posenc.encodings.distance_table import DistanceTable
 from fairseq_posenc.errors import UserError
 
 logger = logging.getLogger(__name__)
 OWN = ".encodings."  # in the name of every position parameter, and in no other
+STOCK_SINUSOIDS = ("embed_positions._float_tensor", "embed_positions.weights")
 STOCK_OFFSET = 2  # rows before position 0: padding_idx + 1, and fairseq's padding_idx is 1
 
 
@@ -29,9 +33,14 @@ def is_position_parameter(name: str) -> bool:
 
 
 def allow_safe_classes() -> None:
-    """Let torch load the one class, beside tensors and settings, that fairseq's files hold."""
+    """Let torch load what fairseq's files hold beside tensors and settings.
+
+    That is ``argparse.Namespace``, and numpy's numbers, which scikit-learn's metrics are.
+    """
     if hasattr(torch.serialization, "add_safe_globals"):  # torch >= 2.4
-        torch.serialization.add_safe_globals([argparse.Namespace])
+        scalar: Any = np.float64(0).__reduce__()[0]  # its module has another name in numpy 1
+        number = type(np.dtype(np.float64))
+        torch.serialization.add_safe_globals([argparse.Namespace, scalar, np.dtype, number])
 
 
 class _CheckpointGuard(logging.Filter):
@@ -49,15 +58,19 @@ class _CheckpointGuard(logging.Filter):
             _refuse_fresh_start(missing)
         if target and not message.startswith("Finished"):
             _refuse_full_disk(target)
-        return True
+        # The guard needs to hear INFO; the user need not, if LOGLEVEL says so.
+        return record.levelno >= logging.getLogger("fairseq").getEffectiveLevel()
 
 
 def _refuse_fresh_start(path: str) -> None:
     """Refuse to train from random weights where a checkpoint was asked for.
 
-    The default, ``checkpoint_last.pt``, may be missing: that is a first start.
+    ``checkpoint_last.pt`` in the save directory, which fairseq has made by then, may be missing:
+    that is a first start.
     """
-    if not os.path.basename(path).startswith("checkpoint_last"):
+    folder, name = os.path.split(path)
+    asked_for = any(path in argument for argument in sys.argv)
+    if asked_for or not name.startswith("checkpoint_last") or not os.path.isdir(folder or "."):
         raise UserError(
             f"--restore-file {path} does not exist; training would have started from random weights"
         )
@@ -85,6 +98,7 @@ def guard_checkpoints() -> None:
     """Make fairseq stop at a ``--restore-file`` that does not exist, and at a full disk."""
     trainer = logging.getLogger("fairseq.trainer")
     if not any(isinstance(f, _CheckpointGuard) for f in trainer.filters):
+        trainer.setLevel(logging.INFO)
         trainer.addFilter(_CheckpointGuard())
 
 
@@ -94,49 +108,77 @@ class PositionCheckpoints(nn.Module):
     init_positions: bool = False
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
-        """Bring ``state_dict`` into this model's form, in place.
+        """Rename what fairseq's own models call their positions, in place."""
+        super().upgrade_state_dict_named(state_dict, name)  # type: ignore[misc]
+        for key in [key for key in state_dict if key.endswith("embed_positions.weight")]:
+            ours = f"{key[: -len('weight')]}encodings.learned.table.weight"
+            state_dict[ours] = state_dict.pop(key)[STOCK_OFFSET:]
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        """Match the position parameters; torch calls this first, after fairseq pruned layers.
 
         Raises:
-            UserError: the position parameters differ and ``--init-positions`` was not given.
+            UserError: they differ and ``--init-positions`` was not given.
         """
-        super().upgrade_state_dict_named(state_dict, name)  # type: ignore[misc]
-        values = self.state_dict(prefix=f"{name}." if name else "")
-        own = {key: value for key, value in values.items() if is_position_parameter(key)}
-        _import_stock_positions(state_dict)
-        self._match_positions(state_dict, own)
-
-    def _match_positions(self, state_dict: dict[str, Any], own: dict[str, Tensor]) -> None:
-        theirs = {key for key in state_dict if is_position_parameter(key)}
-        fresh = [key for key in own if key not in theirs]
-        dropped = sorted(theirs - own.keys())
-        resized = [key for key in own if key in theirs and state_dict[key].shape != own[key].shape]
-        if not (fresh or dropped or resized):
-            return
-        changes = (
-            [f"{key} {tuple(own[key].shape)} is not in the checkpoint" for key in fresh]
-            + [f"{key} {tuple(state_dict[key].shape)} is not in the model" for key in dropped]
-            + [
-                f"{key} is {tuple(state_dict[key].shape)} in the checkpoint, "
-                f"{tuple(own[key].shape)} in the model"
-                for key in resized
-            ]
-        )
-        if not self.init_positions:
+        self._extend_tables(state_dict, prefix)
+        changes = self._drop_stock_sinusoids(state_dict, prefix)
+        own = {k: v for k, v in self.state_dict(prefix=prefix).items() if is_position_parameter(k)}
+        changes += _match(state_dict, own)
+        if changes and not self.init_positions:
             raise UserError(
-                "the checkpoint's position parameters are not the model's (--init-positions "
-                f"accepts this and starts the model's own fresh): {'; '.join(changes)}"
+                "the checkpoint's positions are not the model's (--init-positions accepts this and "
+                f"starts the model's own fresh): {'; '.join(changes)}"
             )
         for change in changes:
             logger.warning("--init-positions: %s", change)
-        for key in (*dropped, *resized):
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def _extend_tables(self, state_dict: dict[str, Any], prefix: str) -> None:
+        """Let tables by distance grow with ``--max-positions``: beyond its end a table is clipped.
+
+        Its last rows are repeated, so that every distance keeps the row that it had.
+        """
+        for name, module in self.named_modules(prefix=prefix.rstrip(".")):
+            old = state_dict.get(f"{name}.weight")
+            if isinstance(module, DistanceTable) and old is not None:
+                new = module.extended(old)
+                if new.shape != old.shape:
+                    logger.info("%s.weight: its ends are repeated for longer distances", name)
+                    state_dict[f"{name}.weight"] = new
+
+    def _drop_stock_sinusoids(self, state_dict: dict[str, Any], prefix: str) -> list[str]:
+        """Remove the marks of fairseq's sinusoids; return where the model has other positions."""
+        changes = []
+        for key in [key for key in state_dict if key.endswith(STOCK_SINUSOIDS)]:
+            stack = key.rpartition("embed_positions.")[0]
             del state_dict[key]
-        state_dict.update({key: own[key] for key in (*fresh, *resized)})
+            module: Any = self.get_submodule(stack[len(prefix) :].rstrip("."))
+            spec = module.spec
+            if "sinusoidal(layout=fairseq)" not in map(str, spec.items):
+                changes.append(
+                    f"{stack}embed_positions are fairseq's sinusoids, which are "
+                    f"sinusoidal(layout=fairseq) here, not {spec}"
+                )
+        return changes
 
 
-def _import_stock_positions(state_dict: dict[str, Any]) -> None:
-    """Rename fairseq's own learned positions, and cut off its rows before position 0."""
-    for key in [key for key in state_dict if key.endswith("embed_positions.weight")]:
-        ours = f"{key[: -len('weight')]}encodings.learned.table.weight"
-        state_dict[ours] = state_dict.pop(key)[STOCK_OFFSET:]
-    for key in [key for key in state_dict if key.endswith("embed_positions._float_tensor")]:
-        del state_dict[key]  # of fairseq's sinusoids; it holds nothing
+def _match(state_dict: dict[str, Any], own: dict[str, Tensor]) -> list[str]:
+    """Give ``state_dict`` the model's own position parameters; return what that changed."""
+    theirs = {key: value for key, value in state_dict.items() if is_position_parameter(key)}
+    resized = [key for key in own if key in theirs and theirs[key].shape != own[key].shape]
+    fresh = [key for key in own if key not in theirs]
+    dropped = [key for key in theirs if key not in own]
+    for key in dropped:
+        del state_dict[key]
+    state_dict.update({key: own[key] for key in (*fresh, *resized)})
+    return (
+        [f"{key} {tuple(own[key].shape)} is not in the checkpoint" for key in fresh]
+        + [f"{key} {tuple(theirs[key].shape)} is not in the model" for key in dropped]
+        + [
+            f"{key} is {tuple(theirs[key].shape)} in the checkpoint, "
+            f"{tuple(own[key].shape)} in the model"
+            for key in resized
+        ]
+    )

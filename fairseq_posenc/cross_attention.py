@@ -10,7 +10,9 @@ import torch
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
+from fairseq_posenc.attention import IncrementalState
 from fairseq_posenc.encodings.base import Encodings
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions
 
 
@@ -26,10 +28,18 @@ class RotaryCrossAttention(MultiheadAttention):
         num_heads: H.
         encodings: those that rotate.
         **kwargs: fairseq's own.
+
+    Raises:
+        UserError: quantisation noise (``q_noise``).
     """
 
     def __init__(self, embed_dim: int, num_heads: int, encodings: Encodings, **kwargs: Any) -> None:
         super().__init__(embed_dim, num_heads, encoder_decoder_attention=True, **kwargs)
+        if kwargs.get("q_noise", 0.0) > 0:
+            raise UserError(
+                "rope(cross_attention=true) does not work with --quant-noise-pq: quantised "
+                "projections would not rotate"
+            )
         self.encodings = encodings
         self._target: Positions | None = None
         self._at_keys: Tensor | None = None
@@ -51,6 +61,9 @@ class RotaryCrossAttention(MultiheadAttention):
         key: Tensor | None,
         value: Tensor | None,
         key_padding_mask: Tensor | None = None,
+        incremental_state: IncrementalState = None,
+        need_weights: bool = True,
+        static_kv: bool = False,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend as fairseq's class does: ``(T, B, C)`` in and out.
@@ -60,11 +73,27 @@ class RotaryCrossAttention(MultiheadAttention):
             key: the encoder's output ``(S, B, C)``.
             value: the same.
             key_padding_mask: padding of the source, ``(B, S)``.
+            incremental_state: fairseq's caches.
+            need_weights: also return the weights.
+            static_kv: the keys are the same at every step, as always in fairseq's decoders.
             **kwargs: fairseq's own.
+
+        Raises:
+            UserError: neither ``static_kv`` nor caches, or a padding mask of another size.
         """
+        if not static_kv and incremental_state is None:
+            # fairseq would then use torch's function, which passes by the projections' hooks.
+            raise UserError("rotary encoder-decoder attention must be called with static_kv=True")
         self._at_keys = None if key is None else _source_positions(key, key_padding_mask)
         attended: tuple[Tensor, Tensor | None] = super().forward(
-            query, key, value, key_padding_mask=key_padding_mask, **kwargs
+            query,
+            key,
+            value,
+            key_padding_mask=key_padding_mask,
+            incremental_state=incremental_state,
+            need_weights=need_weights,
+            static_kv=static_kv,
+            **kwargs,
         )
         return attended
 
@@ -89,7 +118,14 @@ class RotaryCrossAttention(MultiheadAttention):
 
 
 def _source_positions(key: Tensor, padding: Tensor | None) -> Tensor:
-    tokens = key.new_zeros(key.size(1), key.size(0), dtype=torch.long)
-    if padding is not None and padding.size(0) == key.size(1):
+    shape = (key.size(1), key.size(0))
+    if padding is None or padding.dim() == 0:  # fairseq too takes a number for no mask
+        tokens = key.new_zeros(shape, dtype=torch.long)
+    elif padding.shape == shape:
         tokens = padding.long()
+    else:
+        raise UserError(
+            f"padding of shape {tuple(padding.shape)} does not fit a source of shape {shape} "
+            "(batch, length)"
+        )
     return Positions.of(tokens, padding_idx=1, eos_idx=-1, tgt_len=key.size(0)).block

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import importlib.util
-import itertools
 import math
 import platform
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import fairseq
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from fairseq_posenc import registry
 from fairseq_posenc.backends import BACKENDS, available
 from fairseq_posenc.backends.base import Mask
-from fairseq_posenc.encodings.base import Dims, Terms
+from fairseq_posenc.encodings.base import Dims, Encodings, Terms
 from fairseq_posenc.positions import Positions, Span
 from fairseq_posenc.version import __version__
 
@@ -129,68 +129,105 @@ def _user_dir() -> Finding:
 
 
 def self_test() -> Finding:
-    """Compare every encoding, on every backend that runs here, with the equation in float64."""
+    """Try every encoding on every backend that runs here and does not refuse it."""
     began = time.monotonic()
     backends = [name for name, why_not in available().items() if not why_not]
+    encoders = registry.names_for(encoder=True)
     for name in registry.names():
-        try:
-            errors = _errors(name, backends)
-        except Exception as error:  # whatever it is, the report has to say it
-            return Finding("self-test", False, f"{name}: {type(error).__name__}: {error}")
-        for backend, difference in errors.items():
-            if not difference < TOLERANCE:  # so that NaN fails
-                text = f"{name} on {backend} is off by {difference:.1e}"
-                return Finding("self-test", False, text)
+        resets = [f"{name}+reset"] if "reset" in registry.options(name) else []
+        for spec in [name, *resets]:
+            try:
+                errors = _errors(spec, backends, causal=name not in encoders)
+            except Exception as error:  # whatever it is, the report has to say it
+                return Finding("self-test", False, f"{spec}: {type(error).__name__}: {error}")
+            for part, difference in errors.items():
+                if not difference < TOLERANCE:  # so that NaN fails
+                    text = f"{spec} on {part} is off by {difference:.1e}"
+                    return Finding("self-test", False, text)
     seconds = time.monotonic() - began
-    tested = f"{len(registry.names())} encodings on {', '.join(backends)}"
-    return Finding("self-test", True, f"{tested} agree with float64 ({seconds:.1f} s)")
+    text = f"attention on {', '.join(backends)} agrees with float64 for the terms of"
+    return Finding("self-test", True, f"{text} {len(registry.names())} encodings ({seconds:.1f} s)")
 
 
 @torch.no_grad()
-def _errors(name: str, backends: list[str]) -> dict[str, float]:
-    """Return, for each backend that serves an encoding, the largest error of a tiny forward."""
+def _errors(spec: str, backends: list[str], causal: bool) -> dict[str, float]:
+    """Return the largest error of a tiny forward: at the input, of rotations, on each backend."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
-    encodings = registry.build(registry.parse(name), DIMS).to(device)
+    encodings = registry.build(registry.parse(spec), DIMS._replace(causal=causal)).to(device)
     for parameter in encodings.parameters():
         nn.init.normal_(parameter)  # as drawn, some would be too small for a mistake to show
     tokens = torch.arange(LENGTH, device=device)[None] + 4
     positions = Positions.of(tokens, padding_idx=1, eos_idx=2, tgt_len=LENGTH)
     shape = (1, DIMS.num_heads, LENGTH, DIMS.head_dim)
     query, key, value = (torch.randn(shape, device=device) for _ in range(3))
-    for encoding in encodings.each():
-        encoding.embed(positions)
+    errors = {"the input": _input_error(encodings, positions)}
+    errors["rotation"] = _rotation_error(encodings, query, key, positions.block)
     query, key = encodings.rotate(query, key, positions.block)
     terms = encodings.terms(Span.of(LENGTH, LENGTH, device), positions)
-    expected = _by_the_equation(query, key, value, terms)
-    return {
-        backend: float((attended[0].double().cpu() - expected).abs().max())
-        for backend in backends
-        if not BACKENDS[backend].refuses(terms, need_weights=False)
-        for attended, _ in [BACKENDS[backend].attend(query, key, value, terms, Mask())]
-    }
+    mask = Mask("lr" if causal else "both")
+    expected = _by_the_equation(query, key, value, terms, causal)
+    served = terms.unprojected(DIMS.num_heads)
+    for name in backends:
+        if not BACKENDS[name].refuses(served, need_weights=False):
+            attended, _ = BACKENDS[name].attend(query, key, value, served, mask)
+            errors[name] = float((attended[0].double().cpu() - expected).abs().max())
+    return errors
 
 
-def _by_the_equation(query: Tensor, key: Tensor, value: Tensor, terms: Terms) -> Tensor:
-    """Return attention ``(H, T, D)`` by the equation of ``encodings.base``, pair by pair."""
+def _input_error(encodings: Encodings, positions: Positions) -> float:
+    """Return 0 if what is added to the embeddings is finite and has their shape, else infinity."""
+    vectors = [encoding.embed(positions) for encoding in encodings.each()]
+    shape = (1, LENGTH, DIMS.embed_dim)
+    good = all(x is None or (x.shape == shape and bool(x.isfinite().all())) for x in vectors)
+    return 0.0 if good else math.inf
+
+
+def _rotation_error(encodings: Encodings, query: Tensor, key: Tensor, index: Tensor) -> float:
+    """Return how much the products of rotated queries and keys change when all of them move."""
+
+    def products(moved: int) -> Tensor:
+        q, k = (x.double().cpu() for x in encodings.rotate(query, key, index + moved))
+        return q @ k.transpose(-1, -2)
+
+    at_start, unrotated = products(0), (query @ key.transpose(-1, -2)).double().cpu()
+    rotates = any(encoding.acts_on == "rotation" for encoding in encodings.each())
+    if rotates and (at_start - unrotated).abs().max() < TOLERANCE:
+        return math.inf  # doing nothing would pass, too
+    return float((products(moved=5) - at_start).abs().max())
+
+
+def _by_the_equation(
+    query: Tensor, key: Tensor, value: Tensor, terms: Terms, causal: bool
+) -> Tensor:
+    """Return attention ``(H, T, D)`` by the equation of ``encodings.base``, on the CPU."""
     q, k, v = (x[0].double().cpu() for x in (query, key, value))
-    heads, length, width = q.shape
-    scores = torch.empty(heads, length, length, dtype=torch.float64)
-    for h, i, j in itertools.product(range(heads), range(length), range(length)):
+    at = partial(_of_pairs, _rows_of_pairs(terms))
+    products = q[:, :, None] * k[:, None] * at(terms.channel_gain, 1.0)  # [H, T, S, D]
+    parts = [products.sum(-1) * at(terms.gain, 1.0)]
+    tables = [(q[:, :, None], terms.query_table), (k[:, None], terms.key_table)]
+    if terms.content_rows is not None:  # nothing projects them here; each head has its columns
+        rows = terms.content_rows.unflatten(-1, (DIMS.num_heads, -1)).transpose(0, 1)
+        tables += [(q[:, :, None], rows), (k[:, None], rows)]
+    parts += [(x * at(table)).sum(-1) for x, table in tables if table is not None]
+    combined = math.prod(parts) if terms.product else sum(parts)
+    scores = combined / math.sqrt((terms.scale_factor or 1.0) * q.size(-1)) + at(terms.bias)
+    if terms.pair_bias is not None:
+        scores = scores + terms.pair_bias[0].double().cpu()
+    if causal:
+        scores = scores.masked_fill(torch.ones(LENGTH, LENGTH).triu(1).bool(), -math.inf)
+    return (scores.softmax(-1)[..., None] * (v[:, None] + at(terms.value_table))).sum(2)
 
-        def row(table: Tensor, h: int = h, distance: int = j - i) -> Tensor:
-            return table[h % len(table), distance + length - 1].double().cpu()
 
-        parts = [q[h, i] @ k[h, j] * (1.0 if terms.gain is None else row(terms.gain))]
-        if terms.query_table is not None:
-            parts.append(q[h, i] @ row(terms.query_table))
-        if terms.key_table is not None:
-            parts.append(k[h, j] @ row(terms.key_table))
-        combined = math.prod(parts) if terms.product else sum(parts)
-        score = combined / math.sqrt((terms.scale_factor or 1.0) * width)
-        if terms.bias is not None:
-            score = score + row(terms.bias)
-        if terms.pair_bias is not None:
-            score = score + terms.pair_bias[0, h % terms.pair_bias.size(1), i, j].double().cpu()
-        scores[h, i, j] = score
-    return scores.softmax(-1) @ v
+def _rows_of_pairs(terms: Terms) -> Tensor:
+    """Return the row of a table for each pair, ``(T, S)``: j - i, or one of the reset's two."""
+    places = torch.arange(LENGTH)
+    rows = places - places[:, None] + LENGTH - 1
+    if terms.first is not None:
+        rows[:, 0], rows[0] = 2 * LENGTH, 2 * LENGTH - 1
+    return rows
+
+
+def _of_pairs(rows: Tensor, table: Tensor | None, otherwise: float = 0.0) -> Any:
+    """Return a table's entries for each pair, ``(G, T, S, ...)``, or what stands for no table."""
+    return otherwise if table is None else table.double().cpu()[:, rows]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import pickle
+import re
 import sys
 from types import TracebackType
 from typing import Callable, Optional
@@ -11,6 +12,7 @@ from typing import Callable, Optional
 from hydra.errors import CompactHydraException
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_RANK = re.compile(r"^fairseq_posenc\.errors\.UserError: (.+)$", re.MULTILINE)
 ExceptHook = Callable[[type[BaseException], BaseException, Optional[TracebackType]], object]
 
 
@@ -38,9 +40,13 @@ def one_line(error: BaseException | None) -> str | None:
             )
         if isinstance(error, OSError) and error.errno in DISK_FULL:
             return (
-                f"a checkpoint could not be written ({error.strerror}); those written before are "
-                "whole. Make room and start the same command again to go on from the last one."
+                f"{error.filename or 'a file'} could not be written ({error.strerror}); the "
+                "checkpoints written before are whole. Make room and start the same command again "
+                "to go on from the last one."
             )
+        told_by_rank = _RANK.search(str(error)) if "Process" in type(error).__name__ else None
+        if told_by_rank:  # torch hands on an error of another process as text
+            return told_by_rank[1]
         error = error.__cause__ or error.__context__
     return None
 

@@ -42,6 +42,7 @@ class Positions(NamedTuple):
         padding_idx: symbol of padding.
         eos_idx: symbol that ends a sentence.
         tgt_len: T, the number of queries; they are the last T tokens.
+        left_padded: whether padding comes before a real token in any row.
     """
 
     tokens: Tensor
@@ -49,20 +50,32 @@ class Positions(NamedTuple):
     padding_idx: int
     eos_idx: int
     tgt_len: int
+    left_padded: bool
 
     @classmethod
     def of(cls, tokens: Tensor, padding_idx: int, eos_idx: int, tgt_len: int) -> Positions:
         """Return the positions of ``tokens``, ``(B, S)``."""
         real = tokens.ne(padding_idx)
-        if bool(real.all()):
-            block = torch.arange(tokens.size(1), device=tokens.device).unsqueeze(0)
-        else:
-            block = (real.cumsum(1) - 1).clamp(min=0)
-        return cls(tokens, block, padding_idx, eos_idx, tgt_len)
+        counted = (real.cumsum(1) - 1).clamp(min=0)
+        block = torch.arange(tokens.size(1), device=tokens.device).unsqueeze(0)
+        moved = real & counted.ne(block)
+        # Both questions at once, for all layers: a GPU has to be waited for to answer.
+        padded, left_padded = torch.stack([~real.all(), moved.any()]).tolist()
+        block = counted if padded else block
+        return cls(tokens, block, padding_idx, eos_idx, tgt_len, left_padded)
 
     def queries(self, x: Tensor) -> Tensor:
         """Return the part of ``x``, ``(B or 1, S, ...)``, that belongs to the queries."""
         return x[:, x.size(1) - self.tgt_len :]
+
+    def common_block(self) -> Tensor:
+        """Return positions of which one row, ``(1, S)``, stands for all, or else ``block``.
+
+        One row does where none is padded on the left; padding on the right is then counted too.
+        """
+        if self.left_padded:
+            return self.block
+        return torch.arange(self.tokens.size(1), device=self.tokens.device).unsqueeze(0)
 
     def check_limit(self, limit: int, name: str) -> None:
         """Refuse positions beyond a table of ``limit`` rows.
@@ -95,7 +108,7 @@ class Positions(NamedTuple):
 
         One row stands for all where none is padded on the left.
         """
+        if not self.left_padded:
+            return self.common_block().eq(0)
         real = self.tokens.ne(self.padding_idx)
-        if self.block.size(0) == 1 or bool(real[:, 0].all()):
-            real = torch.ones_like(real[:1])
         return real & real.cumsum(1).eq(1)

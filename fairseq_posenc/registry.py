@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import pkgutil
 import re
 from functools import cache
@@ -203,11 +204,20 @@ def _convert(name: str, key: str, value: str, kind: Any) -> Any:
         if value.lower() in ("true", "false"):
             return value.lower() == "true"
         raise UserError(f"{name}({key}={value}): write true or false")
+    return _number(name, key, value, kind) if kind in (int, float) else kind(value)
+
+
+def _number(name: str, key: str, text: str, kind: type) -> float:
+    """Return a number: all of them are sizes, distances or factors, so above 0."""
     try:
-        return kind(value)
+        number: float = kind(text)
     except ValueError:
-        wanted = {"int": "a whole number", "float": "a number"}.get(kind.__name__, kind.__name__)
-        raise UserError(f"{name}({key}={value}): expected {wanted}") from None
+        wanted = "a whole number" if kind is int else "a number"
+        raise UserError(f"{name}({key}={text}): expected {wanted}") from None
+    if not 0 < number < math.inf:  # so that NaN fails
+        allowed = "at least 1" if kind is int else "a finite number above 0"
+        raise UserError(f"{name}({key}={text}): {key} must be {allowed}, not {text}")
+    return number
 
 
 def _refuse_double(spec: Spec) -> None:

@@ -135,15 +135,15 @@ class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
 
     def build_encoder_attention(self, embed_dim: int, cfg: Any) -> nn.Module:
         """Return fairseq's cross-attention, or the rotary one."""
-        encodings = build(cfg.position.decoder.at("layer"), decoder_dims(cfg))
-        rotary = {e.name: e for e in encodings.each() if e.cross_attention}
-        if not rotary:
+        items = cfg.position.decoder.items
+        rotary = Spec(tuple(i for i in items if dict(i.options).get("cross_attention")))
+        if not rotary.items:
             stock: nn.Module = super().build_encoder_attention(embed_dim, cfg)
             return stock
         return RotaryCrossAttention(
             embed_dim,
             cfg.decoder.attention_heads,
-            Encodings(rotary),
+            build(rotary, decoder_dims(cfg)),
             kdim=cfg.encoder.embed_dim,
             vdim=cfg.encoder.embed_dim,
             dropout=cfg.attention_dropout,
@@ -189,13 +189,14 @@ class _PositionalStack:
         self.embed_positions = InputPositions(at_input, self.padding_idx, eos_idx) if adds else None
         self.encodings = build(spec.at("stack"), dims)
         self.directions = directions + ("both",) * (len(self.layers) - len(directions))
-        terms = self._shared_terms(one_token)
         for index, direction in enumerate(self.directions):  # iterating would apply LayerDrop
             layer: Any = self.layers[index]
             layer.self_attn.direction = direction
             layer.register_forward_pre_hook(self._pass_positions, with_kwargs=True)
-            terms = self._shared_terms(one_token) | layer.self_attn.terms(1, 1, one_token)
-        self.plan: Plan = choose(backend, terms)  # refuses now what could not be computed
+        # Refuses now what could not be computed. With modules of its own: FSDP has the layers'.
+        span = Span.of(1, 1, one_token.tokens.device)
+        terms = build(spec.at("layer"), dims).terms(span, one_token)
+        self.plan: Plan = choose(backend, self._shared_terms(one_token) | terms)
         self.spec = spec
 
     @contextmanager
@@ -239,7 +240,7 @@ class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
             options.encoder,
             encoder_dims(cfg),
             dictionary.eos(),
-            options.directions,
+            _kept(options.directions, cfg.encoder.layers_to_keep),
             options.backend,
         )
 
@@ -306,6 +307,14 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
                 prev_output_tokens, encoder_out, incremental_state, False, *args, **kwargs
             )
             return features
+
+
+def _kept(directions: tuple[str, ...], layers_to_keep: str | None) -> tuple[str, ...]:
+    """Return the directions of the layers that fairseq's LayerDrop pruning keeps."""
+    if not layers_to_keep:
+        return directions
+    kept = sorted(int(index) for index in layers_to_keep.split(","))
+    return tuple(directions[i] if i < len(directions) else "both" for i in kept)
 
 
 def _wrap(layer: nn.Module, cfg: Any) -> nn.Module:

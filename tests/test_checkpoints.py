@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+from argparse import Namespace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from torch.multiprocessing.spawn import ProcessRaisedException
 
-from conftest import STOCK, make_model
+from conftest import STOCK, make_model, make_tokens
 from fairseq_posenc.errors import UserError, install_excepthook, one_line
 
 
@@ -77,11 +80,78 @@ def test_a_longer_stock_table_is_an_error_that_gives_both_sizes():
         model.load_state_dict(state)
 
 
-def test_a_missing_restore_file_stops_fairseq():
+def test_numbers_of_scikit_learns_metrics_are_loaded(tmp_path):
+    torch.save({"best": np.float64(0.5)}, tmp_path / "checkpoint.pt")
+    assert torch.load(tmp_path / "checkpoint.pt")["best"] == 0.5
+
+
+@pytest.mark.parametrize("spec", ["m4m", "m4(reset=true)", "raffel", "deberta"])
+def test_a_table_by_distance_grows_with_the_positions_by_clipping(spec):
+    short = make_model("masked_lm", position_encoding=spec)
+    for name, parameter in short.named_parameters():
+        if ".encodings." in name:
+            torch.nn.init.normal_(parameter)
+    tokens = make_tokens(2, 60)  # longer than its 24 positions: it clips
+    long = make_model("masked_lm", position_encoding=spec, max_positions=64)
+    long.load_state_dict(short.state_dict())
+    torch.testing.assert_close(long(tokens)[0], short(tokens)[0])
+
+
+@pytest.mark.parametrize("spec", ["learned", "m4m", "learned+raffel"])
+def test_layerdrop_pruning_keeps_each_layers_own_table(spec):
+    whole = make_model("masked_lm", position_encoding=spec)
+    options = {"arch": "roberta_none_tiny", "encoder_layers_to_keep": "0,2"}
+    pruned = make_model("masked_lm", position_encoding=spec, encoder_layers_to_keep="0,2")
+    pruned.load_state_dict(whole.state_dict(), model_cfg=Namespace(**options))
+    for new, old in ((0, 0), (1, 2)):
+        ours = pruned.encoder.sentence_encoder.layers[new].state_dict()
+        torch.testing.assert_close(ours, whole.encoder.sentence_encoder.layers[old].state_dict())
+
+
+def test_layerdrop_pruning_keeps_each_layers_direction():
+    model = make_model("masked_lm", "decbert_diff", encoder_layers=3, encoder_layers_to_keep="1,2")
+    assert model.encoder.sentence_encoder.directions == ("rl", "both")
+
+
+@pytest.mark.parametrize("spec", ["sinusoidal", "rope", "none"])
+def test_fairseqs_sinusoids_are_not_taken_for_others(spec):
+    """Older checkpoints of fairseq carry a mark of their sinusoids."""
+    state = make_model("translation", position_encoding="none").state_dict()
+    state["encoder.embed_positions._float_tensor"] = torch.zeros(1)
+    model = make_model("translation", position_encoding=spec)
+    with pytest.raises(UserError, match=r"sinusoidal\(layout=fairseq\) here, not " + spec):
+        model.load_state_dict(dict(state))
+    make_model("translation", position_encoding="sinusoidal(layout=fairseq)").load_state_dict(state)
+
+
+def test_a_missing_restore_file_stops_fairseq(tmp_path, monkeypatch):
+    trainer = logging.getLogger("fairseq.trainer")
+    with pytest.raises(UserError, match="does not exist"):
+        trainer.info("No existing checkpoint found /no/such/folder/checkpoint_last.pt")
+    last = tmp_path / "checkpoint_last.pt"
+    trainer.info(f"No existing checkpoint found {last}")  # a first start
+    monkeypatch.setattr("sys.argv", ["fairseq-train", "--restore-file", str(last)])
+    with pytest.raises(UserError, match="does not exist"):
+        trainer.info(f"No existing checkpoint found {last}")
+
+
+def test_the_guard_hears_what_the_user_does_not(caplog):
+    """With LOGLEVEL=WARNING fairseq would not even ask the filter."""
+    trainer, fairseq = logging.getLogger("fairseq.trainer"), logging.getLogger("fairseq")
+    fairseq.setLevel(logging.WARNING)
+    try:
+        with pytest.raises(UserError, match="does not exist"):
+            trainer.info("No existing checkpoint found /no/such.pt")
+        trainer.info("begin training epoch 1")
+    finally:
+        fairseq.setLevel(logging.NOTSET)
+    assert "begin training" not in caplog.text
+
+
+def test_a_missing_restore_file_of_another_name_stops_fairseq():
     trainer = logging.getLogger("fairseq.trainer")
     with pytest.raises(UserError, match=r"--restore-file /no/such\.pt does not exist"):
         trainer.info("No existing checkpoint found /no/such.pt")
-    trainer.info("No existing checkpoint found runs/checkpoint_last.pt")  # a first start
 
 
 def test_a_full_disk_stops_fairseq_before_it_touches_a_checkpoint(tmp_path, monkeypatch):
@@ -109,6 +179,12 @@ def test_users_see_one_line_whatever_fairseq_wraps_around_it(capsys, monkeypatch
 
         sys.excepthook(type(error), error, error.__traceback__)
     assert capsys.readouterr().err == "fairseq-posenc: error: the mistake\n"
+
+
+def test_a_mistake_told_by_another_rank_is_one_line():
+    text = "\n\n-- Process 1 terminated with the following error:\nTraceback ...\n"
+    error = ProcessRaisedException(f"{text}fairseq_posenc.errors.UserError: the mistake\n", 1, 2)
+    assert one_line(error) == "the mistake"
 
 
 def test_other_errors_keep_their_stack_trace():

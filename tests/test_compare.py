@@ -69,8 +69,7 @@ FOUR = {
 }
 
 
-class TestContenders:
-    @pytest.mark.parametrize(
+@pytest.mark.parametrize(
     ("words", "folder"),
     [
         ([], "demo"),
@@ -82,7 +81,8 @@ def test_results_of_a_text_do_not_replace_the_demo(words, folder):
     assert command._settings(parse_args(*words)).out == Path(folder)
 
 
-def test_commas_inside_brackets_do_not_split(self) -> None:
+class TestContenders:
+    def test_commas_inside_brackets_do_not_split(self) -> None:
         text = "none, learned+m4m(max_distance=64,per_head=true),rope"
         assert contenders.split_list(text) == [
             "none",

@@ -109,6 +109,13 @@ class Terms(NamedTuple):
             first=self.first if self.first is not None else other.first,
         )
 
+    def unprojected(self, num_heads: int) -> Terms:
+        """Return the terms with content rows as tables, for use without a layer's projections."""
+        if self.content_rows is None:
+            return self
+        rows = self.content_rows.unflatten(-1, (num_heads, -1)).transpose(0, 1)  # [H, R, D]
+        return self._replace(content_rows=None) | Terms(query_table=rows, key_table=rows)
+
     @property
     def multiplies(self) -> bool:
         """Whether the content term is multiplied."""
@@ -145,7 +152,8 @@ class Encoding(nn.Module):
     """Base class of all encodings. Hooks have an identity default; override what you need.
 
     Options are the keyword-only arguments of the subclass's constructor, with types and defaults:
-    the command line, the documentation and the error messages are made from them.
+    the command line, the documentation and the error messages are made from them. Specs refuse
+    numbers that are not above 0.
     """
 
     name: ClassVar[str]  # set by the registry

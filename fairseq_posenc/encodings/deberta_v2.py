@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding, Terms
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
 from fairseq_posenc.registry import register
 
@@ -39,6 +40,8 @@ class DebertaV2(Encoding):
 
     def __init__(self, dims: Dims, *, buckets: int = 256, scale_factor: float = 3.0) -> None:
         super().__init__(dims)
+        if buckets < 2:
+            raise UserError(f"deberta_v2(buckets={buckets}): buckets must be at least 2")
         self.buckets = buckets
         self.scale_factor = scale_factor
         self.table = nn.Parameter(torch.empty(2 * buckets, dims.embed_dim))

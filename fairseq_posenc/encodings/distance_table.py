@@ -52,6 +52,19 @@ class DistanceTable(nn.Module):
         parts = [part for part in parts if part.size(1)]
         return torch.cat(parts, dim=1) if len(parts) > 1 else rows
 
+    def extended(self, weight: Tensor) -> Tensor:
+        """Return another table's rows for this one's reach, if that is longer; else unchanged.
+
+        Beyond its end a table is clipped, so its end rows are repeated.
+        """
+        tail = 2 if self.reset else 0
+        missing = self.weight.size(1) - weight.size(1)
+        if missing <= 0 or missing % 2 or weight.shape[2:] != self.weight.shape[2:]:
+            return weight
+        rows, resets = weight[:, : weight.size(1) - tail], weight[:, weight.size(1) - tail :]
+        first, last = (_repeat(row, missing // 2) for row in (rows[:, :1], rows[:, -1:]))
+        return torch.cat([first, rows, last, resets], dim=1)
+
     def first(self, positions: Positions) -> Tensor | None:
         """Return :attr:`Terms.first` for this table: where its two reset rows apply."""
         return positions.is_first() if self.reset else None

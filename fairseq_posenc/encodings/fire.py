@@ -29,7 +29,8 @@ class Fire(Encoding):
         Transformers", arXiv:2310.04418, equation 7; starting values as there.
     Differs:
         for causal models only, as in the paper. The bias is no function of the distance alone, so
-        the network sees every pair: ``T * S * width`` numbers, without a batch.
+        the network sees every pair: ``T * S * width`` numbers, for all sentences together unless
+        one is padded on the left; then for each.
     """
 
     acts_on: ClassVar[Literal["scores"]] = "scores"
@@ -65,7 +66,7 @@ class Fire(Encoding):
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Return the network's outputs by pair, ``(B or 1, H, T, S)``, in float32 at least."""
         kind = torch.promote_types(self.curvature.dtype, torch.float32)
-        keys = positions.block.to(kind)
+        keys = positions.common_block().to(kind)
         queries = positions.queries(keys)[:, :, None]
         back = (queries - keys[:, None, :]).clamp(min=0)
         furthest = torch.maximum(queries, (self.length * self.threshold).abs())

@@ -54,23 +54,30 @@ class Rope(Encoding):
                 f"rope rotates pairs, but {fraction:g} of a head of size {dims.head_dim} is "
                 f"{self.rotated} coordinates: the number must be even, and at least 2"
             )
+        if base <= 1:
+            raise UserError(f"{self.name}(base={base:g}): the base must be more than 1")
         self.layout = layout
         self.base = base
         self.cross_attention = cross_attention
         self.scaling, self.factor = _read_scaling(scaling)
+        if self.scaling == "ntk" and self.rotated == 2:
+            raise UserError(
+                f"{self.name}(scaling={scaling}) slows all pairs of coordinates but the first, and "
+                f"{fraction:g} of a head of size {dims.head_dim} has one: rotate at least 4"
+            )
 
     def rotate(self, query: Tensor, key: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         """Return query and key rotated by the angles of positions ``index``, ``(B or 1, T)``."""
         # float32 whatever the model's precision: fp16 cannot even count beyond 2048.
-        angles = index[:, None, :, None].float() * self.frequencies().to(index.device)
+        angles = index[:, None, :, None].float() * self.frequencies(index.device)
         gain = 0.1 * math.log(self.factor) + 1.0 if self.scaling == "yarn" else 1.0
         cos, sin = angles.cos() * gain, angles.sin() * gain
         return self._rotate(query, cos, sin), self._rotate(key, cos, sin)
 
-    def frequencies(self) -> Tensor:
+    def frequencies(self, device: torch.device) -> Tensor:
         """Return the angle per position of each pair, ``(rotated / 2,)`` in float32."""
         width = self.rotated
-        exponents = torch.arange(0, width, 2, dtype=torch.float32) / width
+        exponents = torch.arange(0, width, 2, dtype=torch.float32, device=device) / width
         base = self.base
         if self.scaling == "ntk":
             base *= self.factor ** (width / (width - 2))
@@ -78,11 +85,11 @@ class Rope(Encoding):
         if self.scaling == "linear":
             return frequencies / self.factor
         if self.scaling == "yarn":
-            keep = self._yarn_ramp(width)
+            keep = self._yarn_ramp(width, device)
             return frequencies * keep + frequencies / self.factor * (1 - keep)
         return frequencies
 
-    def _yarn_ramp(self, width: int) -> Tensor:
+    def _yarn_ramp(self, width: int, device: torch.device) -> Tensor:
         """Return 1 for pairs that turn often within the trained length, 0 for slow ones."""
 
         def pair_with(turns: float) -> float:
@@ -91,7 +98,8 @@ class Rope(Encoding):
 
         low = max(math.floor(pair_with(32)), 0)
         high = min(math.ceil(pair_with(1)), width - 1)
-        ramp = (torch.arange(width // 2).float() - low) / max(high - low, 0.001)
+        pairs = torch.arange(width // 2, dtype=torch.float32, device=device)
+        ramp = (pairs - low) / max(high - low, 0.001)
         return 1 - ramp.clamp(0, 1)
 
     def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -116,10 +124,11 @@ def _read_scaling(text: str) -> tuple[str, float]:
     try:
         if kind == "none" and not factor:
             return kind, 1.0
-        if kind in ("linear", "ntk", "yarn") and float(factor) >= 1:
+        if kind in ("linear", "ntk", "yarn") and 1 <= float(factor) < math.inf:
             return kind, float(factor)
     except ValueError:
         pass
     raise UserError(
-        f"rope(scaling={text}): write none, linear:F, ntk:F or yarn:F with a factor F of at least 1"
+        f"rope(scaling={text}): write none, linear:F, ntk:F or yarn:F with a finite factor F of at "
+        "least 1"
     )

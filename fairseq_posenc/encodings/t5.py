@@ -46,12 +46,7 @@ class T5(Encoding):
         scale_factor: float = 1.0,
     ) -> None:
         super().__init__(dims)
-        exact = num_buckets // (2 if dims.causal else 4)
-        if num_buckets % 4 or not 0 < exact < max_distance:
-            raise UserError(
-                f"t5(num_buckets={num_buckets},max_distance={max_distance}): num_buckets must be a "
-                f"multiple of 4, and max_distance more than the {exact} exact distances"
-            )
+        check_buckets(self.name, num_buckets, max_distance, not dims.causal)
         self.num_buckets = num_buckets
         self.max_distance = max_distance
         self.scale_factor = scale_factor
@@ -72,6 +67,20 @@ class T5(Encoding):
     def parameter_count(cls, dims: Dims, layers: int) -> int:
         """Return 32 * h."""
         return 32 * dims.num_heads
+
+
+def check_buckets(name: str, buckets: int, max_distance: int, both_sides: bool) -> None:
+    """Refuse numbers for which :func:`bucket_of` has no meaning.
+
+    Raises:
+        UserError: names the encoding and what is allowed.
+    """
+    exact = buckets // (4 if both_sides else 2)
+    if buckets % 4 or not 0 < exact < max_distance:
+        raise UserError(
+            f"{name}(num_buckets={buckets},max_distance={max_distance}): num_buckets must be a "
+            f"multiple of 4, and max_distance more than the {exact} exact distances"
+        )
 
 
 def bucket_of(distances: Tensor, buckets: int, max_distance: int, both_sides: bool) -> Tensor:

@@ -72,7 +72,8 @@ class Tupe(DistanceEncoding):
             UserError: a position lies beyond the table.
         """
         positions.check_limit(self.dims.max_positions, self.name)
-        keys = self.positions[positions.block]  # [B or 1, S, D]
+        rows = positions.common_block().clamp(max=self.dims.max_positions - 1)  # of padding
+        keys = self.positions[rows]  # [B or 1, S, D]
         queries = positions.queries(keys)
         pairs = (queries @ self.query_projection) @ (keys @ self.key_projection).transpose(1, 2)
         pairs = pairs * self.dims.scale(self.scale_factor)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding, Terms
-from fairseq_posenc.encodings.t5 import bucket_of
+from fairseq_posenc.encodings.t5 import bucket_of, check_buckets
 from fairseq_posenc.positions import Positions, Span
 from fairseq_posenc.registry import register
 
@@ -47,6 +47,7 @@ class TupeShared(Encoding):
         reset: bool = False,
     ) -> None:
         super().__init__(dims)
+        check_buckets(self.name, num_buckets, max_distance, both_sides=True)
         self.num_buckets = num_buckets
         self.max_distance = max_distance
         self.scale_factor = scale_factor
@@ -81,7 +82,7 @@ class TupeShared(Encoding):
         queries = self._heads(F.linear(normed, self.query_weight, self.query_bias))
         keys = self._heads(F.linear(normed, self.key_weight, self.key_bias))
         scale = self.dims.scale(self.scale_factor)
-        key_rows = positions.block + 1
+        key_rows = positions.common_block().clamp(max=self.dims.max_positions - 1) + 1
         at_queries = queries[:, positions.queries(key_rows)].transpose(0, 1)  # [B or 1, H, T, D]
         at_keys = keys[:, key_rows].transpose(0, 1)
         pairs = at_queries @ at_keys.transpose(-1, -2) * scale

@@ -28,7 +28,8 @@ class XPos(Rope):
         Sun et al. (2022), "A Length-Extrapolatable Transformer", arXiv:2212.10554; g = 0.4 and
         w = ``scale_base`` = 512 as in the authors' code.
     Differs:
-        for causal models only, as in the paper: a later key would be amplified.
+        for causal models only, as in the paper: a later key would be amplified. The exponents count
+        from n/2, which scores do not show, so that fp16 can hold queries and keys of both ends.
     """
 
     def __init__(
@@ -50,17 +51,24 @@ class XPos(Rope):
         """Return query and key rotated and scaled for positions ``index``, ``(B or 1, T)``."""
         query, key = super().rotate(query, key, index)
         scale = self.decay(index)
-        return (query * scale).type_as(query), (key / scale).type_as(key)
+        return _narrowed(query * scale, query), _narrowed(key / scale, key)
 
     def decay(self, index: Tensor) -> Tensor:
         """Return what each coordinate of a query is multiplied by, ``(B or 1, 1, T, D)``."""
         gamma = 0.4
         pairs = torch.arange(0, self.rotated, 2, dtype=torch.float32, device=index.device)
         base = (pairs / self.rotated + gamma) / (1 + gamma)
-        scale = base ** (index[..., None].float() / self.scale_base)
+        steps = index[..., None] - self.dims.max_positions // 2
+        scale = base ** (steps.float() / self.scale_base)
         if self.layout == "half":
             scale = torch.cat([scale, scale], dim=-1)
         else:
             scale = scale.repeat_interleave(2, dim=-1)
         rest = scale.new_ones(*scale.shape[:-1], self.dims.head_dim - self.rotated)
         return torch.cat([scale, rest], dim=-1).unsqueeze(1)
+
+
+def _narrowed(x: Tensor, like: Tensor) -> Tensor:
+    """Return ``x`` in the precision of ``like``; what fp16 cannot hold is its largest number."""
+    limit = torch.finfo(like.dtype).max
+    return x.clamp(-limit, limit).type_as(like)

@@ -28,8 +28,12 @@ class PositionalLMConfig(PositionConfig, TransformerLanguageModelConfig):
 
     activation_fn: Any = "gelu"
     decoder_embed_dim: int = 768
-    decoder_input_dim: int = 768
-    decoder_output_dim: int = 768
+    decoder_input_dim: int = field(
+        default=0, metadata={"help": "decoder input dimension (default: decoder_embed_dim)"}
+    )
+    decoder_output_dim: int = field(
+        default=0, metadata={"help": "decoder output dimension (default: decoder_embed_dim)"}
+    )
     decoder_ffn_embed_dim: int = 3072
     decoder_layers: int = 8
     decoder_attention_heads: int = 12
@@ -52,6 +56,8 @@ class PositionalLM(PositionCheckpoints, TransformerLanguageModel):
             raise UserError("--base-layers inserts layers without attention: not supported here")
         if args.decoder_layers_to_keep:
             args.decoder_layers = len(args.decoder_layers_to_keep.split(","))
+        args.decoder_input_dim = args.decoder_input_dim or args.decoder_embed_dim
+        args.decoder_output_dim = args.decoder_output_dim or args.decoder_embed_dim
         shell_args = copy.deepcopy(args)
         shell_args.decoder_layers = 0
         shell_args.decoder_layers_to_keep = None
@@ -72,8 +78,6 @@ class PositionalLM(PositionCheckpoints, TransformerLanguageModel):
 
 TINY = {
     "decoder_embed_dim": 64,
-    "decoder_input_dim": 64,
-    "decoder_output_dim": 64,
     "decoder_ffn_embed_dim": 128,
     "decoder_layers": 2,
     "decoder_attention_heads": 4,
