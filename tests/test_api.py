@@ -9,6 +9,7 @@ import oracles
 from conftest import needs_causal, specs
 from fairseq_posenc.api import PositionEncoding
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.positions import Positions
 from test_encodings import IN_FLOAT32, awake, oracle_options, oracle_params
 
 SPECS = ["none", "learned+m4m", "rope+shaw", *specs("scores", "rotation")]
@@ -81,3 +82,20 @@ def test_attended_values_are_means_of_what_a_causal_query_sees():
 def test_shapes_that_do_not_fit_are_refused():
     with pytest.raises(UserError, match=r"must both be \(batch, 2 heads, length, 8\)"):
         make("m4").scores(torch.zeros(1, 4, 5, 8), torch.zeros(1, 4, 5, 8))
+
+
+@pytest.mark.parametrize("spec", ["learned+m4m", "rope+shaw", "tupe", "deberta_v2", "t5"])
+def test_everything_is_made_where_the_inputs_are(spec, monkeypatch):
+    """On the device "meta" a tensor from the CPU is an error; but it can answer no question."""
+
+    def without_questions(tokens, padding_idx, eos_idx, tgt_len):
+        block = torch.arange(tokens.size(1), device=tokens.device)[None]
+        return Positions(tokens, block, padding_idx, eos_idx, tgt_len, left_padded=False)
+
+    monkeypatch.setattr(Positions, "of", without_questions)
+    encoding = make(spec).to("meta")
+    query, key = torch.zeros(2, 2, 2, 5, 8, device="meta")
+    padding = torch.zeros(2, 5, dtype=torch.bool, device="meta")
+    assert encoding.embed(torch.zeros(2, 5, 16, device="meta"), padding).is_meta
+    assert encoding.scores(query, key, padding).is_meta
+    assert encoding.distance_curve(3).is_meta

@@ -134,6 +134,22 @@ def test_half_precision_is_close_to_float64(name, dtype, bound):
     assert (half.double() - exact).abs().max() < bound
 
 
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_no_score_beats_a_mask(name, dtype):
+    """The masked key's score is 90,000, more than fp16 could be filled with."""
+    query, key = torch.zeros(2, 1, 1, 2, 4, dtype=dtype)
+    query[..., 0] = 600
+    key[..., 1, 0] = 300
+    value = torch.eye(2, 4, dtype=dtype)[None, None]
+    attended, _ = BACKENDS[name].attend(query, key, value, Terms(), Mask("lr", None))
+    padded, _ = BACKENDS[name].attend(
+        query, key, value, Terms(), Mask("both", torch.tensor([[False, True]]))
+    )
+    assert attended[0, 0, 0].tolist() == [1, 0, 0, 0]
+    assert padded[0, 0, 0].tolist() == [1, 0, 0, 0]
+
+
 def test_auto_takes_the_fastest_that_can_and_says_why():
     assert choose("auto", Terms()).name == "sdpa"
     plan = choose("auto", make_terms()["product"])

@@ -8,7 +8,11 @@ import pytest
 import torch
 
 from fairseq_posenc import doctor, registry
+from fairseq_posenc.analysis import self_test
 from fairseq_posenc.backends import BACKENDS, available, reference
+from fairseq_posenc.encodings.base import Terms
+from fairseq_posenc.encodings.learned import Learned
+from fairseq_posenc.encodings.rope import Rope
 
 
 def by_subject() -> dict[str, doctor.Finding]:
@@ -33,8 +37,11 @@ def test_backends_are_listed_with_the_reason_why_not(monkeypatch):
 
 def test_every_encoding_is_compared_on_some_backend():
     backends = [name for name, why_not in available().items() if not why_not]
+    encoders = registry.names_for(encoder=True)
     for name in registry.names():
-        assert doctor._errors(name, backends)
+        found = self_test.errors(name, backends, causal=name not in encoders)
+        assert set(found) & set(backends)
+        assert max(found.values()) < doctor.TOLERANCE
 
 
 def test_self_test_finds_a_wrong_backend(monkeypatch, capsys):
@@ -47,7 +54,10 @@ def test_self_test_finds_a_wrong_backend(monkeypatch, capsys):
     assert "on sdpa is off by" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("field", ["query_table", "key_table"])
+@pytest.mark.parametrize(
+    "field",
+    [field for field in Terms._fields if field != "content_rows"],
+)
 def test_self_test_finds_a_missing_term(monkeypatch, field):
     attend = reference.attend
 
@@ -55,7 +65,21 @@ def test_self_test_finds_a_missing_term(monkeypatch, field):
         return attend(query, key, value, terms._replace(**{field: None}), mask)
 
     monkeypatch.setattr(reference, "attend", without)
-    assert "m4 on reference is off by" in doctor.self_test().text
+    assert "on reference is off by" in doctor.self_test().text
+
+
+def test_self_test_finds_missing_content_rows(monkeypatch):
+    monkeypatch.setattr(
+        Terms, "unprojected", lambda terms, num_heads: terms._replace(content_rows=None)
+    )
+    assert "deberta_v2 on" in doctor.self_test().text
+
+
+def test_self_test_finds_wrong_rotations_and_inputs(monkeypatch):
+    monkeypatch.setattr(Rope, "rotate", lambda self, query, key, index: (query, key))
+    assert "rope on rotation is off by" in doctor.self_test().text
+    monkeypatch.setattr(Learned, "embed", lambda self, positions: torch.full((1, 6, 16), torch.nan))
+    assert "learned on the input is off by" in doctor.self_test().text
 
 
 def test_self_test_reports_nan_and_exceptions(monkeypatch):

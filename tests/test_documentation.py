@@ -9,7 +9,7 @@ import pytest
 
 import oracles
 from fairseq_posenc import cli, registry
-from fairseq_posenc.analysis import catalogue, equations, pages
+from fairseq_posenc.analysis import catalogue, costs, equations, pages
 
 ROOT = Path(__file__).parents[1]
 
@@ -105,6 +105,8 @@ def test_describe_says_everything(name, capsys):
     printed = capsys.readouterr().out
     assert catalogue.page(name).equation in printed
     assert "At base size" in printed
+    assert costs.operations(name) in printed
+    assert costs.numbers(name) in printed
 
 
 def test_describe_of_an_unknown_name_is_one_line(capsys):
@@ -121,3 +123,18 @@ def test_a_missing_marker_is_one_line(tmp_path, capsys):
     (tmp_path / "README.md").write_text("nothing")
     assert cli.main(["docs", "--root", str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith("fairseq-posenc: error: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [
+        ("none", "none"),
+        ("t5", "``h n^2`` for all sentences together"),
+        ("raffel", "``n^2`` for all sentences together"),
+        ("fire", "``32 n^2 + h n^2`` for all sentences together, or for each if one is padded"),
+        ("shaw", "``h n (3n-1)`` for each sentence"),
+        ("m4", "``2 h n (3n-1)`` for each sentence"),
+    ],
+)
+def test_numbers_held_are_those_of_the_terms(name, numbers):
+    assert costs.numbers(name).startswith(numbers)

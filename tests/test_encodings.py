@@ -13,6 +13,8 @@ from conftest import COMPOSITIONS, needs_causal, specs
 from fairseq_posenc import registry
 from fairseq_posenc.analysis import catalogue
 from fairseq_posenc.backends import reference
+from fairseq_posenc.backends.base import Mask
+from fairseq_posenc.cross_attention import RotaryCrossAttention
 from fairseq_posenc.encodings.base import Dims, Terms
 from fairseq_posenc.encodings.distance_table import DistanceTable
 from fairseq_posenc.errors import UserError
@@ -271,3 +273,97 @@ def test_biases_of_two_encodings_add_up():
     both = Terms(bias=torch.ones(1, 3)) | Terms(bias=torch.ones(2, 3), pair_bias=torch.ones(1))
     torch.testing.assert_close(both.bias, torch.full((2, 3), 2.0))
     assert both.pair_bias is not None
+
+
+def test_xpos_is_finite_in_fp16_at_both_ends_of_a_long_sequence():
+    dims = Dims(16, 2, 8192, causal=True)
+    built = registry.build(registry.parse("xpos"), dims)
+    states = torch.randn(1, 2, 8192, 8, dtype=torch.float16)
+    for rotated in built.rotate(states, states, torch.arange(8192)[None]):
+        assert rotated.isfinite().all()
+
+
+@pytest.mark.parametrize("spec", ["fire", "tupe", "tupe_shared"])
+def test_one_bias_serves_all_sentences_unless_one_is_padded_on_the_left(spec):
+    built = make(spec)
+    for row, batch in (([5, 7, 2, PAD], 1), ([PAD, 5, 7, 2], 2)):
+        tokens = torch.tensor([[5, 7, 8, 2], row])
+        positions = Positions.of(tokens, PAD, EOS, 4)
+        bias = built.terms(Span.of(4, 4, tokens.device), positions).pair_bias
+        assert bias.size(0) == batch
+
+
+def test_right_padding_beyond_the_table_is_no_position():
+    tokens = torch.full((1, 12), PAD)
+    tokens[:, :8] = 5
+    positions = Positions.of(tokens, PAD, EOS, 12)
+    for spec in ("tupe", "tupe_shared"):
+        bias = make(spec).terms(Span.of(12, 12, tokens.device), positions).pair_bias
+        assert bias.isfinite().all()
+
+
+@pytest.mark.parametrize("spec", ["alibi", "sandwich"])
+def test_fixed_biases_do_not_lose_precision_with_the_model(spec):
+    built = registry.build(registry.parse(spec), DIMS)
+    span, positions = Span.of(8, 8, torch.device("cpu")), positions_of(8, 8)
+    exact = built.terms(span, positions).bias
+    assert torch.equal(built.half().terms(span, positions).bias, exact)
+
+
+def test_sinusoids_do_not_lose_precision_with_the_model():
+    built = registry.build(registry.parse("sinusoidal"), DIMS)["sinusoidal"]
+    exact = built.embed(positions_of(8, 8))
+    assert torch.equal(built.half().embed(positions_of(8, 8)), exact)
+
+
+@pytest.mark.parametrize("spec", specs("scores"))
+def test_gradients_equal_differences(spec):
+    built = make(spec, DIMS._replace(max_positions=4))
+    query, key, value = (
+        torch.randn(2, 3, 8, dtype=torch.float64, requires_grad=True) for _ in range(3)
+    )
+
+    def attended(query, key, value, *parameters):
+        # The parameters are changed in place by gradcheck, so the modules see them.
+        terms = built.terms(Span.of(3, 3, query.device), positions_of(3, 3))
+        terms = terms.unprojected(DIMS.num_heads)
+        return reference.attend(query[None], key[None], value[None], terms, Mask())[0]
+
+    assert torch.autograd.gradcheck(
+        attended, (query, key, value, *built.parameters()), fast_mode=True
+    )
+
+
+def test_gradients_of_values_by_distance_equal_those_of_the_formula():
+    built = make("shaw_values")
+    query, key, value = (
+        torch.randn(2, 4, 8, dtype=torch.float64, requires_grad=True) for _ in range(3)
+    )
+    leaves = [query, key, value, *built.parameters()]
+    weight = torch.randn(2, 4, 8, dtype=torch.float64)
+    terms = built.terms(Span.of(4, 4, query.device), positions_of(4, 4))
+    ours, weights = reference.attend(
+        query[None], key[None], value[None], terms, Mask(), need_weights=True
+    )
+    scores = oracles.none(query, key, {}, {})
+    allowed = oracles.allowed("both", 4, 4)
+    (item,) = registry.parse("shaw_values").items
+    params = {"value_table": built["shaw_values"].table.weight}
+    theirs = oracles.shaw_values(scores, value, allowed, params, oracle_options(item))
+    ours_sum = (ours[0] * weight).sum() + weights.square().sum()
+    their_weights = oracles.attention_weights(scores, allowed)
+    their_sum = (theirs * weight).sum() + their_weights.square().sum()
+    ours_grads = torch.autograd.grad(ours_sum, leaves)
+    torch.testing.assert_close(ours_grads, torch.autograd.grad(their_sum, leaves))
+
+
+def test_rotary_cross_attention_refuses_what_would_pass_by_the_rotation():
+    encodings = registry.build(registry.parse("rope"), DIMS)
+    attention = RotaryCrossAttention(16, 2, encodings, kdim=16, vdim=16)
+    query, key = torch.randn(3, 2, 16), torch.randn(5, 2, 16)
+    with pytest.raises(UserError, match="static_kv=True"):
+        attention(query, key, key)
+    with pytest.raises(UserError, match=r"padding of shape \(2, 4\) does not fit"):
+        attention(query, key, key, torch.zeros(2, 4, dtype=torch.bool), static_kv=True)
+    with pytest.raises(UserError, match="quant-noise-pq"):
+        RotaryCrossAttention(16, 2, encodings, q_noise=0.1, qn_block_size=8)

@@ -16,6 +16,8 @@ BASE_SIZE = {"m": 12, "n": 512, "d": 64, "D": 768, "h": 12}
 VECTOR_TABLES = ["shaw", "m3", "m4", "m4m", "deberta"]
 SCALAR_TABLES = ["raffel", "m2", "tupe"]
 RESETS = ["shaw", "raffel", "m2", "m4", "m4m", "deberta", "tupe"]
+ABSOLUTE = ["tupe", "tupe_shared", "fire"]  # the position itself matters
+SHARED = ["t5", "tupe_shared", "deberta_v2"]  # one table for all layers
 
 
 def draw(*shape: int) -> torch.Tensor:
@@ -47,7 +49,23 @@ def example(
         params["u"], params["v"] = draw(HEADS, WIDTH), draw(HEADS, WIDTH)
     if name == "kerple":
         params["r1"], params["r2"] = draw(HEADS).exp(), draw(HEADS).exp()
-    options = {"max_distance": 128 if name == "t5" else K, "reset": reset}
+    if name == "shaw_values":
+        params["table"] = draw(groups, rows, WIDTH)
+    if name in ("deberta_v2", "tupe_shared"):
+        params["norm_weight"], params["norm_bias"] = draw(2, HEADS * WIDTH)
+    if name == "deberta_v2":
+        params["table"] = draw(512, HEADS * WIDTH)
+    if name == "tupe_shared":
+        params["positions"] = draw(LENGTH + 1, HEADS * WIDTH)
+        for side in ("query", "key"):
+            params[f"{side}_weight"] = draw(HEADS * WIDTH, HEADS * WIDTH)
+            params[f"{side}_bias"] = draw(HEADS * WIDTH)
+        params["buckets"] = draw(HEADS, 33)
+    if name == "fire":
+        params["hidden_weight"], params["hidden_bias"] = draw(32, 1), draw(32)
+        params["output_weight"], params["output_bias"] = draw(HEADS, 32), draw(HEADS)
+        params["curvature"], params["length"] = draw(2).abs() + 0.1
+    options = {"max_distance": 128 if name == "t5" else K, "reset": reset, "max_positions": 512}
     return draw(HEADS, LENGTH, WIDTH), draw(HEADS, LENGTH, WIDTH), params, options
 
 
@@ -80,7 +98,7 @@ def test_decoding_with_reset(name):
         assert_close(one, full[:, src_len - 1 : src_len, :src_len], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", [name for name in oracles.SCORES if name != "tupe"])
+@pytest.mark.parametrize("name", [name for name in oracles.SCORES if name not in ABSOLUTE])
 def test_scores_do_not_depend_on_where_the_sentence_starts(name):
     q, k, params, options = example(name)
     full = oracles.SCORES[name](q, k, params, options)
@@ -88,7 +106,7 @@ def test_scores_do_not_depend_on_where_the_sentence_starts(name):
     assert_close(later, full[:, 2:, 2:])
 
 
-@pytest.mark.parametrize("name", oracles.SCORES)
+@pytest.mark.parametrize("name", [name for name in oracles.SCORES if name != "shaw_values"])
 def test_gradients_are_those_of_finite_differences(name):
     q, k, params, options = example(name)
     q, k = q[:, :3], k[:, :3]
@@ -129,12 +147,20 @@ def test_each_head_reads_its_own_table(name):
 
 @pytest.mark.parametrize(
     ("name", "default"),
-    [(name, {"deberta": 3, "tupe": 2}.get(name, 1)) for name in oracles.SCORES],
+    [
+        (name, {"deberta": 3, "deberta_v2": 3, "tupe": 2, "tupe_shared": 2}.get(name, 1))
+        for name in oracles.SCORES
+    ],
 )
 def test_scale_factor(name, default):
     q, k, params, options = example(name)
-    if name == "tupe":
-        params["table"].zero_()  # outside the scale
+    outside = {
+        "tupe": ["table"],
+        "tupe_shared": ["buckets"],
+        "fire": ["output_weight", "output_bias"],
+    }
+    for key in outside.get(name, []):  # the scale
+        params[key].zero_()
     for key in ("r1", "r2"):
         if key in params:
             params[key] = torch.zeros(HEADS, dtype=torch.float64)
@@ -386,7 +412,7 @@ def test_alibi_punishes_both_sides():
         scores = oracles.alibi(q, k, {}, {"mode": mode})
         assert_close(scores[0], expected / 2)
         assert_close(scores[7], expected / 256)
-    with pytest.raises(ValueError, match="neither 'symmetric' nor 'causal'"):
+    with pytest.raises(ValueError, match="none of 'symmetric', 'causal', 'asymmetric'"):
         oracles.alibi(q, k, {}, {"mode": "both"})
 
 
@@ -706,7 +732,7 @@ def test_parameter_counts_of_base_size(name, options, expected):
 @pytest.mark.parametrize("name", oracles.SCORES)
 def test_parameter_counts_are_those_of_the_tensors(name, groups):
     _, _, params, _ = example(name, groups)
-    layers = 1 if name == "t5" else 3
+    layers = 1 if name in SHARED else 3
     ours = oracles.parameter_count(
         name, m=3, n=LENGTH, d=WIDTH, D=HEADS * WIDTH, h=HEADS, max_distance=K, per_head=groups > 1
     )

@@ -92,3 +92,29 @@ def test_a_new_class_is_an_encoding_with_its_typed_options(monkeypatch):
     assert "made_up" in registry.names()
     with pytest.raises(ValueError, match="two encodings are called 'made_up'"):
         registry.register("made_up")(MadeUp)
+
+
+@pytest.mark.parametrize(
+    ("text", "causal", "allowed"),
+    [
+        ("m4(scale_factor=0)", False, "scale_factor must be a finite number above 0, not 0"),
+        ("m4(scale_factor=-1)", False, "a finite number above 0"),
+        ("t5(scale_factor=nan)", False, "a finite number above 0"),
+        ("m1(max_distance=-3)", False, "max_distance must be at least 1, not -3"),
+        ("deberta_v2(buckets=0)", False, "buckets must be at least 1"),
+        ("deberta_v2(buckets=1)", False, "buckets must be at least 2"),
+        ("tupe_shared(num_buckets=1)", False, "a multiple of 4"),
+        ("tupe_shared(max_distance=4)", False, "more than the 8 exact distances"),
+        ("fire(width=0)", True, "width must be at least 1"),
+        ("fire(threshold=0)", True, "a finite number above 0"),
+        ("rope(base=0)", False, "a finite number above 0"),
+        ("rope(base=-5)", False, "a finite number above 0"),
+        ("rope(base=1,scaling=yarn:2)", False, "the base must be more than 1"),
+        ("rope(fraction=0.25,scaling=ntk:2)", False, "rotate at least 4"),
+        ("rope(scaling=linear:inf)", False, "not infinite"),
+    ],
+)
+def test_values_without_a_meaning_are_refused_in_one_line(text, causal, allowed):
+    with pytest.raises(UserError, match=allowed) as refused:
+        registry.build(registry.parse(text), Dims(16, 2, 8, causal))
+    assert "\n" not in str(refused.value)

@@ -9,6 +9,7 @@ import re
 from typing import Any, NamedTuple
 
 from fairseq_posenc import registry
+from fairseq_posenc.analysis import costs
 from fairseq_posenc.encodings.base import Dims
 
 HEADINGS = ("Equation", "Shapes", "Parameters", "Source", "Differs")
@@ -90,11 +91,13 @@ def run_list(args: argparse.Namespace) -> int:
 
 
 def run_describe(args: argparse.Namespace) -> int:
-    """Print an encoding's sections, options, and number of parameters."""
+    """Print an encoding's sections, options, costs, and number of parameters."""
     described = page(args.name)
     rows = {heading: value for heading, value in zip(HEADINGS, described[1:])}
     rows["Options"] = ", ".join(map(str, registry.options(args.name).values())) or "none"
     rows["Where"] = families(args.name)
+    rows["Operations"] = f"in a layer, beyond plain attention: {costs.operations(args.name)}"
+    rows["Numbers held"] = f"in a layer, beyond plain attention: {costs.numbers(args.name)}"
     rows["At base size"] = f"{count_at_base_size(args.name):,} parameters"
     print(f"{args.name}: {described.summary}\n")
     for heading, value in rows.items():

@@ -35,12 +35,14 @@ def attend(
     # torch aligns its causal mask with the first key, so it serves square scores only.
     causal = plain and mask.direction == "lr" and tgt_len == src_len
     forbidden = None if causal else mask.forbidden(tgt_len, src_len, query.device)
+    blind = None
     if forbidden is not None:
-        # A finite value: a row of -inf gives NaN in some of torch's kernels.
-        low = torch.finfo(query.dtype).min
+        # No score can beat -inf. But a row of nothing else is NaN in some of torch's kernels, so a
+        # query that may see no key sees them all, and gets its zeros below.
+        blind = forbidden.all(-1, keepdim=True)
         if bias is None:
             bias = torch.zeros((), dtype=query.dtype, device=query.device)
-        bias = torch.where(forbidden, low, bias)
+        bias = torch.where(forbidden & ~blind, -torch.inf, bias)
     attended = F.scaled_dot_product_attention(
         query,
         key,
@@ -50,8 +52,8 @@ def attend(
         is_causal=causal,
         scale=scale_of(terms, query.size(-1)),
     )
-    if forbidden is not None:
-        attended = attended.masked_fill(forbidden.all(-1, keepdim=True), 0.0)
+    if blind is not None:
+        attended = attended.masked_fill(blind, 0.0)
     return attended, None
 
 

@@ -129,6 +129,6 @@ def _read_scaling(text: str) -> tuple[str, float]:
     except ValueError:
         pass
     raise UserError(
-        f"rope(scaling={text}): write none, linear:F, ntk:F or yarn:F with a finite factor F of at "
-        "least 1"
+        f"rope(scaling={text}): write none, linear:F, ntk:F or yarn:F with a factor F of at least "
+        "1, not infinite"
     )
