@@ -21,7 +21,7 @@ SHARED = ["t5", "tupe_shared", "deberta_v2"]  # one table for all layers
 
 
 def draw(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
+    return torch.randn(shape, dtype=torch.float64)
 
 
 def example(
