@@ -193,9 +193,11 @@ class _PositionalStack:
             layer: Any = self.layers[index]
             layer.self_attn.direction = direction
             layer.register_forward_pre_hook(self._pass_positions, with_kwargs=True)
-        # Refuses now what could not be computed. With modules of its own: FSDP has the layers'.
+        # Refuses now what could not be computed. With modules of its own, as FSDP has the layers',
+        # and random numbers of its own, as the model's are drawn after this.
         span = Span.of(1, 1, one_token.tokens.device)
-        terms = build(spec.at("layer"), dims).terms(span, one_token)
+        with torch.random.fork_rng(devices=[]):
+            terms = build(spec.at("layer"), dims).terms(span, one_token)
         self.plan: Plan = choose(backend, self._shared_terms(one_token) | terms)
         self.spec = spec
 
