@@ -1,0 +1,74 @@
+"""What both reports are made of: the command, the machine, tables, and how files are written."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import platform
+import shlex
+from pathlib import Path
+from typing import Any
+
+import torch
+from runs import FAMILIES
+
+import fairseq_posenc
+from fairseq_posenc.compare.steps import write_whole
+
+BY_HAND = "<!-- Below this line: written by hand, and kept when the report is made again. -->"
+
+
+def own_command(args: argparse.Namespace) -> str:
+    """Return the command that makes the report again, without the user's folders."""
+    words = [".venv/bin/python", "benchmarks/trainability", args.subject]
+    words += ["--updates", str(args.updates), "--seeds", *map(str, args.seeds)]
+    for name, path in args.files.items():
+        part, side = name.split(".")
+        words += [f"--{side}" if part == "train" else f"--valid-{side}", Path(path).name]
+    if args.subject == "m4m-start":
+        words += ["--settings", *args.settings, "--starts", *args.starts]
+    else:
+        chosen = args.families if args.families != list(FAMILIES) else []
+        words += ["--families", *chosen] if chosen else []
+        words += ["--methods", *args.methods] if args.methods else []
+    return shlex.join(words)
+
+
+def machine() -> str:
+    """Return a line that says where the figures are from."""
+    model = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+        model = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    return (
+        f"{model}, torch {torch.__version__} on {torch.get_num_threads()} thread(s), "
+        f"Python {platform.python_version()}, fairseq-posenc {fairseq_posenc.__version__}"
+    )
+
+
+def end(result: dict[str, Any]) -> float:
+    """Return the last validation loss, in bits; infinite if the training diverged."""
+    return math.inf if result["diverged"] else float(result["curve"][-1][1])
+
+
+def table(header: list[str], rows: list[list[str]], rule: str = "--:") -> list[str]:
+    """Return a Markdown table, its first column aligned left, the others as ``rule`` says."""
+    rules = [":--", *[rule] * (len(header) - 1)]
+    return [f"| {' | '.join(row)} |" for row in (header, rules, *rows)]
+
+
+def write_report(path: Path, lines: list[str]) -> None:
+    """Write a report; keep what people wrote below the mark in the old one."""
+    old = path.read_text("utf-8") if path.exists() else ""
+    by_hand = old.partition(BY_HAND)[2] or "\n"
+    write_whole(path, "\n".join([*lines, "", BY_HAND]) + by_hand)
+    print(f"report: {path}", flush=True)
+
+
+def write_figures(path: Path, facts: dict[str, Any], results: list[dict[str, Any]]) -> None:
+    """Write all figures, without the commands, which hold the working folder."""
+    runs = [{k: v for k, v in result.items() if k != "command"} for result in results]
+    rows = ",\n".join(f"  {json.dumps(run)}" for run in runs)
+    write_whole(path, f'{{"data": {json.dumps(facts)},\n "runs": [\n{rows}\n]}}\n')

@@ -1,0 +1,119 @@
+"""The subject ``m4m-start``: M4M from each of its starts, and the report of how they do."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from typing import Any, Optional
+
+from reports import end, machine, own_command, table, write_figures, write_report
+from runs import Run
+from start_picture import Grid, draw_starts
+from starts import STARTS
+from training import Store
+
+# Settings that the starts of M4M are compared in: name -> family, encoding, options, updates.
+SETTINGS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "base": ("masked LM", "m4m", ()),
+    "eps-1e-6": ("masked LM", "m4m", ("--adam-eps", "1e-6")),  # RoBERTa's
+    "lr-0.0005": ("masked LM", "m4m", ("--lr", "0.0005")),
+    "width-256": (
+        *("masked LM", "m4m"),
+        ("--encoder-embed-dim", "256", "--encoder-ffn-embed-dim", "1024"),
+    ),
+    "learned+m4m": ("masked LM", "learned+m4m", ()),
+    "translation": ("translation", "m4m", ()),
+}
+
+
+def start_runs(args: argparse.Namespace) -> list[tuple[str, Run]]:
+    """Return the runs that compare M4M's starts, each with the name of its setting.
+
+    All starts are trained with the first seed in the first setting; those of ``--starts`` also with
+    the other seeds, and in the other settings with the first seed.
+    """
+    first_setting, *other_settings = args.settings
+    first_seed, *other_seeds = args.seeds
+    cases = [(first_setting, first_seed, list(STARTS))]
+    cases += [(first_setting, seed, args.starts) for seed in other_seeds]
+    cases += [(setting, first_seed, args.starts) for setting in other_settings]
+    runs = []
+    for setting, seed, starts in cases:
+        family, encoding, extra = SETTINGS[setting]
+        common = (seed, args.updates)
+        runs.append((setting, Run(family, "none", *common, extra=extra)))
+        runs += [(setting, Run(family, encoding, *common, start, extra)) for start in starts]
+    return runs
+
+
+def report_starts(args: argparse.Namespace, store: Store) -> None:
+    """Train M4M from each start and write ``m4m_start.md``, ``.json`` and ``.png``."""
+    grid: Grid = {}
+    for setting, run in start_runs(args):
+        label = run.encoding if run.encoding == "none" else run.start
+        grid.setdefault(setting, {}).setdefault(label, []).append(store.get(run))
+    picture = args.results / "m4m_start.png"
+    draw_starts(grid, picture)
+    results = [result for labels in grid.values() for mine in labels.values() for result in mine]
+    write_figures(args.results / "m4m_start.json", {}, results)
+    write_report(args.results / "m4m_start.md", _start_lines(args, grid, picture.name))
+
+
+def _start_lines(args: argparse.Namespace, grid: Grid, picture: str) -> list[str]:
+    return [
+        "# How should M4M's table start?",
+        "",
+        "M4M multiplies three dot products, `(q_i.k_j) * (q_i.a_r) * (k_j.a_r)`, and its paper "
+        "does not say how the vectors `a_r` start. The models are those of "
+        "[trainability.md](trainability.md); all weights but the tables are equal for equal seeds.",
+        "",
+        f"    {own_command(args)}",
+        "",
+        f"Machine: {machine()}.",
+        "",
+        *table(["start", "what it is"], [[f"`{k}`", v] for k, (v, _) in STARTS.items()], ":--"),
+        "",
+        *_loss_lines(args, grid),
+        "",
+        "How fast, and why: updates until the validation loss is below where `none` ends, and the "
+        "size (root mean square) of the first update's gradients, in the first setting:",
+        "",
+        *_why_table(next(iter(grid.values()))),
+        "",
+        f"![learning curves]({picture})",
+    ]
+
+
+def _loss_lines(args: argparse.Namespace, grid: Grid) -> list[str]:
+    seeds = ", ".join(map(str, args.seeds))
+    labels = list(next(iter(grid.values())))
+    settings = (f"`{name}`: {' '.join((*SETTINGS[name][:2], *SETTINGS[name][2]))}" for name in grid)
+    return [
+        f"Settings: {'; '.join(settings)}.",
+        "",
+        "Validation loss at the end, in bits per token (`none`: no positions; first setting: "
+        f"mean over seeds {seeds} ± half the range; one seed if no ±):",
+        "",
+        *table(
+            ["start", *grid], [[f"`{x}`", *(_ends(grid[s].get(x)) for s in grid)] for x in labels]
+        ),
+    ]
+
+
+def _ends(results: Optional[list[dict[str, Any]]]) -> str:
+    if not results:
+        return ""
+    ends = [end(result) for result in results]
+    spread_ = f" ± {(max(ends) - min(ends)) / 2:.2f}" if len(ends) > 1 else ""
+    return f"{statistics.mean(ends):.3f}{spread_}"
+
+
+def _why_table(labels: dict[str, list[dict[str, Any]]]) -> list[str]:
+    level = end(labels["none"][0])
+    rows = []
+    for label, (first, *_) in labels.items():
+        passed = next((at for at, loss in first["curve"] if loss < level), None)
+        sizes = (first["gradients"].get(k) for k in ("query projections", "position parameters"))
+        shown = ("" if size is None else f"{size:.0e}" for size in sizes)
+        rows.append([f"`{label}`", "not reached" if passed is None else str(passed), *shown])
+    return table(["start", "below `none` after", "gradient of W_Q", "gradient of tables"], rows)

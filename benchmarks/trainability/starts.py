@@ -1,0 +1,94 @@
+"""Starting values of M4M's table.
+
+Each start gets a layer's attention, its table and a generator, and returns the table's new value.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Callable
+
+import torch
+from runs import Run
+from torch import Tensor, nn
+
+from fairseq_posenc.attention import PositionalAttention
+
+
+def _noise(like: Tensor, std: float, generator: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, generator=generator) * std
+
+
+def _sigma(attention: PositionalAttention) -> float:
+    """Return the standard deviation of a query's and a key's numbers, for inputs of variance 1."""
+    stds = [proj.weight.std().item() for proj in (attention.q_proj, attention.k_proj)]
+    return math.sqrt(stds[0] * stds[1] * attention.embed_dim)
+
+
+def _normal(std: Callable[[PositionalAttention], float]) -> Any:
+    def draw(attention: PositionalAttention, table: Tensor, generator: torch.Generator) -> Tensor:
+        return _noise(table, std(attention), generator)
+
+    return draw
+
+
+def _unit_std(attention: PositionalAttention) -> float:
+    """Return the deviation at which q.a and k.a have variance 1: scores spread as without M4M."""
+    return 1.0 / (_sigma(attention) * math.sqrt(attention.head_dim))
+
+
+def _scaled_std(attention: PositionalAttention) -> float:
+    """Return 5 / sqrt(C d): with BERT's weights (std 0.02), q.a and k.a have deviation 0.1."""
+    return 5.0 / math.sqrt(attention.embed_dim * attention.head_dim)
+
+
+def _constant(attention: PositionalAttention, table: Tensor, generator: torch.Generator) -> Tensor:
+    """Start all distances with one row, of a length at which q.a and k.a have variance 1."""
+    row = torch.randn(table.size(-1), generator=generator)
+    return (row / row.norm() / _sigma(attention)).expand_as(table).clone()
+
+
+def _sinusoid(attention: PositionalAttention, table: Tensor, generator: torch.Generator) -> Tensor:
+    """Start with sinusoids of the distance: near distances alike; variances as ``unit``."""
+    reach, width = table.size(1) // 2, table.size(2) // 2
+    frequencies = 10000.0 ** -(torch.arange(width) / width)
+    angles = torch.arange(-reach, table.size(1) - reach)[:, None] * frequencies
+    waves = torch.cat((angles.sin(), angles.cos()), dim=1) * math.sqrt(2)
+    return (waves * _unit_std(attention)).expand_as(table).clone()
+
+
+def _biased(attention: PositionalAttention, table: Tensor, generator: torch.Generator) -> Tensor:
+    """Keep plain attention's scores, nearly: biases of q and k make q.a and k.a about 1.
+
+    With both biases b = 4 sigma u (u of length 1) and every row a = u / (4 sigma), q.a and k.a are
+    1, give or take a quarter.
+    """
+    direction = torch.randn(table.size(-1), generator=generator)
+    direction = direction / direction.norm()
+    size = 4 * _sigma(attention)
+    for proj in (attention.q_proj, attention.k_proj):
+        proj.bias.data.copy_((size * direction).repeat(attention.num_heads))
+    return (direction / size).expand_as(table).clone()
+
+
+STARTS: dict[str, tuple[str, Any]] = {
+    "plain": ("normal, std 0.02", None),  # the package's own draw
+    "std-0.05": ("normal, std 0.05", _normal(lambda attention: 0.05)),
+    "scaled": ("normal, std 5/sqrt(C d), C the model's width", _normal(_scaled_std)),
+    "std-0.1": ("normal, std 0.1", _normal(lambda attention: 0.1)),
+    "d^-0.5": ("normal, std 1/sqrt(d)", _normal(lambda attention: attention.head_dim**-0.5)),
+    "unit": ("normal, at the std that gives q.a and k.a variance 1", _normal(_unit_std)),
+    "constant": ("one vector for all distances, q.a and k.a of variance 1", _constant),
+    "sinusoid": ("sinusoids of the distance, q.a and k.a of variance 1", _sinusoid),
+    "biased": ("one vector for all distances, and biases of q and k: q.a and k.a near 1", _biased),
+}
+
+
+def apply_start(model: nn.Module, run: Run) -> None:
+    """Draw the tables of ``m4m`` anew; all other weights stay those of the same seed."""
+    draw = STARTS[run.start][1]
+    generator = torch.Generator().manual_seed(run.seed)
+    for module in model.modules():
+        if draw and isinstance(module, PositionalAttention) and "m4m" in module.encodings:
+            table: Any = module.encodings["m4m"].table
+            table.weight.data.copy_(draw(module, table.weight.data, generator))
