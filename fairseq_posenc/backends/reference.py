@@ -52,9 +52,9 @@ def scores(query: Tensor, key: Tensor, terms: Terms) -> Tensor:
         combined = combined * _by_distance(terms.gain, index)
     by_table = []
     if terms.query_table is not None:
-        by_table.append(_pick(query @ _full(terms.query_table).transpose(-1, -2), index))
+        by_table.append(_pick(_products(query, terms.query_table), index))
     if terms.key_table is not None:
-        rows = _pick(key @ _full(terms.key_table).transpose(-1, -2), index.transpose(-1, -2))
+        rows = _pick(_products(key, terms.key_table), index.transpose(-1, -2))
         by_table.append(rows.transpose(-1, -2))
     for term in by_table:
         combined = combined * term if terms.product else combined + term
@@ -131,6 +131,13 @@ def _values_by_distance(weights: Tensor, terms: Terms) -> Tensor:
 
 def _full(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
+
+
+def _products(x: Tensor, table: Tensor) -> Tensor:
+    """Return the products of ``(B, H, T, D)`` with all rows of ``(G, R, D)``: ``(B, H, T, R)``."""
+    # One matrix for all heads is one product; as a batch of one it would be copied for each head.
+    matrix = _full(table[0] if table.size(0) == 1 else table)
+    return x @ matrix.transpose(-1, -2)
 
 
 def _by_distance(table: Tensor, index: Tensor) -> Tensor:
