@@ -159,7 +159,6 @@ class Encoding(nn.Module):
     name: ClassVar[str]  # set by the registry
     acts_on: ClassVar[Literal["input", "rotation", "scores"]]
     shared: ClassVar[bool] = False  # True: one module for all layers, else one for each layer
-    cross_attention: bool = False  # True: rotates in encoder-decoder attention too
 
     def __init__(self, dims: Dims) -> None:
         super().__init__()

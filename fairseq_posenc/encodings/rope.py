@@ -45,7 +45,7 @@ class Rope(Encoding):
         fraction: float = 1.0,
         layout: Literal["interleaved", "half"] = "interleaved",
         scaling: str = "none",
-        cross_attention: bool = False,
+        cross_attention: bool = False,  # for the decoder's layers, which build that attention
     ) -> None:
         super().__init__(dims)
         self.rotated = int(fraction * dims.head_dim)
@@ -58,7 +58,6 @@ class Rope(Encoding):
             raise UserError(f"{self.name}(base={base:g}): the base must be more than 1")
         self.layout = layout
         self.base = base
-        self.cross_attention = cross_attention
         self.scaling, self.factor = _read_scaling(scaling)
         if self.scaling == "ntk" and self.rotated == 2:
             raise UserError(
