@@ -14,7 +14,8 @@ from fairseq.modules import MultiheadAttention
 from torch import Tensor
 
 from fairseq_posenc.backends import choose
-from fairseq_posenc.backends.base import Mask
+from fairseq_posenc.backends.base import Call, Mask
+from fairseq_posenc.decoding import kept, latest
 from fairseq_posenc.encodings.base import Encodings, Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
@@ -54,15 +55,24 @@ class PositionalAttention(MultiheadAttention):
         self.backend = backend
         self._positions: Positions | None = None
         self._shared = Terms()
+        self._span: Span | None = None
 
     @contextmanager
-    def given(self, positions: Positions | None, shared: Terms) -> Iterator[None]:
-        """Hand over what fairseq's layers cannot pass: positions, and terms of all layers."""
-        self._positions, self._shared = positions, shared
+    def given(
+        self, positions: Positions | None, shared: Terms, span: Span | None = None
+    ) -> Iterator[None]:
+        """Hand over what fairseq's layers cannot pass.
+
+        Args:
+            positions: of the tokens.
+            shared: terms common to all layers.
+            span: of the shared terms, if they have room for later steps of decoding.
+        """
+        self._positions, self._shared, self._span = positions, shared, span
         try:
             yield
         finally:  # nothing of a forward pass survives it
-            self._positions, self._shared = None, Terms()
+            self._positions, self._shared, self._span = None, Terms(), None
 
     def forward(
         self,
@@ -93,24 +103,25 @@ class PositionalAttention(MultiheadAttention):
             k, v, key_padding_mask = self._extend_cache(
                 incremental_state, cache, k, v, key_padding_mask
             )
-        terms = self.terms(q.size(2), k.size(2), positions)
-        attended, weights = choose(self.backend, terms, need_weights).backend.attend(
-            q,
-            k,
-            v,
-            terms,
-            self._mask(key_padding_mask, attn_mask),
-            dropout=self._dropout(),
-            need_weights=need_weights,
-        )
+        terms = self._terms(incremental_state, q.size(2), k.size(2), positions)
+        mask, dropout = self._mask(key_padding_mask, attn_mask), self._dropout()
+        plan = choose(self.backend, terms, Call.of(q, k, mask, dropout, need_weights))
+        attended, weights = plan.backend.attend(q, k, v, terms, mask, dropout, need_weights)
         out = self.out_proj(attended.permute(2, 0, 1, 3).reshape(query.shape))  # [T, B, C]
         if weights is not None:
             weights = weights.transpose(0, 1) if need_head_weights else weights.mean(1)
         return out, weights
 
-    def terms(self, tgt_len: int, src_len: int, positions: Positions) -> Terms:
+    def _terms(
+        self, state: IncrementalState, tgt_len: int, src_len: int, positions: Positions
+    ) -> Terms:
+        if self._span is None:
+            return self.terms(Span.of(tgt_len, src_len, positions.tokens.device), positions)
+        steps = kept(state, self, self._span, lambda span: self.terms(span, positions))
+        return latest(steps, src_len)
+
+    def terms(self, span: Span, positions: Positions) -> Terms:
         """Return the terms of this layer's encodings, and the shared ones, as one."""
-        span = Span.of(tgt_len, src_len, positions.tokens.device)
         terms = self._shared | self.encodings.terms(span, positions)
         if terms.content_rows is None:
             return terms

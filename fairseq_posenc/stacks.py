@@ -24,8 +24,9 @@ from fairseq.modules.transformer_layer import (
 from torch import Tensor, nn
 
 from fairseq_posenc.attention import IncrementalState, PositionalAttention
-from fairseq_posenc.backends import Plan, choose
+from fairseq_posenc.backends import check
 from fairseq_posenc.cross_attention import RotaryCrossAttention
+from fairseq_posenc.decoding import kept, span_of_step
 from fairseq_posenc.encodings.base import Dims, Encodings, Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
@@ -66,12 +67,19 @@ class _PositionalLayer:
 
     self_attn: PositionalAttention
 
-    def forward(self, *args: Any, positions: Positions | None = None, **kwargs: Any) -> Any:
+    def forward(
+        self,
+        *args: Any,
+        positions: Positions | None = None,
+        span: Span | None = None,
+        **kwargs: Any,
+    ) -> Any:
         """Run fairseq's layer.
 
         Args:
             *args: fairseq's own.
             positions: of the forward pass.
+            span: of the shared terms, in a step of decoding.
             **kwargs: fairseq's own, and ``shared_<field>``, terms common to all layers. They come
                 one by one, because tensors inside a tuple would lose their gradients under
                 activation checkpointing.
@@ -79,7 +87,7 @@ class _PositionalLayer:
         names = [name for name in Terms._fields if f"shared_{name}" in kwargs]
         shared = Terms(**{name: kwargs.pop(f"shared_{name}") for name in names})
         with ExitStack() as given:
-            given.enter_context(self.self_attn.given(positions, shared))
+            given.enter_context(self.self_attn.given(positions, shared, span))
             cross_attention = getattr(self, "encoder_attn", None)
             if isinstance(cross_attention, RotaryCrossAttention):
                 given.enter_context(cross_attention.given(positions))
@@ -198,24 +206,32 @@ class _PositionalStack:
         span = Span.of(1, 1, one_token.tokens.device)
         with torch.random.fork_rng(devices=[]):
             terms = build(spec.at("layer"), dims).terms(span, one_token)
-        self.plan: Plan = choose(backend, self._shared_terms(one_token) | terms)
+        terms = self.encodings.terms(span, one_token) | terms
+        check(backend, terms)
+        self.backend = backend
+        # What depends on distance alone can be kept from step to step.
+        self.steps_alike = terms.pair_bias is None and terms.first is None
         self.spec = spec
 
     @contextmanager
-    def positions_given(self, tokens: Tensor, tgt_len: int) -> Iterator[None]:
+    def positions_given(
+        self, tokens: Tensor, tgt_len: int, state: IncrementalState = None
+    ) -> Iterator[None]:
         """Note the positions of a forward pass for the layers, and forget them after it."""
         positions = Positions.of(tokens, self.padding_idx, self.eos_idx, tgt_len)
-        shared = self._shared_terms(positions)._asdict()
-        changed = {f"shared_{k}": v for k, v in shared.items() if v is not None}
-        self._given = {"positions": positions, **changed}
+        steps = None
+        if state is None or not self.steps_alike:
+            span = Span.of(tgt_len, tokens.size(1), tokens.device)
+            shared = self.encodings.terms(span, positions)
+        else:
+            steps = span_of_step(tokens.size(1), tokens.device)
+            shared = kept(state, self, steps, lambda span: self.encodings.terms(span, positions))
+        changed = {f"shared_{k}": v for k, v in shared._asdict().items() if v is not None}
+        self._given = {"positions": positions, "span": steps, **changed}
         try:
             yield
         finally:
             self._given = None
-
-    def _shared_terms(self, positions: Positions) -> Terms:
-        span = Span.of(positions.tgt_len, positions.tokens.size(1), positions.tokens.device)
-        return self.encodings.terms(span, positions)
 
     def _pass_positions(
         self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -304,7 +320,7 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         if full_context_alignment:
             raise UserError("full-context alignment is not supported: decoders see only the past")
         tgt_len = prev_output_tokens.size(1) if incremental_state is None else 1
-        with self.positions_given(prev_output_tokens, tgt_len):
+        with self.positions_given(prev_output_tokens, tgt_len, incremental_state):
             features: tuple[Tensor, dict[str, Any]] = super().extract_features(
                 prev_output_tokens, encoder_out, incremental_state, False, *args, **kwargs
             )

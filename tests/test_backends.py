@@ -4,25 +4,41 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
 
-from fairseq_posenc.backends import BACKENDS, available, choose
-from fairseq_posenc.backends.base import DIRECTIONS, Mask
+from fairseq_posenc.backends import BACKENDS, available, check, choose
+from fairseq_posenc.backends.base import DIRECTIONS, Call, Mask
+from fairseq_posenc.backends.blocked import geometry
+from fairseq_posenc.backends.blocked.dropout import Dropout
 from fairseq_posenc.encodings.base import Terms
 from fairseq_posenc.errors import UserError
 
-B, H, T, D = 3, 2, 7, 8
+B, H, T, D = 3, 2, 37, 4
 ROWS = 2 * T - 1
-FAST = [name for name in BACKENDS if name != "reference"]
+# Triton's kernels have tests of their own: off a GPU they would need its interpreter, in all tests.
+HERE = [name for name in BACKENDS if name != "triton"]
+FAST = [name for name in HERE if name != "reference"]
 
 
-def make_terms() -> dict[str, Terms]:
+@pytest.fixture(autouse=True)
+def _several_blocks(monkeypatch):
+    """Make blocks so small that a call has several, and the last of them is not full."""
+    monkeypatch.setattr(geometry, "PAIRS", 16 * 48)
+
+
+def make_terms(rows: int = ROWS, dtype: torch.dtype = torch.float32) -> dict[str, Terms]:
     """Return terms of every form, with and without a batch or head dimension."""
 
-    def vectors(groups: int = 1) -> torch.Tensor:
-        return torch.randn(groups, ROWS, D, requires_grad=True)
+    def vectors(groups: int = 1, more: int = 0) -> torch.Tensor:
+        return torch.randn(groups, rows + more, D, dtype=dtype, requires_grad=True)
 
-    def scalars(groups: int = 1, rows: int = ROWS) -> torch.Tensor:
-        return torch.randn(groups, rows, requires_grad=True)
+    def scalars(groups: int = 1, more: int = 0) -> torch.Tensor:
+        return torch.randn(groups, rows + more, dtype=dtype, requires_grad=True)
+
+    def pairs(batch: int, groups: int) -> torch.Tensor:
+        shape = (batch, groups, rows + 1 - T, T)
+        return torch.randn(shape, dtype=dtype, requires_grad=True)
 
     first = torch.zeros(B, T, dtype=torch.bool)
     first[:2, 0] = True
@@ -32,15 +48,37 @@ def make_terms() -> dict[str, Terms]:
         "scaled": Terms(scale_factor=3.0),
         "bias": Terms(bias=scalars()),
         "bias per head": Terms(bias=scalars(H)),
-        "bias by pair": Terms(pair_bias=torch.randn(1, H, T, T, requires_grad=True)),
-        "both biases": Terms(
-            bias=scalars(), pair_bias=torch.randn(B, 1, T, T, requires_grad=True), scale_factor=2.0
-        ),
-        "bias with reset": Terms(bias=scalars(1, ROWS + 2), first=first),
+        "bias by pair": Terms(pair_bias=pairs(1, H)),
+        "both biases": Terms(bias=scalars(), pair_bias=pairs(B, 1), scale_factor=2.0),
         "gain": Terms(gain=scalars()),
+        "gain per head": Terms(gain=scalars(H)),
         "query table": Terms(query_table=vectors()),
+        "key table": Terms(key_table=vectors(), scale_factor=2.0),
         "two tables": Terms(query_table=vectors(H), key_table=vectors()),
+        "key table per head": Terms(query_table=vectors(), key_table=vectors(H)),
         "product": Terms(query_table=vectors(), key_table=vectors(), product=True),
+        "product of two": Terms(query_table=vectors(), product=True, scale_factor=2.0),
+        "product of all": Terms(
+            gain=scalars(),
+            bias=scalars(H),
+            query_table=vectors(),
+            key_table=vectors(H),
+            product=True,
+        ),
+        "values": Terms(value_table=vectors()),
+        "values per head": Terms(value_table=vectors(H), query_table=vectors()),
+        "bias with reset": Terms(bias=scalars(1, 2), first=first),
+        "product with reset": Terms(
+            query_table=vectors(1, 2), key_table=vectors(1, 2), product=True, first=first
+        ),
+        "all with reset": Terms(
+            gain=scalars(H, 2),
+            bias=scalars(1, 2),
+            query_table=vectors(H, 2),
+            key_table=vectors(1, 2),
+            value_table=vectors(1, 2),
+            first=first,
+        ),
     }
 
 
@@ -48,39 +86,86 @@ def masks() -> dict[str, Mask]:
     right, left = torch.zeros(2, B, T, dtype=torch.bool)
     right[1, -3:] = True
     left[2, :2] = True
+    nothing = left.clone()
+    nothing[0] = True
     pairs = torch.zeros(T, T, dtype=torch.bool)
     pairs[:, 3] = True
     return {
         **{d: Mask(d) for d in DIRECTIONS},
         **{f"{d}, padded on the right": Mask(d, right) for d in DIRECTIONS},
         **{f"{d}, padded on the left": Mask(d, left) for d in DIRECTIONS},
+        "a sentence of padding": Mask("both", nothing),
         "pairs": Mask("both", None, pairs),
     }
 
 
-def inputs(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
-    return [torch.randn(B, H, T, D, dtype=dtype, requires_grad=True) for _ in range(3)]
+def inputs(dtype: torch.dtype = torch.float32, tgt_len: int = T) -> list[torch.Tensor]:
+    lengths = (tgt_len, T, T)
+    return [torch.randn(B, H, n, D, dtype=dtype, requires_grad=True) for n in lengths]
 
 
 def leaves_of(terms: Terms) -> list[torch.Tensor]:
     return [x for x in terms if isinstance(x, torch.Tensor) and x.requires_grad]
 
 
+def assert_equals_reference(name: str, terms: Terms, mask: Mask, qkv: list[torch.Tensor]) -> None:
+    """Assert that outputs and all gradients are those of the reference, in float64."""
+    ours, _ = BACKENDS[name].attend(*qkv, terms, mask)
+    theirs, _ = BACKENDS["reference"].attend(*qkv, terms, mask)
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+    weight = torch.randn_like(ours)
+    leaves = [*qkv, *leaves_of(terms)]
+    for our, their in zip(
+        torch.autograd.grad((ours * weight).sum(), leaves),
+        torch.autograd.grad((theirs * weight).sum(), leaves),
+    ):
+        torch.testing.assert_close(our, their, rtol=1e-8, atol=1e-8)
+
+
 @pytest.mark.parametrize("mask", masks(), ids=lambda name: name)
 @pytest.mark.parametrize("form", make_terms(), ids=lambda name: name)
 @pytest.mark.parametrize("name", FAST)
 def test_equals_the_reference(name, form, mask):
-    terms, mask = make_terms()[form], masks()[mask]
-    if BACKENDS[name].refuses(terms, need_weights=False):
+    terms, mask = make_terms(dtype=torch.float64)[form], masks()[mask]
+    if BACKENDS[name].refuses(terms, Call()):
         with pytest.raises(UserError, match=f"--position-backend {name} cannot compute this"):
-            choose(name, terms)
+            check(name, terms)
         return
+    assert_equals_reference(name, terms, mask, inputs(torch.float64))
+
+
+@pytest.mark.parametrize("held", [0, 10**6], ids=["computed again", "held"])
+@pytest.mark.parametrize("tgt_len", [1, 5])
+@pytest.mark.parametrize("form", make_terms(), ids=lambda name: name)
+def test_blocked_serves_the_last_queries_of_many_keys(form, tgt_len, held, monkeypatch):
+    monkeypatch.setattr(geometry, "HELD", held)
+    terms = make_terms(tgt_len + T - 1, torch.float64)[form]
+    if terms.pair_bias is not None:
+        pair_bias = terms.pair_bias.detach()[:, :, -tgt_len:].requires_grad_()
+        terms = terms._replace(pair_bias=pair_bias)
+    for mask in (Mask("lr"), Mask("both", masks()["both, padded on the left"].key_padding)):
+        assert_equals_reference("blocked", terms, mask, inputs(torch.float64, tgt_len))
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("form", ["product", "all with reset", "both biases"])
+def test_blocked_gives_the_same_without_holding_its_blocks(form, direction, monkeypatch):
+    monkeypatch.setattr(geometry, "HELD", 0)
+    terms = make_terms(dtype=torch.float64)[form]
+    assert_equals_reference("blocked", terms, Mask(direction), inputs(torch.float64))
+
+
+@pytest.mark.parametrize("form", make_terms(), ids=lambda name: name)
+@pytest.mark.parametrize("name", FAST)
+def test_float32_is_close_to_the_reference(name, form):
+    terms, mask = make_terms()[form], Mask("lr", masks()["lr, padded on the right"].key_padding)
+    if BACKENDS[name].refuses(terms, Call()):
+        return  # shown above to be refused
     qkv = inputs()
     ours, _ = BACKENDS[name].attend(*qkv, terms, mask)
     theirs, _ = BACKENDS["reference"].attend(*qkv, terms, mask)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-    weight = torch.randn_like(ours)
-    leaves = [*qkv, *leaves_of(terms)]
+    weight, leaves = torch.randn_like(ours), [*qkv, *leaves_of(terms)]
     for our, their in zip(
         torch.autograd.grad((ours * weight).sum(), leaves),
         torch.autograd.grad((theirs * weight).sum(), leaves),
@@ -99,7 +184,7 @@ def test_gradients_reach_a_bias_alone(name, form):
     assert all(leaf.grad is not None for leaf in leaves_of(terms))
 
 
-@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("name", HERE)
 def test_dropout_keeps_the_rate_and_the_mean(name):
     """With equal weights and values of one, an output is the mean of (kept / keep rate)."""
     torch.manual_seed(1)
@@ -110,7 +195,7 @@ def test_dropout_keeps_the_rate_and_the_mean(name):
     assert kept[..., 0].var().item() == pytest.approx(64 * 0.9 * 0.1, rel=0.25)
 
 
-@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("name", HERE)
 def test_decoding_step_equals_the_last_row(name):
     query, key, value = (x.detach() for x in inputs())
     full_bias = torch.randn(1, ROWS)
@@ -121,7 +206,7 @@ def test_decoding_step_equals_the_last_row(name):
     torch.testing.assert_close(step, full[:, :, -1:], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("name", HERE)
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float16, 5e-3), (torch.bfloat16, 4e-2)])
 def test_half_precision_is_close_to_float64(name, dtype, bound):
     qkv = [x.detach().to(dtype) for x in inputs()]
@@ -134,7 +219,7 @@ def test_half_precision_is_close_to_float64(name, dtype, bound):
     assert (half.double() - exact).abs().max() < bound
 
 
-@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("name", HERE)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_no_score_beats_a_mask(name, dtype):
     """The masked key's score is 90,000, more than fp16 could be filled with."""
@@ -150,20 +235,123 @@ def test_no_score_beats_a_mask(name, dtype):
     assert padded[0, 0, 0].tolist() == [1, 0, 0, 0]
 
 
-def test_auto_takes_the_fastest_that_can_and_says_why():
-    assert choose("auto", Terms()).name == "sdpa"
-    plan = choose("auto", make_terms()["product"])
-    assert plan.name == "reference"
-    assert "not sdpa: the scores are more than a dot product and a bias" in plan.reason
+def test_dropout_is_drawn_again_in_the_backward_pass(monkeypatch):
+    """The gradient is that of a function that drops the same weights, held or computed again."""
+    terms = make_terms(dtype=torch.float64)["product with reset"]
+    qkv = inputs(torch.float64)
+    leaves = [*qkv, *leaves_of(terms)]
+    for held in (0, 10**6):
+        monkeypatch.setattr(geometry, "HELD", held)
+
+        def attend(*leaves: torch.Tensor) -> torch.Tensor:
+            torch.manual_seed(1)
+            given = terms._replace(query_table=leaves[3], key_table=leaves[4])
+            return BACKENDS["blocked"].attend(*leaves[:3], given, Mask("lr"), dropout=0.3)[0]
+
+        assert torch.autograd.gradcheck(attend, leaves, fast_mode=True)
+
+
+def test_activation_checkpointing_drops_the_same_weights():
+    qkv = inputs()
+    terms = make_terms()["two tables"]
+    leaves = [*qkv, *leaves_of(terms)]
+
+    def attend(*qkv: torch.Tensor) -> torch.Tensor:
+        return BACKENDS["blocked"].attend(*qkv, terms, Mask(), dropout=0.5)[0]
+
+    found = []
+    for run in (attend, lambda *qkv: checkpoint(attend, *qkv, use_reentrant=False)):
+        torch.manual_seed(1)
+        found.append(torch.autograd.grad(run(*qkv).square().sum(), leaves))
+    for plain, again in zip(*found):
+        assert plain.equal(again)
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.1, 0.5, 0.9])
+def test_hashed_dropout_is_independent_from_pair_to_pair(rate):
+    """Counts, and products of rows and of columns, spread as those of independent draws do."""
+    shape = (2, 4, 256)
+    kept = Dropout.draw(rate, shape, 256, torch.device("cpu")).kept(
+        slice(0, 2), slice(0, 4), slice(0, 256), slice(0, 256)
+    )
+    assert set(kept.unique().tolist()) == {-1, 0}
+    z = ((kept == 0).double() - rate) / (rate * (1 - rate)) ** 0.5
+    assert abs(z.mean()) * z.numel() ** 0.5 < 4
+    for sums in (z.sum(1), z.sum(2)):
+        assert (sums / 16).var().item() == pytest.approx(1, abs=0.15)
+    others = ~torch.eye(256, dtype=torch.bool)
+    for products in (z @ z.transpose(1, 2), z.transpose(1, 2) @ z):
+        assert (products[:, others] / 16).var().item() == pytest.approx(1, abs=0.05)
+
+
+def largest_allocation(length: int) -> int:
+    """Return the bytes of the largest tensor of a forward and backward pass of a product."""
+    q, k, v = (torch.randn(1, 1, length, D, requires_grad=True) for _ in range(3))
+    table = torch.randn(1, 2 * length - 1, D, requires_grad=True)
+    terms = Terms(query_table=table, key_table=table, product=True)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        BACKENDS["blocked"].attend(q, k, v, terms, Mask(), dropout=0.1)[0].sum().backward()
+    sizes = [event.cpu_memory_usage for event in seen.events() if event.name == "[memory]"]
+    return max(sizes)
+
+
+def test_no_tensor_of_blocked_grows_with_the_square_of_the_length(monkeypatch):
+    monkeypatch.setattr(geometry, "HELD", 0)
+    assert largest_allocation(1024) < 2.5 * largest_allocation(512)
+
+
+def plan(terms: Terms, requested: str = "auto", **call: object) -> str:
+    return choose(requested, terms, Call()._replace(**call)).name
+
+
+def test_auto_takes_the_fastest_that_can():
+    tables = make_terms()["product"]
+    fixed = Terms(bias=torch.zeros(1, ROWS))
+    assert plan(Terms()) == "sdpa"
+    assert plan(Terms(), dropout=True) == "blocked"
+    assert plan(tables) == "blocked"
+    assert plan(tables, src_len=20, tgt_len=20) == "reference"
+    assert plan(tables, src_len=20, tgt_len=1) == "blocked"
+    assert plan(Terms(channel_gain=torch.ones(1, ROWS, D))) == "reference"
+    assert plan(fixed) == "sdpa"
+    assert plan(fixed, padded=True) == "blocked"
+    assert plan(make_terms()["bias"]) == "blocked"
+    assert plan(Terms(), need_weights=True) == "reference"
+
+
+def test_the_choice_is_logged_with_its_reason_once_for_each_case(caplog):
+    terms = Terms(channel_gain=torch.ones(1, ROWS, D), bias=torch.ones(1, ROWS))
+    line = (
+        "attention (channel gain, bias; cpu, float64, dropout): reference, "
+        "not blocked: no matrix product computes a gain for each channel"
+    )
+    with caplog.at_level("INFO"):
+        for _ in range(3):
+            plan(terms, dropout=True, dtype=torch.float64)
+    assert caplog.messages == [line]
+
+
+def test_a_requested_backend_is_taken_or_refused():
+    tables = make_terms()["product"]
+    assert plan(Terms(), "reference", dropout=True) == "reference"
+    assert plan(tables, "blocked", src_len=8, tgt_len=8) == "blocked"
+    with pytest.raises(UserError, match="--position-backend sdpa cannot compute this: the scores"):
+        plan(tables, "sdpa")
 
 
 def test_attention_weights_come_from_the_reference_even_if_another_is_required():
-    assert choose("sdpa", Terms(), need_weights=True).name == "reference"
+    assert plan(Terms(), "sdpa", need_weights=True) == "reference"
 
 
 def test_unknown_backend_is_an_error_that_lists_the_known():
-    with pytest.raises(UserError, match="unknown backend 'fast'; known: auto, sdpa, reference"):
-        choose("fast", Terms())
+    with pytest.raises(UserError, match="unknown backend 'fast'; known: auto, triton, sdpa, "):
+        check("fast", Terms())
+
+
+def test_a_backend_that_cannot_run_here_is_refused_with_the_reason(monkeypatch):
+    monkeypatch.setattr(BACKENDS["triton"], "unavailable", lambda: "there is no CUDA device")
+    with pytest.raises(UserError, match=r"triton cannot compute this: there is no CUDA device"):
+        check("triton", Terms())
 
 
 def test_every_backend_says_whether_it_can_run():

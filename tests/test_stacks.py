@@ -335,7 +335,6 @@ def test_the_start_line_says_what_is_on(caplog):
     with caplog.at_level("INFO"):
         make_model("masked_lm", "decbert_diff", position_encoding="learned+m4m")
     assert (
-        "encoder position encoding: learned+m4m | directions: lr x1 rl x1 both x1 | backend: "
-        "reference (not sdpa: the scores are more than a dot product and a bias) | "
-        "position parameters: 1,896" in caplog.text
+        "encoder position encoding: learned+m4m | directions: lr x1 rl x1 both x1 | "
+        "backend: auto | position parameters: 1,896" in caplog.text
     )

@@ -49,11 +49,52 @@ class Mask(NamedTuple):
         return forbidden if forbidden.dim() == 4 else forbidden[None, None]
 
 
+class Call(NamedTuple):
+    """What the choice of a backend depends on, beside the terms.
+
+    Attributes:
+        device: ``cpu``, ``cuda``.
+        dtype: of queries, keys and values.
+        tgt_len: T.
+        src_len: S.
+        head_dim: D.
+        padded: whether a mask differs from sentence to sentence.
+        dropout: whether weights are dropped.
+        need_weights: whether the weights are asked for.
+    """
+
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float32
+    tgt_len: int = 512
+    src_len: int = 512
+    head_dim: int = 64
+    padded: bool = False
+    dropout: bool = False
+    need_weights: bool = False
+
+    @classmethod
+    def of(cls, query: Tensor, key: Tensor, mask: Mask, dropout: float, need_weights: bool) -> Call:
+        """Return what matters of a call of :meth:`Backend.attend`."""
+        return cls(
+            query.device.type,
+            query.dtype,
+            query.size(2),
+            key.size(2),
+            query.size(3),
+            mask.key_padding is not None,
+            dropout > 0,
+            need_weights,
+        )
+
+
 class Backend(Protocol):
     """A way to compute attention from queries, keys, values and terms."""
 
-    def refuses(self, terms: Terms, need_weights: bool) -> str:
-        """Return why this backend cannot compute such terms, or an empty string."""
+    def unavailable(self) -> str:
+        """Return why this backend cannot run on this machine, or an empty string."""
+
+    def refuses(self, terms: Terms, call: Call) -> str:
+        """Return why this backend cannot compute such a call, or an empty string."""
 
     def attend(
         self,

@@ -1,15 +1,30 @@
-"""Chooses the backend of a call, and says why."""
+"""Chooses the backend of a call, and says why.
+
+The order for a CPU is measured (``benchmarks/attention.py``); that for a GPU is not yet.
+"""
 
 from __future__ import annotations
 
+import logging
 from typing import NamedTuple
 
-from fairseq_posenc.backends import reference, sdpa
-from fairseq_posenc.backends.base import Backend
+import torch
+
+from fairseq_posenc.backends import blocked, reference, sdpa, triton
+from fairseq_posenc.backends.base import Backend, Call
 from fairseq_posenc.encodings.base import Terms
 from fairseq_posenc.errors import UserError
 
-BACKENDS: dict[str, Backend] = {"sdpa": sdpa, "reference": reference}  # fastest first
+logger = logging.getLogger(__name__)
+
+BACKENDS: dict[str, Backend] = {
+    "triton": triton,
+    "sdpa": sdpa,
+    "blocked": blocked,
+    "reference": reference,
+}
+SHORT = 48  # keys up to which a block is not worth its setting up, on a CPU
+_told: set[tuple[object, ...]] = set()
 
 
 class Plan(NamedTuple):
@@ -26,33 +41,102 @@ class Plan(NamedTuple):
 
 def available() -> dict[str, str]:
     """Return, for each backend, why it cannot run on this machine (empty: it can)."""
-    return dict.fromkeys(BACKENDS, "")
+    return {name: backend.unavailable() for name, backend in BACKENDS.items()}
 
 
-def choose(requested: str, terms: Terms, need_weights: bool = False) -> Plan:
-    """Return the fastest backend that can compute ``terms``, or the one that was requested.
+def check(requested: str, terms: Terms) -> None:
+    """Refuse a requested backend that cannot compute ``terms`` at all.
+
+    Raises:
+        UserError: it cannot, cannot run on this machine, or is unknown.
+    """
+    if requested == "auto":
+        return
+    if requested not in BACKENDS:
+        raise UserError(f"unknown backend {requested!r}; known: auto, {', '.join(BACKENDS)}")
+    backend = BACKENDS[requested]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    why_not = backend.unavailable() or backend.refuses(terms, Call(device))
+    if why_not:
+        raise UserError(f"--position-backend {requested} cannot compute this: {why_not}")
+
+
+def choose(requested: str, terms: Terms, call: Call) -> Plan:
+    """Return the fastest backend that can compute a call, or the one that was requested.
+
+    What is chosen is logged, once for each distinct case.
 
     Args:
-        requested: ``auto`` or the name of a backend.
+        requested: ``auto`` or the name of a backend. It steps aside for the reference where the
+            attention weights are asked for, which no other returns.
         terms: what the encodings add to the scores.
-        need_weights: the attention weights are asked for, which only the reference returns; a
-            requested backend then steps aside, for that call alone.
+        call: what else matters.
 
     Raises:
         UserError: the requested backend cannot do it, or is unknown.
     """
-    if requested != "auto":
-        if requested not in BACKENDS:
-            raise UserError(f"unknown backend {requested!r}; known: auto, {', '.join(BACKENDS)}")
-        why_not = BACKENDS[requested].refuses(terms, need_weights=False)
+    if requested == "auto":
+        plan = _fastest(terms, call)
+    else:
+        check(requested, terms)
+        why_not = BACKENDS[requested].refuses(terms, call._replace(need_weights=False))
         if why_not:
             raise UserError(f"--position-backend {requested} cannot compute this: {why_not}")
-        if not need_weights:
-            return Plan(requested, "requested")
+        plan = Plan(requested, "requested")
+        if call.need_weights:
+            plan = Plan("reference", "the attention weights are asked for")
+    _tell(plan, terms, call)
+    return plan
+
+
+def _fastest(terms: Terms, call: Call) -> Plan:
+    order, reason = _on_cpu(terms, call) if call.device == "cpu" else _on_gpu(terms, call)
     reasons: list[str] = []
-    for name, backend in BACKENDS.items():
-        why_not = backend.refuses(terms, need_weights)
+    for name in order:
+        why_not = BACKENDS[name].unavailable() or BACKENDS[name].refuses(terms, call)
         if not why_not:
-            return Plan(name, "; ".join(reasons) or "fastest")
+            return Plan(name, "; ".join(reasons) or reason)
         reasons.append(f"not {name}: {why_not}")
     raise AssertionError("the reference backend serves everything")
+
+
+def _on_cpu(terms: Terms, call: Call) -> tuple[list[str], str]:
+    """Return backends from the fastest on, and why the first one is."""
+    short = call.src_len < SHORT
+    if not terms.content_only:
+        if short and call.tgt_len > 1:
+            return ["reference"], f"fewer than {SHORT} keys"
+        return ["blocked", "reference"], "no matrix of scores by distance"
+    if short or call.tgt_len == 1:
+        return ["sdpa", "reference"], f"fewer than {SHORT} keys" if short else "a single query"
+    if call.dropout:
+        return ["blocked", "sdpa", "reference"], "torch's attention is slow to drop weights"
+    biases = [x for x in (terms.bias, terms.pair_bias) if x is not None]
+    if not biases:
+        return ["sdpa", "reference"], "a plain dot product"
+    learns = torch.is_grad_enabled() and any(bias.requires_grad for bias in biases)
+    if learns or call.padded:
+        return ["blocked", "sdpa", "reference"], "no bias for each sentence, no matrix of gradients"
+    return ["sdpa", "reference"], "a dot product and a fixed bias"
+
+
+def _on_gpu(terms: Terms, call: Call) -> tuple[list[str], str]:
+    """Return backends in the order that is expected to be that of their speed, and why."""
+    if terms.content_only and terms.bias is None and terms.pair_bias is None:
+        return ["sdpa", "reference"], "a plain dot product"
+    if call.tgt_len == 1:
+        return ["sdpa", "blocked", "reference"], "a single query"
+    return ["triton", "sdpa", "blocked", "reference"], "no matrix of scores"
+
+
+def _tell(plan: Plan, terms: Terms, call: Call) -> None:
+    """Log a plan, unless a call of the same kind has been told of already."""
+    on = [name for name, x in zip(terms._fields, terms) if isinstance(x, torch.Tensor)]
+    case = (plan, *on, call.device, call.dtype, call.padded, call.dropout)
+    if case in _told:
+        return
+    _told.add(case)
+    kind = str(call.dtype).removeprefix("torch.")
+    more = ", dropout" * call.dropout + ", padding" * call.padded
+    what = ", ".join(name.replace("_", " ") for name in on) or "plain"
+    logger.info(f"attention ({what}; {call.device}, {kind}{more}): {plan.name}, {plan.reason}")

@@ -6,13 +6,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_posenc.backends.base import Mask, row_index, scale_of
+from fairseq_posenc.backends.base import Call, Mask, row_index, scale_of
 from fairseq_posenc.encodings.base import Terms
 
 
-def refuses(terms: Terms, need_weights: bool) -> str:
+def unavailable() -> str:
+    """Return an empty string: it runs wherever torch does."""
+    return ""
+
+
+def refuses(terms: Terms, call: Call) -> str:
     """Return why torch's fused attention cannot compute such terms, or an empty string."""
-    if need_weights:
+    if call.need_weights:
         return "it does not return the attention weights"
     if not terms.content_only:
         return "the scores are more than a dot product and a bias"

@@ -106,9 +106,9 @@ class Rope(Encoding):
         if self.layout == "half":
             a, b = turned.chunk(2, dim=-1)
             turned = torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
-        else:
-            a, b = turned[..., 0::2], turned[..., 1::2]
-            turned = torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
+        else:  # as complex numbers, a pair is turned in one pass
+            pairs = torch.view_as_complex(turned.unflatten(-1, (-1, 2)))
+            turned = torch.view_as_real(pairs * torch.complex(cos, sin)).flatten(-2)
         turned = turned.type_as(x)
         return torch.cat([turned, rest], dim=-1) if rest.size(-1) else turned
 

@@ -50,7 +50,7 @@ def announce(**stacks: Any) -> None:
         )
         logger.info(
             f"{name} position encoding: {stack.spec} | directions: {directions} | "
-            f"backend: {stack.plan.name} ({stack.plan.reason}) | "
+            f"backend: {stack.backend} | "
             f"position parameters: {parameters:,}"
         )
 

@@ -1,0 +1,172 @@
+"""The pass over all blocks, forward and backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from fairseq_posenc.backends.blocked.dropout import Dropout, keep
+from fairseq_posenc.backends.blocked.geometry import Block, Chunk, Geometry
+from fairseq_posenc.backends.blocked.gradients import ScoreGradients
+from fairseq_posenc.backends.blocked.scores import Record, Scores
+from fairseq_posenc.backends.blocked.tables import Tables
+from fairseq_posenc.backends.blocked.values import ValueGradients, Values
+
+
+class BlockedAttention(torch.autograd.Function):
+    """Attention, a block of scores at a time; the backward pass computes each block again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        geometry: Geometry,
+        dropout: Dropout | None,
+        product: bool,
+        scale: float,
+        blind: Tensor | None,
+        keeps: bool,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *tables: Tensor | None,
+    ) -> Tensor:
+        """Return the attended values ``(B, H, T, D)``.
+
+        Args:
+            ctx: torch's.
+            geometry: of the call.
+            dropout: None for none.
+            product: how terms are combined.
+            scale: of the query.
+            blind: queries that may see no key, ``(B, T)``, which get zeros; or None.
+            keeps: hold the blocks for the backward pass, which else computes them again.
+            query: ``(B, H, T, D)``.
+            key: ``(B, H, S, D)``.
+            value: ``(B, H, S, D)``.
+            *tables: see :class:`Tables`.
+        """
+        q, k, v = _prepared(geometry, scale, dropout, query, key, value)
+        gathered = torch.empty_like(q)
+        records = []
+        for chunk in geometry.chunks(query.device):
+            of_heads = Tables(*tables).of_heads(chunk.heads)
+            scores, values = _of_chunk(geometry, chunk, q, k, v, of_heads, product)
+            target = _part(gathered, chunk)
+            for block in geometry.blocks(query.device):
+                weights, dropped, record = _weights(scores, block, dropout)
+                if keeps:
+                    records.append((weights, dropped, record))
+                target[:, block.queries] = values.gathered(block, dropped)
+        attended = _put_back(gathered[:, :, : geometry.tgt_len].flip(2), query)
+        if blind is not None:
+            attended.masked_fill_(blind[:, None, :, None], 0.0)
+        ctx.call = geometry, dropout, product, scale, blind
+        ctx.records = records
+        ctx.save_for_backward(query, key, value, attended, *tables)
+        return attended
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of query, key, value and tables."""
+        geometry, dropout, product, scale, blind = ctx.call
+        query, key, value, attended, *tables = ctx.saved_tensors
+        records = iter(ctx.records)
+        if blind is not None:
+            grad = grad.masked_fill(blind[:, None, :, None], 0.0)
+        q, k, v = _prepared(geometry, scale, dropout, query, key, value)
+        g = _last_first(geometry, grad)
+        mean = (g * _last_first(geometry, attended)).sum(-1, keepdim=True)
+        grad_q, grad_k, grad_v = (torch.zeros_like(x) for x in (q, k, v))
+        totals = Tables(*tables).zeros(ctx.needs_input_grad[9:])
+        for chunk in geometry.chunks(query.device):
+            of_heads, of_totals = (t.of_heads(chunk.heads) for t in (Tables(*tables), totals))
+            scores, values = _of_chunk(geometry, chunk, q, k, v, of_heads, product)
+            to_q, to_k, to_v, of_gathered, of_mean = (
+                _part(x, chunk) for x in (grad_q, grad_k, grad_v, g, mean)
+            )
+            at_scores = ScoreGradients(scores, to_q, to_k, of_totals)
+            at_values = ValueGradients(values, to_v, of_totals.value_table)
+            for block in geometry.blocks(query.device):
+                weights, dropped, record = next(records, None) or _weights(scores, block, dropout)
+                of_scores = at_values.add(block, dropped, of_gathered[:, block.queries])
+                # Of the softmax: weights * (their gradient - its mean), where it was not dropped.
+                of_scores.mul_(dropped).sub_(weights * of_mean[:, block.queries])
+                at_scores.add(block, record, of_scores)
+            at_scores.finish()
+            at_values.finish()
+        gain = 1.0 if dropout is None else dropout.gain
+        return (
+            *[None] * 6,
+            _put_back(grad_q[:, :, : geometry.tgt_len].flip(2) * scale, query),
+            _put_back(grad_k[:, :, : geometry.src_len], key),
+            _put_back(grad_v[:, :, : geometry.src_len] * gain, value),
+            *totals,
+        )
+
+
+def _of_chunk(
+    geometry: Geometry,
+    chunk: Chunk,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    tables: Tables,
+    product: bool,
+) -> tuple[Scores, Values]:
+    query, key, value = (_part(x, chunk) for x in (query, key, value))
+    scores = Scores(geometry, chunk, query, key, tables, product)
+    return scores, Values(geometry, chunk, value, tables.value_table)
+
+
+def _weights(
+    scores: Scores, block: Block, dropout: Dropout | None
+) -> tuple[Tensor, Tensor, Record]:
+    """Return a block's weights, before and after dropout, ``(c, M, W)``, and how they arose."""
+    of_block, record = scores.of(block)
+    weights = of_block.softmax(-1)
+    if dropout is None:
+        return weights, weights, record
+    return weights, keep(weights, dropout.kept(*scores.chunk, *block)), record
+
+
+def _prepared(
+    geometry: Geometry,
+    scale: float,
+    dropout: Dropout | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return scaled queries, last one first, keys, and scaled values, in whole tiles.
+
+    Values bring the gain of dropout, so the gradient of the weights has it as well.
+    """
+    q = _last_first(geometry, query) * scale
+    k, v = (_padded(x.to(q.dtype), geometry.padded_src) for x in (key, value))
+    return q, k.contiguous(), v * (1.0 if dropout is None else dropout.gain)
+
+
+def _last_first(geometry: Geometry, x: Tensor) -> Tensor:
+    """Return ``(B, H, T, D)`` with the last query first, in float32 at least."""
+    kind = torch.promote_types(x.dtype, torch.float32)
+    return _padded(x.flip(2).to(kind), geometry.padded_tgt)
+
+
+def _padded(x: Tensor, length: int) -> Tensor:
+    missing = length - x.size(2)
+    return F.pad(x, (0, 0, 0, missing)) if missing else x
+
+
+def _part(x: Tensor, chunk: Chunk) -> Tensor:
+    """Return a chunk of ``(B, H, n, D)`` as ``(c, n, D)``, a view."""
+    return x[chunk].flatten(0, 1)
+
+
+def _put_back(x: Tensor, like: Tensor) -> Tensor:
+    """Return ``(B, H, n, D)`` in a type, and laid out so that fairseq's ``(n, B, C)`` is a view."""
+    return x.permute(2, 0, 1, 3).contiguous().to(like.dtype).permute(1, 2, 0, 3)

@@ -1,0 +1,127 @@
+"""What the gradients of a chunk's blocks add up to."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fairseq_posenc.backends.blocked.bands import sum_by_distance
+from fairseq_posenc.backends.blocked.factors import Factors
+from fairseq_posenc.backends.blocked.geometry import Block
+from fairseq_posenc.backends.blocked.reset import Line
+from fairseq_posenc.backends.blocked.scores import Record, Scores
+from fairseq_posenc.backends.blocked.tables import Tables
+
+
+class Turned:
+    """A sum of products ``weights.T @ x``, kept turned: that product is the faster one on a CPU.
+
+    Args:
+        total: ``(c, n, D)``, what the sum is added to at the end.
+    """
+
+    def __init__(self, total: Tensor) -> None:
+        self.total = total
+        self.turned = total.new_zeros(total.size(0), total.size(2), total.size(1))
+
+    def add(self, where: slice, weights: Tensor, x: Tensor) -> None:
+        """Add the sums of ``(c, M, D)`` weighted by ``(c, M, W)``."""
+        self.turned[:, :, where] += x.transpose(1, 2) @ weights
+
+    def finish(self) -> None:
+        """Add what was added up to the total."""
+        self.total += self.turned.transpose(1, 2)
+
+
+class ScoreGradients:
+    """Takes the gradients of scores, block by block, to queries, keys and tables.
+
+    Args:
+        scores: of the chunk.
+        query: ``(c, T, D)``, to add to.
+        key: ``(c, S, D)``, to add to.
+        tables: to add to; None for those that need no gradient.
+    """
+
+    def __init__(self, scores: Scores, query: Tensor, key: Tensor, tables: Tables) -> None:
+        self.scores, self.query, self.key, self.tables = scores, query, key, tables
+        self.turned = Turned(key)
+
+    def add(self, block: Block, record: Record, grad: Tensor) -> None:
+        """Add the gradients for that of a block's scores, ``(c, M, W)``, which is overwritten."""
+        scores = self.scores
+        if self.tables.pair_bias is not None:
+            total = scores.pairs_of(self.tables.pair_bias, block)
+            total += scores.by_sentence(grad).sum_to_size(total.shape)
+        # The line written last stands where two cross, so its gradient is taken out first.
+        of_lines = [
+            (line, self._add_line(block, line, at_line, grad))
+            for line, at_line in reversed(record.lines)
+        ]
+        grads = record.factors.backward(grad, scores.product)
+        self._add_by_distance(block, grads, grad)
+        content = grads.content
+        for line, of_line in of_lines:
+            line.of(content).add_(of_line)
+        self.query[:, block.queries].baddbmm_(content, scores.key[:, block.keys])
+        self.turned.add(block.keys, content, scores.query[:, block.queries])
+
+    def finish(self) -> None:
+        """Complete the gradient of the keys."""
+        self.turned.finish()
+
+    def _add_by_distance(self, block: Block, grads: Factors, grad: Tensor) -> None:
+        scores, totals, tile = self.scores, self.tables, self.scores.geometry.tile
+        query, key = scores.query[:, block.queries], scores.key[:, block.keys]
+        rows = slice(block.corner, block.corner + grad.size(1) + grad.size(2) - 1)
+        if totals.bias is not None:
+            totals.bias[:, rows] += sum_by_distance(_grouped(grad, totals.bias))
+        if totals.gain is not None and grads.gain is not None:
+            totals.gain[:, rows] += sum_by_distance(_grouped(grads.gain, totals.gain))
+        if scores.tables.query_table is not None and grads.by_query is not None:
+            band = scores.band(scores.tables.query_table, block, query, key)
+            wide = band.spread(grads.by_query.unflatten(1, (-1, tile)))
+            self.query[:, block.queries] += band.sums(wide)
+            if totals.query_table is not None:
+                band.add_to(totals.query_table, wide, query)
+        if scores.tables.key_table is not None and grads.by_key is not None:
+            band = scores.band(scores.tables.key_table, block, key, query)
+            wide = band.spread(grads.by_key.unflatten(2, (-1, tile)).permute(0, 2, 3, 1))
+            self.key[:, block.keys] += band.sums(wide)
+            if totals.key_table is not None:
+                band.add_to(totals.key_table, wide, key)
+
+    def _add_line(self, block: Block, line: Line, at_line: Factors, grad: Tensor) -> Tensor:
+        """Take a line out of a block's gradient; return the gradient of its content."""
+        of_line = line.of(grad).clone()
+        line.of(grad).zero_()
+        scores, totals = self.scores, self.tables
+        grads = at_line.backward(of_line, scores.product)
+        if totals.bias is not None:
+            _add_to_row(totals.bias, line, of_line.sum((1, 2))[:, None])
+        if totals.gain is not None and grads.gain is not None:
+            _add_to_row(totals.gain, line, grads.gain.sum((1, 2))[:, None])
+        if scores.tables.query_table is not None and grads.by_query is not None:
+            weights = grads.by_query.sum(2, keepdim=True)  # [H, m, 1]
+            row = line.row_of(scores.tables.query_table)
+            self.query[line.heads, block.queries][:, line.queries] += weights * row
+            query = scores.query[line.heads, block.queries][:, line.queries]
+            _add_to_row(totals.query_table, line, (weights * query).sum(1, keepdim=True))
+        if scores.tables.key_table is not None and grads.by_key is not None:
+            weights = grads.by_key.sum(1)[:, :, None]  # [H, w, 1]
+            row = line.row_of(scores.tables.key_table)
+            self.key[line.heads, block.keys][:, line.keys] += weights * row
+            key = scores.key[line.heads, block.keys][:, line.keys]
+            _add_to_row(totals.key_table, line, (weights * key).sum(1, keepdim=True))
+        return grads.content
+
+
+def _grouped(x: Tensor, table: Tensor) -> Tensor:
+    """Return ``(c, M, W)``, summed over heads that share a table: ``(G, M, W)``."""
+    return x.sum(0, keepdim=True) if table.size(0) == 1 else x
+
+
+def _add_to_row(table: Tensor | None, line: Line, x: Tensor) -> None:
+    """Add ``(H, 1, ...)`` to a line's row, summed over heads that share it."""
+    if table is not None:
+        row = line.row_of(table)
+        row += x.sum_to_size(row.shape)

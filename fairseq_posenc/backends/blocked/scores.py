@@ -1,0 +1,121 @@
+"""The scores of a block."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fairseq_posenc.backends.blocked.bands import Band, by_distance
+from fairseq_posenc.backends.blocked.factors import Factors
+from fairseq_posenc.backends.blocked.geometry import Block, Chunk, Geometry
+from fairseq_posenc.backends.blocked.reset import Line, lines
+from fairseq_posenc.backends.blocked.tables import Tables
+
+
+class Record(NamedTuple):
+    """What the scores of a block were made of, for their gradient."""
+
+    factors: Factors
+    lines: list[tuple[Line, Factors]]
+
+
+class Scores:
+    """The scores of a chunk, with masks, block by block.
+
+    Args:
+        geometry: of the call.
+        chunk: which sentences and heads.
+        query: ``(c, T, D)``, last one first.
+        key: ``(c, S, D)``.
+        tables: of the chunk's heads.
+        product: how terms are combined.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        chunk: Chunk,
+        query: Tensor,
+        key: Tensor,
+        tables: Tables,
+        product: bool,
+    ) -> None:
+        self.geometry, self.chunk = geometry, chunk
+        self.query, self.key, self.tables, self.product = query, key, tables, product
+        self.direction = geometry.direction_rows(query.device, query.dtype)
+
+    def of(self, block: Block) -> tuple[Tensor, Record]:
+        """Return the scores of a block, ``(c, M, W)``, and what they were made of."""
+        query, key = self.query[:, block.queries], self.key[:, block.keys]
+        factors = self._factors(block, query, key)
+        shape = factors.content.shape[1:]
+        at_lines = [
+            (line, line.factors(query, key, self.tables, factors.content))
+            for line in lines(self.geometry, self.chunk, block)
+        ]
+        scores = factors.combine(self.product)
+        bias, direction = self.tables.bias, self.direction
+        if bias is not None:
+            scores.add_(by_distance(bias, block.corner, *shape))
+        if direction is not None:
+            direction = by_distance(direction[None], block.corner, *shape)
+            scores.add_(direction)
+        for line, at_line in at_lines:
+            of_line = at_line.combine(self.product)
+            if bias is not None:
+                of_line = of_line + line.row_of(bias)[:, None]
+            if direction is not None:
+                of_line = of_line + direction[:, line.queries, line.keys]
+            line.of(scores).copy_(of_line)
+        self._add_by_pair(scores, block)
+        return scores, Record(factors, at_lines)
+
+    def band(self, table: Tensor, block: Block, own: Tensor, other: Tensor) -> Band:
+        """Return the rows of a table that a block's queries, or keys, meet.
+
+        Args:
+            table: ``(G, R, D)``.
+            block: of the chunk.
+            own: of the side whose members meet rows, ``(c, members, D)``.
+            other: of the other side.
+        """
+        count, members, _ = own.shape
+        return Band(table, block.corner, count, members, other.size(1), self.geometry.tile)
+
+    def by_sentence(self, x: Tensor) -> Tensor:
+        """Return ``(c, M, W)`` as ``(B, H, M, W)``."""
+        return x.unflatten(0, (self.chunk.batch.stop - self.chunk.batch.start, -1))
+
+    def pairs_of(self, pair_bias: Tensor, block: Block) -> Tensor:
+        """Return a block of a bias by pair, ``(B or 1, G, M, W)``, as a view."""
+        batch, heads = (
+            part if size > 1 else slice(None) for part, size in zip(self.chunk, pair_bias.shape)
+        )
+        return pair_bias[batch, heads, block.queries, block.keys]
+
+    def _factors(self, block: Block, query: Tensor, key: Tensor) -> Factors:
+        tables = self.tables
+        content = query @ key.transpose(1, 2)
+        gain = by_query = by_key = None
+        if tables.gain is not None:
+            gain = by_distance(tables.gain, block.corner, *content.shape[1:])
+        if tables.query_table is not None:
+            by_query = self.band(tables.query_table, block, query, key).scores(query)
+        if tables.key_table is not None:
+            by_key = self.band(tables.key_table, block, key, query).scores(key)
+            by_key = by_key.permute(0, 3, 1, 2)
+        if self.product:  # each is read several times: once in order
+            by_query = None if by_query is None else by_query.flatten(1, 2)
+            by_key = None if by_key is None else by_key.flatten(2, 3)
+        return Factors(content, gain, by_query, by_key)
+
+    def _add_by_pair(self, scores: Tensor, block: Block) -> None:
+        geometry = self.geometry
+        if self.tables.pair_bias is not None:
+            self.by_sentence(scores).add_(self.pairs_of(self.tables.pair_bias, block))
+        if geometry.padding is not None:
+            padding = geometry.padding[self.chunk.batch, None, None, block.keys]
+            self.by_sentence(scores).add_(padding)
+        if geometry.pairs is not None:
+            scores.add_(geometry.pairs[block.queries, block.keys])
