@@ -1,0 +1,116 @@
+"""Time and memory of attention with position encodings, against fairseq's own attention.
+
+Three scopes: ``op``, the attention operation on projected queries, keys and values; ``layer``, a
+whole encoder layer of RoBERTa-base; ``model``, a whole RoBERTa-base update or validation step in
+fairseq's trainer. Two baselines: ``stock``, fairseq's own classes, and ``none``, ours without
+positions on the same backend. All passes take turns; a ratio is the median of those of each round.
+
+    python benchmarks/attention.py --quick          # a table in less than a minute
+    python benchmarks/attention.py --encodings all --save layer_cpu
+"""
+
+from __future__ import annotations
+
+from measuring.process import begin
+
+if __name__ == "__main__":
+    begin()
+
+import argparse
+import sys
+from collections.abc import Iterator
+
+from fairseq_posenc import registry
+from measuring import page, results
+from measuring.commands import DTYPES, add_common, own_command, prepare, told
+from measuring.compare import Budget, compare
+from measuring.contenders import backend_names
+from measuring.machine import machine
+from measuring.scopes import SCOPES, Case
+
+LENGTHS = [128, 512, 1024, 2048, 4096]
+FEW = ["rope", "shaw", "m4m"]
+QUICK = {
+    "scopes": ["layer"],
+    "modes": ["training"],
+    "lengths": [512],
+    "dropout": 0.1,
+    "batch": 1,
+    "rounds": 7,
+    "encodings": FEW,
+}
+QUICK_SECONDS = 12.0  # for timing; the rest is for starting, warming up and memory
+
+
+def parse_args(words: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_common(parser, FEW)
+    add = parser.add_argument
+    add("--scopes", nargs="+", choices=SCOPES, default=["layer"], help="(default: layer)")
+    modes = ["forward", "training"]
+    add("--modes", nargs="+", choices=modes, default=modes, help="(default: both)")
+    backends = "names, auto (what the package would choose) or all (default: auto)"
+    add("--backends", nargs="+", default=["auto"], metavar="NAME", help=backends)
+    add("--lengths", nargs="+", type=int, default=LENGTHS, help="n (default: 128 to 4096)")
+    layers = "of scope model (default: 2 on the CPU, 12 on a GPU)"
+    add("--layers", type=int, help=layers)
+    add("--flex", action="store_true", help="FlexAttention as a rival, on a GPU without dropout")
+    add("--quick", action="store_true", help="one table of a layer in less than a minute")
+    docs = "measure nothing; write docs/benchmarks.md anew from docs/results"
+    add("--write-docs", action="store_true", help=docs)
+    args = parser.parse_args(words)
+    if args.quick:
+        vars(args).update(QUICK)
+    return args
+
+
+def cases(args: argparse.Namespace) -> Iterator[tuple[str, Case]]:
+    """Return what is to be measured, each with its scope."""
+    on_gpu = args.device.type == "cuda"
+    batch = args.batch or (8 if on_gpu else 1)
+    layers = args.layers or (12 if on_gpu else 2)
+    for scope in args.scopes:
+        for mode in args.modes:
+            for length in args.lengths:
+                dropout = args.dropout if mode == "training" else 0.0
+                case = Case(mode, length, batch, dropout, DTYPES[args.dtype], args.device)
+                yield scope, case._replace(layers=layers if scope == "model" else 1)
+
+
+def measure(args: argparse.Namespace) -> list[results.Row]:
+    """Measure everything that the command line asks for."""
+    names = registry.names_for(encoder=True)
+    encodings = names if args.encodings == ["all"] else args.encodings
+    backends = backend_names(args.backends)
+    budget = Budget(args.rounds, QUICK_SECONDS if args.quick else args.seconds)
+    rows: list[results.Row] = []
+    for scope, case in cases(args):
+        print(f"{scope} {case.mode} n={case.length} ...", file=sys.stderr, flush=True)
+        rows += compare(scope, case, encodings, backends, args.flex, budget)
+    return rows
+
+
+def main() -> None:
+    """Measure, print, and keep the figures."""
+    args = parse_args(sys.argv[1:])
+    if args.write_docs:
+        page.write()
+        return
+    prepare(args)
+    rows = measure(args)
+    if args.json:
+        print(results.as_json(rows))
+    else:
+        print(f"{machine(args.device)}\n")
+        print("\n".join([*results.rows_table(rows), *page.growth([r._asdict() for r in rows])]))
+    if args.save:
+        kept = [row._asdict() for row in rows]
+        line = (args.save, "attention", own_command(), machine(args.device), kept)
+        page.keep(results.Result(*line))
+
+
+if __name__ == "__main__":
+    told(main)

@@ -1,0 +1,123 @@
+"""Speed of beam search in a translation model, with each position encoding against `sinusoidal`.
+
+The model is fairseq's base Transformer with random weights, in fairseq's own sequence generator.
+Every hypothesis is forced to the same length (as by --min-len and --max-len-b), so that all models
+do the same number of steps, and what they say does not matter. All models take turns.
+
+    python benchmarks/generate.py --encodings all
+"""
+
+from __future__ import annotations
+
+from measuring.process import begin
+
+if __name__ == "__main__":
+    begin()
+
+import argparse
+import json
+import sys
+from typing import Any
+
+import torch
+from fairseq.dataclass.configs import GenerationConfig
+
+from fairseq_posenc import registry
+from measuring import page, results, timing
+from measuring.commands import DTYPES, add_common, own_command, prepare, told
+from measuring.contenders import STOCK, Contender
+from measuring.families import FAMILIES, Whole, build
+from measuring.machine import machine
+
+BASELINE = Contender("sinusoidal", "auto")
+BATCH = {"cpu": 4, "cuda": 64}
+
+
+def parse_args(words: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_common(parser, ["learned", "rope", "alibi", "shaw", "m4m"])
+    add = parser.add_argument
+    add("--size", choices=["tiny", "base", "large"], default="base", help="(default: base)")
+    add("--length", type=int, default=32, help="tokens of source and hypotheses (default: 32)")
+    add("--beam", type=int, default=5, help="(default: 5)")
+    return parser.parse_args(words)
+
+
+def generation(contender: Contender, whole: Whole, beam: int) -> timing.Pass:
+    """Return the generation of one batch.
+
+    Raises:
+        AssertionError: a hypothesis has another length than it should, so that models would be
+            compared at different work.
+    """
+    config, task, model = build(contender, whole)
+    model.to(whole.device, whole.dtype).eval()
+    config.generation.beam = beam
+    model.prepare_for_inference_(config)  # as fairseq-generate does
+    forced = whole.length - 1  # and the end of the sentence
+    settings = GenerationConfig(beam=beam, max_len_a=0, max_len_b=forced, min_len=forced)
+    generator = task.build_generator([model], settings)
+    source = torch.randint(
+        len(task.source_dictionary) // 2,
+        len(task.source_dictionary),
+        (whole.batch, whole.length),
+        generator=torch.Generator().manual_seed(1),
+    ).to(whole.device)
+    source[:, -1] = task.source_dictionary.eos()
+    lengths = torch.full((whole.batch,), whole.length, device=whole.device)
+    batch = {"net_input": {"src_tokens": source, "src_lengths": lengths}}
+
+    def run() -> None:
+        found = task.inference_step(generator, [model], batch)
+        assert all(len(beams[0]["tokens"]) == whole.length for beams in found)
+
+    return run
+
+
+def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return a row for the baseline, for stock fairseq, and for each encoding."""
+    size = FAMILIES["translation"].sizes[args.size]
+    batch = args.batch or BATCH[args.device.type]
+    shared = (args.length, batch, 0.0, DTYPES[args.dtype], args.device)
+    whole = Whole("translation", size, *shared, vocabulary=10_000)
+    names = registry.names_for(encoder=True, decoder=True)
+    encodings = names if args.encodings == ["all"] else args.encodings
+    ours = [Contender(spec, "auto") for spec in encodings]
+    everyone = list(dict.fromkeys([BASELINE, STOCK, *ours]))
+    passes = [generation(contender, whole, args.beam) for contender in everyone]
+    rounds = timing.interleaved(passes, whole.device, args.rounds, args.seconds)
+    return [
+        {
+            "device": whole.device.type,
+            "encoding": contender.encoding,
+            "backend": contender.backend,
+            "beam": args.beam,
+            "length": whole.length,
+            "batch": whole.batch,
+            "dtype": args.dtype,
+            "tokens_per_second": whole.batch * whole.length / timing.median(rounds, index),
+            "ratio": 1 / timing.ratio(rounds, index, 0),  # of speeds
+        }
+        for index, contender in enumerate(everyone)
+    ]
+
+
+def main() -> None:
+    """Measure, print, and keep the figures."""
+    args = parse_args(sys.argv[1:])
+    prepare(args)
+    rows = measure(args)
+    if args.json:
+        print(json.dumps(rows, indent=1))
+    else:
+        print("\n".join([f"{machine(args.device)}", "", *page.generate_table(rows)]))
+    if args.save:
+        line = (args.save, "generate", own_command(), machine(args.device), rows)
+        page.keep(results.Result(*line))
+
+
+if __name__ == "__main__":
+    told(main)

@@ -1,0 +1,1 @@
+"""What the benchmarks of speed and memory share. Import nothing of torch here: see `process`."""

@@ -1,0 +1,59 @@
+"""What the command lines of the benchmarks share."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from fairseq_posenc.errors import UserError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def add_common(parser: argparse.ArgumentParser, encodings: list[str]) -> None:
+    """Add the options that all benchmarks have."""
+    add = parser.add_argument
+    chosen = f"specs, or all (default: {' '.join(encodings)})"
+    add("--encodings", nargs="+", default=encodings, metavar="SPEC", help=chosen)
+    add("--batch", type=int, help="sentences (default: 1 on the CPU, 8 on a GPU)")
+    add("--dropout", type=float, default=0.1, help="in training (default: 0.1)")
+    add("--dtype", choices=DTYPES, help="(default: float32 on the CPU, bfloat16 on a GPU)")
+    add("--device", type=torch.device, default="cpu", help="cpu or cuda (default: cpu)")
+    add("--threads", type=int, default=1, help="threads of torch (default: 1)")
+    add("--rounds", type=int, default=7, help="how often all passes take turns (default: 7)")
+    limit = "stop a comparison after so many seconds, once it has three rounds"
+    add("--seconds", type=float, default=math.inf, help=limit)
+    add("--json", action="store_true", help="print the rows as JSON, and nothing else")
+    keep = "keep the figures as docs/results/benchmark_NAME.json, and write docs/benchmarks.md"
+    add("--save", metavar="NAME", help=keep)
+
+
+def prepare(args: argparse.Namespace) -> None:
+    """Check the device, and set the threads and the type.
+
+    Raises:
+        UserError: there is no such device.
+    """
+    if args.device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: torch finds no GPU here")
+    args.dtype = args.dtype or ("bfloat16" if args.device.type == "cuda" else "float32")
+    torch.set_num_threads(args.threads)
+
+
+def own_command() -> str:
+    """Return the command that was given, as a reader would type it."""
+    return shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+
+
+def told(main: Callable[[], None]) -> None:
+    """Run a script; tell a user's mistake in one line."""
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"error: {error}")

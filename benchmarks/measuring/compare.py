@@ -1,0 +1,113 @@
+"""One comparison: stock, stock again, and each contender, in time and memory."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from fairseq_posenc.backends.planner import BACKENDS
+from measuring import flex, timing
+from measuring.contenders import STOCK, Contender, contenders
+from measuring.memory import peak
+from measuring.results import Row
+from measuring.scopes import SCOPES, Case
+
+TOGETHER = 5  # whole models: each has weights, gradients, and Adam's means
+
+
+class Budget(NamedTuple):
+    """How long a comparison may take (see :func:`timing.interleaved`)."""
+
+    rounds: int
+    seconds: float
+
+
+def compare(
+    scope: str,
+    case: Case,
+    encodings: Sequence[str],
+    backends: Sequence[str],
+    with_flex: bool,
+    budget: Budget,
+) -> list[Row]:
+    """Return the rows of a case, stock first.
+
+    Args:
+        scope: ``op``, ``layer`` or ``model``.
+        case: sizes and mode.
+        encodings: specs.
+        backends: names, or ``auto``.
+        with_flex: let FlexAttention compete, if it can.
+        budget: how long to measure.
+    """
+    if with_flex and _flex_can(scope, case):
+        BACKENDS["flex"] = flex
+        backends = [*backends, "flex"]
+    group = contenders(encodings, backends, case.dims, case.call)
+    groups = chunks(group) if scope == "model" else [group]
+    rows: dict[tuple[str, str], Row] = {}
+    for some in groups:
+        for row in _rows(scope, case, [STOCK, STOCK, *some], budget):
+            rows.setdefault((row.encoding, row.backend), row)
+    return list(rows.values())
+
+
+def chunks(group: list[Contender]) -> list[list[Contender]]:
+    """Return contenders in groups that fit into memory, with ``none`` on each one's backends."""
+    plain = [each for each in group if each.encoding == "none"]
+    others = [each for each in group if each.encoding != "none"]
+    parts = [others[start : start + TOGETHER] for start in range(0, len(others), TOGETHER)]
+    with_plain = []
+    for part in parts:
+        used = {each.backend for each in part}
+        with_plain.append([*(each for each in plain if each.backend in used), *part])
+    return with_plain or [plain]
+
+
+def _flex_can(scope: str, case: Case) -> bool:
+    why_not = ""
+    if case.device.type != "cuda":
+        why_not = "on the CPU it has no backward pass"
+    elif case.dropout:
+        why_not = "it has no dropout; add --dropout 0"
+    elif scope == "model":
+        why_not = "it competes as an operation and in a layer"
+    if why_not:
+        print(f"no rows for FlexAttention: {why_not}", file=sys.stderr, flush=True)
+    return not why_not
+
+
+def _rows(scope: str, case: Case, everyone: list[Contender], budget: Budget) -> list[Row]:
+    """Return the rows of all but the first, which is the stock that they are compared with."""
+    passes = [SCOPES[scope](contender, case) for contender in everyone]
+    rounds = timing.interleaved(passes, case.device, *budget)
+    memory = [peak(run, case.device) for run in passes]
+    rows = []
+    for index, contender in enumerate(everyone):
+        none = Contender("none", contender.backend)
+        plain = everyone.index(none) if none in everyone else 0  # for stock itself
+        rows.append(
+            Row(
+                scope=scope,
+                device=case.device.type,
+                mode=case.mode,
+                encoding=contender.encoding,
+                backend=contender.backend,
+                length=case.length,
+                batch=case.batch,
+                dropout=case.dropout,
+                dtype=str(case.dtype).removeprefix("torch."),
+                seconds=timing.median(rounds, index),
+                memory=memory[index],
+                ratio=timing.ratio(rounds, index, 0),
+                ratio_to_none=timing.ratio(rounds, index, plain),
+                memory_ratio=memory[index] / max(memory[0], 1),
+            )
+        )
+    if case.device.type == "cuda":
+        del passes
+        torch.cuda.empty_cache()
+    return rows[1:]

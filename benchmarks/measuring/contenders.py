@@ -1,0 +1,119 @@
+"""Who competes: fairseq's own attention, and each encoding on each backend that can compute it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from functools import cache
+from typing import NamedTuple
+
+import torch
+
+from fairseq_posenc import registry
+from fairseq_posenc.attention import PositionalAttention
+from fairseq_posenc.backends import available, choose
+from fairseq_posenc.backends.base import Call
+from fairseq_posenc.backends.planner import BACKENDS
+from fairseq_posenc.encodings.base import Dims, Encodings, Terms
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.positions import Positions, Span
+
+
+class Contender(NamedTuple):
+    """An encoding and the backend that computes it."""
+
+    encoding: str
+    backend: str
+
+
+STOCK = Contender("stock", "fairseq")  # fairseq's own classes, without this package
+TABLE_STD = 0.2  # with it, no score is so far below its row's highest that its weight is denormal
+
+
+def backend_names(requested: list[str]) -> list[str]:
+    """Return the backends that a command line asks for: ``all`` are those that run here.
+
+    Raises:
+        UserError: a backend is unknown, or cannot run here.
+    """
+    why_not = available()
+    for name in requested:
+        if name not in ("auto", "all", *BACKENDS):
+            raise UserError(f"unknown backend {name!r}; known: auto, all, {', '.join(BACKENDS)}")
+        if why_not.get(name):
+            raise UserError(f"backend {name} cannot run here: {why_not[name]}")
+    runs = [name for name in BACKENDS if not why_not[name]]
+    return [each for name in requested for each in (runs if name == "all" else [name])]
+
+
+def contenders(
+    encodings: Iterable[str], backends: Iterable[str], dims: Dims, call: Call
+) -> list[Contender]:
+    """Return who competes with stock, ``none`` among them on every backend that is used.
+
+    What a backend refuses is left out, and said.
+
+    Args:
+        encodings: specs.
+        backends: names; ``auto`` is the one that the package would choose.
+        dims: sizes of a layer.
+        call: what a backend is chosen for.
+
+    Raises:
+        UserError: a spec that cannot be read, or has no meaning in such a layer.
+    """
+    device = torch.device(call.device)
+    found = []
+    for spec in encodings:
+        terms = _terms(spec, dims, device)
+        for backend in backends:
+            name = choose("auto", terms, call).name if backend == "auto" else backend
+            if why_not := BACKENDS[name].refuses(terms, call):
+                _say(f"no row for {spec} on {name}: {why_not}")
+            else:
+                found.append(Contender(spec, name))
+    none = _terms("none", dims, device)
+    used = dict.fromkeys(each.backend for each in found)
+    able = [name for name in used if not BACKENDS[name].refuses(none, call)]
+    return list(dict.fromkeys([*(Contender("none", name) for name in able), *found]))
+
+
+def layer_and_shared(spec: str, dims: Dims) -> tuple[Encodings, Encodings]:
+    """Return the encodings that a layer has, and those that all layers share.
+
+    Their parameters are drawn so that scores are neither all alike nor leave denormal numbers as
+    weights, which processors are slow at.
+    """
+    parsed = registry.parse(spec)
+    parts = [registry.build(parsed.at(place), dims) for place in ("layer", "stack")]
+    for part in parts:
+        for parameter in part.parameters():
+            torch.nn.init.normal_(parameter, std=TABLE_STD)
+    return parts[0], parts[1]
+
+
+def positions_of(batch: int, length: int, device: torch.device) -> Positions:
+    """Return the positions of tokens without padding."""
+    tokens = torch.zeros(batch, length, dtype=torch.long, device=device)
+    return Positions.of(tokens, padding_idx=1, eos_idx=2, tgt_len=length)
+
+
+def shared_terms(shared: Encodings, positions: Positions) -> Terms:
+    """Return the terms that a stack computes once for all of its layers."""
+    length = positions.tgt_len
+    return shared.terms(Span.of(length, length, positions.tokens.device), positions)
+
+
+@cache
+def _say(text: str) -> None:
+    """Tell something once."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _terms(spec: str, dims: Dims, device: torch.device) -> Terms:
+    """Return the terms of one token, which have all that a backend looks at."""
+    layer, shared = layer_and_shared(spec, dims)
+    attention = PositionalAttention(dims.embed_dim, dims.num_heads, layer).to(device)
+    positions = positions_of(1, 1, device)
+    with attention.given(positions, shared_terms(shared.to(device), positions)):
+        return attention.terms(Span.of(1, 1, device), positions)

@@ -1,0 +1,154 @@
+"""Whole models of fairseq's three families, trained by fairseq's own trainer on its dummy tasks."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import fairseq.benchmark  # noqa: F401  (registers the dummy tasks)
+import torch
+from fairseq import options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.tasks import setup_task
+from fairseq.trainer import Trainer
+
+import fairseq_posenc  # noqa: F401  (registers the models)
+from fairseq_posenc.encodings.base import Dims
+from measuring.contenders import STOCK, Contender
+from measuring.timing import Pass
+
+SEED = 1
+PRECISION = {torch.float32: [], torch.bfloat16: ["--bf16"], torch.float16: ["--fp16"]}
+
+
+class Size(NamedTuple):
+    """The sizes of a stack; an encoder-decoder has two of them."""
+
+    embed_dim: int
+    num_heads: int
+    ffn_dim: int
+    layers: int
+
+
+TINY = Size(64, 4, 128, 2)
+BASE = Size(768, 12, 3072, 12)
+LARGE = Size(1024, 16, 4096, 24)
+
+
+class Family(NamedTuple):
+    """How fairseq names and sizes the models of a family."""
+
+    task: list[str]
+    stock: str
+    ours: str
+    sides: tuple[str, ...]
+    sizes: dict[str, Size]
+
+
+FAMILIES = {
+    "masked_lm": Family(
+        ["--task", "dummy_masked_lm", "--criterion", "masked_lm"],
+        *("roberta", "roberta_none", ("encoder",)),
+        {"tiny": TINY, "base": BASE, "large": LARGE},
+    ),
+    "causal_lm": Family(
+        [
+            *("--task", "dummy_lm", "--criterion", "cross_entropy"),
+            *("--decoder-normalize-before", "--activation-fn", "gelu"),
+        ],
+        *("transformer_lm", "transformer_lm_none", ("decoder",)),
+        {"tiny": TINY, "base": BASE._replace(layers=8), "large": LARGE},
+    ),
+    "translation": Family(
+        [
+            *("--task", "dummy_mt", "--criterion", "label_smoothed_cross_entropy"),
+            *("--label-smoothing", "0.1", "--share-all-embeddings"),
+        ],
+        *("transformer", "transformer_none", ("encoder", "decoder")),
+        {"tiny": TINY, "base": Size(512, 8, 2048, 6), "large": Size(1024, 16, 4096, 6)},
+    ),
+}
+
+
+class Whole(NamedTuple):
+    """What a model is built and fed with."""
+
+    family: str
+    size: Size
+    length: int
+    batch: int
+    dropout: float
+    dtype: torch.dtype
+    device: torch.device
+    vocabulary: int = 50_000
+
+    @property
+    def dims(self) -> Dims:
+        """The sizes that encodings are built for."""
+        causal = self.family == "causal_lm"
+        return Dims(self.size.embed_dim, self.size.num_heads, self.length + 2, causal)
+
+
+def arguments(contender: Contender, whole: Whole) -> list[str]:
+    """Return the options of ``fairseq-train`` for a model."""
+    family = FAMILIES[whole.family]
+    words = [*family.task, "--arch", family.stock if contender == STOCK else family.ours]
+    if contender != STOCK:
+        words += ["--position-encoding", contender.encoding]
+        words += ["--position-backend", contender.backend]
+    for side in family.sides:
+        for option, value in zip(("embed-dim", "attention-heads", "ffn-embed-dim"), whole.size):
+            words += [f"--{side}-{option}", str(value)]
+        words += [f"--{side}-layers", str(whole.size.layers)]
+    words += ["--dropout", str(whole.dropout), "--attention-dropout", str(whole.dropout)]
+    words += ["--dict-size", str(whole.vocabulary), "--batch-size", str(whole.batch)]
+    words += _lengths_and_widths(whole)
+    words += ["--optimizer", "adam", "--lr", "1e-7", "--clip-norm", "1.0"]
+    words += ["--seed", str(SEED), "--distributed-world-size", "1", *PRECISION[whole.dtype]]
+    return words if whole.device.type == "cuda" else [*words, "--cpu"]
+
+
+def _lengths_and_widths(whole: Whole) -> list[str]:
+    if whole.family == "translation":  # the task appends an end of sentence
+        sides = ["--src-len", str(whole.length - 1), "--tgt-len", str(whole.length - 1)]
+        places = str(whole.length + 2)
+        return [*sides, "--max-source-positions", places, "--max-target-positions", places]
+    tokens = ["--tokens-per-sample", str(whole.length)]
+    if whole.family == "masked_lm":
+        return [*tokens, "--max-positions", str(whole.length)]
+    width = str(whole.size.embed_dim)
+    return [*tokens, "--decoder-input-dim", width, "--decoder-output-dim", width]
+
+
+def build(contender: Contender, whole: Whole) -> tuple[Any, Any, Any]:
+    """Return the configuration, task and model that ``fairseq-train`` would make."""
+    parser = options.get_training_parser()
+    args = options.parse_args_and_arch(parser, arguments(contender, whole))
+    config = convert_namespace_to_omegaconf(args)
+    torch.manual_seed(SEED)
+    task = setup_task(config.task)
+    return config, task, task.build_model(config.model)
+
+
+def training_step(contender: Contender, whole: Whole) -> Pass:
+    """Return a whole update: forward, backward, gradient clipping and Adam."""
+    trainer, batch = _trainer(contender, whole)
+
+    def run() -> None:
+        trainer.train_step([batch])
+        trainer.zero_grad()  # so that no pass begins with another's gradients
+
+    return run
+
+
+def validation_step(contender: Contender, whole: Whole) -> Pass:
+    """Return a forward pass with its loss, in evaluation."""
+    trainer, batch = _trainer(contender, whole)
+    return lambda: trainer.valid_step(batch)
+
+
+def _trainer(contender: Contender, whole: Whole) -> tuple[Trainer, Any]:
+    config, task, model = build(contender, whole)
+    trainer = Trainer(config, task, model, task.build_criterion(config.criterion))
+    trainer.begin_epoch(1)
+    task.load_dataset("train")
+    return trainer, task.dataset("train").collater([0])

@@ -1,0 +1,60 @@
+"""Operations of a model's matrix products, and how many a second the machine can do.
+
+The formula, with C the width, F that of the feed-forward part, V the vocabulary, n the length; a
+product of ``(a, b)`` and ``(b, c)`` is 2abc operations. For each token forward:
+
+    layer        2 (4 C^2 + 2 C F) + 4 n C    projections and feed-forward; q.k and weights.v
+    cross        2 (4 C^2) + 4 n C            in a decoder of an encoder-decoder, too
+    output       2 C V                        of predicted tokens; masked LM: and 2 C^2 before it
+
+and a training step is three times that: forward, and the gradients of both factors. Causal
+attention counts whole, as it is computed. It is the same for every encoding: what an encoding
+computes beyond it is no work of the model's, so it lowers the utilisation.
+
+Source: the counting of Chowdhery et al. (2022), "PaLM", arXiv:2204.02311, appendix B, without its
+shortcuts for C and F.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from measuring.families import Whole
+from measuring.timing import Pass
+
+TRAINING = 3  # times the forward pass
+MASKED_EVERY = 7  # fairseq's dummy task predicts tokens 2, 9, 16, ... of a block
+CEILING_SIZE = {"cpu": 1024, "cuda": 8192}
+
+
+def model_flops(whole: Whole, vocabulary: int) -> int:
+    """Return the operations of a training step.
+
+    Args:
+        whole: the model and its batch.
+        vocabulary: V, as padded by the task.
+    """
+    width, n, layers = whole.size.embed_dim, whole.length, whole.size.layers
+    attention = 2 * 4 * width**2 + 4 * n * width
+    layer = attention + 2 * 2 * width * whole.size.ffn_dim
+    output = 2 * width * vocabulary
+    if whole.family == "masked_lm":
+        predicted = len(range(2, n, MASKED_EVERY))
+        sentence = n * layers * layer + predicted * (output + 2 * width**2)
+    elif whole.family == "causal_lm":
+        sentence = n * (layers * layer + output)
+    else:
+        sentence = n * (2 * layers * layer + layers * attention + output)
+    return TRAINING * whole.batch * sentence
+
+
+def ceiling(dtype: torch.dtype, device: torch.device) -> tuple[Pass, int]:
+    """Return a product of two large square matrices, and its operations."""
+    size = CEILING_SIZE[device.type]
+    left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    out = torch.empty_like(left)
+
+    def run() -> None:
+        torch.matmul(left, right, out=out)
+
+    return run, 2 * size**3

@@ -1,0 +1,28 @@
+"""Settings that have to be there when a process starts."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+SETTINGS = {
+    # glibc gives large tensors back to the system after each pass, and how long it takes to get
+    # them again depends on more than the code; so it shall keep them.
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": "100000000000",
+    "MALLOC_TOP_PAD_": "1000000000",
+    "OMP_WAIT_POLICY": "PASSIVE",  # else threads that wait count as work
+    # Else torch's profiler, and what fairseq uses, fill the screen.
+    "KINETO_LOG_LEVEL": "99",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "PYTHONWARNINGS": "ignore",
+}
+
+
+def begin() -> None:
+    """Start this script anew with :data:`SETTINGS`, unless it has them. Call it before torch."""
+    if any(os.environ.get(name) != value for name, value in SETTINGS.items()):
+        command = [sys.executable, *sys.argv]
+        os.execve(sys.executable, command, {**os.environ, **SETTINGS})
+    logging.disable(logging.WARNING)  # fairseq would print every model

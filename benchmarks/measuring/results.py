@@ -1,0 +1,115 @@
+"""What is measured: figures, how they are printed, and the files they are kept in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+PREFIX = "benchmark_"  # of the files' names
+JSON_KEYS = (
+    *("scope", "device", "mode", "encoding", "backend"),
+    *("length", "dropout", "ratio", "memory_ratio"),
+)
+
+
+class Row(NamedTuple):
+    """Figures of an encoding on a backend; ratios are to fairseq's own attention.
+
+    Attributes:
+        scope: ``op``, ``layer`` or ``model``.
+        device: ``cpu`` or ``cuda``.
+        mode: ``forward`` (evaluation) or ``training``.
+        encoding: its spec, or ``stock``: fairseq's own again, which shows the noise.
+        backend: what computed it.
+        length: n, tokens of a sentence.
+        batch: sentences.
+        dropout: probability.
+        dtype: type of the numbers.
+        seconds: of a pass, median.
+        memory: peak of a pass's own allocations in bytes.
+        ratio: of times, the median over rounds.
+        ratio_to_none: the same, to our attention without positions on the same backend.
+        memory_ratio: of peaks.
+    """
+
+    scope: str
+    device: str
+    mode: str
+    encoding: str
+    backend: str
+    length: int
+    batch: int
+    dropout: float
+    dtype: str
+    seconds: float
+    memory: int
+    ratio: float
+    ratio_to_none: float
+    memory_ratio: float
+
+
+class Result(NamedTuple):
+    """A kept measurement."""
+
+    name: str
+    script: str
+    command: str
+    machine: str
+    rows: list[dict[str, Any]]
+
+
+def as_json(rows: Iterable[Row]) -> str:
+    """Return our rows as a JSON list of objects with :data:`JSON_KEYS`."""
+    chosen = [row._asdict() for row in rows if row.encoding != "stock"]
+    return json.dumps([{key: row[key] for key in JSON_KEYS} for row in chosen], indent=1)
+
+
+def save(result: Result, folder: Path = RESULTS) -> Path:
+    """Keep a measurement as a file, a line for each row."""
+    path = folder / f"{PREFIX}{result.name}.json"
+    head = {key: getattr(result, key) for key in ("script", "command", "machine")}
+    rows = ",\n".join(f"  {json.dumps(_rounded(row))}" for row in result.rows)
+    text = json.dumps(head, indent=1)[:-2] + f',\n "rows": [\n{rows}\n ]\n}}\n'
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def load(folder: Path = RESULTS) -> list[Result]:
+    """Return all measurements that are kept, by name."""
+    paths = sorted(folder.glob(f"{PREFIX}*.json"))
+    return [
+        Result(path.stem[len(PREFIX) :], **json.loads(path.read_text("utf-8"))) for path in paths
+    ]
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -> list[str]:
+    """Return a Markdown table; the first ``texts`` columns are aligned left, numbers right."""
+    rule = [":--" if column < texts else "--:" for column in range(len(header))]
+    return [f"| {' | '.join(cells)} |" for cells in (header, rule, *rows)]
+
+
+def rows_table(rows: Iterable[Row]) -> list[str]:
+    """Return every row with all its figures as a Markdown table."""
+    header = [
+        *("scope", "mode", "encoding", "backend", "n", "batch", "dropout"),
+        *("time / stock", "time / `none`", "memory / stock", "ms", "MB"),
+    ]
+    cells = (
+        [
+            *(row.scope, row.mode, f"`{row.encoding}`", row.backend),
+            *(f"{row.length:,}", str(row.batch), f"{row.dropout:g}"),
+            *(f"{row.ratio:.2f}", f"{row.ratio_to_none:.2f}", f"{row.memory_ratio:.2f}"),
+            *(f"{row.seconds * 1e3:,.1f}", f"{row.memory / 1e6:,.1f}"),
+        ]
+        for row in rows
+    )
+    return table(header, cells, texts=4)
+
+
+def _rounded(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row with five digits of each figure, which is more than the noise leaves."""
+    return {k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in row.items()}

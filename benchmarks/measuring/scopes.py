@@ -1,0 +1,186 @@
+"""A pass of the attention operation, of an encoder layer, of a model: fairseq's own, and ours."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from fairseq.models.roberta.model import base_architecture
+from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fairseq_posenc.attention import PositionalAttention
+from fairseq_posenc.backends import BACKENDS
+from fairseq_posenc.backends.base import Call, Mask
+from fairseq_posenc.encodings.base import Dims
+from fairseq_posenc.models.base import stack_config
+from fairseq_posenc.positions import Span
+from fairseq_posenc.stacks import PositionalEncoderLayer
+from measuring.contenders import (
+    STOCK,
+    Contender,
+    layer_and_shared,
+    positions_of,
+    shared_terms,
+)
+from measuring.families import Size, Whole, training_step, validation_step
+from measuring.timing import Pass
+
+SEED = 1
+QUERY_STD = 0.7  # about that of a fresh layer's queries and keys
+
+
+class Case(NamedTuple):
+    """What is measured; ``dropout`` is 0 in the mode ``forward``, which is evaluation."""
+
+    mode: str
+    length: int
+    batch: int
+    dropout: float
+    dtype: torch.dtype
+    device: torch.device
+    embed_dim: int = 768
+    num_heads: int = 12
+    ffn_dim: int = 3072
+    layers: int = 1
+    vocabulary: int = 50_000
+
+    @property
+    def dims(self) -> Dims:
+        """The sizes that encodings are built for."""
+        return Dims(self.embed_dim, self.num_heads, self.length)
+
+    @property
+    def call(self) -> Call:
+        """What a backend is chosen for."""
+        return Call(
+            self.device.type,
+            self.dtype,
+            self.length,
+            self.length,
+            self.dims.head_dim,
+            dropout=self.dropout > 0,
+        )
+
+
+def operation(contender: Contender, case: Case) -> Pass:
+    """Return a pass of the attention operation alone, on projected queries, keys and values.
+
+    fairseq's is the call that its attention makes, ``scaled_dot_product_attention``. Ours includes
+    everything that an encoding does: rotations, tables, and the tables' projections.
+    """
+    torch.manual_seed(SEED)
+    # In the order in which the projections leave them in memory.
+    shape = (case.length, case.batch, case.num_heads, case.embed_dim // case.num_heads)
+    query, key, value = (
+        _input(case, *shape, std=QUERY_STD).permute(1, 2, 0, 3).detach() for _ in range(3)
+    )
+    if contender == STOCK:
+
+        def attend() -> Tensor:
+            return F.scaled_dot_product_attention(query, key, value, dropout_p=case.dropout)
+
+        return _pass(attend, case, nn.ModuleList(), [query, key, value])
+    layer, shared = layer_and_shared(contender.encoding, case.dims)
+    attention = PositionalAttention(case.embed_dim, case.num_heads, layer)
+    modules = nn.ModuleList([attention, shared]).to(case.device, case.dtype)
+    positions = positions_of(case.batch, case.length, case.device)
+
+    def attend() -> Tensor:
+        q, k = layer.rotate(query, key, positions.queries(positions.block))
+        with attention.given(positions, shared_terms(shared, positions)):
+            span = Span.of(case.length, case.length, case.device)
+            terms = attention.terms(span, positions)
+        return BACKENDS[contender.backend].attend(q, k, value, terms, Mask(), dropout=case.dropout)[
+            0
+        ]
+
+    return _pass(attend, case, modules, [query, key, value])
+
+
+def layer(contender: Contender, case: Case) -> Pass:
+    """Return a pass of a whole encoder layer.
+
+    Encodings that a model computes once for all of its layers are computed here for the one.
+    """
+    torch.manual_seed(SEED)
+    x = _input(case, case.length, case.batch, case.embed_dim, std=1.0)
+    if contender == STOCK:
+        stock = TransformerEncoderLayerBase(layer_config(Contender("none", "auto"), case))
+        stock.to(case.device, case.dtype)
+        return _pass(lambda: stock(x, None), case, stock, [x])
+    ours = PositionalEncoderLayer(layer_config(contender, case))
+    ours.self_attn.encodings, shared = layer_and_shared(contender.encoding, case.dims)
+    modules = nn.ModuleList([ours, shared]).to(case.device, case.dtype)
+    positions = positions_of(case.batch, case.length, case.device)
+
+    def encode() -> Tensor:
+        terms = shared_terms(shared, positions)._asdict()
+        given = {f"shared_{name}": x for name, x in terms.items() if x is not None}
+        out: Tensor = ours(x, None, positions=positions, **given)
+        return out
+
+    return _pass(encode, case, modules, [x])
+
+
+def model(contender: Contender, case: Case) -> Pass:
+    """Return a whole update of a RoBERTa, or a validation step, in fairseq's trainer."""
+    size = Size(case.embed_dim, case.num_heads, case.ffn_dim, case.layers)
+    shared = (case.length, case.batch, case.dropout, case.dtype, case.device)
+    whole = Whole("masked_lm", size, *shared, vocabulary=case.vocabulary)
+    step = training_step if case.mode == "training" else validation_step
+    return step(contender, whole)
+
+
+def layer_config(contender: Contender, case: Case) -> Any:
+    """Return fairseq's configuration of RoBERTa-base's layer, with our options."""
+    args = Namespace(
+        encoder_embed_dim=case.embed_dim,
+        encoder_attention_heads=case.num_heads,
+        encoder_ffn_embed_dim=case.ffn_dim,
+        dropout=case.dropout,
+        attention_dropout=case.dropout,
+        max_source_positions=case.length,
+        position_encoding=contender.encoding,
+        position_backend=contender.backend,
+    )
+    base_architecture(args)
+    return stack_config(args)
+
+
+def _input(case: Case, *shape: int, std: float) -> Tensor:
+    x = torch.randn(shape) * std
+    return x.to(case.device, case.dtype)
+
+
+def _pass(
+    compute: Callable[[], Tensor], case: Case, modules: nn.Module, inputs: list[Tensor]
+) -> Pass:
+    """Return a pass in the case's mode: without gradients, or with those of all there is."""
+    training = case.mode == "training"
+    modules.train(training)
+    for x in inputs:
+        x.requires_grad_(training)
+    with torch.no_grad():
+        incoming = torch.randn_like(compute())
+    leaves = [*inputs, *modules.parameters()]
+
+    def run() -> None:
+        with torch.set_grad_enabled(training):
+            out = compute()
+        if training:
+            out.backward(incoming)
+            for leaf in leaves:  # as an optimizer does, and no pass begins with another's
+                leaf.grad = None
+
+    return run
+
+
+SCOPES: dict[str, Callable[[Contender, Case], Pass]] = {
+    "op": operation,
+    "layer": layer,
+    "model": model,
+}

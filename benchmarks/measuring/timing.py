@@ -1,0 +1,74 @@
+"""Times of several passes that take turns, so that what else the machine does meets all alike."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+Pass = Callable[[], None]
+WARM_UP = 2  # passes before the first that counts: kernels compiled, memory there
+SHORTEST = 0.05  # seconds; shorter passes are timed several in a row
+FEWEST = 3  # rounds, however little time there is
+
+
+def clock(device: torch.device) -> Callable[[], float]:
+    """Return a clock in seconds.
+
+    With one thread it is that of the processor's work, which other programs hardly disturb; with
+    several, or on a GPU, it is the time that passes.
+    """
+    if device.type == "cuda":
+
+        def waited() -> float:
+            torch.cuda.synchronize(device)
+            return time.perf_counter()
+
+        return waited
+    return time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+
+
+def interleaved(
+    passes: Sequence[Pass], device: torch.device, rounds: int, limit: float = math.inf
+) -> list[list[float]]:
+    """Return the seconds of a pass, for each round a list in the order of ``passes``.
+
+    Args:
+        passes: what to time; every round runs each of them.
+        device: where they run.
+        rounds: how many times.
+        limit: seconds after which no further round begins, once there are three.
+    """
+    now = clock(device)
+    repeats = [_repeats(run, now) for run in passes]
+    end = time.monotonic() + limit
+    found: list[list[float]] = []
+    while len(found) < rounds and (len(found) < FEWEST or time.monotonic() < end):
+        found.append([_seconds(run, times, now) for run, times in zip(passes, repeats)])
+    return found
+
+
+def median(rounds: list[list[float]], index: int) -> float:
+    """Return the median seconds of a pass."""
+    return statistics.median(times[index] for times in rounds)
+
+
+def ratio(rounds: list[list[float]], index: int, baseline: int) -> float:
+    """Return the median over the rounds of a pass's time by that of another in the same round."""
+    return statistics.median(times[index] / times[baseline] for times in rounds)
+
+
+def _repeats(run: Pass, now: Callable[[], float]) -> int:
+    """Warm up, and return how often to run a pass so that the clock can tell."""
+    _seconds(run, WARM_UP - 1, now)
+    return max(1, math.ceil(SHORTEST / max(_seconds(run, 1, now), 1e-6)))
+
+
+def _seconds(run: Pass, times: int, now: Callable[[], float]) -> float:
+    began = now()
+    for _ in range(times):
+        run()
+    return (now() - began) / times

@@ -1,0 +1,154 @@
+"""How fast raw text becomes a data-bin: preprocess/plain_text.py against fairseq's own chain.
+
+The chain is fairseq's for RoBERTa: GPT-2 BPE line by line in a process pool, ids written as text,
+then ``fairseq-preprocess --only-source --srcdict dict.txt``. The script of its first half is in
+fairseq's examples, which are not installed with the package; :func:`encode_as_fairseq` does exactly
+what it does, with fairseq's own ``GPT2BPE``. Both sides have the same number of processes, start-up
+time counts for both, and the files they write must be equal byte for byte.
+
+  python benchmarks/preprocess.py --text wiki.train.tokens --bpe gpt2_bpe/ --megabytes 100
+"""
+
+from __future__ import annotations
+
+import argparse
+import filecmp
+import gzip
+import os
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from importlib.metadata import version
+from multiprocessing import Pool
+from pathlib import Path
+from typing import Any
+
+PROGRAM = Path(__file__).parents[1] / "preprocess" / "plain_text.py"
+_encoder: Any = None
+
+
+def _start_encoder(folder: Path) -> None:
+    from fairseq.data.encoders.gpt2_bpe import GPT2BPE, GPT2BPEConfig
+
+    global _encoder
+    vocabulary, merges = str(folder / "encoder.json"), str(folder / "vocab.bpe")
+    _encoder = GPT2BPE(GPT2BPEConfig(gpt2_encoder_json=vocabulary, gpt2_vocab_bpe=merges))
+
+
+def _encode(line: str) -> str | None:
+    line = line.strip()
+    return _encoder.encode(line) if line else None
+
+
+def encode_as_fairseq(
+    text: Path, bpe: Path, folder: Path, workers: int, keep_empty: bool = False
+) -> None:
+    """Write the ids of a text's lines as fairseq's multiprocessing_bpe_encoder does."""
+    with (
+        open(text, encoding="utf-8") as lines,
+        open(bpe, "w", encoding="utf-8") as output,
+        Pool(workers, _start_encoder, (folder,)) as pool,
+    ):
+        encoded: Iterable[str | None] = pool.imap(_encode, lines, 100)
+        for line in encoded:
+            if line is not None or keep_empty:
+                print(line or "", file=output)
+
+
+def run_chain(text: Path, dest: Path, folder: Path, workers: int) -> None:
+    """Make a data-bin with fairseq's chain."""
+    encode_as_fairseq(text, dest.with_suffix(".bpe"), folder, workers)
+    command = [Path(sys.executable).with_name("fairseq-preprocess"), "--only-source"]
+    command += ["--srcdict", folder / "dict.txt", "--trainpref", dest.with_suffix(".bpe")]
+    _run([*command, "--destdir", dest, "--workers", workers])
+
+
+def run_ours(text: Path, dest: Path, folder: Path, workers: int) -> None:
+    """Make a data-bin with this project's program."""
+    command = [sys.executable, PROGRAM, "--train", text, "--out", dest, "--workers", workers]
+    command += ["--encoder-json", folder / "encoder.json", "--vocab-bpe", folder / "vocab.bpe"]
+    _run([*command, "--dict", folder / "dict.txt", "--empty-lines", "drop"])
+
+
+def _run(command: Iterable[object]) -> None:
+    subprocess.run([str(part) for part in command], check=True, stdout=subprocess.DEVNULL)
+
+
+def write_text(source: Path, path: Path, megabytes: int) -> None:
+    """Repeat a text file, which may be compressed, until it has a size."""
+    opener = gzip.open if source.suffix == ".gz" else open
+    with opener(source, "rb") as file:
+        data = file.read()
+    with open(path, "wb") as output:
+        while output.tell() < megabytes * 10**6:
+            output.write(data)
+
+
+def processor_seconds() -> float:
+    """Return the processor time of this process and of its children that have ended."""
+    times = os.times()
+    return sum(times[:4])
+
+
+def describe_machine() -> str:
+    """Return a line about what the figures were measured on."""
+    info = Path("/proc/cpuinfo")
+    names = [
+        line.partition(":")[2].strip()
+        for line in (info.read_text().splitlines() if info.exists() else [])
+        if line.startswith("model name")
+    ]
+    packages = ", ".join(f"{name} {version(name)}" for name in ("fairseq-fixed", "tiktoken"))
+    return (
+        f"{names[0] if names else platform.processor()}, {os.cpu_count()} cores, load "
+        f"{os.getloadavg()[0]:.1f} before the run; Python {platform.python_version()}, {packages}"
+    )
+
+
+def main() -> None:
+    """Print a Markdown table, and the machine."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--text", type=Path, required=True, help="text file, also .gz")
+    parser.add_argument("--bpe", type=Path, required=True, help="encoder.json vocab.bpe dict.txt")
+    parser.add_argument("--megabytes", type=int, default=100)
+    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    args = parser.parse_args()
+    machine = describe_machine()
+    with tempfile.TemporaryDirectory() as temporary:
+        text = Path(temporary, "text")
+        write_text(args.text, text, args.megabytes)
+        size, seconds, processor = text.stat().st_size / 1e6, {}, {}
+        for name, run in {"plain_text.py": run_ours, "fairseq's chain": run_chain}.items():
+            began, busy = time.perf_counter(), processor_seconds()
+            run(text, Path(temporary, run.__name__), args.bpe, args.workers)
+            seconds[name] = time.perf_counter() - began
+            processor[name] = processor_seconds() - busy
+            if run is run_ours:
+                memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+        files = ["train.bin", "train.idx", "dict.txt"]
+        same, _, _ = filecmp.cmpfiles(
+            Path(temporary, "run_ours"), Path(temporary, "run_chain"), files, shallow=False
+        )
+    print(
+        f"| {size:.0f} MB of text, {args.workers} processes | seconds | MB/s | times as fast | "
+        "processor seconds | times as little |"
+    )
+    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    for name, taken in seconds.items():
+        ratio = seconds["fairseq's chain"] / taken
+        less = processor["fairseq's chain"] / processor[name]
+        row = (f"{taken:.1f}", f"{size / taken:.2f}", f"{ratio:.1f}", f"{processor[name]:.1f}")
+        print(f"| {name} | {' | '.join(row)} | {less:.1f} |")
+    print(f"\nequal byte for byte: {', '.join(same)} of {', '.join(files)}; ", end="")
+    print(f"largest process of plain_text.py: {memory:.0f} MiB\n{machine}")
+    sys.exit(0 if same == files else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Speed of whole training steps of fairseq's models, with each position encoding.
+
+A step is fairseq's trainer's: forward, backward, clipping and Adam, on the dummy task of a family.
+The utilisation is the model's operations a second (`measuring/flops.py` has the formula) by those
+of a large matrix product, timed in the same run. All models take turns; `stock` is fairseq's own.
+
+    python benchmarks/train.py --family causal_lm --size base --encodings rope shaw
+"""
+
+from __future__ import annotations
+
+from measuring.process import begin
+
+if __name__ == "__main__":
+    begin()
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from fairseq_posenc import registry
+from fairseq_posenc.backends.base import Call
+from measuring import page, results, timing
+from measuring.commands import DTYPES, add_common, own_command, prepare, told
+from measuring.compare import chunks
+from measuring.contenders import STOCK, Contender, backend_names, contenders
+from measuring.families import FAMILIES, Whole, build, training_step
+from measuring.flops import ceiling, model_flops
+from measuring.machine import machine
+
+
+def parse_args(words: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_common(parser, ["learned", "rope", "shaw", "m4m"])
+    add = parser.add_argument
+    add("--family", choices=FAMILIES, default="masked_lm", help="(default: masked_lm)")
+    sizes = ["tiny", "base", "large"]
+    add("--size", choices=sizes, default="base", help="fairseq's, or tiny for a try")
+    add("--layers", type=int, help="in place of the size's own")
+    add("--length", type=int, default=512, help="tokens of a sentence (default: 512)")
+    backends = "names, auto (what the package would choose) or all (default: auto)"
+    add("--backends", nargs="+", default=["auto"], metavar="NAME", help=backends)
+    return parser.parse_args(words)
+
+
+def chosen(args: argparse.Namespace) -> Whole:
+    """Return the model and its batch."""
+    size = FAMILIES[args.family].sizes[args.size]
+    size = size._replace(layers=args.layers or size.layers)
+    batch = args.batch or (8 if args.device.type == "cuda" else 1)
+    shared = (args.length, batch, args.dropout, DTYPES[args.dtype], args.device)
+    return Whole(args.family, size, *shared)
+
+
+def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return a row for stock, and one for each encoding on each backend."""
+    whole = chosen(args)
+    sides = {"encoder": args.family != "causal_lm", "decoder": args.family != "masked_lm"}
+    encodings = registry.names_for(**sides) if args.encodings == ["all"] else args.encodings
+    call = Call(
+        whole.device.type,
+        whole.dtype,
+        whole.length,
+        whole.length,
+        whole.dims.head_dim,
+        dropout=whole.dropout > 0,
+    )
+    group = contenders(encodings, backend_names(args.backends), whole.dims, call)
+    flops = model_flops(whole, len(build(STOCK, whole)[1].source_dictionary))
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for some in chunks(group):
+        for row in _rows(args, whole, [STOCK, *some], flops):
+            rows.setdefault((row["encoding"], row["backend"]), row)
+    return list(rows.values())
+
+
+def _rows(
+    args: argparse.Namespace, whole: Whole, everyone: list[Contender], flops: int
+) -> list[dict[str, Any]]:
+    names = ", ".join(each.encoding for each in everyone)
+    print(f"{whole.family}: {names} ...", file=sys.stderr, flush=True)
+    product, product_flops = ceiling(whole.dtype, whole.device)
+    passes = [*(training_step(each, whole) for each in everyone), product]
+    rounds = timing.interleaved(passes, whole.device, args.rounds, args.seconds)
+    highest = product_flops / timing.median(rounds, -1)
+    rows = []
+    for index, contender in enumerate(everyone):
+        seconds = timing.median(rounds, index)
+        rows.append(
+            {
+                "family": whole.family,
+                "layers": whole.size.layers,
+                "device": whole.device.type,
+                "encoding": contender.encoding,
+                "backend": contender.backend,
+                "length": whole.length,
+                "batch": whole.batch,
+                "dropout": whole.dropout,
+                "dtype": args.dtype,
+                "seconds": seconds,
+                "tokens_per_second": whole.batch * whole.length / seconds,
+                "ratio": timing.ratio(rounds, index, 0),
+                "flops": flops / seconds,
+                "utilisation": flops / seconds / highest,
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    """Measure, print, and keep the figures."""
+    args = parse_args(sys.argv[1:])
+    prepare(args)
+    rows = measure(args)
+    if args.json:
+        print(json.dumps(rows, indent=1))
+    else:
+        print("\n".join([f"{machine(args.device)}", "", *page.train_table(rows)]))
+    if args.save:
+        line = (args.save, "train", own_command(), machine(args.device), rows)
+        page.keep(results.Result(*line))
+
+
+if __name__ == "__main__":
+    told(main)
