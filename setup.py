@@ -15,6 +15,8 @@ PLOT = ["matplotlib"]
 # The last line of releases whose BERT still has `relative_key` attention.
 HF = ["transformers<5"]
 DEV = ["mypy", "pre-commit", "pytest", "pytest-timeout", "ruff"]
+# torch for CUDA brings it; without a GPU its interpreter runs the kernels' tests.
+TRITON = ['triton; sys_platform == "linux"']
 
 setup(
     name="fairseq-posenc",
@@ -32,10 +34,12 @@ setup(
         'fairseq-fixed==0.12.3.1; python_version >= "3.11"',
         'fairseq>=0.12.2; python_version < "3.11"',
         "numpy",
+        "regex",
         "sacrebleu",
         "sentencepiece",
+        "tiktoken",
         "torch>=2.6",  # from here on loading a checkpoint runs no code
     ],
-    extras_require={"plot": PLOT, "hf": HF, "dev": DEV + PLOT + HF},
+    extras_require={"plot": PLOT, "hf": HF, "dev": DEV + PLOT + HF + TRITON},
     entry_points={"console_scripts": ["fairseq-posenc = fairseq_posenc.cli:main"]},
 )

@@ -1,0 +1,193 @@
+"""What the programs do: options in, data-bin out."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fairseq.data import Dictionary
+
+from fairseq_posenc.errors import UserError
+
+from . import options
+from .dictionary import build_dictionary
+from .encoders.base import Encoder, Symbols, load_dictionary
+from .encoders.gpt2 import GPT2
+from .encoders.symbols import Characters, Pieces, Splitter, SymbolEncoder, words
+from .folder import Folder
+from .formats import LineFormat
+from .items import Numbers, Text, make_items
+from .pool import Pool, pool
+from .shards import Part, find_files, parts_of_shard
+from .split import Split, State
+from .store import sha256
+
+_FORMAT = 1  # of manifest.json
+# What the numbers depend on, apart from the files.
+_OPTIONS = (
+    *("words", "characters", "keep_spaces", "min_count", "max_symbols"),
+    *("sentences", "empty_lines", "longest_line", "long_lines", "invalid_lines"),
+    *("shard", "num_shards"),
+)
+_FILES = ("encoder_json", "vocab_bpe", "sentencepiece_model", "dict")
+_PACKAGES = ("regex", "sentencepiece", "tiktoken")
+
+
+def run(args: argparse.Namespace, lines: LineFormat) -> None:
+    """Make what the options ask for, going on where an earlier call was interrupted.
+
+    Args:
+        args: of :func:`options.make_parser`.
+        lines: what a line of the corpus holds.
+    """
+    options.check(args)
+    text = Text(lines, args.sentences, args.empty_lines)
+    try:
+        if args.dict_only:
+            _write_dictionary(args, text)
+        else:
+            _write_folder(args, text)
+    except KeyboardInterrupt:
+        sys.exit("interrupted; start the same command again to go on")
+
+
+def _write_dictionary(args: argparse.Namespace, text: Text) -> None:
+    path = args.out / "dict.txt"
+    if path.exists():
+        raise UserError(f"{path} is there already; delete it, or choose another --out")
+    _new_dictionary(args, text).save(str(path) + ".new")
+    os.replace(str(path) + ".new", path)
+    print(f"wrote {path}")
+
+
+def _write_folder(args: argparse.Namespace, text: Text) -> None:
+    parts = _parts(args)
+    path = args.out
+    if args.num_shards > 1:
+        path = args.out / f"shard{args.shard:0{len(str(args.num_shards - 1))}d}"
+    folder = Folder(path, _plan(args, text, parts))
+    if folder.is_done():
+        print(f"{path} is there already, made from the same text with the same options")
+        return
+    with folder.open() as done:
+        dictionary = _dictionary(args, text, folder.partial / "dict.txt")
+        numbers = Numbers(
+            _encoder(args, dictionary), Symbols.of(dictionary), args.longest_line, args.long_lines
+        )
+        with pool(args.workers, make_items, text, numbers) as opened:
+            for split in parts:
+                _write_split(split, parts[split], args, folder, numbers.symbols, opened, done)
+        summary = {"symbols": len(dictionary), "sha256": sha256(folder.partial / "dict.txt")}
+        folder.finish({"dict.txt": summary, "splits": {split: done[split] for split in parts}})
+    print(f"wrote {path}")
+
+
+def _write_split(
+    name: str,
+    parts: list[Part],
+    args: argparse.Namespace,
+    folder: Folder,
+    symbols: Symbols,
+    opened: Pool,
+    done: dict[str, Any],
+) -> None:
+    """Write a split that is not done yet; ``done`` holds results, and states of unfinished ones."""
+    if "outputs" not in done.get(name, {}):
+
+        def save(state: State) -> None:
+            folder.save({**done, name: state.to_json()})
+            print(f"{name}: {state.counts['tokens']:,} tokens", file=sys.stderr, flush=True)
+
+        documents, skip = args.empty_lines == "documents", args.invalid_lines == "skip"
+        state = State.of(done[name]) if name in done else State()
+        prefix = folder.partial / name
+        done[name] = Split(prefix, parts, symbols, documents, skip, state, save).write(opened)
+        folder.save(done)
+    (folder.partial / f"{name}.sizes").unlink(missing_ok=True)
+    _report(name, done[name]["counts"])
+
+
+def _report(name: str, counts: dict[str, int]) -> None:
+    shown = ", ".join(f"{value:,} {key.replace('_', ' ')}" for key, value in counts.items())
+    print(f"{name}: {shown}")
+    if counts.get("special_tokens"):
+        print(
+            f"warning: {name} has {counts['special_tokens']:,} words that fairseq takes for <s>, "
+            "</s> or <pad>",
+            file=sys.stderr,
+        )
+
+
+def _parts(args: argparse.Namespace) -> dict[str, list[Part]]:
+    """Return what each split is made of; fairseq reads valid and test in the first shard alone."""
+    found = {}
+    for split in options.SPLITS:
+        if not (inputs := getattr(args, split)):
+            continue
+        if split == "train":
+            found[split] = parts_of_shard(find_files(inputs), args.shard, args.num_shards)
+        elif args.shard == 0:
+            found[split] = parts_of_shard(find_files(inputs), 0, 1)
+    return found
+
+
+def _plan(args: argparse.Namespace, text: Text, parts: dict[str, list[Part]]) -> dict[str, Any]:
+    files = {name: getattr(args, name) for name in _FILES if getattr(args, name)}
+    return {
+        "format": _FORMAT,
+        "options": {name: getattr(args, name) for name in _OPTIONS},
+        "corpus": getattr(text.lines, "__name__", None) or repr(text.lines),
+        "files": {name: sha256(_existing(name, path)) for name, path in files.items()},
+        "inputs": {s: hashlib.sha256(json.dumps(p).encode()).hexdigest() for s, p in parts.items()},
+        "packages": {name: version(name) for name in _PACKAGES},
+    }
+
+
+def _existing(option: str, path: Path) -> Path:
+    if not path.is_file():
+        raise UserError(f"--{option.replace('_', '-')} {path} is not there")
+    return path
+
+
+def _dictionary(args: argparse.Namespace, text: Text, path: Path) -> Dictionary:
+    """Return the dictionary, and write it if it is not there from an earlier call."""
+    if not path.exists():
+        if args.dict:
+            dictionary = load_dictionary(args.dict)
+        elif args.sentencepiece_model:
+            dictionary = Pieces(args.sentencepiece_model).dictionary()
+        else:
+            dictionary = _new_dictionary(args, text)
+        dictionary.save(str(path) + ".new")
+        os.replace(str(path) + ".new", path)
+    return load_dictionary(path)
+
+
+def _new_dictionary(args: argparse.Namespace, text: Text) -> Dictionary:
+    return build_dictionary(
+        parts_of_shard(find_files(args.train), 0, 1),
+        text,
+        _splitter(args),
+        args.workers,
+        min_count=args.min_count,
+        max_symbols=args.max_symbols,
+        skip_invalid=args.invalid_lines == "skip",
+    )
+
+
+def _splitter(args: argparse.Namespace) -> Splitter:
+    if args.sentencepiece_model:
+        return Pieces(args.sentencepiece_model)
+    return Characters(args.keep_spaces) if args.characters else words
+
+
+def _encoder(args: argparse.Namespace, dictionary: Dictionary) -> Encoder:
+    if args.encoder_json:
+        return GPT2(args.encoder_json, args.vocab_bpe, dictionary)
+    return SymbolEncoder(_splitter(args), dictionary)

@@ -1,0 +1,1 @@
+"""Text to the numbers of fairseq's dictionary."""

@@ -1,0 +1,43 @@
+"""Items that are too long, and the empty items between documents."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def split_long(sizes: np.ndarray, longest: int) -> np.ndarray:
+    """Return the sizes with long ones cut into as few parts as possible, of nearly equal size.
+
+    Equal parts leave no rest of a single ``</s>``, which fairseq takes for the end of a document.
+    """
+    parts = -(-sizes // longest)
+    if (parts <= 1).all():
+        return sizes
+    whole, number = np.repeat(sizes, parts), np.repeat(parts, parts)
+    which = np.arange(len(number)) - np.repeat(np.cumsum(parts) - parts, parts)
+    return (whole // number + (which < whole % number)).astype(sizes.dtype)
+
+
+def between_documents(keep: np.ndarray, blank: np.ndarray) -> tuple[np.ndarray, bool, bool]:
+    """Leave one empty item between documents, and none before the first and after the last.
+
+    In fairseq's ``complete`` mode each is an extra ``</s>``, of which RoBERTa has one a document.
+
+    Args:
+        keep: which items are kept so far.
+        blank: which items are empty lines.
+
+    Returns:
+        Which items to keep, and whether there were empty ones at the beginning and at the end.
+    """
+    kept = np.flatnonzero(keep)
+    empty = blank[kept]
+    full = np.flatnonzero(~empty)
+    if not len(full):
+        return np.zeros_like(keep), len(kept) > 0, len(kept) > 0
+    follows_text = np.concatenate([[False], ~empty[:-1]])
+    inside = np.arange(len(kept)) < full[-1]
+    chosen = ~empty | (follows_text & inside)
+    result = np.zeros_like(keep)
+    result[kept[chosen]] = True
+    return result, bool(empty[0]), bool(empty[-1])

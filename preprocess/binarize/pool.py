@@ -1,0 +1,96 @@
+"""Work on chunks in several processes: results in order, few chunks in memory."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from typing import Any, Callable, TypeVar
+
+from fairseq_posenc.errors import UserError
+
+from .items import start_worker
+
+Mark = TypeVar("Mark")
+Result = TypeVar("Result")
+_AHEAD = 3  # chunks for each worker that may be waiting or done
+
+
+def available_cores() -> int:
+    """Return the number of processor cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class Pool:
+    """Worker processes that all do one thing.
+
+    Args:
+        workers: their number.
+        function: what they do, called as ``function(data, *arguments)``.
+        arguments: given to the workers when they start.
+    """
+
+    def __init__(self, workers: int, function: Callable[..., Any], *arguments: Any) -> None:
+        # Forked workers share the vocabulary, and need not import anything.
+        context = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
+        self._ahead = workers * _AHEAD
+        self._executor = ProcessPoolExecutor(
+            workers, context, initializer=_start, initargs=(function, arguments)
+        )
+
+    def map(self, chunks: Iterable[tuple[Mark, bytes]]) -> Iterator[tuple[Mark, Any]]:
+        """Yield each chunk's mark with the function's result, in order.
+
+        Raises:
+            UserError: a worker was killed.
+        """
+        pending: deque[tuple[Mark, Future[Any]]] = deque()
+        try:
+            for mark, data in chunks:
+                pending.append((mark, self._executor.submit(_call, data)))
+                if len(pending) >= self._ahead:
+                    mark, future = pending.popleft()
+                    yield mark, future.result()
+            while pending:
+                mark, future = pending.popleft()
+                yield mark, future.result()
+        except BrokenProcessPool:
+            raise UserError(
+                "a worker process was ended from outside, often for lack of memory; "
+                "start the same command again, perhaps with fewer --workers, to go on"
+            ) from None
+
+    def close(self) -> None:
+        """End the workers; what they have not begun is dropped."""
+        self._executor.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def pool(workers: int, function: Callable[..., Any], *arguments: Any) -> Iterator[Pool]:
+    """Open a :class:`Pool` for the time of a ``with`` block."""
+    opened = Pool(workers, function, *arguments)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+_task: tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+def _start(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    global _task
+    start_worker()
+    _task = (function, arguments)
+
+
+def _call(data: bytes) -> Any:
+    function, arguments = _task
+    return function(data, *arguments)

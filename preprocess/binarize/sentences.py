@@ -1,0 +1,66 @@
+"""One sentence a line: a rule-based splitter for European languages and Chinese.
+
+A sentence ends at ``.``, ``!``, ``?`` or ``…``, with the quotes and brackets that close after it,
+if white space and then a capital, a digit or an opening quote or bracket follow; but not after a
+known abbreviation, an initial or a number that begins a line. It ends at ``。``, ``！`` and ``？``
+with or without white space. Tokenised text, with a space before the full stop, is split likewise.
+Only white space between sentences is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import regex
+
+# Before a name or a number, so that a capital after them begins no sentence.
+_ABBREVIATION_LIST = """
+mr mrs ms dr prof st messrs mme mlle mgr gen col lt capt cpt cmdr adm maj sgt cpl pvt rev hon gov
+sen rep pres supt det insp no nos vol vols fig figs eq eqs sec ch p pp pg v vs c ca cf approx al ed
+eds trans lit mt ft jan feb mar apr jun jul aug sep sept oct nov dec mon tue tues wed thu thurs fri
+e.g i.e viz bros op dept univ assn bzw usw z.b d.h nr str bd hrsg dir env
+"""
+# What rarely follows an initial or "U.S." inside a sentence.
+_STARTER_LIST = """
+the this that these those a an it its he she they we i you his her their our my in on at by for from
+to with as after before during when while since although though however but and or if there here
+then thus so some many most all both each no not one what who why how
+"""
+_ABBREVIATIONS = frozenset(_ABBREVIATION_LIST.split())
+_STARTERS = frozenset(_STARTER_LIST.split())
+_CLOSERS = r"""["'”’»)\]}]*"""
+_OPENING = "\"'“‘„«([{¿¡ "
+_OPENERS = r"""["'“‘„«(\[{¿¡]*"""
+_NEXT = rf"(?P<next>{_OPENERS}\s?[\p{{Lu}}\p{{Lo}}\p{{N}}]\p{{L}}*)"
+_WESTERN = rf"(?P<ends>[.!?…]+{_CLOSERS})\s+(?={_NEXT})"
+_CHINESE = r"(?P<full>[。！？]+[”’」』）》】〕]*)\s*(?=\S)"
+_BOUNDARY = regex.compile(f"{_WESTERN}|{_CHINESE}")
+_LONGEST_WORD = 40
+_INITIAL = regex.compile(r"\p{Lu}|\p{L}(\.\p{L})+")
+
+
+def split_sentences(line: str) -> Iterator[str]:
+    """Yield the sentences of a line, without white space at their ends."""
+    begin = 0
+    for found in _BOUNDARY.finditer(line):
+        end = found.end("full") if found["full"] else found.end("ends")
+        if found["full"] or _ends_sentence(line, begin, found):
+            yield line[begin:end].strip()
+            begin = end
+    if rest := line[begin:].strip():
+        yield rest
+
+
+def _ends_sentence(line: str, begin: int, found: regex.Match[str]) -> bool:
+    if found["ends"] != ".":
+        return True
+    # No word that matters is longer; looking at all of a long line would take quadratic time.
+    before = line[max(begin, found.start() - _LONGEST_WORD) : found.start()].split()
+    if not before:
+        return True
+    word, follower = before[-1].lstrip(_OPENING), found["next"].strip(_OPENING).lower()
+    if word.lower() in _ABBREVIATIONS:
+        return word.lower() == "no" and follower in _STARTERS
+    if _INITIAL.fullmatch(word):
+        return follower in _STARTERS
+    return not (word.isdigit() and line[begin : found.start()].strip() == word)

@@ -1,0 +1,87 @@
+"""Which bytes of which files a shard is made of."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fairseq_posenc.errors import UserError
+
+COMPRESSED = (".gz", ".bz2", ".xz")  # decompressed on reading, by the end of the name
+_BLOCK_BYTES = 1 << 20
+
+
+class Part(NamedTuple):
+    """The bytes ``start`` to ``end`` of a file, whole lines; a compressed file is never divided."""
+
+    path: str
+    start: int
+    end: int
+
+
+def find_files(inputs: Sequence[str]) -> list[str]:
+    """Return the given files; for a directory all files below it by name, hidden ones excepted.
+
+    Raises:
+        UserError: nothing is there.
+    """
+    found: list[str] = []
+    for given in inputs:
+        path = Path(given)
+        if path.is_dir():
+            below = (file for file in path.rglob("[!.]*") if file.is_file())
+            found += sorted(map(str, below))
+        elif path.is_file():
+            found.append(given)
+        else:
+            raise UserError(f"{given} is not there; give local files or directories")
+    if not any(os.path.getsize(path) for path in found):
+        raise UserError(f"no text in {', '.join(inputs)}")
+    return found
+
+
+def parts_of_shard(files: Sequence[str], shard: int, num_shards: int) -> list[Part]:
+    """Return what one of several shards reads, in order.
+
+    Shards have about the same number of bytes; of files, if all are compressed.
+
+    Raises:
+        UserError: nothing is left for this shard.
+    """
+    whole = all(map(is_compressed, files))
+    sizes = [1 if whole else os.path.getsize(path) for path in files]
+    low, high = (sum(sizes) * number // num_shards for number in (shard, shard + 1))
+    parts, begins = [], 0
+    for path, size in zip(files, sizes):
+        if is_compressed(path):
+            start, end = 0, os.path.getsize(path) if low <= begins < high else 0
+        else:
+            start = _line_start(path, min(max(low - begins, 0), size))
+            end = _line_start(path, min(max(high - begins, 0), size))
+        if start < end:
+            parts.append(Part(path, start, end))
+        begins += size
+    if not parts:
+        raise UserError(
+            f"shard {shard} of {num_shards} would be empty: lines and compressed files are not "
+            "divided; use fewer shards"
+        )
+    return parts
+
+
+def is_compressed(path: str) -> bool:
+    """Return whether a file is decompressed on reading, by the end of its name."""
+    return Path(path).suffix in COMPRESSED
+
+
+def _line_start(path: str, offset: int) -> int:
+    """Return where the first line at or after an offset begins."""
+    with open(path, "rb") as file:
+        if offset == 0:
+            return 0
+        file.seek(offset - 1)
+        while (line := file.readline(_BLOCK_BYTES)) and not line.endswith(b"\n"):
+            continue
+        return file.tell()

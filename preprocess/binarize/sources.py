@@ -1,0 +1,134 @@
+"""Reading files as chunks of whole lines."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import hashlib
+import io
+import lzma
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Callable, NamedTuple, cast
+
+from fairseq_posenc.errors import UserError
+
+from .shards import Part
+
+CHUNK_BYTES = 1 << 20
+_LONGEST_LINE = 1 << 28  # bytes; a chunk is held in memory several times
+_OPENERS: dict[str, Callable[..., object]] = {
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+}
+_BROKEN = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, OSError)
+
+
+class Chunk(NamedTuple):
+    """Whole lines of a part.
+
+    Attributes:
+        data: the bytes, decompressed.
+        offset: where the next chunk begins, counted in decompressed bytes from the part's start.
+        lines: number of lines.
+    """
+
+    data: bytes
+    offset: int
+    lines: int
+
+
+class _Hashed(io.RawIOBase):
+    """The bytes of a part, as a file that computes their SHA-256 while it is read."""
+
+    def __init__(self, part: Part) -> None:
+        self._file = open(part.path, "rb")  # noqa: SIM115  (closed with this object)
+        self._file.seek(part.start)
+        self._left = part.end - part.start
+        self.digest = hashlib.sha256()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        data = self._file.read(min(len(memoryview(buffer)), self._left))  # type: ignore[arg-type]
+        memoryview(buffer)[: len(data)] = data  # type: ignore[arg-type]
+        self._left -= len(data)
+        self.digest.update(data)
+        return len(data)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+class Reader:
+    """Reads a part chunk by chunk, in constant memory.
+
+    Args:
+        part: what to read.
+        offset: :attr:`Chunk.offset` of the last chunk that is done already; 0 for none.
+        line: number of lines up to there.
+    """
+
+    def __init__(self, part: Part, offset: int = 0, line: int = 0) -> None:
+        self.part, self._offset, self._line = part, offset, line
+        self._raw = _Hashed(part)
+
+    def sha256(self) -> str:
+        """Return the checksum of the part as it is on disk, once all chunks are read."""
+        return self._raw.digest.hexdigest()
+
+    def __iter__(self) -> Iterator[Chunk]:
+        """Yield the chunks.
+
+        Raises:
+            UserError: the file cannot be decompressed, or a line has no end.
+        """
+        try:
+            with io.BufferedReader(self._raw, CHUNK_BYTES) as raw:
+                opener = _OPENERS.get(Path(self.part.path).suffix)
+                file = cast("IO[bytes]", opener(raw) if opener else raw)
+                self._skip(file)
+                yield from self._chunks(file)
+        except _BROKEN as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # of the disk, not of the compressed data
+            raise UserError(f"{self.part.path} is damaged: {error}; fetch it again") from error
+
+    def _skip(self, file: IO[bytes]) -> None:
+        left = self._offset
+        while left and (data := file.read(min(left, CHUNK_BYTES))):
+            left -= len(data)
+
+    def _chunks(self, file: IO[bytes]) -> Iterator[Chunk]:
+        pending: list[bytes] = []
+        held = 0
+        while block := file.read(CHUNK_BYTES):
+            head, newline, tail = block.rpartition(b"\n")
+            if newline:
+                yield self._chunk(b"".join([*pending, head, newline]))
+                pending, held = [], 0
+            pending.append(tail)
+            held += len(tail)
+            if held > _LONGEST_LINE:
+                raise UserError(
+                    f"{self.part.path}, line {self._line + 1}: more than {_LONGEST_LINE >> 20} MiB "
+                    "without an end of line; is this a text file?"
+                )
+        if held:
+            yield self._chunk(b"".join(pending))
+
+    def _chunk(self, data: bytes) -> Chunk:
+        self._offset += len(data)
+        lines = count_lines(data)
+        self._line += lines
+        return Chunk(data, self._offset, lines)
+
+
+def count_lines(data: bytes) -> int:
+    r"""Return the number of lines as Python reads them: ``\n``, ``\r\n`` and ``\r`` end one."""
+    ends = data.count(b"\n") + data.count(b"\r") - data.count(b"\r\n")
+    return ends + (data[-1:] not in (b"\n", b"\r", b""))

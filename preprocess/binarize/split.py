@@ -1,0 +1,186 @@
+"""One split of a data-bin (train, valid or test): its files, through the workers, to the disk."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, NamedTuple, Optional
+
+import numpy as np
+
+from fairseq_posenc.errors import UserError
+
+from .encoders.base import Symbols
+from .items import Items, describe_invalid
+from .pool import Pool
+from .shards import Part
+from .sources import Reader
+from .store import SIZE, Position, Store, sha256
+
+SECONDS_BETWEEN_SAVES = 10.0
+_SHOWN = 10  # messages about invalid lines; the counts are complete
+
+
+@dataclass
+class State:
+    """How far a split is; everything before it is safely on disk.
+
+    Attributes:
+        part: number of the part being read.
+        offset: decompressed bytes of it that are done.
+        line: lines of it that are done.
+        position: of the data set.
+        document_ended: whether an empty item is due before the next item.
+        counts: of the whole split so far.
+        inputs: for each part that is done, what the manifest says about it.
+        messages: about the first invalid lines.
+    """
+
+    part: int = 0
+    offset: int = 0
+    line: int = 0
+    position: Position = field(default_factory=Position)
+    document_ended: bool = False
+    counts: Counter[str] = field(default_factory=Counter)
+    inputs: list[dict[str, Any]] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, saved: dict[str, Any]) -> State:
+        """Return a state that was saved as JSON."""
+        saved = {**saved, "position": Position(*saved["position"])}
+        return cls(**{**saved, "counts": Counter(saved["counts"])})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the state as JSON can hold it."""
+        return dict(vars(self))
+
+
+class _Mark(NamedTuple):
+    """Where a chunk ends; at the end of a part an empty chunk brings the part's checksum."""
+
+    part: int
+    offset: int
+    lines: int
+    sha256: Optional[str]
+
+
+class Split:
+    """Writes one split, from the beginning or from a saved state.
+
+    Args:
+        prefix: path of the data set without ending.
+        parts: what it is made of.
+        symbols: of the dictionary.
+        documents: whether documents, and so files, are set apart by an empty item.
+        skip_invalid: leave invalid lines out and count them, instead of stopping at the first.
+        state: where to go on.
+        save: called now and then with the state, to be brought to the disk.
+    """
+
+    def __init__(
+        self,
+        prefix: Path,
+        parts: Sequence[Part],
+        symbols: Symbols,
+        documents: bool,
+        skip_invalid: bool,
+        state: State,
+        save: Callable[[State], None],
+    ) -> None:
+        self._parts, self._documents, self._skip_invalid = parts, documents, skip_invalid
+        self._state, self._save, self._saved = state, save, time.monotonic()
+        self._store = Store(prefix, symbols.dtype, state.position)
+        self._end = np.array([symbols.eos], symbols.dtype).tobytes()
+        self._one = np.array([1], SIZE).tobytes()
+        self._prefix = prefix
+
+    def write(self, pool: Pool) -> dict[str, Any]:
+        """Write what is left of the split and return what the manifest says about it.
+
+        Raises:
+            UserError: a line is invalid, or there is no text.
+        """
+        try:
+            for mark, items in pool.map(self._chunks()):
+                self._check(items, mark)
+                self._append(items)
+                self._advance(mark)
+                if time.monotonic() - self._saved >= SECONDS_BETWEEN_SAVES:
+                    self._save_state()
+            if not self._store.position.items:
+                raise UserError(f"{self._prefix.name}: nothing is left of its text")
+            self._store.finish()
+        finally:
+            self._store.close()
+        return self._summary()
+
+    def _chunks(self) -> Iterator[tuple[_Mark, bytes]]:
+        """Yield the chunks of all parts, and an empty one at the end of each."""
+        state = self._state
+        offset, line = state.offset, state.line
+        for number in range(state.part, len(self._parts)):
+            reader = Reader(self._parts[number], offset, line)
+            for chunk in reader:
+                offset = chunk.offset
+                yield _Mark(number, offset, chunk.lines, None), chunk.data
+            yield _Mark(number, offset, 0, reader.sha256()), b""
+            offset, line = 0, 0
+
+    def _advance(self, mark: _Mark) -> None:
+        state = self._state
+        state.part, state.offset, state.line = mark.part, mark.offset, state.line + mark.lines
+        if mark.sha256 is None:
+            return
+        part = self._parts[mark.part]._asdict()
+        state.inputs.append({**part, "lines": state.line, "sha256": mark.sha256})
+        state.part, state.offset, state.line = mark.part + 1, 0, 0
+        state.document_ended = True
+
+    def _append(self, items: Items) -> None:
+        state = self._state
+        state.counts.update(items.counts)
+        state.document_ended |= items.begins_document
+        if not items.sizes:
+            return
+        if self._documents and state.document_ended and self._store.position.items:
+            self._store.append(self._end, self._one)
+            state.counts.update(items=1, tokens=1, document_ends=1)
+        self._store.append(items.tokens, items.sizes)
+        state.document_ended = items.ends_document
+
+    def _check(self, items: Items, mark: _Mark) -> None:
+        part = self._parts[mark.part]
+        if items.counts["lines"] != mark.lines:
+            raise RuntimeError(f"{part}: {items.counts['lines']} of {mark.lines} lines came back")
+        for message in describe_invalid(items.invalid, part.path, self._state.line):
+            where = f"{message} (counted from byte {part.start})" if part.start else message
+            if not self._skip_invalid:
+                raise UserError(f"{where}; mend the file, or use --invalid-lines skip")
+            if len(self._state.messages) < _SHOWN:
+                self._state.messages.append(where)
+                print(f"skipped {where}", file=sys.stderr)
+
+    def _save_state(self) -> None:
+        self._state.position = self._store.sync()
+        self._save(self._state)
+        self._saved = time.monotonic()
+
+    def _summary(self) -> dict[str, Any]:
+        counts, position = self._state.counts, self._store.position
+        if (counts["items"], counts["tokens"]) != position:
+            raise RuntimeError(f"{self._prefix}: {position} were written, but counted: {counts}")
+        outputs = [self._prefix.with_suffix(suffix) for suffix in (".bin", ".idx")]
+        return {
+            "counts": dict(sorted(counts.items())),
+            "invalid_lines": self._state.messages,
+            "inputs": self._state.inputs,
+            "outputs": {
+                path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)}
+                for path in outputs
+            },
+        }

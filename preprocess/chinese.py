@@ -1,0 +1,21 @@
+r"""Chinese plain text to a fairseq data-bin, every character a token.
+
+The dictionary is made from the training text, unless --dict names one. Text is not normalised.
+
+  python preprocess/chinese.py --train zh.train --valid zh.valid --test zh.test \
+      --out data-bin/zh --min-count 5 --longest-line 512
+"""
+
+from __future__ import annotations
+
+from binarize import command, formats, options
+
+
+def main() -> None:
+    """Run the program."""
+    args = options.make_parser(__doc__, characters=True).parse_args()
+    command.run(args, formats.plain)
+
+
+if __name__ == "__main__":
+    main()

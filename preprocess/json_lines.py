@@ -1,0 +1,25 @@
+r"""Files with a JSON object a line (C4, the Pile, WikiExtractor --json) to a fairseq data-bin.
+
+One field of each object holds a document.
+
+  python preprocess/json_lines.py --train c4/c4-train.*.json.gz --out data-bin/c4 \
+      --valid c4/c4-validation.00000-of-00008.json.gz \
+      --encoder-json encoder.json --vocab-bpe vocab.bpe --dict dict.txt \
+      --sentences --longest-line 511 --shard 3 --num-shards 16
+"""
+
+from __future__ import annotations
+
+from binarize import command, formats, options
+
+
+def main() -> None:
+    """Run the program."""
+    parser = options.make_parser(__doc__)
+    parser.add_argument("--field", default="text", help="with the document (default: %(default)s)")
+    args = parser.parse_args()
+    command.run(args, formats.JsonField(args.field))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+r"""Plain text files (BooksCorpus, OpenWebText, any text of yours) to a fairseq data-bin.
+
+A line is a paragraph or a sentence; an empty line, and the end of a file, end a document.
+
+  python preprocess/plain_text.py --train books/ --valid valid.txt --out data-bin/books \
+      --encoder-json encoder.json --vocab-bpe vocab.bpe --dict dict.txt \
+      --sentences --longest-line 511
+"""
+
+from __future__ import annotations
+
+from binarize import command, formats, options
+
+
+def main() -> None:
+    """Run the program."""
+    command.run(options.make_parser(__doc__).parse_args(), formats.plain)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+r"""WikiExtractor's text files (AA/wiki_00 ...) to a fairseq data-bin.
+
+Each article stands between <doc ...> and </doc>; its title is its first line.
+
+  python -m wikiextractor.WikiExtractor enwiki-latest-pages-articles.xml.bz2 -o extracts
+  python preprocess/wikipedia.py --train extracts/ --out data-bin/wiki \
+      --encoder-json encoder.json --vocab-bpe vocab.bpe --dict dict.txt \
+      --sentences --longest-line 511
+"""
+
+from __future__ import annotations
+
+from binarize import command, formats, options
+
+
+def main() -> None:
+    """Run the program."""
+    command.run(options.make_parser(__doc__).parse_args(), formats.wikipedia)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+r"""WikiText-2 or WikiText-103 to a fairseq data-bin: train, valid and test.
+
+A line is a paragraph, a heading between equal signs, or empty. As they stand, all lines become
+items, the empty ones too: that is fairseq's own recipe for its language models and RoBERTa. With
+--articles an empty item stands only where an article ends. With GPT-2 BPE take the raw files
+(wikitext-103-raw), which have no <unk>; with --words, those with <unk>.
+
+  python preprocess/wikitext.py --train wiki.train.raw --valid wiki.valid.raw \
+      --test wiki.test.raw --out data-bin/wikitext-103 \
+      --encoder-json encoder.json --vocab-bpe vocab.bpe --dict dict.txt
+"""
+
+from __future__ import annotations
+
+from binarize import command, formats, options
+
+
+def main() -> None:
+    """Run the program."""
+    parser = options.make_parser(__doc__)
+    parser.set_defaults(empty_lines=None)
+    parser.add_argument("--articles", action="store_true", help="set articles apart, not lines")
+    parser.add_argument("--no-headings", action="store_true", help="leave the headings out")
+    args = parser.parse_args()
+    args.empty_lines = args.empty_lines or ("documents" if args.articles else "keep")
+    command.run(args, formats.WikiText(args.articles, not args.no_headings))
+
+
+if __name__ == "__main__":
+    main()
