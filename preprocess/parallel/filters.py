@@ -1,0 +1,40 @@
+"""Which pairs are worth training on; validation and test sets are never filtered."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple, Optional
+
+Pieces = list[list[int]]
+
+
+class Limits(NamedTuple):
+    """What a pair to train on may be.
+
+    Attributes:
+        max_length: most pieces on either side.
+        max_ratio: most pieces of the longer side for each piece of the shorter one.
+    """
+
+    max_length: int
+    max_ratio: float
+
+    def reason(self, source: list[int], target: list[int]) -> Optional[str]:
+        """Return why a pair is dropped, or None if it is kept."""
+        shorter, longer = sorted((len(source), len(target)))
+        if not shorter:
+            return "empty"
+        if longer > self.max_length:
+            return "too long"
+        if longer > self.max_ratio * shorter:
+            return "lengths too different"
+        return None
+
+
+def keep(source: Pieces, target: Pieces, limits: Limits) -> tuple[Pieces, Pieces, dict[str, int]]:
+    """Return both sides of the pairs that are kept, and how many were dropped for each reason."""
+    reasons = [limits.reason(*pair) for pair in zip(source, target)]
+    dropped = Counter({"empty": 0, "too long": 0, "lengths too different": 0})
+    dropped.update(reason for reason in reasons if reason)
+    kept = [index for index, reason in enumerate(reasons) if reason is None]
+    return [source[index] for index in kept], [target[index] for index in kept], dict(dropped)

@@ -1,0 +1,179 @@
+"""IWSLT 2017 as published: tagged talks to train on, XML files to validate and test on.
+
+Cettolo et al. 2017, "Overview of the IWSLT 2017 Evaluation Campaign". A release holds, for a pair
+such as fr-en, ``train.tags.fr-en.{fr,en}`` and ``IWSLT17.TED.SET.fr-en.{fr,en}.xml``, where SET is
+dev2010, or tst2010 to tst2015.
+"""
+
+from __future__ import annotations
+
+import re
+import tarfile
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+from xml.sax.saxutils import unescape
+
+from fairseq_posenc.errors import UserError
+from parallel.files import read_bytes
+from parallel.texts import Corpus, Split, Text, check, decode, sha256
+
+# Lines about a talk; all other lines of a train file are its text. Titles and descriptions are
+# about the talk, too: they are written by others, and are not always translated.
+_ABOUT = re.compile(
+    r"\s*</?(url|keywords|speaker|talkid|title|description|reviewer|translator|doc|transcript)"
+    r"\b[^>]*>"
+)
+_FIRST_TAG = "url"  # of each talk
+_SEGMENT = re.compile(r'\s*<seg id="([^"]*)">(.*)</seg>\s*')
+_ENTITIES = {"&quot;": '"', "&apos;": "'"}
+
+
+class _Talks(NamedTuple):
+    """A train file.
+
+    Attributes:
+        text: its lines of text.
+        starts: of each talk, how many lines of text come before, and the line where it begins.
+        tags: how many lines about the talks each tag has.
+    """
+
+    text: Text
+    starts: list[tuple[int, int]]
+    tags: Counter[str]
+
+
+class _Release:
+    """The files of a release, in an archive or a folder, by name."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._contents = _read_folder(path) if path.is_dir() else _read_archive(path)
+        self.inputs = {} if path.is_dir() else {path.name: sha256(read_bytes(path))}
+
+    def read(self, pattern: str, languages: tuple[str, str], language: str) -> Text:
+        """Return one side of a file; the pair may be named in either order."""
+        source, target = languages
+        names = [pattern.format(f"{a}-{b}.{language}") for a, b in (languages, (target, source))]
+        for name in names:
+            if name in self._contents:
+                if self._path.is_dir():
+                    self.inputs[name] = sha256(self._contents[name])
+                return decode(self._contents[name], f"{self._path}: {name}")
+        there = ", ".join(sorted(self._contents)[:20]) or "nothing"
+        raise UserError(
+            f"{self._path}: {names[0]} is not in it, but {there}; give the release of {source}-"
+            f"{target}, and name sets that it has"
+        )
+
+
+def read_iwslt(
+    path: Path, languages: tuple[str, str], valid: Sequence[str], test: Sequence[str]
+) -> Corpus:
+    """Read a release of IWSLT 2017.
+
+    Args:
+        path: the ``.tgz`` file, or a folder with its files.
+        languages: source and target.
+        valid: names of the sets to validate on, such as ``dev2010``.
+        test: names of the sets to test on, such as ``tst2015``.
+
+    Raises:
+        UserError: a file is missing, damaged, not UTF-8, or does not fit the other side.
+    """
+    release = _Release(path)
+    sides = [_talks(release.read("train.tags.{}", languages, side)) for side in languages]
+    _check_talks(*sides)
+
+    def split(name: str) -> Split:
+        pattern = f"IWSLT17.TED.{name}.{{}}.xml"
+        return _segments(name, *(release.read(pattern, languages, side) for side in languages))
+
+    return Corpus(
+        check(Split("train", sides[0].text, sides[1].text), keep_all=False),
+        [check(split(name), keep_all=True) for name in valid],
+        [check(split(name), keep_all=True) for name in test],
+        release.inputs,
+        {language: dict(talks.tags) for language, talks in zip(languages, sides)},
+    )
+
+
+def _read_folder(path: Path) -> dict[str, bytes]:
+    names = ("train.tags.*", "IWSLT17.TED.*.xml")
+    return {file.name: read_bytes(file) for name in names for file in sorted(path.rglob(name))}
+
+
+def _read_archive(path: Path) -> dict[str, bytes]:
+    contents = {}
+    try:
+        with tarfile.open(path) as archive:
+            for member in archive:
+                if member.isfile():
+                    opened = archive.extractfile(member)
+                    contents[Path(member.name).name] = opened.read() if opened else b""
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; give the .tgz of the release") from None
+    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+        raise UserError(f"{path}: not a whole .tgz archive ({error}); fetch it again") from None
+    return contents
+
+
+def _talks(text: Text) -> _Talks:
+    lines: list[str] = []
+    numbers, starts = [], []
+    tags: Counter[str] = Counter()
+    for number, line in zip(text.numbers, text.lines):
+        if found := _ABOUT.match(line):
+            tags[found[1]] += 1
+            if found[1] == _FIRST_TAG:
+                starts.append((len(lines), number))
+        else:
+            lines.append(unescape(line, _ENTITIES))
+            numbers.append(number)
+    return _Talks(Text(text.origin, lines, numbers), starts, tags)
+
+
+def _check_talks(source: _Talks, target: _Talks) -> None:
+    """Find the talk that is not aligned, not just that the files are not."""
+    for talk, (here, there) in enumerate(zip(source.starts, target.starts), start=1):
+        if here[0] != there[0]:
+            raise UserError(
+                f"{source.text.origin}, line {here[1]}: talk {talk} begins after {here[0]:,} lines "
+                f"of text, but after {there[0]:,} in {target.text.origin}, line {there[1]}: the "
+                "talk before it is not aligned; fetch the release again"
+            )
+
+
+def _segments(name: str, *texts: Text) -> Split:
+    sides, places = zip(*map(_side, texts))
+    for index, (here, there) in enumerate(zip(*places)):
+        if here != there:
+            raise UserError(
+                f"{sides[0].where(index)}: this is segment {here[1]} of document {here[0]}, but "
+                f"{sides[1].where(index)}: segment {there[1]} of document {there[0]}; both files "
+                "must have the same segments"
+            )
+    return Split(name, *sides)
+
+
+def _side(text: Text) -> tuple[Text, list[tuple[int, str]]]:
+    """Return the segments of an XML file, and of each its document's number and its own."""
+    lines, numbers, places = [], [], []
+    document = 0
+    for number, line in zip(text.numbers, text.lines):
+        document += "<doc " in line
+        if "<seg" in line:
+            found = _SEGMENT.fullmatch(line)
+            if found is None or "<seg" in found[2]:
+                raise UserError(
+                    f'{text.origin}, line {number}: a segment must be <seg id="1">TEXT</seg>, on a '
+                    "line of its own; fetch the release again"
+                )
+            lines.append(unescape(found[2].strip(), _ENTITIES))
+            numbers.append(number)
+            places.append((document, found[1]))
+    if not lines:
+        raise UserError(f"{text.origin}: there is no <seg> in it; give an IWSLT file")
+    return Text(text.origin, lines, numbers), places

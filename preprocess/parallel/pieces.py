@@ -1,0 +1,103 @@
+"""Sentencepieces whose numbers are also fairseq's, so that nothing is translated between the two.
+
+The text itself is not changed (no Unicode normalisation; only runs of white space become one
+space), so pieces joined again are the text that they were made from. The single exception is a
+character that the training text does not have: it becomes ``<unk>``.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import sentencepiece
+
+from fairseq_posenc.errors import UserError
+from parallel.filters import Pieces
+
+_UNKNOWN, _SPECIAL = 3, 4  # number of <unk>, and of all symbols that fairseq puts first
+_LONGEST_LINE = 1 << 20  # bytes; sentencepiece's own limit would leave out lines without a word
+
+
+def train(lines: Iterable[str], vocab_size: int, model_type: str) -> bytes:
+    """Learn sentencepieces and return the model, the content of a ``.model`` file.
+
+    Args:
+        lines: the text.
+        vocab_size: number of pieces, the four special symbols included.
+        model_type: ``bpe`` or ``unigram``.
+
+    Raises:
+        UserError: the text does not support that many pieces, or needs more.
+    """
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=(" ".join(line.split()) for line in lines),
+            model_writer=model,
+            vocab_size=vocab_size,
+            model_type=model_type,
+            character_coverage=1.0,
+            normalization_rule_name="identity",
+            max_sentence_length=_LONGEST_LINE,
+            num_threads=os.cpu_count() or 1,
+            minloglevel=2,
+            bos_id=0,
+            pad_id=1,
+            eos_id=2,
+            unk_id=_UNKNOWN,
+        )
+    except RuntimeError as error:
+        raise UserError(_explain(str(error), vocab_size)) from None
+    return model.getvalue()
+
+
+def _explain(message: str, vocab_size: int) -> str:
+    if found := re.search(r"too high.*<= (\d+)", message):
+        return f"--vocab-size {vocab_size}: the text has only {found[1]} pieces; use that at most"
+    if found := re.search(r"smaller than required_chars.*?(\d+) vs (\d+)", message):
+        return (
+            f"--vocab-size {vocab_size}: too small for the different characters of the text; "
+            f"use {found[2]} or more"
+        )
+    return f"sentencepiece could not learn from the text: {' '.join(message.split())}"
+
+
+class Encoder:
+    """A trained model.
+
+    Args:
+        model: content of a ``.model`` file.
+    """
+
+    def __init__(self, model: bytes) -> None:
+        self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        size = self._processor.get_piece_size()
+        self._pieces = [self._processor.id_to_piece(number) for number in range(size)]
+
+    def encode(self, lines: list[str]) -> Pieces:
+        """Return the numbers of each line's pieces."""
+        encoded: Pieces = self._processor.encode([" ".join(line.split()) for line in lines])
+        return encoded
+
+    def write(self, path: Path, lines: Pieces) -> dict[str, int]:
+        """Write pieces as text for fairseq-preprocess; return their number, and that of <unk>."""
+        with open(path, "w", encoding="utf-8") as file:
+            for line in lines:
+                file.write(" ".join(self._pieces[number] for number in line) + "\n")
+        unknown = sum(line.count(_UNKNOWN) for line in lines)
+        return {"pieces": sum(map(len, lines)), "unknown": unknown}
+
+    def write_dictionary(self, path: Path, lines: Iterable[list[int]]) -> None:
+        """Write fairseq's dictionary: the pieces in the model's order, and how many there are.
+
+        The special symbols are left out, because fairseq puts them first by itself.
+        """
+        counts = Counter(number for line in lines for number in line)
+        with open(path, "w", encoding="utf-8") as file:
+            for number, piece in enumerate(self._pieces[_SPECIAL:], start=_SPECIAL):
+                file.write(f"{piece} {counts[number]}\n")

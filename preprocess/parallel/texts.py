@@ -1,0 +1,115 @@
+"""Parallel text as lines that know where they stand, so that an error can say where it is."""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fairseq_posenc.errors import UserError
+
+
+class Text(NamedTuple):
+    """Lines in one language.
+
+    Attributes:
+        origin: the file's name, as an error message gives it.
+        lines: the lines, as they are in the file, without line ends.
+        numbers: of each line, its number in the file, from 1 on.
+    """
+
+    origin: str
+    lines: list[str]
+    numbers: Sequence[int]
+
+    def where(self, index: int) -> str:
+        """Return the place of a line in words."""
+        return f"{self.origin}, line {self.numbers[index]}"
+
+
+class Split(NamedTuple):
+    """The two sides of one part of a corpus, line by line translations of each other."""
+
+    name: str
+    source: Text
+    target: Text
+
+
+class Corpus(NamedTuple):
+    """Text to train on, to validate on, and to test on.
+
+    Attributes:
+        train: the pairs to train on.
+        valid: one or several validation sets.
+        test: one or several test sets.
+        inputs: SHA-256 of each file that was read, by name.
+        left_out: of each language, how many lines to train on were no text, by their tag.
+    """
+
+    train: Split
+    valid: list[Split]
+    test: list[Split]
+    inputs: dict[str, str]
+    left_out: dict[str, dict[str, int]]
+
+
+def decode(content: bytes, origin: str) -> Text:
+    """Return the lines of a UTF-8 file.
+
+    Only line feeds, with or without a carriage return before them, end a line.
+
+    Raises:
+        UserError: the file is empty, not UTF-8, or has a NUL byte or a carriage return in a line.
+    """
+    if not content.strip():
+        raise UserError(f"{origin}: the file is empty; give one with text in it")
+    content = content.removeprefix(codecs.BOM_UTF8).replace(b"\r\n", b"\n")
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        wrong = f"byte 0x{content[error.start]:02x} is not UTF-8"
+        raise UserError(_complaint(content, error.start, origin, wrong)) from None
+    for byte, what in ((b"\0", "a NUL byte"), (b"\r", "a carriage return inside a line")):
+        if (start := content.find(byte)) >= 0:
+            raise UserError(_complaint(content, start, origin, what))
+    lines = text.removesuffix("\n").split("\n")
+    return Text(origin, lines, range(1, len(lines) + 1))
+
+
+def _complaint(content: bytes, start: int, origin: str, what: str) -> str:
+    line = content.count(b"\n", 0, start) + 1
+    return f"{origin}, line {line}: {what}; save the file as UTF-8 plain text"
+
+
+def check(split: Split, keep_all: bool) -> Split:
+    """Return a split whose sides have equally many lines.
+
+    Args:
+        split: the split.
+        keep_all: an empty line on either side is an error, because nothing may be left out.
+
+    Raises:
+        UserError: lines without a partner, or an empty line.
+    """
+    source, target = split.source, split.target
+    shared = min(len(source.lines), len(target.lines))
+    for side in (source, target):
+        if len(side.lines) > shared:
+            raise UserError(
+                f"{side.where(shared)}: no line of the other side belongs to it, because "
+                f"{source.origin} has {len(source.lines):,} lines of text and {target.origin} "
+                f"{len(target.lines):,}; give files that are translations line by line"
+            )
+        for index, line in enumerate(side.lines if keep_all else []):
+            if not line.strip():
+                raise UserError(
+                    f"{side.where(index)}: empty; lines are never left out of validation and test "
+                    "sets, so remove the pair from both files, or fill it in"
+                )
+    return split
+
+
+def sha256(content: bytes) -> str:
+    """Return the SHA-256 of a file's content."""
+    return hashlib.sha256(content).hexdigest()

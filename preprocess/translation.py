@@ -1,0 +1,130 @@
+#!/usr/bin/env python3
+r"""Make a fairseq data-bin of parallel text: IWSLT 2017, Multi30k, or files of one's own.
+
+    python preprocess/translation.py iwslt17 fr-en.tgz --out data-bin/iwslt17.fr-en
+    python preprocess/translation.py multi30k multi30k/ --vocab-size 8000 --out data-bin/multi30k
+    python preprocess/translation.py files --train text/train --valid text/dev --test text/test \
+        --source-lang de --target-lang en --out data-bin/de-en
+
+Pieces are learnt from the training text with sentencepiece. Beside what fairseq reads, the folder
+gets ``sentencepiece.model`` (or ``sentencepiece.LANGUAGE.model``, with ``--separate``), the
+validation and test sets as they were, ``valid.raw.LANGUAGE`` and ``test.raw.LANGUAGE``, to compute
+BLEU against, and ``manifest.json``: the options, the inputs' SHA-256, and all counts. Further sets
+are called ``valid1``, ``test1`` and so on, as fairseq calls them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+from parallel.files import read_files
+from parallel.folder import MANIFEST, is_made, written_whole
+from parallel.iwslt import read_iwslt
+from parallel.preparation import Preparation
+from parallel.texts import Corpus
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> None:
+    """Run the program.
+
+    Raises:
+        UserError: wrong input; the message says what, where, and what to do.
+    """
+    args = _parser().parse_args(arguments)
+    corpus = args.read(args)
+    request = _request(args, corpus)
+    if is_made(args.out, request):
+        print(f"{args.out}: made before, with the same options and inputs; nothing to do")
+        return
+    with written_whole(args.out) as (work, lock):
+        results = Preparation(corpus, args, work, lock).run()
+        manifest = {"request": request, "left_out": corpus.left_out, "results": results}
+        text = json.dumps(manifest, indent=1, ensure_ascii=False)
+        (work / MANIFEST).write_text(text + "\n", encoding="utf-8")
+    print(f"{args.out}: written")
+
+
+def _request(args: argparse.Namespace, corpus: Corpus) -> dict[str, Any]:
+    """Return all that the result depends on."""
+    names = ["source_lang", "target_lang", "vocab_size", "model_type", "separate"]
+    names += ["max_length", "max_ratio"]
+    sets = {"valid": corpus.valid, "test": corpus.test}
+    return {
+        "options": {
+            "corpus": args.corpus,
+            **{name: [split.name for split in splits] for name, splits in sets.items()},
+            **{name: getattr(args, name) for name in names},
+        },
+        "inputs": corpus.inputs,
+    }
+
+
+def _iwslt17(args: argparse.Namespace) -> Corpus:
+    return read_iwslt(args.path, (args.source_lang, args.target_lang), args.valid, args.test)
+
+
+def _files(args: argparse.Namespace) -> Corpus:
+    return read_files(args.train, args.valid, args.test, (args.source_lang, args.target_lang))
+
+
+def _multi30k(args: argparse.Namespace) -> Corpus:
+    valid, test = ([str(args.path / name) for name in names] for names in (args.valid, args.test))
+    languages = (args.source_lang, args.target_lang)
+    return read_files(str(args.path / "train"), valid, test, languages)
+
+
+def _parser() -> argparse.ArgumentParser:
+    description, examples = (__doc__ or "").split("\n\n", maxsplit=1)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=description, epilog=examples, formatter_class=raw)
+    corpora = parser.add_subparsers(dest="corpus", required=True, metavar="CORPUS")
+    iwslt = corpora.add_parser("iwslt17", help="a release of IWSLT 2017, for one pair of languages")
+    iwslt.add_argument("path", type=Path, help="its .tgz, or a folder with its files")
+    _add_sets(iwslt, _iwslt17, ["dev2010"], ["tst2015"])
+    multi30k = corpora.add_parser("multi30k", help="Multi30k, task 1, raw text")
+    multi30k.add_argument("path", type=Path, help="folder with train.fr.gz, val.fr.gz and so on")
+    _add_sets(multi30k, _multi30k, ["val"], ["test_2016_flickr"])
+    files = corpora.add_parser("files", help="files of any other corpus, one for each language")
+    files.add_argument(
+        "--train", required=True, metavar="PREFIX", help="file names before .LANGUAGE[.gz]"
+    )
+    _add_sets(files, _files, None, None)
+    for one in (iwslt, multi30k, files):
+        _add_options(one)
+    return parser
+
+
+def _add_sets(
+    parser: argparse.ArgumentParser,
+    read: Callable[[argparse.Namespace], Corpus],
+    valid: Optional[list[str]],
+    test: Optional[list[str]],
+) -> None:
+    parser.set_defaults(read=read)
+    for name, default in (("--valid", valid), ("--test", test)):
+        known = f"one or several sets (default: {default[0]})" if default else "as --train"
+        parser.add_argument(
+            name, nargs="+", metavar="SET", default=default, required=not default, help=known
+        )
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--out", type=Path, required=True, help="folder to make")
+    add("--source-lang", default="fr", help="(default: fr)")
+    add("--target-lang", default="en", help="(default: en)")
+    add("--vocab-size", type=int, default=16384, help="number of pieces (default: 16384)")
+    add("--model-type", choices=["bpe", "unigram"], default="bpe", help="(default: bpe)")
+    add("--separate", action="store_true", help="pieces of its own for each language")
+    add("--max-length", type=int, default=250, help="most pieces to train on (default: 250)")
+    add("--max-ratio", type=float, default=3, help="most times as many pieces (default: 3)")
+    add("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)")
+
+
+if __name__ == "__main__":
+    main()
