@@ -13,6 +13,8 @@ from fairseq_posenc import doctor
 from fairseq_posenc.analysis import catalogue, pages
 from fairseq_posenc.compare import command as compare
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.length import command as length
+from fairseq_posenc.translation import command_bleu, command_translate
 from fairseq_posenc.version import __version__
 
 
@@ -52,6 +54,21 @@ COMMANDS = {
         "train models that differ in their positions only, on a text, and report",
         compare.add_arguments,
         compare.run,
+    ),
+    "translate": Command(
+        "translate sentences with a trained model",
+        command_translate.add_arguments,
+        command_translate.run,
+    ),
+    "bleu": Command(
+        "measure translation models on a test set, with BLEU and chrF",
+        command_bleu.add_arguments,
+        command_bleu.run,
+    ),
+    "lm-length": Command(
+        "measure the perplexity of causal language models against context length",
+        length.add_arguments,
+        length.run,
     ),
     "docs": Command(
         "write the generated parts of the documentation", pages.add_arguments, pages.run

@@ -1,0 +1,1 @@
+"""Perplexity of causal language models against context length (``fairseq-posenc lm-length``)."""

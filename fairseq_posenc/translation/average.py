@@ -1,0 +1,79 @@
+"""The mean of a model's last checkpoints.
+
+fairseq does this by a script that is not installed with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq import checkpoint_utils
+from torch import Tensor
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.translation.checkpoint import load_state
+
+
+def last_checkpoints(folder: Path, count: int) -> list[Path]:
+    """Return the checkpoints of a folder's last epochs, the newest first.
+
+    Raises:
+        UserError: there are fewer.
+    """
+    if not folder.is_dir():
+        raise UserError(f"--average {count}: {folder} is no folder of checkpoints")
+    found = checkpoint_utils.checkpoint_paths(str(folder))
+    if not 1 <= count <= len(found):
+        raise UserError(
+            f"--average {count}: {folder} holds {len(found)} checkpoints of whole epochs "
+            "(checkpoint1.pt and so on)"
+        )
+    return [Path(path) for path in found[:count]]
+
+
+def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
+    """Write a checkpoint whose parameters are the means of others'.
+
+    Sums are made in float32 at least, and each mean has the type of the parameter. The settings are
+    those of the first; there is no optimizer state, which would not belong to the mean.
+
+    Args:
+        paths: checkpoints of one model.
+        target: file to write; an interruption leaves the old one or none.
+
+    Raises:
+        UserError: a file is no checkpoint, or the models are not of one kind.
+    """
+    sums: dict[str, Tensor] = {}
+    for path in paths:
+        load_state(path)  # tells in words what is wrong with a file
+        model = torch.load(path, map_location="cpu")["model"]
+        if sums:
+            _check_same(paths[0], sums, path, model)
+        for name, value in model.items():
+            sums[name] = sums.get(name, 0) + value.to(_sum_type(value))
+    state: dict[str, Any] = torch.load(paths[0], map_location="cpu")
+    types = {name: value.dtype for name, value in state["model"].items()}
+    state["model"] = {name: (sums[name] / len(paths)).to(types[name]) for name in types}
+    state["last_optimizer_state"] = None
+    checkpoint_utils.torch_persistent_save(state, str(target))
+
+
+def _sum_type(value: Tensor) -> torch.dtype:
+    return torch.promote_types(value.dtype, torch.float32)
+
+
+def _check_same(first: Path, sums: dict[str, Tensor], path: Path, model: dict[str, Tensor]) -> None:
+    ours, theirs = (
+        {name: tuple(value.shape) for name, value in each.items()} for each in (sums, model)
+    )
+    differing = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    if differing:
+        name = differing[0]
+        raise UserError(
+            f"{first} and {path} are not of one model: {len(differing)} parameters differ, such as "
+            f"{name}: {ours.get(name, 'none')} and {theirs.get(name, 'none')}"
+        )

@@ -1,0 +1,97 @@
+"""``fairseq-posenc bleu``: measure translation models on a test set."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fairseq_posenc.compare.command import STOPPED, _every_end_like_ctrl_c
+from fairseq_posenc.compare.progress import say
+from fairseq_posenc.compare.steps import own_folder
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.translation.command_translate import add_model_arguments
+from fairseq_posenc.translation.evaluation import Request, evaluate
+from fairseq_posenc.translation.generate import Options, Search
+from fairseq_posenc.translation.report import FIGURES, REPORT, write_report
+from fairseq_posenc.translation.systems import parse_systems
+from fairseq_posenc.translation.translator import choose_device
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument(
+        "systems",
+        nargs="+",
+        metavar="NAME=PATH",
+        help="a checkpoint (several, joined by ':', are an ensemble), a folder of checkpoints with "
+        "--average, or a text file with a translation a line; the others are compared with the "
+        "first",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("bleu"), metavar="DIR", help="folder for all results"
+    )
+    parser.add_argument(
+        "--reference",
+        type=Path,
+        metavar="FILE",
+        help="untouched text of the test set in the target language, packed by gzip or not "
+        "(default: SUBSET.raw.LANGUAGE in the data folder)",
+    )
+    parser.add_argument(
+        "--source",
+        type=Path,
+        metavar="FILE",
+        help="the same in the source language, for BLEU by length of the source",
+    )
+    add_model_arguments(parser)
+    parser.add_argument("--subset", default="test", help="part of the data (default: %(default)s)")
+    parser.add_argument(
+        "--average", type=int, metavar="N", help="average the last N epochs' checkpoints"
+    )
+    for name, default, text in (
+        (
+            "--num-shards",
+            4,
+            "parts of the test set; an interrupted evaluation goes on with the next",
+        ),
+        ("--max-tokens", 12000, "source tokens translated at a time"),
+    ):
+        parser.add_argument(
+            name, type=int, default=default, metavar="N", help=f"{text} (default: {default})"
+        )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Evaluate and report; return the exit code.
+
+    Raises:
+        UserError: wrong input, or ``fairseq-generate`` failed.
+    """
+    request = _request(args)
+    try:
+        with _every_end_like_ctrl_c(), own_folder(args.out, (REPORT, FIGURES)) as lock:
+            text = write_report(evaluate(request, args.out, lock), args.out)
+    except KeyboardInterrupt:
+        say("\nstopped; the same command continues from here")
+        return STOPPED
+    say(f"\n{text}\nreport: {args.out / REPORT}, figures: {args.out / FIGURES}")
+    return 0
+
+
+def _request(args: argparse.Namespace) -> Request:
+    for name in ("beam", "num_shards", "max_tokens", "average"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise UserError(f"--{name.replace('_', '-')} {value}: must be at least 1")
+    device = choose_device(args.device, args.fp16)
+    return Request(
+        systems=parse_systems(args.systems, args.average),
+        average=args.average,
+        data=args.data,
+        reference=args.reference,
+        source=args.source,
+        searches=[Search(beam, args.lenpen) for beam in sorted({1, args.beam})],
+        options=Options(
+            args.subset, args.num_shards, args.max_tokens, cpu=device == "cpu", fp16=args.fp16
+        ),
+    )

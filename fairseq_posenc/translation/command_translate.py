@@ -1,0 +1,139 @@
+"""``fairseq-posenc translate``: translate sentences with a trained model."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from fairseq.utils import split_paths
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.translation.lines import arriving_lines
+from fairseq_posenc.translation.translator import Hypothesis, Translator
+
+STOPPED = 130  # what a shell reports after Ctrl-C
+_SHOWN = 3  # hypotheses of beam search
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument(
+        "sentences",
+        nargs="*",
+        metavar="SENTENCE",
+        help="raw text (default: the lines of --input or, without it, of standard input)",
+    )
+    parser.add_argument(
+        "--checkpoint",
+        required=True,
+        metavar="FILE",
+        help="the model; several, joined by ':', are an ensemble",
+    )
+    parser.add_argument("--input", type=Path, metavar="FILE", help="UTF-8 text, a sentence a line")
+    add_model_arguments(parser)
+    parser.add_argument("--nbest", type=int, metavar="N", help="hypotheses to show (default: 3)")
+    parser.add_argument(
+        "--plain",
+        action="store_true",
+        help="print the best translation alone, a line for each line of input",
+    )
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say with what, and how, to search."""
+    parser.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="folder with the dictionaries and the sentencepiece model "
+        "(default: the one that the model was trained on)",
+    )
+    parser.add_argument(
+        "--beam", type=int, default=5, metavar="N", help="beam size (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--lenpen",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="length penalty: below 1 favours short translations, above 1 long ones (default: 1)",
+    )
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        help="where to compute (default: a GPU if there is one)",
+    )
+    parser.add_argument("--fp16", action="store_true", help="half precision, on a GPU")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Translate; return the exit code.
+
+    Raises:
+        UserError: wrong input.
+    """
+    if args.beam < 1:
+        raise UserError(f"--beam {args.beam}: must be at least 1")
+    nbest = min(_SHOWN, args.beam) if args.nbest is None else args.nbest
+    if not 1 <= nbest <= args.beam:
+        raise UserError(f"--nbest {nbest}: must be from 1 to the beam of {args.beam}")
+    try:
+        with _source(args) as sentences:
+            translator = Translator.load(
+                *split_paths(args.checkpoint), data=args.data, device=args.device, fp16=args.fp16
+            )
+            for some in sentences:
+                _answer(translator, some, args, nbest)
+    except KeyboardInterrupt:
+        return STOPPED
+    except BrokenPipeError:  # whoever reads, such as head, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+@contextlib.contextmanager
+def _source(args: argparse.Namespace) -> Iterator[Iterator[Sequence[str]]]:
+    """Open where the sentences come from; yields lists of sentences that have arrived."""
+    if args.sentences and args.input:
+        raise UserError("give sentences or --input, not both")
+    if args.sentences:
+        yield iter([args.sentences])
+    elif args.input is None:
+        if sys.stdin.isatty():
+            print("a sentence a line; Ctrl-D ends", file=sys.stderr)
+        yield arriving_lines(sys.stdin.fileno(), "standard input")
+    else:
+        try:
+            file = os.open(args.input, os.O_RDONLY)
+        except OSError as error:
+            raise UserError(f"--input {args.input}: {error.strerror}") from None
+        try:
+            yield arriving_lines(file, f"--input {args.input}")
+        finally:
+            os.close(file)
+
+
+def _answer(
+    translator: Translator, sentences: Sequence[str], args: argparse.Namespace, nbest: int
+) -> None:
+    options = {"length_penalty": args.lenpen}
+    if args.plain:
+        for (best,) in translator.translate(sentences, args.beam, **options):
+            print(best.text)
+    else:
+        greedy = translator.translate(sentences, beam=1, **options)
+        several = translator.translate(sentences, args.beam, nbest, **options)
+        for sentence, (alone,), found in zip(sentences, greedy, several):
+            print(sentence)
+            _show("greedy", alone)
+            for rank, hypothesis in enumerate(found, start=1):
+                _show(f"beam {args.beam}, {rank}", hypothesis)
+    sys.stdout.flush()
+
+
+def _show(label: str, hypothesis: Hypothesis) -> None:
+    print(f"  {label:<10}  {hypothesis.score:8.4f}  {hypothesis.text}")

@@ -1,0 +1,76 @@
+"""Text by line, as sacreBLEU reads it: UTF-8, and nothing but a line feed ends a line."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from fairseq_posenc.errors import UserError
+
+_BLOCK = 1 << 16  # bytes; about a thousand sentences
+
+
+def read_lines(path: Path, option: str) -> list[str]:
+    """Return the lines of a text file, without white space at their ends.
+
+    Args:
+        path: the file; one that ends in ``.gz`` is unpacked.
+        option: what an error message calls it.
+
+    Raises:
+        UserError: it cannot be read, is empty, or is not UTF-8 text.
+    """
+    name = f"{option} {path}"
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{name}: {reason}; name a UTF-8 text file") from None
+    lines = content.split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    if not lines:
+        raise UserError(f"{name}: the file is empty; name a file with text in it")
+    return [_decode(line, name, number) for number, line in enumerate(lines, start=1)]
+
+
+def arriving_lines(file: int, name: str) -> Iterator[list[str]]:
+    """Yield the lines of an open file as they come, all that have arrived in one list.
+
+    A terminal gives a line at a time and a long file about a thousand; a program that waits for
+    each answer before it asks again gets it.
+
+    Args:
+        file: descriptor to read from.
+        name: what an error message calls it.
+
+    Raises:
+        UserError: a line is not UTF-8 text.
+    """
+    number, rest = 0, b""
+    while block := _read(file, name):
+        *whole, rest = (rest + block).split(b"\n")
+        if whole:
+            yield [_decode(line, name, number + index) for index, line in enumerate(whole, start=1)]
+        number += len(whole)
+    if rest:
+        yield [_decode(rest, name, number + 1)]
+
+
+def _read(file: int, name: str) -> bytes:
+    try:
+        return os.read(file, _BLOCK)
+    except OSError as error:  # a folder, for one
+        raise UserError(f"{name}: {error.strerror}; name a UTF-8 text file") from None
+
+
+def _decode(line: bytes, name: str, number: int) -> str:
+    try:
+        return line.decode("utf-8").rstrip()
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{name}, line {number}: byte 0x{line[error.start]:02x} is not UTF-8; save it as UTF-8 "
+            "plain text"
+        ) from None

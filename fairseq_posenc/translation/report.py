@@ -1,0 +1,155 @@
+"""The report of an evaluation: tables in Markdown, and all figures as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+from fairseq_posenc.compare.steps import write_whole
+from fairseq_posenc.translation.generate import Search
+from fairseq_posenc.translation.scores import METRICS, Difference, LengthGroup
+
+REPORT, FIGURES = "bleu.md", "bleu.json"
+
+
+class Row(NamedTuple):
+    """The scores of one system with one search.
+
+    Attributes:
+        system: its name.
+        path: its checkpoint or text file, as the user named it.
+        search: how it searched; None for translations that were written already.
+        hypotheses: the file with the plain translations.
+        scores: by metric.
+    """
+
+    system: str
+    path: str
+    search: Optional[Search]
+    hypotheses: str
+    scores: dict[str, float]
+
+
+class Evaluation(NamedTuple):
+    """What came out.
+
+    Attributes:
+        subset: name of the test set.
+        reference: file with its references.
+        sentences: its size.
+        rows: the scores, in the user's order.
+        signatures: sacreBLEU's, by metric.
+        baseline: the system that the others are compared with.
+        differences: of each system from the baseline.
+        test_signatures: sacreBLEU's of the paired test, by metric; empty without another system.
+        groups: BLEU by length of the source; None if the source text is not known.
+    """
+
+    subset: str
+    reference: str
+    sentences: int
+    rows: list[Row]
+    signatures: dict[str, str]
+    baseline: str
+    differences: dict[str, list[Difference]]
+    test_signatures: dict[str, str]
+    groups: Optional[list[LengthGroup]]
+
+
+def write_report(result: Evaluation, out: Path) -> str:
+    """Write the report and the figures into a folder; return the report's text."""
+    parts = ["# Translation quality", _introduction(result), *_scores(result)]
+    if result.differences:
+        parts += _differences(result)
+    parts += _lengths(result)
+    text = "\n\n".join(parts) + "\n"
+    write_whole(out / FIGURES, json.dumps(_figures(result), indent=2, ensure_ascii=False) + "\n")
+    write_whole(out / REPORT, text)
+    return text
+
+
+def _introduction(result: Evaluation) -> str:
+    return (
+        f"{result.sentences:,} sentences of `{result.subset}`, plain text against "
+        f"`{result.reference}`. Higher is better."
+    )
+
+
+def _scores(result: Evaluation) -> list[str]:
+    rows = [
+        [
+            f"`{row.system}`",
+            row.search.name if row.search else "-",
+            f"{row.search.length_penalty:g}" if row.search else "-",
+            *(f"{row.scores[metric]:.2f}" for metric in METRICS),
+            f"`{row.path}`",
+        ]
+        for row in result.rows
+    ]
+    header = ["system", "search", "length penalty", *METRICS, "checkpoint or translations"]
+    return [_table(header, rows, numbers=(2, 3, 4)), _list(result.signatures)]
+
+
+def _differences(result: Evaluation) -> list[str]:
+    rows = [
+        [f"`{name}`", *(cell for each in found for cell in _cells(each))]
+        for name, found in result.differences.items()
+    ]
+    header = ["system", *(cell for metric in METRICS for cell in (metric, "p"))]
+    return [
+        f"## Differences from `{result.baseline}`",
+        _table(header, rows, numbers=range(1, len(header))),
+        "p: how likely chance alone, in the choice of the test sentences, makes so large a "
+        "difference (paired bootstrap). What another seed of the training would change is not in "
+        "it.",
+        _list(result.test_signatures),
+    ]
+
+
+def _cells(found: Difference) -> tuple[str, str]:
+    p_value = "same translations" if found.p_value is None else f"{found.p_value:.4f}"
+    return f"{found.difference:+.2f}", p_value
+
+
+def _lengths(result: Evaluation) -> list[str]:
+    title = "## BLEU by length of the source"
+    if result.groups is None:
+        return [title, "Not measured: the source text is not known; name it with --source."]
+    systems = list(result.groups[0].bleu)
+    rows = [
+        [group.words, f"{group.sentences:,}", *(f"{group.bleu[name]:.2f}" for name in systems)]
+        for group in result.groups
+    ]
+    header = ["words", "sentences", *(f"`{name}`" for name in systems)]
+    return [title, _table(header, rows, numbers=range(1, len(header)))]
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int]) -> str:
+    rule = ["---:" if column in numbers else "---" for column in range(len(header))]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rule, *rows))
+
+
+def _list(signatures: dict[str, str]) -> str:
+    return "\n".join(f"- {name}: `{signature}`" for name, signature in signatures.items())
+
+
+def _figures(result: Evaluation) -> dict[str, object]:
+    rows = [
+        {
+            "system": row.system,
+            "path": row.path,
+            "beam": row.search.beam if row.search else None,
+            "length_penalty": row.search.length_penalty if row.search else None,
+            "hypotheses": row.hypotheses,
+            **row.scores,
+        }
+        for row in result.rows
+    ]
+    differences = {
+        name: [each._asdict() for each in found] for name, found in result.differences.items()
+    }
+    groups = None if result.groups is None else [group._asdict() for group in result.groups]
+    changed = {"rows": rows, "differences": differences, "groups": groups}
+    return {**result._asdict(), **changed}

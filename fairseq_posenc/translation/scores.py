@@ -1,0 +1,112 @@
+"""BLEU and chrF by sacreBLEU: of a whole test set, by length, and of one system against another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Optional
+
+from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.significance import PairedTest
+
+METRICS = ("BLEU", "chrF2")  # sacreBLEU's names
+# The most words of a source sentence in each group but the last.
+_LENGTHS = (5, 10, 15, 20, 30, 50)
+
+
+class Difference(NamedTuple):
+    """How a system's score differs from that of the baseline.
+
+    Attributes:
+        metric: one of :data:`METRICS`.
+        difference: the system's score less the baseline's.
+        p_value: of the paired bootstrap test; None where both translate alike, of which sacreBLEU
+            would say that it is no chance.
+    """
+
+    metric: str
+    difference: float
+    p_value: Optional[float]
+
+
+class LengthGroup(NamedTuple):
+    """The sentences of similar length.
+
+    Attributes:
+        words: the range of their numbers of words, such as ``6-10``.
+        sentences: how many there are.
+        bleu: BLEU on them, by system.
+    """
+
+    words: str
+    sentences: int
+    bleu: dict[str, float]
+
+
+class Scorer:
+    """Measures translations of one test set.
+
+    Args:
+        references: plain text, a sentence an item.
+    """
+
+    def __init__(self, references: Sequence[str]) -> None:
+        self.references = list(references)
+        self._metrics = dict(zip(METRICS, (metric(references=[references]) for metric in _KINDS)))
+
+    def scores(self, hypotheses: Sequence[str]) -> dict[str, float]:
+        """Return the scores of a whole test set by metric."""
+        return {
+            name: metric.corpus_score(hypotheses, None).score
+            for name, metric in self._metrics.items()
+        }
+
+    def signatures(self) -> dict[str, str]:
+        """Return sacreBLEU's signature of each metric: all that changes its number."""
+        return {name: str(metric.get_signature()) for name, metric in self._metrics.items()}
+
+    def differences(
+        self, systems: Mapping[str, Sequence[str]]
+    ) -> tuple[dict[str, list[Difference]], dict[str, str]]:
+        """Compare each system with the first, by sacreBLEU's paired bootstrap.
+
+        Args:
+            systems: translations by system.
+
+        Returns:
+            The differences of each system but the first, and the test's signatures by metric.
+        """
+        signatures, found = PairedTest(list(systems.items()), self._metrics, None, "bs")()
+        results: Any = found
+        baseline, *others = systems
+        differences: dict[str, list[Difference]] = {name: [] for name in others}
+        for index, name in enumerate(others, start=1):
+            same = list(systems[name]) == list(systems[baseline])
+            for metric in METRICS:
+                first, other = results[metric][0], results[metric][index]
+                p_value = None if same else other.p_value
+                differences[name].append(Difference(metric, other.score - first.score, p_value))
+        return differences, {name: str(signature) for name, signature in signatures.items()}
+
+    def by_length(
+        self, sources: Sequence[str], systems: Mapping[str, Sequence[str]]
+    ) -> list[LengthGroup]:
+        """Return the BLEU of each system on sources of similar length, in words."""
+        groups = []
+        for low, high in zip((0, *_LENGTHS), (*_LENGTHS, None)):
+            chosen = [
+                number
+                for number, source in enumerate(sources)
+                if low < max(len(source.split()), 1) and (not high or len(source.split()) <= high)
+            ]
+            if chosen:
+                words = f"{low + 1}-{high}" if high else f"over {low}"
+                bleu = {name: self._bleu(lines, chosen) for name, lines in systems.items()}
+                groups.append(LengthGroup(words, len(chosen), bleu))
+        return groups
+
+    def _bleu(self, hypotheses: Sequence[str], chosen: Sequence[int]) -> float:
+        references = [[self.references[number] for number in chosen]]
+        return float(BLEU().corpus_score([hypotheses[n] for n in chosen], references).score)
+
+
+_KINDS = (BLEU, CHRF)

@@ -1,0 +1,72 @@
+"""What is evaluated: models by their checkpoints, or translations that are written already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fairseq.utils import split_paths
+
+from fairseq_posenc.errors import UserError
+
+
+class System(NamedTuple):
+    """One row of the comparison.
+
+    Attributes:
+        name: what tables call it.
+        path: what the user named: a checkpoint, several joined by ``:`` (an ensemble), a folder of
+            checkpoints to average, or a text file with a translation a line.
+    """
+
+    name: str
+    path: str
+
+    @property
+    def is_model(self) -> bool:
+        """Whether it still has to translate."""
+        return all(path.endswith(".pt") for path in self.paths) or self.is_folder
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether its checkpoints are to be averaged."""
+        return Path(self.path).is_dir()
+
+    @property
+    def paths(self) -> list[str]:
+        """The files that it is made of."""
+        names: list[str] = split_paths(self.path)
+        return names
+
+
+def parse_systems(texts: Sequence[str], average: int | None) -> list[System]:
+    """Return the systems of the command line, each ``NAME=PATH`` or a path.
+
+    Args:
+        texts: the arguments.
+        average: number of checkpoints to average in each folder, or None.
+
+    Raises:
+        UserError: a name that cannot be a folder's, or two alike; a folder without ``average``, or
+            a checkpoint with it.
+    """
+    systems: list[System] = []
+    for text in texts:
+        name, equals, path = text.partition("=")
+        system = System(name, path) if equals else System(_name(text), text)
+        if not system.path or not system.name or "/" in system.name or system.name in (".", ".."):
+            raise UserError(f"{text!r}: write NAME=PATH, with a name that can be a folder's")
+        if system.name in [other.name for other in systems]:
+            raise UserError(f"two systems are called {system.name!r}; write NAME=PATH")
+        if system.is_folder and not average:
+            raise UserError(f"{path or text} is a folder; name a checkpoint in it, or --average N")
+        if system.is_model and not system.is_folder and average:
+            raise UserError(f"--average {average}: {system.path} is no folder of checkpoints")
+        systems.append(system)
+    return systems
+
+
+def _name(path: str) -> str:
+    """Return a name from a path: the folder of a checkpoint, or the name of a text file."""
+    return Path(path).parent.name if path.endswith(".pt") else Path(path).stem

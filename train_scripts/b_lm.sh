@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Trains the causal language model of DecBERT's paper (Luo et al. 2022, arXiv:2204.08688, table 1)
+# with a position encoding of your choice; the paper has learned positions and none.
+#
+#   train_scripts/b_lm.sh ENCODING DATA [OPTION...] [-- OPTION OF FAIRSEQ-TRAIN...]
+#
+#   train_scripts/b_lm.sh learned data-bin/wikitext-103
+#   train_scripts/b_lm.sh none data-bin/wikitext-103 --gpus 2 --per-gpu 32
+#   train_scripts/b_lm.sh 'rope(base=500000)' data-bin/wikitext-2 --cpu -- --max-update 200
+#
+# ENCODING is a spec (fairseq-posenc list), DATA a folder that fairseq-preprocess made.
+# The same command again goes on from the last checkpoint.
+#
+#   --gpus N        GPUs to use (default: all that are visible); several run under torchrun
+#   --per-gpu N     sequences that a GPU takes at a time (default: 16); the batch stays 128
+#   --save-dir DIR  where checkpoints go (default: checkpoints/b_lm/DATA/ENCODING)
+#   --bf16          bfloat16 in place of float16
+#   --cpu           train on the processor, in float32
+#   --dry-run       print the command and stop
+
+set -euo pipefail
+. "$(dirname "$0")/common.sh"
+
+PER_GPU=16
+read_arguments "$@"
+share_batch 128 sequences
+
+model=(
+    --arch transformer_lm_none --position-encoding "$ENCODING"
+    --decoder-layers 8 --decoder-embed-dim 768 --decoder-ffn-embed-dim 3072
+    --decoder-attention-heads 12 --activation-fn gelu --dropout 0.1
+)
+batches=(
+    --task language_modeling --tokens-per-sample 512 --sample-break-mode none
+    --batch-size "$PER_GPU" --update-freq "$UPDATE_FREQ"
+    --required-batch-size-multiple 1 # or fairseq drops the end of an epoch
+)
+optimizer=(
+    --optimizer adam --adam-betas '(0.9, 0.998)' --adam-eps 1e-6
+    --weight-decay 0.001 --clip-norm 0.1
+    --lr 5e-5 --lr-scheduler polynomial_decay
+    --warmup-updates 10000 --total-num-update 100000 --max-update 100000 --seed 1
+)
+files=(
+    --no-epoch-checkpoints --save-interval-updates 5000 --keep-interval-updates 1
+    --log-format simple --log-interval 100
+)
+train "${model[@]}" "${batches[@]}" "${optimizer[@]}" "${files[@]}"
