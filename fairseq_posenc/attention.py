@@ -117,7 +117,8 @@ class PositionalAttention(MultiheadAttention):
     ) -> Terms:
         if self._span is None:
             return self.terms(Span.of(tgt_len, src_len, positions.tokens.device), positions)
-        steps = kept(state, self, self._span, lambda span: self.terms(span, positions))
+        key = self._get_full_incremental_state_key("terms")
+        steps = kept(state, key, self._span, lambda span: self.terms(span, positions))
         return latest(steps, src_len)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
@@ -166,7 +167,7 @@ class PositionalAttention(MultiheadAttention):
     def _mask(self, key_padding_mask: Tensor | None, attn_mask: Tensor | None) -> Mask:
         """Return fairseq's masks and this layer's direction as one."""
         padding = None if key_padding_mask is None else key_padding_mask.bool()
-        if attn_mask is None or self.direction == "lr":
+        if attn_mask is None:
             return Mask(self.direction, padding)
         # Additive masks only ever mean "not this pair"; values such as -1e8 could be beaten.
         return Mask(self.direction, padding, attn_mask.bool())

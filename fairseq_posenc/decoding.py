@@ -24,16 +24,15 @@ def span_of_step(src_len: int, device: torch.device) -> Span:
     return Span.of(1, -(-src_len // STEPS) * STEPS, device)
 
 
-def kept(state: Any, owner: object, span: Span, compute: Callable[[Span], Terms]) -> Terms:
+def kept(state: Any, key: str, span: Span, compute: Callable[[Span], Terms]) -> Terms:
     """Return the terms of a span, computed when a generation first asks for it.
 
     Args:
         state: fairseq's incremental state.
-        owner: of the terms.
+        key: of the terms in it.
         span: see :func:`span_of_step`.
         compute: gives them.
     """
-    key = f"{id(owner)}.terms"
     if key not in state or state[key][0] != span:
         state[key] = span, compute(span)
     terms: Terms = state[key][1]

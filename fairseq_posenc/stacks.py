@@ -9,7 +9,7 @@ survives deep copies and pickling. TorchScript is not supported.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -180,6 +180,7 @@ class _PositionalStack:
     embed_positions: nn.Module | None
     padding_idx: int
     _given: dict[str, Any] | None = None
+    _get_full_incremental_state_key: Callable[[str], str]
 
     def install(
         self, spec: Spec, dims: Dims, eos_idx: int, directions: tuple[str, ...], backend: str
@@ -207,7 +208,7 @@ class _PositionalStack:
         with torch.random.fork_rng(devices=[]):
             terms = build(spec.at("layer"), dims).terms(span, one_token)
         terms = self.encodings.terms(span, one_token) | terms
-        check(backend, terms)
+        check(backend, terms.unprojected(dims.num_heads), dims.head_dim)
         self.backend = backend
         # What depends on distance alone can be kept from step to step.
         self.steps_alike = terms.pair_bias is None and terms.first is None
@@ -225,7 +226,8 @@ class _PositionalStack:
             shared = self.encodings.terms(span, positions)
         else:
             steps = span_of_step(tokens.size(1), tokens.device)
-            shared = kept(state, self, steps, lambda span: self.encodings.terms(span, positions))
+            key = self._get_full_incremental_state_key("terms")
+            shared = kept(state, key, steps, lambda span: self.encodings.terms(span, positions))
         changed = {f"shared_{k}": v for k, v in shared._asdict().items() if v is not None}
         self._given = {"positions": positions, "span": steps, **changed}
         try:
@@ -236,7 +238,9 @@ class _PositionalStack:
     def _pass_positions(
         self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return args, {**kwargs, **(self._given or {})}
+        if self._given is None:
+            raise UserError("the layers were called past their stack's forward: no positions known")
+        return args, {**kwargs, **self._given}
 
 
 class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
@@ -258,7 +262,7 @@ class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
             options.encoder,
             encoder_dims(cfg),
             dictionary.eos(),
-            _kept(options.directions, cfg.encoder.layers_to_keep),
+            _directions_kept(options.directions, cfg.encoder.layers_to_keep),
             options.backend,
         )
 
@@ -319,15 +323,32 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         """
         if full_context_alignment:
             raise UserError("full-context alignment is not supported: decoders see only the past")
-        tgt_len = prev_output_tokens.size(1) if incremental_state is None else 1
+        tgt_len = prev_output_tokens.size(1)
+        if incremental_state is not None:
+            self._check_step(prev_output_tokens, incremental_state)
+            tgt_len = 1
         with self.positions_given(prev_output_tokens, tgt_len, incremental_state):
             features: tuple[Tensor, dict[str, Any]] = super().extract_features(
                 prev_output_tokens, encoder_out, incremental_state, False, *args, **kwargs
             )
             return features
 
+    def buffered_future_mask(self, tensor: Tensor) -> None:
+        """Return no mask: the layers' direction says it, without a matrix of pairs."""
 
-def _kept(directions: tuple[str, ...], layers_to_keep: str | None) -> tuple[str, ...]:
+    def _check_step(self, tokens: Tensor, state: Any) -> None:
+        """Refuse to decode a token whose predecessors have not been decoded."""
+        layer: Any = self.layers[0]
+        cached = layer.self_attn._get_input_buffer(state).get("prev_key")
+        steps = 0 if cached is None else cached.size(2)
+        if tokens.size(1) != steps + 1:
+            raise UserError(
+                f"{tokens.size(1)} tokens were given to decode after {steps}: with an incremental "
+                "state, decode token by token, from the first"
+            )
+
+
+def _directions_kept(directions: tuple[str, ...], layers_to_keep: str | None) -> tuple[str, ...]:
     """Return the directions of the layers that fairseq's LayerDrop pruning keeps."""
     if not layers_to_keep:
         return directions

@@ -24,6 +24,7 @@ FAST = [name for name in HERE if name != "reference"]
 @pytest.fixture(autouse=True)
 def _several_blocks(monkeypatch):
     """Make blocks so small that a call has several, and the last of them is not full."""
+    monkeypatch.setattr(geometry, "QUERIES", 16)
     monkeypatch.setattr(geometry, "PAIRS", 16 * 48)
 
 
@@ -57,6 +58,7 @@ def make_terms(rows: int = ROWS, dtype: torch.dtype = torch.float32) -> dict[str
         "two tables": Terms(query_table=vectors(H), key_table=vectors()),
         "key table per head": Terms(query_table=vectors(), key_table=vectors(H)),
         "product": Terms(query_table=vectors(), key_table=vectors(), product=True),
+        "product of nothing else": Terms(bias=scalars(), product=True),
         "product of two": Terms(query_table=vectors(), product=True, scale_factor=2.0),
         "product of all": Terms(
             gain=scalars(),
@@ -129,7 +131,7 @@ def test_equals_the_reference(name, form, mask):
     terms, mask = make_terms(dtype=torch.float64)[form], masks()[mask]
     if BACKENDS[name].refuses(terms, Call()):
         with pytest.raises(UserError, match=f"--position-backend {name} cannot compute this"):
-            check(name, terms)
+            check(name, terms, D)
         return
     assert_equals_reference(name, terms, mask, inputs(torch.float64))
 
@@ -284,6 +286,61 @@ def test_hashed_dropout_is_independent_from_pair_to_pair(rate):
         assert (products[:, others] / 16).var().item() == pytest.approx(1, abs=0.05)
 
 
+def exact_gradients(leaves: list[torch.Tensor], form: str, weight: torch.Tensor):
+    """Return the reference's gradients in float64, of the leaves as they are."""
+    exact = [x.detach().double().requires_grad_() for x in leaves]
+    out, _ = BACKENDS["reference"].attend(*exact[:3], with_tables(form, exact[3:]), Mask("lr"))
+    return torch.autograd.grad((out * weight.double()).sum(), exact)
+
+
+def with_tables(form: str, tables: list[torch.Tensor]) -> Terms:
+    terms = make_terms()[form]
+    names = [name for name, x in terms._asdict().items() if isinstance(x, torch.Tensor)]
+    return terms._replace(**dict(zip(names, tables)))
+
+
+@pytest.mark.parametrize("form", ["two tables", "product"])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float16, 4e-3), (torch.bfloat16, 2e-2)])
+def test_blocked_gradients_in_half_precision_are_close_to_float64(form, dtype, bound):
+    """Values with a large common part: the gradients then subtract nearly equal numbers."""
+    leaves = [x.detach() for x in (*inputs(), *leaves_of(make_terms()[form]))]
+    leaves[2] += 3
+    leaves = [x.to(dtype).requires_grad_() for x in leaves]
+    terms = with_tables(form, leaves[3:])
+    out, _ = BACKENDS["blocked"].attend(*leaves[:3], terms, Mask("lr"))
+    weight = torch.randn_like(out)
+    ours = torch.autograd.grad((out * weight).sum(), leaves)
+    for our, exact in zip(ours, exact_gradients(leaves, form, weight)):
+        assert (our - exact).norm() < bound * exact.norm()
+
+
+@pytest.mark.parametrize("form", make_terms(), ids=lambda name: name)
+def test_a_backward_pass_under_autocast_gives_the_same(form):
+    terms, qkv = make_terms()[form], inputs()
+    leaves = [*qkv, *leaves_of(terms)]
+    found = []
+    for autocast in (False, True):
+        out, _ = BACKENDS["blocked"].attend(*qkv, terms, Mask("lr"))
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            found.append(torch.autograd.grad(out.sum(), leaves))
+    for plain, cast in zip(*found):
+        assert plain.equal(cast)
+
+
+def test_held_blocks_are_given_back_and_a_second_backward_pass_gives_the_same():
+    qkv, terms = inputs(), make_terms()["two tables"]
+    leaves = [*qkv, *leaves_of(terms)]
+    out, _ = BACKENDS["blocked"].attend(*qkv, terms, Mask())
+    node = out.grad_fn
+    assert node.held
+    first = torch.autograd.grad(out.sum(), leaves, retain_graph=True)
+    assert not node.held
+    for once, again in zip(first, torch.autograd.grad(out.sum(), leaves)):
+        torch.testing.assert_close(once, again)
+    out, _ = BACKENDS["blocked"].attend(*(x.detach() for x in qkv), Terms(), Mask())
+    assert out.grad_fn is None
+
+
 def largest_allocation(length: int) -> int:
     """Return the bytes of the largest tensor of a forward and backward pass of a product."""
     q, k, v = (torch.randn(1, 1, length, D, requires_grad=True) for _ in range(3))
@@ -323,7 +380,8 @@ def test_the_choice_is_logged_with_its_reason_once_for_each_case(caplog):
     terms = Terms(channel_gain=torch.ones(1, ROWS, D), bias=torch.ones(1, ROWS))
     line = (
         "attention (channel gain, bias; cpu, float64, dropout): reference, "
-        "not blocked: no matrix product computes a gain for each channel"
+        "no matrix of scores by distance; not blocked: no matrix product computes a gain for each "
+        "channel"
     )
     with caplog.at_level("INFO"):
         for _ in range(3):
@@ -345,13 +403,13 @@ def test_attention_weights_come_from_the_reference_even_if_another_is_required()
 
 def test_unknown_backend_is_an_error_that_lists_the_known():
     with pytest.raises(UserError, match="unknown backend 'fast'; known: auto, triton, sdpa, "):
-        check("fast", Terms())
+        check("fast", Terms(), D)
 
 
 def test_a_backend_that_cannot_run_here_is_refused_with_the_reason(monkeypatch):
     monkeypatch.setattr(BACKENDS["triton"], "unavailable", lambda: "there is no CUDA device")
     with pytest.raises(UserError, match=r"triton cannot compute this: there is no CUDA device"):
-        check("triton", Terms())
+        check("triton", Terms(), D)
 
 
 def test_every_backend_says_whether_it_can_run():

@@ -18,11 +18,12 @@ from conftest import (
     make_tokens,
     needs_causal,
 )
-from fairseq_posenc import registry
+from fairseq_posenc import decoding, registry
 from fairseq_posenc.analysis import catalogue
 from fairseq_posenc.attention import PositionalAttention
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.positions import Positions, Span
 
 FAMILIES = list(ARCHITECTURES)
 SPECS = [*registry.names(), *COMPOSITIONS, "sinusoidal(layout=fairseq)"]
@@ -170,7 +171,8 @@ def test_rotary_cross_attention_equals_the_formula():
 
 
 @pytest.mark.parametrize(("family", "spec"), [*DECODING, ("translation", CROSS)])
-def test_decoding_with_beam_reordering_equals_the_full_pass(family, spec):
+def test_decoding_with_beam_reordering_equals_the_full_pass(family, spec, monkeypatch):
+    monkeypatch.setattr(decoding, "STEPS", 3)  # tables are computed anew twice
     model = awake(make_model(family, position_encoding=spec))
     source = make_tokens(2).repeat_interleave(2, 0)  # two sentences, a beam of two
     source[2:, -2:] = PAD
@@ -186,6 +188,36 @@ def test_decoding_with_beam_reordering_equals_the_full_pass(family, spec):
         order = torch.cat([torch.randint(0, 2, (2,)), torch.randint(2, 4, (2,))])
         model.decoder.reorder_incremental_state_scripting(state, order)
         prefix = torch.cat([prefix[order], torch.randint(4, 24, (4, 1))], 1)
+
+
+@pytest.mark.parametrize("spec", ["m4m", "m4+reset", "tupe", "learned"])
+def test_decoding_several_tokens_at_once_is_refused(spec):
+    model = make_model("causal_lm", position_encoding=spec)
+    state: dict = {}
+    with pytest.raises(UserError, match="5 tokens were given to decode after 0"):
+        model.decoder(make_tokens(2, 5), incremental_state=state)
+    model.decoder(make_tokens(2, 1), incremental_state=state)
+    with pytest.raises(UserError, match="3 tokens were given to decode after 1"):
+        model.decoder(make_tokens(2, 3), incremental_state=state)
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_triton_can_be_required_where_it_serves(name, monkeypatch):
+    """Whether it does must not depend on how far a layer has got with its terms."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    family = "causal_lm" if needs_causal(name) else "masked_lm"
+    model = make_model(family, position_encoding=name)
+    stack = getattr(model, "encoder" if family == "masked_lm" else "decoder")
+    stack = getattr(stack, "sentence_encoder", stack)
+    span = Span.of(4, 4, torch.device("cpu"))
+    positions = Positions.of(make_tokens(1, 4), PAD, 2, 4)
+    terms = stack.encodings.terms(span, positions)
+    terms = terms | stack.layers[0].self_attn.encodings.terms(span, positions)
+    if terms.pair_bias is None and terms.channel_gain is None:
+        make_model(family, position_encoding=name, position_backend="triton")
+        return
+    with pytest.raises(UserError, match="--position-backend triton cannot compute this"):
+        make_model(family, position_encoding=name, position_backend="triton")
 
 
 @pytest.mark.parametrize(("family", "spec"), [*CASES, ("translation", CROSS)])

@@ -132,7 +132,7 @@ def test_many_tiles(direction, tgt_len, src_len):
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_one_query(direction):
-    """A single query is the last position; no direction hides anything from it."""
+    """A single query is the last position: of the later keys it sees itself alone."""
     terms = make_terms({"query_table": 1, "key_table": 1}, 1, 17)
     assert_equals_the_reference(inputs(1, 1, 17), terms, Mask(direction))
 

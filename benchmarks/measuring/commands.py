@@ -25,7 +25,7 @@ def add_common(parser: argparse.ArgumentParser, encodings: list[str]) -> None:
     add("--dropout", type=float, default=0.1, help="in training (default: 0.1)")
     add("--dtype", choices=DTYPES, help="(default: float32 on the CPU, bfloat16 on a GPU)")
     add("--device", type=torch.device, default="cpu", help="cpu or cuda (default: cpu)")
-    add("--threads", type=int, default=1, help="threads of torch (default: 1)")
+    add("--threads", type=int, help="threads of torch (default: all cores)")
     add("--rounds", type=int, default=7, help="how often all passes take turns (default: 7)")
     limit = "stop a comparison after so many seconds, once it has three rounds"
     add("--seconds", type=float, default=math.inf, help=limit)
@@ -43,7 +43,8 @@ def prepare(args: argparse.Namespace) -> None:
     if args.device.type == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: torch finds no GPU here")
     args.dtype = args.dtype or ("bfloat16" if args.device.type == "cuda" else "float32")
-    torch.set_num_threads(args.threads)
+    if args.threads:
+        torch.set_num_threads(args.threads)
 
 
 def own_command() -> str:

@@ -12,7 +12,6 @@ SETTINGS = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": "100000000000",
     "MALLOC_TOP_PAD_": "1000000000",
-    "OMP_WAIT_POLICY": "PASSIVE",  # else threads that wait count as work
     # Else torch's profiler, and what fairseq uses, fill the screen.
     "KINETO_LOG_LEVEL": "99",
     "TORCH_CPP_LOG_LEVEL": "ERROR",

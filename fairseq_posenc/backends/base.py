@@ -31,7 +31,7 @@ class Mask(NamedTuple):
     def forbidden(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor | None:
         """Return True where a query must not see a key, ``(B or 1, 1, T or 1, S)``, or None."""
         parts = []
-        if self.direction != "both" and tgt_len > 1:
+        if self.direction == "rl" or (self.direction == "lr" and tgt_len > 1):
             ones = torch.ones(tgt_len, src_len, dtype=torch.bool, device=device)
             diagonal = src_len - tgt_len
             parts.append(

@@ -44,8 +44,13 @@ def available() -> dict[str, str]:
     return {name: backend.unavailable() for name, backend in BACKENDS.items()}
 
 
-def check(requested: str, terms: Terms) -> None:
+def check(requested: str, terms: Terms, head_dim: int) -> None:
     """Refuse a requested backend that cannot compute ``terms`` at all.
+
+    Args:
+        requested: ``auto`` or the name of a backend.
+        terms: with rows projected.
+        head_dim: D.
 
     Raises:
         UserError: it cannot, cannot run on this machine, or is unknown.
@@ -56,7 +61,7 @@ def check(requested: str, terms: Terms) -> None:
         raise UserError(f"unknown backend {requested!r}; known: auto, {', '.join(BACKENDS)}")
     backend = BACKENDS[requested]
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    why_not = backend.unavailable() or backend.refuses(terms, Call(device))
+    why_not = backend.unavailable() or backend.refuses(terms, Call(device, head_dim=head_dim))
     if why_not:
         raise UserError(f"--position-backend {requested} cannot compute this: {why_not}")
 
@@ -67,18 +72,17 @@ def choose(requested: str, terms: Terms, call: Call) -> Plan:
     What is chosen is logged, once for each distinct case.
 
     Args:
-        requested: ``auto`` or the name of a backend. It steps aside for the reference where the
-            attention weights are asked for, which no other returns.
+        requested: ``auto``, or a backend that :func:`check` let pass. It steps aside for the
+            reference where the attention weights are asked for, which no other returns.
         terms: what the encodings add to the scores.
         call: what else matters.
 
     Raises:
-        UserError: the requested backend cannot do it, or is unknown.
+        UserError: the requested backend cannot do it.
     """
     if requested == "auto":
         plan = _fastest(terms, call)
     else:
-        check(requested, terms)
         why_not = BACKENDS[requested].refuses(terms, call._replace(need_weights=False))
         if why_not:
             raise UserError(f"--position-backend {requested} cannot compute this: {why_not}")
@@ -95,7 +99,7 @@ def _fastest(terms: Terms, call: Call) -> Plan:
     for name in order:
         why_not = BACKENDS[name].unavailable() or BACKENDS[name].refuses(terms, call)
         if not why_not:
-            return Plan(name, "; ".join(reasons) or reason)
+            return Plan(name, "; ".join([reason, *reasons]))
         reasons.append(f"not {name}: {why_not}")
     raise AssertionError("the reference backend serves everything")
 

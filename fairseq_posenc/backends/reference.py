@@ -47,6 +47,7 @@ def attend(
 
 def scores(query: Tensor, key: Tensor, terms: Terms) -> Tensor:
     """Return the scores before masks and softmax, ``(B, H, T, S)`` in float32 or float64."""
+    assert terms.content_rows is None, "a layer projects them first"
     query, key = _full(query), _full(key)
     index = row_index(terms, query.size(2), key.size(2), query.device)
     if terms.channel_gain is None:

@@ -1,7 +1,8 @@
 """Attention a block of queries at a time, in plain PyTorch, with a hand-written backward pass.
 
-Scores exist for one block only and are computed again in the backward pass, and so are the numbers
-that dropout draws: memory grows linearly with the length. Serves every term but a gain of channels.
+Scores exist for one block at a time and are computed again in the backward pass, and so are the
+numbers that dropout draws: memory grows linearly with the length. Up to 512 tokens, where that is
+not much, the blocks are held instead. Serves every term but a gain of channels.
 """
 
 from __future__ import annotations
@@ -47,25 +48,32 @@ def attend(
         if query.size(2) == 1:
             return attend_one(query, key, value, terms, mask, dropout, scale), None
         kind = torch.promote_types(query.dtype, torch.float32)
-        # A sum is scaled term by term; a product only once.
-        query_scale = scale
-        if terms.key_table is not None:
-            terms = terms._replace(key_table=terms.key_table.to(kind) * scale)
-            query_scale = 1.0 if terms.product else scale
-        elif terms.product and terms.query_table is not None:
-            terms = terms._replace(query_table=terms.query_table.to(kind) * scale)
-            query_scale = 1.0
+        terms, query_scale = _scaled(terms, kind, scale)
         geometry = Geometry.of(query, key.size(2), mask, terms)
         kept = None
         if dropout:
             shape = (*query.shape[:2], geometry.padded_tgt)
             kept = Dropout.draw(dropout, shape, geometry.padded_src, query.device)
         tables = Tables.of(terms, geometry, kept, kind)
-        keeps = torch.is_grad_enabled() and geometry.is_short
+        learns = any(x is not None and x.requires_grad for x in (query, key, value, *tables))
+        keeps = geometry.is_short and learns and torch.is_grad_enabled()
         blind = _blind(mask, query.size(2), key.size(2))
         return BlockedAttention.apply(
             geometry, kept, terms.product, query_scale, blind, keeps, query, key, value, *tables
         ), None
+
+
+def _scaled(terms: Terms, kind: torch.dtype, scale: float) -> tuple[Terms, float]:
+    """Return terms that bring the scale, and what is left of it to the queries.
+
+    A sum is scaled term by term; a product only once, and one of nothing else is a plain one.
+    """
+    if terms.key_table is not None:
+        terms = terms._replace(key_table=terms.key_table.to(kind) * scale)
+        return terms, 1.0 if terms.product else scale
+    if terms.product and terms.query_table is not None:
+        return terms._replace(query_table=terms.query_table.to(kind) * scale), 1.0
+    return terms._replace(product=False), scale
 
 
 def _blind(mask: Mask, tgt_len: int, src_len: int) -> Tensor | None:

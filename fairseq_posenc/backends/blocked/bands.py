@@ -32,7 +32,8 @@ def sum_by_distance(x: Tensor) -> Tensor:
     count, queries, keys = x.shape
     wide = x.new_zeros(count, queries, queries + keys - 1)
     _moved_back(wide, keys).copy_(x)
-    return wide.sum(1)
+    # Faster on a CPU than torch's sum of columns.
+    return (wide.new_ones(1, queries) @ wide).squeeze(1)
 
 
 def _moved_back(wide: Tensor, others: int) -> Tensor:

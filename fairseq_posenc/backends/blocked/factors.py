@@ -15,7 +15,7 @@ class Factors(NamedTuple):
     ``(c, M, tiles, N)``.
     """
 
-    content: Tensor
+    content: Tensor | None
     gain: Tensor | None
     by_query: Tensor | None
     by_key: Tensor | None
@@ -26,6 +26,7 @@ class Factors(NamedTuple):
         The sum without a gain overwrites the content, which its gradient does not need.
         """
         scores, gain, *terms = self
+        assert scores is not None
         if gain is not None:
             scores = scores * gain
         for term in terms:
@@ -39,19 +40,17 @@ class Factors(NamedTuple):
                 scores.mul_(term)
         return scores
 
-    def backward(self, grad: Tensor, product: bool) -> Factors:
-        """Return the gradient of each, ``(c, M, W)``, for that of the scores."""
+    def gradient(self, name: str, grad: Tensor, product: bool) -> Tensor:
+        """Return the gradient of one of them, ``(c, M, W)``, for that of the scores.
+
+        Args:
+            name: of the field.
+            grad: of the scores; returned itself where it is the same.
+            product: how they are combined.
+        """
+        factor = getattr(self, name)
+        others = [x for x in self if x is not None and x is not factor]
         if not product:
-            if self.gain is None:
-                return Factors(grad, None, grad, grad)
-            return Factors(grad * self.gain, grad * self.content, grad, grad)
-
-        def by_others(factor: Tensor | None) -> Tensor | None:
-            if factor is None:
-                return None
-            others = [other for other in self if other is not None and other is not factor]
-            return reduce(Tensor.mul_, others[1:], grad * others[0]) if others else grad
-
-        content = by_others(self.content)
-        assert content is not None
-        return Factors(content, *map(by_others, self[1:]))
+            gained = {"content": self.gain, "gain": self.content}
+            others = [x for x in [gained.get(name)] if x is not None]
+        return reduce(Tensor.mul_, others[1:], grad * others[0]) if others else grad

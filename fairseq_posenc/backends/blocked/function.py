@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections import deque
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,11 +11,34 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from fairseq_posenc.backends.blocked.dropout import Dropout, keep
+from fairseq_posenc.backends.blocked.factors import Factors
 from fairseq_posenc.backends.blocked.geometry import Block, Chunk, Geometry
 from fairseq_posenc.backends.blocked.gradients import ScoreGradients
 from fairseq_posenc.backends.blocked.scores import Record, Scores
 from fairseq_posenc.backends.blocked.tables import Tables
 from fairseq_posenc.backends.blocked.values import ValueGradients, Values
+
+
+class Passed(NamedTuple):
+    """A block after its forward pass.
+
+    Attributes:
+        record: what its scores are made of.
+        weights: ``(c, M, W)``.
+        dropped: the weights after dropout.
+    """
+
+    record: Record
+    weights: Any
+    dropped: Any
+
+    def least(self, scores: Scores) -> Passed:
+        """Return what it takes for a backward pass: factors of products, weights of sums."""
+        if scores.product:
+            return Passed(self.record, None, None)
+        content, gain, *_ = self.record.factors
+        factors = Factors(None if gain is None else content, gain, None, None)
+        return self._replace(record=Record(factors, self.record.lines))
 
 
 class BlockedAttention(torch.autograd.Function):
@@ -51,62 +75,70 @@ class BlockedAttention(torch.autograd.Function):
         """
         q, k, v = _prepared(geometry, scale, dropout, query, key, value)
         gathered = torch.empty_like(q)
-        records = []
-        for chunk in geometry.chunks(query.device):
+        held = []
+        for chunk in geometry.chunks():
             of_heads = Tables(*tables).of_heads(chunk.heads)
             scores, values = _of_chunk(geometry, chunk, q, k, v, of_heads, product)
             target = _part(gathered, chunk)
-            for block in geometry.blocks(query.device):
-                weights, dropped, record = _weights(scores, block, dropout)
+            for block in geometry.blocks():
+                passed = _pass(scores, block, dropout)
+                target[:, block.queries] = values.gathered(block, passed.dropped)
                 if keeps:
-                    records.append((weights, dropped, record))
-                target[:, block.queries] = values.gathered(block, dropped)
-        attended = _put_back(gathered[:, :, : geometry.tgt_len].flip(2), query)
+                    held.append(passed.least(scores))
+        # Held in full precision: the gradients subtract numbers of nearly equal size.
+        attended = _put_back(gathered[:, :, : geometry.tgt_len].flip(2), q.dtype)
         if blind is not None:
             attended.masked_fill_(blind[:, None, :, None], 0.0)
         ctx.call = geometry, dropout, product, scale, blind
-        ctx.records = records
+        ctx.held = held
         ctx.save_for_backward(query, key, value, attended, *tables)
-        return attended
+        return attended.to(query.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of query, key, value and tables."""
-        geometry, dropout, product, scale, blind = ctx.call
-        query, key, value, attended, *tables = ctx.saved_tensors
-        records = iter(ctx.records)
-        if blind is not None:
-            grad = grad.masked_fill(blind[:, None, :, None], 0.0)
-        q, k, v = _prepared(geometry, scale, dropout, query, key, value)
-        g = _last_first(geometry, grad)
-        mean = (g * _last_first(geometry, attended)).sum(-1, keepdim=True)
-        grad_q, grad_k, grad_v = (torch.zeros_like(x) for x in (q, k, v))
-        totals = Tables(*tables).zeros(ctx.needs_input_grad[9:])
-        for chunk in geometry.chunks(query.device):
-            of_heads, of_totals = (t.of_heads(chunk.heads) for t in (Tables(*tables), totals))
-            scores, values = _of_chunk(geometry, chunk, q, k, v, of_heads, product)
-            to_q, to_k, to_v, of_gathered, of_mean = (
-                _part(x, chunk) for x in (grad_q, grad_k, grad_v, g, mean)
-            )
-            at_scores = ScoreGradients(scores, to_q, to_k, of_totals)
-            at_values = ValueGradients(values, to_v, of_totals.value_table)
-            for block in geometry.blocks(query.device):
-                weights, dropped, record = next(records, None) or _weights(scores, block, dropout)
-                of_scores = at_values.add(block, dropped, of_gathered[:, block.queries])
-                # Of the softmax: weights * (their gradient - its mean), where it was not dropped.
-                of_scores.mul_(dropped).sub_(weights * of_mean[:, block.queries])
-                at_scores.add(block, record, of_scores)
-            at_scores.finish()
-            at_values.finish()
-        gain = 1.0 if dropout is None else dropout.gain
-        return (
-            *[None] * 6,
-            _put_back(grad_q[:, :, : geometry.tgt_len].flip(2) * scale, query),
-            _put_back(grad_k[:, :, : geometry.src_len], key),
-            _put_back(grad_v[:, :, : geometry.src_len] * gain, value),
-            *totals,
+        with torch.autocast(grad.device.type, enabled=False):
+            return _backward(ctx, grad)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    geometry, dropout, product, scale, blind = ctx.call
+    query, key, value, attended, *tables = ctx.saved_tensors
+    held, ctx.held = deque(ctx.held), ()  # given back block by block
+    if blind is not None:
+        grad = grad.masked_fill(blind[:, None, :, None], 0.0)
+    q, k, v = _prepared(geometry, scale, dropout, query, key, value)
+    g = _last_first(geometry, grad)
+    mean = (g * _last_first(geometry, attended)).sum(-1, keepdim=True)
+    grad_q, grad_k, grad_v = (torch.zeros_like(x) for x in (q, k, v))
+    totals = Tables(*tables).zeros(ctx.needs_input_grad[9:])
+    for chunk in geometry.chunks():
+        of_heads, of_totals = (t.of_heads(chunk.heads) for t in (Tables(*tables), totals))
+        scores, values = _of_chunk(geometry, chunk, q, k, v, of_heads, product)
+        to_q, to_k, to_v, of_gathered, of_mean = (
+            _part(x, chunk) for x in (grad_q, grad_k, grad_v, g, mean)
         )
+        at_scores = ScoreGradients(scores, to_q, to_k, of_totals)
+        at_values = ValueGradients(values, to_v, of_totals.value_table)
+        for block in geometry.blocks():
+            record, weights, dropped = _pass(
+                scores, block, dropout, held.popleft() if held else None
+            )
+            of_scores = at_values.add(block, dropped, of_gathered[:, block.queries])
+            # Of the softmax: weights * (their gradient - its mean), where it was not dropped.
+            of_scores.mul_(dropped).addcmul_(weights, of_mean[:, block.queries], value=-1)
+            at_scores.add(block, record, of_scores)
+        at_scores.finish()
+        at_values.finish()
+    gain = 1.0 if dropout is None else dropout.gain
+    return (
+        *[None] * 6,
+        _put_back(grad_q[:, :, : geometry.tgt_len].flip(2) * scale, query.dtype),
+        _put_back(grad_k[:, :, : geometry.src_len], key.dtype),
+        _put_back(grad_v[:, :, : geometry.src_len] * gain, value.dtype),
+        *totals,
+    )
 
 
 def _of_chunk(
@@ -123,15 +155,17 @@ def _of_chunk(
     return scores, Values(geometry, chunk, value, tables.value_table)
 
 
-def _weights(
-    scores: Scores, block: Block, dropout: Dropout | None
-) -> tuple[Tensor, Tensor, Record]:
-    """Return a block's weights, before and after dropout, ``(c, M, W)``, and how they arose."""
-    of_block, record = scores.of(block)
-    weights = of_block.softmax(-1)
+def _pass(
+    scores: Scores, block: Block, dropout: Dropout | None, held: Passed | None = None
+) -> Passed:
+    """Return what a forward pass makes of a block, starting from what was held of it."""
+    if held is not None and held.weights is not None:
+        return held
+    record = scores.record(block) if held is None else held.record
+    weights = scores.weights(block, record)
     if dropout is None:
-        return weights, weights, record
-    return weights, keep(weights, dropout.kept(*scores.chunk, *block)), record
+        return Passed(record, weights, weights)
+    return Passed(record, weights, keep(weights, dropout.kept(*scores.chunk, *block)))
 
 
 def _prepared(
@@ -167,6 +201,6 @@ def _part(x: Tensor, chunk: Chunk) -> Tensor:
     return x[chunk].flatten(0, 1)
 
 
-def _put_back(x: Tensor, like: Tensor) -> Tensor:
+def _put_back(x: Tensor, kind: torch.dtype) -> Tensor:
     """Return ``(B, H, n, D)`` in a type, and laid out so that fairseq's ``(n, B, C)`` is a view."""
-    return x.permute(2, 0, 1, 3).contiguous().to(like.dtype).permute(1, 2, 0, 3)
+    return x.permute(2, 0, 1, 3).contiguous().to(kind).permute(1, 2, 0, 3)

@@ -14,6 +14,9 @@ from fairseq_posenc.encodings.base import Terms
 
 # What a pair that may not attend has added: absorbs any score, and three of them are still finite.
 FORBIDDEN = -1e38
+# By measurement: queries of a block, pairs of a block for each thread, and pairs of a head up to
+# which all blocks are held for the backward pass.
+QUERIES, PAIRS, PAIRS_GPU, HELD = 512, 2**19, 2**27, 512**2
 
 
 class Chunk(NamedTuple):
@@ -49,6 +52,7 @@ class Geometry(NamedTuple):
         pairs: what is added to the score of each pair, last query first, or None.
         first: the key of each sentence's first token, with the reset; else None.
         per_head: whether a table differs from head to head.
+        block_pairs: how many pairs of queries and keys make a block.
     """
 
     batch: int
@@ -61,6 +65,7 @@ class Geometry(NamedTuple):
     pairs: Tensor | None
     first: list[int] | None
     per_head: bool
+    block_pairs: int
 
     @classmethod
     def of(cls, query: Tensor, src_len: int, mask: Mask, terms: Terms) -> Geometry:
@@ -92,6 +97,7 @@ class Geometry(NamedTuple):
             # A GPU has to be waited for to say where.
             None if terms.first is None else _first(terms.first, batch),
             any(table.size(0) > 1 for table in tables),
+            _pairs(query.device, terms),
         )
 
     @property
@@ -123,18 +129,18 @@ class Geometry(NamedTuple):
         forbidden = rows > here if self.direction == "lr" else rows < here
         return torch.zeros(self.rows, dtype=kind, device=device).masked_fill(forbidden, FORBIDDEN)
 
-    def chunks(self, device: torch.device) -> Iterator[Chunk]:
+    def chunks(self) -> Iterator[Chunk]:
         """Yield sentences and heads to compute together."""
-        sentences, heads, _ = _sizes(self, device)
+        sentences, heads, _ = self._sizes()
         for b in range(0, self.batch, sentences):
             for h in range(0, self.heads, heads):
                 yield Chunk(
                     slice(b, min(b + sentences, self.batch)), slice(h, min(h + heads, self.heads))
                 )
 
-    def blocks(self, device: torch.device) -> Iterator[Block]:
+    def blocks(self) -> Iterator[Block]:
         """Yield all queries of a chunk, block by block."""
-        _, _, queries = _sizes(self, device)
+        _, _, queries = self._sizes()
         for start in range(0, self.padded_tgt, queries):
             end = min(start + queries, self.padded_tgt)
             low, high = 0, self.padded_src
@@ -145,40 +151,37 @@ class Geometry(NamedTuple):
             low, high = low // self.tile * self.tile, -(-high // self.tile) * self.tile
             yield Block(slice(start, end), slice(low, high))
 
+    def _sizes(self) -> tuple[int, int, int]:
+        """Return sentences, heads and queries of a block."""
+        queries = max(min(QUERIES, self.padded_tgt) // self.tile, 1) * self.tile
+        heads = max(self.block_pairs // (queries * self.padded_src), 1)
+        if heads < self.heads or self.per_head:
+            return 1, min(heads, self.heads), queries
+        return min(heads // self.heads, self.batch), self.heads, queries
+
 
 def _tile(src_len: int) -> int:
-    """Return N, by measurement: small enough to compute little beside the band, large enough."""
-    return 16 if src_len < 128 else TILE
+    """Return N: few members, so that little is computed beside their band, but no tiny products."""
+    return 16 if src_len < 128 else 64
 
 
-def _sizes(geometry: Geometry, device: torch.device) -> tuple[int, int, int]:
-    """Return sentences, heads and queries of a block, by measurement.
+def _pairs(device: torch.device, terms: Terms) -> int:
+    """Return the pairs of a block.
 
-    On a CPU a block of scores should stay in the cache of its core; a GPU needs work for all of its
-    processors at once.
+    On a CPU they should stay in the caches, and occupy all threads; a product has more tensors of
+    that size. A GPU needs work for all of its processors at once.
     """
-    length, tile = geometry.padded_src, geometry.tile
-    if device.type == "cpu":
-        pairs = PAIRS
-        queries = max(pairs // length // tile, 1) * tile
-    else:
-        pairs = 2**27
-        queries = -(-256 // tile) * tile
-    heads = max(pairs // (min(queries, geometry.padded_tgt) * length), 1)
-    if heads < geometry.heads or geometry.per_head:
-        return 1, min(heads, geometry.heads), queries
-    return min(heads // geometry.heads, geometry.batch), geometry.heads, queries
-
-
-TILE = 64
-PAIRS = 2**19
-HELD = 512**2
+    if device.type != "cpu":
+        return PAIRS_GPU
+    return PAIRS * torch.get_num_threads() // (2 if terms.product else 1)
 
 
 def _first(first: Tensor, batch: int) -> list[int]:
-    """Return where each of B sentences begins, given ``(B or 1, S)`` of bool."""
-    at: list[int] = first.expand(batch, -1).int().argmax(1).tolist()
-    return at
+    """Return where each of B sentences begins, -1 for nowhere, given ``(B or 1, S)`` of bool."""
+    there = first.any(1, keepdim=True)
+    at = torch.where(there, first.int().argmax(1, keepdim=True), -1)
+    positions: list[int] = at.expand(batch, 1).flatten().tolist()
+    return positions
 
 
 def _added(forbidden: Tensor) -> Tensor:

@@ -57,9 +57,8 @@ class ScoreGradients:
             (line, self._add_line(block, line, at_line, grad))
             for line, at_line in reversed(record.lines)
         ]
-        grads = record.factors.backward(grad, scores.product)
-        self._add_by_distance(block, grads, grad)
-        content = grads.content
+        self._add_by_distance(block, record.factors, grad)
+        content = record.factors.gradient("content", grad, scores.product)
         for line, of_line in of_lines:
             line.of(content).add_(of_line)
         self.query[:, block.queries].baddbmm_(content, scores.key[:, block.keys])
@@ -69,23 +68,27 @@ class ScoreGradients:
         """Complete the gradient of the keys."""
         self.turned.finish()
 
-    def _add_by_distance(self, block: Block, grads: Factors, grad: Tensor) -> None:
-        scores, totals, tile = self.scores, self.tables, self.scores.geometry.tile
+    def _add_by_distance(self, block: Block, factors: Factors, grad: Tensor) -> None:
+        scores, totals, product = self.scores, self.tables, self.scores.product
         query, key = scores.query[:, block.queries], scores.key[:, block.keys]
         rows = slice(block.corner, block.corner + grad.size(1) + grad.size(2) - 1)
+        tile = scores.geometry.tile
         if totals.bias is not None:
             totals.bias[:, rows] += sum_by_distance(_grouped(grad, totals.bias))
-        if totals.gain is not None and grads.gain is not None:
-            totals.gain[:, rows] += sum_by_distance(_grouped(grads.gain, totals.gain))
-        if scores.tables.query_table is not None and grads.by_query is not None:
+        if totals.gain is not None:
+            of_gain = factors.gradient("gain", grad, product)
+            totals.gain[:, rows] += sum_by_distance(_grouped(of_gain, totals.gain))
+        if scores.tables.query_table is not None:
             band = scores.band(scores.tables.query_table, block, query, key)
-            wide = band.spread(grads.by_query.unflatten(1, (-1, tile)))
+            of_query = factors.gradient("by_query", grad, product)
+            wide = band.spread(of_query.unflatten(1, (-1, tile)))
             self.query[:, block.queries] += band.sums(wide)
             if totals.query_table is not None:
                 band.add_to(totals.query_table, wide, query)
-        if scores.tables.key_table is not None and grads.by_key is not None:
+        if scores.tables.key_table is not None:
             band = scores.band(scores.tables.key_table, block, key, query)
-            wide = band.spread(grads.by_key.unflatten(2, (-1, tile)).permute(0, 2, 3, 1))
+            of_key = factors.gradient("by_key", grad, product)
+            wide = band.spread(of_key.unflatten(2, (-1, tile)).permute(0, 2, 3, 1))
             self.key[:, block.keys] += band.sums(wide)
             if totals.key_table is not None:
                 band.add_to(totals.key_table, wide, key)
@@ -94,25 +97,25 @@ class ScoreGradients:
         """Take a line out of a block's gradient; return the gradient of its content."""
         of_line = line.of(grad).clone()
         line.of(grad).zero_()
-        scores, totals = self.scores, self.tables
-        grads = at_line.backward(of_line, scores.product)
+        scores, totals, product = self.scores, self.tables, self.scores.product
         if totals.bias is not None:
             _add_to_row(totals.bias, line, of_line.sum((1, 2))[:, None])
-        if totals.gain is not None and grads.gain is not None:
-            _add_to_row(totals.gain, line, grads.gain.sum((1, 2))[:, None])
-        if scores.tables.query_table is not None and grads.by_query is not None:
-            weights = grads.by_query.sum(2, keepdim=True)  # [H, m, 1]
+        if totals.gain is not None:
+            of_gain = at_line.gradient("gain", of_line, product)
+            _add_to_row(totals.gain, line, of_gain.sum((1, 2))[:, None])
+        if scores.tables.query_table is not None:
+            weights = at_line.gradient("by_query", of_line, product).sum(2, keepdim=True)
             row = line.row_of(scores.tables.query_table)
             self.query[line.heads, block.queries][:, line.queries] += weights * row
             query = scores.query[line.heads, block.queries][:, line.queries]
             _add_to_row(totals.query_table, line, (weights * query).sum(1, keepdim=True))
-        if scores.tables.key_table is not None and grads.by_key is not None:
-            weights = grads.by_key.sum(1)[:, :, None]  # [H, w, 1]
+        if scores.tables.key_table is not None:
+            weights = at_line.gradient("by_key", of_line, product).sum(1)[:, :, None]
             row = line.row_of(scores.tables.key_table)
             self.key[line.heads, block.keys][:, line.keys] += weights * row
             key = scores.key[line.heads, block.keys][:, line.keys]
             _add_to_row(totals.key_table, line, (weights * key).sum(1, keepdim=True))
-        return grads.content
+        return at_line.gradient("content", of_line, product)
 
 
 def _grouped(x: Tensor, table: Tensor) -> Tensor:

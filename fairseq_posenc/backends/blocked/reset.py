@@ -69,6 +69,8 @@ def lines(geometry: Geometry, chunk: Chunk, block: Block) -> Iterator[Line]:
     heads = chunk.heads.stop - chunk.heads.start
     everything = slice(None)
     for sentence, key in enumerate(geometry.first[chunk.batch]):
+        if key < 0:
+            continue
         of_sentence = slice(sentence * heads, (sentence + 1) * heads)
         if block.keys.start <= key < block.keys.stop:
             here = key - block.keys.start

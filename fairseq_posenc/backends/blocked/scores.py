@@ -1,4 +1,4 @@
-"""The scores of a block."""
+"""The scores of a block, and its attention weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ from fairseq_posenc.backends.blocked.tables import Tables
 
 
 class Record(NamedTuple):
-    """What the scores of a block were made of, for their gradient."""
+    """What the scores of a block are made of.
+
+    Attributes:
+        factors: of the pairs.
+        lines: those of first tokens.
+    """
 
     factors: Factors
     lines: list[tuple[Line, Factors]]
@@ -45,23 +50,30 @@ class Scores:
         self.query, self.key, self.tables, self.product = query, key, tables, product
         self.direction = geometry.direction_rows(query.device, query.dtype)
 
-    def of(self, block: Block) -> tuple[Tensor, Record]:
-        """Return the scores of a block, ``(c, M, W)``, and what they were made of."""
+    def record(self, block: Block) -> Record:
+        """Return what the scores of a block are made of."""
         query, key = self.query[:, block.queries], self.key[:, block.keys]
-        factors = self._factors(block, query, key)
-        shape = factors.content.shape[1:]
+        content = query @ key.transpose(1, 2)
         at_lines = [
-            (line, line.factors(query, key, self.tables, factors.content))
+            (line, line.factors(query, key, self.tables, content))
             for line in lines(self.geometry, self.chunk, block)
         ]
-        scores = factors.combine(self.product)
+        return Record(self._factors(block, query, key, content), at_lines)
+
+    def weights(self, block: Block, record: Record) -> Tensor:
+        """Return the attention weights of a block, ``(c, M, W)``.
+
+        Of a plain sum, the record's content is overwritten.
+        """
         bias, direction = self.tables.bias, self.direction
+        scores = record.factors.combine(self.product)
+        shape = scores.shape[1:]
         if bias is not None:
             scores.add_(by_distance(bias, block.corner, *shape))
         if direction is not None:
             direction = by_distance(direction[None], block.corner, *shape)
             scores.add_(direction)
-        for line, at_line in at_lines:
+        for line, at_line in record.lines:
             of_line = at_line.combine(self.product)
             if bias is not None:
                 of_line = of_line + line.row_of(bias)[:, None]
@@ -69,7 +81,7 @@ class Scores:
                 of_line = of_line + direction[:, line.queries, line.keys]
             line.of(scores).copy_(of_line)
         self._add_by_pair(scores, block)
-        return scores, Record(factors, at_lines)
+        return scores.softmax(-1)
 
     def band(self, table: Tensor, block: Block, own: Tensor, other: Tensor) -> Band:
         """Return the rows of a table that a block's queries, or keys, meet.
@@ -94,9 +106,8 @@ class Scores:
         )
         return pair_bias[batch, heads, block.queries, block.keys]
 
-    def _factors(self, block: Block, query: Tensor, key: Tensor) -> Factors:
+    def _factors(self, block: Block, query: Tensor, key: Tensor, content: Tensor) -> Factors:
         tables = self.tables
-        content = query @ key.transpose(1, 2)
         gain = by_query = by_key = None
         if tables.gain is not None:
             gain = by_distance(tables.gain, block.corner, *content.shape[1:])

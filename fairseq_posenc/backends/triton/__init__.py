@@ -74,7 +74,7 @@ def attend(
         seed=_draw_seed() if dropout else None,
         dropout=dropout,
         scale=scale_of(terms, query.size(-1)),
-        direction=mask.direction if query.size(2) > 1 else "both",
+        direction=mask.direction,
         product=terms.product,
     )
     with torch.autocast(query.device.type, enabled=False):

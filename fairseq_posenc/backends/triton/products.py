@@ -26,6 +26,7 @@ class Products(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradients of both."""
         x, rows = ctx.saved_tensors
-        by_head = (grad.transpose(-1, -2) @ x.float()).sum(0)  # [H, 2, D]
-        by_rows = by_head.sum_to_size(rows.shape)
-        return (grad @ rows.float()).type_as(x), by_rows.type_as(rows)
+        with torch.autocast(x.device.type, enabled=False):
+            by_head = (grad.transpose(-1, -2) @ x.float()).sum(0)  # [H, 2, D]
+            by_rows = by_head.sum_to_size(rows.shape)
+            return (grad @ rows.float()).type_as(x), by_rows.type_as(rows)
