@@ -149,6 +149,14 @@ def test_blocked_serves_the_last_queries_of_many_keys(form, tgt_len, held, monke
         assert_equals_reference("blocked", terms, mask, inputs(torch.float64, tgt_len))
 
 
+@pytest.mark.parametrize("groups", [1, H])
+def test_blocked_serves_a_gain_of_channels_for_one_query(groups):
+    gain = torch.randn(groups, T, D, dtype=torch.float64, requires_grad=True)
+    terms = Terms(channel_gain=gain)
+    assert BACKENDS["blocked"].refuses(terms, Call(tgt_len=1)) == ""
+    assert_equals_reference("blocked", terms, Mask("lr"), inputs(torch.float64, 1))
+
+
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("form", ["product", "all with reset", "both biases"])
 def test_blocked_gives_the_same_without_holding_its_blocks(form, direction, monkeypatch):

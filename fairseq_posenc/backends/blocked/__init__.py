@@ -2,7 +2,8 @@
 
 Scores exist for one block at a time and are computed again in the backward pass, and so are the
 numbers that dropout draws: memory grows linearly with the length. Up to 512 tokens, where that is
-not much, the blocks are held instead. Serves every term but a gain of channels.
+not much, the blocks are held instead. Serves every term but a gain of channels, and that for a
+single query.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def refuses(terms: Terms, call: Call) -> str:
     """Return why this backend cannot compute such terms, or an empty string."""
     if call.need_weights:
         return "it does not keep the attention weights"
-    if terms.channel_gain is not None:
+    if terms.channel_gain is not None and call.tgt_len > 1:
         return "no matrix product computes a gain for each channel"
     return ""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -31,36 +33,53 @@ def attend_one(
         scale: of the combined dot products.
     """
     kind = torch.promote_types(query.dtype, torch.float32)
-    query, key = query.to(kind), key.to(kind)
-    src_len = key.size(2)
-
-    def at_keys(table: Tensor) -> Tensor:
-        """Return the rows of the keys, ``(1 or B, G, S)`` or ``(1 or B, G, S, D)``."""
-        if terms.first is None:
-            return table[None, :, :src_len].to(kind)
-        index = row_index(terms, 1, src_len, table.device)[:, 0]
-        return table[:, index].transpose(0, 1).to(kind)
-
-    scores = query @ key.transpose(2, 3)
-    if terms.gain is not None:
-        scores = scores * at_keys(terms.gain).unsqueeze(2)
-    by_table = []
-    if terms.query_table is not None:
-        by_table.append(query @ at_keys(terms.query_table).transpose(2, 3))
-    if terms.key_table is not None:
-        by_table.append((key * at_keys(terms.key_table)).sum(3).unsqueeze(2))
-    for term in by_table:
-        scores = scores * term if terms.product else scores + term
-    scores = scores * scale
+    rows = _Rows(terms, key.size(2), kind)
+    scores = _combined(query.to(kind), key.to(kind), terms, rows) * scale
     if terms.bias is not None:
-        scores = scores + at_keys(terms.bias).unsqueeze(2)
+        scores = scores + rows(terms.bias).unsqueeze(2)
     if terms.pair_bias is not None:
         scores = scores + terms.pair_bias
     weights = F.dropout(_softmax(scores, mask), dropout)
     attended = weights.type_as(value) @ value
     if terms.value_table is not None:
-        attended = attended + (weights @ at_keys(terms.value_table)).type_as(value)
+        attended = attended + (weights @ rows(terms.value_table)).type_as(value)
     return attended
+
+
+class _Rows(NamedTuple):
+    """Tables at the keys of the query, in the type of the scores."""
+
+    terms: Terms
+    src_len: int
+    kind: torch.dtype
+
+    def __call__(self, table: Tensor) -> Tensor:
+        """Return a table's rows, ``(1 or B, G, S)`` or ``(1 or B, G, S, D)``."""
+        if self.terms.first is None:
+            return table[None, :, : self.src_len].to(self.kind)
+        index = row_index(self.terms, 1, self.src_len, table.device)[:, 0]
+        return table[:, index].transpose(0, 1).to(self.kind)
+
+
+def _combined(query: Tensor, key: Tensor, terms: Terms, rows: _Rows) -> Tensor:
+    """Return the sum or product of the terms, ``(B, H, 1, S)``."""
+    if terms.channel_gain is None:
+        scores = query @ key.transpose(2, 3)
+    else:
+        scores = (query * rows(terms.channel_gain) * key).sum(3).unsqueeze(2)
+    if terms.gain is not None:
+        scores = scores * rows(terms.gain).unsqueeze(2)
+    by_table = []
+    if terms.query_table is not None:
+        table = rows(terms.query_table)
+        # One product for all heads, where a batch of one would be copied for each.
+        table = table[0, 0] if table.shape[:2] == (1, 1) else table
+        by_table.append(query @ table.transpose(-1, -2))
+    if terms.key_table is not None:
+        by_table.append((key * rows(terms.key_table)).sum(3).unsqueeze(2))
+    for term in by_table:
+        scores = scores * term if terms.product else scores + term
+    return scores
 
 
 def _softmax(scores: Tensor, mask: Mask) -> Tensor:
