@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from argparse import Namespace
 from types import SimpleNamespace
 from typing import get_args
@@ -106,6 +108,13 @@ def specs(*places: str) -> list[str]:
             found += [f"{name}({option}={value})" for value in values]
     return found
 
+
+if importlib.util.find_spec("triton") and not torch.cuda.is_available():
+    # Triton's own functions, too, are for its interpreter only if they are defined under this; and
+    # torch imports them in some tests.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        importlib.import_module("triton.language")
 
 torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
 

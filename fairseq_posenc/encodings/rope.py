@@ -69,9 +69,12 @@ class Rope(Encoding):
         """Return query and key rotated by the angles of positions ``index``, ``(B or 1, T)``."""
         # float32 whatever the model's precision: fp16 cannot even count beyond 2048.
         angles = index[:, None, :, None].float() * self.frequencies(index.device)
-        gain = 0.1 * math.log(self.factor) + 1.0 if self.scaling == "yarn" else 1.0
-        cos, sin = angles.cos() * gain, angles.sin() * gain
-        return self._rotate(query, cos, sin), self._rotate(key, cos, sin)
+        cos, sin = angles.cos(), angles.sin()
+        if self.scaling == "yarn":
+            gain = 0.1 * math.log(self.factor) + 1.0
+            cos, sin = cos * gain, sin * gain
+        turn = torch.complex(cos, sin)
+        return self._rotate(query, turn), self._rotate(key, turn)
 
     def frequencies(self, device: torch.device) -> Tensor:
         """Return the angle per position of each pair, ``(rotated / 2,)`` in float32."""
@@ -101,16 +104,22 @@ class Rope(Encoding):
         ramp = (pairs - low) / max(high - low, 0.001)
         return 1 - ramp.clamp(0, 1)
 
-    def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        turned, rest = x[..., : self.rotated].to(cos.dtype), x[..., self.rotated :]
+    def _rotate(self, x: Tensor, turn: Tensor) -> Tensor:
+        """Return ``(B, H, T, D)`` with its pairs, as complex numbers, multiplied by ``turn``."""
+        if self.rotated == x.size(-1):
+            return self._rotate_all(x, turn)
+        turned, rest = x[..., : self.rotated], x[..., self.rotated :]
+        return torch.cat([self._rotate_all(turned, turn), rest], dim=-1)
+
+    def _rotate_all(self, x: Tensor, turn: Tensor) -> Tensor:
+        exact = x.float()
         if self.layout == "half":
-            a, b = turned.chunk(2, dim=-1)
-            turned = torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
-        else:  # as complex numbers, a pair is turned in one pass
-            pairs = torch.view_as_complex(turned.unflatten(-1, (-1, 2)))
-            turned = torch.view_as_real(pairs * torch.complex(cos, sin)).flatten(-2)
-        turned = turned.type_as(x)
-        return torch.cat([turned, rest], dim=-1) if rest.size(-1) else turned
+            pairs = torch.complex(*exact.chunk(2, dim=-1)) * turn
+            turned = torch.cat([pairs.real, pairs.imag], dim=-1)
+        else:
+            pairs = torch.view_as_complex(exact.unflatten(-1, (-1, 2))) * turn
+            turned = torch.view_as_real(pairs).flatten(-2)
+        return turned.to(x.dtype)
 
     @classmethod
     def parameter_count(cls, dims: Dims, layers: int) -> int:

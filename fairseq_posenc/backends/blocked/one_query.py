@@ -71,15 +71,22 @@ def _combined(query: Tensor, key: Tensor, terms: Terms, rows: _Rows) -> Tensor:
         scores = scores * rows(terms.gain).unsqueeze(2)
     by_table = []
     if terms.query_table is not None:
-        table = rows(terms.query_table)
-        # One product for all heads, where a batch of one would be copied for each.
-        table = table[0, 0] if table.shape[:2] == (1, 1) else table
-        by_table.append(query @ table.transpose(-1, -2))
+        by_table.append(_products(query, rows(terms.query_table)))
     if terms.key_table is not None:
         by_table.append((key * rows(terms.key_table)).sum(3).unsqueeze(2))
     for term in by_table:
         scores = scores * term if terms.product else scores + term
     return scores
+
+
+def _products(query: Tensor, table: Tensor) -> Tensor:
+    """Return the products of ``(B, H, 1, D)`` with ``(1 or B, G, S, D)``, ``(B, H, 1, S)``."""
+    if table.size(0) > 1:
+        return query @ table.transpose(2, 3)
+    # A batch of one would be copied for each sentence.
+    if table.size(1) == 1:
+        return query @ table[0, 0].T
+    return (query[:, :, 0].transpose(0, 1) @ table[0].transpose(1, 2)).transpose(0, 1).unsqueeze(2)
 
 
 def _softmax(scores: Tensor, mask: Mask) -> Tensor:
