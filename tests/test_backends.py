@@ -149,6 +149,22 @@ def test_blocked_serves_the_last_queries_of_many_keys(form, tgt_len, held, monke
         assert_equals_reference("blocked", terms, mask, inputs(torch.float64, tgt_len))
 
 
+def test_blocked_serves_one_row_for_all_distances():
+    """For a single query, as in a step of decoding, the row is added to the query."""
+    row = torch.randn(H, 1, D, dtype=torch.float64, requires_grad=True)
+    table = torch.randn(H, T, D, dtype=torch.float64, requires_grad=True)
+    terms = Terms(query_table=table, key_table=row.expand(-1, T, -1), scale_factor=2.0)
+    qkv = inputs(torch.float64, 1)
+    ours, _ = BACKENDS["blocked"].attend(*qkv, terms, Mask("lr"))
+    theirs, _ = BACKENDS["reference"].attend(*qkv, terms, Mask("lr"))
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+    for our, their in zip(
+        torch.autograd.grad(ours.square().sum(), [*qkv, row, table]),
+        torch.autograd.grad(theirs.square().sum(), [*qkv, row, table]),
+    ):
+        torch.testing.assert_close(our, their, rtol=1e-8, atol=1e-8)
+
+
 @pytest.mark.parametrize("groups", [1, H])
 def test_blocked_serves_a_gain_of_channels_for_one_query(groups):
     gain = torch.randn(groups, T, D, dtype=torch.float64, requires_grad=True)

@@ -63,8 +63,18 @@ class _Rows(NamedTuple):
 
 def _combined(query: Tensor, key: Tensor, terms: Terms, rows: _Rows) -> Tensor:
     """Return the sum or product of the terms, ``(B, H, 1, S)``."""
+    by_key = terms.key_table
+    content = query
+    if (
+        by_key is not None
+        and by_key.stride(1) == 0
+        and terms.first is None
+        and not terms.multiplies
+    ):
+        # One row for all distances, as of Transformer-XL, may as well be added to the query.
+        content, by_key = query + rows(by_key)[:, :, :1], None
     if terms.channel_gain is None:
-        scores = query @ key.transpose(2, 3)
+        scores = content @ key.transpose(2, 3)
     else:
         scores = (query * rows(terms.channel_gain) * key).sum(3).unsqueeze(2)
     if terms.gain is not None:
@@ -72,8 +82,8 @@ def _combined(query: Tensor, key: Tensor, terms: Terms, rows: _Rows) -> Tensor:
     by_table = []
     if terms.query_table is not None:
         by_table.append(_products(query, rows(terms.query_table)))
-    if terms.key_table is not None:
-        by_table.append((key * rows(terms.key_table)).sum(3).unsqueeze(2))
+    if by_key is not None:
+        by_table.append((key * rows(by_key)).sum(3).unsqueeze(2))
     for term in by_table:
         scores = scores * term if terms.product else scores + term
     return scores
