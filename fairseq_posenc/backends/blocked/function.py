@@ -14,7 +14,8 @@ from fairseq_posenc.backends.blocked.dropout import Dropout, keep
 from fairseq_posenc.backends.blocked.factors import Factors
 from fairseq_posenc.backends.blocked.geometry import Block, Chunk, Geometry
 from fairseq_posenc.backends.blocked.gradients import ScoreGradients
-from fairseq_posenc.backends.blocked.scores import Record, Scores
+from fairseq_posenc.backends.blocked.reset import LineGradients, Reset
+from fairseq_posenc.backends.blocked.scores import Scores
 from fairseq_posenc.backends.blocked.tables import Tables
 from fairseq_posenc.backends.blocked.values import ValueGradients, Values
 
@@ -23,22 +24,21 @@ class Passed(NamedTuple):
     """A block after its forward pass.
 
     Attributes:
-        record: what its scores are made of.
+        factors: of its scores.
         weights: ``(c, M, W)``.
         dropped: the weights after dropout.
     """
 
-    record: Record
+    factors: Factors
     weights: Any
     dropped: Any
 
     def least(self, scores: Scores) -> Passed:
         """Return what it takes for a backward pass: factors of products, weights of sums."""
         if scores.product:
-            return Passed(self.record, None, None)
-        content, gain, *_ = self.record.factors
-        factors = Factors(None if gain is None else content, gain, None, None)
-        return self._replace(record=Record(factors, self.record.lines))
+            return Passed(self.factors, None, None)
+        content, gain, *_ = self.factors
+        return self._replace(factors=Factors(None if gain is None else content, gain, None, None))
 
 
 class BlockedAttention(torch.autograd.Function):
@@ -74,11 +74,12 @@ class BlockedAttention(torch.autograd.Function):
             *tables: see :class:`Tables`.
         """
         q, k, v = _prepared(geometry, scale, dropout, query, key, value)
+        reset = Reset(geometry, q, k, Tables(*tables), product)
         gathered = torch.empty_like(q)
         held = []
         for chunk in geometry.chunks():
             of_heads = Tables(*tables).of_heads(chunk.heads)
-            scores, values = _of_chunk(geometry, chunk, q, k, v, of_heads, product)
+            scores, values = _of_chunk(geometry, chunk, q, k, v, of_heads, product, reset)
             target = _part(gathered, chunk)
             for block in geometry.blocks():
                 passed = _pass(scores, block, dropout)
@@ -90,7 +91,7 @@ class BlockedAttention(torch.autograd.Function):
         if blind is not None:
             attended.masked_fill_(blind[:, None, :, None], 0.0)
         ctx.call = geometry, dropout, product, scale, blind
-        ctx.held = held
+        ctx.held, ctx.reset = held, reset
         ctx.save_for_backward(query, key, value, attended, *tables)
         return attended.to(query.dtype)
 
@@ -113,24 +114,26 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     mean = (g * _last_first(geometry, attended)).sum(-1, keepdim=True)
     grad_q, grad_k, grad_v = (torch.zeros_like(x) for x in (q, k, v))
     totals = Tables(*tables).zeros(ctx.needs_input_grad[9:])
+    at_lines = LineGradients(ctx.reset)
     for chunk in geometry.chunks():
         of_heads, of_totals = (t.of_heads(chunk.heads) for t in (Tables(*tables), totals))
-        scores, values = _of_chunk(geometry, chunk, q, k, v, of_heads, product)
+        scores, values = _of_chunk(geometry, chunk, q, k, v, of_heads, product, ctx.reset)
         to_q, to_k, to_v, of_gathered, of_mean = (
             _part(x, chunk) for x in (grad_q, grad_k, grad_v, g, mean)
         )
-        at_scores = ScoreGradients(scores, to_q, to_k, of_totals)
+        at_scores = ScoreGradients(scores, to_q, to_k, of_totals, at_lines)
         at_values = ValueGradients(values, to_v, of_totals.value_table)
         for block in geometry.blocks():
-            record, weights, dropped = _pass(
+            factors, weights, dropped = _pass(
                 scores, block, dropout, held.popleft() if held else None
             )
             of_scores = at_values.add(block, dropped, of_gathered[:, block.queries])
             # Of the softmax: weights * (their gradient - its mean), where it was not dropped.
             of_scores.mul_(dropped).addcmul_(weights, of_mean[:, block.queries], value=-1)
-            at_scores.add(block, record, of_scores)
+            at_scores.add(block, factors, of_scores)
         at_scores.finish()
         at_values.finish()
+    at_lines.finish(q, k, grad_q, grad_k, totals)
     gain = 1.0 if dropout is None else dropout.gain
     return (
         *[None] * 6,
@@ -149,9 +152,10 @@ def _of_chunk(
     value: Tensor,
     tables: Tables,
     product: bool,
+    reset: Reset,
 ) -> tuple[Scores, Values]:
     query, key, value = (_part(x, chunk) for x in (query, key, value))
-    scores = Scores(geometry, chunk, query, key, tables, product)
+    scores = Scores(geometry, chunk, query, key, tables, product, reset)
     return scores, Values(geometry, chunk, value, tables.value_table)
 
 
@@ -161,11 +165,11 @@ def _pass(
     """Return what a forward pass makes of a block, starting from what was held of it."""
     if held is not None and held.weights is not None:
         return held
-    record = scores.record(block) if held is None else held.record
-    weights = scores.weights(block, record)
+    factors = scores.factors(block) if held is None else held.factors
+    weights = scores.weights(block, factors)
     if dropout is None:
-        return Passed(record, weights, weights)
-    return Passed(record, weights, keep(weights, dropout.kept(*scores.chunk, *block)))
+        return Passed(factors, weights, weights)
+    return Passed(factors, weights, keep(weights, dropout.kept(*scores.chunk, *block)))
 
 
 def _prepared(

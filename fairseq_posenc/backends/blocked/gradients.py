@@ -7,8 +7,8 @@ from torch import Tensor
 from fairseq_posenc.backends.blocked.bands import sum_by_distance
 from fairseq_posenc.backends.blocked.factors import Factors
 from fairseq_posenc.backends.blocked.geometry import Block
-from fairseq_posenc.backends.blocked.reset import Line
-from fairseq_posenc.backends.blocked.scores import Record, Scores
+from fairseq_posenc.backends.blocked.reset import LineGradients, lines
+from fairseq_posenc.backends.blocked.scores import Scores
 from fairseq_posenc.backends.blocked.tables import Tables
 
 
@@ -40,27 +40,26 @@ class ScoreGradients:
         query: ``(c, T, D)``, to add to.
         key: ``(c, S, D)``, to add to.
         tables: to add to; None for those that need no gradient.
+        lines: of the call, which takes what is theirs.
     """
 
-    def __init__(self, scores: Scores, query: Tensor, key: Tensor, tables: Tables) -> None:
+    def __init__(
+        self, scores: Scores, query: Tensor, key: Tensor, tables: Tables, lines: LineGradients
+    ) -> None:
         self.scores, self.query, self.key, self.tables = scores, query, key, tables
-        self.turned = Turned(key)
+        self.lines, self.turned = lines, Turned(key)
 
-    def add(self, block: Block, record: Record, grad: Tensor) -> None:
+    def add(self, block: Block, factors: Factors, grad: Tensor) -> None:
         """Add the gradients for that of a block's scores, ``(c, M, W)``, which is overwritten."""
         scores = self.scores
         if self.tables.pair_bias is not None:
             total = scores.pairs_of(self.tables.pair_bias, block)
             total += scores.by_sentence(grad).sum_to_size(total.shape)
         # The line written last stands where two cross, so its gradient is taken out first.
-        of_lines = [
-            (line, self._add_line(block, line, at_line, grad))
-            for line, at_line in reversed(record.lines)
-        ]
-        self._add_by_distance(block, record.factors, grad)
-        content = record.factors.gradient("content", grad, scores.product)
-        for line, of_line in of_lines:
-            line.of(content).add_(of_line)
+        for line in reversed(list(lines(scores.geometry, scores.chunk, block))):
+            self.lines.take(line, grad)
+        self._add_by_distance(block, factors, grad)
+        content = factors.gradient("content", grad, scores.product)
         self.query[:, block.queries].baddbmm_(content, scores.key[:, block.keys])
         self.turned.add(block.keys, content, scores.query[:, block.queries])
 
@@ -93,38 +92,7 @@ class ScoreGradients:
             if totals.key_table is not None:
                 band.add_to(totals.key_table, wide, key)
 
-    def _add_line(self, block: Block, line: Line, at_line: Factors, grad: Tensor) -> Tensor:
-        """Take a line out of a block's gradient; return the gradient of its content."""
-        of_line = line.of(grad).clone()
-        line.of(grad).zero_()
-        scores, totals, product = self.scores, self.tables, self.scores.product
-        if totals.bias is not None:
-            _add_to_row(totals.bias, line, of_line.sum((1, 2))[:, None])
-        if totals.gain is not None:
-            of_gain = at_line.gradient("gain", of_line, product)
-            _add_to_row(totals.gain, line, of_gain.sum((1, 2))[:, None])
-        if scores.tables.query_table is not None:
-            weights = at_line.gradient("by_query", of_line, product).sum(2, keepdim=True)
-            row = line.row_of(scores.tables.query_table)
-            self.query[line.heads, block.queries][:, line.queries] += weights * row
-            query = scores.query[line.heads, block.queries][:, line.queries]
-            _add_to_row(totals.query_table, line, (weights * query).sum(1, keepdim=True))
-        if scores.tables.key_table is not None:
-            weights = at_line.gradient("by_key", of_line, product).sum(1)[:, :, None]
-            row = line.row_of(scores.tables.key_table)
-            self.key[line.heads, block.keys][:, line.keys] += weights * row
-            key = scores.key[line.heads, block.keys][:, line.keys]
-            _add_to_row(totals.key_table, line, (weights * key).sum(1, keepdim=True))
-        return at_line.gradient("content", of_line, product)
-
 
 def _grouped(x: Tensor, table: Tensor) -> Tensor:
     """Return ``(c, M, W)``, summed over heads that share a table: ``(G, M, W)``."""
     return x.sum(0, keepdim=True) if table.size(0) == 1 else x
-
-
-def _add_to_row(table: Tensor | None, line: Line, x: Tensor) -> None:
-    """Add ``(H, 1, ...)`` to a line's row, summed over heads that share it."""
-    if table is not None:
-        row = line.row_of(table)
-        row += x.sum_to_size(row.shape)

@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from torch import Tensor
 
 from fairseq_posenc.backends.blocked.bands import Band, by_distance
 from fairseq_posenc.backends.blocked.factors import Factors
 from fairseq_posenc.backends.blocked.geometry import Block, Chunk, Geometry
-from fairseq_posenc.backends.blocked.reset import Line, lines
+from fairseq_posenc.backends.blocked.reset import Reset, lines
 from fairseq_posenc.backends.blocked.tables import Tables
-
-
-class Record(NamedTuple):
-    """What the scores of a block are made of.
-
-    Attributes:
-        factors: of the pairs.
-        lines: those of first tokens.
-    """
-
-    factors: Factors
-    lines: list[tuple[Line, Factors]]
 
 
 class Scores:
@@ -35,6 +21,7 @@ class Scores:
         key: ``(c, S, D)``.
         tables: of the chunk's heads.
         product: how terms are combined.
+        reset: of the call.
     """
 
     def __init__(
@@ -45,41 +32,45 @@ class Scores:
         key: Tensor,
         tables: Tables,
         product: bool,
+        reset: Reset,
     ) -> None:
-        self.geometry, self.chunk = geometry, chunk
+        self.geometry, self.chunk, self.reset = geometry, chunk, reset
         self.query, self.key, self.tables, self.product = query, key, tables, product
         self.direction = geometry.direction_rows(query.device, query.dtype)
 
-    def record(self, block: Block) -> Record:
-        """Return what the scores of a block are made of."""
+    def factors(self, block: Block) -> Factors:
+        """Return what the scores of a block are combined from, but for the lines."""
+        tables = self.tables
         query, key = self.query[:, block.queries], self.key[:, block.keys]
         content = query @ key.transpose(1, 2)
-        at_lines = [
-            (line, line.factors(query, key, self.tables, content))
-            for line in lines(self.geometry, self.chunk, block)
-        ]
-        return Record(self._factors(block, query, key, content), at_lines)
+        gain = by_query = by_key = None
+        if tables.gain is not None:
+            gain = by_distance(tables.gain, block.corner, *content.shape[1:])
+        if tables.query_table is not None:
+            by_query = self.band(tables.query_table, block, query, key).scores(query)
+        if tables.key_table is not None:
+            by_key = self.band(tables.key_table, block, key, query).scores(key)
+            by_key = by_key.permute(0, 3, 1, 2)
+        if self.product:  # each is read several times: once in order
+            by_query = None if by_query is None else by_query.flatten(1, 2)
+            by_key = None if by_key is None else by_key.flatten(2, 3)
+        return Factors(content, gain, by_query, by_key)
 
-    def weights(self, block: Block, record: Record) -> Tensor:
+    def weights(self, block: Block, factors: Factors) -> Tensor:
         """Return the attention weights of a block, ``(c, M, W)``.
 
-        Of a plain sum, the record's content is overwritten.
+        Of a plain sum, the content is overwritten.
         """
         bias, direction = self.tables.bias, self.direction
-        scores = record.factors.combine(self.product)
+        assert factors.content is not None
+        scores = factors.combine(self.product)
         shape = scores.shape[1:]
         if bias is not None:
             scores.add_(by_distance(bias, block.corner, *shape))
+        for line in lines(self.geometry, self.chunk, block):
+            self.reset.put(line, scores)
         if direction is not None:
-            direction = by_distance(direction[None], block.corner, *shape)
-            scores.add_(direction)
-        for line, at_line in record.lines:
-            of_line = at_line.combine(self.product)
-            if bias is not None:
-                of_line = of_line + line.row_of(bias)[:, None]
-            if direction is not None:
-                of_line = of_line + direction[:, line.queries, line.keys]
-            line.of(scores).copy_(of_line)
+            scores.add_(by_distance(direction[None], block.corner, *shape))
         self._add_by_pair(scores, block)
         return scores.softmax(-1)
 
@@ -105,21 +96,6 @@ class Scores:
             part if size > 1 else slice(None) for part, size in zip(self.chunk, pair_bias.shape)
         )
         return pair_bias[batch, heads, block.queries, block.keys]
-
-    def _factors(self, block: Block, query: Tensor, key: Tensor, content: Tensor) -> Factors:
-        tables = self.tables
-        gain = by_query = by_key = None
-        if tables.gain is not None:
-            gain = by_distance(tables.gain, block.corner, *content.shape[1:])
-        if tables.query_table is not None:
-            by_query = self.band(tables.query_table, block, query, key).scores(query)
-        if tables.key_table is not None:
-            by_key = self.band(tables.key_table, block, key, query).scores(key)
-            by_key = by_key.permute(0, 3, 1, 2)
-        if self.product:  # each is read several times: once in order
-            by_query = None if by_query is None else by_query.flatten(1, 2)
-            by_key = None if by_key is None else by_key.flatten(2, 3)
-        return Factors(content, gain, by_query, by_key)
 
     def _add_by_pair(self, scores: Tensor, block: Block) -> None:
         geometry = self.geometry
