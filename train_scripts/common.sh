@@ -1,13 +1,35 @@
-# Shared by the training scripts, which source it: arguments, GPUs, the global batch, the start.
-# Works with bash 3.2 and later, which macOS has.
+# Shared by the training scripts, which source it: the arguments. GPUs, nodes and the global batch are
+# in devices.sh, the start in start.sh. Works with bash 3.2 and later, which macOS has.
 #
-# A script sets PER_GPU (what one GPU takes at a time) and calls
-#   read_arguments "$@"             ENCODING, DATA and the options below
-#   share_batch 128 sequences       UPDATE_FREQ, so that all GPUs together make the global batch
-#   train OPTION...                 fairseq-train with these options; goes on from the last checkpoint
+# A script sets PER_GPU, what one GPU takes at a time, and where it has them
+#   INIT=required | optional     it starts from a checkpoint, --init
+#   MODEL=bert                   it has DecBERT's models, --model
+# and calls
+#   read_arguments "$@"          ENCODING, DATA and the options below
+#   share_batch 128 sequences    UPDATE_FREQ, so that all GPUs together make the global batch
+#   train OPTION...              fairseq-train with these options; goes on from the last checkpoint
+#
+# options: what --help shows of all scripts
+#   --gpus N        GPUs of this machine to use (default: all that are visible); several run under
+#                   torchrun
+#   --nodes N       machines (default: those of the SLURM step); the same command runs on each
+#   --head HOST:PORT  the machine where they meet (default: the first of the SLURM step)
+#   --per-gpu N     what a GPU takes at a time; the global batch stays what it is
+#   --save-dir DIR  where checkpoints and train.log go (default: checkpoints/SCRIPT/DATA/ENCODING)
+#   --bf16          bfloat16 in place of float16
+#   --cpu           train on the processor, in float32
+#   --dry-run       print the command and stop
+#
+# ENCODING is a spec (fairseq-posenc list), DATA a data-bin folder, or several joined by colons, or a
+# folder with shard0, shard1 and so on. What follows -- goes to fairseq-train and overrides the rest.
+# The same command again goes on from the last checkpoint.
+# end of options
 
-REPOSITORY=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+REPOSITORY=$(dirname "$HERE")
 SCRIPT=$(basename "$0" .sh)
+. "$HERE/devices.sh"
+. "$HERE/start.sh"
 
 say() { printf '%s: %s\n' "$SCRIPT" "$*" >&2; }
 
@@ -16,8 +38,13 @@ fail() {
     exit 2
 }
 
-# usage: the comment at the head of the script.
-usage() { sed -n '2,/^$/s/^# \{0,1\}//p' "$0"; }
+# usage: the comment at the head of the script, and that on the options of all scripts.
+usage() {
+    sed -n '2,/^$/s/^# \{0,1\}//p' "$0"
+    echo
+    sed -n '/^# options:/,/^# end of/{/^# options:/d;/^# end of/d;s/^# \{0,1\}//p;}' \
+        "$HERE/common.sh"
+}
 
 # program NAME: the path of a program, from the PATH or from what `make install` set up.
 program() {
@@ -27,13 +54,6 @@ program() {
     echo "$installed"
 }
 
-# count_gpus: how many GPUs torch sees (CUDA_VISIBLE_DEVICES chooses them).
-count_gpus() {
-    local fairseq_train
-    fairseq_train=$(program fairseq-train) || exit
-    "$(dirname "$fairseq_train")/python" -c 'import torch; print(torch.cuda.device_count())'
-}
-
 whole_number() {
     case $2 in
     '' | 0* | *[!0-9]*) fail "$1 must be a whole number of at least 1, not '$2'" ;;
@@ -41,7 +61,8 @@ whole_number() {
 }
 
 read_arguments() {
-    GPUS='' SAVE_DIR='' DRY_RUN=false CPU=false PRECISION=--fp16 OVERRIDES=()
+    GPUS='' NODES='' HEAD='' GIVEN_PER_GPU='' SAVE_DIR='' INIT_FILE='' PRECISION=--fp16
+    DRY_RUN=false CPU=false OVERRIDES=()
     case ${1:-} in
     -h | --help) usage && exit ;;
     -*) fail "expected ENCODING DATA before the options; $0 --help tells more" ;;
@@ -50,67 +71,69 @@ read_arguments() {
     ENCODING=$1 DATA=$2
     shift 2
     while [ $# -gt 0 ]; do
-        case $1 in --gpus | --per-gpu | --save-dir) [ $# -ge 2 ] || fail "$1 needs a value" ;; esac
         case $1 in
-        --dry-run) DRY_RUN=true ;;
-        --cpu) CPU=true ;;
-        --bf16) PRECISION=--bf16 ;;
-        --gpus) whole_number "$1" "$2" && GPUS=$2 && shift ;;
-        --per-gpu) whole_number "$1" "$2" && PER_GPU=$2 && shift ;;
-        --save-dir) SAVE_DIR=$2 && shift ;;
+        --dry-run) DRY_RUN=true && shift && continue ;;
+        --cpu) CPU=true && shift && continue ;;
+        --bf16) PRECISION=--bf16 && shift && continue ;;
         --) shift && OVERRIDES=("$@") && break ;;
-        *) fail "unknown option '$1' (options for fairseq-train go after --); $0 --help tells more" ;;
+        --gpus | --nodes | --head | --per-gpu | --save-dir) ;;
+        --init) [ -n "${INIT-}" ] || unknown "$1" ;;
+        --model) [ -n "${MODEL-}" ] || unknown "$1" ;;
+        *) unknown "$1" ;;
         esac
-        shift
+        [ $# -ge 2 ] || fail "$1 needs a value"
+        read_value "$1" "$2"
+        shift 2
     done
-    ls "$DATA"/dict*.txt >/dev/null 2>&1 || fail "$DATA is no data-bin folder: it has no dict.txt"
-    choose_gpus
-    # The spec as a folder's name: rope(scaling=ntk:4) becomes rope-scaling=ntk-4.
+    find_data
+    choose_devices
+    name_save_dir
+}
+
+unknown() {
+    fail "unknown option '$1' (options for fairseq-train go after --); $0 --help tells more"
+}
+
+read_value() {
+    case $1 in
+    --gpus) whole_number "$1" "$2" && GPUS=$2 ;;
+    --nodes) whole_number "$1" "$2" && NODES=$2 ;;
+    --per-gpu) whole_number "$1" "$2" && PER_GPU=$2 GIVEN_PER_GPU=$2 ;;
+    --head) HEAD=$2 ;;
+    --save-dir) SAVE_DIR=$2 ;;
+    --init) INIT_FILE=$2 ;;
+    --model)
+        case $2 in
+        bert | decbert_same | decbert_diff) MODEL=$2 ;;
+        *) fail "--model must be bert, decbert_same or decbert_diff, not '$2'" ;;
+        esac
+        ;;
+    esac
+}
+
+# find_data: DATA as fairseq reads it, folders joined by colons; DATA_NAME, a word for it.
+find_data() {
+    DATA_NAME=$(basename "$DATA")
+    local folder shards=("$DATA"/shard*)
+    if [ -d "${shards[0]}" ]; then
+        DATA=$(printf '%s:' "${shards[@]}")
+        DATA=${DATA%:}
+    elif [ "${DATA#*:}" != "$DATA" ]; then
+        DATA_NAME=$(basename "$(dirname "${DATA%%:*}")")
+    fi
+    local IFS=:
+    for folder in $DATA; do
+        case $folder in *.partial) fail "$folder is not finished: start its preprocessing again" ;; esac
+        ls "$folder"/dict*.txt >/dev/null 2>&1 ||
+            fail "$folder is no data-bin folder: it has no dict.txt"
+        [ ! -e "$folder/dict.txt" ] || cmp -s "${DATA%%:*}/dict.txt" "$folder/dict.txt" ||
+            fail "$folder/dict.txt is not that of ${DATA%%:*}: its numbers mean other tokens"
+    done
+}
+
+# name_save_dir: the spec as a folder's name: rope(scaling=ntk:4) becomes rope-scaling=ntk-4.
+name_save_dir() {
     local name
-    name=$(printf %s "$ENCODING" | tr -d ' )' | tr '(:,' '---')
-    SAVE_DIR=${SAVE_DIR:-checkpoints/$SCRIPT/$(basename "$DATA")/$name}
-}
-
-choose_gpus() {
-    if $CPU; then
-        [ -z "$GPUS" ] && [ $PRECISION = --fp16 ] || fail "--cpu goes without --gpus and --bf16"
-        GPUS=1 PRECISION=--cpu
-    fi
-    [ -n "$GPUS" ] || GPUS=$(count_gpus) || exit
-    [ "$GPUS" -gt 0 ] || fail "no GPU is visible; --cpu trains on the processor, which takes long"
-}
-
-# share_batch TOTAL UNIT: sets UPDATE_FREQ, after how many steps the parameters are updated.
-share_batch() {
-    local step=$((GPUS * PER_GPU)) device=GPU
-    ! $CPU || device=processor
-    [ $(($1 % step)) -eq 0 ] || fail "a batch of $1 $2 cannot be made of steps of $step" \
-        "($GPUS x $PER_GPU): choose --per-gpu so that it can"
-    UPDATE_FREQ=$(($1 / step))
-    say "global batch: $1 $2 = $GPUS $device(s) x $PER_GPU x $UPDATE_FREQ steps (--update-freq)"
-}
-
-# train OPTION...: starts fairseq-train, or goes on from the last checkpoint in SAVE_DIR.
-train() {
-    local fairseq_train torchrun command
-    fairseq_train=$(program fairseq-train) || exit
-    command=("$fairseq_train")
-    if [ "$GPUS" -gt 1 ]; then
-        torchrun=$(program torchrun) || exit
-        command=("$torchrun" --standalone --nproc_per_node="$GPUS" "$fairseq_train")
-    fi
-    command+=("$DATA" --user-dir "$REPOSITORY/fairseq_posenc" "$@" "$PRECISION")
-    command+=(--distributed-world-size "$GPUS" --save-dir "$SAVE_DIR")
-    command+=(${OVERRIDES[@]+"${OVERRIDES[@]}"})
-    if [ -e "$SAVE_DIR/checkpoint_last.pt" ]; then
-        say "going on from $SAVE_DIR/checkpoint_last.pt"
-    else
-        say "starting from new weights; checkpoints go to $SAVE_DIR"
-    fi
-    if $DRY_RUN; then
-        printf '%q ' "${command[@]}"
-        echo
-        return
-    fi
-    exec "${command[@]}"
+    name=$(printf %s "${MODEL:+$MODEL-}$ENCODING" | tr -d ' )' | tr '(:,' '---')
+    SAVE_DIR=${SAVE_DIR:-checkpoints/$SCRIPT/$DATA_NAME/$name}
 }

@@ -1,0 +1,1 @@
+"""What a training will need, measured on its first updates (``fairseq-posenc plan``)."""

@@ -1,0 +1,383 @@
+"""The scripts and YAML files of pre-training, field by field against the recipes."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fairseq import options
+from fairseq.dataclass.initialize import add_defaults, hydra_init
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
+
+from commands import USER_DIR, new_directory, run, sentences, trained
+from fairseq_posenc import recipes, registry
+from fairseq_posenc.options import resolve
+
+slow = pytest.mark.slow
+SCRIPTS = Path(__file__).resolve().parent.parent / "train_scripts"
+CONFIGS = SCRIPTS / "configs"
+PRETRAINING = recipes.load()["pretraining"]
+NAMES = list(PRETRAINING)
+# What a recipe calls attention_directions is an option of the script.
+MODELS = {"both": "bert", "lr,lr": "decbert_same", "lr,rl": "decbert_diff"}
+RUNS = [
+    (name, encoding, directions)
+    for name, recipe in PRETRAINING.items()
+    for encoding in recipe["position_encodings"]
+    for directions in recipe["attention_directions"]
+]
+
+
+def environment(**more: str) -> dict[str, str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    return {**clean, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **more}
+
+
+def start(name: str, *arguments: Any, status: int = 0, cwd: Path | None = None, **variables: str):
+    done = subprocess.run(
+        [str(SCRIPTS / f"{name}.sh"), *map(str, arguments)],
+        cwd=cwd or new_directory(),
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == status, done.stdout[-3000:] + done.stderr[-3000:]
+    return done
+
+
+def options_of(name: str, directions: str = "both") -> list[str]:
+    """Return what a script wants beside the encoding and the data."""
+    own = ["--model", MODELS[directions]] if name in ("b_small", "b_large") else []
+    init = PRETRAINING[name]["init"].startswith("roberta")
+    return [*own, "--init", __file__] if init else own
+
+
+def dry_run(name: str, encoding: str, *more: Any, **how: Any) -> tuple[list[str], str]:
+    done = start(name, encoding, how.pop("data", sentences()), "--dry-run", *more, **how)
+    return shlex.split(done.stdout), done.stderr
+
+
+def settings(words: list[str]) -> Namespace:
+    """Return the settings that fairseq-train understands the command as."""
+    (program,) = [i for i, word in enumerate(words) if word.endswith("/fairseq-train")]
+    parser = options.get_training_parser()
+    return options.parse_args_and_arch(parser, input_args=words[program + 1 :])
+
+
+def plain(value: Any) -> Any:
+    """Return a value as a recipe has it: some options of fairseq keep numbers as text."""
+    if isinstance(value, list):
+        return [plain(each) for each in value]
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return str(value)
+
+
+def of_recipe(name: str) -> dict[str, Any]:
+    return {key: plain(v) for key, v in recipes.pretraining(name).all_settings.items()}
+
+
+# ------------------------------------------------------------------------------------- settings
+
+
+@slow
+@pytest.mark.parametrize(("name", "encoding", "directions"), RUNS)
+def test_the_settings_are_the_recipes(name, encoding, directions):
+    words, said = dry_run(name, encoding, *options_of(name, directions), "--gpus", 1)
+    args = settings(words)
+    expected = of_recipe(name)
+    assert {key: plain(getattr(args, key)) for key in expected} == expected
+    position = resolve(args)
+    assert position.encoder == registry.parse(encoding)
+    if name != "b_lm":
+        assert ",".join(position.directions or ["both"]) == directions
+    assert args.no_epoch_checkpoints
+    assert args.save_interval_updates >= 1000
+    (update_freq,) = args.update_freq
+    batch = recipes.pretraining(name).batch
+    assert args.batch_size * update_freq == batch
+    assert f"global batch: {batch} sequences = 1 GPU(s) x" in said
+
+
+@slow
+@pytest.mark.parametrize("gpus", [1, 2, 8, 32])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_global_batch_stays_whatever_the_gpus(name, gpus):
+    encoding = PRETRAINING[name]["position_encodings"][0]
+    nodes = ["--gpus", 8, "--nodes", 4, "--head", "node0:29500"] if gpus == 32 else ["--gpus", gpus]
+    words, said = dry_run(name, encoding, *options_of(name), *nodes)
+    args = settings(words)
+    batch, (update_freq,) = recipes.pretraining(name).batch, args.update_freq
+    assert args.distributed_world_size == gpus
+    assert args.batch_size * update_freq * gpus == batch
+    assert f"{batch} sequences = {gpus} GPU(s) x {args.batch_size} x {update_freq} steps" in said
+
+
+@slow
+@pytest.mark.filterwarnings("ignore::UserWarning")  # hydra on how fairseq uses it
+@pytest.mark.parametrize("name", NAMES)
+def test_the_yaml_file_is_the_recipe_too(name):
+    """Composed as fairseq-hydra-train does, with fairseq's defaults."""
+    GlobalHydra.instance().clear()
+    hydra_init(name)
+    encoding = PRETRAINING[name]["position_encodings"][0]
+    overrides = ["task.data=data", f"model.position_encoding={encoding}"]
+    if PRETRAINING[name]["init"].startswith("roberta"):
+        overrides.append("checkpoint.finetune_from_model=init.pt")
+    with initialize_config_dir(config_dir=str(CONFIGS), version_base="1.1"):
+        config = compose(config_name=name, overrides=overrides)
+    add_defaults(config)
+    config.checkpoint.save_dir = "-"  # has hydra's working directory, which is not set here
+    found: dict[str, Any] = {}
+    sections = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
+    for key in ("common", "task", "model", "dataset", "optimization", "optimizer", "lr_scheduler"):
+        found.update(sections[key])
+    for key in ("task", "optimizer", "lr_scheduler", "criterion"):
+        choice = sections[key]
+        found[key] = choice["_name"] if isinstance(choice, dict) else choice
+    expected = of_recipe(name)
+    assert {key: plain(found.get(key)) for key in expected} == expected
+    gpus, (update_freq,) = config.distributed_training.distributed_world_size, found["update_freq"]
+    assert gpus == PRETRAINING[name]["hardware"]["gpus"]
+    assert gpus * found["batch_size"] * update_freq == recipes.pretraining(name).batch
+    args = settings(dry_run(name, encoding, *options_of(name), "--gpus", 1)[0])
+    same = ("no_epoch_checkpoints", "save_interval_updates", "keep_interval_updates")
+    assert {key: config.checkpoint[key] for key in same} == {k: getattr(args, k) for k in same}
+
+
+# -------------------------------------------------------------------------------- data and start
+
+
+def shards(count: int) -> Path:
+    folder = new_directory() / "text"
+    for number in range(count):
+        shutil.copytree(sentences(), folder / f"shard{number}")
+    return folder
+
+
+@slow
+def test_shards_are_given_as_a_folder_or_joined_by_colons():
+    folder = shards(3)
+    joined = ":".join(str(folder / f"shard{number}") for number in range(3))
+    for data in (folder, joined):
+        words, _ = dry_run("a_c4", "m4m", "--cpu", data=data)
+        args = settings(words)
+        assert (args.data, args.save_dir) == (joined, "checkpoints/a_c4/text/m4m")
+
+
+@slow
+def test_shards_that_do_not_fit_together_are_refused():
+    folder = shards(2)
+    (folder / "shard1" / "dict.txt").write_text("other 1\n", encoding="utf-8")
+    told = start("a_c4", "m4m", folder, "--cpu", status=2).stderr
+    assert "shard1/dict.txt is not that of" in told
+    folder = shards(1)
+    (folder / "shard1.partial").mkdir()
+    told = start("a_c4", "m4m", folder, "--cpu", status=2).stderr
+    assert "shard1.partial is not finished" in told
+
+
+@slow
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("a_base", ["--gpus", 1], "this model starts from a released RoBERTa: --init CHECKPOINT"),
+        ("a_large", ["--gpus", 1], "this model starts from a released RoBERTa: --init CHECKPOINT"),
+        ("a_base", ["--gpus", 1, "--init", "nowhere.pt"], "--init nowhere.pt does not exist"),
+        ("a_small", ["--init", "x.pt"], "unknown option '--init'"),
+        ("a_small", ["--model", "bert"], "unknown option '--model'"),
+        ("b_small", ["--model", "bart"], "--model must be bert, decbert_same or decbert_diff"),
+        ("b_small", ["--cpu", "--", "--save-dir", "x"], "give --save-dir before the two dashes"),
+        ("b_small", ["--gpus", 3], "a batch of 256 sequences cannot be made of steps of 3 (3 x 1)"),
+        ("b_small", ["--gpus", 1, "--nodes", 2], "--nodes 2 needs --head HOST:PORT outside SLURM"),
+    ],
+)
+def test_wrong_arguments_are_told_in_one_line(name, arguments, message):
+    done = start(name, "learned", sentences(), "--dry-run", *arguments, status=2)
+    assert done.stdout == ""
+    assert done.stderr.splitlines()[-1].startswith(f"{name}: error: {message}")
+
+
+@slow
+def test_a_restore_file_cannot_replace_the_last_checkpoint():
+    folder = new_directory()
+    restore = ["--cpu", "--save-dir", folder, "--", "--restore-file", "x.pt"]
+    _, said = dry_run("a_base", "m4m", *restore)
+    assert "starting as its options for fairseq-train say" in said
+    (folder / "checkpoint_last.pt").touch()
+    told = start("a_base", "m4m", sentences(), "--dry-run", *restore, status=2).stderr
+    assert "would be lost: leave --restore-file out" in told
+
+
+@slow
+@pytest.mark.parametrize("name", NAMES)
+def test_help_names_the_script_and_all_options(name):
+    told = start(name, "--help").stdout
+    assert f"train_scripts/{name}.sh ENCODING DATA" in told
+    for option in ("--gpus N", "--nodes N", "--per-gpu N", "--save-dir DIR", "--bf16", "--dry-run"):
+        assert option in told
+    assert ("--init FILE" in told) == (name in ("a_base", "a_c4", "a_large"))
+    assert ("--model NAME" in told) == (name in ("b_small", "b_large"))
+
+
+# ------------------------------------------------------------------------------- several machines
+
+
+def stand_in(name: str, program: str) -> str:
+    """Return a PATH that begins with a program of a cluster, which is not to be had here."""
+    folder = new_directory()
+    (folder / name).write_text(f"#!/bin/sh\n{program}\n", encoding="utf-8")
+    (folder / name).chmod(0o755)
+    return f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+
+@slow
+def test_on_slurm_the_nodes_of_the_step_meet_at_the_first():
+    step = {
+        "SLURM_STEP_NUM_NODES": "4",
+        "SLURM_STEP_NUM_TASKS": "4",
+        "SLURM_STEP_NODELIST": "node[7-10]",
+        "SLURM_JOB_ID": "123456",
+        "PATH": stand_in(
+            "scontrol", '[ "$*" = "show hostnames node[7-10]" ] && echo "node7\nnode8"'
+        ),
+    }
+    words, said = dry_run("a_base", "m4m", "--gpus", 8, "--init", __file__, **step)
+    assert settings(words).distributed_world_size == 32
+    assert "480 sequences = 32 GPU(s) x 15 x 1 steps" in said
+    assert words[1:6] == [
+        "--nnodes=4",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=node7:23456",
+        "--rdzv-id=123456",
+        "--nproc_per_node=8",
+    ]
+    step["SLURM_STEP_NUM_TASKS"] = "32"
+    told = start("a_small", "m4m", sentences(), "--gpus", 8, status=2, **step).stderr
+    assert "start it once on each node: srun --ntasks-per-node=1" in told
+
+
+@slow
+def test_the_slurm_wrapper_starts_the_script_once_on_each_node():
+    path = stand_in("srun", 'printf "%s|" "$@"')
+    done = start("slurm", "a b.sh", "learned", SLURM_CPUS_PER_TASK="32", PATH=path)
+    expected = "--ntasks-per-node=1|--kill-on-bad-exit=1|--cpus-per-task=32|a b.sh|learned|"
+    assert done.stdout == expected
+
+
+@slow
+def test_two_machines_find_each_other(tmp_path):
+    """The launcher of the script, on this machine twice, with a program that tells its rank."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        head = f"127.0.0.1:{free.getsockname()[1]}"
+    words, _ = dry_run("b_small", "learned", "--gpus", 1, "--nodes", 2, "--head", head)
+    (program,) = [i for i, word in enumerate(words) if word.endswith("/fairseq-train")]
+    tell = tmp_path / "tell.py"
+    tell.write_text(
+        "import os\n"
+        "name = os.environ['RANK'] + '-of-' + os.environ['WORLD_SIZE']\n"
+        f"open(os.path.join({str(tmp_path)!r}, name), 'w').close()\n",
+        encoding="utf-8",
+    )
+    launcher = [sys.executable, "-W", "ignore", *words[:program], str(tell)]
+    both = [subprocess.Popen(launcher, env=environment()) for _ in range(2)]
+    assert [process.wait(60) for process in both] == [0, 0]
+    assert sorted(path.name for path in tmp_path.glob("*-of-*")) == ["0-of-2", "1-of-2"]
+
+
+# -------------------------------------------------------------------------------------- real runs
+
+TINY = [
+    *("--encoder-layers", 2, "--encoder-embed-dim", 128, "--encoder-ffn-embed-dim", 512),
+    *("--encoder-attention-heads", 4, "--tokens-per-sample", 16, "--max-positions", 16),
+    *("--num-workers", 0, "--log-interval", 1),
+]
+
+
+def updates(path: Path) -> int:
+    return int(torch.load(path, map_location="cpu")["optimizer_history"][-1]["num_updates"])
+
+
+def kill_after_first_checkpoint(command: list[str], cwd: Path, last: Path) -> None:
+    process = subprocess.Popen(
+        command,
+        cwd=cwd,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        while not last.exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@slow
+def test_a_killed_training_goes_on_from_its_own_checkpoint_and_not_from_the_first(tmp_path):
+    init = tmp_path / "init.pt"
+    shutil.copy(trained("masked_lm").save_dir / "checkpoint_last.pt", init)
+    folder = tmp_path / "run"
+    last = folder / "checkpoint_last.pt"
+    arguments = ["m4m", sentences(), "--cpu", "--init", init, "--save-dir", folder, "--", *TINY]
+    endless = ["--save-interval-updates", 1, "--max-update", 1_000_000]
+    command = [SCRIPTS / "a_base.sh", *arguments, *endless]
+    kill_after_first_checkpoint([*map(str, command)], tmp_path, last)
+    log = (folder / "train.log").read_text(encoding="utf-8")
+    assert f"loading pretrained model from {init}" in log
+    assert f"Loaded checkpoint {init}" in log
+
+    # Killed in the middle of a copy: the last checkpoint is torn, the best one is whole.
+    shutil.copy(last, folder / "checkpoint_best.pt")
+    for path in folder.glob("checkpoint_[0-9]*.pt"):
+        path.unlink()
+    with open(last, "r+b") as file:
+        before = updates(last)
+        file.truncate(last.stat().st_size // 2)
+    init.unlink()  # is not needed any more
+    done = start("a_base", *arguments, "--max-update", before + 2, cwd=tmp_path)
+    assert (
+        "checkpoint_last.pt is torn, from a run that was killed: checkpoint_best.pt" in done.stderr
+    )
+    assert f"going on from {last}" in done.stderr
+    assert f"Loaded checkpoint {last}" in done.stdout
+    assert f"@ {before} updates)" in done.stdout
+    assert "loading pretrained model" not in done.stdout
+    assert updates(last) == before + 2
+    assert "num_updates" in (folder / "train.log").read_text(encoding="utf-8")[len(log) :]
+
+
+@slow
+def test_a_yaml_file_trains(tmp_path):
+    """Two updates of DecBERT; fairseq's own program finds the other file, too."""
+    tiny = ["layers=2", "embed_dim=16", "ffn_embed_dim=16", "attention_heads=4"]
+    done = run(
+        "fairseq-hydra-train",
+        *("--config-dir", CONFIGS, "--config-name", "b_small", f"task.data={sentences()}"),
+        *("model.position_encoding=none", "model._name=decbert_diff", "common.fp16=false"),
+        *(f"model.encoder_{size}" for size in tiny),
+        *(f"common.user_dir={USER_DIR}", "common.cpu=true", "optimization.max_update=2"),
+        *("distributed_training.distributed_world_size=1", "dataset.num_workers=0"),
+        cwd=tmp_path,
+    )
+    assert "none | directions: lr x1 rl x1" in done.positions()[0]
+    assert updates(tmp_path / "checkpoints/b_small/decbert_diff-none/checkpoint_last.pt") == 2

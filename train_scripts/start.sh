@@ -1,0 +1,72 @@
+# Sourced by common.sh: what the weights start from, and the start of fairseq-train.
+
+# overridden OPTION: whether it is among what goes to fairseq-train.
+overridden() {
+    case " ${OVERRIDES[*]-} " in *" $1 "* | *" $1="*) return 0 ;; esac
+    return 1
+}
+
+# choose_start: says what the weights start from. They are never random by mistake, and a second
+# call never starts again.
+choose_start() {
+    local last=$SAVE_DIR/checkpoint_last.pt
+    ! overridden --save-dir || fail "give --save-dir before the two dashes"
+    START=()
+    [ -z "$INIT_FILE" ] || START=(--finetune-from-model "$INIT_FILE")
+    if [ -e "$last" ]; then
+        ! overridden --restore-file || fail "$last would be lost: leave --restore-file out to go" \
+            "on from it, or choose another --save-dir"
+        say "going on from $last"
+    elif [ -n "$INIT_FILE" ]; then
+        [ -f "$INIT_FILE" ] || fail "--init $INIT_FILE does not exist"
+        say "starting from the weights of $INIT_FILE; checkpoints go to $SAVE_DIR"
+    elif overridden --restore-file || overridden --finetune-from-model; then
+        say "starting as its options for fairseq-train say; checkpoints go to $SAVE_DIR"
+    elif [ "${INIT-}" = required ]; then
+        fail "this model starts from a released RoBERTa: --init CHECKPOINT, which" \
+            "'fairseq-posenc init' makes"
+    else
+        say "starting from new weights; checkpoints go to $SAVE_DIR"
+    fi
+}
+
+# whole FILE: whether a checkpoint was written to its end, where an archive has its directory.
+whole() { [ "$(tail -c 22 "$1" | head -c 4 | tr -d '\0')" = "$(printf 'PK\005\006')" ]; }
+
+# mend_last: fairseq copies a new checkpoint onto checkpoint_last.pt in place. A run that was killed in
+# the middle of that has the same checkpoint, whole, under another name.
+mend_last() {
+    local last=$SAVE_DIR/checkpoint_last.pt other
+    whole "$last" && return
+    for other in $(cd "$SAVE_DIR" && ls -t checkpoint_[0-9]*.pt checkpoint_best.pt 2>/dev/null); do
+        whole "$SAVE_DIR/$other" || continue
+        say "checkpoint_last.pt is torn, from a run that was killed: $other takes its place"
+        cp "$SAVE_DIR/$other" "$last.$HOSTNAME-$$" && mv "$last.$HOSTNAME-$$" "$last" && return
+    done
+    fail "$last is torn, from a run that was killed, and there is no other checkpoint beside it;" \
+        "remove it to start again"
+}
+
+# train OPTION...: starts fairseq-train, or goes on from the last checkpoint in SAVE_DIR.
+train() {
+    local fairseq_train torchrun command
+    fairseq_train=$(program fairseq-train) || exit
+    command=("$fairseq_train")
+    if [ "$WORLD" -gt 1 ]; then
+        torchrun=$(program torchrun) || exit
+        command=("$torchrun" "${MEETING[@]}" --nproc_per_node="$GPUS" "$fairseq_train")
+    fi
+    choose_start
+    command+=("$DATA" --user-dir "$REPOSITORY/fairseq_posenc" "$@" "$PRECISION")
+    command+=(--distributed-world-size "$WORLD" --save-dir "$SAVE_DIR")
+    command+=(${START[@]+"${START[@]}"} ${OVERRIDES[@]+"${OVERRIDES[@]}"})
+    if $DRY_RUN; then
+        printf '%q ' "${command[@]}"
+        echo
+        return
+    fi
+    mkdir -p "$SAVE_DIR"
+    [ ! -e "$SAVE_DIR/checkpoint_last.pt" ] || mend_last
+    # fairseq's own --log-file repeats every line once more in each epoch.
+    exec "${command[@]}" > >(exec tee -i -a "$SAVE_DIR/train.log") 2>&1
+}
