@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import re
@@ -20,9 +21,7 @@ from fairseq_posenc.compare import (
     command,
     contenders,
     corpus,
-    curves,
     documents,
-    picture,
     pieces,
     programs,
     progress,
@@ -32,9 +31,11 @@ from fairseq_posenc.compare import (
     training,
 )
 from fairseq_posenc.compare.contenders import parse_contenders
-from fairseq_posenc.compare.curves import Curve
 from fairseq_posenc.compare.pipeline import Outcome, Results
 from fairseq_posenc.compare.settings import Settings
+from fairseq_posenc.curves import logs as curves
+from fairseq_posenc.curves import picture
+from fairseq_posenc.curves.logs import Curve, Entry
 from fairseq_posenc.errors import UserError
 
 DEMO = "none,learned,decbert_diff,m4m"
@@ -46,6 +47,11 @@ def parse_args(*words: str) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
+def make_curve(points: list[tuple[int, float]], speed: float) -> Curve:
+    entries = [Entry("valid", x, math.log2(y), y, None, 0.0) for x, y in points]
+    return Curve(entries, speed)
+
+
 def make_settings(out: Path, encodings: str = DEMO, **changes: object) -> Settings:
     values = {"text": None, "updates": 800, "seed": 1, "vocab_size": 512, **changes}
     return Settings(out=out, contenders=parse_contenders(encodings), **values)
@@ -54,7 +60,7 @@ def make_settings(out: Path, encodings: str = DEMO, **changes: object) -> Settin
 def make_results(out: Path, curves_by_name: dict[str, list[tuple[int, float]]]) -> Results:
     settings = make_settings(out, ",".join(curves_by_name))
     outcomes = [
-        Outcome(contender, Curve(points, 1000.0 * (n + 1)), points[-1][1], 8192 * n, 61.0)
+        Outcome(contender, make_curve(points, 1000.0 * (n + 1)), points[-1][1], 8192 * n, 61.0)
         for n, (contender, points) in enumerate(zip(settings.contenders, curves_by_name.values()))
     ]
     facts = {"words": 300_000, "documents": 700, "valid_words": 15_000, "train_words": 285_000}
@@ -357,7 +363,9 @@ class TestCurves:
         assert curves.parse_line(log_line("train_inner", 20, 7.0, 512.5)) == (
             "train_inner",
             20,
+            7.0,
             128.0,
+            None,
             512.5,
         )
 
@@ -380,10 +388,11 @@ class TestCurves:
             log_line("train_inner", 12, 1.0, 300.0),
             log_line("valid", 20, 5.0),
         ]
-        assert curves.read_curve(log) == ([(10, 256.0), (20, 32.0)], 300.0)
+        curve = curves.read_curve(log)
+        assert (curve.points, curve.speed) == ([(10, 256.0), (20, 32.0)], 300.0)
 
     def test_first_below(self) -> None:
-        curve = Curve([(10, 9.0), (20, 5.0), (30, 6.0)], 0.0)
+        curve = make_curve([(10, 9.0), (20, 5.0), (30, 6.0)], 0.0)
         assert [curve.first_below(value) for value in (9.0, 6.5, 1.0)] == [10, 20, None]
 
 
@@ -477,7 +486,7 @@ class TestProgress:
         bar.start("[1/2] none", 0, 100)
         for updates in range(10, 101, 10):
             now[0] += 1.0
-            bar.show(curves.Entry("train_inner", updates, 50.0, 1000.0))
+            bar.show(curves.Entry("train_inner", updates, 5.64, 50.0, None, 1000.0))
         lines = capsys.readouterr().out.splitlines()
         assert 3 <= len(lines) <= 5
         assert lines[-1].startswith("[1/2] none: update 100 of 100, perplexity: training 50.0")

@@ -22,7 +22,7 @@ from starts import apply_start
 from torch import nn
 
 from fairseq_posenc.checkpoints import is_position_parameter
-from fairseq_posenc.compare.curves import parse_line
+from fairseq_posenc.curves.logs import parse_line
 
 
 class Recorder(logging.Handler):

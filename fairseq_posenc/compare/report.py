@@ -6,13 +6,13 @@ import platform
 import shlex
 from pathlib import Path
 
-from fairseq_posenc.compare.picture import can_draw, draw_curves
 from fairseq_posenc.compare.pipeline import Outcome, Results, data_folder, model_folder
 from fairseq_posenc.compare.progress import format_time, say
 from fairseq_posenc.compare.settings import Settings
 from fairseq_posenc.compare.statements import statements
 from fairseq_posenc.compare.steps import write_whole
 from fairseq_posenc.compare.training import train_command, validate_command
+from fairseq_posenc.curves.picture import can_draw, draw_curves
 
 REPORT, PICTURE = "report.md", "curves.png"
 _USER_DIR = ' --user-dir "$(fairseq-posenc user-dir)"'  # finds the package on every machine
@@ -28,7 +28,9 @@ def write_report(results: Results) -> Path:
     out = results.settings.out
     drawn = can_draw()
     if drawn:
-        draw_curves(results, out / PICTURE)
+        curves = {outcome.contender.name: outcome.curve for outcome in results.outcomes}
+        title = "Validation perplexity of the masked language model"
+        draw_curves(curves, title, out / PICTURE)
     else:
         say("no picture of the curves: matplotlib is not installed (pip install matplotlib)")
     parts = [

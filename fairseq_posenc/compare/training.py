@@ -12,10 +12,10 @@ import torch
 import fairseq_posenc
 from fairseq_posenc.checkpoints import is_position_parameter
 from fairseq_posenc.compare.contenders import Contender
-from fairseq_posenc.compare.curves import Entry, parse_line
 from fairseq_posenc.compare.programs import run_logged
 from fairseq_posenc.compare.settings import TRAIN_OPTIONS, Settings
 from fairseq_posenc.compare.steps import Facts
+from fairseq_posenc.curves.logs import Entry, parse_line
 from fairseq_posenc.errors import UserError
 
 USER_DIR = Path(fairseq_posenc.__file__).resolve().parent

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fairseq_posenc.compare.picture import can_draw
+from fairseq_posenc.curves.picture import can_draw
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.length.candidates import parse_candidates
 from fairseq_posenc.length.checkpoint import load

@@ -6,10 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from fairseq_posenc.compare.picture import _COLOURS as COLOURS
-from fairseq_posenc.compare.picture import _GREY as GREY
-from fairseq_posenc.compare.picture import _STYLES as STYLES
-from fairseq_posenc.compare.picture import plain_ticks, spread
+from fairseq_posenc.curves.picture import COLOURS, GREY, STYLES, plain_ticks, spread
 from fairseq_posenc.length.report import Results, Row
 
 _MARGIN = 1.05  # room above and below the lines

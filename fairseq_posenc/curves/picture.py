@@ -1,18 +1,19 @@
-"""The picture of the learning curves."""
+"""The picture of learning curves, and the style that all pictures of lines share."""
 
 from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fairseq_posenc.compare.pipeline import Outcome, Results
+from fairseq_posenc.curves.logs import Curve
 
 # Okabe and Ito's colours, which colour-blind people can tell apart, without the pale ones.
-_COLOURS = ["#000000", "#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9"]
-_STYLES = ["-", "--", ":", "-."]  # for more models than colours
-_GREY = "#666666"
+COLOURS = ["#000000", "#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9"]
+STYLES = ["-", "--", ":", "-."]  # for more models than colours
+GREY = "#666666"
 _TICKS = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
 _LABEL_SIZE = 11
 _LABEL_HEIGHT = 0.055  # of the height of the axes, for one label at the end of a line
@@ -30,41 +31,47 @@ def can_draw() -> bool:
     return True
 
 
-def draw_curves(results: Results, path: Path) -> None:
-    """Draw all learning curves, labelled at their ends, into a PNG file."""
+def draw_curves(curves: Mapping[str, Curve], title: str, path: Path) -> None:
+    """Draw validation perplexities over updates, labelled at their ends, into a PNG file.
+
+    Args:
+        curves: by name.
+        title: above the picture.
+        path: of the file.
+    """
     from matplotlib.figure import Figure
 
     figure: Any = Figure(figsize=(9, 5.2), dpi=160, layout="constrained")
     axes = figure.add_subplot()
-    values = [value for outcome in results.outcomes for _, value in outcome.curve.points]
+    points = [point for curve in curves.values() for point in curve.points]
+    updates, values = zip(*points)
     low, high = min(values) / _MARGIN, max(values) * _MARGIN
-    colours = _draw_lines(axes, results.outcomes)
-    _label_lines(axes, results.outcomes, colours, low, high)
-    _style(axes, results.settings.updates, low, high)
+    colours = _draw_lines(axes, curves)
+    _label_lines(axes, curves, colours, low, high)
+    axes.set_title(title, loc="left", fontsize=14, pad=14)
+    _style(axes, max(updates), low, high)
     figure.get_layout_engine().set(w_pad=0.15, h_pad=0.15)
     figure.savefig(path)
 
 
-def _draw_lines(axes: Any, outcomes: list[Outcome]) -> list[str]:
-    colours = [_COLOURS[number % len(_COLOURS)] for number in range(len(outcomes))]
-    for number, outcome in enumerate(outcomes):
-        style = _STYLES[number // len(_COLOURS) % len(_STYLES)]
-        updates, perplexities = zip(*outcome.curve.points)
+def _draw_lines(axes: Any, curves: Mapping[str, Curve]) -> list[str]:
+    colours = [COLOURS[number % len(COLOURS)] for number in range(len(curves))]
+    for number, curve in enumerate(curves.values()):
+        style = STYLES[number // len(COLOURS) % len(STYLES)]
+        updates, perplexities = zip(*curve.points)
         axes.plot(updates, perplexities, style, color=colours[number], linewidth=2.2)
     return colours
 
 
 def _label_lines(
-    axes: Any, outcomes: list[Outcome], colours: list[str], low: float, high: float
+    axes: Any, curves: Mapping[str, Curve], colours: list[str], low: float, high: float
 ) -> None:
-    """Write each model's name where its line ends, in a column that no two names share."""
-    ends = [outcome.curve.points[-1][1] for outcome in outcomes]
+    """Write each name where its line ends, in a column that no two names share."""
+    ends = [curve.points[-1][1] for curve in curves.values()]
     heights = [math.log(end / low) / math.log(high / low) for end in ends]
-    for outcome, colour, end, height in zip(
-        outcomes, colours, ends, spread(heights, _LABEL_HEIGHT)
-    ):
+    for name, colour, end, height in zip(curves, colours, ends, spread(heights, _LABEL_HEIGHT)):
         axes.annotate(
-            f"{outcome.contender.name}  {end:,.1f}",
+            f"{name}  {end:,.1f}",
             (1.015, height),
             xycoords="axes fraction",
             color=colour,
@@ -77,10 +84,7 @@ def _label_lines(
 def _style(axes: Any, updates: int, low: float, high: float) -> None:
     from matplotlib.ticker import FuncFormatter, NullLocator
 
-    axes.set_title(
-        "Validation perplexity of the masked language model", loc="left", fontsize=14, pad=14
-    )
-    axes.set_xlabel("training updates", color=_GREY, fontsize=_LABEL_SIZE)
+    axes.set_xlabel("training updates", color=GREY, fontsize=_LABEL_SIZE)
     axes.set_xlim(0, updates)
     axes.set_yscale("log")
     axes.set_ylim(low, high)
@@ -88,7 +92,7 @@ def _style(axes: Any, updates: int, low: float, high: float) -> None:
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.tick_params(length=0, colors=_GREY, labelsize=_LABEL_SIZE)
+    axes.tick_params(length=0, colors=GREY, labelsize=_LABEL_SIZE)
     axes.grid(axis="y", color="#e4e4e4", linewidth=0.8)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color("#bbbbbb")
