@@ -120,8 +120,9 @@ class PositionCheckpoints(nn.Module):
         """Match the position parameters; torch calls this first, after fairseq pruned layers.
 
         Raises:
-            UserError: they differ and ``--init-positions`` was not given.
+            UserError: they differ and ``--init-positions`` was not given, or the dictionary does.
         """
+        _refuse_other_dictionary(state_dict, self.state_dict(prefix=prefix))
         self._extend_tables(state_dict, prefix)
         changes = self._drop_stock_sinusoids(state_dict, prefix)
         own = {k: v for k, v in self.state_dict(prefix=prefix).items() if is_position_parameter(k)}
@@ -162,6 +163,17 @@ class PositionCheckpoints(nn.Module):
                     f"sinusoidal(layout=fairseq) here, not {spec}"
                 )
         return changes
+
+
+def _refuse_other_dictionary(state_dict: dict[str, Any], own: dict[str, Tensor]) -> None:
+    """Refuse token embeddings of another number of symbols; the names are not in a checkpoint."""
+    for key in [key for key in state_dict if key.endswith("embed_tokens.weight") and key in own]:
+        theirs, ours = (each[key].size(0) for each in (state_dict, own))
+        if theirs != ours:
+            raise UserError(
+                f"the checkpoint has a dictionary of {theirs:,} symbols ({key}), the data one of "
+                f"{ours:,}: binarize the data with the dict.txt of its training"
+            )
 
 
 def _match(state_dict: dict[str, Any], own: dict[str, Tensor]) -> list[str]:

@@ -1,0 +1,124 @@
+"""``fairseq-posenc init``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.initialise.matching import RULES, Parameter, Start, match
+from fairseq_posenc.initialise.source import SIZES, Source, read
+from fairseq_posenc.initialise.target import Choice, arguments, build, training_options
+from fairseq_posenc.options import resolve
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``fairseq-posenc init``."""
+    parser.add_argument(
+        "--from",
+        dest="source",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="checkpoint of a RoBERTa: a released one, fairseq's, or ours",
+    )
+    parser.add_argument("--arch", required=True, metavar="NAME", help="as in roberta_m4m")
+    parser.add_argument("--position-encoding", metavar="SPEC", help="default: the architecture's")
+    parser.add_argument("--attention-directions", metavar="LIST", help="as in lr,rl; likewise")
+    parser.add_argument("--max-positions", type=int, metavar="N", help="default: the source's")
+    parser.add_argument(
+        "--extend", choices=RULES, help="how tables by position become longer (default: refuse)"
+    )
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of what is new (1)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="default: NAME.pt")
+    parser.add_argument("--overwrite", action="store_true", help="replace an older --out")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write a start checkpoint and print what became of each position parameter.
+
+    Raises:
+        UserError: see the parts' own.
+    """
+    out = options.out or Path(f"{options.arch}.pt")
+    if out.exists() and not options.overwrite:
+        raise UserError(f"--out {out} exists: name another file, or add --overwrite")
+    if not out.parent.is_dir():
+        raise UserError(f"--out {out}: there is no folder {out.parent}")
+    source = read(options.source)
+    choice = Choice(
+        options.arch, options.position_encoding, options.attention_directions, options.max_positions
+    )
+    args = arguments(choice, source)
+    model = build(args, source.symbols, options.seed)
+    start = match(source, model, options.extend)
+    _write(_checkpoint(source, args, start), out)
+    print(_account(source, args, start, out))
+    return 0
+
+
+def _checkpoint(source: Source, args: argparse.Namespace, start: Start) -> dict[str, Any]:
+    """Return what fairseq reads: the weights, and a training that has not begun."""
+    settings: Any = OmegaConf.to_container(source.settings, resolve=True, enum_to_str=True)
+    settings["model"] = args
+    not_begun = {
+        "criterion_name": "",
+        "optimizer_name": "",
+        "lr_scheduler_state": {},
+        "num_updates": 0,
+    }
+    return {
+        "args": None,
+        "cfg": settings,
+        "model": start.weights,
+        "criterion": None,
+        "optimizer_history": [not_begun],
+        "last_optimizer_state": None,
+        "task_state": {},
+        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0, "shuffle": True}},
+    }
+
+
+def _write(state: dict[str, Any], out: Path) -> None:
+    """Write a checkpoint; an interruption leaves the old file or none."""
+    temporary = out.with_name(f"{out.name}.new")
+    try:
+        torch.save(state, temporary)
+        os.replace(temporary, out)
+    except (OSError, RuntimeError) as error:  # torch tells a full disk as a RuntimeError
+        raise UserError(f"--out {out} could not be written: {error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _account(source: Source, args: argparse.Namespace, start: Start, out: Path) -> str:
+    layers, width, *_ = (getattr(source.args, name) for name in SIZES)
+    lines = [
+        f"source: {source.path}: {source.arch}, {layers} layers of width {width}, "
+        f"{source.max_positions} positions, {source.symbols:,} symbols, positions: {source.spec}",
+        f"kept bit for bit: the {len(start.kept)} tensors that are no positions",
+        *map(_line, start.positions),
+    ]
+    if start.heads:
+        lines.append(f"left out, as they belong to a task: {', '.join(start.heads)}")
+    positions = resolve(args)
+    directions = ",".join(positions.directions) or "both"
+    train = shlex.join(["--user-dir", "fairseq_posenc", *training_options(args)])
+    return "\n".join(
+        [
+            *lines,
+            f"wrote {out}: positions: {positions.encoder}, directions: {directions}",
+            "train from it, and resume, with the same command: fairseq-train DATA --task masked_lm "
+            f"{train} --finetune-from-model {shlex.quote(str(out))} ...",
+        ]
+    )
+
+
+def _line(parameter: Parameter) -> str:
+    return f"{parameter.name} {parameter.shape}: {parameter.fate}{parameter.note}"

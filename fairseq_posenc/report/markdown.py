@@ -1,0 +1,119 @@
+"""The report as text, and as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
+
+from fairseq_posenc import recipes
+from fairseq_posenc.report.differences import differences
+from fairseq_posenc.report.runs import Figure, Run
+from fairseq_posenc.report.tables import TABLES, Row, Table
+
+
+def as_text(tables: Sequence[Table], others: Sequence[Run]) -> str:
+    """Return the report in Markdown."""
+    papers = " ".join(f"{each}: {_paper(each)}." for each in sorted({t.id[0] for t in tables}))
+    legend = f"Every cell is ours / the paper's; - where there is no figure. {papers}"
+    parts = [
+        "# Our runs beside the papers'",
+        legend if tables else "",
+        *(_table(table) for table in tables),
+        _others(others),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def as_data(tables: Sequence[Table], others: Sequence[Run]) -> dict[str, Any]:
+    """Return the report as JSON values."""
+    return {
+        "tables": [
+            {
+                "id": table.id,
+                "title": table.title,
+                "columns": list(table.columns),
+                "rows": [_row_as_data(table, row) for row in table.rows],
+                "note": table.note,
+            }
+            for table in tables
+        ],
+        "others": [
+            {**_run_as_data(run), "figures": {_name(k): v for k, v in run.figures.items()}}
+            for run in others
+        ],
+    }
+
+
+def _row_as_data(table: Table, row: Row) -> dict[str, Any]:
+    ours = [
+        {
+            "runs": [_run_as_data(run) for run in model],
+            "values": table.ours(model),
+            "differences": differences(model, model[0].recipe),
+        }
+        for model in row.models
+    ]
+    return {"name": row.name, "paper": row.paper, "ours": ours}
+
+
+def _run_as_data(run: Run) -> dict[str, Any]:
+    names = ("name", "kind", "recipe", "encoding", "directions", "notes")
+    return {**{name: getattr(run, name) for name in names}, "path": str(run.path)}
+
+
+def _paper(letter: str) -> str:
+    source = recipes.load()["sources"]["m4m" if letter == "A" else "decbert"]
+    return f"{source['authors'].split(',')[0]} et al. ({source['year']}), arXiv:{source['arxiv']}"
+
+
+def _table(table: Table) -> str:
+    rule = ["---", "---", *("---:" for _ in table.columns)]
+    rows = [["", "our run", *table.columns], rule]
+    for row in table.rows:
+        for model in row.models or [[]]:
+            ours = table.ours(model)
+            cells = (f"{_show(ours.get(c))} / {_show(row.paper.get(c))}" for c in table.columns)
+            rows.append([row.name, _names(model) or "-", *cells])
+    lines = "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+    title = f"## Table {table.id}: {table.title}"
+    note = table.note and f"The paper's figures: {table.note}"
+    return "\n\n".join(part for part in (title, lines, note, _differences(table)) if part)
+
+
+def _names(model: Sequence[Run]) -> str:
+    return ", ".join(dict.fromkeys(f"`{run.name}`" for run in model))
+
+
+def _differences(table: Table) -> str:
+    lines = [
+        f"- {_names(model)} ({row.name}): {'; '.join(differences(model, model[0].recipe))}"
+        for row in table.rows
+        for model in row.models
+    ]
+    return "\n".join(["What differed:", "", *lines]) if lines else ""
+
+
+def _others(runs: Sequence[Run]) -> str:
+    if not runs:
+        return ""
+    lines = [f"- `{run.name}` ({', '.join(_about(run))}): {_figures(run.figures)}" for run in runs]
+    ids = f"{next(iter(TABLES))} to {list(TABLES)[-1]}"
+    return "\n".join([f"## Runs that belong to no row of the tables {ids}", "", *lines])
+
+
+def _about(run: Run) -> list[str]:
+    encoding = run.encoding or "positions not known"
+    directions = "directions not known" if run.directions is None else run.directions
+    return [part for part in (run.kind, run.recipe, encoding, directions, *run.notes) if part]
+
+
+def _figures(figures: Mapping[Figure, float]) -> str:
+    return ", ".join(f"{_name(key)} {value:.2f}" for key, value in figures.items()) or "no figures"
+
+
+def _name(figure: Figure) -> str:
+    return " ".join(figure)
+
+
+def _show(value: Optional[float]) -> str:
+    return "-" if value is None else f"{value:.2f}"

@@ -1,0 +1,149 @@
+"""The papers' tables of results, with the runs that belong to their rows."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional
+
+from fairseq_posenc import recipes, registry
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.report.runs import Figure, Run
+
+_PAPERS = {"A": ("m4m", range(2, 8)), "B": ("decbert", range(1, 5))}
+TABLES = {f"{p}{n}": f"{key}_table{n}" for p, (key, range_) in _PAPERS.items() for n in range_}
+
+
+class Row(NamedTuple):
+    """A row of a paper's table, and our models in its place.
+
+    Attributes:
+        name: the paper's.
+        paper: its figures by column.
+        models: for each of our models its runs.
+    """
+
+    name: str
+    paper: dict[str, float]
+    models: list[list[Run]]
+
+
+class Table(NamedTuple):
+    """A table.
+
+    Attributes:
+        id: as in ``A2``.
+        title: what it is about.
+        recipe: the set-up of its models.
+        columns: what each shows, by name.
+        rows: in the paper's order.
+        note: what a reader has to know of the paper's figures.
+    """
+
+    id: str
+    title: str
+    recipe: str
+    columns: dict[str, Figure]
+    rows: list[Row]
+    note: str
+
+    @property
+    def runs(self) -> list[Run]:
+        """All runs of the table."""
+        return [run for row in self.rows for model in row.models for run in model]
+
+    def ours(self, model: Sequence[Run]) -> dict[str, float]:
+        """Return the figures of one of our models by column."""
+        figures = {key: value for run in model for key, value in run.figures.items()}
+        found = {name: figures[key] for name, key in self.columns.items() if key in figures}
+        others = [name for name, key in self.columns.items() if key[0] != "average"]
+        for name in self.columns.keys() - set(others):
+            if all(other in found for other in others):
+                found[name] = statistics.fmean(found[other] for other in others)
+        return found
+
+
+def collect(runs: Sequence[Run], wanted: Optional[str]) -> tuple[list[Table], list[Run]]:
+    """Return tables with the runs in place, and the runs that belong to none of all tables.
+
+    Args:
+        runs: of the user.
+        wanted: as in ``A2,B3``; None for all tables with a figure of ours.
+
+    Raises:
+        UserError: there is no such table.
+    """
+    names = list(TABLES) if wanted is None else [name.strip() for name in wanted.split(",")]
+    for name in names:
+        if name not in TABLES:
+            raise UserError(f"--tables {wanted}: {name!r} is none of {', '.join(TABLES)}")
+    tables = {name: _table(name, runs) for name in TABLES}
+    placed = {id(run) for table in tables.values() for run in table.runs}
+    others = [run for run in runs if id(run) not in placed]
+    chosen = [tables[name] for name in names if wanted or tables[name].runs]
+    return chosen, others
+
+
+def _table(name: str, runs: Sequence[Run]) -> Table:
+    entry = recipes.load()["reported"][TABLES[name]]
+    columns = {
+        column: (each["task"], each["metric"], each["split"])
+        for column, each in entry["columns"].items()
+    }
+    released = any("released" in row for row in entry["rows"])
+    rows = []
+    for row in entry["rows"]:
+        wanted = {"recipe": entry["recipe"], "released": False if released else None, **row}
+        models = _models(wanted, set(columns.values()), runs)
+        rows.append(Row(row["name"], row["values"], models))
+    return Table(name, entry["title"], entry["recipe"], columns, rows, entry.get("note", ""))
+
+
+def _models(row: dict[str, Any], columns: set[Figure], runs: Sequence[Run]) -> list[list[Run]]:
+    """Return the runs that belong to a row, those of one model together."""
+    models: dict[str, list[Run]] = {}
+    for run in runs:
+        if columns & run.figures.keys() and _belongs(run, row):
+            models.setdefault(run.model, []).append(run)
+    return list(models.values())
+
+
+def _belongs(run: Run, row: dict[str, Any]) -> bool:
+    """Return whether a run is what a row is about.
+
+    Args:
+        run: one of ours.
+        row: with its recipe, and whether its model is a released one (None: not asked).
+    """
+    if run.recipe != row["recipe"] or run.encoding is None:
+        return False
+    if canonical(run.encoding) != canonical(row["position_encoding"]):
+        return False
+    is_released = run.training is not None and run.training.released
+    if row["released"] not in (None, is_released):
+        return False
+    if "attention_directions" not in row:
+        return not _directions(run.directions or "")
+    known = run.directions is not None
+    return known and _directions(run.directions or "") == _directions(row["attention_directions"])
+
+
+def canonical(encoding: str) -> frozenset[Any]:
+    """Return what all spellings of a spec have in common: no options at their defaults."""
+    items = registry.parse(encoding).items
+    return frozenset(
+        (item.name, frozenset(o for o in item.options if o[1] != _default(item.name, o[0])))
+        for item in items
+    )
+
+
+def _default(name: str, option: str) -> Any:
+    return registry.options(name)[option].default
+
+
+def _directions(text: str) -> tuple[str, ...]:
+    """Return the directions without those at the end that are both, which is the default."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    while parts and parts[-1] == "both":
+        parts.pop()
+    return tuple(parts)
