@@ -46,6 +46,8 @@ def test_a_pickle_that_would_run_code_is_refused_in_a_line(tmp_path):
 OTHER_POSITIONS = [
     ("learned", "m4m", "m4m.table.weight .* is not in the checkpoint.*is not in the model"),
     ("m4m", "none", "layers.0.self_attn.encodings.m4m.table.weight .* is not in the model"),
+    ("m4", "m4(reset=true)", r"m4.table.reset \(1, 2, 8\) is not in the checkpoint"),
+    ("m4(reset=true)", "m4", r"m4.table.reset \(1, 2, 8\) is not in the model"),
     ("m4m", "m4m(max_distance=5)", r"is \(1, 47, 8\) in the checkpoint, \(1, 11, 8\) in the model"),
 ]
 

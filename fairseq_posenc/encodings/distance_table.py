@@ -19,10 +19,10 @@ class DistanceTable(nn.Module):
         max_distance: K.
         width: size of a row, or None for scalars.
         groups: 1 if the heads share the table, else the number of heads.
-        reset: append two rows: a query at the first token, a key at the first token.
+        reset: have two rows more: of a query at the first token, of a key at the first token.
 
     Shapes:
-        weight ``(G, 2K + 1 (+ 2), width)`` or ``(G, 2K + 1 (+ 2))``.
+        weight ``(G, 2K + 1, width)`` or ``(G, 2K + 1)``; reset ``(G, 2, width)`` or ``(G, 2)``.
     """
 
     def __init__(
@@ -32,11 +32,10 @@ class DistanceTable(nn.Module):
         if max_distance < 1:
             raise UserError(f"max_distance must be at least 1, not {max_distance}")
         self.max_distance = max_distance
-        self.reset = reset
-        rows = 2 * max_distance + 1 + (2 if reset else 0)
-        self.weight = nn.Parameter(
-            torch.empty((groups, rows) + (() if width is None else (width,)))
-        )
+        vector = () if width is None else (width,)
+        self.weight = nn.Parameter(torch.empty(groups, 2 * max_distance + 1, *vector))
+        # Apart, so that a checkpoint without them is no shorter table.
+        self.reset = nn.Parameter(torch.empty(groups, 2, *vector)) if reset else None
 
     def rows(self, span: Span) -> Tensor:
         """Return the rows for the distances of ``span``: ``(G, R, width)`` or ``(G, R)``."""
@@ -47,8 +46,8 @@ class DistanceTable(nn.Module):
         beyond = span.high - span.low + 1 - rows.size(1)
         before = min(max(low - span.low, 0), beyond)
         parts = [_repeat(rows[:, :1], before), rows, _repeat(rows[:, -1:], beyond - before)]
-        if self.reset:
-            parts.append(self.weight[:, -2:])
+        if self.reset is not None:
+            parts.append(self.reset)
         parts = [part for part in parts if part.size(1)]
         return torch.cat(parts, dim=1) if len(parts) > 1 else rows
 
@@ -57,17 +56,15 @@ class DistanceTable(nn.Module):
 
         Beyond its end a table is clipped, so its end rows are repeated.
         """
-        tail = 2 if self.reset else 0
         missing = self.weight.size(1) - weight.size(1)
         if missing <= 0 or missing % 2 or weight.shape[2:] != self.weight.shape[2:]:
             return weight
-        rows, resets = weight[:, : weight.size(1) - tail], weight[:, weight.size(1) - tail :]
-        first, last = (_repeat(row, missing // 2) for row in (rows[:, :1], rows[:, -1:]))
-        return torch.cat([first, rows, last, resets], dim=1)
+        first, last = (_repeat(row, missing // 2) for row in (weight[:, :1], weight[:, -1:]))
+        return torch.cat([first, weight, last], dim=1)
 
     def first(self, positions: Positions) -> Tensor | None:
         """Return :attr:`Terms.first` for this table: where its two reset rows apply."""
-        return positions.is_first() if self.reset else None
+        return None if self.reset is None else positions.is_first()
 
 
 def _repeat(row: Tensor, times: int) -> Tensor:
@@ -109,7 +106,8 @@ class DistanceEncoding(Encoding):
 
     def reset_parameters(self) -> None:
         """Draw the table: normal, standard deviation 0.02."""
-        nn.init.normal_(self.table.weight, std=INIT_STD)
+        for parameter in self.table.parameters():
+            nn.init.normal_(parameter, std=INIT_STD)
 
     @classmethod
     def parameter_count(cls, dims: Dims, layers: int) -> int:

@@ -33,7 +33,8 @@ class M2(DistanceEncoding):
 
     def reset_parameters(self) -> None:
         """Start from plain attention."""
-        nn.init.ones_(self.table.weight)
+        for parameter in self.table.parameters():
+            nn.init.ones_(parameter)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Return the rows as gain, ``(G, R)``."""

@@ -30,7 +30,8 @@ class M3(DistanceEncoding):
 
     def reset_parameters(self) -> None:
         """Start from plain attention."""
-        nn.init.ones_(self.table.weight)
+        for parameter in self.table.parameters():
+            nn.init.ones_(parameter)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Return the rows as gain of each channel, ``(G, R, D)``."""
