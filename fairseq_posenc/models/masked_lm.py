@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from argparse import ArgumentParser
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 from fairseq.models import register_model, register_model_architecture
 from fairseq.models.roberta import RobertaEncoder, RobertaModel
 from fairseq.models.roberta.model import base_architecture, roberta_large_architecture
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from omegaconf import OmegaConf
-from torch import nn
+from torch import Tensor, nn
 
 from fairseq_posenc import registry
 from fairseq_posenc.checkpoints import PositionCheckpoints
 from fairseq_posenc.models.base import DECBERT, announce, stack_config
 from fairseq_posenc.options import add_position_args
+from fairseq_posenc.squad.head import SpanHead
 from fairseq_posenc.stacks import PositionalEncoder
+
+logger = logging.getLogger(__name__)
 
 
 class PositionalRobertaEncoder(RobertaEncoder):
@@ -34,6 +38,11 @@ class PositionalRobertaEncoder(RobertaEncoder):
 @register_model("positional_roberta")
 class PositionalRoberta(PositionCheckpoints, RobertaModel):
     """fairseq's RoBERTa with position encodings and attention directions of one's choice."""
+
+    def __init__(self, args: Any, encoder: PositionalRobertaEncoder) -> None:
+        super().__init__(args, encoder)
+        # Not among the classification heads: fairseq expects other names in those.
+        self.span_head: Optional[SpanHead] = None
 
     @staticmethod
     def add_args(parser: ArgumentParser) -> None:
@@ -70,6 +79,43 @@ class PositionalRoberta(PositionCheckpoints, RobertaModel):
         model.init_positions = stack.cfg.position.init_positions
         announce(encoder=stack)
         return model
+
+    def register_span_head(self) -> None:
+        """Add a head that scores where an answer begins and ends; for the task squad."""
+        args: Any = self.args
+        self.span_head = SpanHead(args.encoder_embed_dim)
+        self.span_head.apply(init_bert_params)
+
+    def forward(
+        self, src_tokens: Tensor, *args: Any, span_scores: bool = False, **kwargs: Any
+    ) -> Any:
+        """Return what fairseq's RoBERTa returns, or the two scores of the span head.
+
+        Args:
+            src_tokens: ``[B, T]``.
+            *args: of fairseq's model.
+            span_scores: whether to return the scores of each token as the first and as the last of
+                an answer, each ``[B, T]`` in float32.
+            **kwargs: of fairseq's model.
+        """
+        if not span_scores:
+            return super().forward(src_tokens, *args, **kwargs)
+        assert self.span_head is not None, "register_span_head() first"
+        features, _ = super().forward(src_tokens, features_only=True, **kwargs)
+        encoder: Any = self.encoder
+        return self.span_head(features, src_tokens.eq(encoder.dictionary.pad()))
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
+        """Let a span head start fresh on a checkpoint without one; drop one not asked for."""
+        super().upgrade_state_dict_named(state_dict, name)
+        prefix = f"{name}.span_head." if name else "span_head."
+        own = {} if self.span_head is None else self.span_head.state_dict(prefix=prefix)
+        for key in [key for key in state_dict if key.startswith(prefix) and key not in own]:
+            logger.info("%s of the checkpoint is left out: the model has no span head", key)
+            del state_dict[key]
+        for key in [key for key in own if key not in state_dict]:
+            logger.info("%s starts fresh: the checkpoint has no span head", key)
+            state_dict[key] = own[key]
 
 
 def roberta_tiny_architecture(args: Any) -> None:

@@ -1,0 +1,90 @@
+"""``fairseq-posenc squad``: fine-tune on SQuAD, answer questions, score answers."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fairseq_posenc.squad import command_predict
+from fairseq_posenc.squad.data import read_odds, read_predictions, read_squad
+from fairseq_posenc.squad.results import print_figures, record, say, write
+from fairseq_posenc.squad.score import evaluate, unanswered
+from fairseq_posenc.squad.train import train
+
+STOPPED = 130  # what a shell reports after Ctrl-C
+_SHOWN_IDS = 5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommands and their options."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    _add_train(actions.add_parser("train", help="fine-tune a pre-trained model, or go on with it"))
+    command_predict.add_arguments(
+        actions.add_parser("predict", help="answer questions with a fine-tuned model")
+    )
+    _add_score(actions.add_parser("score", help="print the official figures of predictions"))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run a subcommand; return the exit code.
+
+    Raises:
+        UserError: wrong input.
+    """
+    run_action = {"train": _train, "predict": command_predict.run, "score": _score}[args.action]
+    return run_action(args)
+
+
+def _add_train(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--checkpoint", type=Path, required=True, metavar="FILE", help="the pre-trained model")
+    add("--data", type=Path, required=True, metavar="DIR", help="made by preprocess/squad.py")
+    add("--out", type=Path, required=True, metavar="DIR", help="folder of the results")
+    add("--config", type=Path, metavar="YAML", help="(default: finetune_configs/squadNN.yaml)")
+    add(
+        "--set",
+        dest="changes",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override the configuration, as in optimization.lr=[2e-5]; can be repeated",
+    )
+
+
+def _add_score(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("data", type=Path, metavar="DATA.json", help="file of SQuAD with answers")
+    add("predictions", type=Path, metavar="PREDICTIONS.json", help="answers by id")
+    add("--na-prob-file", type=Path, metavar="JSON", help="2.0: odds of no answer by id")
+    add(
+        "--na-prob-thresh",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="2.0: odds above it replace the prediction by no answer (default: 1)",
+    )
+    add("--json", type=Path, metavar="FILE", help="write the figures for fairseq-posenc report")
+
+
+def _train(args: argparse.Namespace) -> int:
+    try:
+        model = train(args.checkpoint, args.data, args.out, args.config, args.changes)
+    except KeyboardInterrupt:
+        say("interrupted; the same command goes on from the last checkpoint")
+        return STOPPED
+    print(f"{model}: written; next: fairseq-posenc squad predict --checkpoint {model} ...")
+    return 0
+
+
+def _score(args: argparse.Namespace) -> int:
+    squad = read_squad(args.data)
+    predictions = read_predictions(args.predictions)
+    odds = None if args.na_prob_file is None else read_odds(args.na_prob_file)
+    figures = evaluate(squad, predictions, odds, args.na_prob_thresh)
+    if missing := unanswered(squad, predictions):
+        some = ", ".join(missing[:_SHOWN_IDS]) + (", ..." if len(missing) > _SHOWN_IDS else "")
+        say(f"{len(missing):,} unanswered questions receive score 0: {some}")
+    print_figures(squad, figures)
+    if args.json:
+        write(args.json, record(squad, figures, args.predictions.stem, None, None))
+    return 0

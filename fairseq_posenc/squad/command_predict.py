@@ -1,0 +1,107 @@
+"""``fairseq-posenc squad predict``: answer the questions of a file."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+from fairseq_posenc.compare.progress import format_time
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.squad.data import V2, Squad, read_squad
+from fairseq_posenc.squad.predict import Predictor
+from fairseq_posenc.squad.results import print_figures, record, say, write
+from fairseq_posenc.squad.score import evaluate
+from fairseq_posenc.squad.spans import Prediction
+
+_PAUSE = 5.0  # seconds between two lines of progress
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``fairseq-posenc squad predict``."""
+    add = parser.add_argument
+    add("--checkpoint", type=Path, required=True, metavar="FILE", help="the fine-tuned model")
+    add("--data", type=Path, required=True, metavar="JSON", help="questions: a file of SQuAD")
+    add("--out", type=Path, required=True, metavar="JSON", help="predictions; others lie beside it")
+    add(
+        "--data-bin",
+        type=Path,
+        metavar="DIR",
+        help="made by preprocess/squad.py (default: the one that the model was trained on)",
+    )
+    add("--max-tokens", type=int, default=8192, help="tokens of a batch (default: %(default)s)")
+    add("--device", choices=("cpu", "cuda"), help="(default: a GPU if there is one)")
+    add("--fp16", action="store_true", help="half precision, on a GPU")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Answer the questions and write the files; return the exit code.
+
+    Raises:
+        UserError: wrong input.
+    """
+    _refuse_bad_options(args)
+    squad = read_squad(args.data)
+    predictor = Predictor.load(args.checkpoint, args.data_bin, args.device, args.fp16)
+    if predictor.version != squad.version:
+        say(f"note: a model of SQuAD {predictor.version} answers SQuAD {squad.version}")
+    progress = _Progress()
+    predictions = predictor.predict(squad.questions, args.max_tokens, progress.show)
+    if cut := predictor.encoder.questions_cut:
+        say(f"{cut:,} questions were longer than the limit and lost their end")
+    final = {
+        each.id: each.final(0.0) if squad.version == V2 else each.answer for each in predictions
+    }
+    write(args.out, final)
+    write(_beside(args.out, "nbest"), {each.id: _nbest(each, squad) for each in predictions})
+    answers = {each.id: each.answer for each in predictions}
+    odds = {each.id: each.null_odds for each in predictions} if squad.version == V2 else None
+    if odds is not None:
+        write(_beside(args.out, "answers"), answers)
+        write(_beside(args.out, "null_odds"), odds)
+    if squad.answered:
+        figures = evaluate(squad, answers, odds, threshold=0.0)
+        print_figures(squad, figures)
+        model = predictor.model.encoder.sentence_encoder
+        write(
+            _beside(args.out, "score"),
+            record(squad, figures, _name(args.checkpoint), args.checkpoint, str(model.spec)),
+        )
+    return 0
+
+
+def _refuse_bad_options(args: argparse.Namespace) -> None:
+    if args.max_tokens < 1:
+        raise UserError(f"--max-tokens {args.max_tokens}: must be at least 1")
+    if not args.out.parent.is_dir() or args.out.is_dir():
+        raise UserError(f"--out {args.out}: name a file in a folder that there is")
+
+
+def _nbest(prediction: Prediction, squad: Squad) -> list[dict[str, Any]]:
+    return [each._asdict() for each in prediction.ranked(with_null=squad.version == V2)]
+
+
+def _name(checkpoint: Path) -> str:
+    """Return what to call a model: its folder, since its file is ``checkpoint_last.pt``."""
+    return checkpoint.resolve().parent.name
+
+
+def _beside(out: Path, what: str) -> Path:
+    return out.with_name(f"{out.stem}.{what}.json")
+
+
+class _Progress:
+    """Tells how many windows are done, once in a while."""
+
+    def __init__(self) -> None:
+        self._began = self._last = time.monotonic()
+
+    def show(self, done: int, total: int) -> None:
+        """Tell it, if the last time is long enough ago."""
+        now = time.monotonic()
+        if done < total and now - self._last < _PAUSE:
+            return
+        self._last = now
+        left = (now - self._began) / done * (total - done)
+        say(f"{done:,} of {total:,} windows, {format_time(left)} left")

@@ -1,0 +1,127 @@
+"""The configuration of a fine-tuning: the recipe, the model as it was pre-trained, and the data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+import fairseq_posenc
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.registry import parse
+from fairseq_posenc.squad.databin import DataBin
+from fairseq_posenc.squad.pretrained import Pretrained
+
+WARM_UP = 0.06  # of all updates (RoBERTa, arXiv:1907.11692, table 10)
+# M4M, section 5.3: at 3e-5 fine-tuning diverged.
+LEARNING_RATES = {"raffel": 2.5e-5}
+# Hydra would write a second one.
+_ONE_LOG = {
+    "job_logging": {"handlers": {"file": {"delay": True}}, "root": {"handlers": ["console"]}}
+}
+_PACKAGE = Path(fairseq_posenc.__file__).resolve().parent
+
+
+def recipe(data_bin: DataBin) -> Path:
+    """Return the YAML file for a version of SQuAD, in the checkout that this package is from.
+
+    Raises:
+        UserError: the package was installed without its checkout.
+    """
+    path = _PACKAGE.parent / "finetune_configs" / f"squad{data_bin.version.replace('.', '')}.yaml"
+    if not path.is_file():
+        raise UserError(f"{path} does not exist: name the file of your checkout with --config")
+    return path
+
+
+def configuration(
+    pretrained: Pretrained,
+    data_bin: DataBin,
+    out: Path,
+    yaml_file: Path,
+    changes: Sequence[str] = (),
+) -> DictConfig:
+    """Return the whole configuration of a fine-tuning.
+
+    Args:
+        pretrained: gives the model section, but for what the recipe says itself.
+        data_bin: gives the number of updates.
+        out: folder of the results.
+        yaml_file: the recipe.
+        changes: ``key=value`` that override everything else.
+
+    Raises:
+        UserError: a recipe or a change that cannot be read, or sizes that do not fit.
+    """
+    gpus = torch.cuda.device_count()
+    here: dict[str, Any] = {
+        "common": {"user_dir": str(_PACKAGE), **({} if gpus else {"cpu": True, "fp16": False})},
+        "task": {"data": str(data_bin.path.resolve())},
+        "checkpoint": {
+            "save_dir": str(out.resolve()),
+            "finetune_from_model": str(pretrained.path.resolve()),
+        },
+        "distributed_training": {"distributed_world_size": max(gpus, 1)},
+        "hydra": {"run": {"dir": str(out.resolve())}, "output_subdir": None, **_ONE_LOG},
+    }
+    for name in {item.name for item in parse(pretrained.position_encoding).items}:
+        if name in LEARNING_RATES:
+            here["optimization"] = {"lr": [LEARNING_RATES[name]]}
+    try:
+        base = OmegaConf.load(yaml_file)
+        given = OmegaConf.from_dotlist(list(changes))
+        config = OmegaConf.merge({"model": pretrained.options}, base, here)
+        if gpus > 1:
+            _share_out(config, gpus)
+        config = OmegaConf.merge(config, given)
+    except UserError:
+        raise
+    except Exception as error:  # yaml and omegaconf have many
+        raise UserError(f"{yaml_file}, --set: {' '.join(str(error).split())}") from None
+    assert isinstance(config, DictConfig)
+    if config.model.max_positions < data_bin.limits.max_length:
+        raise UserError(
+            f"{data_bin.path} has windows of {data_bin.limits.max_length} tokens, but "
+            f"{pretrained.path} has {config.model.max_positions} positions: make the data with "
+            f"--max-length {config.model.max_positions}"
+        )
+    _count_updates(config, data_bin)
+    return config
+
+
+def _share_out(config: Any, gpus: int) -> None:
+    """Share a batch of the recipe, made for one GPU, between several.
+
+    Raises:
+        UserError: it cannot be shared equally.
+    """
+    most = config.dataset.batch_size
+    batch = most * config.optimization.update_freq[0]
+    share, rest = divmod(batch, gpus)
+    if rest:
+        raise UserError(
+            f"a batch of {batch} windows cannot be shared by {gpus} GPUs: name some of them in "
+            "CUDA_VISIBLE_DEVICES"
+        )
+    config.dataset.batch_size = max(n for n in range(1, most + 1) if share % n == 0)
+    config.optimization.update_freq = [share // config.dataset.batch_size]
+
+
+def _count_updates(config: Any, data_bin: DataBin) -> None:
+    """Set the updates of all epochs and those of the warm-up, where they are not set."""
+    optimization = config.optimization
+    if OmegaConf.is_missing(optimization, "max_update"):
+        if config.dataset.get("max_tokens"):
+            raise UserError(
+                "--set dataset.max_tokens: the updates are not known beforehand then; set "
+                "optimization.max_update too"
+            )
+        steps = config.distributed_training.distributed_world_size * optimization.update_freq[0]
+        batches = math.ceil(data_bin.train_windows / config.dataset.batch_size)
+        optimization.max_update = math.ceil(batches / steps) * optimization.max_epoch
+    if OmegaConf.is_missing(config.lr_scheduler, "warmup_updates"):
+        config.lr_scheduler.warmup_updates = round(WARM_UP * optimization.max_update)

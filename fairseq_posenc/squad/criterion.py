@@ -1,0 +1,64 @@
+"""fairseq's criterion for SQuAD: cross-entropy over the tokens of a window, twice."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch.nn.functional as F
+from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.logging import metrics
+from torch import Tensor
+
+_CORRECT = ("start", "end")
+
+
+@register_criterion("squad")
+class SquadCriterion(FairseqCriterion):
+    """The mean of the losses of the first and of the last token, summed over windows, as in BERT.
+
+    A window without the answer has it at ``<s>``. All tokens but padding compete.
+    """
+
+    def forward(
+        self, model: Any, sample: dict[str, Any], reduce: bool = True
+    ) -> tuple[Tensor, int, dict[str, Any]]:
+        """Return the loss, the number of windows it is to be divided by, and what is logged.
+
+        The logged values are sums, so that those of several ranks can be added.
+        """
+        both = model(**sample["net_input"], span_scores=True)  # two of [B, T]
+        targets = [sample["starts"], sample["ends"]]
+        losses = [
+            F.cross_entropy(scores, target, reduction="sum" if reduce else "none")
+            for scores, target in zip(both, targets)
+        ]
+        loss = (losses[0] + losses[1]) / 2
+        windows = len(targets[0])
+        logged: dict[str, Any] = {
+            "loss": loss.detach(),
+            "ntokens": sample["ntokens"],
+            "nsentences": windows,
+            "sample_size": windows,
+        }
+        for name, scores, target in zip(_CORRECT, both, targets):
+            logged[f"{name}_correct"] = (scores.argmax(-1) == target).sum().detach()
+        return loss, windows, logged
+
+    @staticmethod
+    def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
+        """Log the loss, in bits as everywhere in fairseq, and how many tokens were right."""
+
+        def total(name: str) -> Any:
+            return sum(log.get(name, 0) for log in logging_outputs)
+
+        windows = total("sample_size")
+        metrics.log_scalar("loss", total("loss") / windows / math.log(2), windows, round=3)
+        for name in _CORRECT:
+            correct = 100.0 * total(f"{name}_correct") / windows
+            metrics.log_scalar(f"{name}_accuracy", correct, windows, round=1)
+
+    @staticmethod
+    def logging_outputs_can_be_summed() -> bool:
+        """Return true: all logged values are sums."""
+        return True

@@ -1,0 +1,156 @@
+"""The folder that training reads: windows in fairseq's mmap format, and where the answers are.
+
+``SPLIT.bin`` and ``SPLIT.idx`` hold the windows, ``SPLIT.spans.npy`` the first and the last token
+of each window's answer. The files of the vocabulary are there too, so predicting needs no other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+import torch
+from fairseq.data import Dictionary
+from fairseq.data.indexed_dataset import data_file_path, index_file_path, make_builder
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.squad.data import Answer, Question, Squad, read_json
+from fairseq_posenc.squad.offsets import DICTIONARY, Tokenizer, Tokens
+from fairseq_posenc.squad.windows import NO_ANSWER, Limits, Window, make_windows
+
+MANIFEST = "manifest.json"
+
+
+class DataBin(NamedTuple):
+    """What a folder says of itself.
+
+    Attributes:
+        path: the folder.
+        version: of SQuAD.
+        limits: sizes of its windows.
+        train_windows: number of windows to train on.
+    """
+
+    path: Path
+    version: str
+    limits: Limits
+    train_windows: int
+
+    @property
+    def dictionary(self) -> Path:
+        """The path of fairseq's dictionary."""
+        return self.path / DICTIONARY
+
+
+def open_data_bin(path: Path) -> DataBin:
+    """Read what a folder says of itself.
+
+    Raises:
+        UserError: it is no folder made by ``preprocess/squad.py``.
+    """
+    if not path.is_dir():
+        raise UserError(f"{path}: no such folder; preprocess/squad.py makes it")
+    try:
+        manifest = read_json(path / MANIFEST)
+        plan, windows = manifest["plan"], manifest["splits"]["train"]["windows"]
+        return DataBin(path, plan["version"], Limits(**plan["limits"]), windows)
+    except (KeyError, TypeError, UserError):
+        raise UserError(f"{path}: was not made by preprocess/squad.py") from None
+
+
+class Encoder:
+    """Makes windows; a paragraph is cut once for all of its questions.
+
+    Args:
+        tokenizer: cuts texts.
+        dictionary: fairseq's.
+        limits: sizes.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, dictionary: Dictionary, limits: Limits) -> None:
+        self._tokenizer, self._dictionary, self._limits = tokenizer, dictionary, limits
+        self._last: tuple[str, Optional[Tokens]] = ("", None)
+        self.questions_cut = 0
+
+    def context(self, text: str) -> Tokens:
+        """Return a paragraph's tokens."""
+        known, tokens = self._last
+        if tokens is None or known != text:
+            tokens = self._tokenizer.encode(text)
+            self._last = text, tokens
+        return tokens
+
+    def windows(self, question: Question) -> list[Window]:
+        """Return the windows of a question."""
+        tokens = self._tokenizer.encode(question.text.strip()).ids
+        self.questions_cut += len(tokens) > self._limits.max_question
+        context = self.context(question.context).ids
+        return make_windows(tokens, context, self._limits, self._dictionary)
+
+
+def locate(context: str, answer: Answer) -> Optional[int]:
+    """Return where an answer is in its context: there, or else where its text is nearest by.
+
+    None if its text is nowhere.
+    """
+    if context.startswith(answer.text, answer.start) and answer.start >= 0:
+        return answer.start
+    places = [i for i in range(len(context)) if context.startswith(answer.text, i)]
+    return min(places, key=lambda place: abs(place - answer.start), default=None)
+
+
+def write_split(squad: Squad, encoder: Encoder, symbols: int, prefix: Path) -> dict[str, Any]:
+    """Write the windows of a file, with the first of each question's answers that is found.
+
+    Args:
+        squad: the file.
+        encoder: makes windows.
+        symbols: size of the dictionary.
+        prefix: path without endings.
+
+    Returns:
+        Counts of everything.
+
+    Raises:
+        UserError: the file tells no answers.
+    """
+    if not squad.answered:
+        raise UserError(f"{squad.path}: tells no answers, so nothing can be learnt from it")
+    builder = make_builder(data_file_path(str(prefix)), "mmap", vocab_size=symbols)
+    spans: list[tuple[int, int]] = []
+    counts: Counter[str] = Counter(questions=len(squad.questions))
+    cut_before = encoder.questions_cut
+    for question in squad.questions:
+        windows = encoder.windows(question)
+        targets = _targets(question, windows, encoder.context(question.context), counts)
+        spans += targets
+        for window in windows[: len(targets)]:
+            builder.add_item(torch.from_numpy(window.tokens))
+            counts["tokens"] += len(window.tokens)
+    builder.finalize(index_file_path(str(prefix)))
+    np.save(f"{prefix}.spans.npy", np.array(spans, dtype=np.int32).reshape(-1, 2))
+    counts["windows"] = len(spans)
+    counts["windows_with_answer"] = sum(span != NO_ANSWER for span in spans)
+    counts["questions_cut"] = encoder.questions_cut - cut_before
+    names = ("questions_left_out", "answers_moved", "answers_in_no_window")
+    return {**{name: 0 for name in names}, **counts}
+
+
+def _targets(
+    question: Question, windows: list[Window], tokens: Tokens, counts: Counter[str]
+) -> list[tuple[int, int]]:
+    """Return where the answer is in each window; nothing if its text cannot be found at all."""
+    if not question.answers:
+        return [NO_ANSWER] * len(windows)
+    for answer in question.answers:
+        start = locate(question.context, answer)
+        found = None if start is None else tokens.covering(start, start + len(answer.text))
+        if found is not None:
+            targets = [window.target(*found) for window in windows]
+            counts["answers_moved"] += start != answer.start
+            counts["answers_in_no_window"] += all(target == NO_ANSWER for target in targets)
+            return targets
+    counts["questions_left_out"] += 1
+    return []

@@ -1,0 +1,146 @@
+"""From a fine-tuned model and questions to answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Callable, NamedTuple, Optional
+
+import torch
+from fairseq import checkpoint_utils
+from fairseq.data import Dictionary, data_utils
+from fairseq.dataclass.utils import overwrite_args_by_name
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.squad.data import Question
+from fairseq_posenc.squad.databin import Encoder, open_data_bin
+from fairseq_posenc.squad.offsets import load_tokenizer
+from fairseq_posenc.squad.pretrained import State, load_state
+from fairseq_posenc.squad.spans import Prediction, Scored, best_spans, combine
+from fairseq_posenc.squad.windows import Window
+
+Progress = Callable[[int, int], None]
+
+
+class Input(NamedTuple):
+    """A window, and the number of its question."""
+
+    question: int
+    window: Window
+
+
+class Predictor:
+    """A fine-tuned model and what cuts its input.
+
+    Args:
+        model: in evaluation mode, on its device.
+        encoder: makes windows.
+        dictionary: fairseq's.
+        version: of SQuAD, that the model was fine-tuned on.
+    """
+
+    def __init__(self, model: Any, encoder: Encoder, dictionary: Dictionary, version: str) -> None:
+        self.model, self.encoder, self.dictionary = model, encoder, dictionary
+        self.version = version
+
+    @classmethod
+    def load(
+        cls,
+        path: Path,
+        data: Optional[Path] = None,
+        device: Optional[str] = None,
+        fp16: bool = False,
+    ) -> Predictor:
+        """Read a model that ``fairseq-posenc squad train`` made.
+
+        Args:
+            path: its checkpoint.
+            data: folder that it was trained on; None for the place that the checkpoint tells.
+            device: ``cpu`` or ``cuda``; None for a GPU if there is one.
+            fp16: half precision; the scores of the head are float32 all the same.
+
+        Raises:
+            UserError: another model, or its folder is not there.
+        """
+        place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        if place == "cuda" and not torch.cuda.is_available():
+            raise UserError("--device cuda: there is no GPU that PyTorch can use")
+        if fp16 and place == "cpu":
+            raise UserError("--fp16 is for a GPU")
+        state = load_state(path)
+        if state["cfg"].task._name != "squad" or not _has_head(state):
+            raise UserError(
+                f"--checkpoint {path}: was not fine-tuned on SQuAD; fairseq-posenc squad train does"
+            )
+        folder = data or Path(state["cfg"].task.data)
+        if not folder.is_dir():
+            raise UserError(
+                f"{folder}, which {path} was trained on, is not there: name it with --data-bin"
+            )
+        data_bin = open_data_bin(folder)
+        overwrite_args_by_name(state["cfg"], {"data": str(folder), "init_positions": False})
+        (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], state=state)
+        model = (model.half() if fp16 else model.float()).eval().to(place)
+        tokenizer = load_tokenizer(folder, task.dictionary)
+        encoder = Encoder(tokenizer, task.dictionary, data_bin.limits)
+        return cls(model, encoder, task.dictionary, data_bin.version)
+
+    def predict(
+        self,
+        questions: Sequence[Question],
+        max_tokens: int = 8192,
+        progress: Progress = lambda done, total: None,
+    ) -> list[Prediction]:
+        """Answer questions.
+
+        Args:
+            questions: in any order; those about one paragraph best one after the other.
+            max_tokens: of a batch, with padding.
+            progress: called with the number of windows done, and of all.
+
+        Returns:
+            What the model says, in the order of the questions.
+        """
+        inputs = [
+            Input(number, window)
+            for number, question in enumerate(questions)
+            for window in self.encoder.windows(question)
+        ]
+        scored: list[list[Scored]] = [[] for _ in questions]
+        done = 0
+        for batch in _batches(inputs, max_tokens):
+            for item, found in zip(batch, self._score([item.window for item in batch])):
+                scored[item.question].append(found)
+            done += len(batch)
+            progress(done, len(inputs))
+        return [
+            combine(question.id, question.context, self.encoder.context(question.context), found)
+            for question, found in zip(questions, scored)
+        ]
+
+    @torch.inference_mode()
+    def _score(self, windows: Sequence[Window]) -> list[Scored]:
+        """Return the best spans of each window of a batch."""
+        tokens = data_utils.collate_tokens(
+            [torch.from_numpy(window.tokens) for window in windows], self.dictionary.pad()
+        )
+        device = next(self.model.parameters()).device
+        scores = self.model(tokens.to(device), span_scores=True)
+        starts, ends = (each.cpu().numpy() for each in scores)
+        return [best_spans(*each) for each in zip(windows, starts, ends)]
+
+
+def _has_head(state: State) -> bool:
+    return any(name.startswith("span_head.") for name in state["model"])
+
+
+def _batches(inputs: Sequence[Input], max_tokens: int) -> Iterator[list[Input]]:
+    """Yield windows of like length together, the longest first, so that memory is short early."""
+    batch: list[Input] = []
+    for item in sorted(inputs, key=lambda item: -len(item.window.tokens)):
+        if batch and (len(batch) + 1) * len(batch[0].window.tokens) > max_tokens:
+            yield batch
+            batch = []
+        batch.append(item)
+    if batch:
+        yield batch

@@ -1,0 +1,126 @@
+"""fairseq's task for SQuAD: windows, and where the answer begins and ends in each.
+
+No postponed annotations here: fairseq reads the types of the options.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fairseq.data import (
+    Dictionary,
+    FairseqDataset,
+    IdDataset,
+    NestedDictionaryDataset,
+    NumelDataset,
+    NumSamplesDataset,
+    RawLabelDataset,
+    RightPadDataset,
+    SortDataset,
+    data_utils,
+)
+from fairseq.dataclass import FairseqDataclass
+from fairseq.tasks import FairseqTask, register_task
+from omegaconf import II, MISSING
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.squad.databin import DataBin, open_data_bin
+from fairseq_posenc.squad.offsets import load_dictionary
+
+
+@dataclass
+class SquadConfig(FairseqDataclass):
+    """The options of the task."""
+
+    data: str = field(default=MISSING, metadata={"help": "folder made by preprocess/squad.py"})
+    seed: int = II("common.seed")
+
+
+@register_task("squad", dataclass=SquadConfig)
+class SquadTask(FairseqTask):
+    """Finds the answer to a question in a paragraph.
+
+    Args:
+        cfg: the options.
+        data_bin: the folder.
+        dictionary: of the folder.
+    """
+
+    def __init__(self, cfg: SquadConfig, data_bin: DataBin, dictionary: Dictionary) -> None:
+        super().__init__(cfg)
+        self.data_bin, self.dictionary = data_bin, dictionary
+
+    @classmethod
+    def setup_task(cls, cfg: SquadConfig, **kwargs: Any) -> "SquadTask":
+        """Return the task of a folder.
+
+        Raises:
+            UserError: it was not made by ``preprocess/squad.py``.
+        """
+        data_bin = open_data_bin(Path(cfg.data))
+        return cls(cfg, data_bin, load_dictionary(data_bin.dictionary))
+
+    def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
+        """Return a model of the RoBERTa family with a head for spans.
+
+        Raises:
+            UserError: another model, or one that is too short for the windows.
+        """
+        model = super().build_model(cfg, from_checkpoint)
+        if not hasattr(model, "register_span_head"):
+            raise UserError(
+                f"the task squad needs a model of fairseq_posenc's RoBERTa family, not {cfg._name}"
+            )
+        if model.max_positions() < self.max_positions():
+            raise UserError(
+                f"{self.data_bin.path} has windows of {self.max_positions()} tokens, but the model "
+                f"has {model.max_positions()} positions: make it with --max-length "
+                f"{model.max_positions()}"
+            )
+        model.register_span_head()
+        return model
+
+    def load_dataset(self, split: str, combine: bool = False, **kwargs: Any) -> FairseqDataset:
+        """Load a split, in random order.
+
+        Raises:
+            FileNotFoundError: there is none, which tells fairseq that it has had all of them.
+        """
+        prefix = str(self.data_bin.path / split)
+        tokens = data_utils.load_indexed_dataset(prefix, self.dictionary)
+        if tokens is None:
+            raise FileNotFoundError(f"{self.data_bin.path}: has no split {split!r}")
+        spans = np.load(f"{prefix}.spans.npy").astype(np.int64)
+        dataset = NestedDictionaryDataset(
+            {
+                "id": IdDataset(),
+                "net_input": {
+                    "src_tokens": RightPadDataset(tokens, pad_idx=self.dictionary.pad()),
+                    "src_lengths": NumelDataset(tokens),
+                },
+                "starts": RawLabelDataset(spans[:, 0].tolist()),
+                "ends": RawLabelDataset(spans[:, 1].tolist()),
+                "nsentences": NumSamplesDataset(),
+                "ntokens": NumelDataset(tokens, reduce=True),
+            },
+            sizes=[tokens.sizes],
+        )
+        with data_utils.numpy_seed(self.cfg.seed):
+            order = np.random.permutation(len(tokens))
+        self.datasets[split] = SortDataset(dataset, sort_order=[order])
+        return self.datasets[split]
+
+    def max_positions(self) -> int:
+        """Return the longest window."""
+        return self.data_bin.limits.max_length
+
+    @property
+    def source_dictionary(self) -> Dictionary:
+        """The dictionary."""
+        return self.dictionary
+
+    @property
+    def target_dictionary(self) -> Dictionary:
+        """The same: targets are places in the input."""
+        return self.dictionary

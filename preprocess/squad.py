@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+r"""Make a folder to train on from files of SQuAD 1.1 or 2.0, as they are published.
+
+    python preprocess/squad.py --train train-v1.1.json --valid dev-v1.1.json \
+        --out data-bin/squad11 --encoder-json encoder.json --vocab-bpe vocab.bpe --dict dict.txt
+
+Files may be compressed (.gz). The tokens and the dictionary must be those of the model's
+pre-training. Questions with a long paragraph become several windows; a window without the answer
+points at its <s>. The folder gets the files of the vocabulary, and ``manifest.json``: the options,
+the inputs' SHA-256, and all counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+from binarize.folder import Folder
+from binarize.store import sha256
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.squad import databin, offsets
+from fairseq_posenc.squad.data import Squad, read_squad
+from fairseq_posenc.squad.windows import Limits
+
+SPLITS = ("train", "valid")
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> None:
+    """Run the program.
+
+    Raises:
+        UserError: wrong input; the message says what, where, and what to do.
+    """
+    args = _parser().parse_args(arguments)
+    limits = Limits(args.max_length, args.stride, args.max_question)
+    limits.check()
+    vocabulary = _vocabulary(args)
+    for path in (*vocabulary.values(), args.train, args.valid):
+        if not path.is_file():
+            raise UserError(f"{path}: no such file")
+    squads = {split: read_squad(getattr(args, split)) for split in SPLITS}
+    folder = Folder(args.out, _plan(squads, vocabulary, limits))
+    if folder.is_done():
+        print(f"{args.out}: made before, from the same files with the same options")
+        return
+    with folder.open():
+        for name, path in vocabulary.items():
+            shutil.copyfile(path, folder.partial / name)
+        dictionary = offsets.load_dictionary(folder.partial / offsets.DICTIONARY)
+        tokenizer = offsets.load_tokenizer(folder.partial, dictionary)
+        encoder = databin.Encoder(tokenizer, dictionary, limits)
+        counts = {}
+        for split, squad in squads.items():
+            print(f"{split}: {len(squad.questions):,} questions", file=sys.stderr, flush=True)
+            prefix = folder.partial / split
+            counts[split] = databin.write_split(squad, encoder, len(dictionary), prefix)
+        folder.finish({"splits": counts})
+    for split, count in counts.items():
+        print(f"{split}: " + ", ".join(f"{k.replace('_', ' ')} {n:,}" for k, n in count.items()))
+    print(f"{args.out}: written")
+
+
+def _vocabulary(args: argparse.Namespace) -> dict[str, Path]:
+    """Return the files that the folder gets, by the names that they have there."""
+    if bool(args.sentencepiece_model) == bool(args.encoder_json) or bool(args.encoder_json) != bool(
+        args.vocab_bpe
+    ):
+        raise UserError(
+            "choose the tokens: --encoder-json and --vocab-bpe, or --sentencepiece-model"
+        )
+    files = {offsets.DICTIONARY: args.dict}
+    if args.sentencepiece_model:
+        return {**files, offsets.PIECES: args.sentencepiece_model}
+    return {**files, offsets.ENCODER: args.encoder_json, offsets.MERGES: args.vocab_bpe}
+
+
+def _plan(squads: dict[str, Squad], vocabulary: dict[str, Path], limits: Limits) -> dict[str, Any]:
+    """Return all that the folder depends on."""
+    train, valid = (squads[split] for split in SPLITS)
+    if train.version != valid.version:
+        raise UserError(
+            f"{train.path} is SQuAD {train.version}, but {valid.path} is {valid.version}"
+        )
+    return {
+        "version": train.version,
+        "limits": limits._asdict(),
+        "inputs": {split: sha256(squad.path) for split, squad in squads.items()},
+        "vocabulary": {name: sha256(path) for name, path in vocabulary.items()},
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    description, rest = (__doc__ or "").split("\n\n", maxsplit=1)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=description, epilog=rest, formatter_class=raw)
+    add = parser.add_argument
+    add("--train", type=Path, required=True, help="train-v1.1.json or train-v2.0.json")
+    add("--valid", type=Path, required=True, help="dev-v1.1.json or dev-v2.0.json")
+    add("--out", type=Path, required=True, help="folder to make")
+    add("--dict", type=Path, required=True, help="dict.txt of the pre-training")
+    add("--encoder-json", type=Path, help="GPT-2 BPE: its vocabulary")
+    add("--vocab-bpe", type=Path, help="GPT-2 BPE: its merges")
+    add("--sentencepiece-model", type=Path, help="sentencepieces")
+    default = Limits()
+    add("--max-length", type=int, default=default.max_length, help="tokens (default: %(default)s)")
+    add("--stride", type=int, default=default.stride, help="between windows (default: %(default)s)")
+    add(
+        "--max-question",
+        type=int,
+        default=default.max_question,
+        help="longer questions are cut (default: %(default)s)",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    main()

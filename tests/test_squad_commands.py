@@ -1,0 +1,312 @@
+"""SQuAD from the raw file to the score, through the real commands, and the recipe."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from commands import new_directory, run, script
+from fairseq_posenc import cli
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.models.masked_lm import PositionalRoberta
+from fairseq_posenc.squad.config import configuration, recipe
+from fairseq_posenc.squad.databin import DataBin, open_data_bin
+from fairseq_posenc.squad.offsets import load_dictionary
+from fairseq_posenc.squad.pretrained import Pretrained, read_pretrained
+from fairseq_posenc.squad.windows import Limits
+from test_squad_data import save, write_bpe
+
+slow = pytest.mark.slow
+REPOSITORY = Path(__file__).resolve().parent.parent
+RECIPES = {"1.1": "squad11.yaml", "2.0": "squad20.yaml"}
+FACTS = [
+    ("Zoë Müller", "Århus", "1912", "naïve physics"),
+    ("Łukasz Żak", "Gdańsk", "1877", "the cello"),
+    ("Søren Ødegård", "北京 (Běijīng)", "1933", "“modern” chess"),
+    ("Ana Núñez", "A Coruña", "1850", "ﬁne arts"),
+    ("İpek Çelik", "Eskişehir", "1901", "½-tone music 😀"),
+]
+SIZES = ["--max-length", 48, "--stride", 16, "--max-question", 16]
+
+
+def write_squad(path):
+    """Write a file of SQuAD 2.0: 5 paragraphs, in each 3 questions with an answer, 1 without.
+
+    Returns all texts of it.
+    """
+    paragraphs = []
+    for name, town, year, subject in FACTS:
+        context = (
+            f"It is known that  {name} was born in {town} in the year {year}. For most of a life "
+            f"that was long, and rich in friends, the subject of study was {subject}, no less."
+        )
+        qas = [
+            {
+                "id": f"{name} {asked}",
+                "question": f"{asked} {name}?",
+                "answers": [{"text": found, "answer_start": context.index(found)}] if found else [],
+                "is_impossible": not found,
+            }
+            for asked, found in (
+                ("In which town was", town),
+                ("What was the year of", year),
+                ("Which subject of study had", subject),
+                ("Who knows why", ""),
+            )
+        ]
+        paragraphs.append({"context": context, "qas": qas})
+    content = {"version": "v2.0", "data": [{"title": "people", "paragraphs": paragraphs}]}
+    path.write_text(json.dumps(content), encoding="utf-8")
+    asked = [qa["question"] for paragraph in paragraphs for qa in paragraph["qas"]]
+    return [*(paragraph["context"] for paragraph in paragraphs), *asked]
+
+
+class Files(NamedTuple):
+    """What the commands need."""
+
+    raw: Path
+    data: Path
+    pretrained: Path
+    preprocess: list[str]
+
+
+@cache
+def files():
+    """Return the raw file, the data made of it, and a pre-trained model (untrained, but whole)."""
+    folder = new_directory()
+    write_bpe(folder, write_squad(folder / "people.json"), merges=400)
+    command = [sys.executable, REPOSITORY / "preprocess" / "squad.py", *SIZES]
+    command += ["--train", folder / "people.json", "--valid", folder / "people.json"]
+    command += ["--encoder-json", folder / "encoder.json", "--vocab-bpe", folder / "vocab.bpe"]
+    command += ["--dict", folder / "dict.txt", "--out", folder / "bin"]
+    command = [str(word) for word in command]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "questions left out 0, answers moved 0, answers in no window 0" in done.stdout
+    args = Namespace(
+        arch="roberta_learned_tiny",
+        encoder_layers=2,
+        encoder_attention_heads=4,
+        encoder_embed_dim=64,
+        encoder_ffn_embed_dim=128,
+        attention_directions="lr",
+        max_positions=48,
+    )
+    torch.manual_seed(1)
+    task = SimpleNamespace(source_dictionary=load_dictionary(folder / "dict.txt"))
+    args.position_encoding = "learned+m4(max_distance=30)"
+    model = PositionalRoberta.build_model(args, task)
+    path = save(folder / "pretrained.pt", model, args)
+    return Files(folder / "people.json", folder / "bin", path, command)
+
+
+def changes(**more):
+    settings = {
+        "dataset.batch_size": 8,
+        "dataset.num_workers": 0,
+        "dataset.disable_validation": "true",
+        "optimization.update_freq": "[1]",
+        "optimization.lr": "[1e-3]",
+        "optimization.max_epoch": 60,
+        "model.dropout": 0,
+        "model.attention_dropout": 0,
+        "checkpoint.save_interval": 15,
+        "checkpoint.save_interval_updates": 0,
+        **more,
+    }
+    return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+
+
+def train_words(out, **more):
+    made = files()
+    words = ["squad", "train", "--checkpoint", made.pretrained, "--data", made.data, "--out", out]
+    return [str(word) for word in [*words, *changes(**more)]]
+
+
+@cache
+def trained():
+    """Return a model whose training was killed after its first checkpoint, and then went on."""
+    out = new_directory() / "run"
+    process = subprocess.Popen(
+        [str(script("fairseq-posenc")), *train_words(out)],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        while not (out / "checkpoint_last.pt").exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait()
+    return out, run("fairseq-posenc", *train_words(out))
+
+
+@slow
+def test_a_training_goes_on_where_it_was_interrupted():
+    out, done = trained()
+    log = (out / "train.log").read_text(encoding="utf-8")
+    assert "span_head.scores.weight starts fresh" in log
+    assert f"Loaded checkpoint {out}/checkpoint_last.pt (epoch " in log
+    assert log.count("loading pretrained model from") == 1
+    assert "encoder position encoding: learned+m4(max_distance=30) | directions: lr x1 both" in log
+    assert "| num_updates " in done.err
+    state = torch.load(out / "checkpoint_last.pt")
+    windows = open_data_bin(files().data).train_windows
+    assert state["optimizer_history"][-1]["num_updates"] == 60 * math.ceil(windows / 8)
+    told = OmegaConf.load(out / "finetune.yaml")
+    assert windows > 20  # some paragraphs are longer than a window
+    assert told.optimization.max_update == 60 * math.ceil(windows / 8)
+    assert told.lr_scheduler.warmup_updates == round(0.06 * told.optimization.max_update)
+
+
+@slow
+def test_twenty_questions_learnt_by_heart_are_answered(tmp_path, capsys):
+    out, _ = trained()
+    arguments = ["--checkpoint", out / "checkpoint_last.pt", "--data", files().raw]
+    done = run("fairseq-posenc", "squad", "predict", *arguments, "--out", tmp_path / "p.json")
+    figures = json.loads(done.out)
+    assert figures["total"] == 20
+    assert figures["exact"] >= 95
+    assert figures["HasAns_exact"] >= 93
+    assert figures["best_exact"] >= figures["exact"]
+    found = {
+        name: json.loads((tmp_path / f"p{name}.json").read_text(encoding="utf-8"))
+        for name in ("", ".answers", ".nbest", ".null_odds", ".score")
+    }
+    assert found[".score"]["position_encoding"] == "learned+m4(max_distance=30)"
+    assert {**found[".score"], **figures} == found[".score"]
+    raw = json.loads(files().raw.read_text(encoding="utf-8"))["data"][0]["paragraphs"]
+    for paragraph in raw:
+        for qa in paragraph["qas"]:
+            candidates = found[".nbest"][qa["id"]]
+            assert sum(each["probability"] for each in candidates) == pytest.approx(1)
+            assert 2 <= len(candidates) <= 21
+            for each in candidates:
+                assert paragraph["context"][each["start"] : each["end"]] == each["text"]
+            odds = found[".null_odds"][qa["id"]]
+            answer = found[".answers"][qa["id"]]
+            assert found[""][qa["id"]] == ("" if odds > 0 else answer)
+            assert answer in paragraph["context"]
+            assert answer
+
+    # The official figures of the written files are those that were printed.
+    def scored(*words):
+        assert cli.main(["squad", "score", str(files().raw), *map(str, words)]) == 0
+        return capsys.readouterr().out
+
+    odds = ["--na-prob-file", tmp_path / "p.null_odds.json", "--na-prob-thresh", 0]
+    assert scored(tmp_path / "p.answers.json", *odds) == done.out
+    plain = json.loads(scored(tmp_path / "p.json"))
+    assert plain == {key: value for key, value in figures.items() if "best" not in key}
+
+
+def told(capsys, *arguments):
+    """Return the line in which a command told a mistake."""
+    assert cli.main([str(word) for word in arguments]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    return err.removeprefix("fairseq-posenc: error: ").rstrip("\n")
+
+
+@slow
+def test_wrong_input_is_told_in_one_line(tmp_path, capsys):
+    made = files()
+    predict = ["squad", "predict", "--data", made.raw, "--out", tmp_path / "p.json", "--checkpoint"]
+    assert "was not fine-tuned on SQuAD" in told(capsys, *predict, made.pretrained)
+    assert told(capsys, *predict, "none.pt") == "--checkpoint none.pt: no such file"
+    half = told(capsys, *predict, "none.pt", "--device", "cpu", "--fp16")
+    assert half == "--fp16 is for a GPU"
+    train = ["squad", "train", "--checkpoint", made.pretrained, "--out", tmp_path, "--data"]
+    assert "was not made by preprocess/squad.py" in told(capsys, *train, tmp_path)
+    out, _ = trained()
+    other = told(capsys, *train_words(out, **{"common.seed": 2}))
+    assert other.endswith("(common.seed: 1 before, 2 now); choose another --out")
+    again = subprocess.run(made.preprocess, capture_output=True, text=True, check=True)
+    assert "made before, from the same files with the same options" in again.stdout
+
+
+# --------------------------------------------------------------------------------------- the recipe
+
+
+def configured(monkeypatch, gpus=1, spec="m4m", version="1.1", *set_to):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    options = {
+        "_name": "roberta_m4m",
+        "position_encoding": spec,
+        "encoder_layers": 7,
+        "max_positions": 512,
+    }
+    data_bin = DataBin(Path("bin"), version, Limits(), 87_777)
+    pretrained = Pretrained(Path("model.pt"), options, 50_265, "")
+    path = recipe(data_bin)
+    assert path.name == RECIPES[version]
+    return configuration(pretrained, data_bin, Path("run"), path, set_to)
+
+
+@pytest.mark.parametrize("version", RECIPES)
+def test_the_recipe_is_the_papers(monkeypatch, version):
+    found = configured(monkeypatch, version=version)
+    assert (found.optimization.lr, found.optimization.max_epoch) == ([3e-5], 2)
+    assert found.dataset.batch_size * found.optimization.update_freq[0] == 48
+    updates = 2 * math.ceil(math.ceil(87_777 / 12) / 4)
+    assert (found.optimization.max_update, found.lr_scheduler.warmup_updates) == (updates, 219)
+    assert (found.model._name, found.model.encoder_layers) == ("roberta_m4m", 7)
+    assert (found.model.dropout, found.optimizer.weight_decay) == (0.1, 0.01)
+    assert found.common.fp16
+    assert found.checkpoint.finetune_from_model == str(Path("model.pt").resolve())
+    assert not OmegaConf.missing_keys(found)
+
+
+def test_raffel_has_a_rate_of_its_own_and_the_user_the_last_word(monkeypatch):
+    assert configured(monkeypatch, 1, "raffel").optimization.lr == [2.5e-5]
+    assert configured(monkeypatch, 1, "raffel(per_head=true)+learned").optimization.lr == [2.5e-5]
+    mine = configured(monkeypatch, 1, "raffel", "1.1", "optimization.lr=[1e-4]", "common.seed=7")
+    assert (mine.optimization.lr, mine.common.seed) == ([1e-4], 7)
+
+
+@pytest.mark.parametrize(("gpus", "each"), [(2, (12, 2)), (3, (8, 2)), (4, (12, 1)), (8, (6, 1))])
+def test_several_gpus_share_the_batch(monkeypatch, gpus, each):
+    found = configured(monkeypatch, gpus)
+    assert (found.dataset.batch_size, *found.optimization.update_freq) == each
+    assert found.distributed_training.distributed_world_size == gpus
+    batches = math.ceil(87_777 / each[0])
+    assert found.optimization.max_update == 2 * math.ceil(batches / (gpus * each[1]))
+
+
+def test_settings_that_do_not_fit_are_told(monkeypatch):
+    with pytest.raises(UserError, match="a batch of 48 windows cannot be shared by 5 GPUs"):
+        configured(monkeypatch, 5)
+    with pytest.raises(UserError, match=r"set optimization.max_update too"):
+        configured(monkeypatch, 1, "m4m", "1.1", "dataset.max_tokens=4000")
+    with pytest.raises(
+        UserError, match=r"windows of 512 tokens, but .*model.pt has 500 positions: m"
+    ):
+        configured(monkeypatch, 1, "m4m", "1.1", "model.max_positions=500")
+    with pytest.raises(UserError, match=r"squad11.yaml, --set: "):
+        configured(monkeypatch, 1, "m4m", "1.1", "optimization.lr=[")
+    processor = configured(monkeypatch, 0)
+    assert (processor.common.cpu, processor.common.fp16) == (True, False)
+
+
+@slow
+def test_the_model_section_builds_the_pretrained_model():
+    options = read_pretrained(files().pretrained).options
+    assert options["position_encoding"] == "learned+m4(max_distance=30)"
+    assert (options["attention_directions"], options["encoder_embed_dim"]) == ("lr", 64)
+    assert "dropout" not in options
