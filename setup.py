@@ -36,7 +36,7 @@ setup(
         "numpy",
         "regex",
         "sacrebleu",
-        "sentencepiece",
+        "sentencepiece>=0.2.3",  # whose offsets SQuAD needs
         "tiktoken",
         "torch>=2.6",  # from here on loading a checkpoint runs no code
     ],

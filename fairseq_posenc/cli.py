@@ -12,8 +12,14 @@ from typing import NamedTuple
 from fairseq_posenc import doctor
 from fairseq_posenc.analysis import catalogue, pages
 from fairseq_posenc.compare import command as compare
+from fairseq_posenc.curves import command as curves
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.glue import command as glue
+from fairseq_posenc.initialise import command as initialise
 from fairseq_posenc.length import command as length
+from fairseq_posenc.plan import command as plan
+from fairseq_posenc.report import command as report
+from fairseq_posenc.squad import command as squad
 from fairseq_posenc.translation import command_bleu, command_translate
 from fairseq_posenc.version import __version__
 
@@ -55,6 +61,11 @@ COMMANDS = {
         compare.add_arguments,
         compare.run,
     ),
+    "curves": Command(
+        "show the learning curves of trainings, from their logs",
+        curves.add_arguments,
+        curves.run,
+    ),
     "translate": Command(
         "translate sentences with a trained model",
         command_translate.add_arguments,
@@ -69,6 +80,31 @@ COMMANDS = {
         "measure the perplexity of causal language models against context length",
         length.add_arguments,
         length.run,
+    ),
+    "init": Command(
+        "make a start checkpoint from a trained RoBERTa, with other positions",
+        initialise.add_arguments,
+        initialise.run,
+    ),
+    "squad": Command(
+        "fine-tune a model on SQuAD, answer its questions, score answers",
+        squad.add_arguments,
+        squad.run,
+    ),
+    "plan": Command(
+        "measure the first updates of a training: speed, memory, hours to its end",
+        plan.add_arguments,
+        plan.run,
+    ),
+    "glue": Command(
+        "fine-tune a pre-trained masked LM on the tasks of GLUE, and report",
+        glue.add_arguments,
+        glue.run,
+    ),
+    "report": Command(
+        "put results into the layouts of the papers' tables, beside their numbers",
+        report.add_arguments,
+        report.run,
     ),
     "docs": Command(
         "write the generated parts of the documentation", pages.add_arguments, pages.run

@@ -1,0 +1,154 @@
+"""The command ``fairseq-posenc glue``: a pre-trained model, fine-tuned on the tasks of GLUE."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+from fairseq_posenc.compare.progress import say
+from fairseq_posenc.compare.steps import write_whole
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.glue.cluster import work_on_cluster
+from fairseq_posenc.glue.configuration import CONFIGS, Grid, grid, read_settings
+from fairseq_posenc.glue.data import find_data
+from fairseq_posenc.glue.interruption import STOPPED, any_end_like_ctrl_c
+from fairseq_posenc.glue.plan import RESULT, Request, Run, all_runs, prepare
+from fairseq_posenc.glue.pretrained import Pretrained, read_pretrained
+from fairseq_posenc.glue.report import report
+from fairseq_posenc.glue.summary import read_result, reported_metric, summarise
+from fairseq_posenc.glue.tasks import PROTOCOLS, TASKS, parse_tasks
+from fairseq_posenc.glue.workers import Workers
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    add = parser.add_argument
+    add("--checkpoint", type=Path, required=True, help="pre-trained masked LM")
+    add("--protocol", choices=PROTOCOLS, required=True, help="of which paper")
+    add(
+        "--data",
+        type=Path,
+        default=Path("data-bin/glue"),
+        help="folder that preprocess/glue.py made (default: %(default)s)",
+    )
+    add("--tasks", default="all", help="names separated by commas (default: all eight)")
+    add("--learning-rates", help="as in 1e-5,2e-5 (default: the paper's)")
+    add("--seeds", help="as in 1,2,3 (default: the paper's; one for m4m)")
+    add("--name", help="of the model, in the report (default: the checkpoint's folder)")
+    add("--out", type=Path, help="folder of the results (default: glue-NAME-PROTOCOL)")
+    add("--jobs", type=int, help="runs at a time (default: one on each GPU)")
+    add(
+        "--submitit",
+        nargs="+",
+        metavar="KEY=VALUE",
+        help="submit each run to the cluster with these parameters of submitit, as in "
+        "slurm_partition=gpu gpus_per_node=1 timeout_min=600",
+    )
+    add("--configs", type=Path, default=CONFIGS, help="folder of the YAML files")
+    add("--dry-run", action="store_true", help="show the commands, run nothing")
+    add("overrides", nargs="*", metavar="-- SETTING", help="for hydra, as in model.dropout=0.2")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Make all runs that are not finished, and report; return the exit code.
+
+    Raises:
+        UserError: wrong input, or runs that failed.
+    """
+    if args.jobs is not None and args.jobs < 1:
+        raise UserError(f"--jobs {args.jobs}: give 1 or more")
+    pretrained = read_pretrained(args.checkpoint)
+    name = args.name or pretrained.path.parent.name
+    out = (args.out or Path(f"glue-{name}-{args.protocol}")).resolve()
+    runs = _plan(args, pretrained, out)
+    if args.dry_run:
+        for one in runs:
+            print(f"# {one.label}: {one.max_update:,} updates\n{shlex.join(one.command)}")
+        return 0
+    all_runs(out, like=runs[0])
+    waiting = [one for one in runs if not prepare(one, out)]
+    say(f"{len(runs)} runs, {len(runs) - len(waiting)} of them finished before; results: {out}")
+    try:
+        with any_end_like_ctrl_c():
+            failures = _work(args, waiting, out)
+    except KeyboardInterrupt:
+        say("\nstopped; the same command continues from here")
+        return STOPPED
+    text = _write_results(all_runs(out, like=runs[0]), out, _head(args, pretrained, name))
+    if failures:
+        raise UserError(
+            f"{len(failures)} of {len(runs)} runs failed; the same command tries them again: "
+            + "; ".join(failures)
+        )
+    say(f"\n{text}\nwritten: {out}/results.md, {out}/results.json, {out}/submission/")
+    return 0
+
+
+def _plan(args: argparse.Namespace, pretrained: Pretrained, out: Path) -> list[Run]:
+    request = Request(args.protocol, out, args.configs, pretrained, args.overrides)
+    runs = []
+    for task in parse_tasks(args.tasks):
+        data = find_data(args.data, task)
+        pretrained.check(data)
+        examples = data.splits["train"]["examples"]
+        settings = read_settings(args.configs, args.protocol, task, examples, args.overrides)
+        paper = grid(args.protocol, task)
+        rates = _numbers("--learning-rates", args.learning_rates, float, paper.learning_rates)
+        seeds = _numbers("--seeds", args.seeds, int, paper.seeds)
+        runs += request.runs(data, settings, Grid(rates, seeds))
+    return runs
+
+
+def _numbers(option: str, text: str | None, kind: Any, default: tuple[Any, ...]) -> Any:
+    if text is None:
+        return default
+    try:
+        found = tuple(map(kind, text.split(",")))
+    except ValueError:
+        raise UserError(f"{option} {text}: give numbers separated by commas") from None
+    if len(set(found)) < len(found):
+        raise UserError(f"{option} {text}: a number is given twice")
+    return found
+
+
+def _work(args: argparse.Namespace, waiting: list[Run], out: Path) -> list[str]:
+    if not waiting:
+        return []
+    if args.submitit:
+        return work_on_cluster(waiting, out, args.submitit)
+    return Workers(waiting, out, args.jobs).work()
+
+
+def _head(args: argparse.Namespace, pretrained: Pretrained, name: str) -> dict[str, Any]:
+    return {
+        "kind": "glue",
+        "name": name,
+        "checkpoint": str(pretrained.path),
+        "position_encoding": pretrained.settings["position_encoding"],
+        "attention_directions": pretrained.settings.get("attention_directions", ""),
+        "protocol": args.protocol,
+    }
+
+
+def _write_results(runs: list[Run], out: Path, head: dict[str, Any]) -> str:
+    """Write ``results.json``, ``results.md`` and the submission; return the report."""
+    tasks: dict[str, Any] = {}
+    for name in TASKS:
+        done = [one for one in runs if one.task == name and (one.folder(out) / RESULT).exists()]
+        if done:
+            results = [read_result(one, out) for one in done]
+            tasks[name] = summarise(results, reported_metric(done[0]))
+            best = Path(tasks[name]["best_run"])
+            for path in sorted(best.glob("submission/*.tsv")):
+                (out / "submission").mkdir(exist_ok=True)
+                shutil.copyfile(path, out / "submission" / path.name)
+    unfinished = [one.label for one in runs if not (one.folder(out) / RESULT).exists()]
+    content = {**head, "tasks": tasks, "unfinished": unfinished}
+    write_whole(out / "results.json", json.dumps(content, indent=1) + "\n")
+    text = report(content)
+    write_whole(out / "results.md", text)
+    return text

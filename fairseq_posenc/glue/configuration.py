@@ -1,0 +1,112 @@
+"""The YAML files of ``finetune_configs/glue``, composed as ``fairseq-hydra-train`` does."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fairseq.dataclass.initialize import hydra_init
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from fairseq_posenc import recipes
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.glue.tasks import Task
+
+CONFIGS = Path(__file__).resolve().parents[2] / "finetune_configs" / "glue"
+
+
+class Settings(NamedTuple):
+    """What the runner has to know of a task's configuration.
+
+    Attributes:
+        name: of the configuration.
+        metric: chooses the checkpoint, and is reported.
+        max_update: number of updates.
+        warmup_updates: how many of them the learning rate takes to grow.
+    """
+
+    name: str
+    metric: str
+    max_update: int
+    warmup_updates: int
+
+
+class Grid(NamedTuple):
+    """The runs that a protocol makes of a task."""
+
+    learning_rates: tuple[float, ...]
+    seeds: tuple[int, ...]
+
+
+def config_name(protocol: str, task: Task) -> str:
+    """Return the name of a YAML file, without its ending."""
+    return f"{protocol}_{task.name.lower().replace('-', '')}"
+
+
+def grid(protocol: str, task: Task) -> Grid:
+    """Return the learning rates and seeds of the paper."""
+    recipe = _recipe(protocol)
+    given = {**recipe["not_given"], **recipe["settings"]}
+    given.update(recipe.get("per_task", {}).get(task.name, {}))
+    return Grid(tuple(given["lr"]), tuple(given["seeds"]))
+
+
+def read_settings(
+    configs: Path, protocol: str, task: Task, examples: int, overrides: Sequence[str]
+) -> Settings:
+    """Compose a task's configuration and fill in what depends on the data.
+
+    Args:
+        configs: folder of the YAML files.
+        protocol: of the paper.
+        task: which one.
+        examples: in its training set.
+        overrides: the user's, in hydra's words.
+
+    Raises:
+        UserError: the file is not there, or hydra refuses it or an override.
+    """
+    name = config_name(protocol, task)
+    cfg = _compose(configs, name, overrides)
+    # Where the YAML file leaves them open, they depend on the data.
+    max_update = cfg.optimization.max_update or (
+        cfg.optimization.max_epoch * _updates_per_epoch(cfg, examples)
+    )
+    warmup = cfg.lr_scheduler.warmup_updates or round(
+        _recipe(protocol)["not_given"].get("warmup_ratio", 0) * max_update
+    )
+    return Settings(name, cfg.checkpoint.best_checkpoint_metric, int(max_update), int(warmup))
+
+
+def _recipe(protocol: str) -> dict[str, Any]:
+    recipe: dict[str, Any] = recipes.load()["finetuning"]["glue"][protocol]
+    return recipe
+
+
+def _updates_per_epoch(cfg: Any, examples: int) -> int:
+    batches = math.ceil(examples / cfg.dataset.batch_size)
+    on_each = math.ceil(batches / cfg.distributed_training.distributed_world_size)
+    return math.ceil(on_each / cfg.optimization.update_freq[0])
+
+
+def _compose(configs: Path, name: str, overrides: Sequence[str]) -> Any:
+    if not (configs / f"{name}.yaml").is_file():
+        raise UserError(
+            f"{configs / name}.yaml is not there; give the folder finetune_configs/glue of the "
+            "source code with --configs"
+        )
+    GlobalHydra.instance().clear()
+    hydra_init(name)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # hydra's, about how fairseq uses it
+            with initialize_config_dir(str(configs.resolve()), version_base="1.1"):
+                return compose(name, list(overrides))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(f"{configs / name}.yaml: {' '.join(str(error).split())}") from error

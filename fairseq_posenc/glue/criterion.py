@@ -1,0 +1,103 @@
+"""The loss of a GLUE task, with metrics that are right on any number of processes.
+
+fairseq's own criterion for it logs lists, which its processes cannot add up. All that is logged
+here can be added up: counts for classes, and for scores, whose order matters, a place for each
+example of the data set.
+
+No postponed annotations here: fairseq reads the types of the fields.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Callable
+
+import torch
+import torch.nn.functional as F
+from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.dataclass import FairseqDataclass
+from fairseq.logging import metrics as log
+from torch import Tensor
+
+from fairseq_posenc.glue import metrics
+
+HEAD = "sentence_classification_head"
+# Names that begin with _ stay out of what fairseq prints.
+_COUNTS = "_confusion"
+_PREDICTIONS, _SCORES, _SEEN = _PLACES = ("_predictions", "_scores", "_seen")
+
+
+@dataclass
+class GlueCriterionConfig(FairseqDataclass):
+    """No options: the task knows what its data is."""
+
+
+@register_criterion("glue", dataclass=GlueCriterionConfig)
+class GlueCriterion(FairseqCriterion):
+    """Cross entropy of classes, squared error of scores."""
+
+    def __init__(self, cfg: GlueCriterionConfig, task: Any) -> None:
+        super().__init__(task)
+        self.regression = task.glue.regression
+
+    def forward(
+        self, model: Any, sample: dict[str, Any], reduce: bool = True
+    ) -> tuple[Tensor, int, dict[str, Any]]:
+        """Return the summed loss, the number of examples, and what is logged."""
+        outputs, _ = model(**sample["net_input"], classification_head_name=HEAD)
+        labels = sample["target"].view(-1)
+        log_output: dict[str, Any] = {"nsentences": labels.numel(), "ntokens": sample["ntokens"]}
+        if self.regression:
+            predictions = outputs.view(-1).float()
+            loss = F.mse_loss(predictions, labels.float(), reduction="sum")
+            if not model.training:
+                figures = (predictions.detach(), labels, torch.ones_like(labels))
+                log_output |= {k: _placed(v, sample) for k, v in zip(_PLACES, figures)}
+        else:
+            loss = F.cross_entropy(outputs.float(), labels, reduction="sum")
+            classes = outputs.size(-1)
+            log_output[_COUNTS] = metrics.confusion(outputs.argmax(-1), labels, classes)
+        log_output |= {"loss": loss.detach(), "sample_size": labels.numel()}
+        return loss, labels.numel(), log_output
+
+    @staticmethod
+    def logging_outputs_can_be_summed() -> bool:
+        """They can, over batches and over processes."""
+        return True
+
+    @staticmethod
+    def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
+        """Log the loss, and the metrics over all examples since the last reset."""
+        total = sum(output.get("sample_size", 0) for output in logging_outputs)
+        loss = sum(output.get("loss", 0) for output in logging_outputs)
+        counts = [output[_COUNTS] for output in logging_outputs if _COUNTS in output]
+        # In bits, as fairseq logs other losses; a squared error stays as it is.
+        log.log_scalar("loss", loss / total / (math.log(2) if counts else 1), total, round=4)
+        if counts:
+            summed = sum(counts).round().long().cpu()
+            log.log_scalar_sum(_COUNTS, summed)
+            for name in metrics.classification(summed):
+                log.log_derived(name, _of_counts(name))
+        if any(_SEEN in output for output in logging_outputs):
+            for name in _PLACES:
+                log.log_scalar_sum(name, sum(output[name].cpu() for output in logging_outputs))
+            for name in ("pearson", "spearman"):
+                log.log_derived(name, _of_scores(name))
+
+
+def _placed(figures: Tensor, sample: dict[str, Any]) -> Tensor:
+    """Return the figures of a batch in float64, each where its example is in the data set."""
+    places = figures.new_zeros(sample["dataset_size"], dtype=torch.float64)
+    places[sample["id"]] = figures.double()
+    return places
+
+
+def _of_counts(name: str) -> Callable[[Any], float]:
+    return lambda meters: metrics.classification(meters[_COUNTS].sum)[name]
+
+
+def _of_scores(name: str) -> Callable[[Any], float]:
+    def figure(meters: Any) -> float:
+        seen = meters[_SEEN].sum > 0
+        return metrics.regression(meters[_PREDICTIONS].sum[seen], meters[_SCORES].sum[seen])[name]
+
+    return figure

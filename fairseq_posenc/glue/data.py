@@ -1,0 +1,78 @@
+"""A task's data-bin, as ``preprocess/glue.py`` writes it: what its manifest says about it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.glue.tasks import TASKS, Task
+
+MANIFEST = "manifest.json"
+HOW = "make it with preprocess/glue.py"
+
+
+class DataBin(NamedTuple):
+    """The data of one task.
+
+    Attributes:
+        path: its folder, absolute.
+        task: which one it is.
+        splits: for each split, its counts; ``examples`` and ``longest`` (in tokens, with the
+            symbols between the sentences) among them.
+        symbols: size of the dictionary, without ``<mask>``.
+    """
+
+    path: Path
+    task: Task
+    splits: dict[str, dict[str, int]]
+    symbols: int
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of an example."""
+        return max(counts["longest"] for counts in self.splits.values())
+
+    def test_ids(self, split: str) -> list[str]:
+        """Return what identifies the examples of a test set for GLUE, in order."""
+        return (self.path / f"{split}.ids").read_text(encoding="utf-8").splitlines()
+
+
+def open_data(path: Path) -> DataBin:
+    """Read what a data-bin is.
+
+    Raises:
+        UserError: it is not there, or was made by something else.
+    """
+    manifest = path / MANIFEST
+    if not manifest.is_file():
+        raise UserError(f"{path} is no data-bin of a GLUE task: it has no {MANIFEST}; {HOW}")
+    try:
+        content: dict[str, Any] = json.loads(manifest.read_text(encoding="utf-8"))
+        task = TASKS[content["glue_task"]]
+        splits = {split: content["splits"][split] for split in content["splits"]}
+        return DataBin(path.resolve(), task, splits, content["dict.txt"]["symbols"])
+    except (KeyError, ValueError) as error:
+        raise UserError(f"{manifest} is not that of a GLUE task ({error!r}); {HOW}") from error
+
+
+def find_data(folder: Path, task: Task) -> DataBin:
+    """Return the data-bin of a task that is to be trained.
+
+    Raises:
+        UserError: it is not in the folder, or lacks a set.
+    """
+    path = folder / task.name
+    if not (path / MANIFEST).is_file():
+        raise UserError(
+            f"{path} is not there: {HOW} --tasks {task.name}, or leave the task out with --tasks"
+        )
+    data = open_data(path)
+    missing = [split for split in ("train", *task.valid_splits) if split not in data.splits]
+    if missing:
+        raise UserError(
+            f"{path} has no {' and no '.join(missing)} set: {HOW} from all files of {task.name}, "
+            "or leave the task out with --tasks"
+        )
+    return data

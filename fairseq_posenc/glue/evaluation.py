@@ -1,0 +1,98 @@
+"""A finished run: all metrics of its best checkpoint, and predictions for the test sets."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq import checkpoint_utils, utils
+from torch import Tensor
+
+from fairseq_posenc.compare.steps import write_whole
+from fairseq_posenc.glue import metrics
+from fairseq_posenc.glue.criterion import HEAD
+from fairseq_posenc.glue.data import open_data
+from fairseq_posenc.glue.plan import RESULT, Run
+from fairseq_posenc.glue.submission import write_submission
+from fairseq_posenc.glue.tasks import Task
+
+BEST = "checkpoint_best.pt"
+_SUFFIXES = ("_m", "_mm")  # of metrics, where there are two development sets
+_BATCH = 32
+
+
+def evaluate(run: Run, folder: Path) -> None:
+    """Write ``submission/`` and ``result.json``, and keep of the checkpoints what is of use.
+
+    Whatever the training ran in, this is in float32. The optimizer's state leaves the best
+    checkpoint, which makes it a third of its size, and the last checkpoint is deleted.
+    """
+    path = folder / BEST
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(path), {"data": run.data})
+    (model,), _, fairseq_task = checkpoint_utils.load_model_ensemble_and_task(
+        [str(path)], state=state
+    )
+    model = model.float().eval().to("cuda" if torch.cuda.is_available() else "cpu")
+    data = open_data(Path(run.data))
+    splits = data.task.valid_splits
+    figures, collapsed = {}, False
+    for suffix, split in zip(_SUFFIXES if len(splits) > 1 else ("",), splits):
+        outputs, labels = predict(model, fairseq_task, split)
+        found = measure(data.task, outputs, labels)
+        figures.update({f"{name}{suffix}": value for name, value in found.items()})
+        collapsed |= has_collapsed(data.task, outputs, found)
+    for name, split in zip(data.task.submission, data.task.test_splits):
+        if split in data.splits:
+            outputs, _ = predict(model, fairseq_task, split)
+            write_submission(folder / "submission", name, data, split, outputs)
+    update = state["optimizer_history"][-1]["num_updates"]
+    result = {"update": update, "metrics": figures, "collapsed": collapsed}
+    _without_optimizer(path)
+    (folder / "checkpoint_last.pt").unlink(missing_ok=True)
+    write_whole(folder / RESULT, json.dumps(result, indent=1) + "\n")
+
+
+@torch.no_grad()
+def predict(model: Any, task: Any, split: str) -> tuple[Tensor, Tensor]:
+    """Return the outputs for a split, (N, C) in the order of its file, and its labels, (N,)."""
+    dataset = task.load_dataset(split)
+    batches = task.get_batch_iterator(
+        dataset, max_sentences=_BATCH, max_positions=task.max_positions()
+    ).next_epoch_itr(shuffle=False)
+    outputs, labels = [torch.empty(0)] * len(dataset), torch.zeros(len(dataset)).double()
+    on_gpu = next(model.parameters()).is_cuda
+    for sample in batches:
+        batch = utils.move_to_cuda(sample) if on_gpu else sample
+        found, _ = model(**batch["net_input"], classification_head_name=HEAD)
+        for number, output in zip(sample["id"].tolist(), found.float().cpu()):
+            outputs[number] = output
+        if "target" in sample:
+            labels[sample["id"]] = sample["target"].view(-1).double()
+    return torch.stack(outputs), labels
+
+
+def measure(task: Task, outputs: Tensor, labels: Tensor) -> dict[str, float]:
+    """Return all metrics of a task."""
+    if task.regression:
+        return metrics.regression(outputs.view(-1), labels)
+    counts = metrics.confusion(outputs.argmax(-1), labels, len(task.classes))
+    return metrics.classification(counts)
+
+
+def has_collapsed(task: Task, outputs: Tensor, figures: dict[str, float]) -> bool:
+    """Return whether a model says the same of everything, or what it says is chance."""
+    if task.regression:
+        return metrics.is_constant(outputs.view(-1))
+    one_class = len(outputs.argmax(-1).unique()) == 1
+    return not outputs.isfinite().all() or one_class or figures.get("matthews") == 0
+
+
+def _without_optimizer(path: Path) -> None:
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    state["last_optimizer_state"] = None
+    temporary = path.with_name(path.name + ".new")
+    torch.save(state, temporary)
+    os.replace(temporary, path)

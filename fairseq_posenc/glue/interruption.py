@@ -1,0 +1,31 @@
+"""Ctrl-C, ``kill`` and a closed terminal, all taken as the same wish."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+STOPPED = 130  # what a shell reports after Ctrl-C
+
+
+@contextmanager
+def any_end_like_ctrl_c() -> Iterator[None]:
+    """Raise KeyboardInterrupt on them, so that what was started is ended as well.
+
+    Signals that are ignored stay so: that is what ``nohup`` is for.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    ends = (signal.SIGTERM, signal.SIGHUP)
+    changed = [number for number in ends if signal.getsignal(number) is signal.SIG_DFL]
+    for number in changed:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number in changed:
+            signal.signal(number, signal.SIG_DFL)

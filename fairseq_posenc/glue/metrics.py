@@ -1,0 +1,90 @@
+"""GLUE's metrics, in percent, from what can be summed or gathered over batches and processes.
+
+A figure that is not defined, such as the correlation with a constant, is 0, as in scikit-learn's
+Matthews correlation: "not a number" would be the best checkpoint for ever.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def confusion(predictions: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Count how often each label was given each prediction.
+
+    Args:
+        predictions: class numbers, (N,).
+        labels: class numbers, (N,).
+        classes: number of classes C.
+
+    Returns:
+        int64 counts (C, C), a row for each label, a column for each prediction.
+    """
+    pairs = labels.long() * classes + predictions.long()
+    return torch.bincount(pairs, minlength=classes**2).view(classes, classes)
+
+
+def accuracy(counts: Tensor) -> float:
+    """Return the share of right predictions."""
+    return 100.0 * _ratio(counts.diagonal().sum().item(), counts.sum().item())
+
+
+def f1(counts: Tensor) -> float:
+    """Return the F1 of class 1 against class 0."""
+    right = counts[1, 1].item()
+    return 100.0 * _ratio(2 * right, counts[1].sum().item() + counts[:, 1].sum().item())
+
+
+def matthews(counts: Tensor) -> float:
+    """Return Matthews' correlation, for any number of classes (Gorodkin 2004)."""
+    counts = counts.double()
+    labels, predictions, total = counts.sum(1), counts.sum(0), counts.sum()
+    covariance = total * counts.diagonal().sum() - labels @ predictions
+    spread = (total**2 - labels @ labels) * (total**2 - predictions @ predictions)
+    return 100.0 * _ratio(covariance.item(), math.sqrt(spread.item()))
+
+
+def pearson(first: Tensor, second: Tensor) -> float:
+    """Return the correlation of two lists of numbers, (N,) each."""
+    first, second = first.double(), second.double()
+    first, second = first - first.mean(), second - second.mean()
+    lengths = (first @ first).sqrt() * (second @ second).sqrt()
+    return 100.0 * _ratio((first @ second).item(), lengths.item())
+
+
+def spearman(first: Tensor, second: Tensor) -> float:
+    """Return the correlation of the ranks; equal numbers share their mean rank."""
+    return pearson(_ranks(first), _ranks(second))
+
+
+def classification(counts: Tensor) -> dict[str, float]:
+    """Return all metrics that a confusion has."""
+    figures = {"accuracy": accuracy(counts)}
+    if len(counts) == 2:
+        figures |= {"f1": f1(counts), "matthews": matthews(counts)}
+    return figures
+
+
+def regression(predictions: Tensor, scores: Tensor) -> dict[str, float]:
+    """Return all metrics of predicted scores."""
+    if is_constant(predictions):
+        return {"pearson": 0.0, "spearman": 0.0}  # rounding would leave some correlation
+    return {"pearson": pearson(predictions, scores), "spearman": spearman(predictions, scores)}
+
+
+def is_constant(predictions: Tensor) -> bool:
+    """Return whether predicted scores are all the same, or not even numbers."""
+    return not predictions.isfinite().all() or bool((predictions == predictions[0]).all())
+
+
+def _ranks(values: Tensor) -> Tensor:
+    _, group, sizes = values.unique(sorted=True, return_inverse=True, return_counts=True)
+    last = sizes.cumsum(0).double()
+    return (last - (sizes - 1) / 2)[group]
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole and math.isfinite(part / whole) else 0.0

@@ -1,0 +1,180 @@
+"""The runs: one for each task, learning rate and seed, each in a folder of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fairseq_posenc.compare.steps import write_whole
+from fairseq_posenc.compare.training import USER_DIR
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.glue.configuration import Grid, Settings
+from fairseq_posenc.glue.data import DataBin
+from fairseq_posenc.glue.pretrained import Pretrained
+
+_CALLED = {"modified": "version of the checkpoint"}
+_PLAIN = re.compile(r"[A-Za-z_./][\w./+-]*")
+RUN, RESULT = "run.json", "result.json"  # what is to be done, and, written last, what came of it
+
+
+class Run(NamedTuple):
+    """One fine-tuning.
+
+    Attributes:
+        protocol: of which paper.
+        task: name of the task.
+        learning_rate: its peak.
+        seed: of everything random.
+        metric: that chooses the checkpoint.
+        max_update: number of updates.
+        data: folder of the data-bin.
+        checkpoint: of the pre-trained model.
+        modified: when the checkpoint was written, in nanoseconds.
+        command: ``fairseq-hydra-train`` and its arguments, but for where it starts.
+    """
+
+    protocol: str
+    task: str
+    learning_rate: float
+    seed: int
+    metric: str
+    max_update: int
+    data: str
+    checkpoint: str
+    modified: int
+    command: list[str]
+
+    @property
+    def label(self) -> str:
+        """What lines of progress call it."""
+        return f"{self.task}, learning rate {self.learning_rate:g}, seed {self.seed}"
+
+    def folder(self, out: Path) -> Path:
+        """Return where its files are."""
+        return out / self.task / f"lr{self.learning_rate:g}-seed{self.seed}"
+
+
+class Request(NamedTuple):
+    """What is the same in all runs.
+
+    Attributes:
+        protocol: of which paper.
+        out: folder of the runs, absolute.
+        configs: folder of the YAML files.
+        pretrained: the model to start from.
+        overrides: the user's, in hydra's words.
+    """
+
+    protocol: str
+    out: Path
+    configs: Path
+    pretrained: Pretrained
+    overrides: Sequence[str]
+
+    def runs(self, data: DataBin, settings: Settings, grid: Grid) -> list[Run]:
+        """Return the runs of a task."""
+        return [
+            self._run(data, settings, rate, seed)
+            for rate in grid.learning_rates
+            for seed in grid.seeds
+        ]
+
+    def _run(self, data: DataBin, settings: Settings, rate: float, seed: int) -> Run:
+        run = Run(
+            protocol=self.protocol,
+            task=data.task.name,
+            learning_rate=rate,
+            seed=seed,
+            metric=settings.metric,
+            max_update=settings.max_update,
+            data=str(data.path),
+            checkpoint=str(self.pretrained.path),
+            modified=self.pretrained.path.stat().st_mtime_ns,
+            command=[],
+        )
+        return run._replace(command=self._command(run, settings))
+
+    def _command(self, run: Run, settings: Settings) -> list[str]:
+        model, folder = self.pretrained, run.folder(self.out)
+        values: dict[str, Any] = {
+            "hydra.run.dir": folder,
+            "common.user_dir": USER_DIR,
+            "common.seed": run.seed,
+            "task.data": run.data,
+            "task.max_positions": model.max_positions,
+            "model._name": model.architecture,
+            **{f"++model.{name}": value for name, value in model.settings.items()},
+            "optimization.lr": [run.learning_rate],
+            "optimization.max_update": run.max_update,
+            "lr_scheduler.warmup_updates": settings.warmup_updates,
+            "checkpoint.save_dir": folder,
+        }
+        return [
+            *("fairseq-hydra-train", "--config-dir", str(self.configs.resolve())),
+            *("--config-name", settings.name),
+            *(override(name, value) for name, value in values.items()),
+            *self.overrides,
+        ]
+
+
+def override(name: str, value: Any) -> str:
+    """Return a value in hydra's words; texts with brackets, commas and so on are quoted."""
+    if isinstance(value, (str, Path)):
+        if _PLAIN.fullmatch(str(value)):
+            return f"{name}={value}"
+        escaped = str(value).replace("\\", "\\\\").replace("'", "\\'")
+        return f"{name}='{escaped}'"
+    return f"{name}={json.dumps(value)}"
+
+
+def prepare(run: Run, out: Path) -> bool:
+    """Write what a run is into its folder, if it is not there; return whether it is finished.
+
+    Raises:
+        UserError: the folder has a run with other settings.
+    """
+    folder = run.folder(out)
+    path = folder / RUN
+    if path.exists():
+        _refuse_other(read_run(folder), run, folder)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(run._asdict(), indent=1) + "\n")
+    return (folder / RESULT).exists()
+
+
+def all_runs(out: Path, like: Run) -> list[Run]:
+    """Return all runs of a folder, those of earlier commands as well.
+
+    Raises:
+        UserError: they are not of one model and one protocol.
+    """
+    runs = [read_run(path.parent) for path in sorted(out.glob(f"*/*/{RUN}"))]
+    for run in runs:
+        for name in ("protocol", "checkpoint", "modified"):
+            if getattr(run, name) != getattr(like, name):
+                raise UserError(
+                    f"{run.folder(out)} has a run with another {_CALLED.get(name, name)}; choose "
+                    "another --out, or delete it"
+                )
+    return runs
+
+
+def read_run(folder: Path) -> Run:
+    """Return the run of a folder."""
+    content = json.loads((folder / RUN).read_text(encoding="utf-8"))
+    return Run(**content)
+
+
+def _refuse_other(old: Run, new: Run, folder: Path) -> None:
+    if old == new:
+        return
+    names = [name for name in new._fields if getattr(old, name) != getattr(new, name)]
+    words = sorted(set(old.command) ^ set(new.command)) if names == ["command"] else names
+    raise UserError(
+        f"{folder} has a run with other settings (different: {', '.join(words)}); choose another "
+        "--out, or delete it"
+    )

@@ -1,0 +1,102 @@
+"""fairseq's task for GLUE: its own sentence prediction, told by the data what to predict.
+
+No postponed annotations here: fairseq reads the types of the fields.
+"""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fairseq.data import BaseWrapperDataset
+from fairseq.tasks import FairseqDataclass, register_task
+from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
+from omegaconf import II, MISSING
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.glue.criterion import HEAD
+from fairseq_posenc.glue.data import open_data
+
+
+@dataclass
+class GlueTaskConfig(FairseqDataclass):
+    """What the data does not tell."""
+
+    data: str = field(default=MISSING, metadata={"help": "data-bin of one task"})
+    max_positions: int = field(default=512, metadata={"help": "positions that the model has"})
+    seed: int = II("common.seed")
+    max_update: int = II("optimization.max_update")
+
+
+class _Scores(BaseWrapperDataset):
+    """Tells the criterion how many examples there are, and gives it exact scores.
+
+    fairseq would round them to half precision with the rest of a batch, but not float64.
+    """
+
+    def collater(self, samples: Any) -> Any:
+        batch = self.dataset.collater(samples)
+        if "target" in batch:
+            batch["target"] = batch["target"].double()
+            batch["dataset_size"] = len(self.dataset)
+        return batch
+
+
+@register_task("glue", dataclass=GlueTaskConfig)
+class GlueTask(SentencePredictionTask):
+    """Sentence prediction with classes, their order, and separators taken from the data-bin."""
+
+    @classmethod
+    def setup_task(cls, cfg: GlueTaskConfig, **kwargs: Any) -> "GlueTask":
+        """Read the dictionaries.
+
+        Raises:
+            UserError: the data-bin is none of a GLUE task, or the number of updates is open.
+        """
+        if not cfg.max_update:  # fairseq would let the learning rate fall to 0 at once
+            raise UserError(
+                "optimization.max_update is 0: give the updates of 3 epochs, and 6% of them as "
+                "lr_scheduler.warmup_updates, as `fairseq-posenc glue --dry-run` shows them"
+            )
+        glue = open_data(Path(cfg.data)).task
+        dictionary = cls.load_dictionary(os.path.join(cfg.data, "input0", "dict.txt"))
+        labels = dictionary
+        if not glue.regression:
+            labels = cls.load_dictionary(os.path.join(cfg.data, "label", "dict.txt"))
+            found = labels.symbols[labels.nspecial : -1]  # the last one is <mask>
+            if found != list(glue.classes):
+                raise UserError(
+                    f"{cfg.data}/label/dict.txt has {' '.join(found)}, not {glue.name}'s labels "
+                    f"in their order, {' '.join(glue.classes)}; make the data-bin again"
+                )
+        settings = SentencePredictionConfig(
+            data=cfg.data,
+            num_classes=len(glue.classes) or 1,
+            init_token=dictionary.bos(),
+            separator_token=dictionary.eos(),
+            max_positions=cfg.max_positions,
+            regression_target=glue.regression,
+            classification_head_name=HEAD,
+            seed=cfg.seed,
+        )
+        task = cls(settings, dictionary, labels)
+        task.glue = glue
+        return task
+
+    def load_dataset(self, split: str, combine: bool = False, **kwargs: Any) -> Any:
+        """Load a split.
+
+        Raises:
+            UserError: it has examples that are too long for the model.
+        """
+        dataset = super().load_dataset(split, combine=combine, **kwargs)
+        longest, limit = int(np.max(dataset.sizes)), self.cfg.max_positions
+        if longest > limit:
+            raise UserError(
+                f"{self.cfg.data}: an example of {split} has {longest} tokens, and the model takes "
+                f"{limit}; make the data-bin with --max-tokens {limit}"
+            )
+        if self.glue.regression:
+            self.datasets[split] = dataset = _Scores(dataset)
+        return dataset

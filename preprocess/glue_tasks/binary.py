@@ -1,0 +1,106 @@
+"""One task's splits as fairseq's sentence prediction reads them: input0, input1, label."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from fairseq.data import Dictionary
+
+from binarize.encoders.base import Encoder, Symbols
+from binarize.store import SIZE, Position, Store
+from fairseq_posenc.glue.tasks import SCORE_MAXIMUM, Task
+
+from .cutting import cut, kept_lengths
+from .rows import Examples
+
+_AT_ONCE = 10_000  # examples
+
+
+class Writer(NamedTuple):
+    """Writes splits into a folder.
+
+    Attributes:
+        folder: of the task.
+        encoder: text to numbers.
+        symbols: of its dictionary.
+        max_tokens: of an example, with all symbols.
+    """
+
+    folder: Path
+    encoder: Encoder
+    symbols: Symbols
+    max_tokens: int
+
+    def write(self, task: Task, split: str, examples: Examples) -> dict[str, int]:
+        """Write a split and return its counts."""
+        counts = self._write_sentences(split, examples)
+        if split in task.test_splits:
+            (self.folder / f"{split}.ids").write_text("\n".join(examples.ids) + "\n", "utf-8")
+        elif task.regression:
+            scores = [f"{float(label) / SCORE_MAXIMUM:.10g}" for label in examples.labels]
+            path = self.folder / "label" / f"{split}.label"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text("\n".join(scores) + "\n", encoding="utf-8")
+        else:
+            self._write_classes(task, split, examples.labels)
+        return {"examples": len(examples.ids), "broken": examples.broken, **counts}
+
+    def _write_sentences(self, split: str, examples: Examples) -> dict[str, int]:
+        """Write the sentences, cut where they have to be."""
+        sides = range(len(examples.sentences))
+        # <s> first </s>, and for a pair </s> second </s>
+        room = self.max_tokens - 2 * len(sides)
+        stores = [self._store(f"input{side}", split, self.symbols.dtype) for side in sides]
+        counts: Counter[str] = Counter(cut=0, tokens=0)
+        longest = 0
+        for start in range(0, len(examples.ids), _AT_ONCE):
+            part = slice(start, start + _AT_ONCE)
+            encoded = [self.encoder.encode(texts[part]) for texts in examples.sentences]
+            lengths = np.stack([sizes.astype(np.int64) - 1 for _, sizes in encoded], axis=1)
+            kept = kept_lengths(lengths, room)
+            for side, store in enumerate(stores):
+                tokens = cut(*encoded[side], kept[:, side])
+                store.append(tokens.tobytes(), (kept[:, side] + 1).astype(SIZE).tobytes())
+            totals = kept.sum(axis=1) + 2 * len(sides)
+            counts.update(cut=int((kept < lengths).any(axis=1).sum()), tokens=int(totals.sum()))
+            longest = max(longest, int(totals.max()))
+        for store in stores:
+            _finish(store)
+        return {**counts, "longest": longest}
+
+    def _write_classes(self, task: Task, split: str, labels: list[str]) -> None:
+        dictionary = label_dictionary(task)
+        numbers = [[dictionary.index(label), dictionary.eos()] for label in labels]
+        dtype = Symbols.of(dictionary).dtype
+        store = self._store("label", split, dtype)
+        store.append(np.array(numbers, dtype).tobytes(), np.full(len(labels), 2, SIZE).tobytes())
+        _finish(store)
+
+    def _store(self, kind: str, split: str, dtype: np.dtype) -> Store:
+        (self.folder / kind).mkdir(exist_ok=True)
+        return Store(self.folder / kind / split, dtype, Position())
+
+    def write_dictionaries(self, task: Task, dictionary: Dictionary) -> None:
+        """Write the dictionaries of the sentences and of the labels."""
+        for side in range(len(task.sentences)):
+            (self.folder / f"input{side}").mkdir(exist_ok=True)
+            dictionary.save(str(self.folder / f"input{side}" / "dict.txt"))
+        if not task.regression:
+            (self.folder / "label").mkdir(exist_ok=True)
+            label_dictionary(task).save(str(self.folder / "label" / "dict.txt"))
+
+
+def _finish(store: Store) -> None:
+    store.finish()
+    store.prefix.with_suffix(".sizes").unlink()  # only needed to go on with a split
+
+
+def label_dictionary(task: Task) -> Dictionary:
+    """Return the classes in their own order, whatever is frequent in the data, without padding."""
+    dictionary = Dictionary()
+    for label in task.classes:
+        dictionary.add_symbol(label)
+    return dictionary

@@ -1,0 +1,126 @@
+"""GLUE's .tsv files: tab-separated text without quoting, columns by their names."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Callable, NamedTuple
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.glue.tasks import SCORE_MAXIMUM, Task
+
+_OPENERS: dict[str, Callable[..., Any]] = {
+    "": open,
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+}
+
+
+class Examples(NamedTuple):
+    """One file, read.
+
+    Attributes:
+        sentences: for each of the task's one or two columns, the texts.
+        labels: as written; empty for a test set.
+        ids: what GLUE calls the examples.
+        broken: rows that were left out.
+    """
+
+    sentences: tuple[list[str], ...]
+    labels: list[str]
+    ids: list[str]
+    broken: int
+
+
+def find_file(folder: Path, task: Task, split: str) -> Path:
+    """Return the file of a split, which may be compressed.
+
+    Raises:
+        UserError: it is not there.
+    """
+    plain = folder / task.name / f"{task.files[split]}.tsv"
+    for suffix in _OPENERS:
+        path = plain.with_name(plain.name + suffix)
+        if path.is_file():
+            return path
+    raise UserError(
+        f"{plain} is not there, nor as .gz, .bz2 or .xz; give the folder that has GLUE's folders "
+        "(CoLA, SST-2, ...) as they are downloaded, or leave the task or the split out"
+    )
+
+
+def read_examples(path: Path, task: Task, split: str) -> Examples:
+    """Read a file.
+
+    Raises:
+        UserError: a row that cannot be read, or a label that the task does not have; where.
+    """
+    lines = _lines(path)
+    header: Sequence[str] = task.headless.get(split) or next(lines, (1, ""))[1].split("\t")
+    columns = [_column(header, name, path) for name in task.sentences]
+    labelled = split not in task.test_splits
+    label = _column(header, task.label, path) if labelled else None
+    found = Examples(tuple([] for _ in columns), [], [], 0)
+    broken = 0
+    for number, line in lines:
+        cells = line.split("\t")
+        if len(cells) != len(header):
+            if not (task.may_be_broken and labelled):
+                raise UserError(
+                    f"{path}, line {number}: {len(cells)} columns instead of {len(header)}; "
+                    "mend the file, or download it again"
+                )
+            broken += 1
+            continue
+        if label is not None:
+            found.labels.append(_checked(cells[label], task, f"{path}, line {number}"))
+        for texts, column in zip(found.sentences, columns):
+            texts.append(cells[column].strip())
+        found.ids.append(cells[0])
+    if not found.ids:
+        raise UserError(f"{path} has no examples")
+    return found._replace(broken=broken)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    r"""Yield numbered lines; only ``\n`` ends one, as texts hold other characters for it."""
+    with _OPENERS[path.suffix if path.suffix in _OPENERS else ""](path, "rb") as file:
+        try:
+            text = file.read().decode("utf-8-sig")  # MRPC begins with a byte order mark
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path} is not UTF-8 ({error}); download it again") from None
+        except (OSError, EOFError, lzma.LZMAError) as error:
+            raise UserError(f"{path} cannot be read ({error}); download it again") from None
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield number, line.rstrip("\r")
+
+
+def _column(header: Sequence[str], name: str, path: Path) -> int:
+    if name not in header:
+        raise UserError(
+            f"{path}, line 1: no column is called '{name}' ({', '.join(header)}); "
+            "download the file again"
+        )
+    return list(header).index(name)
+
+
+def _checked(label: str, task: Task, where: str) -> str:
+    label = label.strip()
+    if task.regression:
+        try:
+            score = float(label)
+        except ValueError:
+            score = math.nan
+        if not 0 <= score <= SCORE_MAXIMUM:
+            raise UserError(f"{where}: the score {label!r} is not between 0 and 5; mend the file")
+    elif label not in task.classes:
+        raise UserError(
+            f"{where}: the label {label!r} is none of {', '.join(task.classes)}; mend the file"
+        )
+    return label

@@ -1,0 +1,294 @@
+"""``fairseq-posenc glue`` as users call it: real trainings of a tiny model on tiny files."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import signal
+import subprocess
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from commands import TRAINING, USER_DIR, new_directory, run, script, trained
+from fairseq_posenc.cli import main
+from fairseq_posenc.compare.training import updates_done
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.glue.data import open_data
+from fairseq_posenc.glue.prediction import GlueTask, GlueTaskConfig
+from fairseq_posenc.glue.pretrained import read_pretrained
+from fairseq_posenc.glue.tasks import TASKS
+from glue_files import COLOURS, start, train_pieces, write_task
+from test_distributed import DISTRIBUTED, TORCHRUN
+
+pytestmark = pytest.mark.slow
+SIZES = {"train": 96, "valid": 29, "test": 7}
+ALL_SIZES = {**SIZES, "valid1": 13, "test1": 5}
+CHOSEN = ("MNLI", "CoLA", "STS-B")
+EPOCHS = 20  # of 3 updates
+SPEC, DIRECTIONS = "learned+m4m(max_distance=20)", "lr,rl"
+TINY = ["--encoder-layers", 2, "--encoder-embed-dim", 32, "--encoder-ffn-embed-dim", 32]
+TINY += ["--encoder-attention-heads", 4]
+# The text tells the label by its colour, so a few updates are enough.
+QUICK = ["dataset.num_workers=0", "lr_scheduler.warmup_updates=2", "common.log_interval=5"]
+
+
+@cache
+def data() -> Path:
+    """Return data-bins of three tasks, and of a text to pre-train on, in sentencepieces."""
+    folder = new_directory()
+    pieces = train_pieces(folder)
+    for name in CHOSEN:
+        write_task(folder / "raw", name, {s: ALL_SIZES[s] for s in TASKS[name].files})
+    tokens = ["--sentencepiece-model", pieces]
+    text = ["--train", folder / "pieces.txt", "--valid", folder / "pieces.txt", "--workers", 1]
+    start("plain_text", [*text, "--out", folder / "text", *tokens, "--longest-line", 39])
+    tasks = ["--tasks", ",".join(CHOSEN), "--max-tokens", 40]
+    start("glue", [folder / "raw", "--out", folder / "glue", *tokens, *tasks])
+    return folder
+
+
+@cache
+def pretrained() -> Path:
+    """Return the checkpoint of a masked LM, trained for a moment."""
+    folder = new_directory() / "tiny"
+    run(
+        *("fairseq-train", data() / "text", "--user-dir", USER_DIR, "--task", "masked_lm"),
+        *("--criterion", "masked_lm", "--arch", "decbert_diff_tiny", *TINY),
+        *("--position-encoding", SPEC, "--tokens-per-sample", 40, "--sample-break-mode", "none"),
+        *(*TRAINING, "--max-update", 2, "--save-dir", folder, "--no-epoch-checkpoints"),
+    )
+    return folder / "checkpoint_last.pt"
+
+
+def arguments(protocol: str, *more: Any, tasks: str = "CoLA") -> list[str]:
+    given = ["--checkpoint", pretrained(), "--data", data() / "glue", "--protocol", protocol]
+    return [str(word) for word in ("glue", *given, "--tasks", tasks, *more)]
+
+
+@pytest.fixture(autouse=True)
+def _on_one_core(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+RATE = ["--learning-rates", "3e-3"]
+LONG = ["--", *QUICK, f"optimization.max_epoch={EPOCHS}"]
+
+
+@cache
+def finished() -> Path:
+    """Return the results of three tasks."""
+    out = new_directory() / "results"
+    given = arguments("m4m", *RATE, "--jobs", 2, "--out", out, *LONG, tasks=",".join(CHOSEN))
+    assert main(given) == 0
+    return out
+
+
+def test_tasks_are_learnt_and_reported():
+    results = read(finished() / "results.json")
+    assert (results["kind"], results["name"], results["protocol"]) == ("glue", "tiny", "m4m")
+    assert (results["position_encoding"], results["attention_directions"]) == (SPEC, DIRECTIONS)
+    metric = {name: entry["metric"] for name, entry in results["tasks"].items()}
+    assert metric == {"MNLI": "accuracy_m", "CoLA": "matthews", "STS-B": "spearman"}
+    assert set(results["tasks"]["MNLI"]["runs"][0]["metrics"]) == {"accuracy_m", "accuracy_mm"}
+    for entry in results["tasks"].values():
+        (one,) = entry["runs"]
+        assert entry["best"] == one["metrics"][entry["metric"]] > 60
+        assert not one["collapsed"]
+    text = (finished() / "results.md").read_text()
+    assert "| RoBERTa-M4M, `m4m`, table 5 | 87.82 | 87.59 | 47.02 | 89.45 |" in text
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_the_best_checkpoint_is_the_one_that_is_reported(name):
+    entry = read(finished() / "results.json")["tasks"][name]
+    folder = Path(entry["best_run"])
+    state = torch.load(folder / "checkpoint_best.pt", map_location="cpu")
+    # Its figure, read from the disk, is the one that chose it in training.
+    assert state["extra_state"]["best"] == pytest.approx(entry["best"], abs=1e-3)
+    assert state["last_optimizer_state"] is None
+    assert not (folder / "checkpoint_last.pt").exists()
+    log = (folder / "train.log").read_text()
+    assert f"encoder position encoding: {SPEC} | directions: lr x1 rl x1 |" in log
+    assert f"loading pretrained model from {pretrained()}" in log
+
+
+def test_predictions_for_the_test_sets_are_as_glue_takes_them():
+    for name, size in {"CoLA": 7, "STS-B": 7, "MNLI-m": 7, "MNLI-mm": 5}.items():
+        path = finished() / "submission" / f"{name}.tsv"
+        head, *lines = path.read_text().splitlines()
+        assert head == "index\tprediction"
+        assert [line.split("\t")[0] for line in lines] == [str(n) for n in range(size)]
+    raw = (data() / "raw" / "MNLI" / "test_mismatched.tsv").read_text().splitlines()[1:]
+    said = dict(zip(COLOURS, TASKS["MNLI"].classes))
+    truth = [next(said[word] for word in line.split() if word in said) for line in raw]
+    lines = (finished() / "submission" / "MNLI-mm.tsv").read_text().splitlines()[1:]
+    assert sum(line.split("\t")[1] == label for line, label in zip(lines, truth)) >= 3
+
+
+def test_finished_runs_are_not_made_again_and_not_mixed_with_others(capsys):
+    assert main(arguments("m4m", *RATE, "--out", finished(), *LONG)) == 0
+    assert "1 runs, 1 of them finished before" in capsys.readouterr().out
+    # The results have all runs of the folder.
+    assert list(read(finished() / "results.json")["tasks"]) == list(CHOSEN)
+    assert main(arguments("m4m", *RATE, "--out", finished(), "--", *QUICK)) == 2
+    said = capsys.readouterr().err
+    assert "CoLA/lr0.003-seed1 has a run with other settings (different: " in said
+    assert main(arguments("decbert", "--out", finished(), "--", *QUICK)) == 2
+    assert (
+        "CoLA/lr0.003-seed1 has a run with another protocol; choose an" in capsys.readouterr().err
+    )
+
+
+def test_a_stopped_run_goes_on_to_the_same_result(tmp_path, capsys):
+    """It is stopped by Ctrl-C once it has a checkpoint, and resumed."""
+    given = arguments("m4m", *RATE, "--out", tmp_path, *LONG)
+    process = subprocess.Popen(
+        [str(script("fairseq-posenc")), *given],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    folder = tmp_path / "CoLA" / "lr0.003-seed1"
+    while not (folder / "checkpoint_last.pt").exists():
+        assert process.poll() is None, process.stdout.read()
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "stopped; the same command continues from here" in said
+    assert not (folder / "result.json").exists()
+    before = updates_done(folder)
+    assert 0 < before < 3 * EPOCHS
+    assert main(given) == 0
+    assert f"CoLA, learning rate 0.003, seed 1: going on from update {before}" in (
+        capsys.readouterr().out
+    )
+    assert f"(epoch {before // 3 + 1} @ {before} updates)" in (folder / "train.log").read_text()
+    whole = finished() / "CoLA" / "lr0.003-seed1"
+    assert read(folder / "result.json") == read(whole / "result.json")
+
+
+@pytest.mark.parametrize("name", ["CoLA", "STS-B"])
+def test_two_processes_measure_what_one_does(name):
+    """29 examples in batches of 4: in the last round one of the processes has none."""
+    entry = read(finished() / "results.json")["tasks"][name]
+    done = run(
+        *(*TORCHRUN, script("fairseq-train"), data() / "glue" / name, "--user-dir", USER_DIR),
+        *("--task", "glue", "--criterion", "glue", "--arch", "decbert_diff_tiny", *TINY),
+        *("--position-encoding", SPEC, "--max-positions", 40, *TRAINING, "--lr", 0),
+        *("--restore-file", Path(entry["best_run"]) / "checkpoint_best.pt", "--reset-optimizer"),
+        *("--reset-lr-scheduler", "--reset-meters", "--reset-dataloader", "--no-save"),
+        *("--load-checkpoint-on-all-dp-ranks", "--max-update", 1, "--batch-size", 8),
+        *("--batch-size-valid", 4, *DISTRIBUTED),
+    )
+    assert "training on 2 devices" in done.log
+    found = figures(done.log)
+    (one,) = entry["runs"]
+    for key, value in one["metrics"].items():
+        assert found[f"valid_{key}"] == pytest.approx(value, abs=1e-2)
+
+
+def figures(log: str) -> dict[str, float]:
+    (line,) = [line for line in log.splitlines() if '"valid_loss"' in line]
+    return {key: float(value) for key, value in json.loads(line[line.index("{") :]).items()}
+
+
+def test_a_dry_run_shows_commands_and_writes_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = arguments("decbert", "--dry-run")
+    capsys.readouterr()
+    assert main(given) == 0
+    said = capsys.readouterr().out
+    labels = [line for line in said.splitlines() if line.startswith("# ")]
+    assert labels[-1] == "# CoLA, learning rate 1e-05, seed 5: 5,336 updates"
+    assert len(labels) == 5
+    assert "--config-name decbert_cola" in said
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--jobs", "0"], "--jobs 0: give 1 or more"),
+        (["--seeds", "1,x"], "--seeds 1,x: give numbers separated by commas"),
+        (["--learning-rates", "1e-5,1e-5"], "--learning-rates 1e-5,1e-5: a number is given twice"),
+        (["--tasks", "RTE"], "RTE is not there: make it with preprocess/glue.py --tasks RTE, or"),
+        (["--submitit", "gpu", "--out", "OUT"], "--submitit needs the package submitit: pip"),
+    ],
+)
+def test_wrong_options_are_told(tmp_path, capsys, more, message):
+    if "--submitit" in more and importlib.util.find_spec("submitit"):
+        message = "--submitit gpu: write it as key=value"
+    given = [str(tmp_path) if word == "OUT" else word for word in more]
+    assert main(arguments("decbert", *given)) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_without_the_number_of_updates_the_task_refuses_to_train():
+    settings = GlueTaskConfig(data=str(data() / "glue" / "CoLA"), seed=1, max_update=0)
+    with pytest.raises(UserError, match=r"optimization.max_update is 0: give the updates of 3 epo"):
+        GlueTask.setup_task(settings)
+
+
+def test_the_task_refuses_what_the_model_cannot_read():
+    settings = GlueTaskConfig(data=str(data() / "glue" / "CoLA"), seed=1, max_update=1)
+    settings.max_positions = 8
+    with pytest.raises(UserError, match="of valid has 13 tokens, and the model takes 8; make the"):
+        GlueTask.setup_task(settings).load_dataset("valid")
+    settings.data = str(data() / "text")
+    with pytest.raises(
+        UserError, match=r"not that of a GLUE task .*; make it with preprocess/glue"
+    ):
+        GlueTask.setup_task(settings)
+
+
+# ------------------------------------------------------------------------------- wrong checkpoints
+
+
+def test_a_checkpoint_tells_its_architecture():
+    found = read_pretrained(pretrained())
+    assert (found.architecture, found.max_positions) == ("decbert_diff_tiny", 40)
+    assert found.settings["position_encoding"] == SPEC
+    assert found.settings["attention_directions"] == DIRECTIONS
+    assert found.settings["encoder_embed_dim"] == 32
+    found.check(open_data(data() / "glue" / "CoLA"))
+
+
+def test_what_is_no_masked_lm_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"--checkpoint nowhere.pt is not there"):
+        read_pretrained(Path("nowhere.pt"))
+    torch.save({"model": {}}, tmp_path / "text.pt")
+    with pytest.raises(UserError, match=r"text.pt: not a checkpoint of fairseq \("):
+        read_pretrained(tmp_path / "text.pt")
+    causal = trained("causal_lm").save_dir / "checkpoint_last.pt"
+    with pytest.raises(UserError, match="transformer_lm_rope_tiny: GLUE needs a masked LM"):
+        read_pretrained(causal)
+
+
+def test_data_of_another_model_is_refused():
+    ours = open_data(data() / "glue" / "CoLA")
+    model = read_pretrained(pretrained())
+    with pytest.raises(UserError, match="make it with the --dict that the model was pre-trained"):
+        model._replace(symbols=99).check(ours)
+    with pytest.raises(UserError, match="takes 8: make it with --max-tokens 8"):
+        model._replace(max_positions=8).check(ours)
+    with pytest.raises(UserError, match="have different symbols"):
+        model._replace(dictionary=trained_dictionary()).check(ours)
+
+
+def trained_dictionary() -> Path:
+    """Return another dictionary."""
+    path = new_directory() / "dict.txt"
+    path.write_text("other 1\n")
+    return path
