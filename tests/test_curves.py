@@ -31,7 +31,15 @@ def write(path: Path, *losses: float) -> Path:
     return path
 
 
-@pytest.mark.parametrize("log", [JSON, SIMPLE])
+def under_hydra(line: str) -> str:
+    for kind in ("train_inner", "valid"):
+        line = line.replace(f"2026 | INFO | {kind} |", f"[2026-11-21 19:00:00,000][{kind}][INFO] -")
+    return line
+
+
+@pytest.mark.parametrize(
+    "log", [JSON, SIMPLE, [*map(under_hydra, JSON)], [*map(under_hydra, SIMPLE)]]
+)
 def test_every_format_says_the_same(log):
     curve = read_curve(log)
     assert curve.speed == 1234

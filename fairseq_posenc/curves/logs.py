@@ -11,10 +11,12 @@ from typing import NamedTuple, Optional
 
 # `--log-format json` writes lines such as `DATE | INFO | valid | {"valid_loss": "6.97", ...}`,
 # the other formats `DATE | INFO | valid | epoch 001 | valid on 'valid' subset | loss 6.97 | ...`
-# and `DATE | INFO | train_inner | epoch 001: 12 / 133 loss=9.1, ups=2.5, ...`.
-_JSON = re.compile(r"\| (train_inner|valid) \| (\{.*\})\s*$")
-_VALID = re.compile(r"\| valid \| epoch \d+ \| valid on .*? subset \|(.*)$")
-_TRAIN = re.compile(r"\| train_inner \| epoch \d+: +\d+ / \d+ (.*)$")
+# and `DATE | INFO | train_inner | epoch 001: 12 / 133 loss=9.1, ups=2.5, ...`. Under hydra they
+# begin with `[DATE][valid][INFO] - `.
+_KIND = r"(?:\| |\[)(train_inner|valid)(?: \||\]\[INFO\] -) "
+_JSON = re.compile(_KIND + r"(\{.*\})\s*$")
+_VALID = re.compile(_KIND + r"epoch \d+ \| valid on .*? subset \|(.*)$")
+_TRAIN = re.compile(_KIND + r"epoch \d+: +\d+ / \d+ (.*)$")
 
 
 class Entry(NamedTuple):
@@ -89,10 +91,10 @@ def _figures(line: str) -> tuple[str, dict[str, str]]:
             return "", {}
         return found[1], {name.removeprefix("valid_"): value for name, value in figures.items()}
     if found := _VALID.search(line):
-        pairs = (part.split() for part in found[1].split("|"))
+        pairs = (part.split() for part in found[2].split("|"))
         return "valid", {pair[0]: pair[1] for pair in pairs if len(pair) > 1}
     if found := _TRAIN.search(line):
-        return "train_inner", dict(part.split("=", 1) for part in found[1].strip().split(", "))
+        return "train_inner", dict(part.split("=", 1) for part in found[2].strip().split(", "))
     return "", {}
 
 
