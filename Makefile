@@ -3,6 +3,8 @@
 # ARGS="..." adds options to what demo and the tests run.
 
 BIN := .venv/bin
+# A process for each core, up to eight; the tests of a file share what they set up.
+PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-unit test-gpu lint format docs clean
@@ -17,10 +19,10 @@ demo: install ## compare the position encodings; the results go to demo/
 	$(BIN)/fairseq-posenc compare --out demo $(ARGS)
 
 test: install ## all tests
-	$(BIN)/pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 test-unit: install ## the fast tests
-	$(BIN)/pytest -m "not slow" $(ARGS)
+	$(PYTEST) -m "not slow" $(ARGS)
 
 test-gpu: install ## the tests that need a GPU
 	$(BIN)/pytest -m gpu $(ARGS)

@@ -14,7 +14,7 @@ VERSION = re.search(
 PLOT = ["matplotlib"]
 # The last line of releases whose BERT still has `relative_key` attention.
 HF = ["transformers<5"]
-DEV = ["mypy", "pre-commit", "pytest", "pytest-timeout", "ruff"]
+DEV = ["mypy", "pre-commit", "pytest", "pytest-timeout", "pytest-xdist", "ruff"]
 # torch for CUDA brings it; without a GPU its interpreter runs the kernels' tests.
 TRITON = ['triton; sys_platform == "linux"']
 

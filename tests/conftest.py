@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 from argparse import Namespace
 from types import SimpleNamespace
 from typing import get_args
@@ -116,7 +117,9 @@ if importlib.util.find_spec("triton") and not torch.cuda.is_available():
         patch.setenv("TRITON_INTERPRET", "1")
         importlib.import_module("triton.language")
 
-torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
+# Tiny tensors: more threads only wait for each other, in the programs that tests start as well.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
