@@ -17,6 +17,8 @@ HF = ["transformers<5"]
 DEV = ["mypy", "pre-commit", "pytest", "pytest-timeout", "pytest-xdist", "ruff"]
 # torch for CUDA brings it; without a GPU its interpreter runs the kernels' tests.
 TRITON = ['triton; sys_platform == "linux"']
+# Runs of GLUE as jobs of a cluster.
+SUBMITIT = ["submitit"]
 
 setup(
     name="fairseq-posenc",
@@ -40,6 +42,11 @@ setup(
         "tiktoken",
         "torch>=2.6",  # from here on loading a checkpoint runs no code
     ],
-    extras_require={"plot": PLOT, "hf": HF, "dev": DEV + PLOT + HF + TRITON},
+    extras_require={
+        "plot": PLOT,
+        "hf": HF,
+        "submitit": SUBMITIT,
+        "dev": DEV + PLOT + HF + TRITON,
+    },
     entry_points={"console_scripts": ["fairseq-posenc = fairseq_posenc.cli:main"]},
 )

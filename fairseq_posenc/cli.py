@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -118,8 +119,20 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand and return its exit code.
 
-    A :class:`~fairseq_posenc.errors.UserError` becomes one line on standard error and code 2.
+    A :class:`~fairseq_posenc.errors.UserError` becomes one line on standard error and code 2. If
+    whoever reads the output has enough, as ``head`` has at some time, the command ends quietly.
     """
+    try:
+        try:
+            return _run(argv)
+        finally:
+            sys.stdout.flush()  # at Python's exit it would be too late to notice
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(argv: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(
         prog="fairseq-posenc", description="Position encodings as parts of fairseq's Transformers."
     )

@@ -499,6 +499,9 @@ class TestProgress:
         assert progress.format_time(seconds) == text
 
 
+HYDRA = "Error executing job with overrides: ['a=1']\n"
+
+
 class TestPrograms:
     @pytest.fixture
     def lock(self, tmp_path: Path):
@@ -531,6 +534,20 @@ class TestPrograms:
         with pytest.raises(UserError) as caught:
             programs.run_logged(["fairseq-try"], tmp_path / "log", lock)
         assert str(caught.value) == f"fairseq-try: too wide (its log: {tmp_path / 'log'})"
+
+    @pytest.mark.parametrize(
+        ("output", "message"),
+        [
+            ("fairseq-posenc: error: too wide", "too wide"),
+            ("first\nfairseq-train: error: no\nfairseq-train: error: too wide\n", "too wide"),
+            (f"{HYDRA}too wide\n\nSet the environment variable HYDRA_FULL_ERROR=1", "too wide"),
+            (f"{HYDRA}Traceback (most recent call last):\nKeyError: 1", None),
+            (f"{HYDRA}Traceback (most):\n\nfairseq_posenc.errors.UserError: too wide", "too wide"),
+            ("it said fairseq-train: error: in the middle", None),
+        ],
+    )
+    def test_mistakes_are_found_in_what_a_program_says(self, output: str, message: str) -> None:
+        assert programs.told_mistake(output) == message
 
     def test_interruption_ends_the_program(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock: int

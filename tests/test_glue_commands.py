@@ -20,8 +20,8 @@ from fairseq_posenc.compare.training import updates_done
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.glue.data import open_data
 from fairseq_posenc.glue.prediction import GlueTask, GlueTaskConfig
-from fairseq_posenc.glue.pretrained import read_pretrained
 from fairseq_posenc.glue.tasks import TASKS
+from fairseq_posenc.pretrained import read_pretrained
 from glue_files import COLOURS, start, train_pieces, write_task
 from test_distributed import DISTRIBUTED, TORCHRUN
 
@@ -106,6 +106,23 @@ def test_tasks_are_learnt_and_reported():
         assert not one["collapsed"]
     text = (finished() / "results.md").read_text()
     assert "| RoBERTa-M4M, `m4m`, table 5 | 87.82 | 87.59 | 47.02 | 89.45 |" in text
+
+
+def test_the_results_go_into_a_report(capsys):
+    path = finished() / "results.json"
+    capsys.readouterr()
+    assert main(["report", "--json", str(path)]) == 0
+    (one,) = json.loads(capsys.readouterr().out)["others"]
+    assert (one["kind"], one["name"], one["notes"]) == ("glue", "tiny", [])
+    assert (one["encoding"], one["directions"]) == (SPEC, DIRECTIONS)
+    figures = {
+        f"{name} {metric} dev": value
+        for name, entry in read(path)["tasks"].items()
+        for metric, value in entry["runs"][0]["metrics"].items()
+    }
+    for part in ("m", "mm"):
+        figures[f"MNLI-{part} accuracy dev"] = figures.pop(f"MNLI accuracy_{part} dev")
+    assert one["figures"] == figures
 
 
 @pytest.mark.parametrize("name", CHOSEN)
@@ -235,6 +252,17 @@ def test_wrong_options_are_told(tmp_path, capsys, more, message):
     assert message in capsys.readouterr().err
 
 
+def test_what_stops_a_training_is_told_in_one_line(tmp_path, capsys):
+    wrong = ["--out", tmp_path, "--", *QUICK, "++model.attention_directions=up"]
+    assert main(arguments("m4m", *RATE, *wrong)) == 2
+    told = (
+        "1 of 1 runs failed; the same command tries them again: CoLA, learning rate 0.003, seed 1: "
+        "fairseq-hydra-train: --attention-directions up: 'up' is none of both, lr, rl (its log: "
+        f"{tmp_path}/CoLA/lr0.003-seed1/train.log)"
+    )
+    assert capsys.readouterr().err == f"fairseq-posenc: error: {told}\n"
+
+
 def test_without_the_number_of_updates_the_task_refuses_to_train():
     settings = GlueTaskConfig(data=str(data() / "glue" / "CoLA"), seed=1, max_update=0)
     with pytest.raises(UserError, match=r"optimization.max_update is 0: give the updates of 3 epo"):
@@ -257,34 +285,35 @@ def test_the_task_refuses_what_the_model_cannot_read():
 
 
 def test_a_checkpoint_tells_its_architecture():
-    found = read_pretrained(pretrained())
-    assert (found.architecture, found.max_positions) == ("decbert_diff_tiny", 40)
-    assert found.settings["position_encoding"] == SPEC
-    assert found.settings["attention_directions"] == DIRECTIONS
-    assert found.settings["encoder_embed_dim"] == 32
-    found.check(open_data(data() / "glue" / "CoLA"))
+    found = read_pretrained(pretrained(), "--checkpoint")
+    assert (found.arch, found.max_positions) == ("decbert_diff_tiny", 40)
+    assert (str(found.spec), found.directions) == (SPEC, DIRECTIONS)
+    assert found.options["encoder_embed_dim"] == 32
+    ours = open_data(data() / "glue" / "CoLA")
+    found.check_dictionary(ours.dictionary)
+    ours.check_lengths(found)
 
 
 def test_what_is_no_masked_lm_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"--checkpoint nowhere.pt is not there"):
-        read_pretrained(Path("nowhere.pt"))
+    with pytest.raises(UserError, match=r"--checkpoint nowhere.pt: no such file"):
+        read_pretrained(Path("nowhere.pt"), "--checkpoint")
     torch.save({"model": {}}, tmp_path / "text.pt")
-    with pytest.raises(UserError, match=r"text.pt: not a checkpoint of fairseq \("):
-        read_pretrained(tmp_path / "text.pt")
+    with pytest.raises(UserError, match=r"text.pt: not a whole checkpoint of fairseq \("):
+        read_pretrained(tmp_path / "text.pt", "--checkpoint")
     causal = trained("causal_lm").save_dir / "checkpoint_last.pt"
-    with pytest.raises(UserError, match="transformer_lm_rope_tiny: GLUE needs a masked LM"):
-        read_pretrained(causal)
+    with pytest.raises(UserError, match="transformer_lm_rope_tiny, not a RoBERTa"):
+        read_pretrained(causal, "--checkpoint")
 
 
 def test_data_of_another_model_is_refused():
     ours = open_data(data() / "glue" / "CoLA")
-    model = read_pretrained(pretrained())
-    with pytest.raises(UserError, match="make it with the --dict that the model was pre-trained"):
-        model._replace(symbols=99).check(ours)
+    model = read_pretrained(pretrained(), "--checkpoint")
+    with pytest.raises(UserError, match=r"dict.txt has .* symbols with <mask>, but .* has 99; mak"):
+        model._replace(symbols=99).check_dictionary(ours.dictionary)
     with pytest.raises(UserError, match="takes 8: make it with --max-tokens 8"):
-        model._replace(max_positions=8).check(ours)
-    with pytest.raises(UserError, match="have different symbols"):
-        model._replace(dictionary=trained_dictionary()).check(ours)
+        ours.check_lengths(model._replace(max_positions=8))
+    with pytest.raises(UserError, match=r"dict.txt has other symbols than .*dict.txt, which"):
+        model._replace(dictionary=trained_dictionary()).check_dictionary(ours.dictionary)
 
 
 def trained_dictionary() -> Path:

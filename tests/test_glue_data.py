@@ -17,6 +17,7 @@ from fairseq.tasks.sentence_prediction import SentencePredictionConfig, Sentence
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.glue.data import find_data, open_data
 from fairseq_posenc.glue.tasks import TASKS, parse_tasks
+from fairseq_posenc.squad.offsets import load_dictionary
 from glue_files import DATA, PREPROCESS, header, labels_of, row, start, train_pieces, write_task
 
 sys.path.insert(0, str(PREPROCESS))
@@ -256,7 +257,7 @@ def test_gpt2s_bpe_with_robertas_dictionary(tmp_path):
     tokens += ["--dict", bpe / "dict.txt"]
     start("glue", [DATA / "glue_data", "--out", tmp_path, "--tasks", "RTE", *tokens])
     data = open_data(tmp_path / "RTE")
-    assert data.symbols == 50264
+    assert len(load_dictionary(data.dictionary)) == 50265
     assert data.splits["valid"]["examples"] == 277
     assert data.longest == 292
     assert (tmp_path / "RTE/input1/dict.txt").read_text() == (bpe / "dict.txt").read_text()

@@ -22,11 +22,13 @@ from omegaconf import OmegaConf
 from commands import new_directory, run, script
 from fairseq_posenc import cli
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.interruption import STOPPED
 from fairseq_posenc.models.masked_lm import PositionalRoberta
+from fairseq_posenc.pretrained import Pretrained, read_pretrained
+from fairseq_posenc.registry import parse
 from fairseq_posenc.squad.config import configuration, recipe
 from fairseq_posenc.squad.databin import DataBin, open_data_bin
 from fairseq_posenc.squad.offsets import load_dictionary
-from fairseq_posenc.squad.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.squad.windows import Limits
 from test_squad_data import save, write_bpe
 
@@ -152,8 +154,8 @@ def trained():
             assert process.poll() is None
             time.sleep(0.02)
     finally:
-        process.send_signal(signal.SIGINT)
-        process.wait()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == STOPPED
     return out, run("fairseq-posenc", *train_words(out))
 
 
@@ -191,6 +193,13 @@ def test_twenty_questions_learnt_by_heart_are_answered(tmp_path, capsys):
     }
     assert found[".score"]["position_encoding"] == "learned+m4(max_distance=30)"
     assert {**found[".score"], **figures} == found[".score"]
+    assert cli.main(["report", "--json", str(tmp_path / "p.score.json")]) == 0
+    (reported,) = json.loads(capsys.readouterr().out)["others"]
+    assert (reported["kind"], reported["name"], reported["notes"]) == ("squad", out.name, [])
+    assert reported["encoding"] == "learned+m4(max_distance=30)"
+    assert reported["directions"] == "lr"
+    expected = {f"SQuAD2.0 {name} dev": figures[name] for name in ("exact", "f1")}
+    assert reported["figures"] == expected
     raw = json.loads(files().raw.read_text(encoding="utf-8"))["data"][0]["paragraphs"]
     for paragraph in raw:
         for qa in paragraph["qas"]:
@@ -237,6 +246,11 @@ def test_wrong_input_is_told_in_one_line(tmp_path, capsys):
     out, _ = trained()
     other = told(capsys, *train_words(out, **{"common.seed": 2}))
     assert other.endswith("(common.seed: 1 before, 2 now); choose another --out")
+    within = told(capsys, *train_words(tmp_path, **{"model.attention_directions": "up"}))
+    assert within == (
+        "fairseq-hydra-train: --attention-directions up: 'up' is none of both, lr, rl "
+        f"(its log: {tmp_path}/train.log)"
+    )
     again = subprocess.run(made.preprocess, capture_output=True, text=True, check=True)
     assert "made before, from the same files with the same options" in again.stdout
 
@@ -246,14 +260,11 @@ def test_wrong_input_is_told_in_one_line(tmp_path, capsys):
 
 def configured(monkeypatch, gpus=1, spec="m4m", version="1.1", *set_to):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    options = {
-        "_name": "roberta_m4m",
-        "position_encoding": spec,
-        "encoder_layers": 7,
-        "max_positions": 512,
-    }
+    model = Namespace(encoder_layers=7)
     data_bin = DataBin(Path("bin"), version, Limits(), 87_777)
-    pretrained = Pretrained(Path("model.pt"), options, 50_265, "")
+    pretrained = Pretrained(
+        *(Path("model.pt"), None, model, "roberta_m4m", parse(spec), 512, 50_265, None, {})
+    )
     path = recipe(data_bin)
     assert path.name == RECIPES[version]
     return configuration(pretrained, data_bin, Path("run"), path, set_to)
@@ -306,7 +317,7 @@ def test_settings_that_do_not_fit_are_told(monkeypatch):
 
 @slow
 def test_the_model_section_builds_the_pretrained_model():
-    options = read_pretrained(files().pretrained).options
+    options = read_pretrained(files().pretrained, "--checkpoint").options
     assert options["position_encoding"] == "learned+m4(max_distance=30)"
     assert (options["attention_directions"], options["encoder_embed_dim"]) == ("lr", 64)
     assert "dropout" not in options

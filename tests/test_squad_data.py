@@ -25,11 +25,11 @@ from fairseq.models.roberta import RobertaModel
 from conftest import ARGS
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.models.masked_lm import PositionalRoberta
+from fairseq_posenc.pretrained import read_pretrained
 from fairseq_posenc.squad.criterion import SquadCriterion
 from fairseq_posenc.squad.data import Answer, Question, Squad, read_squad
 from fairseq_posenc.squad.databin import Encoder, locate, write_split
 from fairseq_posenc.squad.offsets import ByteLevelBPE, Pieces, Tokens, load_dictionary
-from fairseq_posenc.squad.pretrained import read_pretrained, refuse_other_vocabulary
 from fairseq_posenc.squad.score import exact
 from fairseq_posenc.squad.spans import LONGEST, NBEST, Scored, best_spans, combine
 from fairseq_posenc.squad.windows import Limits, make_windows
@@ -456,19 +456,30 @@ def rebuilt(pretrained):
 def test_a_model_is_built_again_from_its_checkpoint(tmp_path, spec):
     more = {"arch": "roberta_none_tiny", "attention_directions": "lr,rl"}
     model = model_of(spec, **more)
-    pretrained = read_pretrained(save(tmp_path / "model.pt", model, model.args))
-    assert (pretrained.position_encoding, pretrained.symbols) == (spec, 24)
-    assert pretrained.options["attention_directions"] == "lr,rl"
+    pretrained = read_pretrained(save(tmp_path / "model.pt", model, model.args), "--checkpoint")
+    assert (str(pretrained.spec), pretrained.symbols) == (spec, 24)
+    assert pretrained.directions == pretrained.options["attention_directions"] == "lr,rl"
+    assert not pretrained.weights
     torch.testing.assert_close(rebuilt(pretrained)(TOKENS), model(TOKENS))
 
 
-def test_a_roberta_of_fairseq_is_built_again_with_learned_positions(tmp_path):
+STOCK_POSITIONS = [
+    ({}, "learned"),
+    ({"encoder_learned_pos": False}, "sinusoidal(layout=fairseq)"),
+    ({"no_token_positional_embeddings": True}, "none"),
+]
+
+
+@pytest.mark.parametrize(("options", "spec"), STOCK_POSITIONS)
+def test_a_roberta_of_fairseq_is_built_again_with_its_positions(tmp_path, options, spec):
     args = Namespace(**ARGS["masked_lm"], arch="roberta", dropout=0.0, attention_dropout=0.0)
+    args = Namespace(**vars(args), **options)
     theirs = model_of()
     task = SimpleNamespace(source_dictionary=theirs.encoder.dictionary)
     model = RobertaModel.build_model(args, task).eval()
-    pretrained = read_pretrained(save(tmp_path / "model.pt", model, args))
-    assert pretrained.position_encoding == "learned"
+    pretrained = read_pretrained(save(tmp_path / "model.pt", model, args), "--checkpoint")
+    assert str(pretrained.spec) == pretrained.options["position_encoding"] == spec
+    assert pretrained.max_positions == 24
     torch.testing.assert_close(rebuilt(pretrained)(TOKENS)[0], model(TOKENS)[0])
 
 
@@ -479,17 +490,15 @@ def test_other_words_than_those_of_the_pretraining_are_refused(tmp_path):
         folder.mkdir()
         lines = "".join(f"{word}{number} 1\n" for number, word in enumerate(words[:19]))
         (folder / "dict.txt").write_text(lines, encoding="utf-8")
-    pretrained = read_pretrained(save(tmp_path / "model.pt", model, model.args, str(old)))
-
-    def data_bin(folder):
-        return SimpleNamespace(path=folder, dictionary=folder / "dict.txt")
-
-    refuse_other_vocabulary(pretrained, data_bin(old))
+    pretrained = read_pretrained(
+        save(tmp_path / "model.pt", model, model.args, str(old)), "--checkpoint"
+    )
+    pretrained.check_dictionary(old / "dict.txt")
     with pytest.raises(UserError, match=r"dict.txt has other symbols than"):
-        refuse_other_vocabulary(pretrained, data_bin(new))
+        pretrained.check_dictionary(new / "dict.txt")
     (new / "dict.txt").write_text("a 1\n", encoding="utf-8")
     with pytest.raises(UserError, match=r"dict.txt has 6 symbols with <mask>, but .* has 24"):
-        refuse_other_vocabulary(pretrained, data_bin(new))
+        pretrained.check_dictionary(new / "dict.txt")
     torch.save({"model": {}}, tmp_path / "broken.pt")
     with pytest.raises(UserError, match=r"broken.pt: not a whole checkpoint"):
-        read_pretrained(tmp_path / "broken.pt")
+        read_pretrained(tmp_path / "broken.pt", "--checkpoint")

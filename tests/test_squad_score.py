@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
 import re
 import string
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from commands import script
 from fairseq_posenc import cli
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.squad.data import Answer, Question, Squad, read_squad
@@ -226,6 +229,21 @@ def test_the_command_prints_what_the_official_scripts_print(files, tmp_path, cap
     written = json.loads(record.read_text(encoding="utf-8"))
     assert {**written, **expected} == written
     assert (written["kind"], written["version"], written["name"]) == ("squad", "2.0", "answers")
+
+
+@pytest.mark.slow
+def test_a_reader_that_has_enough_ends_a_command_quietly(files, tmp_path):
+    predictions = write(tmp_path / "answers.json", {"q1": "Cat!", "q2": "mat"})
+    for words in (["squad", "score", files["v2.0"], predictions], ["--help"]):
+        with subprocess.Popen(
+            [str(script("fairseq-posenc")), *map(str, words)],
+            env={**os.environ, "PYTHONWARNINGS": "ignore"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as process:
+            process.stdout.close()
+            assert process.stderr.read() == b""
+        assert process.returncode == 0
 
 
 def test_an_unanswered_question_of_1_1_scores_0_and_is_named(files, tmp_path, capsys):

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import signal
-from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
-from typing import Optional
 
 from fairseq_posenc.compare import contenders
 from fairseq_posenc.compare.pipeline import Pipeline
@@ -17,8 +12,7 @@ from fairseq_posenc.compare.report import PICTURE, REPORT, table, write_report
 from fairseq_posenc.compare.settings import Settings
 from fairseq_posenc.compare.statements import statements
 from fairseq_posenc.compare.steps import own_folder
-
-STOPPED = 130  # what a shell reports after Ctrl-C
+from fairseq_posenc.interruption import STOPPED, any_end_like_ctrl_c
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     """
     settings = _settings(args)
     try:
-        with _every_end_like_ctrl_c(), own_folder(settings.out, (REPORT, PICTURE)) as lock:
+        with any_end_like_ctrl_c(), own_folder(settings.out, (REPORT, PICTURE)) as lock:
             names = ", ".join(contender.name for contender in settings.contenders)
             say(f"comparing {names}; everything goes to {settings.out}/")
             results = Pipeline(settings, lock).run()
@@ -73,27 +67,6 @@ def run(args: argparse.Namespace) -> int:
         return STOPPED
     say("\n".join(["", table(results.outcomes), "", *statements(results), "", f"report: {report}"]))
     return 0
-
-
-@contextlib.contextmanager
-def _every_end_like_ctrl_c() -> Iterator[None]:
-    """Take ``kill`` and a closed terminal as Ctrl-C, so that a running training is ended as well.
-
-    Signals that are ignored stay so: that is what ``nohup`` is for.
-    """
-
-    def interrupt(number: int, frame: Optional[FrameType]) -> None:
-        raise KeyboardInterrupt
-
-    ends = (signal.SIGTERM, signal.SIGHUP)
-    changed = [number for number in ends if signal.getsignal(number) is signal.SIG_DFL]
-    for number in changed:
-        signal.signal(number, interrupt)
-    try:
-        yield
-    finally:
-        for number in changed:
-            signal.signal(number, signal.SIG_DFL)
 
 
 def _settings(args: argparse.Namespace) -> Settings:

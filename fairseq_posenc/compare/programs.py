@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Callable
+from typing import Callable, Optional
 
 from fairseq_posenc.errors import UserError
 
@@ -20,8 +20,13 @@ _SHOWN_LINES = 15
 # makes the training several times slower; sleeping instead costs a few percent when nothing else
 # runs. Both values give way to the user's own.
 _ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
-# How our own errors, and those about options, look; nothing else in the log says more.
-_TOLD = re.compile(r"fairseq-[a-z]+: error: (.+)")
+# How our own errors look, and those about options; under hydra; and from a process that the program
+# started. Nothing else in the log says more.
+_TOLD = re.compile(
+    r"^(?:fairseq-[a-z-]+: error: |Error executing job with overrides: .*\n"
+    r"|fairseq_posenc\.errors\.UserError: )(?!Traceback)(\S.*)",
+    re.MULTILINE,
+)
 _PATIENCE = 10.0  # seconds between asking a program to end and ending it
 
 
@@ -36,6 +41,16 @@ def find_command(name: str) -> str:
     if found is None:
         raise UserError(f"{name} is neither beside {sys.executable} nor on the PATH; run install")
     return found
+
+
+def told_mistake(output: str) -> Optional[str]:
+    """Return the message, a line, in which a command told a user's mistake; None if it did not.
+
+    Args:
+        output: of the command, or its end.
+    """
+    found = _TOLD.findall(output)
+    return found[-1] if found else None
 
 
 def run_logged(
@@ -97,9 +112,8 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 def _failure(name: str, status: int, log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_SHOWN_LINES:]
-    for line in reversed(lines):
-        if told := _TOLD.match(line):
-            return f"{name}: {told[1]} (its log: {log})"
+    if told := told_mistake("\n".join(lines)):
+        return f"{name}: {told} (its log: {log})"
     how = f"was ended by signal {-status}" if status < 0 else f"failed with exit status {status}"
     if status == -signal.SIGKILL:
         how += " (often for lack of memory)"

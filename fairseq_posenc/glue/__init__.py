@@ -2,7 +2,7 @@
 
 The parts, in the order in which a result passes them: ``tasks`` (what the tasks are), ``data`` (a
 task's data-bin), ``prediction`` and ``criterion`` (fairseq's task and loss for it), ``metrics``,
-``pretrained`` (the model to start from), ``configuration`` (the YAML files), ``plan`` (which runs,
+``configuration`` (the YAML files), ``plan`` (which runs,
 in which folders), ``worker`` (one run), ``workers`` and ``cluster`` (many of them), ``evaluation``
 (a finished run), ``submission`` (GLUE's files), ``summary``, ``report``, ``command``.
 """

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fairseq_posenc.compare.programs import told_mistake
 from fairseq_posenc.compare.progress import say
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.glue.plan import Run
@@ -24,7 +25,7 @@ class Job:
 
     def checkpoint(self, folder: str) -> Any:
         """Return the job that goes on: the same, as a run knows how far it is."""
-        from submitit.helpers import DelayedSubmission  # type: ignore[import-not-found]
+        from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self, folder)
 
@@ -43,7 +44,7 @@ def work_on_cluster(runs: Sequence[Run], out: Path, options: Sequence[str]) -> l
         KeyboardInterrupt: Ctrl-C; the jobs are cancelled by then.
     """
     try:
-        import submitit  # type: ignore[import-not-found]
+        import submitit
     except ImportError:
         raise UserError("--submitit needs the package submitit: pip install submitit") from None
     values = parse_options(options)
@@ -88,7 +89,8 @@ def _wait(runs: Sequence[Run], jobs: Sequence[Any]) -> list[str]:
             how = "finished" if error is None else f"failed, see {job.paths.stderr}"
             say(f"[{len(jobs) - len(waiting)}/{len(jobs)}] {run.label}: {how}")
             if error is not None:
-                failures.append(f"{run.label}: {str(error).strip().splitlines()[-1]}")
+                said = str(error).strip()
+                failures.append(f"{run.label}: {told_mistake(said) or said.splitlines()[-1]}")
         if waiting:
             time.sleep(_PAUSE)
     return failures

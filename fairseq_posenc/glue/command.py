@@ -15,13 +15,13 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.glue.cluster import work_on_cluster
 from fairseq_posenc.glue.configuration import CONFIGS, Grid, grid, read_settings
 from fairseq_posenc.glue.data import find_data
-from fairseq_posenc.glue.interruption import STOPPED, any_end_like_ctrl_c
 from fairseq_posenc.glue.plan import RESULT, Request, Run, all_runs, prepare
-from fairseq_posenc.glue.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.glue.report import report
 from fairseq_posenc.glue.summary import read_result, reported_metric, summarise
 from fairseq_posenc.glue.tasks import PROTOCOLS, TASKS, parse_tasks
 from fairseq_posenc.glue.workers import Workers
+from fairseq_posenc.interruption import STOPPED, any_end_like_ctrl_c
+from fairseq_posenc.pretrained import Pretrained, read_pretrained
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
     """
     if args.jobs is not None and args.jobs < 1:
         raise UserError(f"--jobs {args.jobs}: give 1 or more")
-    pretrained = read_pretrained(args.checkpoint)
+    pretrained = read_pretrained(args.checkpoint, "--checkpoint")
+    pretrained = pretrained._replace(path=pretrained.path.resolve())
     name = args.name or pretrained.path.parent.name
     out = (args.out or Path(f"glue-{name}-{args.protocol}")).resolve()
     runs = _plan(args, pretrained, out)
@@ -93,7 +94,8 @@ def _plan(args: argparse.Namespace, pretrained: Pretrained, out: Path) -> list[R
     runs = []
     for task in parse_tasks(args.tasks):
         data = find_data(args.data, task)
-        pretrained.check(data)
+        pretrained.check_dictionary(data.dictionary)
+        data.check_lengths(pretrained)
         examples = data.splits["train"]["examples"]
         settings = read_settings(args.configs, args.protocol, task, examples, args.overrides)
         paper = grid(args.protocol, task)
@@ -128,8 +130,8 @@ def _head(args: argparse.Namespace, pretrained: Pretrained, name: str) -> dict[s
         "kind": "glue",
         "name": name,
         "checkpoint": str(pretrained.path),
-        "position_encoding": pretrained.settings["position_encoding"],
-        "attention_directions": pretrained.settings.get("attention_directions", ""),
+        "position_encoding": str(pretrained.spec),
+        "attention_directions": pretrained.directions,
         "protocol": args.protocol,
     }
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.glue.tasks import TASKS, Task
+from fairseq_posenc.pretrained import Pretrained
 
 MANIFEST = "manifest.json"
 HOW = "make it with preprocess/glue.py"
@@ -21,18 +22,33 @@ class DataBin(NamedTuple):
         task: which one it is.
         splits: for each split, its counts; ``examples`` and ``longest`` (in tokens, with the
             symbols between the sentences) among them.
-        symbols: size of the dictionary, without ``<mask>``.
     """
 
     path: Path
     task: Task
     splits: dict[str, dict[str, int]]
-    symbols: int
+
+    @property
+    def dictionary(self) -> Path:
+        """The path of fairseq's dictionary."""
+        return self.path / "input0" / "dict.txt"
 
     @property
     def longest(self) -> int:
         """The most tokens of an example."""
         return max(counts["longest"] for counts in self.splits.values())
+
+    def check_lengths(self, pretrained: Pretrained) -> None:
+        """Refuse examples that are too long for a model.
+
+        Raises:
+            UserError: says how long one is.
+        """
+        if self.longest > pretrained.max_positions:
+            raise UserError(
+                f"{self.path} has an example of {self.longest} tokens and {pretrained.path} takes "
+                f"{pretrained.max_positions}: make it with --max-tokens {pretrained.max_positions}"
+            )
 
     def test_ids(self, split: str) -> list[str]:
         """Return what identifies the examples of a test set for GLUE, in order."""
@@ -52,7 +68,7 @@ def open_data(path: Path) -> DataBin:
         content: dict[str, Any] = json.loads(manifest.read_text(encoding="utf-8"))
         task = TASKS[content["glue_task"]]
         splits = {split: content["splits"][split] for split in content["splits"]}
-        return DataBin(path.resolve(), task, splits, content["dict.txt"]["symbols"])
+        return DataBin(path.resolve(), task, splits)
     except (KeyError, ValueError) as error:
         raise UserError(f"{manifest} is not that of a GLUE task ({error!r}); {HOW}") from error
 

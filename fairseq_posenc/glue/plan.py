@@ -13,7 +13,7 @@ from fairseq_posenc.compare.training import USER_DIR
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.glue.configuration import Grid, Settings
 from fairseq_posenc.glue.data import DataBin
-from fairseq_posenc.glue.pretrained import Pretrained
+from fairseq_posenc.pretrained import Pretrained
 
 _CALLED = {"modified": "version of the checkpoint"}
 _PLAIN = re.compile(r"[A-Za-z_./][\w./+-]*")
@@ -64,7 +64,7 @@ class Request(NamedTuple):
         protocol: of which paper.
         out: folder of the runs, absolute.
         configs: folder of the YAML files.
-        pretrained: the model to start from.
+        pretrained: the model to start from, its path absolute.
         overrides: the user's, in hydra's words.
     """
 
@@ -105,8 +105,7 @@ class Request(NamedTuple):
             "common.seed": run.seed,
             "task.data": run.data,
             "task.max_positions": model.max_positions,
-            "model._name": model.architecture,
-            **{f"++model.{name}": value for name, value in model.settings.items()},
+            **{f"++model.{name}": value for name, value in model.options.items()},
             "optimization.lr": [run.learning_rate],
             "optimization.max_update": run.max_update,
             "lr_scheduler.warmup_updates": settings.warmup_updates,

@@ -13,10 +13,9 @@ from pathlib import Path
 
 import torch
 
+from fairseq_posenc.compare.programs import told_mistake
 from fairseq_posenc.compare.progress import format_time, say
 from fairseq_posenc.glue.plan import Run
-
-_ERROR = "fairseq-posenc: error: "
 
 
 class Workers:
@@ -67,8 +66,8 @@ class Workers:
             message = ""
             assert process.stdout is not None
             for line in process.stdout:
-                if line.startswith(_ERROR):
-                    message = line.removeprefix(_ERROR).strip(" :\n")
+                if told := told_mistake(line):
+                    message = told.rstrip(" :")
                 else:
                     say(f"{self._state()} {line.rstrip()}")
             self._end(slot, run, process.wait(), message)

@@ -13,9 +13,9 @@ from omegaconf import OmegaConf
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.initialise.matching import RULES, Parameter, Start, match
-from fairseq_posenc.initialise.source import SIZES, Source, read
-from fairseq_posenc.initialise.target import Choice, arguments, build, training_options
+from fairseq_posenc.initialise.target import SIZES, Choice, arguments, build, training_options
 from fairseq_posenc.options import resolve
+from fairseq_posenc.pretrained import Pretrained, read_pretrained
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
         raise UserError(f"--out {out} exists: name another file, or add --overwrite")
     if not out.parent.is_dir():
         raise UserError(f"--out {out}: there is no folder {out.parent}")
-    source = read(options.source)
+    source = read_pretrained(options.source, "--from", with_weights=True)
     choice = Choice(
         options.arch, options.position_encoding, options.attention_directions, options.max_positions
     )
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _checkpoint(source: Source, args: argparse.Namespace, start: Start) -> dict[str, Any]:
+def _checkpoint(source: Pretrained, args: argparse.Namespace, start: Start) -> dict[str, Any]:
     """Return what fairseq reads: the weights, and a training that has not begun."""
     settings: Any = OmegaConf.to_container(source.settings, resolve=True, enum_to_str=True)
     settings["model"] = args
@@ -97,7 +97,7 @@ def _write(state: dict[str, Any], out: Path) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _account(source: Source, args: argparse.Namespace, start: Start, out: Path) -> str:
+def _account(source: Pretrained, args: argparse.Namespace, start: Start, out: Path) -> str:
     layers, width, *_ = (getattr(source.args, name) for name in SIZES)
     lines = [
         f"source: {source.path}: {source.arch}, {layers} layers of width {width}, "

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from fairseq_posenc.checkpoints import STOCK_OFFSET, STOCK_SINUSOIDS, is_position_parameter
 from fairseq_posenc.encodings.distance_table import DistanceTable
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.initialise.source import STOCK_TABLE, Source
 from fairseq_posenc.models.masked_lm import PositionalRoberta
+from fairseq_posenc.pretrained import STOCK_TABLE, Pretrained
 from fairseq_posenc.registry import Spec
 
 Rule = Literal["copy", "interpolate"]
@@ -57,7 +57,7 @@ class Start(NamedTuple):
     heads: list[str]
 
 
-def match(source: Source, model: PositionalRoberta, extend: Optional[Rule]) -> Start:
+def match(source: Pretrained, model: PositionalRoberta, extend: Optional[Rule]) -> Start:
     """Give a model the source's weights.
 
     Args:
@@ -88,7 +88,7 @@ def match(source: Source, model: PositionalRoberta, extend: Optional[Rule]) -> S
     return Start(weights, kept, accounts, heads)
 
 
-def _as_now(source: Source, model: PositionalRoberta) -> dict[str, Tensor]:
+def _as_now(source: Pretrained, model: PositionalRoberta) -> dict[str, Tensor]:
     """Return the source's weights under the names of today's fairseq."""
     heads = {n: v for n, v in source.weights.items() if not n.startswith(("encoder.", "decoder."))}
     weights = {n: v for n, v in source.weights.items() if n not in heads}
@@ -102,7 +102,7 @@ def _is_position(name: str) -> bool:
 
 
 def _refuse_other_parameters(
-    source: Source, theirs: Mapping[str, Tensor], own: Mapping[str, Tensor]
+    source: Pretrained, theirs: Mapping[str, Tensor], own: Mapping[str, Tensor]
 ) -> None:
     both = theirs.keys() & own.keys()
     for names, what in (
@@ -121,7 +121,7 @@ def _find(
     name: str,
     drawn: Tensor,
     theirs: Mapping[str, Tensor],
-    source: Source,
+    source: Pretrained,
     model: PositionalRoberta,
     extend: Optional[Rule],
 ) -> tuple[Optional[Tensor], str]:
@@ -183,12 +183,12 @@ def _longer(table: Tensor, rows: int, rule: Rule) -> Tensor:
     return stretched[0].t().to(table.dtype).contiguous()
 
 
-def _dropped(name: str, source: Source) -> Parameter:
+def _dropped(name: str, source: Pretrained) -> Parameter:
     original = _original(name, source)
     return Parameter(original, tuple(source.weights[original].shape), "dropped", "")
 
 
-def _original(name: str, source: Source) -> str:
+def _original(name: str, source: Pretrained) -> str:
     """Return a position parameter's name in the source's file, which fairseq may have written."""
     stock = name.replace(".encodings.learned.table.weight", ".weight")
     oldest = [f"decoder.{each.partition('.')[2]}" for each in (name, stock)]

@@ -11,10 +11,17 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.initialise.source import SIZES, Source
 from fairseq_posenc.models.masked_lm import SIZES as SUFFIXES
 from fairseq_posenc.models.masked_lm import PositionalRoberta
 from fairseq_posenc.options import PositionConfig
+from fairseq_posenc.pretrained import Pretrained
+
+SIZES = (
+    "encoder_layers",
+    "encoder_embed_dim",
+    "encoder_ffn_embed_dim",
+    "encoder_attention_heads",
+)
 
 
 class Choice(NamedTuple):
@@ -33,7 +40,7 @@ class Choice(NamedTuple):
     max_positions: Optional[int]
 
 
-def arguments(choice: Choice, source: Source) -> Namespace:
+def arguments(choice: Choice, source: Pretrained) -> Namespace:
     """Return the model options of the start.
 
     Raises:
@@ -96,7 +103,7 @@ _OF_WEIGHTS = (
 )
 
 
-def _refuse_other_size(arch: str, source: Source) -> None:
+def _refuse_other_size(arch: str, source: Pretrained) -> None:
     """Refuse an architecture of another size; names without suffix take sizes without a name."""
     sizes = tuple(getattr(source.args, name) for name in SIZES)
     by_suffix = {suffix: _sizes_of(setter) for suffix, setter in SUFFIXES.items()}

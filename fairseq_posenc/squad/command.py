@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from fairseq_posenc.interruption import STOPPED, any_end_like_ctrl_c
 from fairseq_posenc.squad import command_predict
 from fairseq_posenc.squad.data import read_odds, read_predictions, read_squad
 from fairseq_posenc.squad.results import print_figures, record, say, write
 from fairseq_posenc.squad.score import evaluate, unanswered
 from fairseq_posenc.squad.train import train
 
-STOPPED = 130  # what a shell reports after Ctrl-C
 _SHOWN_IDS = 5
 
 
@@ -68,7 +68,8 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
 
 def _train(args: argparse.Namespace) -> int:
     try:
-        model = train(args.checkpoint, args.data, args.out, args.config, args.changes)
+        with any_end_like_ctrl_c():
+            model = train(args.checkpoint, args.data, args.out, args.config, args.changes)
     except KeyboardInterrupt:
         say("interrupted; the same command goes on from the last checkpoint")
         return STOPPED

@@ -12,9 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 
 import fairseq_posenc
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.registry import parse
+from fairseq_posenc.pretrained import Pretrained
 from fairseq_posenc.squad.databin import DataBin
-from fairseq_posenc.squad.pretrained import Pretrained
 
 WARM_UP = 0.06  # of all updates (RoBERTa, arXiv:1907.11692, table 10)
 # M4M, section 5.3: at 3e-5 fine-tuning diverged.
@@ -68,7 +67,7 @@ def configuration(
         "distributed_training": {"distributed_world_size": max(gpus, 1)},
         "hydra": {"run": {"dir": str(out.resolve())}, "output_subdir": None, **_ONE_LOG},
     }
-    for name in {item.name for item in parse(pretrained.position_encoding).items}:
+    for name in {item.name for item in pretrained.spec.items}:
         if name in LEARNING_RATES:
             here["optimization"] = {"lr": [LEARNING_RATES[name]]}
     try:

@@ -12,10 +12,10 @@ from fairseq.data import Dictionary, data_utils
 from fairseq.dataclass.utils import overwrite_args_by_name
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.pretrained import State, load_state
 from fairseq_posenc.squad.data import Question
 from fairseq_posenc.squad.databin import Encoder, open_data_bin
 from fairseq_posenc.squad.offsets import load_tokenizer
-from fairseq_posenc.squad.pretrained import State, load_state
 from fairseq_posenc.squad.spans import Prediction, Scored, best_spans, combine
 from fairseq_posenc.squad.windows import Window
 
@@ -67,7 +67,7 @@ class Predictor:
             raise UserError("--device cuda: there is no GPU that PyTorch can use")
         if fp16 and place == "cpu":
             raise UserError("--fp16 is for a GPU")
-        state = load_state(path)
+        state = load_state(path, "--checkpoint")
         if state["cfg"].task._name != "squad" or not _has_head(state):
             raise UserError(
                 f"--checkpoint {path}: was not fine-tuned on SQuAD; fairseq-posenc squad train does"

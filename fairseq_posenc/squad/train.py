@@ -21,13 +21,11 @@ from omegaconf import DictConfig, OmegaConf
 from fairseq_posenc.compare.programs import run_logged
 from fairseq_posenc.compare.training import newest_checkpoint
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.pretrained import read_pretrained
 from fairseq_posenc.squad.config import configuration, recipe
 from fairseq_posenc.squad.databin import open_data_bin
-from fairseq_posenc.squad.pretrained import read_pretrained, refuse_other_vocabulary
 
 CONFIG, LOG, LAST = "finetune.yaml", "train.log", "checkpoint_last.pt"
-# How hydra writes a user's mistake, among much else.
-_TOLD = re.compile(r"Error executing job with overrides: .*\n\s*(?!Traceback)(\S.*)")
 # How hydra and fairseq write the lines that tell how far a training is.
 _SHOWN = re.compile(
     r"(?:\]\[|\| )(train_inner|train|valid|fairseq_posenc\.\S+)(?:\]\[INFO\] - | \| )(.+)"
@@ -52,8 +50,8 @@ def train(
     Raises:
         UserError: wrong input, or fairseq failed.
     """
-    pretrained, data_bin = read_pretrained(checkpoint), open_data_bin(data)
-    refuse_other_vocabulary(pretrained, data_bin)
+    pretrained, data_bin = read_pretrained(checkpoint, "--checkpoint"), open_data_bin(data)
+    pretrained.check_dictionary(data_bin.dictionary)
     config = configuration(pretrained, data_bin, out, yaml_file or recipe(data_bin), changes)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -66,18 +64,9 @@ def train(
             raise UserError(f"--out {out}: another run is writing there; wait for it") from None
         _write(config, out / CONFIG)
         _mend(out)
-        _run(out, lock.fileno())
+        where = ["--config-dir", str(out.resolve()), "--config-name", Path(CONFIG).stem]
+        run_logged(["fairseq-hydra-train", *where], out / LOG, lock.fileno(), _show)
     return out / LAST
-
-
-def _run(out: Path, lock: int) -> None:
-    where = ["--config-dir", str(out.resolve()), "--config-name", Path(CONFIG).stem]
-    try:
-        run_logged(["fairseq-hydra-train", *where], out / LOG, lock, _show)
-    except UserError as error:
-        if told := _TOLD.search(str(error)):
-            raise UserError(f"{told[1]} (the log: {out / LOG})") from None
-        raise
 
 
 def _write(config: DictConfig, path: Path) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fairseq_posenc.compare.command import STOPPED, _every_end_like_ctrl_c
 from fairseq_posenc.compare.progress import say
 from fairseq_posenc.compare.steps import own_folder
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.interruption import STOPPED, any_end_like_ctrl_c
 from fairseq_posenc.translation.command_translate import add_model_arguments
 from fairseq_posenc.translation.evaluation import Request, evaluate
 from fairseq_posenc.translation.generate import Options, Search
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     """
     request = _request(args)
     try:
-        with _every_end_like_ctrl_c(), own_folder(args.out, (REPORT, FIGURES)) as lock:
+        with any_end_like_ctrl_c(), own_folder(args.out, (REPORT, FIGURES)) as lock:
             text = write_report(evaluate(request, args.out, lock), args.out)
     except KeyboardInterrupt:
         say("\nstopped; the same command continues from here")

@@ -12,10 +12,10 @@ from pathlib import Path
 from fairseq.utils import split_paths
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.interruption import STOPPED
 from fairseq_posenc.translation.lines import arriving_lines
 from fairseq_posenc.translation.translator import Hypothesis, Translator
 
-STOPPED = 130  # what a shell reports after Ctrl-C
 _SHOWN = 3  # hypotheses of beam search
 
 
@@ -90,8 +90,6 @@ def run(args: argparse.Namespace) -> int:
                 _answer(translator, some, args, nbest)
     except KeyboardInterrupt:
         return STOPPED
-    except BrokenPipeError:  # whoever reads, such as head, has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
