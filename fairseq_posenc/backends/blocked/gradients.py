@@ -7,7 +7,7 @@ from torch import Tensor
 from fairseq_posenc.backends.blocked.bands import sum_by_distance
 from fairseq_posenc.backends.blocked.factors import Factors
 from fairseq_posenc.backends.blocked.geometry import Block
-from fairseq_posenc.backends.blocked.reset import LineGradients, lines
+from fairseq_posenc.backends.blocked.reset import LineGradients
 from fairseq_posenc.backends.blocked.scores import Scores
 from fairseq_posenc.backends.blocked.tables import Tables
 
@@ -56,7 +56,7 @@ class ScoreGradients:
             total = scores.pairs_of(self.tables.pair_bias, block)
             total += scores.by_sentence(grad).sum_to_size(total.shape)
         # The line written last stands where two cross, so its gradient is taken out first.
-        for line in reversed(list(lines(scores.geometry, scores.chunk, block))):
+        for line in reversed(scores.reset.lines(scores.chunk, block)):
             self.lines.take(line, grad)
         self._add_by_distance(block, factors, grad)
         content = factors.gradient("content", grad, scores.product)

@@ -10,7 +10,7 @@ Shapes: b pairs of sentence and head, of the whole call; other letters as in
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Union
 
 import torch
 from torch import Tensor
@@ -85,15 +85,17 @@ class Reset:
     def __init__(
         self, geometry: Geometry, query: Tensor, key: Tensor, tables: Tables, product: bool
     ) -> None:
+        self.geometry, self.product = geometry, product
         self.scores: list[Tensor] = []
         if geometry.first is None:
             return
-        self.product = product
+        self._lines: dict[tuple[int, ...], list[Line]] = {}
         query, key = query.flatten(0, 1), key.flatten(0, 1)
-        first = torch.tensor(geometry.first, device=key.device).clamp(min=0)
-        first = first.repeat_interleave(geometry.heads)[:, None, None]
-        self.at_key = _Token(first)
-        self.at_query = _Token((geometry.src_len - 1 - first).clamp(max=query.size(1) - 1))
+        keys = [max(first, 0) for first in geometry.first]
+        queries = [min(geometry.src_len - 1 - first, query.size(1) - 1) for first in keys]
+        self.at_key, self.at_query = (
+            _Token.of_sentences(places, geometry.heads, key.device) for places in (keys, queries)
+        )
         # What all queries meet, and all keys: their two rows, and the first token itself.
         self.met_by_query = _met(tables.query_table, self.at_key.of(key))
         self.met_by_key = _met(tables.key_table, self.at_query.of(query))
@@ -110,6 +112,15 @@ class Reset:
         if tables.bias is not None:
             bias = _of_heads(tables.bias, key)
             self.scores = [x + bias[:, row, None, None] for row, x in enumerate(self.scores)]
+
+    def lines(self, chunk: Chunk, block: Block) -> list[Line]:
+        """Return the lines in a block, which are looked for once a call."""
+        if not self.scores:
+            return []
+        here = chunk.batch.start, chunk.heads.start, block.queries.start
+        if here not in self._lines:
+            self._lines[here] = list(lines(self.geometry, chunk, block))
+        return self._lines[here]
 
     def put(self, line: Line, scores: Tensor) -> None:
         """Put a line in its place in the scores of a block, ``(c, M, W)``."""
@@ -188,17 +199,30 @@ class LineGradients:
 
 
 class _Token(NamedTuple):
-    """A place of its own in each ``(b, n, ...)``: ``(b, 1, 1)``."""
+    """A place among n: the same everywhere, or one for each sentence and head, ``(b, 1, 1)``."""
 
-    place: Tensor
+    place: Union[int, Tensor]
+
+    @classmethod
+    def of_sentences(cls, places: list[int], heads: int, device: torch.device) -> _Token:
+        """Return the places of sentences, in all of their heads."""
+        if len(set(places)) == 1:
+            return cls(places[0])
+        of_heads = [place for place in places for _ in range(heads)]
+        return cls(torch.tensor(of_heads, device=device)[:, None, None])
 
     def of(self, x: Tensor) -> Tensor:
         """Return ``(b, 1, D)`` of ``(b, n, D)``."""
+        if isinstance(self.place, int):
+            return x[:, self.place, None]
         return x.gather(1, self.place.expand(-1, 1, x.size(2)))
 
     def add(self, x: Tensor, y: Tensor) -> None:
         """Add ``(b, 1, D)`` to ``(b, n, D)``."""
-        x.scatter_add_(1, self.place.expand_as(y), y)
+        if isinstance(self.place, int):
+            x[:, self.place, None].add_(y)
+        else:
+            x.scatter_add_(1, self.place.expand_as(y), y)
 
 
 def _factors(

@@ -7,7 +7,7 @@ from torch import Tensor
 from fairseq_posenc.backends.blocked.bands import Band, by_distance
 from fairseq_posenc.backends.blocked.factors import Factors
 from fairseq_posenc.backends.blocked.geometry import Block, Chunk, Geometry
-from fairseq_posenc.backends.blocked.reset import Reset, lines
+from fairseq_posenc.backends.blocked.reset import Reset
 from fairseq_posenc.backends.blocked.tables import Tables
 
 
@@ -67,7 +67,7 @@ class Scores:
         shape = scores.shape[1:]
         if bias is not None:
             scores.add_(by_distance(bias, block.corner, *shape))
-        for line in lines(self.geometry, self.chunk, block):
+        for line in self.reset.lines(self.chunk, block):
             self.reset.put(line, scores)
         if direction is not None:
             scores.add_(by_distance(direction[None], block.corner, *shape))
