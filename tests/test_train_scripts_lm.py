@@ -114,7 +114,7 @@ def test_models_of_other_data_and_encodings_have_other_folders():
     [
         ([], "expected ENCODING DATA; "),
         (["--cpu", "learned"], "expected ENCODING DATA before the options; "),
-        (["learned", "nowhere"], "nowhere is no data-bin folder: it has no dict.txt"),
+        (["learned", "nowhere"], "there is no folder nowhere"),
         (["learned", "DATA", "--gpus"], "--gpus needs a value"),
         (["learned", "DATA", "--gpus", "0"], "--gpus must be a whole number of at least 1"),
         (["learned", "DATA", "--per-gpu", "x"], "--per-gpu must be a whole number"),

@@ -214,6 +214,20 @@ def test_wrong_arguments_are_told_in_one_line(name, arguments, message):
 
 
 @slow
+def test_without_a_gpu_a_dry_run_shows_the_command_for_one():
+    words, said = dry_run("b_small", "learned")
+    assert "no GPU is visible here: this is the command for one" in said
+    assert settings(words).distributed_world_size == 1
+    assert "no GPU is visible; --cpu" in start("b_small", "learned", sentences(), status=2).stderr
+
+
+@slow
+def test_overrides_of_the_batch_are_said():
+    _, said = dry_run("b_small", "learned", "--cpu", "--", "--batch-size", 4)
+    assert "the options after the two dashes change the batch" in said
+
+
+@slow
 def test_a_restore_file_cannot_replace_the_last_checkpoint():
     folder = new_directory()
     restore = ["--cpu", "--save-dir", folder, "--", "--restore-file", "x.pt"]
@@ -364,6 +378,10 @@ def test_a_killed_training_goes_on_from_its_own_checkpoint_and_not_from_the_firs
     assert "loading pretrained model" not in done.stdout
     assert updates(last) == before + 2
     assert "num_updates" in (folder / "train.log").read_text(encoding="utf-8")[len(log) :]
+
+    done = start("a_base", *arguments, "--max-update", before + 2, cwd=tmp_path)
+    assert f"finished: {last} has {before + 2} updates" in done.stderr
+    assert updates(last) == before + 2
 
 
 @slow

@@ -148,7 +148,7 @@ def test_the_batch_is_shared_out_and_smaller_steps_make_more_updates():
     ("arguments", "message"),
     [
         (["rope"], "expected ENCODING DATA; "),
-        (["rope", "nowhere", "--cpu"], "nowhere is no data-bin folder: it has no dict.txt"),
+        (["rope", "nowhere", "--cpu"], "there is no folder nowhere"),
         (
             ["rope", "DATA", "--gpus", "3"],
             "a batch of 8192 tokens cannot be made of steps",

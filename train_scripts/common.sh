@@ -15,7 +15,8 @@
 #   --nodes N       machines (default: those of the SLURM step); the same command runs on each
 #   --head HOST:PORT  the machine where they meet (default: the first of the SLURM step)
 #   --per-gpu N     what a GPU takes at a time; the global batch stays what it is
-#   --save-dir DIR  where checkpoints and train.log go (default: checkpoints/SCRIPT/DATA/ENCODING)
+#   --save-dir DIR  where checkpoints and train.log go (default: checkpoints/SCRIPT/DATA/ENCODING,
+#                   without brackets and colons)
 #   --bf16          bfloat16 in place of float16
 #   --cpu           train on the processor, in float32
 #   --dry-run       print the command and stop
@@ -124,6 +125,7 @@ find_data() {
     local IFS=:
     for folder in $DATA; do
         case $folder in *.partial) fail "$folder is not finished: start its preprocessing again" ;; esac
+        [ -d "$folder" ] || fail "there is no folder $folder"
         ls "$folder"/dict*.txt >/dev/null 2>&1 ||
             fail "$folder is no data-bin folder: it has no dict.txt"
         [ ! -e "$folder/dict.txt" ] || cmp -s "${DATA%%:*}/dict.txt" "$folder/dict.txt" ||

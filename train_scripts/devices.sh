@@ -14,6 +14,10 @@ choose_devices() {
         GPUS=1 PRECISION=--cpu
     fi
     [ -n "$GPUS" ] || GPUS=$(count_gpus) || exit
+    if [ "$GPUS" -eq 0 ] && $DRY_RUN; then
+        say "no GPU is visible here: this is the command for one (--gpus N, or --cpu, for another)"
+        GPUS=1
+    fi
     [ "$GPUS" -gt 0 ] || fail "no GPU is visible; --cpu trains on the processor, which takes long"
     NODES=${NODES:-${SLURM_STEP_NUM_NODES:-1}}
     WORLD=$((NODES * GPUS))
@@ -50,4 +54,7 @@ share_batch() {
         "($WORLD x $PER_GPU): choose --gpus or --per-gpu so that it can"
     UPDATE_FREQ=$(($1 / step))
     say "global batch: $1 $2 = $WORLD $device(s) x $PER_GPU x $UPDATE_FREQ steps (--update-freq)"
+    if overridden --batch-size || overridden --max-tokens || overridden --update-freq; then
+        say "the options after the two dashes change the batch"
+    fi
 }

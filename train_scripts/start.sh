@@ -47,6 +47,20 @@ mend_last() {
         "remove it to start again"
 }
 
+# finished COMMAND...: whether its last update was made already; fairseq would make one more each time.
+finished() {
+    local last='' word before='' log=$SAVE_DIR/train.log updates
+    for word in "$@"; do
+        case $before in --max-update) last=$word ;; esac
+        case $word in --max-update=*) last=${word#*=} ;; esac
+        before=$word
+    done
+    [ -n "$last" ] && [ -e "$SAVE_DIR/checkpoint_last.pt" ] && [ -e "$log" ] || return 1
+    updates=$(sed -n 's/.*Saved checkpoint .* @ \([0-9]*\) updates.*/\1/p' "$log" | tail -n 1)
+    [ "${updates:-0}" -ge "$last" ] || return 1
+    say "finished: $SAVE_DIR/checkpoint_last.pt has $updates updates, of --max-update $last"
+}
+
 # train OPTION...: starts fairseq-train, or goes on from the last checkpoint in SAVE_DIR.
 train() {
     local fairseq_train torchrun command
@@ -65,6 +79,7 @@ train() {
         echo
         return
     fi
+    ! finished "${command[@]}" || return 0
     mkdir -p "$SAVE_DIR"
     [ ! -e "$SAVE_DIR/checkpoint_last.pt" ] || mend_last
     # fairseq's own --log-file repeats every line once more in each epoch.

@@ -8,15 +8,8 @@
 #   train_scripts/translation_iwslt17.sh learned+m4m data-bin/iwslt17.fr-en --gpus 2
 #   SEEDS=1 train_scripts/translation_iwslt17.sh m4m data-bin/iwslt17.fr-en -- --max-epoch 5
 #
-# ENCODING is a spec (fairseq-posenc list), DATA a folder that preprocess/translation.py made.
-# The same command again goes on from the last checkpoints. At the end it says which seed is best.
+# At the end it says which seed is best. A GPU takes 4096 tokens at a time, and the batch is 8192.
 #
-#   --gpus N        GPUs to use (default: all that are visible); several run under torchrun
-#   --per-gpu N     tokens that a GPU takes at a time (default: 4096); the batch stays 8192
-#   --save-dir DIR  where checkpoints go (default: checkpoints/translation_iwslt17/DATA/ENCODING)
-#   --bf16          bfloat16 in place of float16
-#   --cpu           train on the processor, in float32
-#   --dry-run       print the commands and stop
 #   SEEDS='1 2 3'   in the environment: the seeds
 
 set -euo pipefail

@@ -37,11 +37,12 @@ def run(args: argparse.Namespace) -> int:
     curves = _read(args.logs)
     args.out.mkdir(parents=True, exist_ok=True)
     text = table(curves)
+    print(text)
     if can_draw():
         draw_curves(curves, args.title, args.out / PICTURE)
         text += f"\n![{args.title}]({PICTURE})\n"
     write_whole(args.out / TABLE, text)
-    print(text, end="")
+    print(f"table and picture: {args.out}" if can_draw() else f"table: {args.out} (no picture)")
     return 0
 
 
@@ -55,7 +56,8 @@ def table(curves: Mapping[str, Curve]) -> str:
     for name, curve in curves.items():
         best = curve.best
         row = [f"`{name}`", f"{curve.entries[-1].updates:,}", f"{best.updates:,}"]
-        row += [f"{best.loss:.3f}", f"{best.perplexity:,.2f}", f"{curve.speed:,.0f}"]
+        row += [f"{best.loss:.3f}", f"{best.perplexity:,.2f}"]
+        row.append(f"{curve.speed:,.0f}" if curve.speed else "-")
         if accuracies:
             row.insert(5, "-" if best.accuracy is None else f"{best.accuracy:.1f} %")
         rows.append(row)

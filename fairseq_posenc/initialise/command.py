@@ -115,7 +115,7 @@ def _account(source: Pretrained, args: argparse.Namespace, start: Start, out: Pa
             *lines,
             f"wrote {out}: positions: {positions.encoder}, directions: {directions}",
             "train from it, and resume, with the same command: fairseq-train DATA --task masked_lm "
-            f"{train} --finetune-from-model {shlex.quote(str(out))} ...",
+            f"--criterion masked_lm --tokens-per-sample {args.max_positions} {train} --finetune-from-model {shlex.quote(str(out))} ...",
         ]
     )
 

@@ -81,7 +81,7 @@ def of_training(path: Path, training: Training, recipe: Optional[str]) -> Run:
 def _corpus(training: Training) -> Optional[str]:
     """Return the column of a language model's text, by the name of its data folder."""
     name = Path(str(training.settings.get("data", "")).split(":")[0]).name.lower()
-    if "wikitext" in name:
+    if "wikitext" in name and "103" in name:
         return "WikiText-103"
     return "Chinese Wikipedia" if "zh" in name or "chinese" in name else None
 

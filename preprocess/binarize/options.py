@@ -60,7 +60,7 @@ def _add_tokens(parser: argparse.ArgumentParser, characters: bool) -> None:
         "--max-symbols", type=int, default=-1, help="for a new dictionary: its size"
     )
     tokens.add_argument(
-        "--dict-only", action="store_true", help="write only DEST/dict.txt, from --train"
+        "--dict-only", action="store_true", help="write only OUT/dict.txt, from --train"
     )
 
 
@@ -73,7 +73,7 @@ def _add_lines(parser: argparse.ArgumentParser) -> None:
         "--empty-lines",
         choices=("documents", "drop", "keep"),
         default="documents",
-        help="documents: one </s> of its own between documents (default); "
+        help="documents: one </s> of its own between documents (default, but of wikitext.py: keep); "
         "drop, keep: as fairseq's encoder script does without and with --keep-empty",
     )
     lines.add_argument(
