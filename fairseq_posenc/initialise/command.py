@@ -109,13 +109,14 @@ def _account(source: Pretrained, args: argparse.Namespace, start: Start, out: Pa
         lines.append(f"left out, as they belong to a task: {', '.join(start.heads)}")
     positions = resolve(args)
     directions = ",".join(positions.directions) or "both"
-    train = shlex.join(["--user-dir", "fairseq_posenc", *training_options(args)])
+    words = ["--task", "masked_lm", "--criterion", "masked_lm"]
+    words += ["--tokens-per-sample", str(args.max_positions), "--user-dir", "fairseq_posenc"]
+    train = shlex.join([*words, *training_options(args), "--finetune-from-model", str(out)])
     return "\n".join(
         [
             *lines,
             f"wrote {out}: positions: {positions.encoder}, directions: {directions}",
-            "train from it, and resume, with the same command: fairseq-train DATA --task masked_lm "
-            f"--criterion masked_lm --tokens-per-sample {args.max_positions} {train} --finetune-from-model {shlex.quote(str(out))} ...",
+            f"train from it, and resume, with the same command: fairseq-train DATA {train} ...",
         ]
     )
 

@@ -73,7 +73,8 @@ def _add_lines(parser: argparse.ArgumentParser) -> None:
         "--empty-lines",
         choices=("documents", "drop", "keep"),
         default="documents",
-        help="documents: one </s> of its own between documents (default, but of wikitext.py: keep); "
+        help="documents: one </s> of its own between documents (default, except in "
+        "wikitext.py: keep); "
         "drop, keep: as fairseq's encoder script does without and with --keep-empty",
     )
     lines.add_argument(
