@@ -193,7 +193,7 @@ def test_a_probe_of_a_script_says_how_long_its_recipe_takes(tmp_path):
         (["--updates", "3", "--", "fairseq-train", "x"], "--updates 3: a probe needs at least 10"),
         (
             [str(SCRIPTS / "b_small.sh"), "none", "nowhere", "--cpu"],
-            "b_small: error: nowhere is no",
+            "b_small: error: there is no folder nowhere",
         ),
     ],
 )
