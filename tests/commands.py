@@ -5,12 +5,16 @@ What several tests need (data, trained models) is made once for each session, wh
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
+import time
+import zipfile
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -117,6 +121,45 @@ def run(
     result = Run([name, *command[1:]], done.returncode, done.stdout, done.stderr)
     assert fails or result.status == 0, f"{result.command} failed:\n{result.log[-4000:]}"
     return result
+
+
+def kill_in_training(command: Sequence[Any], last: Path, cwd: Path, **variables: str) -> None:
+    """Start a training and kill it, with all its processes, once its checkpoint is whole.
+
+    fairseq copies the newest checkpoint over ``last`` and can be killed in the middle of that; so
+    the training is halted before the file is looked at.
+
+    Args:
+        command: that trains without end.
+        last: its ``checkpoint_last.pt``.
+        cwd: working directory.
+        **variables: of the environment.
+
+    Raises:
+        AssertionError: the training ended by itself.
+    """
+    process = subprocess.Popen(
+        [str(part) for part in command],
+        cwd=cwd,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **variables},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        while True:
+            time.sleep(0.01)
+            assert process.poll() is None, f"{command} ended before it could be killed"
+            if last.exists():
+                os.killpg(process.pid, signal.SIGSTOP)
+                time.sleep(0.01)  # until all its processes have halted
+                if zipfile.is_zipfile(last):
+                    break
+                os.killpg(process.pid, signal.SIGCONT)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 class Training(NamedTuple):

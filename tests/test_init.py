@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 from argparse import Namespace
 
 import pytest
 import torch
 
-from commands import BLOCKS, TRAINING, USER_DIR, new_directory, run, script, sentences, train
+from commands import (
+    BLOCKS,
+    TRAINING,
+    USER_DIR,
+    kill_in_training,
+    new_directory,
+    run,
+    script,
+    sentences,
+    train,
+)
 from conftest import ARGS, STOCK, logits, make_model, make_tokens
 from fairseq_posenc.checkpoints import is_position_parameter
 from fairseq_posenc.cli import main
@@ -403,7 +410,8 @@ def test_a_killed_run_goes_on_from_its_own_last_checkpoint(trained_by_stock):
     save_dir = new_directory()
     model = ["--user-dir", USER_DIR, "--task", "masked_lm", "--criterion", "masked_lm"]
     command = [script("fairseq-train"), sentences(), *model, *BLOCKS, *TRAINING, *more]
-    kill_after_a_checkpoint([*command, "--save-dir", save_dir, "--max-epoch", 100000])
+    command += ["--save-dir", save_dir, "--max-epoch", 100000]
+    kill_in_training(command, save_dir / "checkpoint_last.pt", save_dir)
     updates = last_update(save_dir)
     resumed = train("masked_lm", *more, "--max-update", updates + 2, save_dir=save_dir)
     assert f"Loaded checkpoint {save_dir}/checkpoint_last.pt" in resumed.run.log
@@ -414,21 +422,6 @@ def test_a_killed_run_goes_on_from_its_own_last_checkpoint(trained_by_stock):
 def last_update(save_dir):
     state = torch.load(save_dir / "checkpoint_last.pt")
     return state["optimizer_history"][-1]["num_updates"]
-
-
-def kill_after_a_checkpoint(command):
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        [str(part) for part in command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environment,
-    ) as process:
-        for line in process.stdout:
-            if "Saved checkpoint" in line:
-                break
-        process.send_signal(signal.SIGKILL)
 
 
 @pytest.mark.slow

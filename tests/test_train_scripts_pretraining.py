@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import signal
 import socket
 import subprocess
 import sys
-import time
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from commands import USER_DIR, new_directory, run, sentences, trained
+from commands import USER_DIR, kill_in_training, new_directory, run, sentences, trained
 from fairseq_posenc import recipes, registry
 from fairseq_posenc.options import resolve
 
@@ -328,24 +326,6 @@ def updates(path: Path) -> int:
     return int(torch.load(path, map_location="cpu")["optimizer_history"][-1]["num_updates"])
 
 
-def kill_after_first_checkpoint(command: list[str], cwd: Path, last: Path) -> None:
-    process = subprocess.Popen(
-        command,
-        cwd=cwd,
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        while not last.exists():
-            assert process.poll() is None
-            time.sleep(0.01)
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
 @slow
 def test_a_killed_training_goes_on_from_its_own_checkpoint_and_not_from_the_first(tmp_path):
     init = tmp_path / "init.pt"
@@ -355,7 +335,7 @@ def test_a_killed_training_goes_on_from_its_own_checkpoint_and_not_from_the_firs
     arguments = ["m4m", sentences(), "--cpu", "--init", init, "--save-dir", folder, "--", *TINY]
     endless = ["--save-interval-updates", 1, "--max-update", 1_000_000]
     command = [SCRIPTS / "a_base.sh", *arguments, *endless]
-    kill_after_first_checkpoint([*map(str, command)], tmp_path, last)
+    kill_in_training(command, last, tmp_path)
     log = (folder / "train.log").read_text(encoding="utf-8")
     assert f"loading pretrained model from {init}" in log
     assert f"Loaded checkpoint {init}" in log

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 import subprocess
-import time
 from argparse import Namespace
 from functools import cache
 from pathlib import Path
@@ -21,7 +19,7 @@ from fairseq.optim.lr_scheduler.tri_stage_lr_scheduler import (
 from fairseq.optim.sgd import SGD
 from omegaconf import OmegaConf
 
-from commands import USER_DIR, new_directory, pairs, run
+from commands import USER_DIR, kill_in_training, new_directory, pairs, run
 from fairseq_posenc.options import resolve
 
 slow = pytest.mark.slow
@@ -180,22 +178,9 @@ def checkpoint(path: Path) -> tuple[int, int, float]:
 def test_a_killed_training_goes_on_and_the_best_seed_is_named(tmp_path):
     options = [*TINY, "--clip-norm", 1.0, "--log-interval", 1]
     endless = ["--save-interval-updates", 1, "--keep-interval-updates", 1, "--max-epoch", 100_000]
-    process = subprocess.Popen(
-        command("rope", pairs(), "--cpu", "--save-dir", "runs", "--", *options, *endless),
-        cwd=tmp_path,
-        env={**os.environ, "SEEDS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
     last = tmp_path / "runs" / "seed1" / "checkpoint_last.pt"
-    try:
-        while not last.exists():
-            assert process.poll() is None
-            time.sleep(0.01)
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    arguments = ["rope", pairs(), "--cpu", "--save-dir", "runs", "--", *options, *endless]
+    kill_in_training(command(*arguments), last, tmp_path, SEEDS="1")
     epoch, before, _ = checkpoint(last)
 
     options += ["--max-epoch", epoch + 1]
