@@ -55,7 +55,7 @@ def attend(
         if dropout:
             shape = (*query.shape[:2], geometry.padded_tgt)
             kept = Dropout.draw(dropout, shape, geometry.padded_src, query.device)
-        tables = Tables.of(terms, geometry, kept, kind)
+        tables = Tables.of(terms, geometry, kind)
         learns = any(x is not None and x.requires_grad for x in (query, key, value, *tables))
         keeps = geometry.is_short and learns and torch.is_grad_enabled()
         blind = _blind(mask, query.size(2), key.size(2))

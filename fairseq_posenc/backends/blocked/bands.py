@@ -89,6 +89,11 @@ class Band:
         sums = (wide @ self.rows).unflatten(2, (-1, self.tile))
         return sums.transpose(1, 2).reshape(self.count, self.tiles * self.tile, -1)
 
+    def turned_sums(self, wide: Tensor) -> Tensor:
+        """Return the same, ``(c, D, members)``."""
+        sums = (self.rows.transpose(2, 3) @ wide.transpose(2, 3)).unflatten(3, (-1, self.tile))
+        return sums.permute(0, 3, 2, 1, 4).reshape(self.count, -1, self.tiles * self.tile)
+
     def add_to(self, table: Tensor, wide: Tensor, own: Tensor) -> None:
         """Add the weighted sums of members ``(c, members, D)`` to the rows of another table."""
         rows = wide.transpose(2, 3) @ self._tiled(own)

@@ -57,12 +57,11 @@ class Dropout(NamedTuple):
         first, second = self.queries[:, batch, heads, queries].flatten(1, 2).unsqueeze(-1)
         bits = first ^ self.keys[batch, heads, keys].flatten(0, 1).unsqueeze(-2)
         bits.mul_(FIRST).bitwise_xor_(second).mul_(SECOND)
-        # Half of the bits' range, so that the difference from the threshold has a sign.
-        threshold = round((1 - self.rate) * 2**31) - 2**30
-        return bits.__irshift__(1).sub_(threshold).__irshift__(31)
+        threshold = min(round((1 - self.rate) * 2**32) - 2**31, 2**31 - 1)
+        return bits.lt_(threshold).neg_()
 
 
 def keep(x: Tensor, kept: Tensor) -> Tensor:
-    """Return ``x`` with zeros where bits of :meth:`Dropout.kept` are not set."""
+    """Return ``x`` with zeros where bits of :meth:`Dropout.kept`, overwritten, are not set."""
     kind = torch.int64 if x.dtype == torch.float64 else torch.int32
-    return (x.view(kind) & kept.to(kind)).view(x.dtype)
+    return kept.to(kind).bitwise_and_(x.view(kind)).view(x.dtype)

@@ -12,33 +12,13 @@ from fairseq_posenc.backends.blocked.scores import Scores
 from fairseq_posenc.backends.blocked.tables import Tables
 
 
-class Turned:
-    """A sum of products ``weights.T @ x``, kept turned: that product is the faster one on a CPU.
-
-    Args:
-        total: ``(c, n, D)``, what the sum is added to at the end.
-    """
-
-    def __init__(self, total: Tensor) -> None:
-        self.total = total
-        self.turned = total.new_zeros(total.size(0), total.size(2), total.size(1))
-
-    def add(self, where: slice, weights: Tensor, x: Tensor) -> None:
-        """Add the sums of ``(c, M, D)`` weighted by ``(c, M, W)``."""
-        self.turned[:, :, where] += x.transpose(1, 2) @ weights
-
-    def finish(self) -> None:
-        """Add what was added up to the total."""
-        self.total += self.turned.transpose(1, 2)
-
-
 class ScoreGradients:
     """Takes the gradients of scores, block by block, to queries, keys and tables.
 
     Args:
         scores: of the chunk.
         query: ``(c, T, D)``, to add to.
-        key: ``(c, S, D)``, to add to.
+        key: turned, ``(c, D, S)``, to add to: that product is the faster one on a CPU.
         tables: to add to; None for those that need no gradient.
         lines: of the call, which takes what is theirs.
     """
@@ -47,7 +27,7 @@ class ScoreGradients:
         self, scores: Scores, query: Tensor, key: Tensor, tables: Tables, lines: LineGradients
     ) -> None:
         self.scores, self.query, self.key, self.tables = scores, query, key, tables
-        self.lines, self.turned = lines, Turned(key)
+        self.lines = lines
 
     def add(self, block: Block, factors: Factors, grad: Tensor) -> None:
         """Add the gradients for that of a block's scores, ``(c, M, W)``, which is overwritten."""
@@ -60,12 +40,9 @@ class ScoreGradients:
             self.lines.take(line, grad)
         self._add_by_distance(block, factors, grad)
         content = factors.gradient("content", grad, scores.product)
+        query = scores.query[:, block.queries]
         self.query[:, block.queries].baddbmm_(content, scores.key[:, block.keys])
-        self.turned.add(block.keys, content, scores.query[:, block.queries])
-
-    def finish(self) -> None:
-        """Complete the gradient of the keys."""
-        self.turned.finish()
+        self.key[:, :, block.keys].baddbmm_(query.transpose(1, 2), content)
 
     def _add_by_distance(self, block: Block, factors: Factors, grad: Tensor) -> None:
         scores, totals, product = self.scores, self.tables, self.scores.product
@@ -88,7 +65,7 @@ class ScoreGradients:
             band = scores.band(scores.tables.key_table, block, key, query)
             of_key = factors.gradient("by_key", grad, product)
             wide = band.spread(of_key.unflatten(2, (-1, tile)).permute(0, 2, 3, 1))
-            self.key[:, block.keys] += band.sums(wide)
+            self.key[:, :, block.keys] += band.turned_sums(wide)
             if totals.key_table is not None:
                 band.add_to(totals.key_table, wide, key)
 

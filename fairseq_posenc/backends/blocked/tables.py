@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_posenc.backends.blocked.dropout import Dropout
 from fairseq_posenc.backends.blocked.geometry import Geometry
 from fairseq_posenc.encodings.base import Terms
 
@@ -28,9 +27,7 @@ class Tables(NamedTuple):
     value_table: Tensor | None
 
     @classmethod
-    def of(
-        cls, terms: Terms, geometry: Geometry, dropout: Dropout | None, kind: torch.dtype
-    ) -> Tables:
+    def of(cls, terms: Terms, geometry: Geometry, kind: torch.dtype) -> Tables:
         """Return the tables of type ``kind``; the steps are recorded for their gradients."""
         rows = geometry.tgt_len + geometry.src_len - 1
         missing = geometry.rows - rows
@@ -44,7 +41,7 @@ class Tables(NamedTuple):
                 table = torch.cat([table[:, :rows], blank, table[:, rows:]], dim=1)
             return table.contiguous()
 
-        pair_bias, values = terms.pair_bias, terms.value_table
+        pair_bias = terms.pair_bias
         if pair_bias is not None:
             pair_bias = F.pad(
                 pair_bias.to(kind).flip(2),
@@ -55,15 +52,13 @@ class Tables(NamedTuple):
                     geometry.padded_tgt - geometry.tgt_len,
                 ),
             )
-        if values is not None and dropout is not None:
-            values = values * dropout.gain
         return cls(
             laid_out(terms.query_table),
             laid_out(terms.key_table),
             laid_out(terms.gain),
             laid_out(terms.bias),
             pair_bias,
-            laid_out(values),
+            laid_out(terms.value_table),
         )
 
     def of_heads(self, heads: slice) -> Tables:

@@ -6,7 +6,6 @@ from torch import Tensor
 
 from fairseq_posenc.backends.blocked.bands import Band
 from fairseq_posenc.backends.blocked.geometry import Block, Chunk, Geometry
-from fairseq_posenc.backends.blocked.gradients import Turned
 from fairseq_posenc.backends.blocked.reset import Line, lines
 
 
@@ -16,8 +15,8 @@ class Values:
     Args:
         geometry: of the call.
         chunk: which sentences and heads.
-        value: ``(c, S, D)``, with the gain of dropout.
-        table: ``(G, R, D)``, with the gain of dropout, or None.
+        value: ``(c, S, D)``.
+        table: ``(G, R, D)`` or None.
     """
 
     def __init__(
@@ -63,13 +62,12 @@ class ValueGradients:
 
     Args:
         values: of the chunk.
-        value: ``(c, S, D)``, to add to.
+        value: turned, ``(c, D, S)``, to add to.
         table: to add to; None where it needs no gradient.
     """
 
     def __init__(self, values: Values, value: Tensor, table: Tensor | None) -> None:
-        self.values, self.table = values, table
-        self.turned = Turned(value)
+        self.values, self.value, self.table = values, value, table
 
     def add(self, block: Block, weights: Tensor, grad: Tensor) -> Tensor:
         """Add the gradients for that of what a block gathered; return that of its weights.
@@ -80,7 +78,7 @@ class ValueGradients:
             grad: ``(c, M, D)``.
         """
         values = self.values
-        self.turned.add(block.keys, weights, grad)
+        self.value[:, :, block.keys].baddbmm_(grad.transpose(1, 2), weights)
         grad_weights = grad @ values.value[:, block.keys].transpose(1, 2)
         if values.table is None:
             return grad_weights
@@ -98,7 +96,3 @@ class ValueGradients:
                 of_line = weight.sum(2, keepdim=True) * grad[line.heads, line.queries]
                 row += of_line.sum(1, keepdim=True).sum_to_size(row.shape)
         return grad_weights.add_(by_table)
-
-    def finish(self) -> None:
-        """Complete the gradient of the values."""
-        self.turned.finish()
