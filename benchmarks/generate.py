@@ -2,7 +2,9 @@
 
 The model is fairseq's base Transformer with random weights, in fairseq's own sequence generator.
 Every hypothesis is forced to the same length (as by --min-len and --max-len-b), so that all models
-do the same number of steps, and what they say does not matter. All models take turns.
+do the same number of steps, and what they say does not matter. All models take turns, and share one
+set of weights, since reading them is most of a step, and how fast that is differs from place to
+place in memory.
 
     python benchmarks/generate.py --encodings all
 """
@@ -21,6 +23,7 @@ from typing import Any
 
 import torch
 from fairseq.dataclass.configs import GenerationConfig
+from torch import Tensor
 
 from fairseq_posenc import registry
 from measuring import page, results, timing
@@ -46,8 +49,16 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def generation(contender: Contender, whole: Whole, beam: int) -> timing.Pass:
+def generation(
+    contender: Contender, whole: Whole, beam: int, weights: dict[str, Tensor]
+) -> timing.Pass:
     """Return the generation of one batch.
+
+    Args:
+        contender: to generate with.
+        whole: its sizes.
+        beam: of the search.
+        weights: by name, shared by all; those that are not there yet are added.
 
     Raises:
         AssertionError: a hypothesis has another length than it should, so that models would be
@@ -55,6 +66,8 @@ def generation(contender: Contender, whole: Whole, beam: int) -> timing.Pass:
     """
     config, task, model = build(contender, whole)
     model.to(whole.device, whole.dtype).eval()
+    for name, parameter in model.named_parameters():
+        parameter.data = weights.setdefault(name, parameter.data)
     config.generation.beam = beam
     model.prepare_for_inference_(config)  # as fairseq-generate does
     forced = whole.length - 1  # and the end of the sentence
@@ -87,7 +100,8 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     encodings = names if args.encodings == ["all"] else args.encodings
     ours = [Contender(spec, "auto") for spec in encodings]
     everyone = list(dict.fromkeys([BASELINE, STOCK, *ours]))
-    passes = [generation(contender, whole, args.beam) for contender in everyone]
+    weights: dict[str, Tensor] = {}
+    passes = [generation(contender, whole, args.beam, weights) for contender in everyone]
     rounds = timing.interleaved(passes, whole.device, args.rounds, args.seconds)
     return [
         {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from fairseq.modules import MultiheadAttention
@@ -21,6 +21,20 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
 
 IncrementalState = Optional[dict[str, dict[str, Optional[Tensor]]]]
+
+
+class Given(NamedTuple):
+    """What a forward pass hands over to an attention, which fairseq's layers cannot pass.
+
+    Attributes:
+        positions: of the tokens.
+        shared: terms common to all layers.
+        span: of the shared terms, if they have room for later steps of decoding.
+    """
+
+    positions: Positions | None = None
+    shared: Terms = Terms()
+    span: Span | None = None
 
 
 class PositionalAttention(MultiheadAttention):
@@ -53,26 +67,16 @@ class PositionalAttention(MultiheadAttention):
         self.encodings = encodings
         self.direction = direction
         self.backend = backend
-        self._positions: Positions | None = None
-        self._shared = Terms()
-        self._span: Span | None = None
+        self._given = Given()
 
     @contextmanager
-    def given(
-        self, positions: Positions | None, shared: Terms, span: Span | None = None
-    ) -> Iterator[None]:
-        """Hand over what fairseq's layers cannot pass.
-
-        Args:
-            positions: of the tokens.
-            shared: terms common to all layers.
-            span: of the shared terms, if they have room for later steps of decoding.
-        """
-        self._positions, self._shared, self._span = positions, shared, span
+    def given(self, given: Given) -> Iterator[None]:
+        """Hand over what fairseq's layers cannot pass."""
+        self._given = given
         try:
             yield
         finally:  # nothing of a forward pass survives it
-            self._positions, self._shared, self._span = None, Terms(), None
+            self._given = Given()
 
     def forward(
         self,
@@ -97,7 +101,7 @@ class PositionalAttention(MultiheadAttention):
         need_weights = need_weights or need_head_weights
         q, k, v = (self._split_heads(p(query)) for p in (self.q_proj, self.k_proj, self.v_proj))
         cache = self._get_input_buffer(incremental_state)
-        positions = self._positions or _without_tokens(query, cache, key_padding_mask)
+        positions = self._given.positions or _without_tokens(query, cache, key_padding_mask)
         q, k = self.encodings.rotate(q, k, positions.queries(positions.block))
         if incremental_state is not None:
             k, v, key_padding_mask = self._extend_cache(
@@ -115,15 +119,16 @@ class PositionalAttention(MultiheadAttention):
     def _terms(
         self, state: IncrementalState, tgt_len: int, src_len: int, positions: Positions
     ) -> Terms:
-        if self._span is None:
+        span = self._given.span
+        if span is None:
             return self.terms(Span.of(tgt_len, src_len, positions.tokens.device), positions)
         key = self._get_full_incremental_state_key("terms")
-        steps = kept(state, key, self._span, lambda span: self.terms(span, positions))
+        steps = kept(state, key, span, lambda span: self.terms(span, positions))
         return latest(steps, src_len)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Return the terms of this layer's encodings, and the shared ones, as one."""
-        terms = self._shared | self.encodings.terms(span, positions)
+        terms = self._given.shared | self.encodings.terms(span, positions)
         if terms.content_rows is None:
             return terms
         rows = terms.content_rows[:, None]  # [R, 1, C]: a batch of one

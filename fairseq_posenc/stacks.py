@@ -10,7 +10,7 @@ survives deep copies and pickling. TorchScript is not supported.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from fairseq.modules.transformer_layer import (
 )
 from torch import Tensor, nn
 
-from fairseq_posenc.attention import IncrementalState, PositionalAttention
+from fairseq_posenc.attention import Given, IncrementalState, PositionalAttention
 from fairseq_posenc.backends import check
 from fairseq_posenc.cross_attention import RotaryCrossAttention
 from fairseq_posenc.decoding import kept, span_of_step
@@ -86,11 +86,11 @@ class _PositionalLayer:
         """
         names = [name for name in Terms._fields if f"shared_{name}" in kwargs]
         shared = Terms(**{name: kwargs.pop(f"shared_{name}") for name in names})
-        with ExitStack() as given:
-            given.enter_context(self.self_attn.given(positions, shared, span))
-            cross_attention = getattr(self, "encoder_attn", None)
-            if isinstance(cross_attention, RotaryCrossAttention):
-                given.enter_context(cross_attention.given(positions))
+        cross_attention = getattr(self, "encoder_attn", None)
+        crossing: AbstractContextManager[None] = nullcontext()
+        if isinstance(cross_attention, RotaryCrossAttention):
+            crossing = cross_attention.given(positions)
+        with self.self_attn.given(Given(positions, shared, span)), crossing:
             return super().forward(*args, **kwargs)  # type: ignore[misc]
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from fairseq_posenc import registry
-from fairseq_posenc.attention import PositionalAttention
+from fairseq_posenc.attention import Given, PositionalAttention
 from fairseq_posenc.backends import available, choose
 from fairseq_posenc.backends.base import Call
 from fairseq_posenc.backends.planner import BACKENDS
@@ -115,5 +115,5 @@ def _terms(spec: str, dims: Dims, device: torch.device) -> Terms:
     layer, shared = layer_and_shared(spec, dims)
     attention = PositionalAttention(dims.embed_dim, dims.num_heads, layer).to(device)
     positions = positions_of(1, 1, device)
-    with attention.given(positions, shared_terms(shared.to(device), positions)):
+    with attention.given(Given(positions, shared_terms(shared.to(device), positions))):
         return attention.terms(Span.of(1, 1, device), positions)

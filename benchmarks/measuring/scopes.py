@@ -12,7 +12,7 @@ from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_posenc.attention import PositionalAttention
+from fairseq_posenc.attention import Given, PositionalAttention
 from fairseq_posenc.backends import BACKENDS
 from fairseq_posenc.backends.base import Call, Mask
 from fairseq_posenc.encodings.base import Dims
@@ -91,7 +91,7 @@ def operation(contender: Contender, case: Case) -> Pass:
 
     def attend() -> Tensor:
         q, k = layer.rotate(query, key, positions.queries(positions.block))
-        with attention.given(positions, shared_terms(shared, positions)):
+        with attention.given(Given(positions, shared_terms(shared, positions))):
             span = Span.of(case.length, case.length, case.device)
             terms = attention.terms(span, positions)
         return BACKENDS[contender.backend].attend(q, k, value, terms, Mask(), dropout=case.dropout)[

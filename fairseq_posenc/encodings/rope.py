@@ -36,6 +36,7 @@ class Rope(Encoding):
     """
 
     acts_on: ClassVar[Literal["rotation"]] = "rotation"
+    bits: Tensor
 
     def __init__(
         self,
@@ -64,11 +65,12 @@ class Rope(Encoding):
                 f"{self.name}(scaling={scaling}) slows all pairs of coordinates but the first, and "
                 f"{fraction:g} of a head of size {dims.head_dim} has one: rotate at least 4"
             )
+        # As whole numbers, which `.half()` leaves alone: fp16 cannot even count beyond 2048.
+        self.register_buffer("bits", self._frequencies().view(torch.int32), persistent=False)
 
     def rotate(self, query: Tensor, key: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         """Return query and key rotated by the angles of positions ``index``, ``(B or 1, T)``."""
-        # float32 whatever the model's precision: fp16 cannot even count beyond 2048.
-        angles = index[:, None, :, None].float() * self.frequencies(index.device)
+        angles = index[:, None, :, None] * self.frequencies
         cos, sin = angles.cos(), angles.sin()
         if self.scaling == "yarn":
             gain = 0.1 * math.log(self.factor) + 1.0
@@ -76,10 +78,14 @@ class Rope(Encoding):
         turn = torch.complex(cos, sin)
         return self._rotate(query, turn), self._rotate(key, turn)
 
-    def frequencies(self, device: torch.device) -> Tensor:
-        """Return the angle per position of each pair, ``(rotated / 2,)`` in float32."""
+    @property
+    def frequencies(self) -> Tensor:
+        """The angle per position of each pair, ``(rotated / 2,)``, in float32 in any model."""
+        return self.bits.view(torch.float32)
+
+    def _frequencies(self) -> Tensor:
         width = self.rotated
-        exponents = torch.arange(0, width, 2, dtype=torch.float32, device=device) / width
+        exponents = torch.arange(0, width, 2, dtype=torch.float32) / width
         base = self.base
         if self.scaling == "ntk":
             base *= self.factor ** (width / (width - 2))
@@ -87,11 +93,11 @@ class Rope(Encoding):
         if self.scaling == "linear":
             return frequencies / self.factor
         if self.scaling == "yarn":
-            keep = self._yarn_ramp(width, device)
+            keep = self._yarn_ramp(width)
             return frequencies * keep + frequencies / self.factor * (1 - keep)
         return frequencies
 
-    def _yarn_ramp(self, width: int, device: torch.device) -> Tensor:
+    def _yarn_ramp(self, width: int) -> Tensor:
         """Return 1 for pairs that turn often within the trained length, 0 for slow ones."""
 
         def pair_with(turns: float) -> float:
@@ -100,7 +106,7 @@ class Rope(Encoding):
 
         low = max(math.floor(pair_with(32)), 0)
         high = min(math.ceil(pair_with(1)), width - 1)
-        pairs = torch.arange(width // 2, dtype=torch.float32, device=device)
+        pairs = torch.arange(width // 2, dtype=torch.float32)
         ramp = (pairs - low) / max(high - low, 0.001)
         return 1 - ramp.clamp(0, 1)
 

@@ -44,24 +44,26 @@ def attend(
     need_weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """See :class:`~fairseq_posenc.backends.base.Backend`."""
+    if torch.is_autocast_enabled(query.device.type):
+        with torch.autocast(query.device.type, enabled=False):
+            return attend(query, key, value, terms, mask, dropout, need_weights)
     scale = scale_of(terms, query.size(-1))
-    with torch.autocast(query.device.type, enabled=False):
-        if query.size(2) == 1:
-            return attend_one(query, key, value, terms, mask, dropout, scale), None
-        kind = torch.promote_types(query.dtype, torch.float32)
-        terms, query_scale = _scaled(terms, kind, scale)
-        geometry = Geometry.of(query, key.size(2), mask, terms)
-        kept = None
-        if dropout:
-            shape = (*query.shape[:2], geometry.padded_tgt)
-            kept = Dropout.draw(dropout, shape, geometry.padded_src, query.device)
-        tables = Tables.of(terms, geometry, kind)
-        learns = any(x is not None and x.requires_grad for x in (query, key, value, *tables))
-        keeps = geometry.is_short and learns and torch.is_grad_enabled()
-        blind = _blind(mask, query.size(2), key.size(2))
-        return BlockedAttention.apply(
-            geometry, kept, terms.product, query_scale, blind, keeps, query, key, value, *tables
-        ), None
+    if query.size(2) == 1:
+        return attend_one(query, key, value, terms, mask, dropout, scale), None
+    kind = torch.promote_types(query.dtype, torch.float32)
+    terms, query_scale = _scaled(terms, kind, scale)
+    geometry = Geometry.of(query, key.size(2), mask, terms)
+    kept = None
+    if dropout:
+        shape = (*query.shape[:2], geometry.padded_tgt)
+        kept = Dropout.draw(dropout, shape, geometry.padded_src, query.device)
+    tables = Tables.of(terms, geometry, kind)
+    learns = any(x is not None and x.requires_grad for x in (query, key, value, *tables))
+    keeps = geometry.is_short and learns and torch.is_grad_enabled()
+    blind = _blind(mask, query.size(2), key.size(2))
+    return BlockedAttention.apply(
+        geometry, kept, terms.product, query_scale, blind, keeps, query, key, value, *tables
+    ), None
 
 
 def _scaled(terms: Terms, kind: torch.dtype, scale: float) -> tuple[Terms, float]:

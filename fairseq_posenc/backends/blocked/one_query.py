@@ -39,7 +39,9 @@ def attend_one(
         scores = scores + rows(terms.bias).unsqueeze(2)
     if terms.pair_bias is not None:
         scores = scores + terms.pair_bias
-    weights = F.dropout(_softmax(scores, mask), dropout)
+    weights = _softmax(scores, mask)
+    if dropout:
+        weights = F.dropout(weights, dropout)
     attended = weights.type_as(value) @ value
     if terms.value_table is not None:
         attended = attended + (weights @ rows(terms.value_table)).type_as(value)
@@ -96,7 +98,8 @@ def _products(query: Tensor, table: Tensor) -> Tensor:
     # A batch of one would be copied for each sentence.
     if table.size(1) == 1:
         return query @ table[0, 0].T
-    return (query[:, :, 0].transpose(0, 1) @ table[0].transpose(1, 2)).transpose(0, 1).unsqueeze(2)
+    by_head = query.squeeze(2).transpose(0, 1) @ table.squeeze(0).transpose(1, 2)  # [H, B, S]
+    return by_head.transpose(0, 1).unsqueeze(2)
 
 
 def _softmax(scores: Tensor, mask: Mask) -> Tensor:
