@@ -73,17 +73,16 @@ class Tupe(DistanceEncoding):
         """
         positions.check_limit(self.dims.max_positions, self.name)
         rows = positions.common_block().clamp(max=self.dims.max_positions - 1)  # of padding
-        keys = self.positions[rows]  # [B or 1, S, D]
-        queries = positions.queries(keys)
-        pairs = (queries @ self.query_projection) @ (keys @ self.key_projection).transpose(1, 2)
-        pairs = pairs * self.dims.scale(self.scale_factor)
+        vectors = self.positions[rows]  # [B or 1, S, D]
+        queries = positions.queries(vectors) @ self.query_projection
+        keys = vectors @ self.key_projection * self.dims.scale(self.scale_factor)
         first = self.table.first(positions)
-        if first is not None:
-            of_first = first[:, None, :] | positions.queries(first)[:, :, None]
-            pairs = pairs.masked_fill(of_first, 0.0)
+        if first is not None:  # nothing of its pairs is left
+            queries = queries.masked_fill(positions.queries(first)[..., None], 0.0)
+            keys = keys.masked_fill(first[..., None], 0.0)
         return Terms(
             bias=self.table.rows(span),
-            pair_bias=pairs.unsqueeze(1),
+            pair_bias=(queries @ keys.transpose(1, 2)).unsqueeze(1),
             scale_factor=self.scale_factor,
             first=first,
         )

@@ -84,17 +84,17 @@ class TupeShared(Encoding):
         scale = self.dims.scale(self.scale_factor)
         key_rows = positions.common_block().clamp(max=self.dims.max_positions - 1) + 1
         at_queries = queries[:, positions.queries(key_rows)].transpose(0, 1)  # [B or 1, H, T, D]
-        at_keys = keys[:, key_rows].transpose(0, 1)
-        pairs = at_queries @ at_keys.transpose(-1, -2) * scale
+        at_keys = keys[:, key_rows].transpose(0, 1) * scale
         index = bucket_of(span.distances(), self.num_buckets, self.max_distance, True)
         bias, first = self.buckets[:, index], None
         if self.reset:
-            first = positions.is_first()
-            of_first = first[:, None, :] | positions.queries(first)[:, :, None]
-            pairs = pairs.masked_fill(of_first[:, None], 0.0)
+            first = positions.is_first()  # nothing of its pairs is left but its own numbers
+            at_queries = at_queries.masked_fill(positions.queries(first)[:, None, :, None], 0.0)
+            at_keys = at_keys.masked_fill(first[:, None, :, None], 0.0)
             own = (queries[:, :2] * keys[:, :2]).sum(-1) * scale
             own = own + self.buckets[:, [self.num_buckets // 2, self.num_buckets]]
             bias = torch.cat([bias, own], dim=1)
+        pairs = at_queries @ at_keys.transpose(-1, -2)
         return Terms(bias=bias, pair_bias=pairs, scale_factor=self.scale_factor, first=first)
 
     def _heads(self, x: Tensor) -> Tensor:
