@@ -278,3 +278,16 @@ def test_generate_and_train_print_their_rows():
     trained = json.loads(script("train.py", *tiny, "--family", "translation").stdout)
     assert [row["encoding"] for row in trained] == ["stock", "none", "rope"]
     assert all(0 < row["utilisation"] < 1 for row in trained)
+
+
+@pytest.mark.slow
+def test_the_parts_of_a_layers_time_make_up_the_whole():
+    short = ("--length", "64", "--rounds", "3", "--encodings", "m4m", "--json")
+    rows = json.loads(script("breakdown.py", *short).stdout)
+    assert [row["encoding"] for row in rows] == ["stock", "m4m"]
+    for row in rows:
+        parts = [row[part] for part in ("products", "random", "softmax", "rest")]
+        assert all(part > 0 for part in parts)
+        assert sum(parts) == pytest.approx(row["seconds"])
+    refused = script("breakdown.py", "--device", "cuda")
+    assert refused.stderr.startswith("error: ")

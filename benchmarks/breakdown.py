@@ -1,0 +1,112 @@
+"""Where the time of an encoder layer goes: matrix products, random numbers, softmax, the rest.
+
+A layer of RoBERTa-base in training, fairseq's own and with each encoding. The whole is timed
+without a profiler, all in turns; the parts are the own times of torch's operations in a profile.
+One thread, where those add up to the time that passes.
+
+    python benchmarks/breakdown.py --encodings none shaw m4m
+"""
+
+from __future__ import annotations
+
+from measuring.process import begin
+
+if __name__ == "__main__":
+    begin()
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from torch.profiler import ProfilerActivity, profile
+
+from fairseq_posenc.errors import UserError
+from measuring import page, results, timing
+from measuring.commands import DTYPES, add_common, own_command, prepare, told
+from measuring.contenders import STOCK, contenders
+from measuring.machine import machine
+from measuring.scopes import SCOPES, Case
+
+PARTS = {
+    "products": {"mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_"},
+    "random": {"bernoulli_", "random_"},
+    "softmax": {"_softmax", "_softmax_backward_data"},
+}
+
+
+def parse_args(words: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_common(parser, ["none", "shaw", "m4m"])
+    add = parser.add_argument
+    add("--scope", choices=["op", "layer"], default="layer", help="(default: layer)")
+    add("--length", type=int, default=512, help="n (default: 512)")
+    args = parser.parse_args(words)
+    args.threads = args.threads or 1
+    return args
+
+
+def parts(run: timing.Pass, times: int) -> dict[str, float]:
+    """Return the seconds that a pass spends in each of :data:`PARTS`."""
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        for _ in range(times):
+            run()
+    own = {event.key: event.self_cpu_time_total for event in profiled.key_averages()}
+    return {
+        part: sum(own.get(f"aten::{name}", 0.0) for name in names) / times / 1e6
+        for part, names in PARTS.items()
+    }
+
+
+def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return a row for stock, and one for each encoding.
+
+    Raises:
+        UserError: a GPU is asked for, whose operations do not wait for each other.
+    """
+    if args.device.type != "cpu":
+        raise UserError("the parts can be told on a CPU only: leave --device out")
+    sizes = (args.length, args.batch or 1, args.dropout, DTYPES[args.dtype], args.device)
+    case = Case("training", *sizes)
+    ours = contenders(args.encodings, ["auto"], case.dims, case.call)
+    everyone = [STOCK, *(each for each in ours if each.encoding in args.encodings)]
+    passes = [SCOPES[args.scope](contender, case) for contender in everyone]
+    rounds = timing.interleaved(passes, case.device, args.rounds, args.seconds)
+    rows = []
+    for index, (contender, run) in enumerate(zip(everyone, passes)):
+        whole, found = timing.median(rounds, index), parts(run, args.rounds)
+        rows.append(
+            {
+                "scope": args.scope,
+                "encoding": contender.encoding,
+                "backend": contender.backend,
+                "length": case.length,
+                "dropout": case.dropout,
+                "ratio": timing.ratio(rounds, index, 0),
+                "seconds": whole,
+                **found,
+                "rest": whole - sum(found.values()),
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    """Measure, print, and keep the figures."""
+    args = parse_args(sys.argv[1:])
+    prepare(args)
+    rows = measure(args)
+    if args.json:
+        print(json.dumps(rows, indent=1))
+    else:
+        print("\n".join([f"{machine(args.device)}", "", *page.breakdown_table(rows)]))
+    if args.save:
+        line = (args.save, "breakdown", own_command(), machine(args.device), rows)
+        page.keep(results.Result(*line))
+
+
+if __name__ == "__main__":
+    told(main)
