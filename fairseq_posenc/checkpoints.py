@@ -12,6 +12,8 @@ import logging
 import os
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_posenc.encodings.distance_table import DistanceTable
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import UserError, one_line
 
 logger = logging.getLogger(__name__)
 OWN = ".encodings."  # in the name of every position parameter, and in no other
@@ -30,6 +32,23 @@ STOCK_OFFSET = 2  # rows before position 0: padding_idx + 1, and fairseq's paddi
 def is_position_parameter(name: str) -> bool:
     """Return whether a state-dict key belongs to a position encoding."""
     return OWN in name
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Tell in one line why a checkpoint cannot be read.
+
+    Args:
+        what: the file, as a user knows it: ``--checkpoint PATH``.
+
+    Raises:
+        UserError: whatever went wrong; what torch and fairseq raise depends on what the file holds.
+    """
+    try:
+        yield
+    except Exception as error:
+        reason = one_line(error) or f"not a whole checkpoint of fairseq ({type(error).__name__})"
+        raise UserError(f"{what}: {reason}") from error
 
 
 def allow_safe_classes() -> None:

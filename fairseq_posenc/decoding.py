@@ -16,7 +16,7 @@ from torch import Tensor
 from fairseq_posenc.encodings.base import Terms
 from fairseq_posenc.positions import Span
 
-STEPS = 64  # rows are computed for a multiple of so many keys
+STEPS = 32  # rows are computed for a multiple of so many keys
 
 
 def span_of_step(src_len: int, device: torch.device) -> Span:

@@ -12,8 +12,8 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.models.roberta import RobertaModel
 from torch import Tensor
 
-from fairseq_posenc.checkpoints import STOCK_OFFSET
-from fairseq_posenc.errors import UserError, one_line
+from fairseq_posenc.checkpoints import STOCK_OFFSET, reading
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.models.base import plain_args
 from fairseq_posenc.models.masked_lm import PositionalRoberta
 from fairseq_posenc.options import resolve
@@ -112,14 +112,10 @@ def load_state(path: Path, option: str) -> State:
     """
     if not path.is_file():
         raise UserError(f"{option} {path}: no such file")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # hydra's, about fairseq's configuration
-            state: State = checkpoint_utils.load_checkpoint_to_cpu(str(path))
+    with reading(f"{option} {path}"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # hydra's, about fairseq's configuration
+        state: State = checkpoint_utils.load_checkpoint_to_cpu(str(path))
         _ = state["cfg"].model, state["cfg"].task, state["model"]
-    except Exception as error:  # what torch and fairseq raise depends on what the file holds
-        reason = one_line(error) or f"not a whole checkpoint of fairseq ({type(error).__name__})"
-        raise UserError(f"{option} {path}: {reason}") from error
     return state
 
 

@@ -12,7 +12,8 @@ from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf, overwrite_args_by_name
 from fairseq.models import FairseqLanguageModel
 
-from fairseq_posenc.errors import UserError, one_line
+from fairseq_posenc.checkpoints import reading
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.length.candidates import Candidate
 from fairseq_posenc.models.causal_lm import PositionalLM
 from fairseq_posenc.options import resolve
@@ -76,12 +77,9 @@ def load(candidate: Candidate, data: Path, dictionary: Dictionary) -> LoadedMode
 
 
 def _read(candidate: Candidate) -> dict[str, Any]:
-    try:
+    with reading(f"{candidate.name}: {candidate.path}"):
         state: dict[str, Any] = checkpoint_utils.load_checkpoint_to_cpu(str(candidate.path))
         _settings(state)
-    except Exception as error:  # torch and pickle have many for a file that is no checkpoint
-        reason = one_line(error) or f"not a checkpoint of fairseq ({type(error).__name__})"
-        raise UserError(f"{candidate.name}: {candidate.path}: {reason}") from error
     return state
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Optional
 
 import torch
 
-from fairseq_posenc.errors import UserError, one_line
+from fairseq_posenc.checkpoints import reading
 
 PRETRAINING = ("masked_lm", "language_modeling")  # fairseq's tasks
 NAMES = ("checkpoint_last.pt", "checkpoint_best.pt")
@@ -83,14 +83,11 @@ def read(path: Path) -> Training:
     Raises:
         UserError: it is no checkpoint of fairseq.
     """
-    try:
+    with reading(str(path)):
         state = _load(path)
         settings = _flat(state)
         history = state["optimizer_history"][-1]
         extra = state["extra_state"]
-    except Exception as error:  # what torch raises depends on what the file holds
-        reason = one_line(error) or f"not a whole checkpoint of fairseq ({type(error).__name__})"
-        raise UserError(f"{path}: {reason}") from error
     return Training(
         path.resolve(),
         str(settings.get("task")),

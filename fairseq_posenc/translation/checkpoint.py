@@ -11,7 +11,8 @@ from fairseq.data import data_utils
 from fairseq.tasks import TASK_REGISTRY
 from fairseq.tasks.translation import TranslationTask
 
-from fairseq_posenc.errors import UserError, one_line
+from fairseq_posenc.checkpoints import reading
+from fairseq_posenc.errors import UserError
 
 State = dict[str, Any]
 
@@ -76,19 +77,12 @@ def load_state(path: Path) -> State:
     """
     if not path.is_file():
         raise UserError(f"--checkpoint {path}: no such file")
-    try:
+    with reading(f"--checkpoint {path}"):
         state: State = checkpoint_utils.load_checkpoint_to_cpu(str(path))
         task = state["cfg"].task._name
-    except Exception as error:  # what torch raises depends on what the file holds
-        reason = one_line(error) or f"not a whole checkpoint of fairseq ({_first_line(error)})"
-        raise UserError(f"--checkpoint {path}: {reason}") from None
     if not issubclass(TASK_REGISTRY.get(task, object), TranslationTask):
         raise UserError(f"--checkpoint {path}: a model of the task {task!r}, not of translation")
     return state
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).strip().splitlines()[0]
 
 
 def data_bin(path: Path, state: State, given: Optional[Path] = None) -> DataBin:
