@@ -286,8 +286,8 @@ def test_the_parts_of_a_layers_time_make_up_the_whole():
     rows = json.loads(script("breakdown.py", *short).stdout)
     assert [row["encoding"] for row in rows] == ["stock", "m4m"]
     for row in rows:
-        parts = [row[part] for part in ("products", "random", "softmax", "rest")]
+        parts = [row[part] for part in ("products", "random", "softmax")]
         assert all(part > 0 for part in parts)
-        assert sum(parts) == pytest.approx(row["seconds"])
+        assert sum(parts) + row["rest"] == pytest.approx(row["seconds"])
     refused = script("breakdown.py", "--device", "cuda")
     assert refused.stderr.startswith("error: ")
