@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import statistics
+import subprocess
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,10 +14,12 @@ from types import SimpleNamespace
 import pytest
 from fairseq.utils import CudaEnvironment
 
+import commands
 from commands import FAMILIES, TRAINING, USER_DIR, new_directory, run, sentences
 from fairseq_posenc import recipes
 from fairseq_posenc.cli import main
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.interruption import STOPPED
 from fairseq_posenc.plan.command import describe
 from fairseq_posenc.plan.probe import Watch
 from fairseq_posenc.plan.training import read_training
@@ -210,6 +213,30 @@ def test_a_training_that_fails_is_told_by_its_own_error(capsys, tmp_path):
     (told,) = capsys.readouterr().err.splitlines()
     assert "invalid choice: 'x'" in told
     assert "invalid choice: 'x'" in Path(log).read_text(encoding="utf-8")
+
+
+@slow
+def test_a_probe_that_is_ended_leaves_nothing_running(tmp_path):
+    log, family = tmp_path / "probe.log", FAMILIES["masked_lm"]
+    command = ["fairseq-train", sentences(), "--user-dir", USER_DIR, *family.task, *family.model]
+    command += [*TRAINING, "--save-dir", tmp_path / "mine"]
+    words = ["plan", "--updates", 1_000_000, "--log", log, "--", *command]
+    process = subprocess.Popen(
+        [str(word) for word in (commands.script("fairseq-posenc"), *words)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    for line in process.stderr:
+        if line.startswith("probe: 10 of"):
+            break
+    process.terminate()
+    assert process.stderr.read().splitlines()[-1].startswith("stopped")
+    assert process.wait(60) == STOPPED
+    assert [path.name for path in tmp_path.iterdir()] == ["probe.log"]
+    size = log.stat().st_size
+    time.sleep(1)  # some hundred lines of the log, if the training were still running
+    assert log.stat().st_size == size
 
 
 # ------------------------------------------------------------------------------------------- text

@@ -14,6 +14,7 @@ from typing import Any, Optional
 from fairseq_posenc import recipes
 from fairseq_posenc.compare.programs import run_logged
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.interruption import STOPPED, any_end_like_ctrl_c
 from fairseq_posenc.plan.probe import Measurements, Watch, checkpoint_size, largest_process
 from fairseq_posenc.plan.training import Training, read_training
 
@@ -52,7 +53,12 @@ def run(args: argparse.Namespace) -> int:
     if args.updates < 10:
         raise UserError(f"--updates {args.updates}: a probe needs at least 10")
     training = read_training(words)
-    plan = measure(training, args.updates, args.log)
+    try:
+        with any_end_like_ctrl_c():
+            plan = measure(training, args.updates, args.log)
+    except KeyboardInterrupt:
+        print("stopped; nothing is left of the probe but its log", file=sys.stderr)
+        return STOPPED
     print(json.dumps(plan, indent=2) if args.json else describe(plan))
     return 0
 
