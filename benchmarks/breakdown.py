@@ -1,8 +1,8 @@
 """Where the time of an encoder layer goes: matrix products, random numbers, softmax, the rest.
 
-A layer of RoBERTa-base in training, fairseq's own and with each encoding. The whole is timed
-without a profiler, all in turns; the parts are the own times of torch's operations in a profile.
-One thread, where those add up to the time that passes.
+A layer of RoBERTa-base in training, fairseq's own and with each encoding, under torch's profiler,
+which makes many small calls a little slower. All take turns; a figure is the median of its rounds.
+One thread, where the own times of all operations add up to the time that passes.
 
     python benchmarks/breakdown.py --encodings none shaw m4m
 """
@@ -17,6 +17,7 @@ if __name__ == "__main__":
 import argparse
 import json
 import sys
+from statistics import median
 from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
@@ -49,16 +50,16 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     return args
 
 
-def parts(run: timing.Pass, times: int) -> dict[str, float]:
-    """Return the seconds that a pass spends in each of :data:`PARTS`."""
+def parts(run: timing.Pass) -> dict[str, float]:
+    """Return the seconds of a pass, and those that it spends in each part."""
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
-        for _ in range(times):
-            run()
-    own = {event.key: event.self_cpu_time_total for event in profiled.key_averages()}
-    return {
-        part: sum(own.get(f"aten::{name}", 0.0) for name in names) / times / 1e6
-        for part, names in PARTS.items()
+        run()
+    own = {event.key: event.self_cpu_time_total / 1e6 for event in profiled.key_averages()}
+    found = {
+        part: sum(own.get(f"aten::{name}", 0.0) for name in names) for part, names in PARTS.items()
     }
+    whole = sum(own.values())
+    return {"seconds": whole, **found, "rest": whole - sum(found.values())}
 
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -74,10 +75,14 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     ours = contenders(args.encodings, ["auto"], case.dims, case.call)
     everyone = [STOCK, *(each for each in ours if each.encoding in args.encodings)]
     passes = [SCOPES[args.scope](contender, case) for contender in everyone]
-    rounds = timing.interleaved(passes, case.device, args.rounds, args.seconds)
+    for run in passes:
+        for _ in range(timing.WARM_UP):
+            run()
+    rounds = [[parts(run) for run in passes] for _ in range(args.rounds)]
     rows = []
-    for index, (contender, run) in enumerate(zip(everyone, passes)):
-        whole, found = timing.median(rounds, index), parts(run, args.rounds)
+    for index, contender in enumerate(everyone):
+        found = [each[index] for each in rounds]
+        ratios = [each[index]["seconds"] / each[0]["seconds"] for each in rounds]
         rows.append(
             {
                 "scope": args.scope,
@@ -85,10 +90,8 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
                 "backend": contender.backend,
                 "length": case.length,
                 "dropout": case.dropout,
-                "ratio": timing.ratio(rounds, index, 0),
-                "seconds": whole,
-                **found,
-                "rest": whole - sum(found.values()),
+                "ratio": median(ratios),
+                **{part: median(each[part] for each in found) for part in found[0]},
             }
         )
     return rows
