@@ -123,7 +123,7 @@ class Rope(Encoding):
             pairs = torch.complex(*exact.chunk(2, dim=-1)) * turn
             turned = torch.cat([pairs.real, pairs.imag], dim=-1)
         else:
-            pairs = torch.view_as_complex(exact.unflatten(-1, (-1, 2))) * turn
+            pairs = torch.view_as_complex(exact.view(*exact.shape[:-1], -1, 2)) * turn
             turned = torch.view_as_real(pairs).flatten(-2)
         return turned.to(x.dtype)
 

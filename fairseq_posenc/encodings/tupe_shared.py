@@ -77,8 +77,8 @@ class TupeShared(Encoding):
             UserError: a position lies beyond the table.
         """
         positions.check_limit(self.dims.max_positions, self.name)
-        width = self.positions.shape[1:]
-        normed = F.layer_norm(self.positions, width, self.norm_weight, self.norm_bias)
+        reached = self.positions[: positions.tokens.size(1) + 1]  # no row beyond is asked for
+        normed = F.layer_norm(reached, reached.shape[1:], self.norm_weight, self.norm_bias)
         queries = self._heads(F.linear(normed, self.query_weight, self.query_bias))
         keys = self._heads(F.linear(normed, self.key_weight, self.key_bias))
         scale = self.dims.scale(self.scale_factor)
