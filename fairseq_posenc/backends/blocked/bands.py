@@ -98,7 +98,7 @@ class Band:
         return sums.transpose(1, 2).reshape(self.count, self.tiles * self.tile, -1)
 
     def turned_sums(self, wide: Tensor) -> Tensor:
-        """Return the same, ``(c, D, members)``."""
+        """Return :meth:`sums` turned, ``(c, D, members)``."""
         sums = (self.rows.transpose(2, 3) @ wide.transpose(2, 3)).unflatten(3, (-1, self.tile))
         return sums.permute(0, 3, 2, 1, 4).reshape(self.count, -1, self.tiles * self.tile)
 
