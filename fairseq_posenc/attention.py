@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fairseq_posenc.backends import choose
 from fairseq_posenc.backends.base import Call, Mask
-from fairseq_posenc.decoding import kept, latest
+from fairseq_posenc.decoding import ahead, kept, latest
 from fairseq_posenc.encodings.base import Encodings, Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
@@ -123,7 +123,7 @@ class PositionalAttention(MultiheadAttention):
         if span is None:
             return self.terms(Span.of(tgt_len, src_len, positions.tokens.device), positions)
         key = self._get_full_incremental_state_key("terms")
-        steps = kept(state, key, span, lambda span: self.terms(span, positions))
+        steps = kept(state, key, span, lambda span: self.terms(span, ahead(positions, span)))
         return latest(steps, src_len)
 
     def terms(self, span: Span, positions: Positions) -> Terms:

@@ -1,8 +1,8 @@
 """Terms of a generation: computed for many steps at once, and cut to size at each.
 
 A step has one key more than the one before, so by distance it needs the rows of that, and one more.
-What is kept lives in fairseq's incremental state, with the keys and values of the generation, and
-goes with it.
+A bias by pair is computed for the queries of the steps to come. What is kept lives in fairseq's
+incremental state, with the keys and values of the generation, and goes with it.
 """
 
 from __future__ import annotations
@@ -10,18 +10,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fairseq_posenc.encodings.base import Terms
-from fairseq_posenc.positions import Span
+from fairseq_posenc.positions import Positions, Span
 
-STEPS = 32  # rows are computed for a multiple of so many keys
+STEPS = 32  # terms are computed for a multiple of so many keys
 
 
-def span_of_step(src_len: int, device: torch.device) -> Span:
-    """Return the distances from a last query to ``src_len`` keys, and room for steps to come."""
-    return Span.of(1, -(-src_len // STEPS) * STEPS, device)
+def span_of_step(positions: Positions, limit: int) -> Span:
+    """Return the distances from a last query to all keys, and room for steps to come.
+
+    Args:
+        positions: of the step.
+        limit: where the room ends, unless the step lies beyond: encodings may have no more rows.
+    """
+    src_len = positions.tokens.size(1)
+    room = -(-src_len // STEPS) * STEPS
+    return Span.of(1, min(room, limit) if src_len <= limit else room, positions.tokens.device)
 
 
 def kept(state: Any, key: str, span: Span, compute: Callable[[Span], Terms]) -> Terms:
@@ -39,11 +46,26 @@ def kept(state: Any, key: str, span: Span, compute: Callable[[Span], Terms]) -> 
     return terms
 
 
+def ahead(positions: Positions, span: Span) -> Positions:
+    """Return the positions of a span's keys, the coming ones as padding; its last are queries."""
+    tokens, padding_idx, eos_idx = positions.tokens, positions.padding_idx, positions.eos_idx
+    keys = 1 - span.low
+    tokens = F.pad(tokens, (0, keys - tokens.size(1)), value=padding_idx)
+    return Positions.of(tokens, padding_idx, eos_idx, min(STEPS, keys))
+
+
 def latest(terms: Terms, src_len: int) -> Terms:
-    """Return the rows of a step's keys, the last ``src_len`` of each table by distance."""
-    rows: dict[str, Any] = {
-        name: table[:, table.size(1) - src_len :]
+    """Return the terms of a step with ``src_len`` keys, cut from those of :func:`ahead`."""
+    at_end = 0 if terms.first is None else 2  # the rows of the reset
+    now: dict[str, Any] = {
+        name: table[:, table.size(1) - src_len - at_end :]
         for name, table in terms._asdict().items()
         if isinstance(table, Tensor) and name not in ("content_rows", "pair_bias", "first")
     }
-    return terms._replace(**rows)
+    if terms.pair_bias is not None:
+        queries, keys = terms.pair_bias.shape[2:]
+        query = queries - 1 - (keys - src_len)
+        now["pair_bias"] = terms.pair_bias[:, :, query : query + 1, :src_len]
+    if terms.first is not None:
+        now["first"] = terms.first[:, :src_len]
+    return terms._replace(**now)

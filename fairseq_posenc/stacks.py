@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from fairseq_posenc.attention import Given, IncrementalState, PositionalAttention
 from fairseq_posenc.backends import check
 from fairseq_posenc.cross_attention import RotaryCrossAttention
-from fairseq_posenc.decoding import kept, span_of_step
+from fairseq_posenc.decoding import ahead, kept, span_of_step
 from fairseq_posenc.encodings.base import Dims, Encodings, Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
@@ -210,8 +210,8 @@ class _PositionalStack:
         terms = self.encodings.terms(span, one_token) | terms
         check(backend, terms.unprojected(dims.num_heads), dims.head_dim)
         self.backend = backend
-        # What depends on distance alone can be kept from step to step.
-        self.steps_alike = terms.pair_bias is None and terms.first is None
+        self.by_distance = terms.pair_bias is None and terms.first is None
+        self.limit = dims.max_positions
         self.spec = spec
 
     @contextmanager
@@ -221,13 +221,16 @@ class _PositionalStack:
         """Note the positions of a forward pass for the layers, and forget them after it."""
         positions = Positions.of(tokens, self.padding_idx, self.eos_idx, tgt_len)
         steps = None
-        if state is None or not self.steps_alike:
+        # What pairs add can be kept from step to step too, where all sentences begin together.
+        if state is not None and (self.by_distance or not positions.left_padded):
+            steps = span_of_step(positions, self.limit)
+            key = self._get_full_incremental_state_key("terms")
+            shared = kept(
+                state, key, steps, lambda span: self.encodings.terms(span, ahead(positions, span))
+            )
+        else:
             span = Span.of(tgt_len, tokens.size(1), tokens.device)
             shared = self.encodings.terms(span, positions)
-        else:
-            steps = span_of_step(tokens.size(1), tokens.device)
-            key = self._get_full_incremental_state_key("terms")
-            shared = kept(state, key, steps, lambda span: self.encodings.terms(span, positions))
         changed = {f"shared_{k}": v for k, v in shared._asdict().items() if v is not None}
         self._given = {"positions": positions, "span": steps, **changed}
         try:

@@ -190,6 +190,41 @@ def test_decoding_with_beam_reordering_equals_the_full_pass(family, spec, monkey
         prefix = torch.cat([prefix[order], torch.randint(4, 24, (4, 1))], 1)
 
 
+@pytest.mark.parametrize("spec", ["shaw", "m4+reset", "tupe", "tupe_shared+reset", "fire"])
+def test_decoding_sentences_padded_on_the_left(spec, monkeypatch):
+    monkeypatch.setattr(decoding, "STEPS", 3)
+    model = awake(make_model("causal_lm", position_encoding=spec))
+    tokens = make_tokens(2)
+    tokens[1, :2] = PAD
+    state: dict = {}
+    for length in range(1, 9):
+        step = model.decoder(tokens[:, :length], incremental_state=state)[0][:, -1]
+        full = model.decoder(tokens[:, :length])[0][:, -1]
+        real = tokens[:, length - 1].ne(PAD)
+        torch.testing.assert_close(step[real], full[real], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("spec", ["tupe", "tupe_shared+reset", "shaw"])
+def test_decoding_up_to_the_last_position_and_beyond(spec, monkeypatch):
+    monkeypatch.setattr(decoding, "STEPS", 3)  # the last room is smaller
+    limit = {"max_target_positions": 8, "tokens_per_sample": 8}
+    model = awake(make_model("causal_lm", position_encoding=spec, **limit))
+    tokens = make_tokens(2, 10)
+    state: dict = {}
+
+    def step(length: int) -> torch.Tensor:
+        return model.decoder(tokens[:, :length], incremental_state=state)[0][:, -1]
+
+    for length in range(1, 9):
+        full = model.decoder(tokens[:, :length])[0][:, -1]
+        torch.testing.assert_close(step(length), full, rtol=1e-5, atol=1e-5)
+    if spec == "shaw":  # repeats the ends of its table
+        torch.testing.assert_close(step(9), model.decoder(tokens[:, :9])[0][:, -1])
+        return
+    with pytest.raises(UserError, match="9 tokens is longer than the 8 positions"):
+        step(9)
+
+
 @pytest.mark.parametrize("spec", ["m4m", "m4+reset", "tupe", "learned"])
 def test_decoding_several_tokens_at_once_is_refused(spec):
     model = make_model("causal_lm", position_encoding=spec)
