@@ -116,7 +116,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     g = _last_first(geometry, grad)
     if dropout is not None:
         g.mul_(dropout.gain)
-    grad_q = torch.zeros_like(q)
+    grad_q = q.new_zeros(q.shape)
     grad_k, grad_v = (x.new_zeros(x.transpose(2, 3).shape) for x in (k, v))  # [B, H, D, S]
     totals = Tables(*tables).zeros(ctx.needs_input_grad[9:])
     at_lines = LineGradients(ctx.reset)
@@ -135,8 +135,9 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
             of_scores = at_values.add(block, dropped, of_gathered[:, block.queries])
             # Of the softmax: weights * (their gradient - its mean), where it was not dropped.
             of_scores.mul_(dropped).addcmul_(weights, of_mean[:, block.queries], value=-1)
+            del weights, dropped  # their memory is needed
             at_scores.add(block, factors, of_scores)
-    at_lines.finish(q, k, grad_q, grad_k.transpose(2, 3), totals)
+    at_lines.finish(q, k, grad_q, grad_k, totals)
     return (
         *[None] * 6,
         _put_back(grad_q[:, :, : geometry.tgt_len].flip(2).mul_(scale), grad.dtype),

@@ -97,7 +97,7 @@ class Geometry(NamedTuple):
             # A GPU has to be waited for to say where.
             None if terms.first is None else _first(terms.first, batch),
             any(table.size(0) > 1 for table in tables),
-            _pairs(query.device, terms),
+            _pairs(query.device),
         )
 
     @property
@@ -165,15 +165,13 @@ def _tile(src_len: int) -> int:
     return 16 if src_len < 128 else 64
 
 
-def _pairs(device: torch.device, terms: Terms) -> int:
+def _pairs(device: torch.device) -> int:
     """Return the pairs of a block.
 
-    On a CPU they should stay in the caches, and occupy all threads; a product has more tensors of
-    that size. A GPU needs work for all of its processors at once.
+    On a CPU they should stay in the caches, and occupy all threads. A GPU needs work for all of its
+    processors at once.
     """
-    if device.type != "cpu":
-        return PAIRS_GPU
-    return PAIRS * torch.get_num_threads() // (2 if terms.product else 1)
+    return PAIRS * torch.get_num_threads() if device.type == "cpu" else PAIRS_GPU
 
 
 def _first(first: Tensor, batch: int) -> list[int]:

@@ -35,10 +35,17 @@ class ScoreGradients:
         if self.tables.pair_bias is not None:
             total = scores.pairs_of(self.tables.pair_bias, block)
             total += scores.by_sentence(grad).sum_to_size(total.shape)
+        if scores.reset.is_plain:
+            self._add_content(block, factors, grad)
         # The line written last stands where two cross, so its gradient is taken out first.
         for line in reversed(scores.reset.lines(scores.chunk, block)):
             self.lines.take(line, grad)
         self._add_by_distance(block, factors, grad)
+        if not scores.reset.is_plain:
+            self._add_content(block, factors, grad)
+
+    def _add_content(self, block: Block, factors: Factors, grad: Tensor) -> None:
+        scores = self.scores
         content = factors.gradient("content", grad, scores.product)
         query = scores.query[:, block.queries]
         self.query[:, block.queries].baddbmm_(content, scores.key[:, block.keys])

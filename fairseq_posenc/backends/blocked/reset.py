@@ -86,6 +86,8 @@ class Reset:
         self, geometry: Geometry, query: Tensor, key: Tensor, tables: Tables, product: bool
     ) -> None:
         self.geometry, self.product = geometry, product
+        # Whether the content is only added to: then its gradient is that of the scores.
+        self.is_plain = not product and tables.gain is None
         self.scores: list[Tensor] = []
         if geometry.first is None:
             return
@@ -153,7 +155,7 @@ class LineGradients:
             query: ``(B, H, T, D)``, last one first.
             key: ``(B, H, S, D)``.
             grad_query: to add to.
-            grad_key: to add to.
+            grad_key: turned, ``(B, H, D, S)``, to add to.
             totals: of the tables, to add to; None for those that need no gradient.
         """
         if not self.grads:
@@ -164,12 +166,14 @@ class LineGradients:
         query, key, grad_query, grad_key = (
             x.flatten(0, 1) for x in (query, key, grad_query, grad_key)
         )
-        by_query, by_key = (
-            query.new_zeros(*side.shape[:2], met.size(1))
-            for side, met in ((query, reset.met_by_query), (key, reset.met_by_key))
-        )
-        by_query[..., -1:] = column.gradient("content", of_column, reset.product)
-        by_key[:, None, :, -1] = row.gradient("content", of_row, reset.product)
+        met_by_query, met_by_key = reset.met_by_query, reset.met_by_key
+        if reset.is_plain:  # without the first tokens: the gradient of the content is complete
+            met_by_query, met_by_key = met_by_query[:, :-1], met_by_key[:, :-1]
+        by_query = query.new_zeros(*query.shape[:2], met_by_query.size(1))
+        by_key = key.new_zeros(*key.shape[:2], met_by_key.size(1))
+        if not reset.is_plain:
+            by_query[..., -1:] = column.gradient("content", of_column, reset.product)
+            by_key[:, None, :, -1] = row.gradient("content", of_row, reset.product)
         if column.by_query is not None:
             by_query[..., KEY, None] = column.gradient("by_query", of_column, reset.product)
             of_first = row.gradient("by_query", of_row, reset.product).sum(2, keepdim=True)
@@ -178,14 +182,18 @@ class LineGradients:
             by_key[:, None, :, QUERY] = row.gradient("by_key", of_row, reset.product)
             of_first = column.gradient("by_key", of_column, reset.product).sum(1, keepdim=True)
             reset.at_key.add(by_key[..., KEY, None], of_first)
-        grad_query.baddbmm_(by_query, reset.met_by_query)
-        grad_key.baddbmm_(by_key, reset.met_by_key)
-        of_met = by_query.transpose(1, 2) @ query
-        reset.at_key.add(grad_key, of_met[:, -1:])
-        _add_rows(totals.query_table, of_met[:, :2])
-        of_met = by_key.transpose(1, 2) @ key
-        reset.at_query.add(grad_query, of_met[:, -1:])
-        _add_rows(totals.key_table, of_met[:, :2])
+        if by_query.size(2):
+            grad_query.baddbmm_(by_query, met_by_query)
+            of_met = by_query.transpose(1, 2) @ query
+            _add_rows(totals.query_table, of_met[:, :2])
+            if not reset.is_plain:
+                reset.at_key.add(grad_key.transpose(1, 2), of_met[:, -1:])
+        if by_key.size(2):
+            grad_key.baddbmm_(met_by_key.transpose(1, 2), by_key.transpose(1, 2))
+            of_met = by_key.transpose(1, 2) @ key
+            _add_rows(totals.key_table, of_met[:, :2])
+            if not reset.is_plain:
+                reset.at_query.add(grad_query, of_met[:, -1:])
         if totals.gain is not None:
             _add_rows(totals.gain, self._of_rows("gain"))
         if totals.bias is not None:
