@@ -58,7 +58,7 @@ class _Rows(NamedTuple):
     def __call__(self, table: Tensor) -> Tensor:
         """Return a table's rows, ``(1 or B, G, S)`` or ``(1 or B, G, S, D)``."""
         if self.terms.first is None:
-            return table[None, :, : self.src_len].to(self.kind)
+            return table.unsqueeze(0).to(self.kind)
         index = row_index(self.terms, 1, self.src_len, table.device)[:, 0]
         return table[:, index].transpose(0, 1).to(self.kind)
 
@@ -98,7 +98,7 @@ def _products(query: Tensor, table: Tensor) -> Tensor:
     # A batch of one would be copied for each sentence.
     if table.size(1) == 1:
         return query @ table[0, 0].T
-    by_head = query.squeeze(2).transpose(0, 1) @ table.squeeze(0).transpose(1, 2)  # [H, B, S]
+    by_head = torch.bmm(query.squeeze(2).transpose(0, 1), table[0].transpose(1, 2))  # [H, B, S]
     return by_head.transpose(0, 1).unsqueeze(2)
 
 
