@@ -210,8 +210,9 @@ class _PositionalStack:
         terms = self.encodings.terms(span, one_token) | terms
         check(backend, terms.unprojected(dims.num_heads), dims.head_dim)
         self.backend = backend
+        # What depends on distance alone can be kept from step to step of any generation.
         self.by_distance = terms.pair_bias is None and terms.first is None
-        self.limit = dims.max_positions
+        self.limit = dims.max_positions  # fairseq's max_positions is a method
         self.spec = spec
 
     @contextmanager
@@ -221,7 +222,7 @@ class _PositionalStack:
         """Note the positions of a forward pass for the layers, and forget them after it."""
         positions = Positions.of(tokens, self.padding_idx, self.eos_idx, tgt_len)
         steps = None
-        # What pairs add can be kept from step to step too, where all sentences begin together.
+        # What pairs add can be kept too, where all sentences begin together.
         if state is not None and (self.by_distance or not positions.left_padded):
             steps = span_of_step(positions, self.limit)
             key = self._get_full_incremental_state_key("terms")
