@@ -109,6 +109,6 @@ class Positions(NamedTuple):
         One row stands for all where none is padded on the left.
         """
         if not self.left_padded:
-            return self.common_block().eq(0)
+            return torch.eye(1, self.tokens.size(1), dtype=torch.bool, device=self.tokens.device)
         real = self.tokens.ne(self.padding_idx)
         return real & real.cumsum(1).eq(1)

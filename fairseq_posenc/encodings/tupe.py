@@ -74,12 +74,11 @@ class Tupe(DistanceEncoding):
         positions.check_limit(self.dims.max_positions, self.name)
         rows = positions.common_block().clamp(max=self.dims.max_positions - 1)  # of padding
         vectors = self.positions[rows]  # [B or 1, S, D]
-        queries = positions.queries(vectors) @ self.query_projection
-        keys = vectors @ self.key_projection * self.dims.scale(self.scale_factor)
         first = self.table.first(positions)
         if first is not None:  # nothing of its pairs is left
-            queries = queries.masked_fill(positions.queries(first)[..., None], 0.0)
-            keys = keys.masked_fill(first[..., None], 0.0)
+            vectors = vectors.masked_fill(first[..., None], 0.0)
+        queries = positions.queries(vectors) @ self.query_projection
+        keys = vectors @ self.key_projection * self.dims.scale(self.scale_factor)
         return Terms(
             bias=self.table.rows(span),
             pair_bias=(queries @ keys.transpose(1, 2)).unsqueeze(1),

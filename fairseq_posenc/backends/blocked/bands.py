@@ -107,7 +107,7 @@ class Band:
         rows = wide.transpose(2, 3) @ self._tiled(own)
         for t in range(self.tiles):  # neighbouring tiles share rows
             start = self.corner + t * self.tile
-            table[:, start : start + rows.size(2)] += rows[:, t]
+            table[:, start : start + rows.size(2)].add_(rows[:, t])  # += would assign as well
 
     def _tiled(self, own: Tensor) -> Tensor:
         """Return ``(c, members, D)`` as ``(G, tiles, c / G * N, D)``: a product for all heads."""

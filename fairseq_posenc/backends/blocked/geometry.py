@@ -176,10 +176,10 @@ def _pairs(device: torch.device) -> int:
 
 def _first(first: Tensor, batch: int) -> list[int]:
     """Return where each of B sentences begins, -1 for nowhere, given ``(B or 1, S)`` of bool."""
-    there = first.any(1, keepdim=True)
-    at = torch.where(there, first.int().argmax(1, keepdim=True), -1)
-    positions: list[int] = at.expand(batch, 1).flatten().tolist()
-    return positions
+    positions = [-1] * first.size(0)
+    for sentence, position in first.nonzero().tolist():
+        positions[sentence] = position
+    return positions if len(positions) == batch else positions * batch
 
 
 def _added(forbidden: Tensor) -> Tensor:

@@ -57,22 +57,22 @@ class ScoreGradients:
         rows = slice(block.corner, block.corner + grad.size(1) + grad.size(2) - 1)
         tile = scores.geometry.tile
         if totals.bias is not None:
-            totals.bias[:, rows] += sum_by_distance(_grouped(grad, totals.bias))
+            totals.bias[:, rows].add_(sum_by_distance(_grouped(grad, totals.bias)))
         if totals.gain is not None:
             of_gain = factors.gradient("gain", grad, product)
-            totals.gain[:, rows] += sum_by_distance(_grouped(of_gain, totals.gain))
+            totals.gain[:, rows].add_(sum_by_distance(_grouped(of_gain, totals.gain)))
         if scores.tables.query_table is not None:
             band = scores.band(scores.tables.query_table, block, query, key)
             of_query = factors.gradient("by_query", grad, product)
             wide = band.spread(of_query.unflatten(1, (-1, tile)))
-            self.query[:, block.queries] += band.sums(wide)
+            self.query[:, block.queries].add_(band.sums(wide))
             if totals.query_table is not None:
                 band.add_to(totals.query_table, wide, query)
         if scores.tables.key_table is not None:
             band = scores.band(scores.tables.key_table, block, key, query)
             of_key = factors.gradient("by_key", grad, product)
             wide = band.spread(of_key.unflatten(2, (-1, tile)).permute(0, 2, 3, 1))
-            self.key[:, :, block.keys] += band.turned_sums(wide)
+            self.key[:, :, block.keys].add_(band.turned_sums(wide))
             if totals.key_table is not None:
                 band.add_to(totals.key_table, wide, key)
 

@@ -101,8 +101,10 @@ class Reset:
         # What all queries meet, and all keys: their two rows, and the first token itself.
         self.met_by_query = _met(tables.query_table, self.at_key.of(key))
         self.met_by_key = _met(tables.key_table, self.at_query.of(query))
-        by_query = query @ self.met_by_query.transpose(1, 2)
-        by_key = key @ self.met_by_key.transpose(1, 2)
+        by_query, by_key = (  # a line lies in one piece
+            (met @ x.transpose(1, 2)).transpose(1, 2)
+            for met, x in ((self.met_by_query, query), (self.met_by_key, key))
+        )
         self.factors = [
             _factors(tables, row, content, of_query, of_key)
             for row, content, of_query, of_key in (
@@ -169,8 +171,10 @@ class LineGradients:
         met_by_query, met_by_key = reset.met_by_query, reset.met_by_key
         if reset.is_plain:  # without the first tokens: the gradient of the content is complete
             met_by_query, met_by_key = met_by_query[:, :-1], met_by_key[:, :-1]
-        by_query = query.new_zeros(*query.shape[:2], met_by_query.size(1))
-        by_key = key.new_zeros(*key.shape[:2], met_by_key.size(1))
+        by_query, by_key = (
+            x.new_zeros(x.size(0), met.size(1), x.size(1)).transpose(1, 2)
+            for met, x in ((met_by_query, query), (met_by_key, key))
+        )
         if not reset.is_plain:
             by_query[..., -1:] = column.gradient("content", of_column, reset.product)
             by_key[:, None, :, -1] = row.gradient("content", of_row, reset.product)
@@ -248,7 +252,7 @@ def _factors(
 def _of_heads(table: Tensor, x: Tensor) -> Tensor:
     """Return a table's two last rows for all pairs of sentence and head: ``(b, 2, ...)``."""
     rows = table[:, -2:]
-    return rows.repeat(x.size(0) // rows.size(0), *[1] * (rows.dim() - 1))
+    return rows.expand(x.size(0) // rows.size(0), *rows.shape).flatten(0, 1)
 
 
 def _met(table: Tensor | None, first: Tensor) -> Tensor:
@@ -262,4 +266,4 @@ def _met(table: Tensor | None, first: Tensor) -> Tensor:
 def _add_rows(table: Tensor | None, rows: Tensor) -> None:
     """Add ``(b, 2, ...)`` to a table's two last rows, summed over all that share them."""
     if table is not None:
-        table[:, -2:] += rows.unflatten(0, (-1, table.size(0))).sum(0)
+        table[:, -2:].add_(rows.unflatten(0, (-1, table.size(0))).sum(0))
