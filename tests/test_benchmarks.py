@@ -22,6 +22,7 @@ from fairseq_posenc import registry  # noqa: E402
 from fairseq_posenc.backends import available, reference  # noqa: E402
 from fairseq_posenc.backends.base import Mask  # noqa: E402
 from fairseq_posenc.encodings.base import Terms  # noqa: E402
+from fairseq_posenc.encodings.distance_table import DistanceTable  # noqa: E402
 from fairseq_posenc.errors import UserError  # noqa: E402
 from fairseq_posenc.positions import Span  # noqa: E402
 from measuring import families, flex, flops, page, results, timing  # noqa: E402
@@ -35,7 +36,8 @@ from measuring.contenders import (  # noqa: E402
     positions_of,
 )
 from measuring.memory import peak  # noqa: E402
-from measuring.scopes import SCOPES, Case, layer, operation  # noqa: E402
+from measuring.scopes import SCOPES, Case, layer, layer_and_modules, operation  # noqa: E402
+from reset import without_reset  # noqa: E402
 
 # fairseq's of hydra, and torch's of FlexAttention that is not compiled.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
@@ -290,3 +292,25 @@ def test_the_parts_of_a_layers_time_are_told():
         assert all(0 < part < row["seconds"] for part in parts)
     refused = script("breakdown.py", "--device", "cuda")
     assert refused.stderr.startswith("error: ")
+
+
+@pytest.mark.slow
+def test_the_cost_of_a_reset_is_told():
+    short = ("--length", "64", "--rounds", "3", "--processes", "2", "--json")
+    (row,) = json.loads(script("reset.py", *short, "--encodings", "m4m").stdout)
+    assert (row["encoding"], row["length"]) == ("m4m", 64)
+    assert 0.5 < row["lowest"] < row["ratio"] < row["highest"] < 2
+
+
+def test_a_reset_is_taken_out_for_a_while():
+    run, modules = layer_and_modules(Contender("shaw+reset", "blocked"), TINY)
+    (table,) = (each for each in modules.modules() if isinstance(each, DistanceTable))
+    span, kept = Span.of(16, 16, CPU), table.reset
+    rows_with = table.rows(span).size(1)
+    with without_reset(modules):
+        run()
+        assert table.rows(span).size(1) == rows_with - 2
+    assert table.reset is kept
+    assert table.rows(span).size(1) == rows_with
+    with pytest.raises(UserError, match="has a reset"), without_reset(torch.nn.Linear(1, 1)):
+        pass

@@ -76,19 +76,6 @@ def growth(rows: Rows) -> list[str]:
     return ["", "Growth of the peak, against linear growth:", "", *table(header, cells, texts=4)]
 
 
-def resets(rows: Rows) -> list[str]:
-    """Return a table of what the first token's own rows cost, where both were measured."""
-    ratios = {(row["encoding"], row["backend"], row["length"]): row["ratio"] for row in rows}
-    cells = [
-        [f"`{encoding}`", f"{length:,}", f"{ratios[with_reset] / ratio:.3f}"]
-        for (encoding, backend, length), ratio in ratios.items()
-        if (with_reset := (f"{encoding}+reset", backend, length)) in ratios
-    ]
-    if not cells:
-        return []
-    return ["", "Time with a reset / without:", "", *table(["encoding", "n", "ratio"], cells)]
-
-
 def _line(row: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(row[key] for key in ("scope", "mode", "encoding", "backend", "batch"))
 
@@ -118,7 +105,7 @@ def _attention(result: Result) -> list[str]:
             *_by_length(rows, lambda r: f"{r['memory'] / 1e6:,.1f} ({r['memory_ratio']:.2f})"),
             "",
         ]
-    return [*lines, *growth(result.rows), *resets(result.rows), ""]
+    return [*lines, *growth(result.rows), ""]
 
 
 def _by_length(rows: Rows, cell: Callable[[dict[str, Any]], str]) -> list[str]:
@@ -173,9 +160,23 @@ def breakdown_table(rows: Rows) -> list[str]:
     return table(header, cells, texts=2)
 
 
+def reset_table(rows: Rows) -> list[str]:
+    """Return the table of what a reset costs."""
+    header = ["encoding", "backend", "ms", "time with a reset / without", "lowest", "highest"]
+    cells = [
+        [
+            *(f"`{row['encoding']}`", row["backend"], f"{row['seconds'] * 1e3:,.1f}"),
+            *(f"{row[part]:.3f}" for part in ("ratio", "lowest", "highest")),
+        ]
+        for row in rows
+    ]
+    return table(header, cells, texts=2)
+
+
 SECTIONS: dict[str, Callable[[Result], list[str]]] = {
     "attention": _attention,
     "breakdown": lambda result: [*breakdown_table(result.rows), ""],
     "generate": lambda result: [*generate_table(result.rows), ""],
+    "reset": lambda result: [*reset_table(result.rows), ""],
     "train": lambda result: [*train_table(result.rows), ""],
 }

@@ -106,12 +106,17 @@ def layer(contender: Contender, case: Case) -> Pass:
 
     Encodings that a model computes once for all of its layers are computed here for the one.
     """
+    return layer_and_modules(contender, case)[0]
+
+
+def layer_and_modules(contender: Contender, case: Case) -> tuple[Pass, nn.Module]:
+    """Return a pass of a whole encoder layer, and all the modules that take part."""
     torch.manual_seed(SEED)
     x = _input(case, case.length, case.batch, case.embed_dim, std=1.0)
     if contender == STOCK:
         stock = TransformerEncoderLayerBase(layer_config(Contender("none", "auto"), case))
         stock.to(case.device, case.dtype)
-        return _pass(lambda: stock(x, None), case, stock, [x])
+        return _pass(lambda: stock(x, None), case, stock, [x]), stock
     ours = PositionalEncoderLayer(layer_config(contender, case))
     ours.self_attn.encodings, shared = layer_and_shared(contender.encoding, case.dims)
     modules = nn.ModuleList([ours, shared]).to(case.device, case.dtype)
@@ -123,7 +128,7 @@ def layer(contender: Contender, case: Case) -> Pass:
         out: Tensor = ours(x, None, positions=positions, **given)
         return out
 
-    return _pass(encode, case, modules, [x])
+    return _pass(encode, case, modules, [x]), modules
 
 
 def model(contender: Contender, case: Case) -> Pass:

@@ -1,0 +1,130 @@
+"""What a reset costs: the first token's own rows, in a layer of RoBERTa-base in training.
+
+The cost is near one percent, and two layers that do the same differ by as much, by where they lie
+in memory. So the very same layer is timed with its reset and with the reset taken out, in turns;
+and all that several times over in fresh processes, in which everything lies elsewhere.
+
+    python benchmarks/reset.py --encodings shaw m4m
+"""
+
+from __future__ import annotations
+
+from measuring.process import begin
+
+if __name__ == "__main__":
+    begin()
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+from statistics import median
+from typing import Any
+
+from torch import nn
+
+from fairseq_posenc.encodings.distance_table import DistanceTable
+from fairseq_posenc.errors import UserError
+from measuring import page, results, timing
+from measuring.commands import DTYPES, add_common, own_command, prepare, told
+from measuring.contenders import Contender, contenders
+from measuring.machine import machine
+from measuring.scopes import Case, layer_and_modules
+
+
+def parse_args(words: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_common(parser, ["raffel", "shaw", "m4", "m4m", "deberta", "tupe"])
+    add = parser.add_argument
+    add("--length", type=int, default=512, help="n (default: 512)")
+    add("--processes", type=int, default=5, help="fresh processes, one at a time (default: 5)")
+    return parser.parse_args(words)
+
+
+@contextmanager
+def without_reset(modules: nn.Module) -> Iterator[None]:
+    """Take the resets out of all tables for a while.
+
+    Raises:
+        UserError: there is none.
+    """
+    found = [each for each in modules.modules() if isinstance(each, DistanceTable)]
+    kept = [(each, each.reset) for each in found if each.reset is not None]
+    if not kept:
+        raise UserError("none of its tables by distance has a reset")
+    for each, _ in kept:
+        each.reset = None
+    yield
+    for each, reset in kept:
+        each.reset = reset
+
+
+def ratios(args: argparse.Namespace) -> list[tuple[Contender, float, float]]:
+    """Return what was measured, its seconds without a reset, and the time with one by that."""
+    prepare(args)
+    batch = args.batch or (8 if args.device.type == "cuda" else 1)
+    case = Case("training", args.length, batch, args.dropout, DTYPES[args.dtype], args.device)
+    found = []
+    for encoding in args.encodings:
+        ours = contenders([f"{encoding}+reset"], ["auto"], case.dims, case.call)
+        contender = next(each for each in ours if each.encoding != "none")
+        run, modules = layer_and_modules(contender, case)
+
+        def plain(run: timing.Pass = run, modules: nn.Module = modules) -> None:
+            with without_reset(modules):
+                run()
+
+        # Each once before and once after the other: a machine that slows down meets both alike.
+        turns = [plain, run, run, plain]
+        rounds = timing.interleaved(turns, args.device, args.rounds, args.seconds)
+        ratio = median((b + c) / (a + d) for a, b, c, d in rounds)
+        found.append((contender._replace(encoding=encoding), timing.median(rounds, 0), ratio))
+    return found
+
+
+def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return a row for each encoding: medians over the processes, and both ends."""
+    fresh = {"max_workers": 1, "max_tasks_per_child": 1, "initializer": begin}
+    with ProcessPoolExecutor(mp_context=get_context("spawn"), **fresh) as pool:
+        runs = list(pool.map(ratios, [args] * args.processes))
+    rows = []
+    for of_encoding in zip(*runs):
+        (contender, *_), *_ = of_encoding
+        found = [ratio for _, _, ratio in of_encoding]
+        rows.append(
+            {
+                "encoding": contender.encoding,
+                "backend": contender.backend,
+                "length": args.length,
+                "dropout": args.dropout,
+                "seconds": median(seconds for _, seconds, _ in of_encoding),
+                "ratio": median(found),
+                "lowest": min(found),
+                "highest": max(found),
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    """Measure, print, and keep the figures."""
+    args = parse_args(sys.argv[1:])
+    prepare(args)
+    rows = measure(args)
+    if args.json:
+        print(json.dumps(rows, indent=1))
+    else:
+        print("\n".join([f"{machine(args.device)}", "", *page.reset_table(rows)]))
+    if args.save:
+        line = (args.save, "reset", own_command(), machine(args.device), rows)
+        page.keep(results.Result(*line))
+
+
+if __name__ == "__main__":
+    told(main)
