@@ -2,9 +2,9 @@
 
 The model is fairseq's base Transformer with random weights, in fairseq's own sequence generator.
 Every hypothesis is forced to the same length (as by --min-len and --max-len-b), so that all models
-do the same number of steps, and what they say does not matter. All models take turns, and share one
-set of weights, since reading them is most of a step, and how fast that is differs from place to
-place in memory.
+do the same number of steps, and what they say does not matter. `sinusoidal` has a turn before and
+after every other model. All share one set of weights, since reading them is most of a step, and how
+fast that is differs from place to place in memory.
 
     python benchmarks/generate.py --encodings all
 """
@@ -19,6 +19,7 @@ if __name__ == "__main__":
 import argparse
 import json
 import sys
+from statistics import median
 from typing import Any
 
 import torch
@@ -101,8 +102,9 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     ours = [Contender(spec, "auto") for spec in encodings]
     everyone = list(dict.fromkeys([BASELINE, STOCK, *ours]))
     weights: dict[str, Tensor] = {}
-    passes = [generation(contender, whole, args.beam, weights) for contender in everyone]
-    rounds = timing.interleaved(passes, whole.device, args.rounds, args.seconds)
+    baseline, *others = (generation(each, whole, args.beam, weights) for each in everyone)
+    turns = [baseline, *(run for other in others for run in (other, baseline))]
+    rounds = timing.interleaved(turns, whole.device, args.rounds, args.seconds)
     return [
         {
             "device": whole.device.type,
@@ -112,11 +114,18 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
             "length": whole.length,
             "batch": whole.batch,
             "dtype": args.dtype,
-            "tokens_per_second": whole.batch * whole.length / timing.median(rounds, index),
-            "ratio": 1 / timing.ratio(rounds, index, 0),  # of speeds
+            "tokens_per_second": whole.batch * whole.length / timing.median(rounds, turn),
+            "ratio": speed(rounds, turn),
         }
-        for index, contender in enumerate(everyone)
+        for turn, contender in zip(range(-1, len(turns), 2), everyone)
     ]
+
+
+def speed(rounds: list[list[float]], turn: int) -> float:
+    """Return the speed of a turn by that of the two around it, the median over the rounds."""
+    if turn < 0:
+        return 1.0  # the baseline, which has the last turn
+    return median((each[turn - 1] + each[turn + 1]) / 2 / each[turn] for each in rounds)
 
 
 def main() -> None:

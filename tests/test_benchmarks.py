@@ -25,6 +25,7 @@ from fairseq_posenc.encodings.base import Terms  # noqa: E402
 from fairseq_posenc.encodings.distance_table import DistanceTable  # noqa: E402
 from fairseq_posenc.errors import UserError  # noqa: E402
 from fairseq_posenc.positions import Span  # noqa: E402
+from generate import speed  # noqa: E402
 from measuring import families, flex, flops, page, results, timing  # noqa: E402
 from measuring.commands import prepare  # noqa: E402
 from measuring.compare import Budget, compare  # noqa: E402
@@ -170,6 +171,11 @@ def test_ratios_are_medians_of_ratios_in_a_round():
     assert timing.median(rounds, 1) == 9.0
 
 
+def test_a_speed_is_told_against_the_turns_around_it():
+    rounds = [[1.0, 4.0, 3.0, 3.0, 3.0], [2.0, 1.0, 2.0, 2.0, 6.0], [3.0, 1.0, 5.0, 5.0, 1.0]]
+    assert [speed(rounds, turn) for turn in (-1, 1, 3)] == [1.0, 2.0, 1.0]
+
+
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_the_formula_of_model_flops_counts_the_matrix_products(family):
     """With dropout the CPU's attention is plain products, which torch's counter knows."""
@@ -277,6 +283,7 @@ def test_generate_and_train_print_their_rows():
     generated = json.loads(script("generate.py", *tiny).stdout)
     assert [row["encoding"] for row in generated] == ["sinusoidal", "stock", "rope"]
     assert all(row["tokens_per_second"] > 0 and row["beam"] == 5 for row in generated)
+    assert generated[0]["ratio"] == 1.0
     trained = json.loads(script("train.py", *tiny, "--family", "translation").stdout)
     assert [row["encoding"] for row in trained] == ["stock", "none", "rope"]
     assert all(0 < row["utilisation"] < 1 for row in trained)
