@@ -15,7 +15,6 @@ if __name__ == "__main__":
     begin()
 
 import argparse
-import json
 import sys
 from statistics import median
 from typing import Any
@@ -23,10 +22,9 @@ from typing import Any
 from torch.profiler import ProfilerActivity, profile
 
 from fairseq_posenc.errors import UserError
-from measuring import page, results, timing
-from measuring.commands import DTYPES, add_common, own_command, prepare, told
+from measuring import page, timing
+from measuring.commands import DTYPES, add_common, prepare, report, told
 from measuring.contenders import STOCK, contenders
-from measuring.machine import machine
 from measuring.scopes import SCOPES, Case
 
 PARTS = {
@@ -101,14 +99,7 @@ def main() -> None:
     """Measure, print, and keep the figures."""
     args = parse_args(sys.argv[1:])
     prepare(args)
-    rows = measure(args)
-    if args.json:
-        print(json.dumps(rows, indent=1))
-    else:
-        print("\n".join([f"{machine(args.device)}", "", *page.breakdown_table(rows)]))
-    if args.save:
-        line = (args.save, "breakdown", own_command(), machine(args.device), rows)
-        page.keep(results.Result(*line))
+    report(args, "breakdown", measure(args), page.breakdown_table)
 
 
 if __name__ == "__main__":

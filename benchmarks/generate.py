@@ -17,7 +17,6 @@ if __name__ == "__main__":
     begin()
 
 import argparse
-import json
 import sys
 from statistics import median
 from typing import Any
@@ -27,11 +26,10 @@ from fairseq.dataclass.configs import GenerationConfig
 from torch import Tensor
 
 from fairseq_posenc import registry
-from measuring import page, results, timing
-from measuring.commands import DTYPES, add_common, own_command, prepare, told
+from measuring import page, timing
+from measuring.commands import DTYPES, add_common, prepare, report, told
 from measuring.contenders import STOCK, Contender
 from measuring.families import FAMILIES, Whole, build
-from measuring.machine import machine
 
 BASELINE = Contender("sinusoidal", "auto")
 BATCH = {"cpu": 4, "cuda": 64}
@@ -132,14 +130,7 @@ def main() -> None:
     """Measure, print, and keep the figures."""
     args = parse_args(sys.argv[1:])
     prepare(args)
-    rows = measure(args)
-    if args.json:
-        print(json.dumps(rows, indent=1))
-    else:
-        print("\n".join([f"{machine(args.device)}", "", *page.generate_table(rows)]))
-    if args.save:
-        line = (args.save, "generate", own_command(), machine(args.device), rows)
-        page.keep(results.Result(*line))
+    report(args, "generate", measure(args), page.generate_table)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ if __name__ == "__main__":
     begin()
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -28,10 +27,9 @@ from torch import nn
 
 from fairseq_posenc.encodings.distance_table import DistanceTable
 from fairseq_posenc.errors import UserError
-from measuring import page, results, timing
-from measuring.commands import DTYPES, add_common, own_command, prepare, told
+from measuring import page, timing
+from measuring.commands import DTYPES, add_common, prepare, report, told
 from measuring.contenders import Contender, contenders
-from measuring.machine import machine
 from measuring.scopes import Case, layer_and_modules
 
 
@@ -116,14 +114,7 @@ def main() -> None:
     """Measure, print, and keep the figures."""
     args = parse_args(sys.argv[1:])
     prepare(args)
-    rows = measure(args)
-    if args.json:
-        print(json.dumps(rows, indent=1))
-    else:
-        print("\n".join([f"{machine(args.device)}", "", *page.reset_table(rows)]))
-    if args.save:
-        line = (args.save, "reset", own_command(), machine(args.device), rows)
-        page.keep(results.Result(*line))
+    report(args, "reset", measure(args), page.reset_table)
 
 
 if __name__ == "__main__":

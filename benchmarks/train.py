@@ -15,19 +15,17 @@ if __name__ == "__main__":
     begin()
 
 import argparse
-import json
 import sys
 from typing import Any
 
 from fairseq_posenc import registry
 from fairseq_posenc.backends.base import Call
-from measuring import page, results, timing
-from measuring.commands import DTYPES, add_common, own_command, prepare, told
+from measuring import page, timing
+from measuring.commands import DTYPES, add_common, prepare, report, told
 from measuring.compare import chunks
 from measuring.contenders import STOCK, Contender, backend_names, contenders
 from measuring.families import FAMILIES, Whole, build, training_step
 from measuring.flops import ceiling, model_flops
-from measuring.machine import machine
 
 
 def parse_args(words: list[str]) -> argparse.Namespace:
@@ -115,14 +113,7 @@ def main() -> None:
     """Measure, print, and keep the figures."""
     args = parse_args(sys.argv[1:])
     prepare(args)
-    rows = measure(args)
-    if args.json:
-        print(json.dumps(rows, indent=1))
-    else:
-        print("\n".join([f"{machine(args.device)}", "", *page.train_table(rows)]))
-    if args.save:
-        line = (args.save, "train", own_command(), machine(args.device), rows)
-        page.keep(results.Result(*line))
+    report(args, "train", measure(args), page.train_table)
 
 
 if __name__ == "__main__":

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from fairseq_posenc.errors import UserError
+from measuring import page, results
+from measuring.machine import machine
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -50,6 +54,29 @@ def prepare(args: argparse.Namespace) -> None:
 def own_command() -> str:
     """Return the command that was given, as a reader would type it."""
     return shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+
+
+def report(
+    args: argparse.Namespace,
+    script: str,
+    rows: list[dict[str, Any]],
+    table: Callable[[list[dict[str, Any]]], list[str]],
+) -> None:
+    """Print the rows as the command line asks, and keep them where it says so.
+
+    Args:
+        args: of the command line.
+        script: whose rows they are.
+        rows: what was measured.
+        table: writes them as a Markdown table.
+    """
+    if args.json:
+        print(json.dumps(rows, indent=1))
+    else:
+        print("\n".join([machine(args.device), "", *table(rows)]))
+    if args.save:
+        line = (args.save, script, own_command(), machine(args.device), rows)
+        page.keep(results.Result(*line))
 
 
 def told(main: Callable[[], None]) -> None:
