@@ -58,9 +58,11 @@ def without_reset(modules: nn.Module) -> Iterator[None]:
         raise UserError("none of its tables by distance has a reset")
     for each, _ in kept:
         each.reset = None
-    yield
-    for each, reset in kept:
-        each.reset = reset
+    try:
+        yield
+    finally:
+        for each, reset in kept:
+            each.reset = reset
 
 
 def ratios(args: argparse.Namespace) -> list[tuple[Contender, float, float]]:

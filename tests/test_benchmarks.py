@@ -319,5 +319,8 @@ def test_a_reset_is_taken_out_for_a_while():
         assert table.rows(span).size(1) == rows_with - 2
     assert table.reset is kept
     assert table.rows(span).size(1) == rows_with
+    with pytest.raises(KeyError), without_reset(modules):
+        raise KeyError
+    assert table.reset is kept
     with pytest.raises(UserError, match="has a reset"), without_reset(torch.nn.Linear(1, 1)):
         pass
