@@ -5,22 +5,13 @@ from __future__ import annotations
 import errno
 import pickle
 import re
-import sys
-from types import TracebackType
-from typing import Callable, Optional
-
-from hydra.errors import CompactHydraException
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _RANK = re.compile(r"^fairseq_posenc\.errors\.UserError: (.+)$", re.MULTILINE)
-ExceptHook = Callable[[type[BaseException], BaseException, Optional[TracebackType]], object]
 
 
-class UserError(CompactHydraException, ValueError):
-    """Wrong input: the message says what is wrong, where, and what to do.
-
-    Hydra's class makes ``fairseq-hydra-train``, too, print the message without a stack trace.
-    """
+class UserError(ValueError):
+    """Wrong input: the message says what is wrong, where, and what to do."""
 
 
 def one_line(error: BaseException | None) -> str | None:
@@ -49,21 +40,3 @@ def one_line(error: BaseException | None) -> str | None:
             return told_by_rank[1]
         error = error.__cause__ or error.__context__
     return None
-
-
-def install_excepthook() -> None:
-    """Make fairseq's commands end with one line, not a stack trace, on a :class:`UserError`."""
-    previous = sys.excepthook
-    if getattr(previous, "_fairseq_posenc", False):
-        return
-
-    def hook(
-        kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> object:
-        message = one_line(error)
-        if message is None:
-            return previous(kind, error, trace)
-        return print(f"fairseq-posenc: error: {message}", file=sys.stderr)
-
-    hook._fairseq_posenc = True  # type: ignore[attr-defined]
-    sys.excepthook = hook

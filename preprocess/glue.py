@@ -24,7 +24,7 @@ from binarize.encoders.symbols import Pieces, SymbolEncoder
 from binarize.folder import Folder
 from binarize.store import sha256
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.glue.tasks import Task, parse_tasks
+from fairseq_posenc.tasks.glue.definitions import Task, parse_tasks
 from glue_tasks.binary import Writer
 from glue_tasks.rows import find_file, read_examples
 

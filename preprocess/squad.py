@@ -24,7 +24,8 @@ from binarize.store import sha256
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.squad import databin, offsets
 from fairseq_posenc.squad.data import Squad, read_squad
-from fairseq_posenc.squad.windows import Limits
+from fairseq_posenc.tasks.squad.databin import Limits
+from fairseq_posenc.transformer.dictionary import DICTIONARY, load_dictionary
 
 SPLITS = ("train", "valid")
 
@@ -50,7 +51,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     with folder.open():
         for name, path in vocabulary.items():
             shutil.copyfile(path, folder.partial / name)
-        dictionary = offsets.load_dictionary(folder.partial / offsets.DICTIONARY)
+        dictionary = load_dictionary(folder.partial / DICTIONARY)
         tokenizer = offsets.load_tokenizer(folder.partial, dictionary)
         encoder = databin.Encoder(tokenizer, dictionary, limits)
         counts = {}
@@ -72,7 +73,7 @@ def _vocabulary(args: argparse.Namespace) -> dict[str, Path]:
         raise UserError(
             "choose the tokens: --encoder-json and --vocab-bpe, or --sentencepiece-model"
         )
-    files = {offsets.DICTIONARY: args.dict}
+    files = {DICTIONARY: args.dict}
     if args.sentencepiece_model:
         return {**files, offsets.PIECES: args.sentencepiece_model}
     return {**files, offsets.ENCODER: args.encoder_json, offsets.MERGES: args.vocab_bpe}

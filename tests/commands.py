@@ -22,9 +22,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-import fairseq_posenc
+from fairseq_posenc.running.host import USER_DIR
 
-USER_DIR = Path(fairseq_posenc.__file__).resolve().parent
 SENTENCES = {"train": 16, "valid": 8, "test": 5}
 EPOCHS = 4
 # All sentences fit into one batch, so an epoch is one update. Without the multiple of 1, fairseq

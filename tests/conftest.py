@@ -15,8 +15,8 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
 
-import fairseq_posenc  # noqa: F401  (registers the models)
 from fairseq_posenc import registry
+from fairseq_posenc.running import host  # noqa: F401  (registers models and tasks)
 
 ARCHITECTURES = {
     "masked_lm": "roberta_none_tiny",

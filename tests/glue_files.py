@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_posenc.glue.tasks import TASKS, Task
+from fairseq_posenc.tasks.glue.definitions import TASKS, Task
 
 PREPROCESS = Path(__file__).parents[1] / "preprocess"
 DATA = Path(__file__).parents[2] / "shared" / "data"

@@ -8,9 +8,9 @@ import torch
 import oracles
 from conftest import COMPOSITIONS, needs_causal, specs
 from fairseq_posenc import registry
-from fairseq_posenc.attention import PositionalAttention
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.transformer.attention import PositionalAttention
 from test_encodings import DIMS, awake, oracle_options, oracle_params, their_scores
 
 SPECS = ["none", *specs("scores", "rotation"), *COMPOSITIONS]

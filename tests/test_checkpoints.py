@@ -14,7 +14,8 @@ import torch
 from torch.multiprocessing.spawn import ProcessRaisedException
 
 from conftest import STOCK, make_model, make_tokens
-from fairseq_posenc.errors import UserError, install_excepthook, one_line
+from fairseq_posenc.errors import UserError, one_line
+from fairseq_posenc.transformer.commands import install_excepthook
 
 
 def test_fairseqs_namespace_is_loaded_without_running_code(tmp_path):

@@ -23,20 +23,18 @@ from fairseq_posenc.compare import (
     corpus,
     documents,
     pieces,
-    programs,
-    progress,
     report,
     statements,
-    steps,
     training,
 )
 from fairseq_posenc.compare.contenders import parse_contenders
 from fairseq_posenc.compare.pipeline import Outcome, Results
 from fairseq_posenc.compare.settings import Settings
-from fairseq_posenc.curves import logs as curves
 from fairseq_posenc.curves import picture
-from fairseq_posenc.curves.logs import Curve, Entry
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.running import logs as curves
+from fairseq_posenc.running import programs, progress, steps
+from fairseq_posenc.running.logs import Curve, Entry
 
 DEMO = "none,learned,decbert_diff,m4m"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fairseq_posenc.cli import main
-from fairseq_posenc.curves.logs import parse_line, read_curve
+from fairseq_posenc.running.logs import parse_line, read_curve
 
 JSON = [
     '2026 | INFO | train_inner | {"epoch": 1, "loss": "9.1", "wps": "1234", "num_updates": "50"}',

@@ -14,11 +14,11 @@ from fairseq_posenc import registry
 from fairseq_posenc.analysis import catalogue
 from fairseq_posenc.backends import reference
 from fairseq_posenc.backends.base import Mask
-from fairseq_posenc.cross_attention import RotaryCrossAttention
 from fairseq_posenc.encodings.base import Dims, Terms
 from fairseq_posenc.encodings.distance_table import DistanceTable
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.transformer.cross_attention import RotaryCrossAttention
 
 DIMS = Dims(embed_dim=16, num_heads=2, max_positions=8)
 PAD, EOS = 1, 2

@@ -18,10 +18,10 @@ from commands import TRAINING, USER_DIR, new_directory, run, script, trained
 from fairseq_posenc.cli import main
 from fairseq_posenc.compare.training import updates_done
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.glue.data import open_data
-from fairseq_posenc.glue.prediction import GlueTask, GlueTaskConfig
-from fairseq_posenc.glue.tasks import TASKS
-from fairseq_posenc.pretrained import read_pretrained
+from fairseq_posenc.running.pretrained import read_pretrained
+from fairseq_posenc.tasks.glue.data import open_data
+from fairseq_posenc.tasks.glue.definitions import TASKS
+from fairseq_posenc.tasks.glue.task import GlueTask, GlueTaskConfig
 from glue_files import COLOURS, start, train_pieces, write_task
 from test_distributed import DISTRIBUTED, TORCHRUN
 
@@ -291,7 +291,7 @@ def test_a_checkpoint_tells_its_architecture():
     assert found.options["encoder_embed_dim"] == 32
     ours = open_data(data() / "glue" / "CoLA")
     found.check_dictionary(ours.dictionary)
-    ours.check_lengths(found)
+    ours.check_lengths(found.max_positions, found.path)
 
 
 def test_what_is_no_masked_lm_is_refused(tmp_path):
@@ -311,7 +311,7 @@ def test_data_of_another_model_is_refused():
     with pytest.raises(UserError, match=r"dict.txt has .* symbols with <mask>, but .* has 99; mak"):
         model._replace(symbols=99).check_dictionary(ours.dictionary)
     with pytest.raises(UserError, match="takes 8: make it with --max-tokens 8"):
-        ours.check_lengths(model._replace(max_positions=8))
+        ours.check_lengths(8, model.path)
     with pytest.raises(UserError, match=r"dict.txt has other symbols than .*dict.txt, which"):
         model._replace(dictionary=trained_dictionary()).check_dictionary(ours.dictionary)
 

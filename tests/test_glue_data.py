@@ -15,9 +15,9 @@ from fairseq.data import Dictionary
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.glue.data import find_data, open_data
-from fairseq_posenc.glue.tasks import TASKS, parse_tasks
-from fairseq_posenc.squad.offsets import load_dictionary
+from fairseq_posenc.tasks.glue.data import find_data, open_data
+from fairseq_posenc.tasks.glue.definitions import TASKS, parse_tasks
+from fairseq_posenc.transformer.dictionary import load_dictionary
 from glue_files import DATA, PREPROCESS, header, labels_of, row, start, train_pieces, write_task
 
 sys.path.insert(0, str(PREPROCESS))

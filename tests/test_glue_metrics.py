@@ -14,7 +14,6 @@ from sklearn import metrics as theirs
 
 from fairseq_posenc import recipes
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.glue import metrics
 from fairseq_posenc.glue.cluster import parse_options
 from fairseq_posenc.glue.configuration import CONFIGS, config_name, grid, read_settings
 from fairseq_posenc.glue.evaluation import has_collapsed, measure
@@ -22,7 +21,8 @@ from fairseq_posenc.glue.plan import override
 from fairseq_posenc.glue.report import report
 from fairseq_posenc.glue.submission import predictions
 from fairseq_posenc.glue.summary import summarise
-from fairseq_posenc.glue.tasks import PROTOCOLS, TASKS
+from fairseq_posenc.tasks.glue import metrics
+from fairseq_posenc.tasks.glue.definitions import PROTOCOLS, TASKS
 
 
 @pytest.mark.parametrize("classes", [2, 3])

@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fairseq_posenc import registry
-from fairseq_posenc.attention import PositionalAttention
 from fairseq_posenc.backends.base import row_index
 from fairseq_posenc.encodings.base import Dims, Encodings
 from fairseq_posenc.encodings.deberta_v2 import DebertaV2
 from fairseq_posenc.encodings.t5 import bucket_of
 from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.transformer.attention import PositionalAttention
 from goldens import make_goldens as hf
 from goldens.make_goldens import CASES, Case, Size, Tensors
 

@@ -19,9 +19,9 @@ from commands import (
     train,
 )
 from conftest import ARGS, STOCK, logits, make_model, make_tokens
-from fairseq_posenc.checkpoints import is_position_parameter
 from fairseq_posenc.cli import main
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.transformer.adapting import is_position_parameter
 
 SIZES = ARGS["masked_lm"]
 # What released checkpoints have beside the model's options; they hold no optimizer.

@@ -19,10 +19,10 @@ from commands import FAMILIES, TRAINING, USER_DIR, new_directory, run, sentences
 from fairseq_posenc import recipes
 from fairseq_posenc.cli import main
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.interruption import STOPPED
 from fairseq_posenc.plan.command import describe
 from fairseq_posenc.plan.probe import Watch
 from fairseq_posenc.plan.training import read_training
+from fairseq_posenc.running.interruption import STOPPED
 
 slow = pytest.mark.slow
 SCRIPTS = Path(__file__).resolve().parent.parent / "train_scripts"

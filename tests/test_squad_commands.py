@@ -22,14 +22,13 @@ from omegaconf import OmegaConf
 from commands import new_directory, run, script
 from fairseq_posenc import cli
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.interruption import STOPPED
 from fairseq_posenc.models.masked_lm import PositionalRoberta
-from fairseq_posenc.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.registry import parse
+from fairseq_posenc.running.interruption import STOPPED
+from fairseq_posenc.running.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.squad.config import configuration, recipe
-from fairseq_posenc.squad.databin import DataBin, open_data_bin
-from fairseq_posenc.squad.offsets import load_dictionary
-from fairseq_posenc.squad.windows import Limits
+from fairseq_posenc.tasks.squad.databin import DataBin, Limits, open_data_bin
+from fairseq_posenc.transformer.dictionary import load_dictionary
 from test_squad_data import save, write_bpe
 
 slow = pytest.mark.slow

@@ -25,14 +25,16 @@ from fairseq.models.roberta import RobertaModel
 from conftest import ARGS
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.models.masked_lm import PositionalRoberta
-from fairseq_posenc.pretrained import read_pretrained
-from fairseq_posenc.squad.criterion import SquadCriterion
+from fairseq_posenc.running.pretrained import read_pretrained
 from fairseq_posenc.squad.data import Answer, Question, Squad, read_squad
 from fairseq_posenc.squad.databin import Encoder, locate, write_split
-from fairseq_posenc.squad.offsets import ByteLevelBPE, Pieces, Tokens, load_dictionary
+from fairseq_posenc.squad.offsets import ByteLevelBPE, Pieces, Tokens
 from fairseq_posenc.squad.score import exact
 from fairseq_posenc.squad.spans import LONGEST, NBEST, Scored, best_spans, combine
-from fairseq_posenc.squad.windows import Limits, make_windows
+from fairseq_posenc.squad.windows import make_windows
+from fairseq_posenc.tasks.squad.criterion import SquadCriterion
+from fairseq_posenc.tasks.squad.databin import Limits
+from fairseq_posenc.transformer.dictionary import load_dictionary
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "shared" / "data"
 needs_files = pytest.mark.skipif(not PUBLISHED.is_dir(), reason="no published files")

@@ -18,12 +18,13 @@ from conftest import (
     make_tokens,
     needs_causal,
 )
-from fairseq_posenc import decoding, registry
+from fairseq_posenc import registry
 from fairseq_posenc.analysis import catalogue
-from fairseq_posenc.attention import Given, PositionalAttention
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.transformer import decoding
+from fairseq_posenc.transformer.attention import Given, PositionalAttention
 
 FAMILIES = list(ARCHITECTURES)
 SPECS = [*registry.names(), *COMPOSITIONS, "sinusoidal(layout=fairseq)"]

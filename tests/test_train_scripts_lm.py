@@ -10,7 +10,7 @@ import pytest
 from fairseq import options
 
 from commands import new_directory, sentences
-from fairseq_posenc.options import resolve
+from fairseq_posenc.transformer.options import resolve
 
 pytestmark = pytest.mark.slow
 REPOSITORY = Path(__file__).resolve().parent.parent

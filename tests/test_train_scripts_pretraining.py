@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 
 from commands import USER_DIR, kill_in_training, new_directory, run, sentences, trained
 from fairseq_posenc import recipes, registry
-from fairseq_posenc.options import resolve
+from fairseq_posenc.transformer.options import resolve
 
 slow = pytest.mark.slow
 SCRIPTS = Path(__file__).resolve().parent.parent / "train_scripts"

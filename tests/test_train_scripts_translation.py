@@ -20,7 +20,7 @@ from fairseq.optim.sgd import SGD
 from omegaconf import OmegaConf
 
 from commands import USER_DIR, kill_in_training, new_directory, pairs, run
-from fairseq_posenc.options import resolve
+from fairseq_posenc.transformer.options import resolve
 
 slow = pytest.mark.slow
 REPOSITORY = Path(__file__).resolve().parent.parent

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-import fairseq_posenc  # noqa: F401  (allows what fairseq's checkpoints hold)
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.transformer.commands import prepare
 
 
 def best_losses(folder: Path) -> dict[Path, float]:
@@ -34,5 +34,6 @@ def best_losses(folder: Path) -> dict[Path, float]:
 
 
 if __name__ == "__main__":
+    prepare()  # allows what fairseq's checkpoints hold
     for number, (checkpoint, loss) in enumerate(best_losses(Path(sys.argv[1])).items()):
         print(f"{'best' if number == 0 else '    '}  validation loss {loss:.4f}  {checkpoint}")

@@ -10,13 +10,13 @@ from typing import NamedTuple
 import torch
 
 from fairseq_posenc import registry
-from fairseq_posenc.attention import Given, PositionalAttention
 from fairseq_posenc.backends import available, choose
 from fairseq_posenc.backends.base import Call
 from fairseq_posenc.backends.planner import BACKENDS
 from fairseq_posenc.encodings.base import Dims, Encodings, Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.transformer.attention import Given, PositionalAttention
 
 
 class Contender(NamedTuple):

@@ -11,8 +11,8 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.tasks import setup_task
 from fairseq.trainer import Trainer
 
-import fairseq_posenc  # noqa: F401  (registers the models)
 from fairseq_posenc.encodings.base import Dims
+from fairseq_posenc.running import host  # noqa: F401  (registers models and tasks)
 from measuring.contenders import STOCK, Contender
 from measuring.timing import Pass
 

@@ -12,13 +12,13 @@ from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_posenc.attention import Given, PositionalAttention
 from fairseq_posenc.backends import BACKENDS
 from fairseq_posenc.backends.base import Call, Mask
 from fairseq_posenc.encodings.base import Dims
-from fairseq_posenc.models.base import stack_config
 from fairseq_posenc.positions import Span
-from fairseq_posenc.stacks import PositionalEncoderLayer
+from fairseq_posenc.transformer.attention import Given, PositionalAttention
+from fairseq_posenc.transformer.configuration import stack_config
+from fairseq_posenc.transformer.stacks import PositionalEncoderLayer
 from measuring.contenders import (
     STOCK,
     Contender,

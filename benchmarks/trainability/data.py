@@ -14,7 +14,7 @@ from fairseq_cli import preprocess
 
 from fairseq_posenc.compare.corpus import write_corpus
 from fairseq_posenc.compare.pieces import encode, train_pieces
-from fairseq_posenc.compare.steps import Step
+from fairseq_posenc.running.steps import Step
 
 VOCABULARY = {"text": 512, "translation": 2000}
 

@@ -12,7 +12,7 @@ import torch
 from runs import Run
 from torch import Tensor, nn
 
-from fairseq_posenc.attention import PositionalAttention
+from fairseq_posenc.transformer.attention import PositionalAttention
 
 
 def _noise(like: Tensor, std: float, generator: torch.Generator) -> Tensor:

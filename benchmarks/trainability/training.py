@@ -21,8 +21,8 @@ from runs import Run
 from starts import apply_start
 from torch import nn
 
-from fairseq_posenc.checkpoints import is_position_parameter
-from fairseq_posenc.curves.logs import parse_line
+from fairseq_posenc.running.logs import parse_line
+from fairseq_posenc.transformer.adapting import is_position_parameter
 
 
 class Recorder(logging.Handler):

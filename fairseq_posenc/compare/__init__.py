@@ -8,6 +8,6 @@ The steps, each in a module of its own:
    ``fairseq-train`` and ``fairseq-validate``.
 4. :mod:`~fairseq_posenc.compare.report` writes the table, the picture and what follows from them.
 
-Every step notes what it was made from (:mod:`~fairseq_posenc.compare.steps`), so that the same
+Every step notes what it was made from (:mod:`~fairseq_posenc.running.steps`), so that the same
 command, given again, continues where it was stopped and repeats only what has changed.
 """

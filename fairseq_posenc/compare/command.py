@@ -7,12 +7,12 @@ from pathlib import Path
 
 from fairseq_posenc.compare import contenders
 from fairseq_posenc.compare.pipeline import Pipeline
-from fairseq_posenc.compare.progress import say
 from fairseq_posenc.compare.report import PICTURE, REPORT, table, write_report
 from fairseq_posenc.compare.settings import Settings
 from fairseq_posenc.compare.statements import statements
-from fairseq_posenc.compare.steps import own_folder
-from fairseq_posenc.interruption import STOPPED, any_end_like_ctrl_c
+from fairseq_posenc.running.interruption import STOPPED, any_end_like_ctrl_c
+from fairseq_posenc.running.progress import say
+from fairseq_posenc.running.steps import own_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,8 +6,8 @@ import re
 from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.models.base import DECBERT
 from fairseq_posenc.registry import parse
+from fairseq_posenc.transformer.configuration import DECBERT
 
 DEFAULT = "none,learned,decbert_diff,m4m"
 

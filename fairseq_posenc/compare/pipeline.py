@@ -10,11 +10,11 @@ from typing import NamedTuple
 from fairseq_posenc.compare import corpus, pieces, training
 from fairseq_posenc.compare.contenders import Contender
 from fairseq_posenc.compare.documents import python_library
-from fairseq_posenc.compare.programs import run_logged
-from fairseq_posenc.compare.progress import Progress, say
 from fairseq_posenc.compare.settings import TRAIN_OPTIONS, Settings
-from fairseq_posenc.compare.steps import Facts, Step
-from fairseq_posenc.curves.logs import Curve, read_curve_file
+from fairseq_posenc.running.logs import Curve, read_curve_file
+from fairseq_posenc.running.programs import run_logged
+from fairseq_posenc.running.progress import Progress, say
+from fairseq_posenc.running.steps import Facts, Step
 from fairseq_posenc.version import __version__
 
 

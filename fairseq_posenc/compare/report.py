@@ -7,12 +7,12 @@ import shlex
 from pathlib import Path
 
 from fairseq_posenc.compare.pipeline import Outcome, Results, data_folder, model_folder
-from fairseq_posenc.compare.progress import format_time, say
 from fairseq_posenc.compare.settings import Settings
 from fairseq_posenc.compare.statements import statements
-from fairseq_posenc.compare.steps import write_whole
 from fairseq_posenc.compare.training import train_command, validate_command
 from fairseq_posenc.curves.picture import can_draw, draw_curves
+from fairseq_posenc.running.progress import format_time, say
+from fairseq_posenc.running.steps import write_whole
 
 REPORT, PICTURE = "report.md", "curves.png"
 _USER_DIR = ' --user-dir "$(fairseq-posenc user-dir)"'  # finds the package on every machine

@@ -9,16 +9,15 @@ from typing import Any, Callable, Optional
 
 import torch
 
-import fairseq_posenc
-from fairseq_posenc.checkpoints import is_position_parameter
 from fairseq_posenc.compare.contenders import Contender
-from fairseq_posenc.compare.programs import run_logged
 from fairseq_posenc.compare.settings import TRAIN_OPTIONS, Settings
-from fairseq_posenc.compare.steps import Facts
-from fairseq_posenc.curves.logs import Entry, parse_line
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.running.host import USER_DIR
+from fairseq_posenc.running.logs import Entry, parse_line
+from fairseq_posenc.running.programs import run_logged
+from fairseq_posenc.running.steps import Facts
+from fairseq_posenc.transformer.adapting import is_position_parameter
 
-USER_DIR = Path(fairseq_posenc.__file__).resolve().parent
 LOG = "train.log"
 FINAL = "checkpoint_last.pt"
 # Beyond any run: validation and checkpoints are counted in updates, not in rounds of the data.

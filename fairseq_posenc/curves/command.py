@@ -7,10 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fairseq_posenc.compare.steps import write_whole
-from fairseq_posenc.curves.logs import Curve, read_curve_file
 from fairseq_posenc.curves.picture import can_draw, draw_curves
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.running.logs import Curve, read_curve_file
+from fairseq_posenc.running.steps import write_whole
 
 TABLE, PICTURE = "curves.md", "curves.png"
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fairseq_posenc.curves.logs import Curve
+from fairseq_posenc.running.logs import Curve
 
 # Okabe and Ito's colours, which colour-blind people can tell apart, without the pale ones.
 COLOURS = ["#000000", "#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9"]

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fairseq_posenc.compare.programs import told_mistake
-from fairseq_posenc.compare.progress import say
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.glue.plan import Run
 from fairseq_posenc.glue.worker import work
+from fairseq_posenc.running.programs import told_mistake
+from fairseq_posenc.running.progress import say
 
 _PAUSE = 10.0  # seconds between two looks at the jobs
 

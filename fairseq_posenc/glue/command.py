@@ -9,19 +9,19 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from fairseq_posenc.compare.progress import say
-from fairseq_posenc.compare.steps import write_whole
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.glue.cluster import work_on_cluster
 from fairseq_posenc.glue.configuration import CONFIGS, Grid, grid, read_settings
-from fairseq_posenc.glue.data import find_data
 from fairseq_posenc.glue.plan import RESULT, Request, Run, all_runs, prepare
 from fairseq_posenc.glue.report import report
 from fairseq_posenc.glue.summary import read_result, reported_metric, summarise
-from fairseq_posenc.glue.tasks import PROTOCOLS, TASKS, parse_tasks
 from fairseq_posenc.glue.workers import Workers
-from fairseq_posenc.interruption import STOPPED, any_end_like_ctrl_c
-from fairseq_posenc.pretrained import Pretrained, read_pretrained
+from fairseq_posenc.running.interruption import STOPPED, any_end_like_ctrl_c
+from fairseq_posenc.running.pretrained import Pretrained, read_pretrained
+from fairseq_posenc.running.progress import say
+from fairseq_posenc.running.steps import write_whole
+from fairseq_posenc.tasks.glue.data import find_data
+from fairseq_posenc.tasks.glue.definitions import PROTOCOLS, TASKS, parse_tasks
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,7 +95,7 @@ def _plan(args: argparse.Namespace, pretrained: Pretrained, out: Path) -> list[R
     for task in parse_tasks(args.tasks):
         data = find_data(args.data, task)
         pretrained.check_dictionary(data.dictionary)
-        data.check_lengths(pretrained)
+        data.check_lengths(pretrained.max_positions, pretrained.path)
         examples = data.splits["train"]["examples"]
         settings = read_settings(args.configs, args.protocol, task, examples, args.overrides)
         paper = grid(args.protocol, task)

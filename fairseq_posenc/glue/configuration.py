@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fairseq_posenc import recipes
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.glue.tasks import Task
+from fairseq_posenc.tasks.glue.definitions import Task
 
 CONFIGS = Path(__file__).resolve().parents[2] / "finetune_configs" / "glue"
 

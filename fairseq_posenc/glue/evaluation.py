@@ -11,13 +11,13 @@ import torch
 from fairseq import checkpoint_utils, utils
 from torch import Tensor
 
-from fairseq_posenc.compare.steps import write_whole
-from fairseq_posenc.glue import metrics
-from fairseq_posenc.glue.criterion import HEAD
-from fairseq_posenc.glue.data import open_data
 from fairseq_posenc.glue.plan import RESULT, Run
 from fairseq_posenc.glue.submission import write_submission
-from fairseq_posenc.glue.tasks import Task
+from fairseq_posenc.running.steps import write_whole
+from fairseq_posenc.tasks.glue import metrics
+from fairseq_posenc.tasks.glue.criterion import HEAD
+from fairseq_posenc.tasks.glue.data import open_data
+from fairseq_posenc.tasks.glue.definitions import Task
 
 BEST = "checkpoint_best.pt"
 _SUFFIXES = ("_m", "_mm")  # of metrics, where there are two development sets

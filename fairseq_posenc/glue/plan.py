@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fairseq_posenc.compare.steps import write_whole
-from fairseq_posenc.compare.training import USER_DIR
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.glue.configuration import Grid, Settings
-from fairseq_posenc.glue.data import DataBin
-from fairseq_posenc.pretrained import Pretrained
+from fairseq_posenc.running.host import USER_DIR
+from fairseq_posenc.running.pretrained import Pretrained
+from fairseq_posenc.running.steps import write_whole
+from fairseq_posenc.tasks.glue.data import DataBin
 
 _CALLED = {"modified": "version of the checkpoint"}
 _PLAIN = re.compile(r"[A-Za-z_./][\w./+-]*")

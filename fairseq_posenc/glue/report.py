@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fairseq_posenc import recipes
-from fairseq_posenc.glue.tasks import TASKS
+from fairseq_posenc.tasks.glue.definitions import TASKS
 
 _METRICS = {
     "accuracy": "accuracy",

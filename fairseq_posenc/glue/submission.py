@@ -6,9 +6,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fairseq_posenc.compare.steps import write_whole
-from fairseq_posenc.glue.data import DataBin
-from fairseq_posenc.glue.tasks import SCORE_MAXIMUM, Task
+from fairseq_posenc.running.steps import write_whole
+from fairseq_posenc.tasks.glue.data import DataBin
+from fairseq_posenc.tasks.glue.definitions import SCORE_MAXIMUM, Task
 
 
 def write_submission(folder: Path, name: str, data: DataBin, split: str, outputs: Tensor) -> None:

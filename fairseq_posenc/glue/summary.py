@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_posenc.glue.plan import RESULT, Run
-from fairseq_posenc.glue.tasks import TASKS
+from fairseq_posenc.tasks.glue.definitions import TASKS
 
 Result = dict[str, Any]  # of a run, as results.json has it
 

@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 
-from fairseq_posenc.compare.programs import run_logged
-from fairseq_posenc.compare.progress import say
 from fairseq_posenc.compare.training import newest_checkpoint, updates_done
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.glue.evaluation import BEST, evaluate
 from fairseq_posenc.glue.plan import RESULT, Run, override, read_run
-from fairseq_posenc.interruption import STOPPED, any_end_like_ctrl_c
+from fairseq_posenc.running.interruption import STOPPED, any_end_like_ctrl_c
+from fairseq_posenc.running.programs import run_logged
+from fairseq_posenc.running.progress import say
 
 LOG, _LOCK = "train.log", "lock"
 # `log_format: json` writes lines such as `[DATE][valid][INFO] - {"valid_loss": "6.97", ...}`.

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 
-from fairseq_posenc.compare.programs import told_mistake
-from fairseq_posenc.compare.progress import format_time, say
 from fairseq_posenc.glue.plan import Run
+from fairseq_posenc.running.programs import told_mistake
+from fairseq_posenc.running.progress import format_time, say
 
 
 class Workers:

@@ -14,8 +14,8 @@ from omegaconf import OmegaConf
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.initialise.matching import RULES, Parameter, Start, match
 from fairseq_posenc.initialise.target import SIZES, Choice, arguments, build, training_options
-from fairseq_posenc.options import resolve
-from fairseq_posenc.pretrained import Pretrained, read_pretrained
+from fairseq_posenc.running.pretrained import Pretrained, read_pretrained
+from fairseq_posenc.transformer.options import resolve
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

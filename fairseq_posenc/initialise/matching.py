@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_posenc.checkpoints import STOCK_OFFSET, STOCK_SINUSOIDS, is_position_parameter
 from fairseq_posenc.encodings.distance_table import DistanceTable
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.models.masked_lm import PositionalRoberta
-from fairseq_posenc.pretrained import STOCK_TABLE, Pretrained
 from fairseq_posenc.registry import Spec
+from fairseq_posenc.running.pretrained import STOCK_TABLE, Pretrained
+from fairseq_posenc.transformer.adapting import STOCK_OFFSET, STOCK_SINUSOIDS, is_position_parameter
 
 Rule = Literal["copy", "interpolate"]
 RULES: dict[str, str] = {

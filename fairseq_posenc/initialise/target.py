@@ -13,8 +13,8 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.models.masked_lm import SIZES as SUFFIXES
 from fairseq_posenc.models.masked_lm import PositionalRoberta
-from fairseq_posenc.options import PositionConfig
-from fairseq_posenc.pretrained import Pretrained
+from fairseq_posenc.running.pretrained import Pretrained
+from fairseq_posenc.transformer.options import PositionConfig
 
 SIZES = (
     "encoder_layers",

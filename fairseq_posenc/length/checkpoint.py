@@ -12,12 +12,13 @@ from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf, overwrite_args_by_name
 from fairseq.models import FairseqLanguageModel
 
-from fairseq_posenc.checkpoints import reading
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.length.candidates import Candidate
 from fairseq_posenc.models.causal_lm import PositionalLM
-from fairseq_posenc.options import resolve
 from fairseq_posenc.registry import Spec
+from fairseq_posenc.running import host  # noqa: F401  (registers models and tasks)
+from fairseq_posenc.transformer.options import resolve
+from fairseq_posenc.transformer.reading import reading
 
 TASK = "language_modeling"
 _OTHER_TARGETS = ("add_bos_token", "self_target", "past_target")  # fairseq's options for them

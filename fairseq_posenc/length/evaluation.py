@@ -6,10 +6,10 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from fairseq_posenc.compare.progress import format_time
 from fairseq_posenc.length.checkpoint import LoadedModel
 from fairseq_posenc.length.scoring import Score, score
 from fairseq_posenc.length.stream import Stream
+from fairseq_posenc.running.progress import format_time
 
 _PAUSE = 10.0  # seconds between two lines about one figure
 

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fairseq_posenc.compare.steps import write_whole
 from fairseq_posenc.length.candidates import Candidate
 from fairseq_posenc.length.checkpoint import LoadedModel
 from fairseq_posenc.length.scoring import Score
+from fairseq_posenc.running.steps import write_whole
 from fairseq_posenc.version import __version__
 
 NON_OVERLAPPING, SLIDING = "non-overlapping", "sliding"

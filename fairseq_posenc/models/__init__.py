@@ -1,1 +1,5 @@
-"""Models and named architectures of fairseq's three families."""
+"""The model families: importing a module here registers its names with fairseq."""
+
+from fairseq_posenc.transformer.commands import prepare
+
+prepare()

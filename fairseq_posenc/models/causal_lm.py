@@ -15,11 +15,11 @@ from fairseq.models import register_model
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
 
 from fairseq_posenc import registry
-from fairseq_posenc.checkpoints import PositionCheckpoints
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.models.base import announce, stack_config
-from fairseq_posenc.options import PositionConfig
-from fairseq_posenc.stacks import PositionalDecoder
+from fairseq_posenc.transformer.adapting import PositionCheckpoints
+from fairseq_posenc.transformer.configuration import announce, stack_config
+from fairseq_posenc.transformer.options import PositionConfig
+from fairseq_posenc.transformer.stacks import PositionalDecoder
 
 
 @dataclass

@@ -14,11 +14,11 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from fairseq_posenc import registry
-from fairseq_posenc.checkpoints import PositionCheckpoints
-from fairseq_posenc.models.base import DECBERT, announce, stack_config
-from fairseq_posenc.options import add_position_args
-from fairseq_posenc.squad.head import SpanHead
-from fairseq_posenc.stacks import PositionalEncoder
+from fairseq_posenc.transformer.adapting import PositionCheckpoints
+from fairseq_posenc.transformer.configuration import DECBERT, announce, stack_config
+from fairseq_posenc.transformer.heads import SpanHead
+from fairseq_posenc.transformer.options import add_position_args
+from fairseq_posenc.transformer.stacks import PositionalEncoder
 
 logger = logging.getLogger(__name__)
 

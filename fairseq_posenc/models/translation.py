@@ -10,10 +10,10 @@ from fairseq.models.transformer import TransformerModel, base_architecture
 from torch import nn
 
 from fairseq_posenc import registry
-from fairseq_posenc.checkpoints import PositionCheckpoints
-from fairseq_posenc.models.base import announce, plain_args, stack_config
-from fairseq_posenc.options import add_position_args
-from fairseq_posenc.stacks import PositionalDecoder, PositionalEncoder
+from fairseq_posenc.transformer.adapting import PositionCheckpoints
+from fairseq_posenc.transformer.configuration import announce, plain_args, stack_config
+from fairseq_posenc.transformer.options import add_position_args
+from fairseq_posenc.transformer.stacks import PositionalDecoder, PositionalEncoder
 
 
 @register_model("positional_transformer")

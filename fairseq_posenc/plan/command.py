@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Optional
 
 from fairseq_posenc import recipes
-from fairseq_posenc.compare.programs import run_logged
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.interruption import STOPPED, any_end_like_ctrl_c
 from fairseq_posenc.plan.probe import Measurements, Watch, checkpoint_size, largest_process
 from fairseq_posenc.plan.training import Training, read_training
+from fairseq_posenc.running.interruption import STOPPED, any_end_like_ctrl_c
+from fairseq_posenc.running.programs import run_logged
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple, Optional
 
 import torch
 
-from fairseq_posenc.checkpoints import reading
+from fairseq_posenc.running import host  # noqa: F401  (registers models and tasks)
+from fairseq_posenc.transformer.reading import reading
 
 PRETRAINING = ("masked_lm", "language_modeling")  # fairseq's tasks
 NAMES = ("checkpoint_last.pt", "checkpoint_best.pt")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fairseq_posenc.interruption import STOPPED, any_end_like_ctrl_c
+from fairseq_posenc.running.interruption import STOPPED, any_end_like_ctrl_c
 from fairseq_posenc.squad import command_predict
 from fairseq_posenc.squad.data import read_odds, read_predictions, read_squad
 from fairseq_posenc.squad.results import print_figures, record, say, write

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fairseq_posenc.compare.progress import format_time
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.running.progress import format_time
 from fairseq_posenc.squad.data import V2, Squad, read_squad
 from fairseq_posenc.squad.predict import Predictor
 from fairseq_posenc.squad.results import print_figures, record, say, write

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-import fairseq_posenc
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.pretrained import Pretrained
-from fairseq_posenc.squad.databin import DataBin
+from fairseq_posenc.running.host import USER_DIR
+from fairseq_posenc.running.pretrained import Pretrained
+from fairseq_posenc.tasks.squad.databin import DataBin
 
 WARM_UP = 0.06  # of all updates (RoBERTa, arXiv:1907.11692, table 10)
 # M4M, section 5.3: at 3e-5 fine-tuning diverged.
@@ -22,7 +22,6 @@ LEARNING_RATES = {"raffel": 2.5e-5}
 _ONE_LOG = {
     "job_logging": {"handlers": {"file": {"delay": True}}, "root": {"handlers": ["console"]}}
 }
-_PACKAGE = Path(fairseq_posenc.__file__).resolve().parent
 
 
 def recipe(data_bin: DataBin) -> Path:
@@ -31,7 +30,7 @@ def recipe(data_bin: DataBin) -> Path:
     Raises:
         UserError: the package was installed without its checkout.
     """
-    path = _PACKAGE.parent / "finetune_configs" / f"squad{data_bin.version.replace('.', '')}.yaml"
+    path = USER_DIR.parent / "finetune_configs" / f"squad{data_bin.version.replace('.', '')}.yaml"
     if not path.is_file():
         raise UserError(f"{path} does not exist: name the file of your checkout with --config")
     return path
@@ -58,7 +57,7 @@ def configuration(
     """
     gpus = torch.cuda.device_count()
     here: dict[str, Any] = {
-        "common": {"user_dir": str(_PACKAGE), **({} if gpus else {"cpu": True, "fp16": False})},
+        "common": {"user_dir": str(USER_DIR), **({} if gpus else {"cpu": True, "fp16": False})},
         "task": {"data": str(data_bin.path.resolve())},
         "checkpoint": {
             "save_dir": str(out.resolve()),

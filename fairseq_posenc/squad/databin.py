@@ -1,14 +1,10 @@
-"""The folder that training reads: windows in fairseq's mmap format, and where the answers are.
-
-``SPLIT.bin`` and ``SPLIT.idx`` hold the windows, ``SPLIT.spans.npy`` the first and the last token
-of each window's answer. The files of the vocabulary are there too, so predicting needs no other.
-"""
+"""SQuAD's questions and answers written as the folder that training reads."""
 
 from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import numpy as np
 import torch
@@ -16,48 +12,10 @@ from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import data_file_path, index_file_path, make_builder
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.squad.data import Answer, Question, Squad, read_json
-from fairseq_posenc.squad.offsets import DICTIONARY, Tokenizer, Tokens
-from fairseq_posenc.squad.windows import NO_ANSWER, Limits, Window, make_windows
-
-MANIFEST = "manifest.json"
-
-
-class DataBin(NamedTuple):
-    """What a folder says of itself.
-
-    Attributes:
-        path: the folder.
-        version: of SQuAD.
-        limits: sizes of its windows.
-        train_windows: number of windows to train on.
-    """
-
-    path: Path
-    version: str
-    limits: Limits
-    train_windows: int
-
-    @property
-    def dictionary(self) -> Path:
-        """The path of fairseq's dictionary."""
-        return self.path / DICTIONARY
-
-
-def open_data_bin(path: Path) -> DataBin:
-    """Read what a folder says of itself.
-
-    Raises:
-        UserError: it is no folder made by ``preprocess/squad.py``.
-    """
-    if not path.is_dir():
-        raise UserError(f"{path}: no such folder; preprocess/squad.py makes it")
-    try:
-        manifest = read_json(path / MANIFEST)
-        plan, windows = manifest["plan"], manifest["splits"]["train"]["windows"]
-        return DataBin(path, plan["version"], Limits(**plan["limits"]), windows)
-    except (KeyError, TypeError, UserError):
-        raise UserError(f"{path}: was not made by preprocess/squad.py") from None
+from fairseq_posenc.squad.data import Answer, Question, Squad
+from fairseq_posenc.squad.offsets import Tokenizer, Tokens
+from fairseq_posenc.squad.windows import NO_ANSWER, Window, make_windows
+from fairseq_posenc.tasks.squad.databin import Limits
 
 
 class Encoder:

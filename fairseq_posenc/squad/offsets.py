@@ -14,7 +14,7 @@ from fairseq.data.encoders import gpt2_bpe_utils
 
 from fairseq_posenc.errors import UserError
 
-DICTIONARY, ENCODER, MERGES = "dict.txt", "encoder.json", "vocab.bpe"
+ENCODER, MERGES = "encoder.json", "vocab.bpe"
 PIECES = "sentencepiece.model"
 
 
@@ -48,20 +48,6 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> Tokens:
         """Return a text's tokens."""
         ...
-
-
-def load_dictionary(path: Path) -> Dictionary:
-    """Return a dictionary as masked language models have it, with ``<mask>`` at its end.
-
-    Raises:
-        UserError: it cannot be read.
-    """
-    try:
-        dictionary = Dictionary.load(str(path))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: no dictionary of fairseq ({error})") from None
-    dictionary.add_symbol("<mask>")
-    return dictionary
 
 
 def load_tokenizer(folder: Path, dictionary: Dictionary) -> Tokenizer:

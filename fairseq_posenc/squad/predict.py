@@ -12,12 +12,13 @@ from fairseq.data import Dictionary, data_utils
 from fairseq.dataclass.utils import overwrite_args_by_name
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.pretrained import State, load_state
+from fairseq_posenc.running.pretrained import State, load_state
 from fairseq_posenc.squad.data import Question
-from fairseq_posenc.squad.databin import Encoder, open_data_bin
+from fairseq_posenc.squad.databin import Encoder
 from fairseq_posenc.squad.offsets import load_tokenizer
 from fairseq_posenc.squad.spans import Prediction, Scored, best_spans, combine
 from fairseq_posenc.squad.windows import Window
+from fairseq_posenc.tasks.squad.databin import open_data_bin
 
 Progress = Callable[[int, int], None]
 

@@ -18,12 +18,12 @@ from typing import Any, Optional
 
 from omegaconf import DictConfig, OmegaConf
 
-from fairseq_posenc.compare.programs import run_logged
 from fairseq_posenc.compare.training import newest_checkpoint
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.pretrained import read_pretrained
+from fairseq_posenc.running.pretrained import read_pretrained
+from fairseq_posenc.running.programs import run_logged
 from fairseq_posenc.squad.config import configuration, recipe
-from fairseq_posenc.squad.databin import open_data_bin
+from fairseq_posenc.tasks.squad.databin import open_data_bin
 
 CONFIG, LOG, LAST = "finetune.yaml", "train.log", "checkpoint_last.pt"
 # How hydra and fairseq write the lines that tell how far a training is.

@@ -7,37 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from fairseq.data import Dictionary
 
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.tasks.squad.databin import SYMBOLS, Limits
 
-_SYMBOLS = 4  # <s> question </s></s> context </s>
 NO_ANSWER = (0, 0)  # the <s>, which a window without the answer points at
-
-
-class Limits(NamedTuple):
-    """Sizes in tokens; the defaults are those of BERT and RoBERTa.
-
-    Attributes:
-        max_length: of an input, with its four symbols.
-        stride: from the beginning of a window to that of the next.
-        max_question: longer questions lose their end.
-    """
-
-    max_length: int = 512
-    stride: int = 128
-    max_question: int = 64
-
-    def check(self) -> None:
-        """Refuse sizes that leave no room, or tokens of the context in no window.
-
-        Raises:
-            UserError: says which.
-        """
-        room = self.max_length - self.max_question - _SYMBOLS
-        if min(self.stride, self.max_question) < 1 or room < self.stride:
-            raise UserError(
-                f"--max-length {self.max_length} leaves {max(room, 0)} tokens of context beside a "
-                f"question of {self.max_question}: --stride {self.stride} must be from 1 to that"
-            )
 
 
 class Window(NamedTuple):
@@ -77,7 +49,7 @@ def make_windows(
     question = question[: limits.max_question]
     bos, eos = [dictionary.bos()], [dictionary.eos()]
     head = np.concatenate([bos, question, eos, eos])
-    room = limits.max_length - len(question) - _SYMBOLS
+    room = limits.max_length - len(question) - SYMBOLS
     parts = _parts(len(context), room, limits.stride)
     best = _best_parts(len(context), parts)
     return [

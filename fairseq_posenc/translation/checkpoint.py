@@ -11,8 +11,9 @@ from fairseq.data import data_utils
 from fairseq.tasks import TASK_REGISTRY
 from fairseq.tasks.translation import TranslationTask
 
-from fairseq_posenc.checkpoints import reading
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.running import host  # noqa: F401  (registers models and tasks)
+from fairseq_posenc.transformer.reading import reading
 
 State = dict[str, Any]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fairseq_posenc.compare.progress import say
-from fairseq_posenc.compare.steps import own_folder
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.interruption import STOPPED, any_end_like_ctrl_c
+from fairseq_posenc.running.interruption import STOPPED, any_end_like_ctrl_c
+from fairseq_posenc.running.progress import say
+from fairseq_posenc.running.steps import own_folder
 from fairseq_posenc.translation.command_translate import add_model_arguments
 from fairseq_posenc.translation.evaluation import Request, evaluate
 from fairseq_posenc.translation.generate import Options, Search

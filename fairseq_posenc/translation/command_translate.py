@@ -12,7 +12,7 @@ from pathlib import Path
 from fairseq.utils import split_paths
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.interruption import STOPPED
+from fairseq_posenc.running.interruption import STOPPED
 from fairseq_posenc.translation.lines import arriving_lines
 from fairseq_posenc.translation.translator import Hypothesis, Translator
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Optional
 
-from fairseq_posenc.compare.steps import Step, write_whole
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.running.steps import Step, write_whole
 from fairseq_posenc.translation.average import average_checkpoints, last_checkpoints
 from fairseq_posenc.translation.checkpoint import DataBin, any_data_bin, data_bin, load_state
 from fairseq_posenc.translation.generate import Generation, Options, Search, checksum

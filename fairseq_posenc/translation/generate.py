@@ -9,16 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import fairseq_posenc
-from fairseq_posenc.compare.programs import run_logged
-from fairseq_posenc.compare.progress import say
-from fairseq_posenc.compare.steps import Facts, Step
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.running.host import USER_DIR
+from fairseq_posenc.running.programs import run_logged
+from fairseq_posenc.running.progress import say
+from fairseq_posenc.running.steps import Facts, Step
 from fairseq_posenc.translation.checkpoint import DataBin
 from fairseq_posenc.translation.lines import read_lines
 from fairseq_posenc.version import __version__
 
-_USER_DIR = Path(fairseq_posenc.__file__).resolve().parent
 _LARGEST_BATCH = 128  # sentences
 
 
@@ -121,7 +120,7 @@ class Generation:
         options = self._options
         batch_size = min(self._sentences // self._shards, _LARGEST_BATCH)
         return [
-            *("fairseq-generate", str(self._data.folder), "--user-dir", str(_USER_DIR)),
+            *("fairseq-generate", str(self._data.folder), "--user-dir", str(USER_DIR)),
             *("--source-lang", self._data.source, "--target-lang", self._data.target),
             *("--path", ":".join(map(str, self._checkpoints)), "--gen-subset", options.subset),
             *("--beam", str(search.beam), "--lenpen", str(search.length_penalty)),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional
 
-from fairseq_posenc.compare.steps import write_whole
+from fairseq_posenc.running.steps import write_whole
 from fairseq_posenc.translation.generate import Search
 from fairseq_posenc.translation.scores import METRICS, Difference, LengthGroup
 

@@ -8,4 +8,4 @@ sentence a line), ``encoders`` (text to numbers), ``lengths`` (long lines, ends 
 ``options`` and ``command`` (what the programs share).
 """
 
-import fairseq_posenc  # noqa: F401  (before fairseq: it keeps fairseq quiet, and errors short)
+from fairseq_posenc.running import host  # noqa: F401  (before fairseq: keeps it quiet, errors short)

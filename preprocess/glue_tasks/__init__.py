@@ -1,3 +1,3 @@
 """Parts of ``glue.py``: ``rows`` reads GLUE's files, ``cutting`` shortens, ``binary`` writes."""
 
-import fairseq_posenc  # noqa: F401  (before fairseq: it keeps fairseq quiet, and errors short)
+from fairseq_posenc.running import host  # noqa: F401  (before fairseq: keeps it quiet, errors short)

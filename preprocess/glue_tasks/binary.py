@@ -11,7 +11,7 @@ from fairseq.data import Dictionary
 
 from binarize.encoders.base import Encoder, Symbols
 from binarize.store import SIZE, Position, Store
-from fairseq_posenc.glue.tasks import SCORE_MAXIMUM, Task
+from fairseq_posenc.tasks.glue.definitions import SCORE_MAXIMUM, Task
 
 from .cutting import cut, kept_lengths
 from .rows import Examples

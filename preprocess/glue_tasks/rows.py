@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.glue.tasks import SCORE_MAXIMUM, Task
+from fairseq_posenc.tasks.glue.definitions import SCORE_MAXIMUM, Task
 
 _OPENERS: dict[str, Callable[..., Any]] = {
     "": open,

@@ -8,8 +8,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from fairseq_posenc.compare.programs import run_logged
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.running.programs import run_logged
 from parallel.filters import Limits, Pieces, keep
 from parallel.pieces import Encoder, train
 from parallel.texts import Corpus, Split

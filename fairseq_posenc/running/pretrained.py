@@ -12,13 +12,15 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.models.roberta import RobertaModel
 from torch import Tensor
 
-from fairseq_posenc.checkpoints import STOCK_OFFSET, reading
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.models.base import plain_args
 from fairseq_posenc.models.masked_lm import PositionalRoberta
-from fairseq_posenc.options import resolve
 from fairseq_posenc.registry import Spec, parse
-from fairseq_posenc.squad.offsets import DICTIONARY, load_dictionary
+from fairseq_posenc.running import host  # noqa: F401  (registers models and tasks)
+from fairseq_posenc.transformer.adapting import STOCK_OFFSET
+from fairseq_posenc.transformer.configuration import plain_args
+from fairseq_posenc.transformer.dictionary import DICTIONARY, load_dictionary
+from fairseq_posenc.transformer.options import resolve
+from fairseq_posenc.transformer.reading import reading
 
 STOCK_TABLE = ".embed_positions.weight"
 State = dict[str, Any]

@@ -15,8 +15,8 @@ from fairseq.tasks.sentence_prediction import SentencePredictionConfig, Sentence
 from omegaconf import II, MISSING
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.glue.criterion import HEAD
-from fairseq_posenc.glue.data import open_data
+from fairseq_posenc.tasks.glue.criterion import HEAD
+from fairseq_posenc.tasks.glue.data import open_data
 
 
 @dataclass

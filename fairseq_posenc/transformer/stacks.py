@@ -23,14 +23,14 @@ from fairseq.modules.transformer_layer import (
 )
 from torch import Tensor, nn
 
-from fairseq_posenc.attention import Given, IncrementalState, PositionalAttention
 from fairseq_posenc.backends import check
-from fairseq_posenc.cross_attention import RotaryCrossAttention
-from fairseq_posenc.decoding import ahead, kept, span_of_step
 from fairseq_posenc.encodings.base import Dims, Encodings, Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
 from fairseq_posenc.registry import Spec, build
+from fairseq_posenc.transformer.attention import Given, IncrementalState, PositionalAttention
+from fairseq_posenc.transformer.cross_attention import RotaryCrossAttention
+from fairseq_posenc.transformer.decoding import ahead, kept, span_of_step
 
 
 class InputPositions(nn.Module):

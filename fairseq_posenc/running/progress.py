@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Callable
 
-from fairseq_posenc.curves.logs import Entry
+from fairseq_posenc.running.logs import Entry
 
 _PAUSE = 4.0  # seconds between two lines, so that fast machines do not flood the screen
 

@@ -10,10 +10,10 @@ import torch
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
-from fairseq_posenc.attention import IncrementalState
 from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions
+from fairseq_posenc.transformer.attention import IncrementalState
 
 
 class RotaryCrossAttention(MultiheadAttention):

@@ -1,27 +1,14 @@
-"""Loading: stock fairseq checkpoints, and checkpoints whose position parameters differ.
-
-Also what fairseq's commands need to load at all: torch reads only tensors and plain settings from a
-checkpoint (``weights_only``), and fairseq writes ``argparse.Namespace`` into it. Allowing that one
-class makes every command work while a file that would run code is still refused.
-"""
+"""Checkpoints whose position parameters differ from the model's, and those of stock fairseq."""
 
 from __future__ import annotations
 
-import argparse
 import logging
-import os
-import shutil
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 
 from fairseq_posenc.encodings.distance_table import DistanceTable
-from fairseq_posenc.errors import UserError, one_line
+from fairseq_posenc.errors import UserError
 
 logger = logging.getLogger(__name__)
 OWN = ".encodings."  # in the name of every position parameter, and in no other
@@ -32,93 +19,6 @@ STOCK_OFFSET = 2  # rows before position 0: padding_idx + 1, and fairseq's paddi
 def is_position_parameter(name: str) -> bool:
     """Return whether a state-dict key belongs to a position encoding."""
     return OWN in name
-
-
-@contextmanager
-def reading(what: str) -> Iterator[None]:
-    """Tell in one line why a checkpoint cannot be read.
-
-    Args:
-        what: the file, as a user knows it: ``--checkpoint PATH``.
-
-    Raises:
-        UserError: whatever went wrong; what torch and fairseq raise depends on what the file holds.
-    """
-    try:
-        yield
-    except Exception as error:
-        reason = one_line(error) or f"not a whole checkpoint of fairseq ({type(error).__name__})"
-        raise UserError(f"{what}: {reason}") from error
-
-
-def allow_safe_classes() -> None:
-    """Let torch load what fairseq's files hold beside tensors and settings.
-
-    That is ``argparse.Namespace``, and numpy's numbers, which scikit-learn's metrics are.
-    """
-    if hasattr(torch.serialization, "add_safe_globals"):  # torch >= 2.4
-        scalar: Any = np.float64(0).__reduce__()[0]  # its module has another name in numpy 1
-        number = type(np.dtype(np.float64))
-        torch.serialization.add_safe_globals([argparse.Namespace, scalar, np.dtype, number])
-
-
-class _CheckpointGuard(logging.Filter):
-    """Stops fairseq before it loses a run, told by what it logs.
-
-    fairseq has no hook between reading ``--restore-file`` and training, nor one before a checkpoint
-    is written, but its trainer logs what it is about to do.
-    """
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        message = record.getMessage()
-        missing = message.partition("No existing checkpoint found ")[2]
-        target = message.partition("Saving checkpoint to ")[2]
-        if missing:
-            _refuse_fresh_start(missing)
-        if target and not message.startswith("Finished"):
-            _refuse_full_disk(target)
-        # The guard needs to hear INFO; the user need not, if LOGLEVEL says so.
-        return record.levelno >= logging.getLogger("fairseq").getEffectiveLevel()
-
-
-def _refuse_fresh_start(path: str) -> None:
-    """Refuse to train from random weights where a checkpoint was asked for.
-
-    ``checkpoint_last.pt`` in the save directory, which fairseq has made by then, may be missing:
-    that is a first start.
-    """
-    folder, name = os.path.split(path)
-    asked_for = any(path in argument for argument in sys.argv)
-    if asked_for or not name.startswith("checkpoint_last") or not os.path.isdir(folder or "."):
-        raise UserError(
-            f"--restore-file {path} does not exist; training would have started from random weights"
-        )
-
-
-def _refuse_full_disk(path: str) -> None:
-    """Refuse to write a checkpoint that will not fit, while the ones before it are still whole.
-
-    fairseq writes the first file of a checkpoint beside the old one, but copies it onto the others
-    in place: a disk that fills up there would cost the checkpoint to resume from.
-    """
-    folder = os.path.dirname(path) or "."
-    sizes = [entry.stat().st_size for entry in os.scandir(folder) if entry.name.endswith(".pt")]
-    needed = int(1.1 * max(sizes, default=0))
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise UserError(
-            f"no room for a checkpoint in {folder}: it needs about {needed / 1e6:,.0f} MB and "
-            f"{free / 1e6:,.0f} MB are free; the checkpoints there are whole. Make room and start "
-            "the same command again to go on from the last one."
-        )
-
-
-def guard_checkpoints() -> None:
-    """Make fairseq stop at a ``--restore-file`` that does not exist, and at a full disk."""
-    trainer = logging.getLogger("fairseq.trainer")
-    if not any(isinstance(f, _CheckpointGuard) for f in trainer.filters):
-        trainer.setLevel(logging.INFO)
-        trainer.addFilter(_CheckpointGuard())
 
 
 class PositionCheckpoints(nn.Module):

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from fairseq_posenc.backends import choose
 from fairseq_posenc.backends.base import Call, Mask
-from fairseq_posenc.decoding import ahead, kept, latest
 from fairseq_posenc.encodings.base import Encodings, Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.transformer.decoding import ahead, kept, latest
 
 IncrementalState = Optional[dict[str, dict[str, Optional[Tensor]]]]
 

@@ -18,7 +18,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics as log
 from torch import Tensor
 
-from fairseq_posenc.glue import metrics
+from fairseq_posenc.tasks.glue import metrics
 
 HEAD = "sentence_classification_head"
 # Names that begin with _ stay out of what fairseq prints.

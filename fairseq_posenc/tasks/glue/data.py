@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.glue.tasks import TASKS, Task
-from fairseq_posenc.pretrained import Pretrained
+from fairseq_posenc.tasks.glue.definitions import TASKS, Task
 
 MANIFEST = "manifest.json"
 HOW = "make it with preprocess/glue.py"
@@ -38,16 +37,20 @@ class DataBin(NamedTuple):
         """The most tokens of an example."""
         return max(counts["longest"] for counts in self.splits.values())
 
-    def check_lengths(self, pretrained: Pretrained) -> None:
+    def check_lengths(self, max_positions: int, model: Path) -> None:
         """Refuse examples that are too long for a model.
+
+        Args:
+            max_positions: the positions of the model.
+            model: its checkpoint.
 
         Raises:
             UserError: says how long one is.
         """
-        if self.longest > pretrained.max_positions:
+        if self.longest > max_positions:
             raise UserError(
-                f"{self.path} has an example of {self.longest} tokens and {pretrained.path} takes "
-                f"{pretrained.max_positions}: make it with --max-tokens {pretrained.max_positions}"
+                f"{self.path} has an example of {self.longest} tokens and {model} takes "
+                f"{max_positions}: make it with --max-tokens {max_positions}"
             )
 
     def test_ids(self, split: str) -> list[str]:

@@ -9,8 +9,8 @@ from typing import Any
 from fairseq.models.transformer import TransformerConfig
 from omegaconf import OmegaConf
 
-from fairseq_posenc.checkpoints import is_position_parameter
-from fairseq_posenc.options import resolve
+from fairseq_posenc.transformer.adapting import is_position_parameter
+from fairseq_posenc.transformer.options import resolve
 
 logger = logging.getLogger(__name__)
 

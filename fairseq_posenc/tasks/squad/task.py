@@ -25,8 +25,8 @@ from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.squad.databin import DataBin, open_data_bin
-from fairseq_posenc.squad.offsets import load_dictionary
+from fairseq_posenc.tasks.squad.databin import DataBin, open_data_bin
+from fairseq_posenc.transformer.dictionary import load_dictionary
 
 
 @dataclass

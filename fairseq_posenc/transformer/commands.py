@@ -1,0 +1,44 @@
+"""What fairseq's commands need of a plugin: safe loading, no run lost, one line for a mistake."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import TracebackType
+from typing import Callable, Optional
+
+from hydra.core.hydra_config import HydraConfig
+
+from fairseq_posenc.errors import one_line
+from fairseq_posenc.transformer.guarding import guard_checkpoints
+from fairseq_posenc.transformer.reading import allow_safe_classes
+
+ExceptHook = Callable[[type[BaseException], BaseException, Optional[TracebackType]], object]
+
+
+def prepare() -> None:
+    """Prepare the commands of this process; again does nothing."""
+    allow_safe_classes()
+    guard_checkpoints()
+    install_excepthook()
+    if HydraConfig.initialized():
+        # Else hydra prints an error itself and ends the program: the hook would not be asked.
+        os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+
+
+def install_excepthook() -> None:
+    """Make fairseq's commands end with one line, not a stack trace, on a :class:`UserError`."""
+    previous = sys.excepthook
+    if getattr(previous, "_fairseq_posenc", False):
+        return
+
+    def hook(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> object:
+        message = one_line(error)
+        if message is None:
+            return previous(kind, error, trace)
+        return print(f"fairseq-posenc: error: {message}", file=sys.stderr)
+
+    hook._fairseq_posenc = True  # type: ignore[attr-defined]
+    sys.excepthook = hook

@@ -1,0 +1,33 @@
+"""The package as a ``--user-dir`` of fairseq."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+
+MODULES = (
+    *("tasks.glue", "tasks.squad"),
+    *("models.masked_lm", "models.causal_lm", "models.translation"),
+)
+
+
+def register() -> None:
+    """Register models, tasks and criterions with fairseq, as it does on loading a user-dir."""
+    for name in MODULES:
+        import_module(f"{__package__}.{name}")
+
+
+class PackagePath(list[str]):
+    """The package's ``__path__``, which answers when fairseq asks whether it is the user-dir.
+
+    fairseq scans the modules of a user-dir that it imports itself. One that a program has imported
+    before it only looks for in ``__path__``, by the path that the user gave, and then takes it for
+    registered. So this knows the directory by any path to it, and registers.
+    """
+
+    def __contains__(self, path: object) -> bool:
+        """Return whether a path leads to the package; if so, register."""
+        if not any(os.path.samefile(str(path), own) for own in self if os.path.exists(str(path))):
+            return False
+        register()
+        return True
