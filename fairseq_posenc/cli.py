@@ -7,112 +7,85 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import NamedTuple
+from importlib import import_module
+from typing import Any, NamedTuple
 
-from fairseq_posenc import doctor
-from fairseq_posenc.analysis import catalogue, pages
-from fairseq_posenc.compare import command as compare
-from fairseq_posenc.curves import command as curves
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.glue import command as glue
-from fairseq_posenc.initialise import command as initialise
-from fairseq_posenc.length import command as length
-from fairseq_posenc.plan import command as plan
-from fairseq_posenc.report import command as report
-from fairseq_posenc.squad import command as squad
-from fairseq_posenc.translation import command_bleu, command_translate
 from fairseq_posenc.version import __version__
 
 
 class Command(NamedTuple):
-    """A subcommand: what it does in a line, its options, and the function that runs it."""
+    """A subcommand: what it does in a line, and the module that has its options and runs it.
+
+    Attributes:
+        help: a line.
+        module: imported only for this command, as most need fairseq. It has ``add_arguments`` and
+            ``run``.
+        part: of a module with several commands, whose functions are ``add_PART_arguments`` and
+            ``run_PART``.
+    """
 
     help: str
-    add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int]
+    module: str
+    part: str = ""
 
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add its options to a parser."""
+        self._function(f"add_{self.part}_arguments" if self.part else "add_arguments")(parser)
 
-def _no_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add nothing."""
+    def run(self, args: argparse.Namespace) -> int:
+        """Run it; return the exit code."""
+        code: int = self._function(f"run_{self.part}" if self.part else "run")(args)
+        return code
 
-
-def _user_dir(args: argparse.Namespace) -> int:
-    print(Path(__file__).resolve().parent)
-    return 0
+    def _function(self, name: str) -> Callable[..., Any]:
+        function: Callable[..., Any] = getattr(import_module(self.module, __package__), name)
+        return function
 
 
 COMMANDS = {
-    "user-dir": Command("print the path to give fairseq as --user-dir", _no_arguments, _user_dir),
-    "list": Command(
-        "list the position encodings", catalogue.add_list_arguments, catalogue.run_list
-    ),
+    "user-dir": Command("print the path to give fairseq as --user-dir", ".user_dir"),
+    "list": Command("list the position encodings", ".analysis.catalogue", "list"),
     "describe": Command(
-        "say what an encoding computes and costs",
-        catalogue.add_describe_arguments,
-        catalogue.run_describe,
+        "say what an encoding computes and costs", ".analysis.catalogue", "describe"
     ),
-    "count": Command(
-        "count position parameters, on real modules",
-        catalogue.add_count_arguments,
-        catalogue.run_count,
-    ),
+    "count": Command("count position parameters, on real modules", ".analysis.catalogue", "count"),
     "compare": Command(
         "train models that differ in their positions only, on a text, and report",
-        compare.add_arguments,
-        compare.run,
+        ".compare.command",
     ),
-    "curves": Command(
-        "show the learning curves of trainings, from their logs",
-        curves.add_arguments,
-        curves.run,
-    ),
+    "curves": Command("show the learning curves of trainings, from their logs", ".curves.command"),
     "translate": Command(
-        "translate sentences with a trained model",
-        command_translate.add_arguments,
-        command_translate.run,
+        "translate sentences with a trained model", ".translation.command_translate"
     ),
     "bleu": Command(
         "measure translation models on a test set, with BLEU and chrF",
-        command_bleu.add_arguments,
-        command_bleu.run,
+        ".translation.command_bleu",
     ),
     "lm-length": Command(
         "measure the perplexity of causal language models against context length",
-        length.add_arguments,
-        length.run,
+        ".length.command",
     ),
     "init": Command(
         "make a start checkpoint from a trained RoBERTa, with other positions",
-        initialise.add_arguments,
-        initialise.run,
+        ".initialise.command",
     ),
     "squad": Command(
-        "fine-tune a model on SQuAD, answer its questions, score answers",
-        squad.add_arguments,
-        squad.run,
+        "fine-tune a model on SQuAD, answer its questions, score answers", ".squad.command"
     ),
     "plan": Command(
         "measure the first updates of a training: speed, memory, hours to its end",
-        plan.add_arguments,
-        plan.run,
+        ".plan.command",
     ),
     "glue": Command(
-        "fine-tune a pre-trained masked LM on the tasks of GLUE, and report",
-        glue.add_arguments,
-        glue.run,
+        "fine-tune a pre-trained masked LM on the tasks of GLUE, and report", ".glue.command"
     ),
     "report": Command(
         "put results into the layouts of the papers' tables, beside their numbers",
-        report.add_arguments,
-        report.run,
+        ".report.command",
     ),
-    "docs": Command(
-        "write the generated parts of the documentation", pages.add_arguments, pages.run
-    ),
-    "doctor": Command(
-        "say what works on this machine, and test it", doctor.add_arguments, doctor.run
-    ),
+    "docs": Command("write the generated parts of the documentation", ".analysis.pages"),
+    "doctor": Command("say what works on this machine, and test it", ".doctor"),
 }
 
 
@@ -138,11 +111,13 @@ def _run(argv: Sequence[str] | None) -> int:
     )
     parser.add_argument("--version", action="version", version=__version__)
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    words = sys.argv[1:] if argv is None else list(argv)
+    chosen = next((word for word in words if not word.startswith("-")), None)
     for name, command in COMMANDS.items():
-        command.add_arguments(
-            subparsers.add_parser(name, help=command.help, description=command.help)
-        )
-    args = parser.parse_args(argv)
+        subparser = subparsers.add_parser(name, help=command.help, description=command.help)
+        if name == chosen:
+            command.add_arguments(subparser)
+    args = parser.parse_args(words)
     logging.getLogger().setLevel(logging.WARNING)  # importing fairseq turns everything on
     try:
         return COMMANDS[args.command].run(args)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from importlib import import_module
+from pathlib import Path
 
 MODULES = (
     *("tasks.glue", "tasks.squad"),
@@ -31,3 +33,13 @@ class PackagePath(list[str]):
             return False
         register()
         return True
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add nothing: ``fairseq-posenc user-dir`` has no options."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the directory."""
+    print(Path(__file__).resolve().parent)
+    return 0
