@@ -111,6 +111,8 @@ def _run(argv: Sequence[str] | None) -> int:
     )
     parser.add_argument("--version", action="version", version=__version__)
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    # fairseq asks for tensorboardX when it is imported; nothing here needs it.
+    logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
     words = sys.argv[1:] if argv is None else list(argv)
     chosen = next((word for word in words if not word.startswith("-")), None)
     for name, command in COMMANDS.items():

@@ -31,62 +31,105 @@ class Span(NamedTuple):
         return torch.arange(self.low, self.high + 1, device=self.device)
 
 
+def must_wait(device: torch.device) -> bool:
+    """Return whether a question about a tensor's values has to wait for the device."""
+    return device.type != "cpu"
+
+
+def may_look(device: torch.device, decoding: bool = False) -> bool:
+    """Return whether a forward pass may look into its tokens to take a shorter way.
+
+    A GPU has to be waited for to answer: once in a pass, but not in each step of decoding. A graph
+    of ``torch.compile`` would break.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    return not (decoding and must_wait(device))
+
+
 class Positions(NamedTuple):
     """The tokens of a call, and where they stand. Padding never shifts a token's position.
 
     Attributes:
         tokens: ``(B, S)``, the whole prefix when decoding.
-        block: ``(B, S)``, each token's position among the real tokens of its row, from 0; or
+        ids: ``(B, S)``, each token's position among the real tokens of its row, from 0; or
             ``(1, S)`` when there is no padding. Padding has the position of the real token before
             it, or 0.
         padding_idx: symbol of padding.
         eos_idx: symbol that ends a sentence.
         tgt_len: T, the number of queries; they are the last T tokens.
-        left_padded: whether padding comes before a real token in any row.
+        padded: whether anything is padding, or could be.
+        left_padded: whether padding comes before a real token in any row, or could.
+        longest: the most real tokens of a row, or a bound of it.
     """
 
     tokens: Tensor
-    block: Tensor
+    ids: Tensor
     padding_idx: int
     eos_idx: int
     tgt_len: int
+    padded: bool
     left_padded: bool
+    longest: int
 
     @classmethod
-    def of(cls, tokens: Tensor, padding_idx: int, eos_idx: int, tgt_len: int) -> Positions:
-        """Return the positions of ``tokens``, ``(B, S)``."""
+    def of(
+        cls, tokens: Tensor, padding_idx: int, eos_idx: int, tgt_len: int, look: bool = True
+    ) -> Positions:
+        """Return the positions of ``tokens``, ``(B, S)``.
+
+        Args:
+            tokens: with padding on either side.
+            padding_idx: symbol of padding.
+            eos_idx: symbol that ends a sentence.
+            tgt_len: T.
+            look: see whether anything is padded, and how. A GPU has to be waited for to answer; not
+                looking takes every row as one that may be padded on the left, with the same
+                positions.
+        """
         real = tokens.ne(padding_idx)
         counted = (real.cumsum(1) - 1).clamp(min=0)
-        block = torch.arange(tokens.size(1), device=tokens.device).unsqueeze(0)
-        moved = real & counted.ne(block)
-        # Both questions at once, for all layers: a GPU has to be waited for to answer.
-        padded, left_padded = torch.stack([~real.all(), moved.any()]).tolist()
-        block = counted if padded else block
-        return cls(tokens, block, padding_idx, eos_idx, tgt_len, left_padded)
+        if not look:
+            return cls(tokens, counted, padding_idx, eos_idx, tgt_len, True, True, tokens.size(1))
+        ids = torch.arange(tokens.size(1), device=tokens.device).unsqueeze(0)
+        moved = real & counted.ne(ids)
+        # All questions at once, for all layers.
+        answers = torch.stack([(~real).sum(), moved.sum(), counted.amax() + 1])
+        missing, left, longest = answers.tolist()
+        padded = missing > 0
+        ids = counted if padded else ids
+        return cls(tokens, ids, padding_idx, eos_idx, tgt_len, padded, left > 0, longest)
+
+    @property
+    def padding(self) -> Tensor | None:
+        """True for padding, ``(B, S)``; None where there is none."""
+        return self.tokens.eq(self.padding_idx) if self.padded else None
 
     def queries(self, x: Tensor) -> Tensor:
         """Return the part of ``x``, ``(B or 1, S, ...)``, that belongs to the queries."""
         return x[:, x.size(1) - self.tgt_len :]
 
-    def common_block(self) -> Tensor:
-        """Return positions of which one row, ``(1, S)``, stands for all, or else ``block``.
+    def common_ids(self) -> Tensor:
+        """Return positions of which one row, ``(1, S)``, stands for all, or else ``ids``.
 
         One row does where none is padded on the left; padding on the right is then counted too.
         """
         if self.left_padded:
-            return self.block
+            return self.ids
         return torch.arange(self.tokens.size(1), device=self.tokens.device).unsqueeze(0)
 
     def check_limit(self, limit: int, name: str) -> None:
         """Refuse positions beyond a table of ``limit`` rows.
 
         Raises:
-            UserError: names the limit, the encoding and the option.
+            UserError: names the limit and the options that raise it.
         """
-        # A GPU is asked only where it can be needed: it would have to be waited for.
-        if self.tokens.size(1) > limit and int(self.block.max()) >= limit:
+        if self.longest <= limit:
+            return
+        longest = int(self.ids.max()) + 1  # not a bound: a GPU is waited for only here
+        if longest > limit:
             raise UserError(
-                f"a sequence of {int(self.block.max()) + 1} tokens is longer than the {limit} "
+                f"a sequence of {longest} tokens is longer than the {limit} "
                 f"positions of {name!r}: raise --max-positions (--max-source-positions, "
                 "--max-target-positions) before training, or shorten the input"
             )
@@ -99,9 +142,9 @@ class Positions(NamedTuple):
         ends = self.tokens.eq(self.eos_idx)
         starts_sentence = torch.zeros_like(ends)
         starts_sentence[:, 1:] = ends[:, :-1]
-        block = self.block.expand_as(self.tokens)
-        start = torch.where(starts_sentence, block, torch.zeros_like(block)).cummax(1).values
-        return block - start
+        ids = self.ids.expand_as(self.tokens)
+        start = torch.where(starts_sentence, ids, torch.zeros_like(ids)).cummax(1).values
+        return ids - start
 
     def is_first(self) -> Tensor:
         """Return which token is the first real one of its row, ``(B or 1, S)`` of bool.

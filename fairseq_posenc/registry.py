@@ -2,6 +2,10 @@
 
 A spec is what a user writes: names joined by ``+``, options in brackets, as in
 ``learned+m4m(max_distance=128)``. ``+reset`` is short for ``reset=true`` of the encoding before it.
+
+Specs of one meaning have one canonical form, which checkpoints carry: options in the order of the
+constructor, without those that have their default; encodings of the input first, then rotations,
+then those of the scores, by name; ``none`` only where nothing else is.
 """
 
 from __future__ import annotations
@@ -38,6 +42,13 @@ class Item(NamedTuple):
 
     name: str
     options: tuple[tuple[str, Any], ...] = ()
+
+    @classmethod
+    def of(cls, name: str, values: dict[str, Any]) -> Item:
+        """Return the canonical item of an encoding with some options."""
+        known = options(name).items()
+        changed = (k for k, option in known if values.get(k, option.default) != option.default)
+        return cls(name, tuple((key, values[key]) for key in changed))
 
     def __str__(self) -> str:
         values = ",".join(f"{key}={_show(value)}" for key, value in self.options)
@@ -135,7 +146,7 @@ def parse(text: str) -> Spec:
         UserError: a syntax error, an unknown name or option, a value of the wrong type, or a
             composition that has no meaning whatever the sizes.
     """
-    items: list[Item] = []
+    items: list[tuple[str, dict[str, Any]]] = []
     for part in re.split(r"\+(?![^(]*\))", text):
         match = _ITEM.fullmatch(part)
         if match is None:
@@ -145,12 +156,12 @@ def parse(text: str) -> Spec:
             )
         name, written = match.groups()
         if name == "reset":
-            items = _with_reset(items, text)
-            continue
-        items.append(Item(name, _parse_options(name, written or "")))
-    spec = Spec(tuple(items))
+            _reset(items, text)
+        else:
+            items.append((name, _parse_options(name, written or "")))
+    spec = Spec(tuple(Item.of(name, values) for name, values in items))
     _refuse_double(spec)
-    return spec
+    return _in_order(spec)
 
 
 def build(spec: Spec, dims: Dims) -> Encodings:
@@ -171,26 +182,38 @@ def build(spec: Spec, dims: Dims) -> Encodings:
     return built
 
 
-def _with_reset(items: list[Item], text: str) -> list[Item]:
-    for index in reversed(range(len(items))):
-        if "reset" in options(items[index].name):
-            name, old = items[index]
-            items[index] = Item(name, (*old, ("reset", True)))
-            return items
+def _in_order(spec: Spec) -> Spec:
+    """Return the items by place and name; ``none`` stays only where it is alone."""
+    items = [item for item in spec.items if item.name != "none"] or list(spec.items)
+    places = get_args(get_type_hints(Encoding)["acts_on"])[0]
+    order = get_args(places)
+    return Spec(tuple(sorted(items, key=lambda x: (order.index(get(x.name).acts_on), x.name))))
+
+
+def _reset(items: list[tuple[str, dict[str, Any]]], text: str) -> None:
+    """Set the reset of the last encoding that has it."""
+    for name, values in reversed(items):
+        if "reset" in options(name):
+            if values.get("reset") is False:
+                raise UserError(f"{text!r}: {name}(reset=false) and +reset contradict each other")
+            values["reset"] = True
+            return
     able = [name for name in names() if "reset" in options(name)]
     raise UserError(f"{text!r}: reset must follow an encoding that has it: {', '.join(able)}")
 
 
-def _parse_options(name: str, text: str) -> tuple[tuple[str, Any], ...]:
+def _parse_options(name: str, text: str) -> dict[str, Any]:
     known = options(name)
-    parsed = {}
+    parsed: dict[str, Any] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if key not in known or not equals:
             listed = ", ".join(known) or "none"
             raise UserError(f"{name} has no option {part!r}; its options: {listed}")
+        if key in parsed:
+            raise UserError(f"{name}({text}): {key} is set twice")
         parsed[key] = _convert(name, key, value, known[key].annotation)
-    return tuple(parsed.items())
+    return parsed
 
 
 def _convert(name: str, key: str, value: str, kind: Any) -> Any:
@@ -234,4 +257,6 @@ def _refuse_double(spec: Spec) -> None:
 
 
 def _show(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)

@@ -9,7 +9,6 @@ import oracles
 from conftest import needs_causal, specs
 from fairseq_posenc.api import PositionEncoding
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.positions import Positions
 from test_encodings import IN_FLOAT32, awake, oracle_options, oracle_params
 
 SPECS = ["none", "learned+m4m", "rope+shaw", *specs("scores", "rotation")]
@@ -35,8 +34,8 @@ def test_scores_equal_the_formula(name):
     encoding = make(name).double()
     query, key = torch.randn(2, 2, 4, 8, dtype=torch.float64)
     built = encoding.shared if name in encoding.shared else encoding.layer
-    (item,) = encoding.spec.items
-    options = oracle_options(item, encoding.dims)
+    (item,) = encoding.assembly.spec.items
+    options = oracle_options(item, encoding.assembly.dims)
     theirs = oracles.SCORES[name](query, key, oracle_params(built, name), options)
     tolerance = 1e-5 if name in IN_FLOAT32 else 1e-12
     ours = encoding.scores(query[None], key[None])[0]
@@ -88,11 +87,7 @@ def test_shapes_that_do_not_fit_are_refused():
 def test_everything_is_made_where_the_inputs_are(spec, monkeypatch):
     """On the device "meta" a tensor from the CPU is an error; but it can answer no question."""
 
-    def without_questions(tokens, padding_idx, eos_idx, tgt_len):
-        block = torch.arange(tokens.size(1), device=tokens.device)[None]
-        return Positions(tokens, block, padding_idx, eos_idx, tgt_len, left_padded=False)
-
-    monkeypatch.setattr(Positions, "of", without_questions)
+    monkeypatch.setattr("fairseq_posenc.api.may_look", lambda device, decoding: False)
     encoding = make(spec).to("meta")
     query, key = torch.zeros(2, 2, 2, 5, 8, device="meta")
     padding = torch.zeros(2, 5, dtype=torch.bool, device="meta")

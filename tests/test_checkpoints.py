@@ -15,7 +15,10 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 
 from conftest import STOCK, make_model, make_tokens
 from fairseq_posenc.errors import UserError, one_line
+from fairseq_posenc.transformer.adapting import is_position_parameter
 from fairseq_posenc.transformer.commands import install_excepthook
+from fairseq_posenc.transformer.identity import is_identity
+from fairseq_posenc.translation import average
 
 
 def test_fairseqs_namespace_is_loaded_without_running_code(tmp_path):
@@ -74,14 +77,18 @@ def test_a_table_without_the_rows_of_the_reset_is_no_shorter_one(old, new, where
 def test_init_positions_accepts_them_and_names_each_in_the_log(old, new, message, caplog):
     source = make_model("masked_lm", position_encoding=old)
     model = make_model("masked_lm", position_encoding=new, init_positions=True)
-    fresh = {k: v.clone() for k, v in model.state_dict().items() if ".encodings." in k}
+    own = {k: v.clone() for k, v in model.state_dict().items() if is_position_parameter(k)}
+    theirs = source.state_dict()
     with caplog.at_level(logging.WARNING):
-        model.load_state_dict(source.state_dict())
+        model.load_state_dict(dict(theirs))
     for name, value in model.state_dict().items():
-        expected = fresh[name] if ".encodings." in name else source.state_dict()[name]
-        torch.testing.assert_close(value, expected, rtol=0, atol=0)
-    for name in fresh:
+        if not is_identity(name):
+            expected = own[name] if name in own else theirs[name]
+            torch.testing.assert_close(value, expected, rtol=0, atol=0)
+    for name in own:
         assert name in caplog.text
+    assert f"trained with {old}, the model has {new}" in caplog.text
+    assert model.encoder.sentence_encoder.identity.positions == new
 
 
 def test_a_longer_stock_table_is_an_error_that_gives_both_sizes():
@@ -128,11 +135,119 @@ def test_layerdrop_pruning_keeps_each_layers_direction():
 def test_fairseqs_sinusoids_are_not_taken_for_others(spec):
     """Older checkpoints of fairseq carry a mark of their sinusoids."""
     state = make_model("translation", position_encoding="none").state_dict()
+    state = {name: value for name, value in state.items() if not is_identity(name)}
     state["encoder.embed_positions._float_tensor"] = torch.zeros(1)
     model = make_model("translation", position_encoding=spec)
-    with pytest.raises(UserError, match=r"sinusoidal\(layout=fairseq\) here, not " + spec):
+    message = rf"encoder: trained with sinusoidal\(layout=fairseq\), the model has {spec}"
+    with pytest.raises(UserError, match=message):
         model.load_state_dict(dict(state))
     make_model("translation", position_encoding="sinusoidal(layout=fairseq)").load_state_dict(state)
+
+
+# What is trained, what reads it, and what the error must say; parameters fit in every case.
+OTHER_MEANINGS = [
+    ("causal_lm", {"position_encoding": "rope"}, {"position_encoding": "alibi"}),
+    ("causal_lm", {"position_encoding": "rope"}, {"position_encoding": "none"}),
+    ("causal_lm", {"position_encoding": "alibi"}, {"position_encoding": "sandwich"}),
+    ("causal_lm", {"position_encoding": "sinusoidal"}, {"position_encoding": "none"}),
+    (
+        "masked_lm",
+        {"position_encoding": "rope"},
+        {"position_encoding": "rope(base=500,layout=half)"},
+    ),
+    ("masked_lm", {"position_encoding": "m4"}, {"position_encoding": "m4(scale_factor=3)"}),
+    (
+        "translation",
+        {"position_encoding": "rope", "position_encoding_decoder": "alibi"},
+        {"position_encoding": "alibi", "position_encoding_decoder": "rope"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("family", "trained", "read"), OTHER_MEANINGS)
+def test_weights_are_never_taken_for_what_they_are_not(family, trained, read):
+    state = make_model(family, **trained).state_dict()
+    with pytest.raises(UserError) as caught:
+        make_model(family, **read).load_state_dict(dict(state))
+    for side in trained:
+        told = f"trained with {trained[side]}, the model has {read[side]}"
+        assert told in str(caught.value)
+    assert "--init-positions" in str(caught.value)
+    make_model(family, **trained).load_state_dict(dict(state))
+    accepting = make_model(family, **read, init_positions=True)
+    accepting.load_state_dict(dict(state))
+    again = make_model(family, **read)
+    again.load_state_dict(accepting.state_dict())  # its identity is now its own
+
+
+def test_tied_projections_are_not_taken_for_two():
+    state = make_model("masked_lm", position_encoding="deberta").state_dict()
+    model = make_model("masked_lm", position_encoding="deberta(tie_projections=true)")
+    with pytest.raises(UserError, match=r"trained with deberta, the model has deberta\(tie_proj"):
+        model.load_state_dict(state)
+
+
+@pytest.mark.parametrize("spec", ["learned", "none"])
+def test_layers_that_saw_one_side_are_not_made_to_see_both(spec):
+    state = make_model("masked_lm", position_encoding=spec, attention_directions="lr").state_dict()
+    for directions in ("", "lr,lr", "lr,rl", "rl"):
+        model = make_model("masked_lm", position_encoding=spec, attention_directions=directions)
+        told = f"attention directions lr, the model has {directions or 'both'}"
+        with pytest.raises(UserError, match=told):
+            model.load_state_dict(dict(state))
+    same = make_model("masked_lm", position_encoding=spec, attention_directions="lr,both")
+    same.load_state_dict(dict(state))
+
+
+def test_a_checkpoint_of_an_earlier_version_loads_and_the_log_says_for_what(caplog):
+    state = make_model("masked_lm", position_encoding="rope").state_dict()
+    old = {name: value for name, value in state.items() if not is_identity(name)}
+    with caplog.at_level(logging.WARNING):
+        make_model("masked_lm", position_encoding="rope").load_state_dict(dict(old))
+    assert "did not write down its positions, and is taken for one of rope" in caplog.text
+
+
+def test_a_broken_identity_is_told_in_a_line():
+    model = make_model("masked_lm", position_encoding="rope")
+    state = model.state_dict()
+    (name,) = filter(is_identity, state)
+    for broken in (torch.zeros(3), torch.tensor([123]), torch.tensor([-1])):
+        with pytest.raises(UserError, match="says of its positions cannot be read"):
+            model.load_state_dict({**state, name: broken})
+
+
+LONGER = ["rope(scaling=yarn:4)", "xpos(scaling=yarn:4)", "deberta_v2", "m1", "m2", "t5", "kerple"]
+
+
+@pytest.mark.parametrize("spec", LONGER)
+def test_a_longer_limit_moves_nothing(spec):
+    """How long tables are is one number, the length that weights were trained at another."""
+    short = make_model("causal_lm", position_encoding=spec)
+    for name, parameter in short.named_parameters():
+        if is_position_parameter(name):
+            parameter.data.normal_(std=0.5).abs_()
+    options = {"position_encoding": spec, "max_target_positions": 96}
+    long = make_model("causal_lm", **options)
+    long.load_state_dict(short.state_dict())
+    tokens = make_tokens(2, 40)
+    torch.testing.assert_close(long(tokens)[0], short(tokens)[0], rtol=0, atol=0)
+    assert long.decoder.identity == short.decoder.identity
+    longer = make_model("causal_lm", **options)
+    longer.load_state_dict(long.state_dict())
+    torch.testing.assert_close(longer(tokens)[0], short(tokens)[0], rtol=0, atol=0)
+
+
+def test_averaging_models_of_other_positions_is_refused(tmp_path):
+    """fairseq's own mean of checkpoints keeps an identity as it is; ours refuses two of them."""
+    state = make_model("translation", position_encoding="rope").state_dict()
+    mean = {
+        name: ((value + value) // 2 if is_identity(name) else value)
+        for name, value in state.items()
+    }
+    make_model("translation", position_encoding="rope").load_state_dict(mean)
+    other = make_model("translation", position_encoding="alibi").state_dict()
+    with pytest.raises(UserError, match="trained with rope at length 24, and trained with alibi"):
+        average._check_same(tmp_path / "a", state, tmp_path / "b", other)
 
 
 def test_a_missing_restore_file_stops_fairseq(tmp_path, monkeypatch):

@@ -76,7 +76,7 @@ def test_self_test_finds_missing_content_rows(monkeypatch):
 
 
 def test_self_test_finds_wrong_rotations_and_inputs(monkeypatch):
-    monkeypatch.setattr(Rope, "rotate", lambda self, query, key, index: (query, key))
+    monkeypatch.setattr(Rope, "rotation", lambda self, ids: None)
     assert "rope on rotation is off by" in doctor.self_test().text
     monkeypatch.setattr(Learned, "embed", lambda self, positions: torch.full((1, 6, 16), torch.nan))
     assert "learned on the input is off by" in doctor.self_test().text

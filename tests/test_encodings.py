@@ -46,12 +46,17 @@ def positions_of(tgt_len: int, src_len: int) -> Positions:
     return Positions.of(tokens, PAD, EOS, tgt_len)
 
 
+def rotated(built, query, key, ids):
+    rotation = built.rotation(ids)
+    return (query, key) if rotation is None else (rotation.of_queries(query), rotation.of_keys(key))
+
+
 def our_scores(built, query, key):
     """Return the scores of one sentence, ``(heads, tgt_len, src_len)``."""
     tgt_len, src_len = query.size(1), key.size(1)
     index = torch.arange(src_len)[None]
-    rotated_query, _ = built.rotate(query[None], query[None], index[:, -tgt_len:])
-    _, rotated_key = built.rotate(key[None], key[None], index)
+    rotated_query, _ = rotated(built, query[None], query[None], index[:, -tgt_len:])
+    _, rotated_key = rotated(built, key[None], key[None], index)
     terms = built.terms(Span.of(tgt_len, src_len, query.device), positions_of(tgt_len, src_len))
     if terms.content_rows is not None:  # a layer would project them; here nothing does
         rows = terms.content_rows.unflatten(-1, (2, 8)).transpose(0, 1)
@@ -167,8 +172,8 @@ def test_half_precision_leaves_angles_exact(spec, dtype):
     built = registry.build(registry.parse(spec), dims)
     query = torch.randn(1, 2, 3, 8, dtype=dtype)
     index = torch.arange(2001, 2004)[None]
-    exact, _ = built.rotate(query.double(), query.double(), index)
-    half, _ = built.to(dtype).rotate(query, query, index)
+    exact, _ = rotated(built, query.double(), query.double(), index)
+    half, _ = rotated(built.to(dtype), query, query, index)
     assert half.dtype == dtype
     # One rounding of the input and one of the result: no error of an angle.
     torch.testing.assert_close(half.double(), exact, rtol=2 * torch.finfo(dtype).eps, atol=2e-3)
@@ -283,8 +288,8 @@ def test_xpos_is_finite_in_fp16_at_both_ends_of_a_long_sequence():
     dims = Dims(16, 2, 8192, causal=True)
     built = registry.build(registry.parse("xpos"), dims)
     states = torch.randn(1, 2, 8192, 8, dtype=torch.float16)
-    for rotated in built.rotate(states, states, torch.arange(8192)[None]):
-        assert rotated.isfinite().all()
+    for side in rotated(built, states, states, torch.arange(8192)[None]):
+        assert side.isfinite().all()
 
 
 @pytest.mark.parametrize("spec", ["fire", "tupe", "tupe_shared"])
@@ -362,12 +367,11 @@ def test_gradients_of_values_by_distance_equal_those_of_the_formula():
 
 
 def test_rotary_cross_attention_refuses_what_would_pass_by_the_rotation():
-    encodings = registry.build(registry.parse("rope"), DIMS)
-    attention = RotaryCrossAttention(16, 2, encodings, kdim=16, vdim=16)
+    attention = RotaryCrossAttention(16, 2, kdim=16, vdim=16)
     query, key = torch.randn(3, 2, 16), torch.randn(5, 2, 16)
     with pytest.raises(UserError, match="static_kv=True"):
         attention(query, key, key)
-    with pytest.raises(UserError, match=r"padding of shape \(2, 4\) does not fit"):
-        attention(query, key, key, torch.zeros(2, 4, dtype=torch.bool), static_kv=True)
+    with pytest.raises(UserError, match="only inside a decoder"):
+        attention(query, key, key, static_kv=True)
     with pytest.raises(UserError, match="quant-noise-pq"):
-        RotaryCrossAttention(16, 2, encodings, q_noise=0.1, qn_block_size=8)
+        RotaryCrossAttention(16, 2, q_noise=0.1, qn_block_size=8)

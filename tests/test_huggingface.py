@@ -152,8 +152,8 @@ def rotated(encodings: Encodings, dims: Dims, given: Tensors) -> Tensors:
     query, key = (
         given[name].unflatten(-1, (dims.num_heads, -1)).transpose(1, 2) for name in ("query", "key")
     )
-    query, key = encodings.rotate(query, key, torch.arange(query.size(2))[None])
-    return {"query": query, "key": key}
+    rotation = encodings.rotation(torch.arange(query.size(2))[None])
+    return {"query": rotation.of_queries(query), "key": rotation.of_keys(key)}
 
 
 def bloom(encodings: Encodings, dims: Dims, given: Tensors) -> Tensors:

@@ -10,13 +10,14 @@ from typing import NamedTuple
 import torch
 
 from fairseq_posenc import registry
+from fairseq_posenc.assembly import Shared
 from fairseq_posenc.backends import available, choose
 from fairseq_posenc.backends.base import Call
 from fairseq_posenc.backends.planner import BACKENDS
 from fairseq_posenc.encodings.base import Dims, Encodings, Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
-from fairseq_posenc.transformer.attention import Given, PositionalAttention
+from fairseq_posenc.transformer.attention import PositionalAttention
 
 
 class Contender(NamedTuple):
@@ -98,12 +99,6 @@ def positions_of(batch: int, length: int, device: torch.device) -> Positions:
     return Positions.of(tokens, padding_idx=1, eos_idx=2, tgt_len=length)
 
 
-def shared_terms(shared: Encodings, positions: Positions) -> Terms:
-    """Return the terms that a stack computes once for all of its layers."""
-    length = positions.tgt_len
-    return shared.terms(Span.of(length, length, positions.tokens.device), positions)
-
-
 @cache
 def _say(text: str) -> None:
     """Tell something once."""
@@ -115,5 +110,4 @@ def _terms(spec: str, dims: Dims, device: torch.device) -> Terms:
     layer, shared = layer_and_shared(spec, dims)
     attention = PositionalAttention(dims.embed_dim, dims.num_heads, layer).to(device)
     positions = positions_of(1, 1, device)
-    with attention.given(Given(positions, shared_terms(shared.to(device), positions))):
-        return attention.terms(Span.of(1, 1, device), positions)
+    return attention.terms(Span.of(1, 1, device), Shared.of(shared.to(device), positions))

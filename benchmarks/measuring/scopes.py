@@ -12,19 +12,20 @@ from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fairseq_posenc.assembly import Shared
 from fairseq_posenc.backends import BACKENDS
 from fairseq_posenc.backends.base import Call, Mask
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.positions import Span
-from fairseq_posenc.transformer.attention import Given, PositionalAttention
+from fairseq_posenc.transformer.attention import PositionalAttention
 from fairseq_posenc.transformer.configuration import stack_config
+from fairseq_posenc.transformer.passing import carrying, hand_over
 from fairseq_posenc.transformer.stacks import PositionalEncoderLayer
 from measuring.contenders import (
     STOCK,
     Contender,
     layer_and_shared,
     positions_of,
-    shared_terms,
 )
 from measuring.families import Size, Whole, training_step, validation_step
 from measuring.timing import Pass
@@ -90,10 +91,9 @@ def operation(contender: Contender, case: Case) -> Pass:
     positions = positions_of(case.batch, case.length, case.device)
 
     def attend() -> Tensor:
-        q, k = layer.rotate(query, key, positions.queries(positions.block))
-        with attention.given(Given(positions, shared_terms(shared, positions))):
-            span = Span.of(case.length, case.length, case.device)
-            terms = attention.terms(span, positions)
+        common = Shared.of(shared, positions)
+        q, k = common.rotate(query, key)
+        terms = attention.terms(Span.of(case.length, case.length, case.device), common)
         return BACKENDS[contender.backend].attend(q, k, value, terms, Mask(), dropout=case.dropout)[
             0
         ]
@@ -118,14 +118,14 @@ def layer_and_modules(contender: Contender, case: Case) -> tuple[Pass, nn.Module
         stock.to(case.device, case.dtype)
         return _pass(lambda: stock(x, None), case, stock, [x]), stock
     ours = PositionalEncoderLayer(layer_config(contender, case))
+    ours.register_forward_pre_hook(hand_over, with_kwargs=True)
     ours.self_attn.encodings, shared = layer_and_shared(contender.encoding, case.dims)
     modules = nn.ModuleList([ours, shared]).to(case.device, case.dtype)
     positions = positions_of(case.batch, case.length, case.device)
 
     def encode() -> Tensor:
-        terms = shared_terms(shared, positions)._asdict()
-        given = {f"shared_{name}": x for name, x in terms.items() if x is not None}
-        out: Tensor = ours(x, None, positions=positions, **given)
+        with carrying(Shared.of(shared, positions)):
+            out: Tensor = ours(x, None)
         return out
 
     return _pass(encode, case, modules, [x]), modules

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from fairseq_posenc import registry
 from fairseq_posenc.analysis import costs
+from fairseq_posenc.assembly import Assembly
 from fairseq_posenc.encodings.base import Dims
 
 HEADINGS = ("Equation", "Shapes", "Parameters", "Source", "Differs")
@@ -52,25 +53,9 @@ def families(name: str) -> str:
     return " and ".join(side for side, has_meaning in sides.items() if has_meaning)
 
 
-def parameters(spec: registry.Spec, dims: Dims, layers: int) -> dict[str, int]:
-    """Return the size of every position parameter of a stack by name, from real modules.
-
-    Names are those of the model; ``layers.*`` stands for each of the layers.
-    """
-    sizes: dict[str, int] = {}
-    for place, prefix, modules in (
-        ("input", "embed_positions.", 1),
-        ("stack", "", 1),
-        ("layer", "layers.*.self_attn.", layers),
-    ):
-        for name, parameter in registry.build(spec.at(place), dims).named_parameters():
-            sizes[f"{prefix}encodings.{name}"] = parameter.numel() * modules
-    return sizes
-
-
 def count(spec: registry.Spec, dims: Dims, layers: int) -> int:
     """Return the number of position parameters of a stack, from real modules."""
-    return sum(parameters(spec, dims, layers).values())
+    return sum(Assembly(spec, dims).parameters(layers).values())
 
 
 def count_at_base_size(name: str) -> int:
@@ -109,7 +94,7 @@ def run_count(args: argparse.Namespace) -> int:
     """Print the number of position parameters, in total and by name."""
     spec = registry.parse(args.encoding)
     dims = Dims(args.embed_dim, args.heads, args.max_positions, args.decoder)
-    sizes = parameters(spec, dims, args.layers)
+    sizes = Assembly(spec, dims).parameters(args.layers)
     total = sum(sizes.values())
     if args.json:
         print(json.dumps({"encoding": str(spec), "total": total, "parameters": sizes}, indent=2))

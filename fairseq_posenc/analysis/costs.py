@@ -4,54 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import NamedTuple
 
 import torch
 
 from fairseq_posenc import registry
-from fairseq_posenc.encodings.base import Dims, Terms
+from fairseq_posenc.encodings.base import Dims
+from fairseq_posenc.encodings.terms import Cost, Terms
 from fairseq_posenc.positions import Positions, Span
-
-
-class Cost(NamedTuple):
-    """Formulas of a layer's cost on the reference backend: n tokens, h heads of width d, C = h d.
-
-    Attributes:
-        operations: multiplications and additions for each sentence.
-        numbers: numbers held at once for each sentence.
-        common_operations: those done once, for all sentences together.
-        common_numbers: those held once, for all sentences together.
-    """
-
-    operations: str = ""
-    numbers: str = ""
-    common_operations: str = ""
-    common_numbers: str = ""
-
-
-# For each term, what a layer does with it; {g} is h where each head has its own, else nothing.
-TERMS = {
-    "query_table": Cost("2 h n (2n-1) d + h n^2", "h n (3n-1)"),
-    "key_table": Cost("2 h n (2n-1) d + h n^2", "h n (3n-1)"),
-    "gain": Cost("h n^2", "h n^2", "", "{g}n^2"),
-    "channel_gain": Cost("3 h n^2 d", "2 h n^2", "", "{g}n^2"),
-    "content_rows": Cost("4 h n (2n-1) d + 2 h n^2", "2 h n (3n-1)", "4 (2n-1) C^2", "2 (2n-1) C"),
-    "value_table": Cost("h n^2 + 2 h n (2n-1) d", "h n (2n-1)"),
-    "bias": Cost("h n^2", "", "", "{g}n^2"),
-    "pair_bias": Cost("h n^2", "", "", "{g}n^2"),
-}
-# What making the terms costs, where that is more than reading a row for each distance.
-MAKING = {
-    "deberta": Cost("", "", "4 (2n-1) d^2", "2 (2n-1) d"),
-    "fire": Cost("", "", "64 h n^2 + 96 n^2", "32 n^2"),
-    "transformer_xl": Cost("", "", "2 (2n-1) C^2", "(2n-1) C"),
-    "tupe": Cost("", "", "4 n d^2 + 2 n^2 d", "2 n d"),
-    "tupe_shared": Cost("", "", "4 n C^2 + 2 n^2 C", "2 n C"),
-}
-ELSEWHERE = {
-    "input": Cost("n C", "n C"),
-    "rotation": Cost("6 n C", "2 n C"),
-}
 
 
 def operations(name: str) -> str:
@@ -78,10 +37,10 @@ def _in_words(name: str, each: list[str], together: list[str]) -> str:
             said[-1] += ", once for all layers"
     if any(together):
         said.append(f"``{_sum(together)}`` for all sentences together")
-        if registry.get(name).acts_on == "scores" and _terms(name).pair_bias is not None:
+        if _terms(name).pair_bias is not None:
             # Positions differ from row to row only where padding comes first.
             said[-1] += ", or for each if one is padded on the left"
-        if registry.get(name).shared and name in MAKING:
+        if registry.get(name).shared and any(registry.get(name).cost):
             said[-1] += ", most of it once for all layers"
     return "; ".join(said) or "none"
 
@@ -98,17 +57,11 @@ def _sum(formulas: list[str]) -> str:
 
 
 def _parts(name: str) -> list[Cost]:
-    """Return the costs of an encoding's parts."""
-    acts_on = registry.get(name).acts_on
-    if acts_on != "scores":
-        return [] if name == "none" else [ELSEWHERE[acts_on]]
-    terms = _terms(name)
-    parts = [MAKING[name]] if name in MAKING else []
-    for field, cost in TERMS.items():
-        term = getattr(terms, field)
-        if term is not None:
-            groups = term.size(1 if field == "pair_bias" else 0)
-            parts.append(Cost(*(part.format(g="h " if groups > 1 else "") for part in cost)))
+    """Return the costs of an encoding's parts: its own, and those of its terms."""
+    parts = [registry.get(name).cost]
+    for _, term, tensor in _terms(name).given():
+        groups = "h " if term.per_head(tensor) else ""
+        parts.append(Cost(*(part.format(g=groups) for part in term.cost)))
     return parts
 
 

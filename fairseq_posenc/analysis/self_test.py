@@ -33,8 +33,8 @@ def errors(spec: str, backends: list[str], causal: bool) -> dict[str, float]:
     shape = (1, DIMS.num_heads, LENGTH, DIMS.head_dim)
     query, key, value = (torch.randn(shape, device=device) for _ in range(3))
     found = {"the input": _input_error(encodings, positions)}
-    found["rotation"] = _rotation_error(encodings, query, key, positions.block)
-    query, key = encodings.rotate(query, key, positions.block)
+    found["rotation"] = _rotation_error(encodings, query, key, positions.ids)
+    query, key = _rotated(encodings, query, key, positions.ids)
     terms = encodings.terms(Span.of(LENGTH, LENGTH, device), positions)
     mask = Mask("lr" if causal else "both")
     expected = _by_the_equation(query, key, value, terms, causal)
@@ -59,7 +59,7 @@ def _rotation_error(encodings: Encodings, query: Tensor, key: Tensor, index: Ten
     """Return how much the products of rotated queries and keys change when all of them move."""
 
     def products(moved: int) -> Tensor:
-        q, k = (x.double().cpu() for x in encodings.rotate(query, key, index + moved))
+        q, k = (x.double().cpu() for x in _rotated(encodings, query, key, index + moved))
         return q @ k.transpose(-1, -2)
 
     at_start, unrotated = products(0), (query @ key.transpose(-1, -2)).double().cpu()
@@ -67,6 +67,13 @@ def _rotation_error(encodings: Encodings, query: Tensor, key: Tensor, index: Ten
     if rotates and (at_start - unrotated).abs().max() < STILL:
         return math.inf  # doing nothing would pass, too
     return float((products(moved=5) - at_start).abs().max())
+
+
+def _rotated(
+    encodings: Encodings, query: Tensor, key: Tensor, ids: Tensor
+) -> tuple[Tensor, Tensor]:
+    rotation = encodings.rotation(ids)
+    return (query, key) if rotation is None else (rotation.of_queries(query), rotation.of_keys(key))
 
 
 def _by_the_equation(

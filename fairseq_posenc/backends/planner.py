@@ -9,9 +9,10 @@ import logging
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from fairseq_posenc.backends import blocked, reference, sdpa, triton
-from fairseq_posenc.backends.base import Backend, Call
+from fairseq_posenc.backends.base import Backend, Call, Mask
 from fairseq_posenc.encodings.base import Terms
 from fairseq_posenc.errors import UserError
 
@@ -89,11 +90,32 @@ def choose(requested: str, terms: Terms, call: Call) -> Plan:
         plan = Plan(requested, "requested")
         if call.need_weights:
             plan = Plan("reference", "the attention weights are asked for")
-    _tell(plan, terms, call)
+    if not torch.compiler.is_compiling():  # a log breaks its graph
+        _tell(plan, terms, call)
     return plan
 
 
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    terms: Terms,
+    mask: Mask,
+    dropout: float = 0.0,
+    need_weights: bool = False,
+    requested: str = "auto",
+) -> tuple[Tensor, Tensor | None]:
+    """Attend on the backend that :func:`choose` chooses; see :meth:`Backend.attend`."""
+    call = Call.of(query, key, mask, dropout, need_weights)
+    backend = choose(requested, terms, call).backend
+    return backend.attend(query, key, value, terms, mask, dropout, need_weights)
+
+
 def _fastest(terms: Terms, call: Call) -> Plan:
+    if torch.compiler.is_compiling():  # which fuses plain operations itself
+        return Plan(
+            "sdpa" if BACKENDS["sdpa"].refuses(terms, call) == "" else "reference", "compiled"
+        )
     order, reason = _on_cpu(terms, call) if call.device == "cpu" else _on_gpu(terms, call)
     reasons: list[str] = []
     for name in order:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import ClassVar, Optional
 
 import torch
 from torch import nn
 
 from fairseq_posenc.encodings.base import INIT_STD, Dims, Terms
 from fairseq_posenc.encodings.distance_table import DistanceEncoding
+from fairseq_posenc.encodings.terms import Cost
 from fairseq_posenc.positions import Positions, Span
 from fairseq_posenc.registry import register
 
@@ -30,6 +31,8 @@ class Deberta(DistanceEncoding):
     Differs:
         Huang et al. count one projection; ``tie_projections`` (W_T = W_R) gives their number.
     """
+
+    cost: ClassVar[Cost] = Cost("", "", "4 (2n-1) d^2", "2 (2n-1) d")
 
     def __init__(
         self,

@@ -21,8 +21,8 @@ class DebertaV2(Encoding):
 
     Equation:
         e_ij = (q_i.k_j + q_i.(W_K p_b) + k_j.(W_Q p_b)) / sqrt(c d), where c = 3, b is the bucket
-        of i - j (a distance each up to buckets/2, then logarithmic up to n), and W_Q and W_K are
-        the layer's own projections.
+        of i - j (a distance each up to buckets/2, then logarithmic up to the trained length), and
+        W_Q and W_K are the layer's own projections.
     Shapes:
         table ``(2 * buckets, C)`` and its layer norm ``(C,)``, one for all layers.
     Parameters:
@@ -67,7 +67,7 @@ class DebertaV2(Encoding):
         """Return the signed bucket of distances i - j."""
         exact = self.buckets // 2
         steps = distances.abs().clamp(min=exact).double()
-        reach = math.log((max(self.dims.max_positions, exact + 2) - 1) / exact)
+        reach = math.log((max(self.dims.trained_length, exact + 2) - 1) / exact)
         logarithmic = exact + ((steps / exact).log() / reach * (exact - 1)).ceil()
         far = (logarithmic * distances.sign()).long()
         return torch.where(distances.abs() <= exact, distances, far)

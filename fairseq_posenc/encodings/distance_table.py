@@ -109,6 +109,10 @@ class DistanceEncoding(Encoding):
         for parameter in self.table.parameters():
             nn.init.normal_(parameter, std=INIT_STD)
 
+    def extended(self, name: str, weight: Tensor) -> Tensor:
+        """Return a loaded table for this one's reach, its end rows repeated."""
+        return self.table.extended(weight) if name == "table.weight" else weight
+
     @classmethod
     def parameter_count(cls, dims: Dims, layers: int) -> int:
         """Return m * (2n-1) * d, or m * (2n-1) for scalars."""

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from fairseq_posenc.encodings.base import Dims, Encoding, Terms
+from fairseq_posenc.encodings.terms import Cost
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
 from fairseq_posenc.registry import register
@@ -34,6 +35,7 @@ class Fire(Encoding):
     """
 
     acts_on: ClassVar[Literal["scores"]] = "scores"
+    cost: ClassVar[Cost] = Cost("", "", "64 h n^2 + 96 n^2", "32 n^2")
 
     def __init__(
         self, dims: Dims, *, width: int = 32, threshold: float = 512.0, scale_factor: float = 1.0
@@ -66,7 +68,7 @@ class Fire(Encoding):
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Return the network's outputs by pair, ``(B or 1, H, T, S)``, in float32 at least."""
         kind = torch.promote_types(self.curvature.dtype, torch.float32)
-        keys = positions.common_block().to(kind)
+        keys = positions.common_ids().to(kind)
         queries = positions.queries(keys)[:, :, None]
         back = (queries - keys[:, None, :]).clamp(min=0)
         furthest = torch.maximum(queries, (self.length * self.threshold).abs())

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_posenc.encodings.base import Dims, Encoding
+from fairseq_posenc.encodings.terms import Cost
 from fairseq_posenc.positions import Positions
 from fairseq_posenc.registry import register
 
@@ -30,6 +31,7 @@ class Learned(Encoding):
     """
 
     acts_on: ClassVar[Literal["input"]] = "input"
+    cost: ClassVar[Cost] = Cost("n C", "n C")
 
     def __init__(self, dims: Dims) -> None:
         super().__init__(dims)
@@ -47,7 +49,7 @@ class Learned(Encoding):
             UserError: a position lies beyond the table.
         """
         positions.check_limit(self.dims.max_positions, self.name)
-        return F.embedding(positions.queries(positions.block), self.table.weight)
+        return F.embedding(positions.queries(positions.ids), self.table.weight)
 
     @classmethod
     def parameter_count(cls, dims: Dims, layers: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal, Optional
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fairseq_posenc.encodings.base import Dims, Encoding, Terms
 from fairseq_posenc.positions import Positions, Span
@@ -48,6 +48,11 @@ class M1(Encoding):
     def reset_parameters(self) -> None:
         """Start from plain attention."""
         nn.init.ones_(self.table)
+
+    def extended(self, name: str, weight: Tensor) -> Tensor:
+        """Return a loaded table for this one's reach, its last number repeated."""
+        missing = max(self.table.size(1) - weight.size(1), 0)
+        return torch.cat([weight, weight[:, -1:].expand(-1, missing)], dim=1)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Return the rows as gain, ``(G, R)``."""

@@ -22,7 +22,7 @@ class Raffel(DistanceEncoding):
         m * (2K+1)
     Source:
         Raffel et al. (2020), arXiv:1910.10683, in the form of Huang et al. (2021),
-        arXiv:2109.12788, equation 8.
+        arXiv:2109.12788, equation 10.
     Differs:
         no buckets and a table in each layer; ``t5`` is Raffel's own form.
     """

@@ -9,8 +9,39 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.encodings.base import Dims, Encoding
+from fairseq_posenc.encodings.rotation import Rotation
+from fairseq_posenc.encodings.terms import Cost
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.registry import register
+
+
+class Scaling(str):
+    """How angles are stretched for inputs longer than trained: ``none`` or ``KIND:FACTOR``.
+
+    Raises:
+        UserError: neither.
+    """
+
+    def __new__(cls, text: str = "none") -> Scaling:
+        """Return the scaling in one form: ``yarn:4`` for ``yarn:4.0``, ``none`` for ``yarn:1``."""
+        kind, _, factor = text.partition(":")
+        try:
+            if text == "none":
+                return super().__new__(cls, text)
+            if kind in ("linear", "ntk", "yarn") and 1 <= float(factor) < math.inf:
+                number = f"{float(factor):.15g}"
+                return super().__new__(cls, "none" if number == "1" else f"{kind}:{number}")
+        except ValueError:
+            pass
+        raise UserError(
+            f"rope(scaling={text}): write none, linear:F, ntk:F or yarn:F with a factor F of at "
+            "least 1, not infinite"
+        )
+
+    def parts(self) -> tuple[str, float]:
+        """Return kind and factor."""
+        kind, _, factor = self.partition(":")
+        return kind, float(factor or 1)
 
 
 @register("rope")
@@ -21,7 +52,7 @@ class Rope(Encoding):
         e_ij = (R_i q_i).(R_j k_j) / sqrt(c d), where R_i turns the pair (2t, 2t+1) of coordinates
         by the angle i * base^(-2t/d); so the score depends on j - i.
     Shapes:
-        rotates query and key ``(B, H, T, D)``.
+        rotates query and key ``(B, H, T, D)``; one rotation for all layers.
     Parameters:
         0
     Source:
@@ -36,6 +67,8 @@ class Rope(Encoding):
     """
 
     acts_on: ClassVar[Literal["rotation"]] = "rotation"
+    shared: ClassVar[bool] = True
+    cost: ClassVar[Cost] = Cost("6 n C", "2 n C")
     bits: Tensor
 
     def __init__(
@@ -45,7 +78,7 @@ class Rope(Encoding):
         base: float = 10000.0,
         fraction: float = 1.0,
         layout: Literal["interleaved", "half"] = "interleaved",
-        scaling: str = "none",
+        scaling: Scaling = Scaling(),  # noqa: B008  (immutable)
         cross_attention: bool = False,  # for the decoder's layers, which build that attention
     ) -> None:
         super().__init__(dims)
@@ -59,7 +92,7 @@ class Rope(Encoding):
             raise UserError(f"{self.name}(base={base:g}): the base must be more than 1")
         self.layout = layout
         self.base = base
-        self.scaling, self.factor = _read_scaling(scaling)
+        self.scaling, self.factor = scaling.parts()
         if self.scaling == "ntk" and self.rotated == 2:
             raise UserError(
                 f"{self.name}(scaling={scaling}) slows all pairs of coordinates but the first, and "
@@ -68,15 +101,16 @@ class Rope(Encoding):
         # As whole numbers, which `.half()` leaves alone: fp16 cannot even count beyond 2048.
         self.register_buffer("bits", self._frequencies().view(torch.int32), persistent=False)
 
-    def rotate(self, query: Tensor, key: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Return query and key rotated by the angles of positions ``index``, ``(B or 1, T)``."""
-        angles = index[:, None, :, None] * self.frequencies
-        cos, sin = angles.cos(), angles.sin()
-        if self.scaling == "yarn":
-            gain = 0.1 * math.log(self.factor) + 1.0
-            cos, sin = cos * gain, sin * gain
-        turn = torch.complex(cos, sin)
-        return self._rotate(query, turn), self._rotate(key, turn)
+    def trained_at(self, length: int) -> None:
+        """Take the weights for those of a model that was trained at a length."""
+        super().trained_at(length)
+        self.bits.copy_(self._frequencies().view(torch.int32))
+
+    def rotation(self, ids: Tensor) -> Rotation:
+        """Return the rotation by the angles of positions ``ids``, ``(B or 1, T)``, in float32."""
+        angles = ids[:, None, :, None] * self.frequencies
+        gain = 0.1 * math.log(self.factor) + 1.0 if self.scaling == "yarn" else 1.0
+        return Rotation(torch.polar(torch.full_like(angles, gain), angles), self.layout == "half")
 
     @property
     def frequencies(self) -> Tensor:
@@ -101,7 +135,7 @@ class Rope(Encoding):
         """Return 1 for pairs that turn often within the trained length, 0 for slow ones."""
 
         def pair_with(turns: float) -> float:
-            length = self.dims.max_positions / (turns * 2 * math.pi)
+            length = self.dims.trained_length / (turns * 2 * math.pi)
             return width * math.log(length) / (2 * math.log(self.base))
 
         low = max(math.floor(pair_with(32)), 0)
@@ -110,39 +144,7 @@ class Rope(Encoding):
         ramp = (pairs - low) / max(high - low, 0.001)
         return 1 - ramp.clamp(0, 1)
 
-    def _rotate(self, x: Tensor, turn: Tensor) -> Tensor:
-        """Return ``(B, H, T, D)`` with its pairs, as complex numbers, multiplied by ``turn``."""
-        if self.rotated == x.size(-1):
-            return self._rotate_all(x, turn)
-        turned, rest = x[..., : self.rotated], x[..., self.rotated :]
-        return torch.cat([self._rotate_all(turned, turn), rest], dim=-1)
-
-    def _rotate_all(self, x: Tensor, turn: Tensor) -> Tensor:
-        exact = x.float()
-        if self.layout == "half":
-            pairs = torch.complex(*exact.chunk(2, dim=-1)) * turn
-            turned = torch.cat([pairs.real, pairs.imag], dim=-1)
-        else:
-            pairs = torch.view_as_complex(exact.view(*exact.shape[:-1], -1, 2)) * turn
-            turned = torch.view_as_real(pairs).flatten(-2)
-        return turned.to(x.dtype)
-
     @classmethod
     def parameter_count(cls, dims: Dims, layers: int) -> int:
         """Return 0."""
         return 0
-
-
-def _read_scaling(text: str) -> tuple[str, float]:
-    kind, _, factor = text.partition(":")
-    try:
-        if kind == "none" and not factor:
-            return kind, 1.0
-        if kind in ("linear", "ntk", "yarn") and 1 <= float(factor) < math.inf:
-            return kind, float(factor)
-    except ValueError:
-        pass
-    raise UserError(
-        f"rope(scaling={text}): write none, linear:F, ntk:F or yarn:F with a factor F of at least "
-        "1, not infinite"
-    )

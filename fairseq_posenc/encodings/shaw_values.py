@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fairseq_posenc.encodings.base import Terms
+from typing import Optional
+
+from fairseq_posenc.encodings.base import Dims, Terms
 from fairseq_posenc.encodings.distance_table import DistanceEncoding
 from fairseq_posenc.positions import Positions, Span
 from fairseq_posenc.registry import register
@@ -26,10 +28,16 @@ class ShawValues(DistanceEncoding):
         nothing with the default options.
     """
 
+    def __init__(
+        self,
+        dims: Dims,
+        *,
+        max_distance: Optional[int] = None,
+        per_head: bool = False,
+        reset: bool = False,
+    ) -> None:
+        super().__init__(dims, max_distance=max_distance, per_head=per_head, reset=reset)
+
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Return the rows as value table, ``(G, R, D)``."""
-        return Terms(
-            value_table=self.table.rows(span),
-            scale_factor=self.scale_factor,
-            first=self.table.first(positions),
-        )
+        return Terms(value_table=self.table.rows(span), first=self.table.first(positions))

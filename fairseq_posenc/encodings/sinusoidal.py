@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fairseq_posenc.encodings.base import Dims, Encoding
+from fairseq_posenc.encodings.terms import Cost
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions
 from fairseq_posenc.registry import register
@@ -35,6 +36,7 @@ class Sinusoidal(Encoding):
     """
 
     acts_on: ClassVar[Literal["input"]] = "input"
+    cost: ClassVar[Cost] = Cost("n C", "n C")
 
     def __init__(
         self, dims: Dims, *, layout: Literal["interleaved", "fairseq"] = "interleaved"
@@ -46,13 +48,12 @@ class Sinusoidal(Encoding):
 
     def embed(self, positions: Positions) -> Tensor:
         """Return the vectors of the queries' positions in float32, ``(B or 1, T, C)``."""
-        index = positions.queries(positions.block)
-        if self.layout == "fairseq":
-            index = index + positions.padding_idx + 1
-        if index.size(0) == 1 or index.size(1) == 1:
-            return self.vectors(index)
-        rows = torch.arange(int(index.max()) + 1, device=index.device)
-        return F.embedding(index, self.vectors(rows))
+        ids = positions.queries(positions.ids)
+        before = positions.padding_idx + 1 if self.layout == "fairseq" else 0
+        if ids.size(0) == 1 or ids.size(1) == 1:
+            return self.vectors(ids + before)
+        rows = torch.arange(positions.longest, device=ids.device)
+        return F.embedding(ids, self.vectors(rows + before))
 
     def vectors(self, index: Tensor) -> Tensor:
         """Return PE of positions ``index`` of any shape: ``(*index.shape, C)`` in float32."""

@@ -9,6 +9,7 @@ from torch import nn
 
 from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding, Terms
 from fairseq_posenc.encodings.sinusoidal import Sinusoidal
+from fairseq_posenc.encodings.terms import Cost
 from fairseq_posenc.positions import Positions, Span
 from fairseq_posenc.registry import register
 
@@ -31,6 +32,7 @@ class TransformerXL(Encoding):
     """
 
     acts_on: ClassVar[Literal["scores"]] = "scores"
+    cost: ClassVar[Cost] = Cost("", "", "2 (2n-1) C^2", "(2n-1) C")
 
     def __init__(self, dims: Dims, *, scale_factor: float = 1.0) -> None:
         super().__init__(dims)

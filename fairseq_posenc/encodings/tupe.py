@@ -9,6 +9,7 @@ from torch import nn
 
 from fairseq_posenc.encodings.base import INIT_STD, Dims, Terms
 from fairseq_posenc.encodings.distance_table import DistanceEncoding
+from fairseq_posenc.encodings.terms import Cost
 from fairseq_posenc.positions import Positions, Span
 from fairseq_posenc.registry import register
 
@@ -34,6 +35,7 @@ class Tupe(DistanceEncoding):
     """
 
     vectors: ClassVar[bool] = False
+    cost: ClassVar[Cost] = Cost("", "", "4 n d^2 + 2 n^2 d", "2 n d")
 
     def __init__(
         self,
@@ -72,7 +74,7 @@ class Tupe(DistanceEncoding):
             UserError: a position lies beyond the table.
         """
         positions.check_limit(self.dims.max_positions, self.name)
-        rows = positions.common_block().clamp(max=self.dims.max_positions - 1)  # of padding
+        rows = positions.common_ids().clamp(max=self.dims.max_positions - 1)  # of padding
         vectors = self.positions[rows]  # [B or 1, S, D]
         first = self.table.first(positions)
         if first is not None:  # nothing of its pairs is left

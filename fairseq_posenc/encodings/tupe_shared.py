@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding, Terms
 from fairseq_posenc.encodings.t5 import bucket_of, check_buckets
+from fairseq_posenc.encodings.terms import Cost
 from fairseq_posenc.positions import Positions, Span
 from fairseq_posenc.registry import register
 
@@ -36,6 +37,7 @@ class TupeShared(Encoding):
 
     acts_on: ClassVar[Literal["scores"]] = "scores"
     shared: ClassVar[bool] = True
+    cost: ClassVar[Cost] = Cost("", "", "4 n C^2 + 2 n^2 C", "2 n C")
 
     def __init__(
         self,
@@ -82,7 +84,7 @@ class TupeShared(Encoding):
         queries = self._heads(F.linear(normed, self.query_weight, self.query_bias))
         keys = self._heads(F.linear(normed, self.key_weight, self.key_bias))
         scale = self.dims.scale(self.scale_factor)
-        key_rows = positions.common_block().clamp(max=self.dims.max_positions - 1) + 1
+        key_rows = positions.common_ids().clamp(max=self.dims.max_positions - 1) + 1
         at_queries = queries[:, positions.queries(key_rows)].transpose(0, 1)  # [B or 1, H, T, D]
         at_keys = keys[:, key_rows].transpose(0, 1) * scale
         index = bucket_of(span.distances(), self.num_buckets, self.max_distance, True)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.encodings.base import Dims
-from fairseq_posenc.encodings.rope import Rope
+from fairseq_posenc.encodings.rope import Rope, Scaling
+from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.registry import register
 
@@ -21,7 +22,7 @@ class XPos(Rope):
         e_ij = (z^(i/w) R_i q_i).(z^(-j/w) R_j k_j) / sqrt(c d), where pair t of coordinates has
         z = (2t/d + g) / (1 + g), below 1: the score decays with i - j.
     Shapes:
-        rotates query and key ``(B, H, T, D)``.
+        rotates query and key ``(B, H, T, D)``; one rotation for all layers.
     Parameters:
         0
     Source:
@@ -29,7 +30,8 @@ class XPos(Rope):
         w = ``scale_base`` = 512 as in the authors' code.
     Differs:
         for causal models only, as in the paper: a later key would be amplified. The exponents count
-        from n/2, which scores do not show, so that fp16 can hold queries and keys of both ends.
+        from half of the trained length, which scores do not show, so that fp16 can hold queries and
+        keys of both ends.
     """
 
     def __init__(
@@ -39,7 +41,7 @@ class XPos(Rope):
         base: float = 10000.0,
         fraction: float = 1.0,
         layout: Literal["interleaved", "half"] = "interleaved",
-        scaling: str = "none",
+        scaling: Scaling = Scaling(),  # noqa: B008  (immutable)
         scale_base: float = 512.0,
     ) -> None:
         super().__init__(dims, base=base, fraction=fraction, layout=layout, scaling=scaling)
@@ -47,18 +49,16 @@ class XPos(Rope):
             raise UserError("xpos is for causal models: it would amplify keys after the query")
         self.scale_base = scale_base
 
-    def rotate(self, query: Tensor, key: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Return query and key rotated and scaled for positions ``index``, ``(B or 1, T)``."""
-        query, key = super().rotate(query, key, index)
-        scale = self.decay(index)
-        return _narrowed(query * scale, query), _narrowed(key / scale, key)
+    def rotation(self, ids: Tensor) -> Rotation:
+        """Return the rotation, and its decay, for positions ``ids``, ``(B or 1, T)``."""
+        return super().rotation(ids)._replace(decay=self.decay(ids))
 
-    def decay(self, index: Tensor) -> Tensor:
+    def decay(self, ids: Tensor) -> Tensor:
         """Return what each coordinate of a query is multiplied by, ``(B or 1, 1, T, D)``."""
         gamma = 0.4
-        pairs = torch.arange(0, self.rotated, 2, dtype=torch.float32, device=index.device)
+        pairs = torch.arange(0, self.rotated, 2, dtype=torch.float32, device=ids.device)
         base = (pairs / self.rotated + gamma) / (1 + gamma)
-        steps = index[..., None] - self.dims.max_positions // 2
+        steps = ids[..., None] - self.dims.trained_length // 2
         scale = base ** (steps.float() / self.scale_base)
         if self.layout == "half":
             scale = torch.cat([scale, scale], dim=-1)
@@ -66,9 +66,3 @@ class XPos(Rope):
             scale = scale.repeat_interleave(2, dim=-1)
         rest = scale.new_ones(*scale.shape[:-1], self.dims.head_dim - self.rotated)
         return torch.cat([scale, rest], dim=-1).unsqueeze(1)
-
-
-def _narrowed(x: Tensor, like: Tensor) -> Tensor:
-    """Return ``x`` in the precision of ``like``; what fp16 cannot hold is its largest number."""
-    limit = torch.finfo(like.dtype).max
-    return x.clamp(-limit, limit).type_as(like)

@@ -9,12 +9,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_posenc.encodings.distance_table import DistanceTable
+from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.models.masked_lm import PositionalRoberta
 from fairseq_posenc.registry import Spec
 from fairseq_posenc.running.pretrained import STOCK_TABLE, Pretrained
-from fairseq_posenc.transformer.adapting import STOCK_OFFSET, STOCK_SINUSOIDS, is_position_parameter
+from fairseq_posenc.transformer.adapting import (
+    STOCK_OFFSET,
+    STOCK_SINUSOIDS,
+    is_position_parameter,
+)
+from fairseq_posenc.transformer.identity import is_identity
 
 Rule = Literal["copy", "interpolate"]
 RULES: dict[str, str] = {
@@ -71,8 +76,9 @@ def match(source: Pretrained, model: PositionalRoberta, extend: Optional[Rule]) 
     theirs = _as_now(source, model)
     own = dict(model.state_dict())
     heads = [name for name in theirs if not name.startswith("encoder.")]
-    kept = [name for name in theirs if name not in heads and not _is_position(name)]
-    shared = {name: value for name, value in own.items() if not _is_position(name)}
+    apart = (*filter(_is_position, theirs), *filter(is_identity, theirs), *heads)
+    kept = [name for name in theirs if name not in apart]
+    shared = {k: v for k, v in own.items() if not _is_position(k) and not is_identity(k)}
     _refuse_other_parameters(source, {name: theirs[name] for name in kept}, shared)
     weights = {**own, **{name: theirs[name] for name in kept}}
     accounts = []
@@ -130,15 +136,15 @@ def _find(
         return None, ""
     encoder: Any = model.encoder
     stack = encoder.sentence_encoder
-    if changed := _changed_options(name, source.spec, stack.spec):
+    if changed := _changed_options(name, source.spec, stack.assembly.spec):
         return None, f", as the source has other options: {changed}"
     old, origin = theirs[name], _original(name, source)
     if origin.endswith(STOCK_TABLE):
         origin += f"[{STOCK_OFFSET}:]"
     if old.shape == drawn.shape:
         return old, f" from {origin}"
-    module = model.get_submodule(name.rpartition(".")[0])
-    if isinstance(module, DistanceTable) and (longer := module.extended(old)) is not old:
+    longer = _extended(name, old, model)
+    if longer.shape == drawn.shape:
         return longer.clone(), f" from {origin}, {old.size(1)} rows: its ends are repeated"
     before = drawn.size(0) - stack.max_source_positions  # rows that belong to no position
     if old.size(0) != before + source.max_positions or old.shape[1:] != drawn.shape[1:]:
@@ -147,6 +153,14 @@ def _find(
         raise UserError(_ask_for_rule(name, old, drawn))
     longer = torch.cat([old[:before], _longer(old[before:], drawn.size(0) - before, extend)])
     return longer, f" from {origin}, {old.size(0)} rows: --extend {extend} {RULES[extend]}"
+
+
+def _extended(name: str, old: Tensor, model: PositionalRoberta) -> Tensor:
+    """Return a table by distance with its ends repeated; any other parameter as it is."""
+    before, _, after = name.partition(".encodings.")
+    encoding, _, parameter = after.partition(".")
+    module = model.get_submodule(f"{before}.encodings.{encoding}")
+    return module.extended(parameter, old) if isinstance(module, Encoding) else old
 
 
 def _changed_options(name: str, old: Spec, new: Spec) -> str:

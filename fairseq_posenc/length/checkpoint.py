@@ -70,7 +70,7 @@ def load(candidate: Candidate, data: Path, dictionary: Dictionary) -> LoadedMode
     history = state.get("optimizer_history") or [{}]
     return LoadedModel(
         model=model.float().eval().to("cuda" if torch.cuda.is_available() else "cpu"),
-        encoding=model.decoder.spec if ours else None,
+        encoding=model.decoder.assembly.spec if ours else None,
         trained_length=int(settings.task.tokens_per_sample),
         updates=history[-1].get("num_updates"),
         limit=None if ours else int(model.max_positions()),

@@ -23,8 +23,8 @@ _ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
 # How our own errors look, and those about options; under hydra; and from a process that the program
 # started. Nothing else in the log says more.
 _TOLD = re.compile(
-    r"^(?:fairseq-[a-z-]+: error: |Error executing job with overrides: .*\n"
-    r"|fairseq_posenc\.errors\.UserError: )(?!Traceback|fairseq-)(\S.*)",
+    r"^(?:fairseq-[a-z-]+: error: |Error executing job with overrides: .*\n(?!fairseq-)"
+    r"|fairseq_posenc\.errors\.UserError: )(?!Traceback)(\S.*)",
     re.MULTILINE,
 )
 _PATIENCE = 10.0  # seconds between asking a program to end and ending it

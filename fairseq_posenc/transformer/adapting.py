@@ -7,12 +7,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fairseq_posenc.encodings.distance_table import DistanceTable
+from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.transformer.identity import KEY, Identity
 
 logger = logging.getLogger(__name__)
 OWN = ".encodings."  # in the name of every position parameter, and in no other
 STOCK_SINUSOIDS = ("embed_positions._float_tensor", "embed_positions.weights")
+STOCK_SPEC = "sinusoidal(layout=fairseq)"
+STOCK_TABLE = "embed_positions.encodings.learned.table.weight"  # as it is called here
 STOCK_OFFSET = 2  # rows before position 0: padding_idx + 1, and fairseq's padding_idx is 1
 
 
@@ -36,16 +39,16 @@ class PositionCheckpoints(nn.Module):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        """Match the position parameters; torch calls this first, after fairseq pruned layers.
+        """Match the positions; torch calls this first, after fairseq pruned layers.
 
         Raises:
             UserError: they differ and ``--init-positions`` was not given, or the dictionary does.
         """
-        _refuse_other_dictionary(state_dict, self.state_dict(prefix=prefix))
+        own = self.state_dict(prefix=prefix)
+        _refuse_other_dictionary(state_dict, own)
         self._extend_tables(state_dict, prefix)
-        changes = self._drop_stock_sinusoids(state_dict, prefix)
-        own = {k: v for k, v in self.state_dict(prefix=prefix).items() if is_position_parameter(k)}
-        changes += _match(state_dict, own)
+        changes = self._match_identities(state_dict, prefix)
+        changes += _match(state_dict, {k: v for k, v in own.items() if is_position_parameter(k)})
         if changes and not self.init_positions:
             raise UserError(
                 "the checkpoint's positions are not the model's (--init-positions accepts this and "
@@ -61,27 +64,54 @@ class PositionCheckpoints(nn.Module):
         Its last rows are repeated, so that every distance keeps the row that it had.
         """
         for name, module in self.named_modules(prefix=prefix.rstrip(".")):
-            old = state_dict.get(f"{name}.weight")
-            if isinstance(module, DistanceTable) and old is not None:
-                new = module.extended(old)
-                if new.shape != old.shape:
-                    logger.info("%s.weight: its ends are repeated for longer distances", name)
-                    state_dict[f"{name}.weight"] = new
+            if not isinstance(module, Encoding):
+                continue
+            for parameter, _ in module.named_parameters():
+                key = f"{name}.{parameter}"
+                if key not in state_dict:
+                    continue
+                longer = module.extended(parameter, state_dict[key])
+                if longer.shape != state_dict[key].shape:
+                    logger.info("%s: its ends are repeated for longer distances", key)
+                    state_dict[key] = longer
 
-    def _drop_stock_sinusoids(self, state_dict: dict[str, Any], prefix: str) -> list[str]:
-        """Remove the marks of fairseq's sinusoids; return where the model has other positions."""
+    def _match_identities(self, state_dict: dict[str, Any], prefix: str) -> list[str]:
+        """Compare what the checkpoint says of each stack's positions; return the differences.
+
+        Where there are some, the model's own is what the state dict says afterwards.
+        """
         changes = []
-        for key in [key for key in state_dict if key.endswith(STOCK_SINUSOIDS)]:
-            stack = key.rpartition("embed_positions.")[0]
-            del state_dict[key]
-            module: Any = self.get_submodule(stack[len(prefix) :].rstrip("."))
-            spec = module.spec
-            if "sinusoidal(layout=fairseq)" not in map(str, spec.items):
-                changes.append(
-                    f"{stack}embed_positions are fairseq's sinusoids, which are "
-                    f"sinusoidal(layout=fairseq) here, not {spec}"
+        for name, stack in self.named_modules():
+            own = getattr(stack, "identity", None)
+            if not isinstance(own, Identity):
+                continue
+            theirs = _said(state_dict, f"{prefix}{name}.", own)
+            if theirs is None:
+                theirs = own
+                logger.warning(
+                    f"{name}: the checkpoint is of a version that did not write down its "
+                    f"positions, and is taken for one of {own.positions}"
                 )
+            found = theirs.differences(own, stack.layers_kept)
+            changes += [f"{name}: {difference}" for difference in found]
+            state_dict[f"{prefix}{name}.{KEY}"] = (own if found else theirs).encoded()
         return changes
+
+
+def _said(state_dict: dict[str, Any], stack: str, own: Identity) -> Identity | None:
+    """Return what a checkpoint says of a stack, None if nothing.
+
+    fairseq's own models say it by a table of learned positions, or by a mark of sinusoids, which is
+    removed.
+    """
+    if stack + KEY in state_dict:
+        return Identity.decoded(state_dict[stack + KEY])
+    marks = [stack + name for name in STOCK_SINUSOIDS if stack + name in state_dict]
+    for mark in marks:
+        del state_dict[mark]
+    if marks:
+        return own._replace(positions=STOCK_SPEC)
+    return own if own.positions == "learned" and stack + STOCK_TABLE in state_dict else None
 
 
 def _refuse_other_dictionary(state_dict: dict[str, Any], own: dict[str, Tensor]) -> None:

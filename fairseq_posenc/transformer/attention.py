@@ -5,36 +5,23 @@ fairseq's ``(T, B, C)`` layout exists only in the first and last lines of ``forw
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import torch
 from fairseq.modules import MultiheadAttention
 from torch import Tensor
 
-from fairseq_posenc.backends import choose
-from fairseq_posenc.backends.base import Call, Mask
-from fairseq_posenc.encodings.base import Encodings, Terms
+from fairseq_posenc.assembly import Shared
+from fairseq_posenc.backends import attend
+from fairseq_posenc.backends.base import Mask
+from fairseq_posenc.encodings.base import Encodings
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
 from fairseq_posenc.transformer.decoding import ahead, kept, latest
+from fairseq_posenc.transformer.passing import carried
 
 IncrementalState = Optional[dict[str, dict[str, Optional[Tensor]]]]
-
-
-class Given(NamedTuple):
-    """What a forward pass hands over to an attention, which fairseq's layers cannot pass.
-
-    Attributes:
-        positions: of the tokens.
-        shared: terms common to all layers.
-        span: of the shared terms, if they have room for later steps of decoding.
-    """
-
-    positions: Positions | None = None
-    shared: Terms = Terms()
-    span: Span | None = None
 
 
 class PositionalAttention(MultiheadAttention):
@@ -67,16 +54,6 @@ class PositionalAttention(MultiheadAttention):
         self.encodings = encodings
         self.direction = direction
         self.backend = backend
-        self._given = Given()
-
-    @contextmanager
-    def given(self, given: Given) -> Iterator[None]:
-        """Hand over what fairseq's layers cannot pass."""
-        self._given = given
-        try:
-            yield
-        finally:  # nothing of a forward pass survives it
-            self._given = Given()
 
     def forward(
         self,
@@ -101,42 +78,45 @@ class PositionalAttention(MultiheadAttention):
         need_weights = need_weights or need_head_weights
         q, k, v = (self._split_heads(p(query)) for p in (self.q_proj, self.k_proj, self.v_proj))
         cache = self._get_input_buffer(incremental_state)
-        positions = self._given.positions or _without_tokens(query, cache, key_padding_mask)
-        q, k = self.encodings.rotate(q, k, positions.queries(positions.block))
+        shared = carried() or self._without_stack(query, cache, key_padding_mask)
+        q, k = shared.rotate(q, k)
         if incremental_state is not None:
             k, v, key_padding_mask = self._extend_cache(
                 incremental_state, cache, k, v, key_padding_mask
             )
-        terms = self._terms(incremental_state, q.size(2), k.size(2), positions)
-        mask, dropout = self._mask(key_padding_mask, attn_mask), self._dropout()
-        plan = choose(self.backend, terms, Call.of(q, k, mask, dropout, need_weights))
-        attended, weights = plan.backend.attend(q, k, v, terms, mask, dropout, need_weights)
+        terms = self._terms(incremental_state, q.size(2), k.size(2), shared)
+        mask = self._mask(key_padding_mask, attn_mask)
+        attended, weights = attend(
+            q, k, v, terms, mask, self._dropout(), need_weights, self.backend
+        )
         out = self.out_proj(attended.permute(2, 0, 1, 3).reshape(query.shape))  # [T, B, C]
         if weights is not None:
             weights = weights.transpose(0, 1) if need_head_weights else weights.mean(1)
         return out, weights
 
-    def _terms(
-        self, state: IncrementalState, tgt_len: int, src_len: int, positions: Positions
-    ) -> Terms:
-        span = self._given.span
+    def _terms(self, state: IncrementalState, tgt_len: int, src_len: int, shared: Shared) -> Terms:
+        positions, span = shared.positions, shared.span
         if span is None:
-            return self.terms(Span.of(tgt_len, src_len, positions.tokens.device), positions)
+            return self.terms(Span.of(tgt_len, src_len, positions.tokens.device), shared)
         key = self._get_full_incremental_state_key("terms")
-        steps = kept(state, key, span, lambda span: self.terms(span, ahead(positions, span)))
+        steps = kept(
+            state,
+            key,
+            span,
+            lambda span: self.terms(span, shared._replace(positions=ahead(positions, span))),
+        )
         return latest(steps, src_len)
 
-    def terms(self, span: Span, positions: Positions) -> Terms:
+    def terms(self, span: Span, shared: Shared) -> Terms:
         """Return the terms of this layer's encodings, and the shared ones, as one."""
-        terms = self._given.shared | self.encodings.terms(span, positions)
-        if terms.content_rows is None:
-            return terms
-        rows = terms.content_rows[:, None]  # [R, 1, C]: a batch of one
-        tables = Terms(
-            query_table=self._split_heads(self.k_proj(rows))[0],
-            key_table=self._split_heads(self.q_proj(rows))[0],
+        terms = shared.terms | self.encodings.terms(span, shared.positions)
+
+        def through(projection: Any, rows: Tensor) -> Tensor:
+            return self._split_heads(projection(rows[:, None]))[0]  # a batch of one
+
+        return terms.projected(
+            lambda rows: through(self.q_proj, rows), lambda rows: through(self.k_proj, rows)
         )
-        return terms._replace(content_rows=None) | tables
 
     def _split_heads(self, x: Tensor) -> Tensor:
         """Return ``(B, H, T, D)`` of ``(T, B, C)``."""
@@ -181,16 +161,17 @@ class PositionalAttention(MultiheadAttention):
         module = self.dropout_module
         return float(module.p) if module.training or module.apply_during_inference else 0.0
 
-
-def _without_tokens(
-    query: Tensor, cache: dict[str, Tensor | None], key_padding_mask: Tensor | None
-) -> Positions:
-    """Return positions for a call outside a model, where only the padding is known."""
-    past = cache.get("prev_key")
-    tgt_len, batch = query.shape[:2]
-    if key_padding_mask is None or past is not None:
-        src_len = tgt_len if past is None else tgt_len + past.size(2)
-        tokens = torch.zeros(batch, src_len, dtype=torch.long, device=query.device)
-    else:
-        tokens = key_padding_mask.long()
-    return Positions.of(tokens, padding_idx=1, eos_idx=-1, tgt_len=tgt_len)
+    def _without_stack(
+        self, query: Tensor, cache: dict[str, Tensor | None], key_padding_mask: Tensor | None
+    ) -> Shared:
+        """Return positions for a call outside a stack, where only the padding is known."""
+        past = cache.get("prev_key")
+        tgt_len, batch = query.shape[:2]
+        if key_padding_mask is None or past is not None:
+            src_len = tgt_len if past is None else tgt_len + past.size(2)
+            tokens = torch.zeros(batch, src_len, dtype=torch.long, device=query.device)
+        else:
+            tokens = key_padding_mask.long()
+        positions = Positions.of(tokens, padding_idx=1, eos_idx=-1, tgt_len=tgt_len)
+        rotation = self.encodings.rotation(positions.queries(positions.ids))
+        return Shared(positions, rotation=rotation)

@@ -49,7 +49,7 @@ def announce(**stacks: Any) -> None:
             if is_position_parameter(f".{key}")
         )
         logger.info(
-            f"{name} position encoding: {stack.spec} | directions: {directions} | "
+            f"{name} position encoding: {stack.assembly.spec} | directions: {directions} | "
             f"backend: {stack.backend} | "
             f"position parameters: {parameters:,}"
         )

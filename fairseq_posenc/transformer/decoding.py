@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_posenc.encodings.base import Terms
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions, Span
 
 STEPS = 32  # terms are computed for a multiple of so many keys
@@ -48,24 +47,28 @@ def kept(state: Any, key: str, span: Span, compute: Callable[[Span], Terms]) -> 
 
 def ahead(positions: Positions, span: Span) -> Positions:
     """Return the positions of a span's keys, the coming ones as padding; its last are queries."""
-    tokens, padding_idx, eos_idx = positions.tokens, positions.padding_idx, positions.eos_idx
     keys = 1 - span.low
-    tokens = F.pad(tokens, (0, keys - tokens.size(1)), value=padding_idx)
-    return Positions.of(tokens, padding_idx, eos_idx, min(STEPS, keys))
+    tokens = F.pad(
+        positions.tokens, (0, keys - positions.tokens.size(1)), value=positions.padding_idx
+    )
+    look = not positions.left_padded  # then they were looked at
+    return Positions.of(
+        tokens, positions.padding_idx, positions.eos_idx, min(STEPS, keys), look=look
+    )
 
 
 def latest(terms: Terms, src_len: int) -> Terms:
     """Return the terms of a step with ``src_len`` keys, cut from those of :func:`ahead`."""
     at_end = 0 if terms.first is None else 2  # the rows of the reset
-    now: dict[str, Any] = {
-        name: table[:, table.size(1) - src_len - at_end :]
-        for name, table in terms._asdict().items()
-        if isinstance(table, Tensor) and name not in ("content_rows", "pair_bias", "first")
-    }
-    if terms.pair_bias is not None:
-        queries, keys = terms.pair_bias.shape[2:]
-        query = queries - 1 - (keys - src_len)
-        now["pair_bias"] = terms.pair_bias[:, :, query : query + 1, :src_len]
+    now: dict[str, Any] = {}
+    for name, term, tensor in terms.given():
+        if term.rows is not None:
+            rows = src_len + at_end
+            now[name] = tensor.narrow(term.rows, tensor.size(term.rows) - rows, rows)
+        else:
+            queries, keys = tensor.shape[2:]
+            query = queries - 1 - (keys - src_len)
+            now[name] = tensor[:, :, query : query + 1, :src_len]
     if terms.first is not None:
         now["first"] = terms.first[:, :src_len]
     return terms._replace(**now)

@@ -1,17 +1,13 @@
-"""Encoder and decoder stacks: who owns which encoding, and how positions reach the layers.
+"""Encoder and decoder stacks: who owns which encoding, and what each forward pass computes once.
 
-fairseq's loops are inherited. Layers never see tokens, so a stack notes the positions of a forward
-pass, and a pre-hook on each layer passes them on as keyword arguments: as arguments, not as state,
-they are there again when a layer under activation checkpointing runs a second time in the backward
-pass, and gradients of shared terms reach their parameters. The hook is a bound method, which
-survives deep copies and pickling. TorchScript is not supported.
+fairseq's loops are inherited. Layers never see tokens, so a stack's forward pass is carried to them
+past fairseq's code (:mod:`~fairseq_posenc.transformer.passing`). TorchScript is not supported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from fairseq.distributed import fsdp_wrap
@@ -23,14 +19,17 @@ from fairseq.modules.transformer_layer import (
 )
 from torch import Tensor, nn
 
-from fairseq_posenc.backends import check
-from fairseq_posenc.encodings.base import Dims, Encodings, Terms
+from fairseq_posenc.assembly import Assembly, Shared
+from fairseq_posenc.encodings.base import Dims, Encoding, Encodings
+from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.positions import Positions, Span
-from fairseq_posenc.registry import Spec, build
-from fairseq_posenc.transformer.attention import Given, IncrementalState, PositionalAttention
+from fairseq_posenc.positions import Positions, may_look
+from fairseq_posenc.registry import Spec
+from fairseq_posenc.transformer.attention import IncrementalState, PositionalAttention
 from fairseq_posenc.transformer.cross_attention import RotaryCrossAttention
 from fairseq_posenc.transformer.decoding import ahead, kept, span_of_step
+from fairseq_posenc.transformer.identity import Identity
+from fairseq_posenc.transformer.passing import carried, carrying, hand_over, received
 
 
 class InputPositions(nn.Module):
@@ -53,44 +52,29 @@ class InputPositions(nn.Module):
 
     def forward(self, tokens: Tensor, incremental_state: IncrementalState = None) -> Tensor:
         """Return vectors ``(B or 1, T, C)``; those of the last token alone when decoding."""
-        tgt_len = tokens.size(1) if incremental_state is None else 1
-        positions = Positions.of(tokens, self.padding_idx, self.eos_idx, tgt_len)
+        shared = carried()
+        if shared is None:  # outside a stack
+            tgt_len = tokens.size(1) if incremental_state is None else 1
+            shared = Shared(Positions.of(tokens, self.padding_idx, self.eos_idx, tgt_len))
         (encoding,) = self.encodings.each()
-        vectors = encoding.embed(positions)
+        vectors = encoding.embed(shared.positions)
         if vectors is None:
             raise AssertionError("a stack keeps no input encoding that adds nothing")
         return vectors.type_as(self.like)
 
 
 class _PositionalLayer:
-    """Gives a layer's self-attention what the stack's pre-hook passed to the layer."""
+    """Lets a layer's attentions know what its stack handed over."""
 
-    self_attn: PositionalAttention
-
-    def forward(
-        self,
-        *args: Any,
-        positions: Positions | None = None,
-        span: Span | None = None,
-        **kwargs: Any,
-    ) -> Any:
+    def forward(self, *args: Any, shared: Shared | None = None, **kwargs: Any) -> Any:
         """Run fairseq's layer.
 
         Args:
             *args: fairseq's own.
-            positions: of the forward pass.
-            span: of the shared terms, in a step of decoding.
-            **kwargs: fairseq's own, and ``shared_<field>``, terms common to all layers. They come
-                one by one, because tensors inside a tuple would lose their gradients under
-                activation checkpointing.
+            shared: what the forward pass computes once for all layers.
+            **kwargs: fairseq's own, and the shared terms one by one.
         """
-        names = [name for name in Terms._fields if f"shared_{name}" in kwargs]
-        shared = Terms(**{name: kwargs.pop(f"shared_{name}") for name in names})
-        cross_attention = getattr(self, "encoder_attn", None)
-        crossing: AbstractContextManager[None] = nullcontext()
-        if isinstance(cross_attention, RotaryCrossAttention):
-            crossing = cross_attention.given(positions)
-        with self.self_attn.given(Given(positions, shared, span)), crossing:
+        with carrying(received(shared, kwargs)):
             return super().forward(*args, **kwargs)  # type: ignore[misc]
 
 
@@ -107,7 +91,7 @@ class PositionalEncoderLayer(_PositionalLayer, TransformerEncoderLayerBase):
         return PositionalAttention(
             embed_dim,
             cfg.encoder.attention_heads,
-            build(cfg.position.encoder.at("layer"), encoder_dims(cfg)),
+            Assembly(cfg.position.encoder, encoder_dims(cfg)).for_layer(),
             backend=cfg.position.backend,
             dropout=cfg.attention_dropout,
             q_noise=self.quant_noise,
@@ -131,7 +115,7 @@ class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
         return PositionalAttention(
             embed_dim,
             cfg.decoder.attention_heads,
-            build(cfg.position.decoder.at("layer"), decoder_dims(cfg)),
+            Assembly(cfg.position.decoder, decoder_dims(cfg)).for_layer(),
             backend=cfg.position.backend,
             dropout=cfg.attention_dropout,
             add_bias_kv=add_bias_kv,
@@ -143,15 +127,12 @@ class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
 
     def build_encoder_attention(self, embed_dim: int, cfg: Any) -> nn.Module:
         """Return fairseq's cross-attention, or the rotary one."""
-        items = cfg.position.decoder.items
-        rotary = Spec(tuple(i for i in items if dict(i.options).get("cross_attention")))
-        if not rotary.items:
+        if not _rotates_source(cfg.position.decoder):
             stock: nn.Module = super().build_encoder_attention(embed_dim, cfg)
             return stock
         return RotaryCrossAttention(
             embed_dim,
             cfg.decoder.attention_heads,
-            build(rotary, decoder_dims(cfg)),
             kdim=cfg.encoder.embed_dim,
             vdim=cfg.encoder.embed_dim,
             dropout=cfg.attention_dropout,
@@ -174,77 +155,78 @@ def decoder_dims(cfg: Any) -> Dims:
 
 
 class _PositionalStack:
-    """What encoder and decoder share: installing encodings, and handing on positions."""
+    """What encoder and decoder share: installing encodings, and what a forward pass computes."""
 
     layers: nn.ModuleList
     embed_positions: nn.Module | None
     padding_idx: int
-    _given: dict[str, Any] | None = None
+    layers_kept: list[int] | None = None
     _get_full_incremental_state_key: Callable[[str], str]
 
     def install(
-        self, spec: Spec, dims: Dims, eos_idx: int, directions: tuple[str, ...], backend: str
+        self, assembly: Assembly, eos_idx: int, directions: tuple[str, ...], backend: str
     ) -> None:
         """Put the encodings of the stack in place, and check that all of them work together."""
-        self.eos_idx = eos_idx
         if len(directions) > len(self.layers):
             raise UserError(
                 f"--attention-directions names {len(directions)} layers, but there are "
                 f"{len(self.layers)}"
             )
-        one_token = Positions.of(torch.zeros(1, 1, dtype=torch.long), -1, -1, 1)
-        at_input = build(spec.at("input"), dims)
-        adds = any(e.embed(one_token) is not None for e in at_input.each())
-        self.embed_positions = InputPositions(at_input, self.padding_idx, eos_idx) if adds else None
-        self.encodings = build(spec.at("stack"), dims)
+        terms = assembly.check(backend)
+        self.assembly, self.backend, self.eos_idx = assembly, backend, eos_idx
+        at_input = assembly.at_input()
+        self.embed_positions = (
+            None if at_input is None else InputPositions(at_input, self.padding_idx, eos_idx)
+        )
+        self.encodings = assembly.for_stack()
         self.directions = directions + ("both",) * (len(self.layers) - len(directions))
         for index, direction in enumerate(self.directions):  # iterating would apply LayerDrop
             layer: Any = self.layers[index]
             layer.self_attn.direction = direction
-            layer.register_forward_pre_hook(self._pass_positions, with_kwargs=True)
-        # Refuses now what could not be computed. With modules of its own, as FSDP has the layers',
-        # and random numbers of its own, as the model's are drawn after this.
-        span = Span.of(1, 1, one_token.tokens.device)
-        with torch.random.fork_rng(devices=[]):
-            terms = build(spec.at("layer"), dims).terms(span, one_token)
-        terms = self.encodings.terms(span, one_token) | terms
-        check(backend, terms.unprojected(dims.num_heads), dims.head_dim)
-        self.backend = backend
+            layer.register_forward_pre_hook(hand_over, with_kwargs=True)
         # What depends on distance alone can be kept from step to step of any generation.
         self.by_distance = terms.pair_bias is None and terms.first is None
-        self.limit = dims.max_positions  # fairseq's max_positions is a method
-        self.spec = spec
 
-    @contextmanager
-    def positions_given(
-        self, tokens: Tensor, tgt_len: int, state: IncrementalState = None
-    ) -> Iterator[None]:
-        """Note the positions of a forward pass for the layers, and forget them after it."""
-        positions = Positions.of(tokens, self.padding_idx, self.eos_idx, tgt_len)
-        steps = None
+    @property
+    def identity(self) -> Identity:
+        """What the weights of this stack are for."""
+        spec, dims = self.assembly
+        return Identity.of(str(spec), self.directions, dims.trained_length)
+
+    def get_extra_state(self) -> Tensor:
+        """Return what the state dict says beside the parameters: the identity."""
+        return self.identity.encoded()
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Take on what loaded weights are for; that they fit has been seen to."""
+        length = Identity.decoded(state).trained_length
+        self.assembly = self.assembly.trained_at(length)
+        for module in cast(nn.Module, self).modules():
+            if isinstance(module, Encoding):
+                module.trained_at(length)
+
+    def shared(self, tokens: Tensor, tgt_len: int, state: IncrementalState = None) -> Shared:
+        """Return what a forward pass computes once for all of its layers.
+
+        Args:
+            tokens: ``(B, S)``, the whole prefix when decoding.
+            tgt_len: T, of which the last are queries.
+            state: of a generation.
+        """
+        look = may_look(tokens.device, decoding=state is not None)
+        positions = Positions.of(tokens, self.padding_idx, self.eos_idx, tgt_len, look)
         # What pairs add can be kept too, where all sentences begin together.
-        if state is not None and (self.by_distance or not positions.left_padded):
-            steps = span_of_step(positions, self.limit)
-            key = self._get_full_incremental_state_key("terms")
-            shared = kept(
-                state, key, steps, lambda span: self.encodings.terms(span, ahead(positions, span))
-            )
-        else:
-            span = Span.of(tgt_len, tokens.size(1), tokens.device)
-            shared = self.encodings.terms(span, positions)
-        changed = {f"shared_{k}": v for k, v in shared._asdict().items() if v is not None}
-        self._given = {"positions": positions, "span": steps, **changed}
-        try:
-            yield
-        finally:
-            self._given = None
-
-    def _pass_positions(
-        self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if self._given is None:
-            raise UserError("the layers were called past their stack's forward: no positions known")
-        return args, {**kwargs, **self._given}
+        if state is None or not (self.by_distance or not positions.left_padded):
+            return Shared.of(self.encodings, positions)
+        span = span_of_step(positions, self.assembly.dims.max_positions)
+        terms = kept(
+            state,
+            self._get_full_incremental_state_key("terms"),
+            span,
+            lambda span: self.encodings.terms(span, ahead(positions, span)),
+        )
+        rotation = self.encodings.rotation(positions.queries(positions.ids))
+        return Shared(positions, terms, rotation, span=span)
 
 
 class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
@@ -261,12 +243,12 @@ class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
         self, cfg: Any, dictionary: Any, embed_tokens: nn.Embedding, return_fc: bool = False
     ) -> None:
         super().__init__(cfg, dictionary, embed_tokens, return_fc)
+        self.layers_kept = _layers_kept(cfg.encoder.layers_to_keep)
         options = cfg.position
         self.install(
-            options.encoder,
-            encoder_dims(cfg),
+            Assembly(options.encoder, encoder_dims(cfg)),
             dictionary.eos(),
-            _directions_kept(options.directions, cfg.encoder.layers_to_keep),
+            _directions_kept(options.directions, self.layers_kept),
             options.backend,
         )
 
@@ -276,7 +258,7 @@ class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
 
     def forward(self, src_tokens: Tensor, *args: Any, **kwargs: Any) -> dict[str, list[Tensor]]:
         """Encode ``src_tokens``, ``(B, S)``; arguments and result are fairseq's."""
-        with self.positions_given(src_tokens, src_tokens.size(1)):
+        with carrying(self.shared(src_tokens, src_tokens.size(1))):
             encoded: dict[str, list[Tensor]] = super().forward(src_tokens, *args, **kwargs)
             return encoded
 
@@ -303,9 +285,9 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
         every_layer = ("lr",) * len(self.layers)
         options = cfg.position
-        self.install(
-            options.decoder, decoder_dims(cfg), dictionary.eos(), every_layer, options.backend
-        )
+        assembly = Assembly(options.decoder, decoder_dims(cfg))
+        self.install(assembly, dictionary.eos(), every_layer, options.backend)
+        self.rotates_source = _rotates_source(options.decoder)
 
     def build_decoder_layer(self, cfg: Any, no_encoder_attn: bool = False) -> nn.Module:
         """Return a layer, wrapped as fairseq does."""
@@ -331,7 +313,14 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         if incremental_state is not None:
             self._check_step(prev_output_tokens, incremental_state)
             tgt_len = 1
-        with self.positions_given(prev_output_tokens, tgt_len, incremental_state):
+        shared = self.shared(prev_output_tokens, tgt_len, incremental_state)
+        if (
+            self.rotates_source
+            and encoder_out is not None
+            and tgt_len == prev_output_tokens.size(1)
+        ):
+            shared = shared._replace(source=self._source_rotation(encoder_out))
+        with carrying(shared):
             features: tuple[Tensor, dict[str, Any]] = super().extract_features(
                 prev_output_tokens, encoder_out, incremental_state, False, *args, **kwargs
             )
@@ -339,6 +328,14 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
 
     def buffered_future_mask(self, tensor: Tensor) -> None:
         """Return no mask: the layers' direction says it, without a matrix of pairs."""
+
+    def _source_rotation(self, encoder_out: dict[str, list[Tensor]]) -> Rotation | None:
+        """Return the rotation of the source's keys, which later steps have in their caches."""
+        (states,) = encoder_out["encoder_out"]  # [S, B, C]
+        padding = encoder_out["encoder_padding_mask"]
+        tokens = padding[0].long() if padding else states.new_zeros(states.shape[1::-1]).long()
+        positions = Positions.of(tokens, padding_idx=1, eos_idx=-1, tgt_len=0, look=False)
+        return self.encodings.rotation(positions.ids)
 
     def _check_step(self, tokens: Tensor, state: Any) -> None:
         """Refuse to decode a token whose predecessors have not been decoded."""
@@ -352,12 +349,23 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
             )
 
 
-def _directions_kept(directions: tuple[str, ...], layers_to_keep: str | None) -> tuple[str, ...]:
-    """Return the directions of the layers that fairseq's LayerDrop pruning keeps."""
+def _rotates_source(spec: Spec) -> bool:
+    """Return whether an encoding also rotates queries and keys between decoder and encoder."""
+    return any(dict(item.options).get("cross_attention") for item in spec.items)
+
+
+def _layers_kept(layers_to_keep: str | None) -> list[int] | None:
+    """Return the layers that fairseq's LayerDrop pruning keeps; None without pruning."""
     if not layers_to_keep:
+        return None
+    return sorted(int(index) for index in layers_to_keep.split(","))
+
+
+def _directions_kept(directions: tuple[str, ...], layers: list[int] | None) -> tuple[str, ...]:
+    """Return the directions of the layers that are kept."""
+    if layers is None:
         return directions
-    kept = sorted(int(index) for index in layers_to_keep.split(","))
-    return tuple(directions[i] if i < len(directions) else "both" for i in kept)
+    return tuple(directions[i] if i < len(directions) else "both" for i in layers)
 
 
 def _wrap(layer: nn.Module, cfg: Any) -> nn.Module:

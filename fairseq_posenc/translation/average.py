@@ -14,6 +14,7 @@ from fairseq import checkpoint_utils
 from torch import Tensor
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.transformer.identity import Identity, is_identity
 from fairseq_posenc.translation.checkpoint import load_state
 
 
@@ -47,16 +48,15 @@ def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
     Raises:
         UserError: a file is no checkpoint, or the models are not of one kind.
     """
+    state: dict[str, Any] = torch.load(paths[0], map_location="cpu")
+    types = {name: value.dtype for name, value in state["model"].items()}
     sums: dict[str, Tensor] = {}
     for path in paths:
         load_state(path)  # tells in words what is wrong with a file
         model = torch.load(path, map_location="cpu")["model"]
-        if sums:
-            _check_same(paths[0], sums, path, model)
+        _check_same(paths[0], state["model"], path, model)
         for name, value in model.items():
             sums[name] = sums.get(name, 0) + value.to(_sum_type(value))
-    state: dict[str, Any] = torch.load(paths[0], map_location="cpu")
-    types = {name: value.dtype for name, value in state["model"].items()}
     state["model"] = {name: (sums[name] / len(paths)).to(types[name]) for name in types}
     state["last_optimizer_state"] = None
     checkpoint_utils.torch_persistent_save(state, str(target))
@@ -66,14 +66,22 @@ def _sum_type(value: Tensor) -> torch.dtype:
     return torch.promote_types(value.dtype, torch.float32)
 
 
-def _check_same(first: Path, sums: dict[str, Tensor], path: Path, model: dict[str, Tensor]) -> None:
-    ours, theirs = (
-        {name: tuple(value.shape) for name, value in each.items()} for each in (sums, model)
+def _check_same(first: Path, old: dict[str, Tensor], path: Path, new: dict[str, Tensor]) -> None:
+    for name in filter(is_identity, old):
+        if name not in new:
+            continue
+        ours, theirs = (Identity.decoded(model[name]) for model in (old, new))
+        if ours != theirs:
+            raise UserError(
+                f"{first} and {path} are not of one model: {ours.told()}, and {theirs.told()}"
+            )
+    shapes, others = (
+        {name: tuple(value.shape) for name, value in model.items()} for model in (old, new)
     )
-    differing = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    differing = [name for name in {**shapes, **others} if shapes.get(name) != others.get(name)]
     if differing:
         name = differing[0]
         raise UserError(
             f"{first} and {path} are not of one model: {len(differing)} parameters differ, such as "
-            f"{name}: {ours.get(name, 'none')} and {theirs.get(name, 'none')}"
+            f"{name}: {shapes.get(name, 'none')} and {others.get(name, 'none')}"
         )

@@ -1,0 +1,118 @@
+"""A spec assembled for a stack of layers: at the input, once for all layers, and in each layer."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairseq_posenc.backends import check
+from fairseq_posenc.encodings.base import Dims, Encodings
+from fairseq_posenc.encodings.rotation import Rotation
+from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.registry import Spec, build
+
+
+class Assembly(NamedTuple):
+    """The encodings of a spec, for a stack of given sizes.
+
+    Attributes:
+        spec: which encodings.
+        dims: the sizes.
+    """
+
+    spec: Spec
+    dims: Dims
+
+    def at_input(self) -> Encodings | None:
+        """Return new encodings that add vectors to the token embeddings; None where none does."""
+        encodings = build(self.spec.at("input"), self.dims)
+        token = Positions.of(torch.zeros(1, 1, dtype=torch.long), -1, -1, 1)
+        adds = any(encoding.embed(token) is not None for encoding in encodings.each())
+        return encodings if adds else None
+
+    def for_stack(self) -> Encodings:
+        """Return new encodings that all layers share."""
+        return build(self.spec.at("stack"), self.dims)
+
+    def for_layer(self) -> Encodings:
+        """Return new encodings of one layer."""
+        return build(self.spec.at("layer"), self.dims)
+
+    def trained_at(self, length: int) -> Assembly:
+        """Return the assembly for weights that were trained at a length."""
+        return self._replace(dims=self.dims._replace(trained_on=length))
+
+    def check(self, backend: str) -> Terms:
+        """Refuse encodings that cannot work together, or not on a backend; return their terms.
+
+        Args:
+            backend: ``auto``, or one that must be used.
+
+        Returns:
+            Those of a single token.
+
+        Raises:
+            UserError: says what cannot.
+        """
+        token = Positions.of(torch.zeros(1, 1, dtype=torch.long), -1, -1, 1)
+        span = Span.of(1, 1, token.tokens.device)
+        with torch.random.fork_rng(devices=[]):  # the model's numbers are drawn after this
+            stack, layer = (build(self.spec.at(place), self.dims) for place in ("stack", "layer"))
+        terms = stack.terms(span, token) | layer.terms(span, token)
+        check(backend, terms.unprojected(self.dims.num_heads), self.dims.head_dim)
+        return terms
+
+    def parameters(self, layers: int) -> dict[str, int]:
+        """Return the size of every position parameter of a stack by its name in a model.
+
+        ``layers.*`` stands for each of the layers.
+        """
+        sizes = {}
+        for place, prefix, modules in (
+            ("input", "embed_positions.", 1),
+            ("stack", "", 1),
+            ("layer", "layers.*.self_attn.", layers),
+        ):
+            for name, parameter in build(self.spec.at(place), self.dims).named_parameters():
+                sizes[f"{prefix}encodings.{name}"] = parameter.numel() * modules
+        return sizes
+
+
+class Shared(NamedTuple):
+    """What a forward pass of a stack computes once for all of its layers.
+
+    Attributes:
+        positions: of the tokens.
+        terms: those that all layers share.
+        rotation: of the queries and keys of the last T tokens, or None.
+        source: of the source's keys, for rotary encoder-decoder attention.
+        span: of the terms, where they have room for later steps of decoding.
+    """
+
+    positions: Positions
+    terms: Terms = Terms()
+    rotation: Rotation | None = None
+    source: Rotation | None = None
+    span: Span | None = None
+
+    @classmethod
+    def of(cls, encodings: Encodings, positions: Positions) -> Shared:
+        """Return what the encodings of a stack give its layers.
+
+        Args:
+            encodings: what :meth:`Assembly.for_stack` returned.
+            positions: of the tokens.
+        """
+        tokens = positions.tokens
+        span = Span.of(positions.tgt_len, tokens.size(1), tokens.device)
+        rotation = encodings.rotation(positions.queries(positions.ids))
+        return cls(positions, encodings.terms(span, positions), rotation)
+
+    def rotate(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Return query and key of the last T tokens rotated, both ``(B, H, T, D)``."""
+        if self.rotation is None:
+            return query, key
+        return self.rotation.of_queries(query), self.rotation.of_keys(key)

@@ -1,0 +1,72 @@
+"""Rotations of queries and keys by their positions, as data: computed once for all layers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Rotation(NamedTuple):
+    """What turns queries and keys before their dot product, one entry for each of T tokens.
+
+    Attributes:
+        turn: complex numbers of absolute value 1 (but for a scaling's gain), by which pairs of
+            coordinates are multiplied, ``(B or 1, 1, T, pairs)``; further coordinates stay.
+        half: coordinate t is paired with t + pairs, else 2t with 2t + 1.
+        decay: what each coordinate of a query is multiplied by, and of a key divided by,
+            ``(B or 1, 1, T, D)``; None for 1.
+    """
+
+    turn: Tensor
+    half: bool = False
+    decay: Tensor | None = None
+
+    def of_queries(self, query: Tensor) -> Tensor:
+        """Return queries ``(B, H, T, D)`` rotated; computed in float32, in their own precision."""
+        rotated = self._turned(query)
+        return rotated if self.decay is None else _narrowed(rotated * self.decay, query)
+
+    def of_keys(self, key: Tensor) -> Tensor:
+        """Return keys ``(B, H, T, D)`` rotated; see :meth:`of_queries`."""
+        rotated = self._turned(key)
+        return rotated if self.decay is None else _narrowed(rotated / self.decay, key)
+
+    def of_sentences(self, batch: int) -> Rotation:
+        """Return the rotation of every sentence's first row, where rows of a beam stand together.
+
+        Args:
+            batch: number of sentences, a divisor of the rows.
+        """
+        if self.turn.size(0) in (1, batch):
+            return self
+        decay = self.decay
+        return self._replace(
+            turn=self.turn.unflatten(0, (batch, -1))[:, 0],
+            decay=None if decay is None else decay.unflatten(0, (batch, -1))[:, 0],
+        )
+
+    def _turned(self, x: Tensor) -> Tensor:
+        width = 2 * self.turn.size(-1)
+        if width == x.size(-1):
+            return self._turned_whole(x)
+        # Complex numbers need even strides, which a part of odd heads has not.
+        turned = self._turned_whole(x[..., :width].contiguous())
+        return torch.cat([turned, x[..., width:]], dim=-1)
+
+    def _turned_whole(self, x: Tensor) -> Tensor:
+        exact = x.to(torch.promote_types(x.dtype, torch.float32))
+        if self.half:
+            pairs = torch.complex(*exact.chunk(2, dim=-1)) * self.turn
+            turned = torch.cat([pairs.real, pairs.imag], dim=-1)
+        else:
+            pairs = torch.view_as_complex(exact.view(*exact.shape[:-1], -1, 2)) * self.turn
+            turned = torch.view_as_real(pairs).flatten(-2)
+        return turned.to(x.dtype)
+
+
+def _narrowed(x: Tensor, like: Tensor) -> Tensor:
+    """Return ``x`` in the precision of ``like``; what fp16 cannot hold is its largest number."""
+    limit = torch.finfo(like.dtype).max
+    return x.clamp(-limit, limit).type_as(like)

@@ -1,0 +1,211 @@
+"""What an encoding adds to the attention scores, as data that describes itself.
+
+With q_i and k_j the (rotated) query and key and r = j - i their distance, the score is::
+
+    e_ij = scale * combine(gain_r * q_i.k_j,  q_i.Q_r,  k_j.K_r)  +  bias_r  +  bias_ij
+
+where combine is a sum or a product, scale = 1 / sqrt(scale_factor * head_dim).
+
+Shape legend (used in all comments):
+    B batch, T queries, S keys, H heads, D head size, C model size,
+    G groups of heads with a table of their own (1: all heads share it, or H),
+    R rows of a table: one for each distance of a :class:`~fairseq_posenc.positions.Span`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Annotated, Literal, NamedTuple, Optional, get_args, get_type_hints
+
+from torch import Tensor
+
+from fairseq_posenc.errors import UserError
+
+
+class Cost(NamedTuple):
+    """Formulas of a layer's cost on the reference backend: n tokens, h heads of width d, C = h d.
+
+    Attributes:
+        operations: multiplications and additions for each sentence.
+        numbers: numbers held at once for each sentence.
+        common_operations: those done once, for all sentences together.
+        common_numbers: those held once, for all sentences together.
+    """
+
+    operations: str = ""
+    numbers: str = ""
+    common_operations: str = ""
+    common_numbers: str = ""
+
+
+class Term(NamedTuple):
+    """What a field of :class:`Terms` is, for all that handles terms without naming them.
+
+    Attributes:
+        axes: its shape in letters of the legend; B may be 1 as well.
+        enters: where in the equation: ``content``, it multiplies the content term; ``table``, it
+            is a dot product of its own, added or multiplied; ``bias``, it is added after scaling;
+            ``values``, it is added to what is attended to.
+        cost: of what a layer does with it; ``{g}`` is h where each head has its own, else nothing.
+    """
+
+    axes: str
+    enters: Literal["content", "table", "bias", "values"]
+    cost: Cost
+
+    @property
+    def rows(self) -> int | None:
+        """The dimension with a row for each distance; None if it is no function of distance."""
+        return self.axes.index("R") if "R" in self.axes else None
+
+    @property
+    def has_vectors(self) -> bool:
+        """Whether a row is a vector that a product with queries or keys takes, else a number."""
+        return self.axes[-1] in "DC"
+
+    def per_head(self, term: Tensor) -> bool:
+        """Return whether each head has its own."""
+        return "G" in self.axes and term.size(self.axes.index("G")) > 1
+
+
+_TABLE_COST = Cost("2 h n (2n-1) d + h n^2", "h n (3n-1)")
+
+
+class Terms(NamedTuple):
+    """What an encoding adds to the attention scores (see the module's equation).
+
+    Tables hold a row for each distance of the span they were asked for, from low to high. With
+    ``first`` (the reset of the first token), two rows follow: that of a query at the first token,
+    and that of a key there seen from any other query.
+
+    Attributes:
+        query_table: ``(G, R, D)``, Q.
+        key_table: ``(G, R, D)``, K.
+        gain: ``(G, R)``, multiplies the content term.
+        channel_gain: ``(G, R, D)``, multiplies the content term channel by channel.
+        content_rows: ``(R, C)``, which each layer projects by its own key and query projections to
+            query and key tables.
+        value_table: ``(G, R, D)``, added to the value that a query attends to at a distance.
+        bias: ``(G, R)``, added after scaling.
+        pair_bias: ``(B or 1, G, T, S)``, added after scaling.
+        product: combine by product in place of the sum.
+        scale_factor: c of the scale 1/sqrt(c * D); None leaves it to the others (1 if none says).
+        first: ``(B or 1, S)`` of bool, the first real token of each row; None means no reset.
+    """
+
+    query_table: Annotated[Optional[Tensor], Term("GRD", "table", _TABLE_COST)] = None
+    key_table: Annotated[Optional[Tensor], Term("GRD", "table", _TABLE_COST)] = None
+    gain: Annotated[
+        Optional[Tensor], Term("GR", "content", Cost("h n^2", "h n^2", "", "{g}n^2"))
+    ] = None
+    channel_gain: Annotated[
+        Optional[Tensor], Term("GRD", "content", Cost("3 h n^2 d", "2 h n^2", "", "{g}n^2"))
+    ] = None
+    content_rows: Annotated[
+        Optional[Tensor],
+        Term(
+            "RC",
+            "table",
+            Cost("4 h n (2n-1) d + 2 h n^2", "2 h n (3n-1)", "4 (2n-1) C^2", "2 (2n-1) C"),
+        ),
+    ] = None
+    value_table: Annotated[
+        Optional[Tensor], Term("GRD", "values", Cost("h n^2 + 2 h n (2n-1) d", "h n (2n-1)"))
+    ] = None
+    bias: Annotated[Optional[Tensor], Term("GR", "bias", Cost("h n^2", "", "", "{g}n^2"))] = None
+    pair_bias: Annotated[
+        Optional[Tensor], Term("BGTS", "bias", Cost("h n^2", "", "", "{g}n^2"))
+    ] = None
+    product: bool = False
+    scale_factor: Optional[float] = None
+    first: Optional[Tensor] = None
+
+    def given(self, *places: str) -> Iterator[tuple[str, Term, Tensor]]:
+        """Yield name, description and tensor of the terms that there are.
+
+        Args:
+            *places: only those that enter there (see :class:`Term`); by default all.
+        """
+        for name, term in TERMS.items():
+            tensor = getattr(self, name)
+            if tensor is not None and (not places or term.enters in places):
+                yield name, term, tensor
+
+    @property
+    def content_only(self) -> bool:
+        """Whether attention is a plain scaled dot product, with or without a bias."""
+        return not self.product and not any(self.given("content", "table", "values"))
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether the content term is multiplied."""
+        return self.product or any(self.given("content"))
+
+    @property
+    def changes(self) -> bool:
+        """Whether anything differs from plain attention by a table or bias."""
+        return self.product or any(self.given())
+
+    def __or__(self, other: Terms) -> Terms:
+        """Return the terms of two encodings together; refuse what has no meaning."""
+        if (self.first is None) != (other.first is None) and self.changes and other.changes:
+            raise UserError("reset must apply to every encoding of the scores, or to none")
+        if self.multiplies and other.multiplies:
+            raise UserError("two encodings that multiply the scores cannot be combined")
+        joined = {name: _joined(name, getattr(self, name), getattr(other, name)) for name in TERMS}
+        return Terms(
+            **joined,
+            product=self.product or other.product,
+            scale_factor=_same_scale(self.scale_factor, other.scale_factor),
+            first=self.first if self.first is not None else other.first,
+        )
+
+    def projected(
+        self, as_queries: Callable[[Tensor], Tensor], as_keys: Callable[[Tensor], Tensor]
+    ) -> Terms:
+        """Return the terms with content rows as tables, through a layer's own projections.
+
+        Args:
+            as_queries: ``(H, R, D)`` of ``(R, C)``, by the projection of the queries.
+            as_keys: the same by that of the keys.
+        """
+        rows = self.content_rows
+        if rows is None:
+            return self
+        tables = Terms(query_table=as_keys(rows), key_table=as_queries(rows))
+        return self._replace(content_rows=None) | tables
+
+    def unprojected(self, num_heads: int) -> Terms:
+        """Return the terms with content rows as tables, for use without a layer's projections."""
+
+        def heads(rows: Tensor) -> Tensor:
+            return rows.unflatten(-1, (num_heads, -1)).transpose(0, 1)
+
+        return self.projected(heads, heads)
+
+
+# Read from the annotations, so that a new term is one edit there.
+TERMS: dict[str, Term] = {
+    name: get_args(hint)[1]
+    for name, hint in get_type_hints(Terms, include_extras=True).items()
+    if hasattr(hint, "__metadata__")
+}
+
+
+def _joined(name: str, ours: Tensor | None, theirs: Tensor | None) -> Tensor | None:
+    """Return a term of two encodings: biases add up, of anything else there can be one."""
+    if ours is None or theirs is None:
+        return ours if ours is not None else theirs
+    if TERMS[name].enters == "bias":
+        return ours + theirs
+    what = name.replace("_", " ")
+    raise UserError(f"two encodings both bring a {what} to the scores: choose one of them")
+
+
+def _same_scale(ours: float | None, theirs: float | None) -> float | None:
+    if ours is not None and theirs is not None and ours != theirs:
+        raise UserError(
+            f"two encodings scale the scores by different factors ({ours:g} and {theirs:g}): "
+            "set scale_factor of one of them"
+        )
+    return ours if ours is not None else theirs
