@@ -220,6 +220,28 @@ def test_without_a_gpu_a_dry_run_shows_the_command_for_one():
 
 
 @slow
+def test_a_folder_goes_on_with_its_own_run_only(tmp_path):
+    """The folder's name has the encoding; what else makes another run is kept in it."""
+    data, common = sentences(), ["--dry-run"]
+    folder = tmp_path / "checkpoints/b_small" / data.name / "bert-learned"
+    folder.mkdir(parents=True)
+    (folder / "checkpoint_last.pt").touch()
+    (folder / "run.txt").write_text(f"b_small\nencoding learned\ndata {data.name}\nmodel bert\n")
+    start("b_small", "learned", data, *common, cwd=tmp_path)
+    more_steps = ["--", "--max-update", 7, "--log-interval", 1, "--num-workers", 0]
+    start("b_small", "learned", data, *common, *more_steps, cwd=tmp_path)
+    for directions in ("lr", "lr,lr,lr"):
+        other = ["--", "--attention-directions", directions]
+        done = start("b_small", "learned", data, *common, *other, status=2, cwd=tmp_path)
+        assert f'this is with "--attention-directions {directions}"; choose' in done.stderr
+    same = ["--save-dir", folder]
+    done = start("b_small", "none", data, *common, *same, status=2, cwd=tmp_path)
+    told = 'it was started with "encoding learned"; this is with "encoding none"'
+    assert told in done.stderr
+    (folder / "checkpoint_last.pt").unlink()  # what failed before it had one blocks nothing
+    start("b_small", "none", data, *common, *same, cwd=tmp_path)
+
+
 def test_overrides_of_the_batch_are_said():
     _, said = dry_run("b_small", "learned", "--cpu", "--", "--batch-size", 4)
     assert "the options after the two dashes change the batch" in said

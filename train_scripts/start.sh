@@ -30,6 +30,39 @@ choose_start() {
     fi
 }
 
+# run: what makes a run another one than others, a line each; not where it runs, what it writes, or
+# how long it goes on.
+run() {
+    local word line='' skip=false
+    printf '%s\n' "$SCRIPT" "encoding $ENCODING" "data $DATA_NAME" ${MODEL:+"model $MODEL"}
+    for word in ${OVERRIDES[@]+"${OVERRIDES[@]}"}; do
+        case $word in
+        --*)
+            $skip || [ -z "$line" ] || printf '%s\n' "$line"
+            line=$word skip=false
+            case $word in
+            --log-* | --save-interval* | --validate-interval* | --keep-* | --num-workers* | \
+                --max-update* | --max-epoch* | --stop-time-hours* | --position-backend* | \
+                --restore-file* | --finetune-from-model* | --reset-* | --no-progress-bar | \
+                --no-epoch-checkpoints | --disable-validation) skip=true ;;
+            esac
+            ;;
+        *) line="$line $word" ;;
+        esac
+    done
+    $skip || [ -z "$line" ] || printf '%s\n' "$line"
+}
+
+# refuse_another_run: a folder knows its run, and one with other positions does not go on from it.
+refuse_another_run() {
+    local kept=$SAVE_DIR/run.txt difference
+    [ -e "$SAVE_DIR/checkpoint_last.pt" ] && [ -e "$kept" ] || return 0
+    difference=$(diff <(sort "$kept") <(run | sort) |
+        sed -n 's/^< \(.*\)/it was started with "\1"/p; s/^> \(.*\)/this is with "\1"/p') || true
+    [ -z "$difference" ] || fail "$SAVE_DIR holds another run:" \
+        "$(printf '%s' "$difference" | tr '\n' ';' | sed 's/;/; /g'); choose another --save-dir"
+}
+
 # whole FILE: whether a checkpoint was written to its end, where an archive has its directory.
 whole() { [ "$(tail -c 22 "$1" | head -c 4 | tr -d '\0')" = "$(printf 'PK\005\006')" ]; }
 
@@ -71,6 +104,7 @@ train() {
         command=("$torchrun" "${MEETING[@]}" --nproc_per_node="$GPUS" "$fairseq_train")
     fi
     choose_start
+    refuse_another_run
     command+=("$DATA" --user-dir "$REPOSITORY/fairseq_posenc" "$@" "$PRECISION")
     command+=(--distributed-world-size "$WORLD" --save-dir "$SAVE_DIR")
     command+=(${START[@]+"${START[@]}"} ${OVERRIDES[@]+"${OVERRIDES[@]}"})
@@ -81,6 +115,7 @@ train() {
     fi
     ! finished "${command[@]}" || return 0
     mkdir -p "$SAVE_DIR"
+    run >"$SAVE_DIR/run.txt"
     [ ! -e "$SAVE_DIR/checkpoint_last.pt" ] || mend_last
     # fairseq's own --log-file repeats every line once more in each epoch.
     exec "${command[@]}" > >(exec tee -i -a "$SAVE_DIR/train.log") 2>&1

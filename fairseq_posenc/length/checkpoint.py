@@ -17,6 +17,7 @@ from fairseq_posenc.length.candidates import Candidate
 from fairseq_posenc.models.causal_lm import PositionalLM
 from fairseq_posenc.registry import Spec
 from fairseq_posenc.running import host  # noqa: F401  (registers models and tasks)
+from fairseq_posenc.transformer.identity import restate
 from fairseq_posenc.transformer.options import resolve
 from fairseq_posenc.transformer.reading import reading
 
@@ -64,6 +65,7 @@ def load(candidate: Candidate, data: Path, dictionary: Dictionary) -> LoadedMode
         _refuse_other_encodings(candidate, candidate.override, settings.model)
         changes["position_encoding"] = str(candidate.override)
         changes["position_encoding_decoder"] = None
+        restate(state["model"], candidate.override)
     overwrite_args_by_name(settings, changes)
     model = _build(candidate, {**state, "args": None, "cfg": settings}, data, dictionary)
     ours = isinstance(model, PositionalLM)

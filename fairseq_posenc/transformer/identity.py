@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.registry import parse
+from fairseq_posenc.registry import Spec, parse
 
 KEY = "_extra_state"  # torch's name for what a module adds to its parameters
 
@@ -86,6 +86,13 @@ class Identity(NamedTuple):
 def is_identity(name: str) -> bool:
     """Return whether a state-dict key is a stack's identity."""
     return name.rpartition(".")[2] == KEY
+
+
+def restate(weights: dict[str, Any], spec: Spec) -> None:
+    """Let weights be read with other positions than they were trained with, on purpose."""
+    for name in filter(is_identity, weights):
+        identity = Identity.decoded(weights[name])._replace(positions=str(spec))
+        weights[name] = identity.encoded()
 
 
 def _named(directions: tuple[str, ...]) -> tuple[str, ...]:
