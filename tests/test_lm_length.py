@@ -287,7 +287,7 @@ def test_an_override_changes_the_rotation_and_nothing_else():
     )
     assert [str(each.encoding) for each in (plain, one, four)] == [
         "rope",
-        "rope(scaling=linear:1)",
+        "rope",  # a factor of 1 stretches nothing
         "rope(scaling=linear:4)",
     ]
     torch.testing.assert_close(four.model.state_dict(), plain.model.state_dict(), rtol=0, atol=0)

@@ -1,0 +1,75 @@
+"""The three wings: the library, the plugin on it, the workbench on both; arrows run down only."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fairseq_posenc
+
+PACKAGE = Path(fairseq_posenc.__file__).resolve().parent
+LIBRARY = {
+    *("api", "assembly", "positions", "registry", "errors", "version"),
+    *("encodings", "backends", "analysis"),
+}
+PLUGIN = {"transformer", "models", "tasks"}
+HOST = {"fairseq", "fairseq_cli", "hydra", "omegaconf"}
+# What torch brings, the standard library aside, and numpy; matplotlib draws what analysis shows.
+ALONE = {"torch", "numpy", "triton", "matplotlib"}
+
+
+def wing(room: str) -> int:
+    """Return 0 for the library, 1 for the plugin, 2 for the workbench."""
+    return 0 if room in LIBRARY else 1 if room in PLUGIN else 2
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Yield the modules that a file imports, wherever it does."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def test_the_rooms_are_there():
+    rooms = {room_of(path) for path in FILES}
+    assert rooms >= LIBRARY | PLUGIN
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_arrows_run_down_only(path):
+    own = room_of(path)
+    if own in ("__init__", "user_dir"):
+        return  # they name the plugin's modules, and import none
+    for module in imports(path):
+        parts = module.split(".")
+        if parts[0] != "fairseq_posenc":
+            assert wing(own) > 0 or parts[0] not in HOST, f"the library imports {module}"
+        elif (
+            len(parts) > 1 and (PACKAGE / parts[1]).exists() | (PACKAGE / f"{parts[1]}.py").exists()
+        ):
+            assert wing(parts[1]) <= wing(own), f"imports {module}, of a wing above"
+
+
+@pytest.mark.parametrize("room", ["tasks", "models"])
+def test_fairseq_finds_what_registers_by_scanning(room):
+    registering = [
+        path
+        for path in FILES
+        if "register_" in path.read_text(encoding="utf-8")
+        and any(name.startswith("fairseq.") for name in imports(path))
+    ]
+    assert registering
+    assert {room_of(path) for path in registering} <= {"tasks", "models"}
