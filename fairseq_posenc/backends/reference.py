@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_posenc.backends.base import Call, Mask, row_index, scale_of
+from fairseq_posenc.backends.base import Call, Mask, full, row_index, scale_of
 from fairseq_posenc.encodings.base import Terms
 
 
@@ -48,12 +48,12 @@ def attend(
 def scores(query: Tensor, key: Tensor, terms: Terms) -> Tensor:
     """Return the scores before masks and softmax, ``(B, H, T, S)`` in float32 or float64."""
     assert terms.content_rows is None, "a layer projects them first"
-    query, key = _full(query), _full(key)
+    query, key = full(query), full(key)
     index = row_index(terms, query.size(2), key.size(2), query.device)
     if terms.channel_gain is None:
         combined = query @ key.transpose(-1, -2)
     else:
-        combined = ChannelGain.apply(query, key, _full(terms.channel_gain), index)
+        combined = ChannelGain.apply(query, key, full(terms.channel_gain), index)
     if terms.gain is not None:
         combined = combined * _by_distance(terms.gain, index)
     by_table = []
@@ -68,7 +68,7 @@ def scores(query: Tensor, key: Tensor, terms: Terms) -> Tensor:
     if terms.bias is not None:
         combined = combined + _by_distance(terms.bias, index)
     if terms.pair_bias is not None:
-        combined = combined + _full(terms.pair_bias)
+        combined = combined + full(terms.pair_bias)
     return combined
 
 
@@ -129,26 +129,22 @@ def _sum_by_distance(x: Tensor, index: Tensor, shape: torch.Size) -> Tensor:
 def _values_by_distance(weights: Tensor, terms: Terms) -> Tensor:
     """Return ``sum_j w_ij V_r``, ``(B, H, T, D)``: the weights are first added up by distance."""
     assert terms.value_table is not None
-    table = _full(terms.value_table)
+    table = full(terms.value_table)
     index = row_index(terms, weights.size(2), weights.size(3), weights.device).unsqueeze(1)
     summed = weights.new_zeros(*weights.shape[:3], table.size(1))
     return summed.scatter_add(-1, index.expand(weights.shape), weights) @ table
 
 
-def _full(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.float()
-
-
 def _products(x: Tensor, table: Tensor) -> Tensor:
     """Return the products of ``(B, H, T, D)`` with all rows of ``(G, R, D)``: ``(B, H, T, R)``."""
     # One matrix for all heads is one product; as a batch of one it would be copied for each head.
-    matrix = _full(table[0] if table.size(0) == 1 else table)
+    matrix = full(table[0] if table.size(0) == 1 else table)
     return x @ matrix.transpose(-1, -2)
 
 
 def _by_distance(table: Tensor, index: Tensor) -> Tensor:
     """Return the entries of ``(G, R)`` at ``(1 or B, T, S)``: ``(1 or B, G, T, S)``."""
-    return _full(table)[:, index].transpose(0, 1)
+    return full(table)[:, index].transpose(0, 1)
 
 
 def _pick(x: Tensor, index: Tensor) -> Tensor:
