@@ -392,7 +392,9 @@ def test_auto_takes_the_fastest_that_can():
     assert plan(Terms(), dropout=True) == "blocked"
     assert plan(tables) == "blocked"
     assert plan(tables, src_len=20, tgt_len=20) == "reference"
-    assert plan(tables, src_len=20, tgt_len=1) == "blocked"
+    assert plan(tables, src_len=20, tgt_len=1) == "reference"
+    assert plan(tables, src_len=512, tgt_len=1) == "reference"
+    assert plan(fixed, src_len=512, tgt_len=1) == "sdpa"
     assert plan(Terms(channel_gain=torch.ones(1, ROWS, D))) == "reference"
     assert plan(fixed) == "sdpa"
     assert plan(fixed, padded=True) == "blocked"
@@ -417,6 +419,7 @@ def test_a_requested_backend_is_taken_or_refused():
     tables = make_terms()["product"]
     assert plan(Terms(), "reference", dropout=True) == "reference"
     assert plan(tables, "blocked", src_len=8, tgt_len=8) == "blocked"
+    assert plan(tables, "blocked", tgt_len=1) == "blocked"  # which leaves it to the reference
     with pytest.raises(UserError, match="--position-backend sdpa cannot compute this: the scores"):
         plan(tables, "sdpa")
 

@@ -2,8 +2,8 @@
 
 Scores exist for one block at a time and are computed again in the backward pass, and so are the
 numbers that dropout draws: memory grows linearly with the length. Up to 512 tokens, where that is
-not much, the blocks are held instead. Serves every term but a gain of channels, and that for a
-single query.
+not much, the blocks are held instead. Serves every term but a gain of channels. A single query
+makes no block: it is left to the reference, which is fast there.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fairseq_posenc.backends import reference
 from fairseq_posenc.backends.base import Call, Mask, scale_of
 from fairseq_posenc.backends.blocked.dropout import Dropout
 from fairseq_posenc.backends.blocked.function import BlockedAttention
 from fairseq_posenc.backends.blocked.geometry import Geometry
-from fairseq_posenc.backends.blocked.one_query import attend_one
 from fairseq_posenc.backends.blocked.tables import Tables
 from fairseq_posenc.encodings.base import Terms
 
@@ -44,12 +44,12 @@ def attend(
     need_weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """See :class:`~fairseq_posenc.backends.base.Backend`."""
+    if query.size(2) == 1:
+        return reference.attend(query, key, value, terms, mask, dropout)
     if torch.is_autocast_enabled(query.device.type):
         with torch.autocast(query.device.type, enabled=False):
             return attend(query, key, value, terms, mask, dropout, need_weights)
     scale = scale_of(terms, query.size(-1))
-    if query.size(2) == 1:
-        return attend_one(query, key, value, terms, mask, dropout, scale), None
     kind = torch.promote_types(query.dtype, torch.float32)
     terms, query_scale = _scaled(terms, kind, scale)
     geometry = Geometry.of(query, key.size(2), mask, terms)
