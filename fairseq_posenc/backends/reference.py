@@ -98,13 +98,13 @@ def _of_one_query(
     if terms.channel_gain is None:
         content = with_content @ key.transpose(-1, -2)
     else:
-        gain = _by_distance(terms.channel_gain, index)[:, :, 0]
+        gain = _of_keys(terms.channel_gain, index)
         content = (query * gain * key).sum(-1).unsqueeze(2)
     by_table = []
     if terms.query_table is not None:
-        by_table.append(_products_of_one(query, _by_distance(terms.query_table, index)[:, :, 0]))
+        by_table.append(_products_of_one(query, _of_keys(terms.query_table, index)))
     if by_key is not None:
-        rows = _by_distance(by_key, index)[:, :, 0]
+        rows = _of_keys(by_key, index)
         by_table.append((key * rows).sum(-1).unsqueeze(2))
     return content, by_table
 
@@ -168,7 +168,7 @@ def _values_by_distance(weights: Tensor, terms: Terms) -> Tensor:
     assert terms.value_table is not None
     index = _index(terms, weights.size(2), weights.size(3), weights.device)
     if weights.size(2) == 1:
-        return weights @ _by_distance(terms.value_table, index)[:, :, 0]
+        return weights @ _of_keys(terms.value_table, index)
     assert index is not None
     table = full(terms.value_table)
     summed = weights.new_zeros(*weights.shape[:3], table.size(1))
@@ -201,9 +201,16 @@ def _products_of_one(query: Tensor, rows: Tensor) -> Tensor:
 
 
 def _by_distance(table: Tensor, index: Tensor | None) -> Tensor:
-    """Return the entries of ``(G, R, ...)`` at ``(1 or B, T, S)``: ``(1 or B, G, T, S, ...)``."""
-    if index is None:
-        return full(table)[None, :, None]
+    """Return the entries of ``(G, R)`` at ``(1 or B, T, S)``: ``(1 or B, G, T, S)``."""
+    return full(table)[None, :, None] if index is None else _picked(table, index)
+
+
+def _of_keys(table: Tensor, index: Tensor | None) -> Tensor:
+    """Return the rows of ``(G, R, D)`` at a single query's keys, ``(1 or B, G, S, D)``."""
+    return full(table).unsqueeze(0) if index is None else _picked(table, index[:, 0])
+
+
+def _picked(table: Tensor, index: Tensor) -> Tensor:
     return full(table)[:, index].transpose(0, 1)
 
 
