@@ -298,9 +298,9 @@ def test_hashed_dropout_is_independent_from_pair_to_pair(rate):
     """Counts, and products of rows and of columns, spread as those of independent draws do."""
     device = torch.device("cpu")
     queries, keys = hashed.draw(2, 8, 256, device=device), hashed.draw(8, 256, device=device)
-    bits = hashed.survivors(rate, queries, keys)
-    assert set(bits.unique().tolist()) == {-1, 0}
-    z = ((bits == 0).double() - rate) / (rate * (1 - rate)) ** 0.5
+    weights = hashed.signed(torch.ones(8, 256, 256), rate, queries, keys)
+    assert set(weights.unique().tolist()) == {-1, 1}
+    z = ((weights < 0).double() - rate) / (rate * (1 - rate)) ** 0.5
     assert abs(z.mean()) * z.numel() ** 0.5 < 4
     for sums in (z.sum(1), z.sum(2)):
         assert (sums / 16).var().item() == pytest.approx(1, abs=0.15)

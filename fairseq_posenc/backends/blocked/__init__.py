@@ -28,8 +28,8 @@ from fairseq_posenc.backends.blocked.reset import places
 from fairseq_posenc.encodings.base import Terms
 
 # Bytes that a call may hold for its backward pass; one that would hold more computes its blocks
-# again. All encodings of RoBERTa-base hold 8 sentences of 512 tokens (288 MiB for a product of
-# three terms), so that its 12 layers never hold more than 3.75 GiB.
+# again. With it every encoding of RoBERTa-base holds 8 sentences of 512 tokens (288 MiB for a
+# product of three terms), and its 12 layers never hold more than 3.75 GiB.
 HELD_BYTES = 320 * 2**20
 
 
@@ -120,8 +120,7 @@ def _with_seeds(given: Operands, geometry: Geometry) -> Operands:
 
 def _bytes(geometry: Geometry, rule: Rule, given: Operands) -> int:
     """Return the bytes that a call would hold."""
-    if rule.product:
-        held = [given.query, given.query_table, given.key_table]  # content, and a term for each
-    else:
-        held = [given.query, given.query_seeds, given.gain]  # weights, dropped, content
-    return sum(x is not None for x in held) * geometry.pairs * given.query.element_size()
+    # Of a product the content, then a term for each table; of a sum the weights, then the content.
+    held = [given.query_table, given.key_table] if rule.product else [given.gain]
+    numbers = 1 + sum(x is not None for x in held)
+    return numbers * geometry.pairs * given.query.element_size()

@@ -25,10 +25,11 @@ def multiplier(rate: float) -> float:
     return 1 / (1 - rate) if rate < 1 else 0.0
 
 
-def survivors(rate: float, queries: Tensor, keys: Tensor) -> Tensor:
-    """Return all bits set for a weight that is not dropped, else none: ``(c, M, W)`` of int32.
+def signed(weights: Tensor, rate: float, queries: Tensor, keys: Tensor) -> Tensor:
+    """Return weights ``(c, M, W)``, those that are dropped with a minus sign: one tensor tells all.
 
     Args:
+        weights: none below 0.
         rate: probability of dropping a weight.
         queries: seeds, two for each query, ``(2, c, M)``.
         keys: ``(c, W)``.
@@ -37,10 +38,7 @@ def survivors(rate: float, queries: Tensor, keys: Tensor) -> Tensor:
     bits = one ^ keys.unsqueeze(-2)
     bits.mul_(MURMUR).bitwise_xor_(other).mul_(XXHASH)
     threshold = min(round((1 - rate) * 2**32) - 2**31, 2**31 - 1)
-    return bits.lt_(threshold).neg_()
-
-
-def drop(x: Tensor, bits: Tensor) -> Tensor:
-    """Return ``x`` with zeros where bits of :func:`survivors`, overwritten, are not set."""
-    kind = torch.int64 if x.dtype == torch.float64 else torch.int32
-    return bits.to(kind).bitwise_and_(x.view(kind)).view(x.dtype)
+    if weights.dtype == torch.float64:
+        return weights.where(bits < threshold, -weights)
+    bits.ge_(threshold).bitwise_left_shift_(31)  # the sign of a float
+    return bits.bitwise_or_(weights.view(torch.int32)).view(weights.dtype)

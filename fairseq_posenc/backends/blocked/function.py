@@ -43,7 +43,11 @@ class BlockedAttention(torch.autograd.Function):
             target = chunk.of(gathered)
             for block, scores, values in _blocks(geometry, rule, chunk, given):
                 passed = scores.forward(block)
-                target[:, block.queries] = values.gathered(passed.left)
+                assert passed.weights is not None
+                left = passed.weights
+                if rule.dropout:  # in place, unless they are to be held
+                    left = left.clamp(min=0) if rule.holds_weights else left.clamp_(min=0)
+                target[:, block.queries] = values.gathered(left)
                 if rule.holds:
                     held += passed.held(rule)
         # Held in full precision: the gradients subtract numbers of nearly equal size.
@@ -87,11 +91,15 @@ def _gradients(ctx: Any, grad: Tensor) -> Operands:
         for block, scores, values in _blocks(geometry, rule, chunk, given):
             passed = scores.forward(block, next(held, None))
             assert passed.weights is not None
-            of_scores = values.add_gradients(passed.left, of_gathered[:, block.queries], of_totals)
+            weights = left = passed.weights
+            if rule.dropout:
+                left = weights.clamp(min=0)
+                weights = weights.abs() if rule.holds_weights else weights.abs_()
+            of_scores = values.add_gradients(left, of_gathered[:, block.queries], of_totals)
             # Of the softmax: weights * (their gradient - its mean), where it was not dropped.
-            of_scores.mul_(passed.left)
-            of_scores.addcmul_(passed.weights, of_mean[:, block.queries], value=-1)
-            passed = passed._replace(weights=None, dropped=None)  # their memory is needed
+            of_scores.mul_(left).addcmul_(weights, of_mean[:, block.queries], value=-1)
+            del weights, left  # their memory is needed
+            passed = passed._replace(weights=None)
             scores.add_gradients(block, passed, of_scores, of_totals)
     return totals
 

@@ -29,6 +29,11 @@ class Rule(NamedTuple):
     dropout: float
     holds: bool
 
+    @property
+    def holds_weights(self) -> bool:
+        """Whether the weights are among what is held: those of a sum."""
+        return self.holds and not self.product
+
 
 class Chunk(NamedTuple):
     """Sentences and heads that are computed together."""

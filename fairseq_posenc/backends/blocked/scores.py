@@ -26,8 +26,7 @@ class Passed(NamedTuple):
         gain: multiplies the content; a view of a table, never held.
         by_query: products of queries and their table.
         by_key: products of keys and theirs.
-        weights: after the softmax.
-        dropped: the weights after dropout.
+        weights: after the softmax; with a minus sign those that are dropped.
     """
 
     content: Tensor | None = None
@@ -35,21 +34,13 @@ class Passed(NamedTuple):
     by_query: Tensor | None = None
     by_key: Tensor | None = None
     weights: Tensor | None = None
-    dropped: Tensor | None = None
-
-    @property
-    def left(self) -> Tensor:
-        """The weights that gather: those after dropout, if there is any."""
-        found = self.weights if self.dropped is None else self.dropped
-        assert found is not None
-        return found
 
     def held(self, rule: Rule) -> Passed:
         """Return what a backward pass needs: the factors of a product, the weights of a sum."""
         if rule.product:
-            return self._replace(gain=None, weights=None, dropped=None)
+            return self._replace(gain=None, weights=None)
         content = None if self.gain is None else self.content
-        return Passed(content, None, None, None, self.weights, self.dropped)
+        return Passed(content, weights=self.weights)
 
     def combine(self, product: bool) -> Tensor:
         """Return the factors' product, or the sum in which gain multiplies the content alone."""
@@ -109,7 +100,11 @@ class Scores:
         if passed.content is None:
             passed = self._factors(block, passed.gain)
         weights = self._weights(block, passed)
-        return passed._replace(weights=weights, dropped=self._dropped(block, weights))
+        of_queries, of_keys = self.operands.query_seeds, self.operands.key_seeds
+        if of_queries is not None and of_keys is not None:
+            seeds = of_queries[:, :, block.queries].transpose(0, 1), of_keys[:, block.keys]
+            weights = dropout.signed(weights, self.rule.dropout, *seeds)
+        return passed._replace(weights=weights)
 
     def lines(self, block: Block) -> Lines | None:
         """Return where the first token's scores lie in a block; None without a reset."""
@@ -238,10 +233,3 @@ class Scores:
             if added is not None:
                 self.chunk.by_sentence(scores).add_(block.of_pairs(added))
         return scores.softmax(-1)
-
-    def _dropped(self, block: Block, weights: Tensor) -> Tensor | None:
-        of_queries, of_keys = self.operands.query_seeds, self.operands.key_seeds
-        if of_queries is None or of_keys is None:
-            return None
-        seeds = of_queries[:, :, block.queries].transpose(0, 1), of_keys[:, block.keys]
-        return dropout.drop(weights, dropout.survivors(self.rule.dropout, *seeds))
