@@ -30,13 +30,7 @@ class BlockedAttention(torch.autograd.Function):
             rule: of the call.
             *tensors: the fields of :class:`Operands`, with query, key and value as they came.
         """
-        given = Operands(*tensors)
-        queries, keys = geometry.missing
-        given = given._replace(
-            query=last_first(given.query, queries).mul_(rule.scale),
-            key=F.pad(given.key, (0, 0, 0, keys)) if keys else given.key,
-            value=F.pad(given.value, (0, 0, 0, keys)) if keys else given.value,
-        )
+        given = _padded(geometry, rule, Operands(*tensors))
         gathered = torch.empty_like(given.query)
         held: list[Tensor | None] = []
         for chunk in geometry.chunks():
@@ -50,12 +44,7 @@ class BlockedAttention(torch.autograd.Function):
                 target[:, block.queries] = values.gathered(left)
                 if rule.holds:
                     held += passed.held(rule)
-        # Held in full precision: the gradients subtract numbers of nearly equal size.
-        attended = _put_back(gathered[:, :, : geometry.tgt_len].flip(2))
-        if rule.dropout:
-            attended.mul_(dropout.multiplier(rule.dropout))
-        if given.fully_masked is not None:
-            attended.masked_fill_(given.fully_masked, 0.0)
+        attended = _attended(geometry, rule, given, gathered)
         ctx.call = geometry, rule
         ctx.save_for_backward(attended, *given, *held)
         return attended
@@ -71,6 +60,29 @@ class BlockedAttention(torch.autograd.Function):
         of_key, of_value = (x[..., : geometry.src_len] for x in (totals.key, totals.value))
         found = _put_back(of_query), _transposed_back(of_key), _transposed_back(of_value)
         return None, None, *found, *totals[3:]
+
+
+def _padded(geometry: Geometry, rule: Rule, given: Operands) -> Operands:
+    """Return operands with the scaled query last first, and all in whole tiles."""
+    queries, keys = geometry.missing
+    return given._replace(
+        query=last_first(given.query, queries).mul_(rule.scale),
+        key=F.pad(given.key, (0, 0, 0, keys)) if keys else given.key,
+        value=F.pad(given.value, (0, 0, 0, keys)) if keys else given.value,
+    )
+
+
+def _attended(geometry: Geometry, rule: Rule, given: Operands, gathered: Tensor) -> Tensor:
+    """Return what blocks gathered in the queries' own order, after dropout, zeros if masked.
+
+    Saved in full precision: the gradients subtract numbers of nearly equal size.
+    """
+    attended = _put_back(gathered[:, :, : geometry.tgt_len].flip(2))
+    if rule.dropout:
+        attended.mul_(dropout.multiplier(rule.dropout))
+    if given.fully_masked is not None:
+        attended.masked_fill_(given.fully_masked, 0.0)
+    return attended
 
 
 def _gradients(ctx: Any, grad: Tensor) -> Operands:
