@@ -7,10 +7,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-from fairseq_posenc.backends import BACKENDS, available, check, choose
+from fairseq_posenc.backends import BACKENDS, available, blocked, check, choose
 from fairseq_posenc.backends.base import DIRECTIONS, Call, Mask
+from fairseq_posenc.backends.blocked import dropout as hashed
 from fairseq_posenc.backends.blocked import geometry
-from fairseq_posenc.backends.blocked.dropout import Dropout
 from fairseq_posenc.encodings.base import Terms
 from fairseq_posenc.errors import UserError
 
@@ -136,11 +136,11 @@ def test_equals_the_reference(name, form, mask):
     assert_equals_reference(name, terms, mask, inputs(torch.float64))
 
 
-@pytest.mark.parametrize("held", [0, 10**6], ids=["computed again", "held"])
+@pytest.mark.parametrize("held", [0, 10**9], ids=["computed again", "held"])
 @pytest.mark.parametrize("tgt_len", [1, 5])
 @pytest.mark.parametrize("form", make_terms(), ids=lambda name: name)
 def test_blocked_serves_the_last_queries_of_many_keys(form, tgt_len, held, monkeypatch):
-    monkeypatch.setattr(geometry, "HELD", held)
+    monkeypatch.setattr(blocked, "HELD_BYTES", held)
     terms = make_terms(tgt_len + T - 1, torch.float64)[form]
     if terms.pair_bias is not None:
         pair_bias = terms.pair_bias.detach()[:, :, -tgt_len:].requires_grad_()
@@ -176,7 +176,7 @@ def test_blocked_serves_a_gain_of_channels_for_one_query(groups):
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("form", ["product", "all with reset", "both biases"])
 def test_blocked_gives_the_same_without_holding_its_blocks(form, direction, monkeypatch):
-    monkeypatch.setattr(geometry, "HELD", 0)
+    monkeypatch.setattr(blocked, "HELD_BYTES", 0)
     terms = make_terms(dtype=torch.float64)[form]
     assert_equals_reference("blocked", terms, Mask(direction), inputs(torch.float64))
 
@@ -266,8 +266,8 @@ def test_dropout_is_drawn_again_in_the_backward_pass(monkeypatch):
     terms = make_terms(dtype=torch.float64)["product with reset"]
     qkv = inputs(torch.float64)
     leaves = [*qkv, *leaves_of(terms)]
-    for held in (0, 10**6):
-        monkeypatch.setattr(geometry, "HELD", held)
+    for held in (0, 10**9):
+        monkeypatch.setattr(blocked, "HELD_BYTES", held)
 
         def attend(*leaves: torch.Tensor) -> torch.Tensor:
             torch.manual_seed(1)
@@ -296,12 +296,11 @@ def test_activation_checkpointing_drops_the_same_weights():
 @pytest.mark.parametrize("rate", [0.01, 0.1, 0.5, 0.9])
 def test_hashed_dropout_is_independent_from_pair_to_pair(rate):
     """Counts, and products of rows and of columns, spread as those of independent draws do."""
-    shape = (2, 4, 256)
-    kept = Dropout.draw(rate, shape, 256, torch.device("cpu")).kept(
-        slice(0, 2), slice(0, 4), slice(0, 256), slice(0, 256)
-    )
-    assert set(kept.unique().tolist()) == {-1, 0}
-    z = ((kept == 0).double() - rate) / (rate * (1 - rate)) ** 0.5
+    device = torch.device("cpu")
+    queries, keys = hashed.draw(2, 8, 256, device=device), hashed.draw(8, 256, device=device)
+    weights = hashed.signed(torch.ones(8, 256, 256), rate, queries, keys)
+    assert set(weights.unique().tolist()) == {-1, 1}
+    z = ((weights < 0).double() - rate) / (rate * (1 - rate)) ** 0.5
     assert abs(z.mean()) * z.numel() ** 0.5 < 4
     for sums in (z.sum(1), z.sum(2)):
         assert (sums / 16).var().item() == pytest.approx(1, abs=0.15)
@@ -351,16 +350,14 @@ def test_a_backward_pass_under_autocast_gives_the_same(form):
         assert plain.equal(cast)
 
 
-def test_held_blocks_are_given_back_and_a_second_backward_pass_gives_the_same():
-    qkv, terms = inputs(), make_terms()["two tables"]
-    leaves = [*qkv, *leaves_of(terms)]
-    out, _ = BACKENDS["blocked"].attend(*qkv, terms, Mask())
-    node = out.grad_fn
-    assert node.held
-    first = torch.autograd.grad(out.sum(), leaves, retain_graph=True)
-    assert not node.held
-    for once, again in zip(first, torch.autograd.grad(out.sum(), leaves)):
-        torch.testing.assert_close(once, again)
+def test_a_second_backward_pass_over_held_blocks_gives_the_same():
+    for form in ("two tables", "product of all", "gain", "all with reset"):
+        qkv, terms = inputs(), make_terms()[form]
+        leaves = [*qkv, *leaves_of(terms)]
+        out, _ = BACKENDS["blocked"].attend(*qkv, terms, Mask(), dropout=0.1)
+        once = torch.autograd.grad(out.sum(), leaves, retain_graph=True)
+        for first, again in zip(once, torch.autograd.grad(out.sum(), leaves)):
+            assert first.equal(again)
     out, _ = BACKENDS["blocked"].attend(*(x.detach() for x in qkv), Terms(), Mask())
     assert out.grad_fn is None
 
@@ -377,7 +374,7 @@ def largest_allocation(length: int) -> int:
 
 
 def test_no_tensor_of_blocked_grows_with_the_square_of_the_length(monkeypatch):
-    monkeypatch.setattr(geometry, "HELD", 0)
+    monkeypatch.setattr(blocked, "HELD_BYTES", 0)
     assert largest_allocation(1024) < 2.5 * largest_allocation(512)
 
 
@@ -392,7 +389,9 @@ def test_auto_takes_the_fastest_that_can():
     assert plan(Terms(), dropout=True) == "blocked"
     assert plan(tables) == "blocked"
     assert plan(tables, src_len=20, tgt_len=20) == "reference"
-    assert plan(tables, src_len=20, tgt_len=1) == "blocked"
+    assert plan(tables, src_len=20, tgt_len=1) == "reference"
+    assert plan(tables, src_len=512, tgt_len=1) == "reference"
+    assert plan(fixed, src_len=512, tgt_len=1) == "sdpa"
     assert plan(Terms(channel_gain=torch.ones(1, ROWS, D))) == "reference"
     assert plan(fixed) == "sdpa"
     assert plan(fixed, padded=True) == "blocked"
@@ -417,6 +416,7 @@ def test_a_requested_backend_is_taken_or_refused():
     tables = make_terms()["product"]
     assert plan(Terms(), "reference", dropout=True) == "reference"
     assert plan(tables, "blocked", src_len=8, tgt_len=8) == "blocked"
+    assert plan(tables, "blocked", tgt_len=1) == "blocked"  # which leaves it to the reference
     with pytest.raises(UserError, match="--position-backend sdpa cannot compute this: the scores"):
         plan(tables, "sdpa")
 

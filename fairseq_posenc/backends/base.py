@@ -125,6 +125,11 @@ def scale_of(terms: Terms, head_dim: int) -> float:
     return float((factor * head_dim) ** -0.5)
 
 
+def full(x: Tensor) -> Tensor:
+    """Return numbers in the type of scores and softmax: float32 at least."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
 def row_index(terms: Terms, tgt_len: int, src_len: int, device: torch.device) -> Tensor:
     """Return the table row of each query and key, ``(1 or B, T, S)`` of int64.
 

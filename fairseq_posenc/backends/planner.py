@@ -128,13 +128,11 @@ def _fastest(terms: Terms, call: Call) -> Plan:
 
 def _on_cpu(terms: Terms, call: Call) -> tuple[list[str], str]:
     """Return backends from the fastest on, and why the first one is."""
-    short = call.src_len < SHORT
+    if call.src_len < SHORT or call.tgt_len == 1:
+        reason = "a single query" if call.tgt_len == 1 else f"fewer than {SHORT} keys"
+        return (["sdpa", "reference"] if terms.content_only else ["reference"]), reason
     if not terms.content_only:
-        if short and call.tgt_len > 1:
-            return ["reference"], f"fewer than {SHORT} keys"
         return ["blocked", "reference"], "no matrix of scores by distance"
-    if short or call.tgt_len == 1:
-        return ["sdpa", "reference"], f"fewer than {SHORT} keys" if short else "a single query"
     if call.dropout:
         return ["blocked", "sdpa", "reference"], "torch's attention is slow to drop weights"
     biases = [x for x in (terms.bias, terms.pair_bias) if x is not None]
@@ -151,7 +149,7 @@ def _on_gpu(terms: Terms, call: Call) -> tuple[list[str], str]:
     if terms.content_only and terms.bias is None and terms.pair_bias is None:
         return ["sdpa", "reference"], "a plain dot product"
     if call.tgt_len == 1:
-        return ["sdpa", "blocked", "reference"], "a single query"
+        return ["sdpa", "reference"], "a single query"
     return ["triton", "sdpa", "blocked", "reference"], "no matrix of scores"
 
 

@@ -1,6 +1,8 @@
 """The equation of the scores, written out. Serves every encoding; memory O(B * H * T * S).
 
-This is the backend that the others are compared with: plain operations, gradients by autograd.
+This is the backend that the others are compared with: plain operations, gradients by autograd. For
+a single query, as in a step of decoding, it is also the fastest: there a table's rows lie in the
+order of the keys, and no product is computed for other pairs.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_posenc.backends.base import Call, Mask, row_index, scale_of
+from fairseq_posenc.backends.base import Call, Mask, full, row_index, scale_of
 from fairseq_posenc.encodings.base import Terms
 
 
@@ -36,40 +38,75 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:
     """See :class:`~fairseq_posenc.backends.base.Backend`."""
     # Scores and softmax in float32 at least: the product of three terms overflows fp16.
-    with torch.autocast(query.device.type, enabled=False):
-        weights = softmax(scores(query, key, terms), mask)
-        dropped = F.dropout(weights, dropout) if dropout else weights
-        attended = dropped.type_as(value) @ value
-        if terms.value_table is not None:
-            attended = attended + _values_by_distance(dropped, terms).type_as(value)
+    if torch.is_autocast_enabled(query.device.type):
+        with torch.autocast(query.device.type, enabled=False):
+            return attend(query, key, value, terms, mask, dropout, need_weights)
+    weights = softmax(scores(query, key, terms), mask)
+    dropped = F.dropout(weights, dropout) if dropout else weights
+    attended = dropped.type_as(value) @ value
+    if terms.value_table is not None:
+        attended = attended + _values_by_distance(dropped, terms).type_as(value)
     return attended, weights if need_weights else None
 
 
 def scores(query: Tensor, key: Tensor, terms: Terms) -> Tensor:
     """Return the scores before masks and softmax, ``(B, H, T, S)`` in float32 or float64."""
     assert terms.content_rows is None, "a layer projects them first"
-    query, key = _full(query), _full(key)
-    index = row_index(terms, query.size(2), key.size(2), query.device)
-    if terms.channel_gain is None:
-        combined = query @ key.transpose(-1, -2)
-    else:
-        combined = ChannelGain.apply(query, key, _full(terms.channel_gain), index)
+    query, key = full(query), full(key)
+    index = _index(terms, query.size(2), key.size(2), query.device)
+    dot_products = _of_one_query if query.size(2) == 1 else _of_queries
+    combined, by_table = dot_products(query, key, terms, index)
     if terms.gain is not None:
         combined = combined * _by_distance(terms.gain, index)
-    by_table = []
-    if terms.query_table is not None:
-        by_table.append(_pick(_products(query, terms.query_table), index))
-    if terms.key_table is not None:
-        rows = _pick(_products(key, terms.key_table), index.transpose(-1, -2))
-        by_table.append(rows.transpose(-1, -2))
     for term in by_table:
         combined = combined * term if terms.product else combined + term
     combined = combined * scale_of(terms, query.size(-1))
     if terms.bias is not None:
         combined = combined + _by_distance(terms.bias, index)
     if terms.pair_bias is not None:
-        combined = combined + _full(terms.pair_bias)
+        combined = combined + full(terms.pair_bias)
     return combined
+
+
+def _of_queries(
+    query: Tensor, key: Tensor, terms: Terms, index: Tensor | None
+) -> tuple[Tensor, list[Tensor]]:
+    """Return the content term and those of both tables, each ``(B, H, T, S)``."""
+    assert index is not None
+    if terms.channel_gain is None:
+        content = query @ key.transpose(-1, -2)
+    else:
+        content = ChannelGain.apply(query, key, full(terms.channel_gain), index)
+    by_table = []
+    if terms.query_table is not None:
+        by_table.append(_pick(_products(query, terms.query_table), index))
+    if terms.key_table is not None:
+        rows = _pick(_products(key, terms.key_table), index.transpose(-1, -2))
+        by_table.append(rows.transpose(-1, -2))
+    return content, by_table
+
+
+def _of_one_query(
+    query: Tensor, key: Tensor, terms: Terms, index: Tensor | None
+) -> tuple[Tensor, list[Tensor]]:
+    """Return what :func:`_of_queries` does, where T is 1."""
+    by_key, with_content = terms.key_table, query
+    plain_sum = terms.first is None and not terms.multiplies
+    if by_key is not None and by_key.stride(1) == 0 and plain_sum:
+        # One row for all distances, as of Transformer-XL, may as well be added to the query.
+        with_content, by_key = query + full(by_key[None, :, :1]), None
+    if terms.channel_gain is None:
+        content = with_content @ key.transpose(-1, -2)
+    else:
+        gain = _of_keys(terms.channel_gain, index)
+        content = (query * gain * key).sum(-1).unsqueeze(2)
+    by_table = []
+    if terms.query_table is not None:
+        by_table.append(_products_of_one(query, _of_keys(terms.query_table, index)))
+    if by_key is not None:
+        rows = _of_keys(by_key, index)
+        by_table.append((key * rows).sum(-1).unsqueeze(2))
+    return content, by_table
 
 
 def softmax(scores: Tensor, mask: Mask) -> Tensor:
@@ -129,26 +166,52 @@ def _sum_by_distance(x: Tensor, index: Tensor, shape: torch.Size) -> Tensor:
 def _values_by_distance(weights: Tensor, terms: Terms) -> Tensor:
     """Return ``sum_j w_ij V_r``, ``(B, H, T, D)``: the weights are first added up by distance."""
     assert terms.value_table is not None
-    table = _full(terms.value_table)
-    index = row_index(terms, weights.size(2), weights.size(3), weights.device).unsqueeze(1)
+    index = _index(terms, weights.size(2), weights.size(3), weights.device)
+    if weights.size(2) == 1:
+        return weights @ _of_keys(terms.value_table, index)
+    assert index is not None
+    table = full(terms.value_table)
     summed = weights.new_zeros(*weights.shape[:3], table.size(1))
-    return summed.scatter_add(-1, index.expand(weights.shape), weights) @ table
+    return summed.scatter_add(-1, index.unsqueeze(1).expand(weights.shape), weights) @ table
 
 
-def _full(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.float()
+def _index(terms: Terms, tgt_len: int, src_len: int, device: torch.device) -> Tensor | None:
+    """Return the table rows of all pairs, or None where they are a table's rows in their order."""
+    if tgt_len == 1 and terms.first is None:
+        return None
+    return row_index(terms, tgt_len, src_len, device)
 
 
 def _products(x: Tensor, table: Tensor) -> Tensor:
     """Return the products of ``(B, H, T, D)`` with all rows of ``(G, R, D)``: ``(B, H, T, R)``."""
     # One matrix for all heads is one product; as a batch of one it would be copied for each head.
-    matrix = _full(table[0] if table.size(0) == 1 else table)
+    matrix = full(table[0] if table.size(0) == 1 else table)
     return x @ matrix.transpose(-1, -2)
 
 
-def _by_distance(table: Tensor, index: Tensor) -> Tensor:
+def _products_of_one(query: Tensor, rows: Tensor) -> Tensor:
+    """Return the products of ``(B, H, 1, D)`` with ``(1 or B, G, S, D)``: ``(B, H, 1, S)``."""
+    if rows.size(0) > 1:
+        return query @ rows.transpose(2, 3)
+    # A batch of one would be copied for each sentence.
+    if rows.size(1) == 1:
+        return query @ rows[0, 0].T
+    by_head = torch.bmm(query.squeeze(2).transpose(0, 1), rows[0].transpose(1, 2))  # [H, B, S]
+    return by_head.transpose(0, 1).unsqueeze(2)
+
+
+def _by_distance(table: Tensor, index: Tensor | None) -> Tensor:
     """Return the entries of ``(G, R)`` at ``(1 or B, T, S)``: ``(1 or B, G, T, S)``."""
-    return _full(table)[:, index].transpose(0, 1)
+    return full(table)[None, :, None] if index is None else _picked(table, index)
+
+
+def _of_keys(table: Tensor, index: Tensor | None) -> Tensor:
+    """Return the rows of ``(G, R, D)`` at a single query's keys, ``(1 or B, G, S, D)``."""
+    return full(table).unsqueeze(0) if index is None else _picked(table, index[:, 0])
+
+
+def _picked(table: Tensor, index: Tensor) -> Tensor:
+    return full(table)[:, index].transpose(0, 1)
 
 
 def _pick(x: Tensor, index: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_posenc.backends.base import Call, Mask, row_index, scale_of
+from fairseq_posenc.backends.base import Call, Mask, full, row_index, scale_of
 from fairseq_posenc.encodings.base import Terms
 
 
@@ -34,39 +34,48 @@ def attend(
     need_weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """See :class:`~fairseq_posenc.backends.base.Backend`."""
+    bias, kind = _bias(terms, query.size(2), key.size(2)), value.dtype
+    if bias is None:
+        return _attend(query, key, value, None, terms, mask, dropout), None
+    # Scores in float32. With 16-bit queries torch adds such a bias on some devices only, and there
+    # no faster on the whole (fp16 on a CPU: several times slower). Autocast would round it again.
+    bias, query, key, value = (full(x) for x in (bias, query, key, value))
+    with torch.autocast(query.device.type, enabled=False):
+        return _attend(query, key, value, bias, terms, mask, dropout).to(kind), None
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    terms: Terms,
+    mask: Mask,
+    dropout: float,
+) -> Tensor:
     tgt_len, src_len = query.size(2), key.size(2)
-    bias = _bias(terms, tgt_len, src_len, query.dtype)
     plain = bias is None and mask.key_padding is None and mask.pairs is None
     # torch aligns its causal mask with the first key, so it serves square scores only.
     causal = plain and mask.direction == "lr" and tgt_len == src_len
     forbidden = None if causal else mask.forbidden(tgt_len, src_len, query.device)
-    blind = None
+    fully_masked = None
     if forbidden is not None:
         # No score can beat -inf. But a row of nothing else is NaN in some of torch's kernels, so a
         # query that may see no key sees them all, and gets its zeros below.
-        blind = forbidden.all(-1, keepdim=True)
+        fully_masked = forbidden.all(-1, keepdim=True)
         if bias is None:
             bias = torch.zeros((), dtype=query.dtype, device=query.device)
-        bias = torch.where(forbidden & ~blind, -torch.inf, bias)
-    attended = F.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=bias,
-        dropout_p=dropout,
-        is_causal=causal,
-        scale=scale_of(terms, query.size(-1)),
-    )
-    if blind is not None:
-        attended = attended.masked_fill(blind, 0.0)
-    return attended, None
+        bias = torch.where(forbidden & ~fully_masked, -torch.inf, bias)
+    scale = scale_of(terms, query.size(-1))
+    attended = F.scaled_dot_product_attention(query, key, value, bias, dropout, causal, scale=scale)
+    return attended if fully_masked is None else attended.masked_fill(fully_masked, 0.0)
 
 
-def _bias(terms: Terms, tgt_len: int, src_len: int, dtype: torch.dtype) -> Tensor | None:
+def _bias(terms: Terms, tgt_len: int, src_len: int) -> Tensor | None:
     """Return all additive terms as one tensor ``(B or 1, G, T, S)``, without a needless batch."""
     bias = terms.pair_bias
     if terms.bias is not None:
         index = row_index(terms, tgt_len, src_len, terms.bias.device)
-        by_distance = terms.bias[:, index].transpose(0, 1)
+        by_distance = full(terms.bias)[:, index].transpose(0, 1)
         bias = by_distance if bias is None else bias + by_distance
-    return None if bias is None else bias.to(dtype)
+    return bias

@@ -1,9 +1,9 @@
 """Attention a block of queries at a time, in plain PyTorch, with a hand-written backward pass.
 
 Scores exist for one block at a time and are computed again in the backward pass, and so are the
-numbers that dropout draws: memory grows linearly with the length. Up to 512 tokens, where that is
-not much, the blocks are held instead. Serves every term but a gain of channels, and that for a
-single query.
+numbers that dropout draws: memory grows linearly with the length. Calls that can afford it hold
+their blocks instead. Serves every term but a gain of channels. A single query makes no block: it is
+left to the reference, which is fast there. ``docs/blocked.md`` has pictures.
 """
 
 from __future__ import annotations
@@ -11,13 +11,26 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fairseq_posenc.backends.base import Call, Mask, scale_of
-from fairseq_posenc.backends.blocked.dropout import Dropout
+from fairseq_posenc.backends import reference
+from fairseq_posenc.backends.base import Call, Mask, full, scale_of
+from fairseq_posenc.backends.blocked.dropout import draw
 from fairseq_posenc.backends.blocked.function import BlockedAttention
-from fairseq_posenc.backends.blocked.geometry import Geometry
-from fairseq_posenc.backends.blocked.one_query import attend_one
-from fairseq_posenc.backends.blocked.tables import Tables
+from fairseq_posenc.backends.blocked.geometry import Geometry, Rule
+from fairseq_posenc.backends.blocked.operands import (
+    Operands,
+    direction_rows,
+    fully_masked,
+    laid_out,
+    last_first,
+    masked,
+)
+from fairseq_posenc.backends.blocked.reset import places
 from fairseq_posenc.encodings.base import Terms
+
+# Bytes that a call may hold for its backward pass; one that would hold more computes its blocks
+# again. With it every encoding of RoBERTa-base holds 8 sentences of 512 tokens (288 MiB for a
+# product of three terms), and its 12 layers never hold more than 3.75 GiB.
+HELD_BYTES = 320 * 2**20
 
 
 def unavailable() -> str:
@@ -44,54 +57,70 @@ def attend(
     need_weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """See :class:`~fairseq_posenc.backends.base.Backend`."""
+    if query.size(2) == 1:
+        return reference.attend(query, key, value, terms, mask, dropout)
     if torch.is_autocast_enabled(query.device.type):
         with torch.autocast(query.device.type, enabled=False):
             return attend(query, key, value, terms, mask, dropout, need_weights)
-    scale = scale_of(terms, query.size(-1))
-    if query.size(2) == 1:
-        return attend_one(query, key, value, terms, mask, dropout, scale), None
-    kind = torch.promote_types(query.dtype, torch.float32)
-    terms, query_scale = _scaled(terms, kind, scale)
-    geometry = Geometry.of(query, key.size(2), mask, terms)
-    kept = None
+    kind = query.dtype
+    geometry = Geometry.of(query, key.size(2), mask.direction, terms)
+    rule, given = _prepared(geometry, full(query), full(key), full(value), terms, mask)
     if dropout:
-        shape = (*query.shape[:2], geometry.padded_tgt)
-        kept = Dropout.draw(dropout, shape, geometry.padded_src, query.device)
-    tables = Tables.of(terms, geometry, kind)
-    learns = any(x is not None and x.requires_grad for x in (query, key, value, *tables))
-    keeps = geometry.is_short and learns and torch.is_grad_enabled()
-    blind = _blind(mask, query.size(2), key.size(2))
-    return BlockedAttention.apply(
-        geometry, kept, terms.product, query_scale, blind, keeps, query, key, value, *tables
-    ), None
+        rule, given = rule._replace(dropout=dropout), _with_seeds(given, geometry)
+    learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
+    rule = rule._replace(holds=learns and _bytes(geometry, rule, given) <= HELD_BYTES)
+    return BlockedAttention.apply(geometry, rule, *given).to(kind), None
 
 
-def _scaled(terms: Terms, kind: torch.dtype, scale: float) -> tuple[Terms, float]:
+def _prepared(
+    geometry: Geometry, query: Tensor, key: Tensor, value: Tensor, terms: Terms, mask: Mask
+) -> tuple[Rule, Operands]:
+    """Return rule and operands of a call without dropout; autograd records the steps."""
+    terms, scale = _scaled(terms, scale_of(terms, query.size(-1)))
+    tables = {
+        name: laid_out(getattr(terms, name), geometry)
+        for name in ("query_table", "key_table", "value_table", "gain", "bias")
+    }
+    first, pair_bias = terms.first, terms.pair_bias
+    given = Operands(
+        query,
+        key,
+        value,
+        first=None if first is None else places(first, geometry.batch, geometry.heads),
+        direction=direction_rows(geometry, query.device),
+        pair_bias=None if pair_bias is None else last_first(full(pair_bias), *geometry.missing),
+        masked=masked(mask, geometry, query.device),
+        fully_masked=fully_masked(mask, geometry),
+        **tables,
+    )
+    return Rule(terms.product, scale, 0.0, holds=False), given
+
+
+def _scaled(terms: Terms, scale: float) -> tuple[Terms, float]:
     """Return terms that bring the scale, and what is left of it to the queries.
 
     A sum is scaled term by term; a product only once, and one of nothing else is a plain one.
     """
     if terms.key_table is not None:
-        terms = terms._replace(key_table=terms.key_table.to(kind) * scale)
+        terms = terms._replace(key_table=full(terms.key_table) * scale)
         return terms, 1.0 if terms.product else scale
     if terms.product and terms.query_table is not None:
-        return terms._replace(query_table=terms.query_table.to(kind) * scale), 1.0
+        return terms._replace(query_table=full(terms.query_table) * scale), 1.0
     return terms._replace(product=False), scale
 
 
-def _blind(mask: Mask, tgt_len: int, src_len: int) -> Tensor | None:
-    """Return the queries that may see no key, ``(B, T)``, or None where all see one."""
-    if mask.pairs is not None:
-        forbidden = mask.forbidden(tgt_len, src_len, mask.pairs.device)
-        assert forbidden is not None
-        return forbidden.all(-1)[:, 0]
-    if mask.key_padding is None:
-        return None  # the diagonal is never masked
-    real = ~mask.key_padding
-    if mask.direction == "lr":
-        seen = real.cummax(1).values
-    elif mask.direction == "rl":
-        seen = real.flip(1).cummax(1).values.flip(1)
-    else:
-        seen = real.any(1, keepdim=True).expand_as(real)
-    return ~seen[:, src_len - tgt_len :]
+def _with_seeds(given: Operands, geometry: Geometry) -> Operands:
+    """Return operands with the seeds of dropout."""
+    sizes, (queries, keys) = (geometry.batch, geometry.heads), geometry.padded
+    return given._replace(
+        query_seeds=draw(*sizes, 2, queries, device=given.query.device),
+        key_seeds=draw(*sizes, keys, device=given.query.device),
+    )
+
+
+def _bytes(geometry: Geometry, rule: Rule, given: Operands) -> int:
+    """Return the bytes that a call would hold."""
+    # Of a product the content, then a term for each table; of a sum the weights, then the content.
+    held = [given.query_table, given.key_table] if rule.product else [given.gain]
+    numbers = 1 + sum(x is not None for x in held)
+    return numbers * geometry.pairs * given.query.element_size()

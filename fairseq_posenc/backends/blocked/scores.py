@@ -1,108 +1,235 @@
-"""The scores of a block, and its attention weights."""
+"""The scores of a chunk, block by block, its attention weights, and where their gradients go."""
 
 from __future__ import annotations
 
+from functools import reduce
+from typing import NamedTuple
+
+import torch
 from torch import Tensor
 
-from fairseq_posenc.backends.blocked.bands import Band, by_distance
-from fairseq_posenc.backends.blocked.factors import Factors
-from fairseq_posenc.backends.blocked.geometry import Block, Chunk, Geometry
-from fairseq_posenc.backends.blocked.reset import Reset
-from fairseq_posenc.backends.blocked.tables import Tables
+from fairseq_posenc.backends.blocked import dropout
+from fairseq_posenc.backends.blocked.geometry import Block, Chunk, Geometry, Rule
+from fairseq_posenc.backends.blocked.operands import Operands
+from fairseq_posenc.backends.blocked.reset import KEY, QUERY, Lines, add_rows, rows_of
+from fairseq_posenc.backends.blocked.skew import KEYS, QUERIES, Band, by_distance, sum_by_distance
+
+
+class Passed(NamedTuple):
+    """A block after its forward pass, or what is held of it; each ``(c, M, W)``.
+
+    In a sum, a term may also have queries or keys in tiles: ``(c, tiles, N, W)``,
+    ``(c, M, tiles, N)``.
+
+    Attributes:
+        content: the first factor of the scores; a sum without a gain overwrites it.
+        gain: multiplies the content; a view of a table, never held.
+        by_query: products of queries and their table.
+        by_key: products of keys and theirs.
+        weights: after the softmax; with a minus sign those that are dropped.
+    """
+
+    content: Tensor | None = None
+    gain: Tensor | None = None
+    by_query: Tensor | None = None
+    by_key: Tensor | None = None
+    weights: Tensor | None = None
+
+    def held(self, rule: Rule) -> Passed:
+        """Return what a backward pass needs: the factors of a product, the weights of a sum."""
+        if rule.product:
+            return self._replace(gain=None, weights=None)
+        content = None if self.gain is None else self.content
+        return Passed(content, weights=self.weights)
+
+    def combine(self, product: bool) -> Tensor:
+        """Return the factors' product, or the sum in which gain multiplies the content alone."""
+        scores, gain, *terms = self[:4]
+        assert scores is not None
+        if gain is not None:
+            scores = scores * gain
+        for term in terms:
+            if term is None:
+                continue
+            if not product:
+                (scores.view(term.shape) if term.dim() == 4 else scores).add_(term)
+            elif scores is self.content:
+                scores = scores * term
+            else:
+                scores.mul_(term)
+        return scores
+
+    def gradient(self, name: str, grad: Tensor, product: bool) -> Tensor:
+        """Return the gradient of a factor, ``(c, M, W)``, for that of the scores.
+
+        Args:
+            name: of the field; ``bias`` for what is added.
+            grad: of the scores; returned itself where it is the same.
+            product: how they are combined.
+        """
+        factor = getattr(self, name, None)
+        others = [x for x in self[:4] if x is not None and x is not factor]
+        if name == "bias":
+            return grad
+        if not product:
+            gained = {"content": self.gain, "gain": self.content}
+            others = [x for x in [gained.get(name)] if x is not None]
+        return reduce(Tensor.mul_, others[1:], grad * others[0]) if others else grad
 
 
 class Scores:
-    """The scores of a chunk, with masks, block by block.
+    """The scores of a chunk, with masks.
 
     Args:
         geometry: of the call.
+        rule: of the call.
         chunk: which sentences and heads.
-        query: ``(c, T, D)``, last one first.
-        key: ``(c, S, D)``.
-        tables: of the chunk's heads.
-        product: how terms are combined.
-        reset: of the call.
+        operands: the chunk's part.
     """
 
-    def __init__(
-        self,
-        geometry: Geometry,
-        chunk: Chunk,
-        query: Tensor,
-        key: Tensor,
-        tables: Tables,
-        product: bool,
-        reset: Reset,
-    ) -> None:
-        self.geometry, self.chunk, self.reset = geometry, chunk, reset
-        self.query, self.key, self.tables, self.product = query, key, tables, product
-        self.direction = geometry.direction_rows(query.device, query.dtype)
+    def __init__(self, geometry: Geometry, rule: Rule, chunk: Chunk, operands: Operands) -> None:
+        self.geometry, self.rule, self.chunk, self.operands = geometry, rule, chunk, operands
 
-    def factors(self, block: Block) -> Factors:
-        """Return what the scores of a block are combined from, but for the lines."""
-        tables = self.tables
-        query, key = self.query[:, block.queries], self.key[:, block.keys]
-        content = query @ key.transpose(1, 2)
-        gain = by_query = by_key = None
-        if tables.gain is not None:
-            gain = by_distance(tables.gain, block.corner, *content.shape[1:])
-        if tables.query_table is not None:
-            by_query = self.band(tables.query_table, block, query, key).scores(query)
-        if tables.key_table is not None:
-            by_key = self.band(tables.key_table, block, key, query).scores(key)
-            by_key = by_key.permute(0, 3, 1, 2)
-        if self.product:  # each is read several times: once in order
-            by_query = None if by_query is None else by_query.flatten(1, 2)
-            by_key = None if by_key is None else by_key.flatten(2, 3)
-        return Factors(content, gain, by_query, by_key)
+    def forward(self, block: Block, held: Passed | None = None) -> Passed:
+        """Return a block after its forward pass, from what was held of it."""
+        passed = held or Passed()
+        if self.operands.gain is not None:
+            passed = passed._replace(gain=by_distance(self.operands.gain, block))
+        if passed.weights is not None:
+            return passed
+        if passed.content is None:
+            passed = self._factors(block, passed.gain)
+        weights = self._weights(block, passed)
+        of_queries, of_keys = self.operands.query_seeds, self.operands.key_seeds
+        if of_queries is not None and of_keys is not None:
+            seeds = of_queries[:, :, block.queries].transpose(0, 1), of_keys[:, block.keys]
+            weights = dropout.signed(weights, self.rule.dropout, *seeds)
+        return passed._replace(weights=weights)
 
-    def weights(self, block: Block, factors: Factors) -> Tensor:
-        """Return the attention weights of a block, ``(c, M, W)``.
+    def lines(self, block: Block) -> Lines | None:
+        """Return where the first token's scores lie in a block; None without a reset."""
+        first = self.operands.first
+        return None if first is None else Lines.of(first, block, self.geometry.src_len)
 
-        Of a plain sum, the content is overwritten.
-        """
-        bias, direction = self.tables.bias, self.direction
-        assert factors.content is not None
-        scores = factors.combine(self.product)
-        shape = scores.shape[1:]
-        if bias is not None:
-            scores.add_(by_distance(bias, block.corner, *shape))
-        for line in self.reset.lines(self.chunk, block):
-            self.reset.put(line, scores)
-        if direction is not None:
-            scores.add_(by_distance(direction[None], block.corner, *shape))
-        self._add_by_pair(scores, block)
-        return scores.softmax(-1)
-
-    def band(self, table: Tensor, block: Block, own: Tensor, other: Tensor) -> Band:
-        """Return the rows of a table that a block's queries, or keys, meet.
+    def add_gradients(self, block: Block, passed: Passed, grad: Tensor, totals: Operands) -> None:
+        """Add the gradients for that of a block's scores.
 
         Args:
-            table: ``(G, R, D)``.
             block: of the chunk.
-            own: of the side whose members meet rows, ``(c, members, D)``.
-            other: of the other side.
+            passed: its forward pass.
+            grad: of its scores, ``(c, M, W)``; overwritten.
+            totals: the chunk's part, to add to; None for what needs no gradient.
         """
-        count, members, _ = own.shape
-        return Band(table, block.corner, count, members, other.size(1), self.geometry.tile)
+        if totals.pair_bias is not None:
+            total = block.of_pairs(totals.pair_bias)
+            total += self.chunk.by_sentence(grad).sum_to_size(total.shape)
+        given, product, lines = self.operands, self.rule.product, self.lines(block)
+        query, key = given.query[:, block.queries], given.key[:, block.keys]
+        of_content = passed.gradient("content", grad, product)
+        at_lines = (Passed(), Passed())  # of a plain sum no factor matters: all gradients are equal
+        if lines is not None and of_content is not grad:
+            at_lines = self._at_lines(block, passed, lines)
+            for line, at_line in zip(lines, at_lines):
+                line.put(of_content, at_line.gradient("content", line.pick(grad), product))
+        totals.query[:, block.queries].baddbmm_(of_content, key)
+        totals.key[:, :, block.keys].baddbmm_(query.transpose(1, 2), of_content)
+        if lines is not None:
+            self._add_lines(block, lines, at_lines, grad, totals)
+        self._add_by_distance(block, passed, grad, totals)
 
-    def by_sentence(self, x: Tensor) -> Tensor:
-        """Return ``(c, M, W)`` as ``(B, H, M, W)``."""
-        return x.unflatten(0, (self.chunk.batch.stop - self.chunk.batch.start, -1))
+    def _add_by_distance(
+        self, block: Block, passed: Passed, grad: Tensor, totals: Operands
+    ) -> None:
+        given, tile = self.operands, self.geometry.tile
+        for total, name in ((totals.bias, "bias"), (totals.gain, "gain")):
+            if total is not None:
+                found = passed.gradient(name, grad, self.rule.product)
+                found = found.sum(0, keepdim=True) if total.size(0) == 1 else found
+                total[:, block.rows].add_(sum_by_distance(found))
+        if given.query_table is not None:
+            band = Band(given.query_table, block, QUERIES, tile)
+            skewed = band.skewed(passed.gradient("by_query", grad, self.rule.product))
+            totals.query[:, block.queries].add_(band.sums(skewed))
+            band.add_to(totals.query_table, skewed, given.query[:, block.queries])
+        if given.key_table is not None:
+            band = Band(given.key_table, block, KEYS, tile)
+            skewed = band.skewed(passed.gradient("by_key", grad, self.rule.product))
+            totals.key[:, :, block.keys].add_(band.transposed_sums(skewed))
+            band.add_to(totals.key_table, skewed, given.key[:, block.keys])
 
-    def pairs_of(self, pair_bias: Tensor, block: Block) -> Tensor:
-        """Return a block of a bias by pair, ``(B or 1, G, M, W)``, as a view."""
-        batch, heads = (
-            part if size > 1 else slice(None) for part, size in zip(self.chunk, pair_bias.shape)
-        )
-        return pair_bias[batch, heads, block.queries, block.keys]
+    def _add_lines(
+        self,
+        block: Block,
+        lines: Lines,
+        at_lines: tuple[Passed, Passed],
+        grad: Tensor,
+        totals: Operands,
+    ) -> None:
+        """Take the lines out of the gradient of the scores, and add theirs but for the content."""
+        given, product = self.operands, self.rule.product
+        (at_column, at_row), (column, row) = at_lines, lines.take(grad)
 
-    def _add_by_pair(self, scores: Tensor, block: Block) -> None:
-        geometry = self.geometry
-        if self.tables.pair_bias is not None:
-            self.by_sentence(scores).add_(self.pairs_of(self.tables.pair_bias, block))
-        if geometry.padding is not None:
-            padding = geometry.padding[self.chunk.batch, None, None, block.keys]
-            self.by_sentence(scores).add_(padding)
-        if geometry.pairs is not None:
-            scores.add_(geometry.pairs[block.queries, block.keys])
+        def of(name: str) -> tuple[Tensor, Tensor]:
+            return at_column.gradient(name, column, product), at_row.gradient(name, row, product)
+
+        for total, name in ((totals.bias, "bias"), (totals.gain, "gain")):
+            if total is not None:
+                of_column, of_row = (x.sum((1, 2)) for x in of(name))
+                add_rows(total, torch.stack([of_row, of_column], 1))
+        if given.query_table is not None:
+            found, query = lines.by_member(*of("by_query"), QUERIES), given.query[:, block.queries]
+            totals.query[:, block.queries].baddbmm_(found, rows_of(given.query_table, found))
+            add_rows(totals.query_table, found.transpose(1, 2) @ query)
+        if given.key_table is not None:
+            found, key = lines.by_member(*of("by_key"), KEYS), given.key[:, block.keys]
+            rows = rows_of(given.key_table, found).transpose(1, 2)
+            totals.key[:, :, block.keys].baddbmm_(rows, found.transpose(1, 2))
+            add_rows(totals.key_table, found.transpose(1, 2) @ key)
+
+    def _at_lines(self, block: Block, passed: Passed, lines: Lines) -> tuple[Passed, Passed]:
+        """Return what the scores of column and row are combined from."""
+        given, terms = self.operands, {}
+        if given.query_table is not None:
+            query = given.query[:, block.queries]
+            terms["by_query"] = lines.products(given.query_table, query, QUERIES)
+        if given.key_table is not None:
+            terms["by_key"] = lines.products(given.key_table, given.key[:, block.keys], KEYS)
+        if passed.content is not None:
+            terms["content"] = (lines.column.pick(passed.content), lines.row.pick(passed.content))
+        if given.gain is not None:
+            terms["gain"] = (given.gain[:, KEY, None, None], given.gain[:, QUERY, None, None])
+        of_column, of_row = ({name: x[i] for name, x in terms.items()} for i in (0, 1))
+        return Passed(**of_column), Passed(**of_row)
+
+    def _factors(self, block: Block, gain: Tensor | None) -> Passed:
+        """Return what the scores of a block are combined from, but for the first token's."""
+        given, tile = self.operands, self.geometry.tile
+        query, key = given.query[:, block.queries], given.key[:, block.keys]
+        by_query = by_key = None
+        if given.query_table is not None:
+            by_query = Band(given.query_table, block, QUERIES, tile).scores(query)
+        if given.key_table is not None:
+            by_key = Band(given.key_table, block, KEYS, tile).scores(key)
+        if self.rule.product:  # each is read several times: once in order
+            by_query = None if by_query is None else by_query.flatten(1, 2)
+            by_key = None if by_key is None else by_key.flatten(2, 3)
+        return Passed(query @ key.transpose(1, 2), gain, by_query, by_key)
+
+    def _weights(self, block: Block, factors: Passed) -> Tensor:
+        given, product, lines = self.operands, self.rule.product, self.lines(block)
+        # Before a sum overwrites the content.
+        at_lines = () if lines is None else self._at_lines(block, factors, lines)
+        scores = factors.combine(product)
+        if given.bias is not None:
+            scores.add_(by_distance(given.bias, block))
+        for line, at_line, row in zip(lines or (), at_lines, (KEY, QUERY)):
+            of_line = at_line.combine(product)
+            if given.bias is not None:
+                of_line = of_line + given.bias[:, row, None, None]
+            line.put(scores, of_line)
+        if given.direction is not None:
+            scores.add_(by_distance(given.direction, block))
+        for added in (given.pair_bias, given.masked):
+            if added is not None:
+                self.chunk.by_sentence(scores).add_(block.of_pairs(added))
+        return scores.softmax(-1)

@@ -4,95 +4,65 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fairseq_posenc.backends.blocked.bands import Band
-from fairseq_posenc.backends.blocked.geometry import Block, Chunk, Geometry
-from fairseq_posenc.backends.blocked.reset import Line, lines
+from fairseq_posenc.backends.blocked.geometry import Block
+from fairseq_posenc.backends.blocked.operands import Operands
+from fairseq_posenc.backends.blocked.reset import Lines, add_rows, rows_of
+from fairseq_posenc.backends.blocked.skew import QUERIES, Band
 
 
 class Values:
-    """The values of a chunk.
+    """The values of a block.
 
     Args:
-        geometry: of the call.
-        chunk: which sentences and heads.
-        value: ``(c, S, D)``.
-        table: ``(G, R, D)`` or None.
+        block: of the chunk.
+        operands: the chunk's part.
+        lines: where the first token's weights lie; None without a reset.
+        tile: N.
     """
 
-    def __init__(
-        self, geometry: Geometry, chunk: Chunk, value: Tensor, table: Tensor | None
-    ) -> None:
-        self.geometry, self.chunk, self.value, self.table = geometry, chunk, value, table
+    def __init__(self, block: Block, operands: Operands, lines: Lines | None, tile: int) -> None:
+        self.block, self.lines, self.tile = block, lines, tile
+        self.value, self.table = operands.value[:, block.keys], operands.value_table
 
-    def gathered(self, block: Block, weights: Tensor) -> Tensor:
+    def gathered(self, weights: Tensor) -> Tensor:
         """Return what weights ``(c, M, W)`` gather, ``(c, M, D)``."""
-        gathered = weights @ self.value[:, block.keys]
+        gathered = weights @ self.value
         if self.table is None:
             return gathered
-        weights, at_lines = self.by_distance(block, weights)
-        band = self.band(self.table, block, weights)
-        gathered += band.sums(band.spread(weights.unflatten(1, (-1, self.geometry.tile))))
-        for line, weight in at_lines:
-            row = line.row_of(self.table)
-            gathered[line.heads, line.queries] += weight.sum(2, keepdim=True) * row
+        weights, of_first = self._split(weights)
+        if of_first is not None:
+            gathered.baddbmm_(of_first, rows_of(self.table, of_first))
+        band = Band(self.table, self.block, QUERIES, self.tile)
+        gathered += band.sums(band.skewed(weights))
         return gathered
 
-    def by_distance(
-        self, block: Block, weights: Tensor
-    ) -> tuple[Tensor, list[tuple[Line, Tensor]]]:
-        """Return the weights without those of first tokens, and these."""
-        crossing = list(lines(self.geometry, self.chunk, block))
-        if not crossing:
-            return weights, []
-        weights = weights.clone()
-        at_lines = []
-        for line in reversed(crossing):
-            at_lines.append((line, line.of(weights).clone()))
-            line.of(weights).zero_()
-        return weights, at_lines
-
-    def band(self, table: Tensor, block: Block, weights: Tensor) -> Band:
-        """Return the rows that a block's queries meet."""
-        count, queries, keys = weights.shape
-        return Band(table, block.corner, count, queries, keys, self.geometry.tile)
-
-
-class ValueGradients:
-    """Takes the gradients of what was gathered, block by block, to values and table.
-
-    Args:
-        values: of the chunk.
-        value: turned, ``(c, D, S)``, to add to.
-        table: to add to; None where it needs no gradient.
-    """
-
-    def __init__(self, values: Values, value: Tensor, table: Tensor | None) -> None:
-        self.values, self.value, self.table = values, value, table
-
-    def add(self, block: Block, weights: Tensor, grad: Tensor) -> Tensor:
+    def add_gradients(self, weights: Tensor, grad: Tensor, totals: Operands) -> Tensor:
         """Add the gradients for that of what a block gathered; return that of its weights.
 
         Args:
-            block: of the chunk.
             weights: ``(c, M, W)``.
             grad: ``(c, M, D)``.
+            totals: the chunk's part, to add to; None for what needs no gradient.
         """
-        values = self.values
-        self.value[:, :, block.keys].baddbmm_(grad.transpose(1, 2), weights)
-        grad_weights = grad @ values.value[:, block.keys].transpose(1, 2)
-        if values.table is None:
-            return grad_weights
-        band = values.band(values.table, block, weights)
+        totals.value[:, :, self.block.keys].baddbmm_(grad.transpose(1, 2), weights)
+        of_weights = grad @ self.value.transpose(1, 2)
+        if self.table is None:
+            return of_weights
+        band = Band(self.table, self.block, QUERIES, self.tile)
         by_table = band.scores(grad).flatten(1, 2)
-        for line in lines(values.geometry, values.chunk, block):
-            of_line = grad[line.heads, line.queries] * line.row_of(values.table)
-            line.of(by_table).copy_(of_line.sum(2, keepdim=True))
-        if self.table is not None:
-            weights, at_lines = values.by_distance(block, weights)
-            wide = band.spread(weights.unflatten(1, (-1, values.geometry.tile)))
-            band.add_to(self.table, wide, grad)
-            for line, weight in at_lines:
-                row = line.row_of(self.table)
-                of_line = weight.sum(2, keepdim=True) * grad[line.heads, line.queries]
-                row += of_line.sum(1, keepdim=True).sum_to_size(row.shape)
-        return grad_weights.add_(by_table)
+        if self.lines is not None:
+            for line, numbers in zip(self.lines, self.lines.products(self.table, grad, QUERIES)):
+                line.put(by_table, numbers)
+        if totals.value_table is not None:
+            weights, of_first = self._split(weights)
+            if of_first is not None:
+                add_rows(totals.value_table, of_first.transpose(1, 2) @ grad)
+            band.add_to(totals.value_table, band.skewed(weights), grad)
+        return of_weights.add_(by_table)
+
+    def _split(self, weights: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the weights by distance, and those of the reset's two rows, ``(c, M, 2)``."""
+        if self.lines is None:
+            return weights, None
+        weights = weights.clone()
+        return weights, self.lines.by_member(*self.lines.take(weights), QUERIES)

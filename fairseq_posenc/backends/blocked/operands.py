@@ -1,0 +1,142 @@
+"""The tensors of a call as the blocks take them: of one type, padded to whole tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fairseq_posenc.backends.base import Mask, full
+from fairseq_posenc.backends.blocked.geometry import Chunk, Geometry
+
+# What a pair that may not attend has added: absorbs any score, and three of them are still finite.
+FORBIDDEN = -1e38
+BY_DISTANCE = {"query_table", "key_table", "gain", "bias", "value_table", "direction"}
+BY_PAIR = {"pair_bias", "masked"}
+
+
+class Operands(NamedTuple):
+    """The tensors of a call, or their gradients, with the last query first; None for those missing.
+
+    Attributes:
+        query: ``(B, H, T, D)``.
+        key: ``(B, H, S, D)``; its gradient ``(B, H, D, S)``: that product is the faster one.
+        value: as the key.
+        first: the first token's place, ``(B, H, 1, 1)``.
+        query_seeds: for dropout, ``(B, H, 2, T)``.
+        key_seeds: ``(B, H, S)``.
+        query_table: ``(G, R, D)``; tables have the reset's two rows at their end, if there is one.
+        key_table: ``(G, R, D)``.
+        value_table: ``(G, R, D)``.
+        gain: ``(G, R)``.
+        bias: ``(G, R)``.
+        direction: what a direction adds, ``(1, R)``: it is a bias by distance as well.
+        pair_bias: ``(B or 1, G, T, S)``.
+        masked: what padding and forbidden pairs add, ``(B or 1, 1, T or 1, S)``.
+        fully_masked: the queries that may see no key, ``(B, 1, T, 1)``, in their own order.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    first: Tensor | None = None
+    query_seeds: Tensor | None = None
+    key_seeds: Tensor | None = None
+    query_table: Tensor | None = None
+    key_table: Tensor | None = None
+    value_table: Tensor | None = None
+    gain: Tensor | None = None
+    bias: Tensor | None = None
+    direction: Tensor | None = None
+    pair_bias: Tensor | None = None
+    masked: Tensor | None = None
+    fully_masked: Tensor | None = None
+
+    def of_chunk(self, chunk: Chunk) -> Operands:
+        """Return a chunk's part, as views: ``(c, ...)``, tables of its heads, pairs by sentence."""
+        parts: dict[str, Any] = {}
+        for name, x in self._asdict().items():
+            if x is None or name in BY_DISTANCE:
+                parts[name] = x if x is None or x.size(0) == 1 else x[chunk.heads]
+            elif name in BY_PAIR:
+                sizes = zip(chunk, x.shape)
+                parts[name] = x[tuple(part if size > 1 else slice(None) for part, size in sizes)]
+            elif name != "fully_masked":
+                parts[name] = chunk.of(x)
+        return self._replace(**parts)
+
+    def zeros(self, wanted: Sequence[bool]) -> Operands:
+        """Return zeros to add gradients to, for what is wanted and for query, key and value."""
+        zeros: dict[str, Any] = {
+            name: torch.zeros_like(x) if wants else None
+            for (name, x), wants in zip(self._asdict().items(), wanted)
+        }
+        query, key, value = self[:3]
+        zeros["query"] = query.new_zeros(query.shape)
+        zeros["key"], zeros["value"] = (x.new_zeros(x.mT.shape) for x in (key, value))
+        return self._replace(**zeros)
+
+
+def last_first(x: Tensor, queries: int, keys: int = 0) -> Tensor:
+    """Return ``(..., T, n)`` with the last query first, and zeros for queries and keys missing."""
+    x = x.flip(-2)
+    return F.pad(x, (0, keys, 0, queries)) if queries or keys else x
+
+
+def laid_out(table: Tensor | None, geometry: Geometry) -> Tensor | None:
+    """Return a table with the rows of whole tiles, contiguous."""
+    if table is None:
+        return None
+    table = full(table)
+    rows, missing = geometry.tgt_len + geometry.src_len - 1, sum(geometry.missing)
+    if missing:
+        blank = table.new_zeros(table.size(0), missing, *table.shape[2:])
+        table = torch.cat([table[:, :rows], blank, table[:, rows:]], dim=1)
+    return table.contiguous()
+
+
+def direction_rows(geometry: Geometry, device: torch.device) -> Tensor | None:
+    """Return what a direction adds at each distance, ``(1, R)``."""
+    if geometry.direction == "both":
+        return None
+    rows = torch.arange(sum(geometry.padded) - 1, device=device)[None]
+    here = geometry.src_len - 1
+    return _added(rows > here if geometry.direction == "lr" else rows < here)
+
+
+def masked(mask: Mask, geometry: Geometry, device: torch.device) -> Tensor | None:
+    """Return what is added to scores for padding and forbidden pairs, see :class:`Operands`."""
+    sizes, (queries, keys) = (geometry.tgt_len, geometry.src_len), geometry.missing
+    forbidden = mask._replace(direction="both").forbidden(*sizes, device)
+    if forbidden is None:
+        if not keys:
+            return None
+        forbidden = torch.zeros(1, 1, 1, geometry.src_len, dtype=torch.bool, device=device)
+    forbidden = F.pad(forbidden, (0, keys), value=True)
+    return last_first(_added(forbidden), queries if forbidden.size(2) > 1 else 0)
+
+
+def fully_masked(mask: Mask, geometry: Geometry) -> Tensor | None:
+    """Return which queries may see no key, ``(B or 1, 1, T, 1)``; None where all see one."""
+    tgt_len, src_len = geometry.tgt_len, geometry.src_len
+    if mask.pairs is not None:
+        forbidden = mask.forbidden(tgt_len, src_len, mask.pairs.device)
+        assert forbidden is not None
+        return forbidden.all(-1, keepdim=True)
+    if mask.key_padding is None:
+        return None  # the diagonal is never masked
+    real = ~mask.key_padding
+    if mask.direction == "lr":
+        seen = real.cummax(1).values
+    elif mask.direction == "rl":
+        seen = real.flip(1).cummax(1).values.flip(1)
+    else:
+        seen = real.any(1, keepdim=True).expand_as(real)
+    return ~seen[:, None, src_len - tgt_len :, None]
+
+
+def _added(forbidden: Tensor) -> Tensor:
+    return torch.zeros(forbidden.shape, device=forbidden.device).masked_fill(forbidden, FORBIDDEN)

@@ -1,0 +1,126 @@
+"""The relative shift: tables by distance beside a block of scores, without an index.
+
+Queries are stored last one first: then query i' and key j have the distance of table row i' + j,
+and what belongs to a block of M queries and W keys is a run of M + W - 1 rows. A product of one
+side with that run is skewed: the row of each member holds its scores moved by its place. A view
+with strides undoes the skew: nothing is copied or gathered, forward or backward. Pictures are in
+``docs/blocked.md``.
+
+Shapes: c pairs of sentence and head, M queries, W keys, and the letters of
+:mod:`fairseq_posenc.encodings.base`. A table ``(G, R, D)`` is shared by all (G = 1) or has G = c.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from fairseq_posenc.backends.blocked.geometry import Block
+
+QUERIES, KEYS = 0, 1  # sides of a block
+TILE = 64  # queries whose pairs are summed together
+
+
+def by_distance(numbers: Tensor, block: Block) -> Tensor:
+    """Return the numbers ``(G, R)`` of each pair of a block, as a view ``(G, M, W)``."""
+    start = numbers.storage_offset() + block.rows.start
+    return numbers.as_strided((numbers.size(0), *block.shape), (numbers.size(1), 1, 1), start)
+
+
+def sum_by_distance(x: Tensor) -> Tensor:
+    """Return the sums ``(G, M + W - 1)`` over the pairs of equal distance in ``(G, M, W)``.
+
+    First within tiles of queries, which leaves fewer zeros to add up.
+    """
+    tile = math.gcd(x.size(1), TILE)
+    within = _sum_skewed(x.unflatten(1, (-1, tile)), 1)
+    return _sum_skewed(within, tile)
+
+
+def _sum_skewed(x: Tensor, step: int) -> Tensor:
+    """Return the sum of rows, each moved by ``step`` from the one before: ``(..., N, W)``."""
+    *outer, rows, width = x.shape
+    skewed = x.new_zeros(*outer, rows, (rows - 1) * step + width)
+    *strides, to_next, _ = skewed.stride()
+    skewed.as_strided(x.shape, (*strides, to_next + step, 1)).copy_(x)
+    return skewed.sum(-2)
+
+
+class Band:
+    """A block's run of table rows, tile by tile of one side, whose queries or keys are its members.
+
+    A member needs only as many rows as the other side has; tiles of N members keep down what is
+    computed beside them.
+
+    Args:
+        table: ``(G, R, D)``, contiguous.
+        block: of the chunk; the members' side is a multiple of N.
+        side: QUERIES or KEYS.
+        tile: N.
+    """
+
+    def __init__(self, table: Tensor, block: Block, side: int, tile: int) -> None:
+        self.start, self.side, self.tile = block.rows.start, side, tile
+        self.groups, _, width = table.shape
+        self.tiles, self.others = block.shape[side] // tile, block.shape[1 - side]
+        self.rows = table.as_strided(  # [G, tiles, N + others - 1, D]
+            (self.groups, self.tiles, tile + self.others - 1, width),
+            (table.stride(0), tile * width, width, 1),
+            table.storage_offset() + self.start * width,
+        )
+
+    def scores(self, own: Tensor) -> Tensor:
+        """Return the products of members ``(c, members, D)`` with the rows of all pairs, a view.
+
+        Returns:
+            ``(c, tiles, N, W)``, where queries are the members, or ``(c, M, tiles, N)``.
+        """
+        pairs = self._unskewed(self._tiled(own) @ self.rows.transpose(2, 3))
+        return pairs if self.side == QUERIES else pairs.permute(0, 3, 1, 2)
+
+    def skewed(self, weights: Tensor) -> Tensor:
+        """Return weights of pairs, ``(c, M, W)``, by member and row, with zeros elsewhere."""
+        pairs = weights.unflatten(self.side + 1, (-1, self.tile))
+        if self.side == KEYS:
+            pairs = pairs.permute(0, 2, 3, 1)
+        together = weights.size(0) // self.groups * self.tile
+        skewed = weights.new_zeros(self.groups, self.tiles, together, self.rows.size(2))
+        self._unskewed(skewed).copy_(pairs)
+        return skewed
+
+    def sums(self, skewed: Tensor) -> Tensor:
+        """Return the weighted sums of rows for each member, ``(c, members, D)``.
+
+        Args:
+            skewed: weights, see :meth:`skewed`.
+        """
+        sums = (skewed @ self.rows).unflatten(2, (-1, self.tile))
+        return sums.transpose(1, 2).reshape(-1, self.tiles * self.tile, sums.size(-1))
+
+    def transposed_sums(self, skewed: Tensor) -> Tensor:
+        """Return :meth:`sums` transposed, ``(c, D, members)``."""
+        sums = (self.rows.transpose(2, 3) @ skewed.transpose(2, 3)).unflatten(3, (-1, self.tile))
+        return sums.permute(0, 3, 2, 1, 4).reshape(-1, sums.size(2), self.tiles * self.tile)
+
+    def add_to(self, table: Tensor | None, skewed: Tensor, own: Tensor) -> None:
+        """Add the weighted sums of members ``(c, members, D)`` to a table of gradients, if any."""
+        if table is None:
+            return
+        rows = skewed.transpose(2, 3) @ self._tiled(own)
+        for t in range(self.tiles):  # neighbouring tiles share rows
+            start = self.start + t * self.tile
+            table[:, start : start + rows.size(2)].add_(rows[:, t])  # += would assign as well
+
+    def _tiled(self, own: Tensor) -> Tensor:
+        """Return ``(c, members, D)`` as ``(G, tiles, c / G * N, D)``: a product for all heads."""
+        tiles = own.unflatten(1, (self.tiles, self.tile)).unflatten(0, (self.groups, -1))
+        return tiles.transpose(1, 2).flatten(2, 3)
+
+    def _unskewed(self, skewed: Tensor) -> Tensor:
+        together, rows = skewed.shape[2:]
+        size = self.tile * rows  # of one head
+        return skewed.as_strided(
+            (self.groups * together // self.tile, self.tiles, self.tile, self.others),
+            (size if self.groups == 1 else self.tiles * size, together * rows, rows + 1, 1),
+        )

@@ -1,0 +1,76 @@
+"""torch's fused attention keeps a bias in float32, whatever the type of the queries."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fairseq_posenc import registry
+from fairseq_posenc.backends import BACKENDS
+from fairseq_posenc.backends.base import Call, Mask
+from fairseq_posenc.encodings.base import Dims, Terms
+from fairseq_posenc.positions import Positions, Span
+
+DIMS = Dims(embed_dim=32, num_heads=4, max_positions=64)
+LENGTH = 48
+
+
+def terms_of(name: str) -> Terms:
+    """Return an encoding's terms, with parameters large enough for an error to show."""
+    encoding = registry.build(registry.parse(name), DIMS)
+    for parameter in encoding.parameters():
+        torch.nn.init.normal_(parameter)
+    tokens = torch.arange(LENGTH)[None] + 4
+    positions = Positions.of(tokens, padding_idx=1, eos_idx=2, tgt_len=LENGTH)
+    return encoding.terms(Span.of(LENGTH, LENGTH, tokens.device), positions)
+
+
+def is_bias(name: str) -> bool:
+    terms = terms_of(name)
+    return terms.content_only and terms.changes
+
+
+BIASES = [name for name in registry.names_for(encoder=True) if is_bias(name)]
+
+
+def test_there_are_biases():
+    assert {"alibi", "t5", "raffel", "tupe"} <= set(BIASES)
+
+
+def error(backend: str, qkv: list[torch.Tensor], terms: Terms, exact: torch.Tensor) -> float:
+    """Return the largest error against float64, before the output is rounded to 16 bits."""
+    out, _ = BACKENDS[backend].attend(*qkv, terms, Mask())
+    assert out.dtype == qkv[0].dtype
+    return float((out.detach().double() - exact.detach()).abs().max())
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["plain", "autocast"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", BIASES)
+def test_a_bias_is_as_exact_as_on_blocked(name, dtype, autocast):
+    torch.manual_seed(0)
+    terms = terms_of(name)
+    assert not BACKENDS["sdpa"].refuses(terms, Call(dtype=dtype))
+    qkv = [torch.randn(3, 4, LENGTH, 8).to(dtype) for _ in range(3)]
+    in_full = terms._replace(
+        **{k: v.double() for k, v in terms._asdict().items() if isinstance(v, torch.Tensor)}
+    )
+    exact, _ = BACKENDS["reference"].attend(*(x.double() for x in qkv), in_full, Mask())
+    blocked = error("blocked", qkv, terms, exact)
+    with torch.autocast("cpu", dtype, enabled=autocast):
+        ours = error("sdpa", qkv, terms, exact)
+    # Both round the output to 16 bits: nearly equal numbers may fall on either side of a half.
+    assert ours <= blocked * 1.01
+
+
+def test_gradients_of_a_bias_are_in_full_precision():
+    """A gradient summed over sentences in 16 bits would lose most of them."""
+    torch.manual_seed(0)
+    bias = torch.randn(1, 2 * LENGTH - 1, requires_grad=True)
+    qkv = [torch.randn(3, 4, LENGTH, 8).bfloat16() for _ in range(3)]
+    grads = []
+    for backend, inputs in (("sdpa", qkv), ("reference", [x.double() for x in qkv])):
+        out, _ = BACKENDS[backend].attend(*inputs, Terms(bias=bias), Mask("lr"))
+        (found,) = torch.autograd.grad(out.float().sum(), bias)
+        grads.append(found.double())
+    assert (grads[0] - grads[1]).norm() < 1e-3 * grads[1].norm()
