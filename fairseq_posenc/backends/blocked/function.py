@@ -31,7 +31,9 @@ class BlockedAttention(torch.autograd.Function):
             *tensors: the fields of :class:`Operands`, with query, key and value as they came.
         """
         given = _padded(geometry, rule, Operands(*tensors))
-        gathered = torch.empty_like(given.query)
+        batch, heads, queries, width = given.query.shape
+        # Laid out as `_put_back` wants it, whatever the query's layout; a chunk of it is a view.
+        gathered = given.query.new_empty(queries, batch, heads, width).permute(1, 2, 0, 3)
         held: list[Tensor | None] = []
         for chunk in geometry.chunks():
             target = chunk.of(gathered)
