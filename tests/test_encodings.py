@@ -12,6 +12,7 @@ import oracles
 from conftest import COMPOSITIONS, needs_causal, specs
 from fairseq_posenc import registry
 from fairseq_posenc.analysis import catalogue
+from fairseq_posenc.assembly import Assembly
 from fairseq_posenc.backends import reference
 from fairseq_posenc.backends.base import Mask
 from fairseq_posenc.encodings.base import Dims, Terms
@@ -282,6 +283,20 @@ def test_biases_of_two_encodings_add_up():
     both = Terms(bias=torch.ones(1, 3)) | Terms(bias=torch.ones(2, 3), pair_bias=torch.ones(1))
     torch.testing.assert_close(both.bias, torch.full((2, 3), 2.0))
     assert both.pair_bias is not None
+
+
+def test_a_part_of_odd_heads_can_be_rotated():
+    dims = Dims(18, 2, 8)
+    built = registry.build(registry.parse("rope(fraction=0.9)"), dims)
+    heads = torch.randn(3, 5, 18).view(3, 5, 2, 9).permute(1, 2, 0, 3)
+    query, _ = rotated(built, heads, heads, torch.arange(3)[None])
+    torch.testing.assert_close(query[..., 8], heads[..., 8])
+    torch.testing.assert_close(query.norm(dim=-1), heads.norm(dim=-1))
+
+
+def test_values_by_distance_go_with_any_scale():
+    parsed = registry.parse("shaw(scale_factor=2)+shaw_values")
+    assert Assembly(parsed, DIMS).check("auto").scale_factor == 2
 
 
 def test_xpos_is_finite_in_fp16_at_both_ends_of_a_long_sequence():

@@ -7,6 +7,8 @@ with one form at least, and each form with several commands. The other tests use
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -41,6 +43,42 @@ def test_train_by_relative_path():
     here = new_directory()
     model = train("masked_lm", "--max-epoch", 1, "--no-save", user_dir=relative(here), cwd=here)
     assert_positions(model.run, "masked_lm")
+
+
+BEFORE = """
+import sys
+import fairseq_posenc.api
+from argparse import Namespace
+from fairseq import utils
+from fairseq.models import MODEL_REGISTRY
+from fairseq.tasks import TASK_REGISTRY
+assert "positional_roberta" not in MODEL_REGISTRY
+for _ in range(2):
+    utils.import_user_module(Namespace(user_dir=sys.argv[1]))
+assert {"positional_roberta", "transformer_lm_rope"} <= set(MODEL_REGISTRY)
+assert {"glue", "squad"} <= set(TASK_REGISTRY)
+"""
+
+
+@pytest.mark.parametrize("user_dir", [BY_NAME, str(USER_DIR)])
+def test_a_program_that_has_imported_the_package_before(user_dir):
+    done = subprocess.run(
+        [sys.executable, "-c", BEFORE, user_dir],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=new_directory(),
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_another_copy_is_not_taken_for_the_package(tmp_path):
+    other = tmp_path / "fairseq_posenc"
+    other.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", BEFORE, str(other)], capture_output=True, text=True, check=False
+    )
+    assert "is not globally unique" in done.stderr
 
 
 def test_train_in_the_directory_above_the_package():

@@ -78,8 +78,7 @@ def _prepared(
     """Return rule and operands of a call without dropout; autograd records the steps."""
     terms, scale = _scaled(terms, scale_of(terms, query.size(-1)))
     tables = {
-        name: laid_out(getattr(terms, name), geometry)
-        for name in ("query_table", "key_table", "value_table", "gain", "bias")
+        name: laid_out(x, geometry) for name, term, x in terms.given() if term.rows is not None
     }
     first, pair_bias = terms.first, terms.pair_bias
     given = Operands(

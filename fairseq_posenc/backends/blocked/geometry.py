@@ -105,8 +105,7 @@ class Geometry(NamedTuple):
             direction: of the mask.
             terms: what the encodings add to the scores.
         """
-        by_distance = terms._replace(pair_bias=None, first=None)
-        tables = [x for x in by_distance if isinstance(x, Tensor)]
+        tables = [(term, x) for _, term, x in terms.given() if term.rows is not None]
         batch, heads, tgt_len, _ = query.shape
         # Few members, so that little is computed beside their band, but no tiny products.
         tile = 16 if src_len < 128 else 64
@@ -118,9 +117,9 @@ class Geometry(NamedTuple):
             heads,
             tgt_len,
             src_len,
-            tile if any(table.dim() == 3 for table in tables) else 1,
+            tile if any(term.has_vectors for term, _ in tables) else 1,
             direction,
-            any(table.size(0) > 1 for table in tables),
+            any(term.per_head(x) for term, x in tables),
             PAIRS * torch.get_num_threads() if on_cpu else PAIRS_GPU,
         )
 

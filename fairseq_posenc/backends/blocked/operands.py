@@ -86,10 +86,8 @@ def last_first(x: Tensor, queries: int, keys: int = 0) -> Tensor:
     return F.pad(x, (0, keys, 0, queries)) if queries or keys else x
 
 
-def laid_out(table: Tensor | None, geometry: Geometry) -> Tensor | None:
+def laid_out(table: Tensor, geometry: Geometry) -> Tensor:
     """Return a table with the rows of whole tiles, contiguous."""
-    if table is None:
-        return None
     table = full(table)
     rows, missing = geometry.tgt_len + geometry.src_len - 1, sum(geometry.missing)
     if missing:
