@@ -8,7 +8,8 @@ No postponed annotations here: fairseq makes command-line options from the types
 """
 
 import copy
-from dataclasses import dataclass, field, make_dataclass
+from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction
+from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Any
 
 from fairseq.models import register_model
@@ -37,11 +38,32 @@ class PositionalLMConfig(PositionConfig, TransformerLanguageModelConfig):
     decoder_ffn_embed_dim: int = 3072
     decoder_layers: int = 8
     decoder_attention_heads: int = 12
-    decoder_normalize_before: bool = True  # as in all of fairseq's named causal LMs
+    decoder_normalize_before: bool = field(
+        default=True,  # as in all of fairseq's named causal LMs
+        metadata={"help": "apply layernorm before each decoder block (default: so)"},
+    )
 
 
 class PositionalLM(PositionCheckpoints, TransformerLanguageModel):
     """fairseq's causal language model with position encodings of one's choice."""
+
+    @classmethod
+    def add_args(cls, parser: ArgumentParser) -> None:
+        """Add the options of the dataclass.
+
+        Of a field that is true by default fairseq would make a flag that turns it off, under the
+        name of its own flag that turns it on. Here ``--X`` turns X on, as in fairseq, whatever the
+        architecture says, and ``--no-X`` turns it off.
+        """
+        for each in fields(PositionalLMConfig):
+            if each.default is True:
+                parser.add_argument(
+                    f"--{each.name.replace('_', '-')}",
+                    action=BooleanOptionalAction,
+                    default=SUPPRESS,
+                    help=each.metadata.get("help"),
+                )
+        super().add_args(parser)  # leaves alone what is there
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "PositionalLM":

@@ -1,0 +1,62 @@
+"""What a user of fairseq takes for granted: its options, errors and programs with our models."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+from fairseq import options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import ARCH_MODEL_REGISTRY
+
+from conftest import ARCHITECTURES, STOCK, make_model
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # fairseq's use of hydra
+FAMILIES = list(ARCHITECTURES)
+
+
+def model_options(arch: str) -> argparse.ArgumentParser:
+    """Return a parser with the options of an architecture, as fairseq makes it."""
+    parser = argparse.ArgumentParser(argument_default=argparse.SUPPRESS, allow_abbrev=False)
+    ARCH_MODEL_REGISTRY[arch].add_args(parser)
+    return parser
+
+
+def configuration(arch: str, *more: str):
+    """Return the configuration that ``fairseq-train`` makes of a command line."""
+    task = "language_modeling" if arch.startswith("transformer_lm") else "masked_lm"
+    words = ["data-bin", "--task", task, "--arch", arch, *more]
+    args = options.parse_args_and_arch(options.get_training_parser(), words)
+    return convert_namespace_to_omegaconf(args)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_option_of_fairseqs_model_sets_the_same(family):
+    """A flag that a user carries over must not mean its opposite."""
+    theirs, ours = model_options(STOCK[family]), model_options(ARCHITECTURES[family])
+    named = [each for each in theirs._actions if each.option_strings and each.dest != "help"]
+    assert named
+    for each in named:
+        value = next(iter(each.choices or ["1"]))
+        words = [each.option_strings[0], *([] if each.nargs == 0 else [str(value)])]
+        assert vars(ours.parse_args(words)) == vars(theirs.parse_args(words)), words
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ([], True),  # the architecture's
+        (["--decoder-normalize-before"], True),
+        (["--no-decoder-normalize-before"], False),
+    ],
+)
+def test_the_flag_for_norms_before_a_block_turns_them_on(more, expected):
+    model = configuration("transformer_lm_rope_tiny", *more).model
+    assert model.decoder_normalize_before is expected
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_an_old_models_norms_stay_where_they_were(saved):
+    decoder = make_model("causal_lm", decoder_normalize_before=saved).decoder
+    assert decoder.layers[0].normalize_before is saved
+    assert (decoder.layer_norm is not None) is saved
