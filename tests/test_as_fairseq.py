@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 
+import numpy as np
 import pytest
+import torch
 from fairseq import options
+from fairseq.data import LanguagePairDataset, ListDataset, TokenBlockDataset
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.modules.dynamic_crf_layer import DynamicCRF
 
-from conftest import ARCHITECTURES, STOCK, make_model
+from conftest import ARCHITECTURES, STOCK, make_dictionary, make_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # fairseq's use of hydra
 FAMILIES = list(ARCHITECTURES)
@@ -60,3 +64,33 @@ def test_an_old_models_norms_stay_where_they_were(saved):
     decoder = make_model("causal_lm", decoder_normalize_before=saved).decoder
     assert decoder.layers[0].normalize_before is saved
     assert (decoder.layer_norm is not None) is saved
+
+
+def sentences(count: int = 6) -> ListDataset:
+    """Return sentences of 3, 4, 5, ... tokens, each with its end."""
+    found = [torch.tensor([*range(4, 6 + index), 2]) for index in range(count)]
+    return ListDataset(found, [len(each) for each in found])
+
+
+def test_blocks_of_one_sentence_each():
+    """fairseq asks numpy for a name that numpy 2 has not (``--sample-break-mode eos``)."""
+    data = sentences()
+    blocks = TokenBlockDataset(data, data.sizes, None, pad=1, eos=2, break_mode="eos")
+    assert [list(block) for block in blocks] == [list(sentence) for sentence in data]
+
+
+def test_batches_in_buckets_of_one_length():
+    """The same with ``--num-batch-buckets``."""
+    data, dictionary = sentences(), make_dictionary()
+    sizes = np.array(data.sizes)
+    pairs = LanguagePairDataset(
+        *(data, sizes, dictionary, data, sizes, dictionary), num_buckets=2, shuffle=False
+    )
+    assert len(set(pairs.src_sizes)) == 2
+    assert len(pairs.buckets) > 0
+
+
+def test_a_layer_that_asks_numpy_for_an_old_name():
+    crf = DynamicCRF(num_embedding=24, low_rank=4, beam_size=3)
+    emissions, targets = torch.randn(2, 5, 24), torch.randint(4, 24, (2, 5))
+    assert crf(emissions, targets, torch.ones(2, 5, dtype=torch.bool)).isfinite().all()
