@@ -11,7 +11,9 @@ from fairseq import options
 from fairseq.data import LanguagePairDataset, ListDataset, TokenBlockDataset
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.modules import FairseqDropout
 from fairseq.modules.dynamic_crf_layer import DynamicCRF
+from omegaconf import OmegaConf
 
 from conftest import ARCHITECTURES, STOCK, make_dictionary, make_model
 
@@ -94,3 +96,40 @@ def test_a_layer_that_asks_numpy_for_an_old_name():
     crf = DynamicCRF(num_embedding=24, low_rank=4, beam_size=3)
     emissions, targets = torch.randn(2, 5, 24), torch.randint(4, 24, (2, 5))
     assert crf(emissions, targets, torch.ones(2, 5, dtype=torch.bool)).isfinite().all()
+
+
+DROPOUT = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
+RETAINED = [
+    *("TransformerEncoder", "TransformerEncoderLayer", "TransformerEncoderLayerBase"),
+    *("TransformerDecoder", "TransformerDecoderLayer", "MultiheadAttention"),
+]
+
+
+def retained(model, modules) -> set[str]:
+    """Return the dropouts, by their place in the model, that generation keeps."""
+    generation = {"retain_dropout": True, "retain_dropout_modules": modules}
+    model.prepare_for_inference_(OmegaConf.create({"generation": generation}))
+    return {
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, FairseqDropout) and module.apply_during_inference
+    }
+
+
+@pytest.mark.parametrize("modules", [None, *([name] for name in RETAINED)], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_dropout_is_retained_by_fairseqs_names(family, modules):
+    theirs = retained(make_model(family, STOCK[family], **DROPOUT), modules)
+    ours = retained(make_model(family, **DROPOUT), modules)
+    if modules and modules[0].endswith("Layer"):  # the name that it has in fairseq's documentation
+        theirs = retained(make_model(family, STOCK[family], **DROPOUT), [f"{modules[0]}Base"])
+    assert ours == theirs
+
+
+def test_dropout_is_retained_as_the_command_line_gives_the_names(caplog):
+    names = '["TransformerEncoder","TransformerEncoderLayer","Encoder"]'
+    found = retained(make_model("translation", **DROPOUT), names)
+    assert "encoder.dropout_module" in found
+    assert "encoder.layers.1.activation_dropout_module" in found
+    assert not any("decoder" in name or "attn" in name for name in found)
+    assert "no Encoder in this model has a dropout" in caplog.text

@@ -19,6 +19,7 @@ from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.adapting import PositionCheckpoints
 from fairseq_posenc.transformer.configuration import announce, stack_config
+from fairseq_posenc.transformer.dropout import RetainedDropout
 from fairseq_posenc.transformer.options import PositionConfig
 from fairseq_posenc.transformer.stacks import PositionalDecoder
 
@@ -44,7 +45,7 @@ class PositionalLMConfig(PositionConfig, TransformerLanguageModelConfig):
     )
 
 
-class PositionalLM(PositionCheckpoints, TransformerLanguageModel):
+class PositionalLM(PositionCheckpoints, RetainedDropout, TransformerLanguageModel):
     """fairseq's causal language model with position encodings of one's choice."""
 
     @classmethod
