@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,11 @@ from fairseq.modules.dynamic_crf_layer import DynamicCRF
 from omegaconf import OmegaConf
 
 from conftest import ARCHITECTURES, STOCK, make_dictionary, make_model
+from fairseq_posenc.compare.settings import TRAIN_OPTIONS, Settings
+from fairseq_posenc.compare.training import validate_command
 
+ROOT = Path(__file__).parents[1]
+SCORES = ("fairseq-generate", "fairseq-eval-lm", "fairseq-validate")
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # fairseq's use of hydra
 FAMILIES = list(ARCHITECTURES)
 
@@ -66,6 +71,25 @@ def test_an_old_models_norms_stay_where_they_were(saved):
     decoder = make_model("causal_lm", decoder_normalize_before=saved).decoder
     assert decoder.layers[0].normalize_before is saved
     assert (decoder.layer_norm is not None) is saved
+
+
+def documented() -> list[str]:
+    """Return the commands in the documentation that print a score."""
+    files = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in files).replace("\\\n", " ")
+    return [line for line in text.splitlines() if line.startswith(SCORES)]
+
+
+def test_no_command_that_gives_a_score_leaves_out_sentences():
+    """By default fairseq drops what is left over from batches of 8."""
+    commands = documented()
+    assert {line.split()[0] for line in commands} == {"fairseq-generate", "fairseq-eval-lm"}
+    folder = Path("data")
+    settings = Settings(folder, None, (), 1, 1, 16)
+    commands += [" ".join(validate_command(folder, folder, settings))]
+    commands += [" ".join(TRAIN_OPTIONS)]  # which validate too
+    for command in commands:
+        assert "--required-batch-size-multiple 1" in command, command
 
 
 def sentences(count: int = 6) -> ListDataset:

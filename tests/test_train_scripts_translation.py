@@ -43,6 +43,7 @@ RECIPE = {
     "lr": [3e-4],
     "lr_scheduler": "tri_stage",
     "max_epoch": 20,
+    "required_batch_size_multiple": 1,  # else fairseq drops sentences, of the validation too
 }
 # Of our choice: the report gives neither the batch nor the end of the decay.
 CHOSEN = {"max_tokens": 4096, "init_lr_scale": 0.01, "final_lr_scale": 0.01}

@@ -32,6 +32,7 @@ model=(
 task=(
     --task translation --criterion cross_entropy
     --max-tokens "$PER_GPU" --update-freq "$UPDATE_FREQ"
+    --required-batch-size-multiple 1 # or fairseq drops the end of an epoch, and of the validation
 )
 # Linear warm-up over 6 epochs, then exponential decay until epoch 20. fairseq counts updates, so
 # they are counted first. The report does not say where the decay ends: a hundredth of the rate.
