@@ -16,9 +16,11 @@ from fairseq.modules import FairseqDropout
 from fairseq.modules.dynamic_crf_layer import DynamicCRF
 from omegaconf import OmegaConf
 
-from conftest import ARCHITECTURES, STOCK, make_dictionary, make_model
+from conftest import ARCHITECTURES, STOCK, logits, make_dictionary, make_model, make_tokens
 from fairseq_posenc.compare.settings import TRAIN_OPTIONS, Settings
 from fairseq_posenc.compare.training import validate_command
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.transformer.attention import PositionalAttention
 
 ROOT = Path(__file__).parents[1]
 SCORES = ("fairseq-generate", "fairseq-eval-lm", "fairseq-validate")
@@ -157,3 +159,31 @@ def test_dropout_is_retained_as_the_command_line_gives_the_names(caplog):
     assert "encoder.layers.1.activation_dropout_module" in found
     assert not any("decoder" in name or "attn" in name for name in found)
     assert "no Encoder in this model has a dropout" in caplog.text
+
+
+def prune(attention) -> None:
+    """Keep two heads of an attention, as fairseq's pruning does."""
+    attention._set_skip_embed_dim_check()
+    attention._adaptive_prune_heads(attention._get_reserve_head_index(2))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_pruning_heads_of_self_attention_is_refused(family):
+    """Before anything is cut: the model still works."""
+    model = make_model(family, position_encoding="alibi")
+    expected = logits(model, family, tokens := make_tokens())
+    attention = next(each for each in model.modules() if isinstance(each, PositionalAttention))
+    with pytest.raises(UserError, match="heads cannot be pruned where position encodings are"):
+        prune(attention)
+    torch.testing.assert_close(logits(model, family, tokens), expected)
+
+
+@pytest.mark.parametrize("spec", ["none", "rope(cross_attention=true)"])
+def test_heads_of_cross_attention_can_be_pruned(spec):
+    model = make_model("translation", position_encoding="none", position_encoding_decoder=spec)
+    attention = model.decoder.layers[0].encoder_attn
+    for start, end in attention._get_reserve_head_index(4)[2:]:  # those that pruning takes away
+        attention.out_proj.weight.data[:, start:end] = 0
+    expected = logits(model, "translation", tokens := make_tokens())
+    prune(attention)
+    torch.testing.assert_close(logits(model, "translation", tokens), expected)

@@ -78,6 +78,17 @@ class PositionalAttention(MultiheadAttention):
         finally:  # nothing of a forward pass survives it
             self._given = Given()
 
+    def _adaptive_prune_heads(self, reserve_head_index: list[tuple[int, int]]) -> None:
+        """Refuse fairseq's pruning of heads, which knows nothing of what encodings keep a head.
+
+        Raises:
+            UserError: always.
+        """
+        raise UserError(
+            "heads cannot be pruned where position encodings are: fairseq cuts the projections "
+            "and leaves the tables, slopes and buckets of all heads"
+        )
+
     def forward(
         self,
         query: Tensor,
