@@ -37,7 +37,8 @@ def model_options(arch: str) -> argparse.ArgumentParser:
 
 def configuration(arch: str, *more: str):
     """Return the configuration that ``fairseq-train`` makes of a command line."""
-    task = "language_modeling" if arch.startswith("transformer_lm") else "masked_lm"
+    families = {"roberta": "masked_lm", "transformer_lm": "language_modeling"}
+    (task,) = [families[name] for name in families if arch.startswith(name)] or ["translation"]
     words = ["data-bin", "--task", task, "--arch", arch, *more]
     args = options.parse_args_and_arch(options.get_training_parser(), words)
     return convert_namespace_to_omegaconf(args)
@@ -187,3 +188,19 @@ def test_heads_of_cross_attention_can_be_pruned(spec):
     expected = logits(model, "translation", tokens := make_tokens())
     prune(attention)
     torch.testing.assert_close(logits(model, "translation", tokens), expected)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_misspelt_activation_function_is_told_at_once(family, capsys):
+    """On the command line when it is read; in a configuration of hydra's, before any layer."""
+    with pytest.raises(SystemExit):
+        configuration(ARCHITECTURES[family], "--activation-fn", "gulu")
+    assert "argument --activation-fn: invalid choice: 'gulu'" in capsys.readouterr().err
+    with pytest.raises(UserError, match="--activation-fn gulu is none of fairseq's: relu, gelu,"):
+        make_model(family, activation_fn="gulu")
+    assert make_model(family, activation_fn="relu_squared")  # which fairseq has, but does not list
+
+
+def test_a_misspelt_activation_function_of_the_pooler_is_told():
+    with pytest.raises(UserError, match="--pooler-activation-fn tahn is none of fairseq's: relu"):
+        make_model("masked_lm", pooler_activation_fn="tahn")

@@ -12,6 +12,7 @@ from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction
 from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Any
 
+from fairseq import utils
 from fairseq.models import register_model
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
 
@@ -50,12 +51,18 @@ class PositionalLM(PositionCheckpoints, RetainedDropout, TransformerLanguageMode
 
     @classmethod
     def add_args(cls, parser: ArgumentParser) -> None:
-        """Add the options of the dataclass.
+        """Add the options of the dataclass, with the meaning that they have in fairseq's family.
 
         Of a field that is true by default fairseq would make a flag that turns it off, under the
         name of its own flag that turns it on. Here ``--X`` turns X on, as in fairseq, whatever the
         architecture says, and ``--no-X`` turns it off.
         """
+        parser.add_argument(
+            "--activation-fn",
+            choices=utils.get_available_activation_fns(),
+            default=SUPPRESS,
+            help="activation function to use",
+        )
         for each in fields(PositionalLMConfig):
             if each.default is True:
                 parser.add_argument(
