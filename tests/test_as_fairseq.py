@@ -204,3 +204,23 @@ def test_a_misspelt_activation_function_is_told_at_once(family, capsys):
 def test_a_misspelt_activation_function_of_the_pooler_is_told():
     with pytest.raises(UserError, match="--pooler-activation-fn tahn is none of fairseq's: relu"):
         make_model("masked_lm", pooler_activation_fn="tahn")
+
+
+@pytest.mark.parametrize("learned", [True, False], ids=["learned", "sinusoidal"])
+@pytest.mark.parametrize("family", ["causal_lm", "translation"])
+def test_embed_positions_says_how_many_there_are(family, learned):
+    """Users' code reads ``embed_positions.max_positions`` of fairseq's models, a number."""
+    theirs = make_model(family, STOCK[family], decoder_learned_pos=learned)
+    for spec in ["learned", "sentence_learned"] if learned else ["sinusoidal"]:
+        ours = make_model(family, position_encoding=spec)
+        expected = theirs.decoder.embed_positions.max_positions
+        assert ours.decoder.embed_positions.max_positions == expected == (24 if learned else 1e5)
+        assert ours.decoder.max_positions() == theirs.decoder.max_positions() == 24
+
+
+def test_embed_positions_of_roberta_says_how_many_there_are():
+    theirs, ours = make_model("masked_lm", "roberta"), make_model("masked_lm", "roberta_learned")
+    counts = [
+        model.encoder.sentence_encoder.embed_positions.max_positions for model in (theirs, ours)
+    ]
+    assert counts == [24, 24]
