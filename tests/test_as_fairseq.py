@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -224,3 +225,35 @@ def test_embed_positions_of_roberta_says_how_many_there_are():
         model.encoder.sentence_encoder.embed_positions.max_positions for model in (theirs, ours)
     ]
     assert counts == [24, 24]
+
+
+LIMITED = ["learned", "sentence_learned", "tupe", "tupe_shared", "tupe_shared+reset"]
+
+
+@pytest.mark.parametrize("spec", [*LIMITED, "m4", "rope"])
+def test_a_block_with_a_bos_before_it_fits(spec):
+    """``--add-bos-token`` makes blocks of ``--tokens-per-sample`` one token longer."""
+    model = make_model("causal_lm", position_encoding=spec, add_bos_token=True)
+    assert logits(model, "causal_lm", make_tokens(2, 25)).isfinite().all()
+    assert model.max_positions() == (25 if spec in LIMITED else 24)
+    with pytest.raises(UserError, match="longer than") if spec in LIMITED else nullcontext():
+        logits(model, "causal_lm", make_tokens(2, 26))
+
+
+@pytest.mark.parametrize("spec", LIMITED)
+def test_a_model_of_shorter_blocks_with_bos_still_loads(spec):
+    """Its table had no position for it."""
+    old = make_model("causal_lm", position_encoding=spec)
+    new = make_model("causal_lm", position_encoding=spec, add_bos_token=True)
+    new.load_state_dict(old.state_dict())
+    tokens = make_tokens(2, 24)
+    torch.testing.assert_close(logits(new, "causal_lm", tokens), logits(old, "causal_lm", tokens))
+
+
+def test_fairseqs_learned_positions_with_bos_load():
+    theirs = make_model("causal_lm", "transformer_lm", decoder_learned_pos=True)
+    ours = make_model("causal_lm", position_encoding="learned", add_bos_token=True)
+    ours.load_state_dict(theirs.state_dict())
+    tokens = make_tokens(2, 24)
+    found, expected = (logits(each, "causal_lm", tokens) for each in (ours, theirs))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)

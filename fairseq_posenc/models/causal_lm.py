@@ -12,13 +12,15 @@ from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction
 from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Any
 
+import torch
 from fairseq import utils
 from fairseq.models import register_model
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
 
 from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.transformer.adapting import PositionCheckpoints
+from fairseq_posenc.registry import parse
+from fairseq_posenc.transformer.adapting import PositionCheckpoints, is_position_parameter
 from fairseq_posenc.transformer.configuration import announce, stack_config
 from fairseq_posenc.transformer.dropout import RetainedDropout
 from fairseq_posenc.transformer.options import PositionConfig
@@ -48,6 +50,8 @@ class PositionalLMConfig(PositionConfig, TransformerLanguageModelConfig):
 
 class PositionalLM(PositionCheckpoints, RetainedDropout, TransformerLanguageModel):
     """fairseq's causal language model with position encodings of one's choice."""
+
+    positions_for_bos: int = 0
 
     @classmethod
     def add_args(cls, parser: ArgumentParser) -> None:
@@ -94,6 +98,8 @@ class PositionalLM(PositionCheckpoints, RetainedDropout, TransformerLanguageMode
         shell = super().build_model(shell_args, task)
         if args.max_target_positions is None:
             args.max_target_positions = shell_args.max_target_positions
+        more = _positions_for_bos(args)
+        args.max_target_positions += more
         decoder = PositionalDecoder(
             stack_config(args),
             task.target_dictionary,
@@ -101,9 +107,32 @@ class PositionalLM(PositionCheckpoints, RetainedDropout, TransformerLanguageMode
             no_encoder_attn=True,
         )
         model = cls(decoder)
+        model.positions_for_bos = more
         model.init_positions = decoder.cfg.position.init_positions
         announce(decoder=decoder)
         return model
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
+        """Let a table of positions grow by the one that ``<s>`` needs (``--add-bos-token``)."""
+        super().upgrade_state_dict_named(state_dict, name)
+        prefix = f"{name}." if name else ""
+        tables = self.state_dict(prefix=prefix) if self.positions_for_bos else {}
+        for key, own in tables.items():
+            old = state_dict.get(key)
+            if is_position_parameter(key) and old is not None and old.shape == own[:-1].shape:
+                state_dict[key] = torch.cat([old, own[-1:].to(old)])  # where no token has stood
+
+
+def _positions_for_bos(args: Any) -> int:
+    """Return how many positions a table needs beyond the tokens of a sample.
+
+    ``--add-bos-token`` puts ``<s>`` before a block that is ``--tokens-per-sample`` long already.
+    Stock fairseq's learned positions end there with an IndexError.
+    """
+    spec = parse(args.position_encoding_decoder or args.position_encoding)
+    ends = any(hasattr(registry.get(item.name), "max_positions") for item in spec.items)
+    full = args.max_target_positions == args.tokens_per_sample
+    return int(bool(args.add_bos_token) and ends and full)
 
 
 TINY = {
