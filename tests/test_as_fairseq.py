@@ -163,6 +163,10 @@ def test_dropout_is_retained_as_the_command_line_gives_the_names(caplog):
     assert "no Encoder in this model has a dropout" in caplog.text
 
 
+def attention_of(model):
+    return next(each for each in model.modules() if isinstance(each, PositionalAttention))
+
+
 def prune(attention) -> None:
     """Keep two heads of an attention, as fairseq's pruning does."""
     attention._set_skip_embed_dim_check()
@@ -174,7 +178,7 @@ def test_pruning_heads_of_self_attention_is_refused(family):
     """Before anything is cut: the model still works."""
     model = make_model(family, position_encoding="alibi")
     expected = logits(model, family, tokens := make_tokens())
-    attention = next(each for each in model.modules() if isinstance(each, PositionalAttention))
+    attention = attention_of(model)
     with pytest.raises(UserError, match="heads cannot be pruned where position encodings are"):
         prune(attention)
     torch.testing.assert_close(logits(model, family, tokens), expected)
@@ -257,3 +261,16 @@ def test_fairseqs_learned_positions_with_bos_load():
     tokens = make_tokens(2, 24)
     found, expected = (logits(each, "causal_lm", tokens) for each in (ours, theirs))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("part", [lambda model: model, attention_of], ids=["model", "attention"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_torchscript_is_refused_in_one_line(family, part):
+    with pytest.raises(UserError, match="TorchScript is not supported"):
+        torch.jit.script(part(make_model(family, position_encoding="learned+m4m")))
+
+
+def test_a_trace_is_refused_in_one_line():
+    """It would keep the length and the padding of its example."""
+    with pytest.raises(UserError, match="TorchScript is not supported"):
+        torch.jit.trace(make_model("causal_lm", position_encoding="m4m"), make_tokens())

@@ -78,6 +78,17 @@ class PositionalAttention(MultiheadAttention):
         finally:  # nothing of a forward pass survives it
             self._given = Given()
 
+    def __prepare_scriptable__(self) -> None:
+        """Refuse ``torch.jit.script``, which asks this of every part of a model.
+
+        Raises:
+            UserError: always.
+        """
+        raise UserError(
+            "TorchScript is not supported: position encodings, and what computes them, are chosen "
+            "in Python"
+        )
+
     def _adaptive_prune_heads(self, reserve_head_index: list[tuple[int, int]]) -> None:
         """Refuse fairseq's pruning of heads, which knows nothing of what encodings keep a head.
 
@@ -105,8 +116,11 @@ class PositionalAttention(MultiheadAttention):
         """Attend as fairseq's class does: ``(T, B, C)`` in and out, weights ``(B, T, S)``.
 
         Raises:
-            UserError: ``static_kv`` or ``before_softmax``, which self-attention never needs.
+            UserError: ``static_kv`` or ``before_softmax``, which self-attention never needs; or
+                ``torch.jit.trace``, which would keep the lengths and padding of its example.
         """
+        if torch.jit.is_tracing():
+            self.__prepare_scriptable__()
         if static_kv or before_softmax:
             raise UserError("static_kv and before_softmax have no meaning in self-attention here")
         need_weights = need_weights or need_head_weights

@@ -4,7 +4,7 @@ fairseq's loops are inherited. Layers never see tokens, so a stack notes the pos
 pass, and a pre-hook on each layer passes them on as keyword arguments: as arguments, not as state,
 they are there again when a layer under activation checkpointing runs a second time in the backward
 pass, and gradients of shared terms reach their parameters. The hook is a bound method, which
-survives deep copies and pickling. TorchScript is not supported.
+survives deep copies and pickling.
 """
 
 from __future__ import annotations
