@@ -270,7 +270,53 @@ def test_torchscript_is_refused_in_one_line(family, part):
         torch.jit.script(part(make_model(family, position_encoding="learned+m4m")))
 
 
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 def test_a_trace_is_refused_in_one_line():
     """It would keep the length and the padding of its example."""
     with pytest.raises(UserError, match="TorchScript is not supported"):
         torch.jit.trace(make_model("causal_lm", position_encoding="m4m"), make_tokens())
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ([], True),  # the architecture's
+        (["--share-decoder-input-output-embed"], True),
+        (["--no-share-decoder-input-output-embed"], False),
+    ],
+)
+def test_the_flag_for_shared_embeddings_shares_them(more, expected):
+    model = configuration("transformer_lm_rope_tiny", *more).model
+    assert model.share_decoder_input_output_embed is expected
+
+
+def test_a_checkpoint_with_two_matrices_is_not_loaded_into_one():
+    """As all causal LMs of fairseq are without the option, and ours were."""
+    apart = make_model("causal_lm", share_decoder_input_output_embed=False)
+    assert apart.decoder.output_projection.weight is not apart.decoder.embed_tokens.weight
+    with pytest.raises(UserError, match="--no-share-decoder-input-output-embed makes one that"):
+        make_model("causal_lm").load_state_dict(apart.state_dict())
+    make_model("causal_lm", share_decoder_input_output_embed=False).load_state_dict(
+        apart.state_dict()
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"adaptive_input": True, "adaptive_input_cutoff": "5,10"},
+        {"adaptive_softmax_cutoff": "5,10"},
+        {"character_embeddings": True, "character_filters": "[(1, 4), (2, 8)]"},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_embeddings_without_one_matrix_are_not_shared(options):
+    model = make_model("causal_lm", **options)
+    assert not model.decoder.share_input_output_embed
+
+
+def test_embeddings_of_two_widths_are_not_shared():
+    with pytest.raises(UserError, match=r"widths 16 \(--decoder-input-dim\) and 32"):
+        make_model("causal_lm", decoder_input_dim=16)
+    options = {"decoder_input_dim": 16, "share_decoder_input_output_embed": False}
+    assert make_model("causal_lm", **options)

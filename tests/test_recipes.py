@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from fairseq.models import MODEL_DATACLASS_REGISTRY
 
+from conftest import make_model
 from fairseq_posenc import recipes, registry
 from fairseq_posenc.errors import UserError
 
@@ -75,6 +77,42 @@ def test_the_recipes_in_a_table():
     }
     large = recipes.pretraining("b_large").all_settings
     assert large["warmup_steps"] + large["hold_steps"] + large["decay_steps"] == 500_000
+
+
+# RoBERTa's dict.txt and the four symbols of every dictionary; a Chinese one of characters, whose
+# size the paper does not give, with which the model has what it says.
+SYMBOLS = {"WikiText-103": 50_260 + 4, "Chinese Wikipedia": 26_565}
+
+
+@pytest.mark.parametrize(("encoding", "positions"), [("learned", 512 * 768), ("none", 0)])
+def test_the_causal_lms_have_the_papers_number_of_parameters(encoding, positions):
+    """95 and 77.5 million: input and output embeddings are one."""
+    settings = {**recipes.pretraining("b_lm").settings, "dropout": 0.0}
+    names = [name for name in settings if name.startswith(("decoder_", "share_", "activation"))]
+    options = {name: settings[name] for name in names}
+    widths = {"decoder_input_dim": 0, "decoder_output_dim": 0}
+    length = {"max_target_positions": 512, "tokens_per_sample": 512}
+    model = make_model("causal_lm", f"transformer_lm_{encoding}", **options, **widths, **length)
+    symbols = model.decoder.embed_tokens.num_embeddings
+    matrices = [p for p in model.parameters() if len(p) == symbols]
+    own = sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in matrices)
+    assert own == 56_704_512 + positions
+    found = {name: own + len(matrices) * size * 768 for name, size in SYMBOLS.items()}
+    stated = PRETRAINING["b_lm"]["parameters"]
+    assert found["WikiText-103"] == {"learned": 95_700_480, "none": 95_307_264}[encoding]
+    for name, count in found.items():
+        assert count == pytest.approx(stated[name], rel=0.0075)
+    if encoding == "learned":
+        assert found["Chinese Wikipedia"] == pytest.approx(stated["Chinese Wikipedia"], abs=768)
+
+
+@pytest.mark.parametrize("encoding", ["learned", "none"])
+def test_the_architecture_alone_has_that_size_too(encoding):
+    config = MODEL_DATACLASS_REGISTRY[f"transformer_lm_{encoding}"]()
+    settings = recipes.pretraining("b_lm").settings
+    for name in settings:
+        if name.startswith(("decoder_", "share_", "activation")):
+            assert getattr(config, name) == settings[name]
 
 
 def test_an_unknown_recipe_is_told_with_the_known_ones():

@@ -46,6 +46,10 @@ class PositionalLMConfig(PositionConfig, TransformerLanguageModelConfig):
         default=True,  # as in all of fairseq's named causal LMs
         metadata={"help": "apply layernorm before each decoder block (default: so)"},
     )
+    share_decoder_input_output_embed: bool = field(
+        default=True,  # DecBERT's models have the size that they say only so
+        metadata={"help": "share decoder input and output embeddings (default: so)"},
+    )
 
 
 class PositionalLM(PositionCheckpoints, RetainedDropout, TransformerLanguageModel):
@@ -92,6 +96,7 @@ class PositionalLM(PositionCheckpoints, RetainedDropout, TransformerLanguageMode
             args.decoder_layers = len(args.decoder_layers_to_keep.split(","))
         args.decoder_input_dim = args.decoder_input_dim or args.decoder_embed_dim
         args.decoder_output_dim = args.decoder_output_dim or args.decoder_embed_dim
+        args.share_decoder_input_output_embed = _shares_embeddings(args)
         shell_args = copy.deepcopy(args)
         shell_args.decoder_layers = 0
         shell_args.decoder_layers_to_keep = None
@@ -113,14 +118,46 @@ class PositionalLM(PositionCheckpoints, RetainedDropout, TransformerLanguageMode
         return model
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
-        """Let a table of positions grow by the one that ``<s>`` needs (``--add-bos-token``)."""
+        """Let a table of positions grow by the one that ``<s>`` needs (``--add-bos-token``).
+
+        Raises:
+            UserError: two matrices of embeddings for a model that has one: the second would win.
+        """
         super().upgrade_state_dict_named(state_dict, name)
         prefix = f"{name}." if name else ""
+        decoder: Any = self.decoder
+        names = (
+            f"{prefix}decoder.embed_tokens.weight",
+            f"{prefix}decoder.output_projection.weight",
+        )
+        matrices = [state_dict[key] for key in names if key in state_dict]
+        if decoder.share_input_output_embed and len(matrices) == 2 and not torch.equal(*matrices):
+            raise UserError(
+                "the checkpoint's output embeddings are not its input embeddings, and this model "
+                "shares them: --no-share-decoder-input-output-embed makes one that does not"
+            )
         tables = self.state_dict(prefix=prefix) if self.positions_for_bos else {}
         for key, own in tables.items():
             old = state_dict.get(key)
             if is_position_parameter(key) and old is not None and old.shape == own[:-1].shape:
                 state_dict[key] = torch.cat([old, own[-1:].to(old)])  # where no token has stood
+
+
+def _shares_embeddings(args: Any) -> bool:
+    """Return whether one matrix is input and output embeddings, where there is one to share.
+
+    Raises:
+        UserError: the two have other widths.
+    """
+    if args.adaptive_input or args.character_embeddings or args.adaptive_softmax_cutoff:
+        return False  # fairseq's option has no meaning there
+    widths = args.decoder_input_dim, args.decoder_output_dim
+    if args.share_decoder_input_output_embed and len(set(widths)) > 1:
+        raise UserError(
+            f"embeddings of widths {widths[0]} (--decoder-input-dim) and {widths[1]} "
+            "(--decoder-output-dim) cannot be shared: --no-share-decoder-input-output-embed"
+        )
+    return bool(args.share_decoder_input_output_embed)
 
 
 def _positions_for_bos(args: Any) -> int:
