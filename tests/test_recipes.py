@@ -160,6 +160,31 @@ def test_figures_that_the_texts_repeat():
     assert math.log(perplexity["none", "both"]) == pytest.approx(5.8, abs=0.1)  # M4M's loss
 
 
+def test_decberts_plateau_is_shorter_and_its_end_is_not_given():
+    """ "The plateau stage of DecBERT is shortened (from around 7000 to 3000 steps)"."""
+    bert, decbert = (row["values"] for row in REPORTED["decbert_figure2"]["rows"])
+    assert bert["length of the plateau"] == bert["plateau"] - bert["start"] == 7000
+    assert decbert["length of the plateau"] == 3000
+    assert decbert["plateau"] is None
+
+
+def test_what_needs_a_smaller_rate_on_squad():
+    assert DATA["finetuning"]["squad"]["m4m"]["lr_of"] == {"raffel": 2.5e-5, "tupe": 2.5e-5}
+    assert "raffel and tupe diverge" in DATA["finetuning"]["glue"]["m4m"]["note"]
+
+
+def test_the_reports_example_is_its_text_character_for_character():
+    """Of its two apostrophes one is typographic; the reference has no full stop at its end."""
+    example = DATA["finetuning"]["translation"]["iwslt17"]["example"]
+    assert example == {
+        "source": "Ce dont vous avez peur n\u2019est jamais aussi grave que ce que vous imaginez. "
+        "La peur que vous laissez s'accumuler dans votre esprit est pire que la situation qui "
+        "existe r\u00e9ellement.",
+        "target": "What you are afraid of is never as bad as what you imagine. The fear you let "
+        "build up in your mind is worse than the situation that actually exists",
+    }
+
+
 def test_fine_tuning_has_a_schedule_for_every_task():
     glue = DATA["finetuning"]["glue"]
     assert set(glue["m4m"]["tasks"]) == set(glue["decbert"]["tasks"])
