@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +16,16 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.modules import FairseqDropout
 from fairseq.modules.dynamic_crf_layer import DynamicCRF
+from fairseq_cli import eval_lm, generate, preprocess, train
 from omegaconf import OmegaConf
 
+from commands import new_directory, pairs
+from commands import sentences as sentences_bin
 from conftest import ARCHITECTURES, STOCK, logits, make_dictionary, make_model, make_tokens
 from fairseq_posenc.compare.settings import TRAIN_OPTIONS, Settings
 from fairseq_posenc.compare.training import validate_command
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.models.masked_lm import PositionalRoberta
 from fairseq_posenc.transformer.attention import PositionalAttention
 
 ROOT = Path(__file__).parents[1]
@@ -320,3 +325,128 @@ def test_embeddings_of_two_widths_are_not_shared():
         make_model("causal_lm", decoder_input_dim=16)
     options = {"decoder_input_dim": 16, "share_decoder_input_output_embed": False}
     assert make_model("causal_lm", **options)
+
+
+# ------------------------------------------------ fairseq's programs, as its own tests run them
+
+CPU = ["--cpu", "--num-workers", 0, "--required-batch-size-multiple", 1]
+STEPS = [
+    *("--optimizer", "adam", "--lr", 0.001, "--max-update", 2, "--log-format", "json"),
+    *("--no-epoch-checkpoints", "--disable-validation", "--batch-size", 4),
+]
+
+
+def called(parser: argparse.ArgumentParser, main, *words) -> None:
+    """Call a program of fairseq in this process, as its console script would."""
+    args = options.parse_args_and_arch(parser, [str(word) for word in (*words, *CPU)])
+    main(convert_namespace_to_omegaconf(args))
+
+
+def trains(data: Path, save_dir: Path, *words) -> Path:
+    """Train two updates; return the checkpoint."""
+    called(options.get_training_parser(), train.main, data, "--save-dir", save_dir, *STEPS, *words)
+    return save_dir / "checkpoint_last.pt"
+
+
+def generates(capsys, data: Path, checkpoint: Path, *words) -> list[str]:
+    """Translate the test set; return the lines of hypotheses."""
+    capsys.readouterr()
+    words = ("--max-len-b", 12, *words)
+    called(options.get_generation_parser(), generate.main, data, "--path", checkpoint, *words)
+    return [line for line in capsys.readouterr().out.splitlines() if line.startswith("H-")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arch", "decoder"),
+    [("transformer_m4m_tiny", "learned+rope"), ("transformer_tupe_shared_tiny", "alibi")],
+)
+def test_translation_as_fairseq_tests_it(arch, decoder, tmp_path, capsys):
+    """Training, then every way of searching."""
+    lengths = ["--max-source-positions", 64, "--max-target-positions", 64]
+    positions = ["--position-encoding-decoder", decoder]
+    checkpoint = trains(pairs(), tmp_path, "--arch", arch, *positions, *lengths)
+    searches = [
+        ["--beam", 3],
+        ["--beam", 4, "--diverse-beam-groups", 2],
+        ["--beam", 4, "--diversity-rate", 0.5],
+        ["--sampling", "--temperature", 2, "--beam", 2, "--nbest", 2],
+        ["--sampling", "--sampling-topk", 3, "--beam", 2, "--nbest", 2],
+        ["--sampling", "--sampling-topp", 0.2, "--beam", 2, "--nbest", 2],
+        ["--prefix-size", 2],
+        ["--retain-dropout"],
+        ["--retain-dropout", "--retain-dropout-modules", '["TransformerEncoder"]'],
+    ]
+    for words in searches:
+        nbest = 2 if "--nbest" in words else 1
+        assert len(generates(capsys, pairs(), checkpoint, *words)) == 5 * nbest, words
+    ensemble = f"{checkpoint}:{checkpoint}"
+    assert len(generates(capsys, pairs(), ensemble)) == 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("encoding", ["learned", "sentence_learned", "tupe_shared", "rope"])
+@pytest.mark.parametrize("bos", [[], ["--add-bos-token"]], ids=["eos", "bos"])
+def test_language_models_as_fairseq_tests_them(encoding, bos, tmp_path, capsys):
+    """Blocks of 500 tokens; scores with and without a window of context; continuations."""
+    data, task = long_text(), ["--task", "language_modeling", "--tokens-per-sample", 500, *bos]
+    arch = ["--arch", f"transformer_lm_{encoding}_tiny"]
+    checkpoint = trains(data, tmp_path, *task, *arch, "--max-tokens", 501)
+    for window in ([], ["--context-window", 200]):
+        parser = options.get_eval_lm_parser()
+        called(parser, eval_lm.main, data, "--path", checkpoint, *task[2:], *window)
+    sampled = [*task, "--sample-break-mode", "eos", "--max-len-b", 30, "--beam", 2]
+    if not bos:  # with it fairseq's own models, too, stop at an assertion of its generator
+        assert len(generates(capsys, data, checkpoint, *sampled)) == 4
+
+
+@cache
+def long_text() -> Path:
+    """Return data with more than 500 tokens to train on."""
+    folder = new_directory()
+    words = [f"w{index % 20}" for index in range(1200)]
+    lines = [" ".join(words[start : start + 12]) + "\n" for start in range(0, 1200, 12)]
+    for split, some in (("train", lines), ("valid", lines), ("test", lines[:4])):
+        (folder / split).write_text("".join(some), encoding="utf-8")
+    splits = [
+        part for name in ("train", "valid", "test") for part in (f"--{name}pref", folder / name)
+    ]
+    preprocessed(folder / "bin", "--only-source", *splits)
+    return folder / "bin"
+
+
+def preprocessed(folder: Path, *words) -> None:
+    parser = options.get_preprocessing_parser()
+    preprocess.main(parser.parse_args([str(each) for each in (*words, "--destdir", folder)]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["roberta_m4m_tiny", "decbert_diff_tiny"])
+def test_roberta_as_fairseq_tests_it(arch, tmp_path):
+    """Masked words, then sentences with a class or a number, and features for users."""
+    size = ["--arch", arch, "--max-positions", 64]
+    masked = ["--task", "masked_lm", "--criterion", "masked_lm", "--tokens-per-sample", 64]
+    checkpoint = trains(sentences_bin(), tmp_path / "mlm", *masked, *size)
+    labelled = tmp_path / "labelled"
+    for split in ("train", "valid"):
+        (tmp_path / split).write_text("".join(f"{index % 2}\n" for index in range(8)))
+    text = sentences_bin().parent
+    dictionary = ["--srcdict", sentences_bin() / "dict.txt"]
+    inputs = [*("--trainpref", text / "valid", "--validpref", text / "valid"), "--only-source"]
+    preprocessed(labelled / "input0", *inputs, *dictionary)
+    labels = ["--trainpref", tmp_path / "train", "--validpref", tmp_path / "valid"]
+    preprocessed(labelled / "label", *labels, "--only-source")
+    (labelled / "label" / "train.label").write_text((tmp_path / "train").read_text())
+    for more in (["--num-classes", 2], ["--num-classes", 1, "--regression-target"]):
+        head = ["--task", "sentence_prediction", "--criterion", "sentence_prediction"]
+        start = ["--finetune-from-model", checkpoint, "--init-token", 0]
+        trains(labelled, tmp_path / f"head{len(more)}", *head, *size, *more, *start)
+    model = PositionalRoberta.from_pretrained(
+        str(checkpoint.parent), checkpoint.name, str(sentences_bin()), bpe=None
+    ).eval()
+    tokens = model.task.source_dictionary.encode_line("w1 w2 w3", add_if_not_exist=False).long()
+    layers = model.extract_features(tokens, return_all_hiddens=True)
+    assert [tuple(each.shape) for each in layers] == [(1, 4, 128)] * 3
+    model.register_classification_head("new", num_classes=3)
+    probabilities = model.predict("new", tokens)
+    assert probabilities.exp().sum().item() == pytest.approx(1)
