@@ -135,16 +135,18 @@ class Positions(NamedTuple):
             )
 
     def in_sentence(self) -> Tensor:
-        """Return positions ``(B, S)`` that start again at 0 after every end of sentence.
+        """Return positions ``(B, S)`` in which the first token of every sentence stands at 1.
+
+        The first token of a row, its ``<s>``, stands at 0: ``<s> a b c </s> d e </s>`` is
+        0 1 2 3 4 1 2 3. No position is higher than in the block.
 
         Source: the "real absolute positions" of Huang et al. (2021), section 5.2.
         """
-        ends = self.tokens.eq(self.eos_idx)
-        starts_sentence = torch.zeros_like(ends)
-        starts_sentence[:, 1:] = ends[:, :-1]
         ids = self.ids.expand_as(self.tokens)
-        start = torch.where(starts_sentence, ids, torch.zeros_like(ids)).cummax(1).values
-        return ids - start
+        ends = torch.where(self.tokens.eq(self.eos_idx), ids, torch.zeros_like(ids))
+        last_end = torch.zeros_like(ids)  # before the token, or where the row begins
+        last_end[:, 1:] = ends[:, :-1].cummax(1).values
+        return ids - last_end
 
     def is_first(self) -> Tensor:
         """Return which token is the first real one of its row, ``(B or 1, S)`` of bool.

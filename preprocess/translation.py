@@ -10,7 +10,8 @@ Pieces are learnt from the training text with sentencepiece. Beside what fairseq
 gets ``sentencepiece.model`` (or ``sentencepiece.LANGUAGE.model``, with ``--separate``), the
 validation and test sets as they were, ``valid.raw.LANGUAGE`` and ``test.raw.LANGUAGE``, to compute
 BLEU against, and ``manifest.json``: the options, the inputs' SHA-256, and all counts. Further sets
-are called ``valid1``, ``test1`` and so on, as fairseq calls them.
+are called ``valid1``, ``test1`` and so on, as fairseq calls them. The test set of IWSLT 2017 is all
+of tst2010 to tst2015, joined, and ``test1`` to ``test6`` are the years one by one.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any, Callable, Optional
 
 from parallel.files import read_files
 from parallel.folder import MANIFEST, is_made, written_whole
-from parallel.iwslt import read_iwslt
+from parallel.iwslt import TESTS, read_iwslt
 from parallel.preparation import Preparation
 from parallel.texts import Corpus
 
@@ -85,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     corpora = parser.add_subparsers(dest="corpus", required=True, metavar="CORPUS")
     iwslt = corpora.add_parser("iwslt17", help="a release of IWSLT 2017, for one pair of languages")
     iwslt.add_argument("path", type=Path, help="its .tgz, or a folder with its files")
-    _add_sets(iwslt, _iwslt17, ["dev2010"], ["tst2015"])
+    _add_sets(iwslt, _iwslt17, ["dev2010"], ["+".join(TESTS), *TESTS])
     multi30k = corpora.add_parser("multi30k", help="Multi30k, task 1, raw text")
     multi30k.add_argument("path", type=Path, help="folder with train.fr.gz, val.fr.gz and so on")
     _add_sets(multi30k, _multi30k, ["val"], ["test_2016_flickr"])
@@ -107,7 +108,7 @@ def _add_sets(
 ) -> None:
     parser.set_defaults(read=read)
     for name, default in (("--valid", valid), ("--test", test)):
-        known = f"one or several sets (default: {default[0]})" if default else "as --train"
+        known = f"one or several sets (default: {' '.join(default)})" if default else "as --train"
         parser.add_argument(
             name, nargs="+", metavar="SET", default=default, required=not default, help=known
         )

@@ -243,7 +243,7 @@ def pairs() -> Path:
 
 
 # Two sentences are longer than 16 tokens, so each is a block of its own; fairseq's mode for that,
-# eos, does not work with numpy 2.
+# eos, does not work with numpy 2 but with this package.
 BLOCKS = ["--sample-break-mode", "complete", "--tokens-per-sample", "16"]
 FAMILIES = {
     "masked_lm": Family(

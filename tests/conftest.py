@@ -42,6 +42,7 @@ ARGS = {
         "max_target_positions": 24,
         "tokens_per_sample": 24,
         "decoder_normalize_before": True,
+        "share_decoder_input_output_embed": True,
         "activation_fn": "gelu",
     },
     "translation": {

@@ -711,22 +711,26 @@ def block_positions(tokens: Tensor, pad: int) -> Tensor:
 
 
 def sentence_positions(tokens: Tensor, pad: int, eos: int) -> Tensor:
-    """As `block_positions`, but the token after an end-of-sentence symbol has position 0 again.
+    """Return each token's real position in its sentence; padding has -1.
 
-    The end-of-sentence symbol itself is the last token of its sentence.
+    Huang et al. (2021), section 5.2: "the first token of a sentence always has the position of 1".
+    What a row begins with, <s>, belongs to no sentence and has position 0. A sentence ends with its
+    end-of-sentence symbol.
     """
     if tokens.dim() == 1:
         return sentence_positions(tokens[None], pad, eos)[0]
     positions = torch.full_like(tokens, -1)
     for b in range(tokens.shape[0]):
-        position = 0
-        for n in range(tokens.shape[1]):
-            if tokens[b, n] == pad:
-                continue
-            positions[b, n] = position
-            position += 1
+        first, *text = [n for n in range(tokens.shape[1]) if tokens[b, n] != pad]
+        positions[b, first] = 0
+        sentences: list[list[int]] = [[]]
+        for n in text:
+            sentences[-1].append(n)
             if tokens[b, n] == eos:
-                position = 0
+                sentences.append([])
+        for sentence in sentences:
+            for real_position, n in enumerate(sentence, start=1):
+                positions[b, n] = real_position
     return positions
 
 

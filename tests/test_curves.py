@@ -59,8 +59,9 @@ def test_the_command_writes_table_and_picture(tmp_path, capsys):
         main(["curves", f"m4(max_distance=64)={first}", f"rope={second}", "--out", str(out)]) == 0
     )
     text = (out / "curves.md").read_text()
-    assert "| `m4(max_distance=64)` | 300 | 200 | 5.000 | 32.00 | 1,234 |" in text
-    assert "| `rope` | 200 | 200 | 4.000 | 16.00 | 1,234 |" in text
+    assert "| `m4(max_distance=64)` | 300 | 200 | 5.000 | 3.466 | 32.00 | 1,234 |" in text
+    assert "| loss (bits) | loss (nats) |" in text  # the papers' are in nats
+    assert "| `rope` | 200 | 200 | 4.000 | 2.773 | 16.00 | 1,234 |" in text
     assert "accuracy" not in text
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert "rope" in capsys.readouterr().out

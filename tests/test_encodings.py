@@ -201,6 +201,29 @@ def test_learned_vectors_stand_at_real_positions():
     torch.testing.assert_close(ours[1, 2:], built.table.weight[:3])
 
 
+def test_the_first_token_of_every_sentence_stands_at_1():
+    """``<s> a b c </s> d e </s>``, with padding on either side."""
+    tokens = torch.tensor([[0, 5, 6, 7, EOS, 8, 9, EOS]])
+    ours = Positions.of(tokens, PAD, EOS, 8).in_sentence()
+    assert ours.tolist() == [[0, 1, 2, 3, 4, 1, 2, 3]]
+    padding = torch.full((1, 2), PAD)
+    left = Positions.of(torch.cat([padding, tokens], 1), PAD, EOS, 10).in_sentence()
+    right = Positions.of(torch.cat([tokens, padding], 1), PAD, EOS, 10).in_sentence()
+    assert torch.equal(left[:, 2:], ours)
+    assert torch.equal(right[:, :8], ours)
+    assert right.max() < 8  # no row of the table beyond those of the block
+    full = torch.full((1, 8), 5)
+    assert Positions.of(full, PAD, EOS, 8).in_sentence().tolist() == [list(range(8))]
+
+
+def test_a_masked_end_ends_no_sentence():
+    """Its input is all that a model knows; the next end starts positions anew."""
+    mask = 30
+    tokens = torch.tensor([[0, 5, mask, 6, EOS, 7]])
+    ours = Positions.of(tokens, PAD, EOS, 6).in_sentence()
+    assert ours.tolist() == [[0, 1, 2, 3, 4, 1]]
+
+
 def test_sentence_positions_equal_the_formula():
     tokens = torch.tensor(
         [

@@ -635,7 +635,7 @@ def test_block_positions():
 
 def test_sentence_positions():
     tokens = torch.tensor([[1, 0, 5, 2, 6, 7, 2, 8], [0, 5, 2, 2, 6, 2, 1, 1]])
-    expected = torch.tensor([[-1, 0, 1, 2, 0, 1, 2, 0], [0, 1, 2, 0, 0, 1, -1, -1]])
+    expected = torch.tensor([[-1, 0, 1, 2, 1, 2, 3, 1], [0, 1, 2, 1, 1, 2, -1, -1]])
     assert_close(oracles.sentence_positions(tokens, pad=1, eos=2), expected)
     assert_close(oracles.sentence_positions(tokens[1], pad=1, eos=2), expected[1])
     assert_close(

@@ -229,6 +229,20 @@ def test_the_same_again_does_nothing_and_anything_else_is_refused(iwslt, capsys)
     assert {path: path.stat().st_mtime_ns for path in data.iterdir()} == before
 
 
+def test_iwslts_test_set_is_all_years_and_each_by_itself(tmp_path):
+    folder = release(tmp_path)
+    args = translation._parser().parse_args(["iwslt17", str(folder), "--out", "bin"])
+    corpus = translation._iwslt17(args)
+    together, *years = corpus.test
+    assert [split.name for split in years] == [f"tst{year}" for year in range(2010, 2016)]
+    assert together.name == "tst2010+tst2011+tst2012+tst2013+tst2014+tst2015"
+    for side in ("source", "target"):
+        lines = [line for split in years for line in getattr(split, side).lines]
+        assert getattr(together, side).lines == lines
+    assert [len(split.source.lines) for split in corpus.test] == [57, 7, 8, 9, 10, 11, 12]
+    assert [split.name for split in corpus.valid] == ["dev2010"]
+
+
 def test_iwslt_from_a_folder_in_the_other_direction(tmp_path):
     folder = release(tmp_path)
     corpus = translation.read_iwslt(folder, ("en", "fr"), ["dev2010"], ["tst2014"])

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from fairseq.models import MODEL_DATACLASS_REGISTRY
 
+from conftest import make_model
 from fairseq_posenc import recipes, registry
 from fairseq_posenc.errors import UserError
 
@@ -77,6 +79,42 @@ def test_the_recipes_in_a_table():
     assert large["warmup_steps"] + large["hold_steps"] + large["decay_steps"] == 500_000
 
 
+# RoBERTa's dict.txt and the four symbols of every dictionary; a Chinese one of characters, whose
+# size the paper does not give, with which the model has what it says.
+SYMBOLS = {"WikiText-103": 50_260 + 4, "Chinese Wikipedia": 26_565}
+
+
+@pytest.mark.parametrize(("encoding", "positions"), [("learned", 512 * 768), ("none", 0)])
+def test_the_causal_lms_have_the_papers_number_of_parameters(encoding, positions):
+    """95 and 77.5 million: input and output embeddings are one."""
+    settings = {**recipes.pretraining("b_lm").settings, "dropout": 0.0}
+    names = [name for name in settings if name.startswith(("decoder_", "share_", "activation"))]
+    options = {name: settings[name] for name in names}
+    widths = {"decoder_input_dim": 0, "decoder_output_dim": 0}
+    length = {"max_target_positions": 512, "tokens_per_sample": 512}
+    model = make_model("causal_lm", f"transformer_lm_{encoding}", **options, **widths, **length)
+    symbols = model.decoder.embed_tokens.num_embeddings
+    matrices = [p for p in model.parameters() if len(p) == symbols]
+    own = sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in matrices)
+    assert own == 56_704_512 + positions
+    found = {name: own + len(matrices) * size * 768 for name, size in SYMBOLS.items()}
+    stated = PRETRAINING["b_lm"]["parameters"]
+    assert found["WikiText-103"] == {"learned": 95_700_480, "none": 95_307_264}[encoding]
+    for name, count in found.items():
+        assert count == pytest.approx(stated[name], rel=0.0075)
+    if encoding == "learned":
+        assert found["Chinese Wikipedia"] == pytest.approx(stated["Chinese Wikipedia"], abs=768)
+
+
+@pytest.mark.parametrize("encoding", ["learned", "none"])
+def test_the_architecture_alone_has_that_size_too(encoding):
+    config = MODEL_DATACLASS_REGISTRY[f"transformer_lm_{encoding}"]()
+    settings = recipes.pretraining("b_lm").settings
+    for name in settings:
+        if name.startswith(("decoder_", "share_", "activation")):
+            assert getattr(config, name) == settings[name]
+
+
 def test_an_unknown_recipe_is_told_with_the_known_ones():
     with pytest.raises(UserError, match=r"'a_huge'; there are a_small, a_base, a_c4,"):
         recipes.pretraining("a_huge")
@@ -120,6 +158,31 @@ def test_figures_that_the_texts_repeat():
     averages = [row["values"]["average"] for row in REPORTED["decbert_table4"]["rows"]]
     assert averages[1] - averages[0] == pytest.approx(1.2)  # "1.2 points higher"
     assert math.log(perplexity["none", "both"]) == pytest.approx(5.8, abs=0.1)  # M4M's loss
+
+
+def test_decberts_plateau_is_shorter_and_its_end_is_not_given():
+    """ "The plateau stage of DecBERT is shortened (from around 7000 to 3000 steps)"."""
+    bert, decbert = (row["values"] for row in REPORTED["decbert_figure2"]["rows"])
+    assert bert["length of the plateau"] == bert["plateau"] - bert["start"] == 7000
+    assert decbert["length of the plateau"] == 3000
+    assert decbert["plateau"] is None
+
+
+def test_what_needs_a_smaller_rate_on_squad():
+    assert DATA["finetuning"]["squad"]["m4m"]["lr_of"] == {"raffel": 2.5e-5, "tupe": 2.5e-5}
+    assert "raffel and tupe diverge" in DATA["finetuning"]["glue"]["m4m"]["note"]
+
+
+def test_the_reports_example_is_its_text_character_for_character():
+    """Of its two apostrophes one is typographic; the reference has no full stop at its end."""
+    example = DATA["finetuning"]["translation"]["iwslt17"]["example"]
+    assert example == {
+        "source": "Ce dont vous avez peur n\u2019est jamais aussi grave que ce que vous imaginez. "
+        "La peur que vous laissez s'accumuler dans votre esprit est pire que la situation qui "
+        "existe r\u00e9ellement.",
+        "target": "What you are afraid of is never as bad as what you imagine. The fear you let "
+        "build up in your mind is worse than the situation that actually exists",
+    }
 
 
 def test_fine_tuning_has_a_schedule_for_every_task():

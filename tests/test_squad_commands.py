@@ -283,8 +283,14 @@ def test_the_recipe_is_the_papers(monkeypatch, version):
     assert not OmegaConf.missing_keys(found)
 
 
-def test_raffel_has_a_rate_of_its_own_and_the_user_the_last_word(monkeypatch):
-    assert configured(monkeypatch, 1, "raffel").optimization.lr == [2.5e-5]
+@pytest.mark.parametrize("version", RECIPES)
+@pytest.mark.parametrize("encoding", ["raffel", "tupe", "tupe(tie_projections=true)"])
+def test_what_diverges_at_the_usual_rate_has_one_of_its_own(monkeypatch, encoding, version):
+    """M4M's paper, section 5.3: Raffel diverged at 3e-5, and TUPE "suffers from the same issue"."""
+    assert configured(monkeypatch, 1, encoding, version).optimization.lr == [2.5e-5]
+
+
+def test_the_user_has_the_last_word_on_the_rate(monkeypatch):
     assert configured(monkeypatch, 1, "raffel(per_head=true)+learned").optimization.lr == [2.5e-5]
     mine = configured(monkeypatch, 1, "raffel", "1.1", "optimization.lr=[1e-4]", "common.seed=7")
     assert (mine.optimization.lr, mine.common.seed) == ([1e-4], 7)

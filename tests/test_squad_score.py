@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
 import random
 import re
@@ -16,6 +17,7 @@ import pytest
 from commands import script
 from fairseq_posenc import cli
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.squad import score as scoring
 from fairseq_posenc.squad.data import Answer, Question, Squad, read_squad
 from fairseq_posenc.squad.score import evaluate
 
@@ -166,6 +168,20 @@ def test_figures_of_2_0_are_the_official_ones(seed):
     for threshold in (1.0, 0.0, 0.5, -2.0):
         ours = evaluate(squad, predictions, odds, threshold)
         assert ours == official_v2(squad, predictions, odds, threshold)
+
+
+def test_the_f1_of_1_1_is_that_of_every_python(monkeypatch):
+    """The script adds score after score; the ``sum`` of Python 3.12 rounds but once, as fsum."""
+    words = " ".join(f"w{index}" for index in range(13))
+    told = (Answer(words, 0),)
+    questions = [Question(f"q{number}", "?", "", told) for number in range(50)]
+    predictions = {f"q{number}": " ".join(words.split()[: 1 + number % 12]) for number in range(50)}
+    squad = Squad(Path("x.json"), "1.1", questions)
+    expected = official_v1(squad, predictions)
+    scores = [overlap(words.split(), given.split()) for given in predictions.values()]
+    assert 100.0 * math.fsum(scores) / len(scores) != expected["f1"]
+    monkeypatch.setattr(scoring, "sum", math.fsum, raising=False)
+    assert evaluate(squad, predictions) == expected
 
 
 def test_what_the_versions_treat_differently():

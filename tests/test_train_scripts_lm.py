@@ -23,6 +23,7 @@ RECIPE = {
     "decoder_ffn_embed_dim": 3072,
     "decoder_attention_heads": 12,
     "activation_fn": "gelu",
+    "share_decoder_input_output_embed": True,  # or it would not have 95 M parameters
     "tokens_per_sample": 512,
     "max_update": 100_000,
     "optimizer": "adam",

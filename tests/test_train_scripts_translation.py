@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import subprocess
@@ -19,7 +20,7 @@ from fairseq.optim.lr_scheduler.tri_stage_lr_scheduler import (
 from fairseq.optim.sgd import SGD
 from omegaconf import OmegaConf
 
-from commands import USER_DIR, kill_in_training, new_directory, pairs, run
+from commands import USER_DIR, kill_in_training, new_directory, pairs, run, train
 from fairseq_posenc.transformer.options import resolve
 
 slow = pytest.mark.slow
@@ -38,11 +39,14 @@ RECIPE = {
     "decoder_attention_heads": 8,
     "dropout": 0.1,
     "task": "translation",
-    "criterion": "cross_entropy",
+    "criterion": "label_smoothed_cross_entropy",
+    "label_smoothing": 0.0,  # plain cross-entropy
+    "report_accuracy": True,
     "optimizer": "adam",
     "lr": [3e-4],
     "lr_scheduler": "tri_stage",
     "max_epoch": 20,
+    "required_batch_size_multiple": 1,  # else fairseq drops sentences, of the validation too
 }
 # Of our choice: the report gives neither the batch nor the end of the decay.
 CHOSEN = {"max_tokens": 4096, "init_lr_scale": 0.01, "final_lr_scale": 0.01}
@@ -198,10 +202,27 @@ def test_a_killed_training_goes_on_and_the_best_seed_is_named(tmp_path):
         # The updates of an epoch were counted as fairseq has made them.
         assert updates == (epoch + 1) * updates_told(said)
     first, second = sorted(losses, key=losses.get)
+    nats = [losses[path] * math.log(2) for path in (first, second)]  # as the report has them
     assert done.stdout.splitlines()[-2:] == [
-        f"best  validation loss {losses[first]:.4f}  {first}",
-        f"      validation loss {losses[second]:.4f}  {second}",
+        f"best  validation loss {losses[first]:.4f} bits, {nats[0]:.4f} nats  {first}",
+        f"      validation loss {losses[second]:.4f} bits, {nats[1]:.4f} nats  {second}",
     ]
+
+
+@slow
+def test_the_criterion_is_plain_cross_entropy_with_the_accuracy_of_the_validation():
+    """The loss, the gradient and so the training are those of fairseq's ``cross_entropy``."""
+    plain = ["--criterion", "cross_entropy"]
+    ours = [
+        *("--criterion", RECIPE["criterion"], "--label-smoothing", RECIPE["label_smoothing"]),
+        "--report-accuracy",
+    ]
+    runs = [train("translation", "--max-epoch", 2, *criterion) for criterion in (plain, ours)]
+    for group in ("train", "valid"):
+        for key in ("loss", "gnorm") if group == "train" else ("loss",):
+            theirs, found = (run.figures(group, key) for run in runs)
+            assert found == pytest.approx(theirs, rel=1e-5)
+    assert [("valid_accuracy" in each.run.log) for each in runs] == [False, True]
 
 
 # ------------------------------------------------------------------------------------------- YAML
@@ -211,8 +232,8 @@ def test_the_yaml_file_has_the_settings_of_the_script():
     config = OmegaConf.to_container(OmegaConf.load(YAML), resolve=False)
     sections = ["model", "dataset", "lr_scheduler", "optimization"]
     found = {name: value for section in sections for name, value in config[section].items()}
-    found["criterion"] = config["criterion"]
-    for section in ("task", "optimizer", "lr_scheduler"):
+    found.update(config["criterion"])
+    for section in ("task", "optimizer", "lr_scheduler", "criterion"):
         found[section] = config[section]["_name"]
     expected = {**RECIPE, **CHOSEN, "phase_ratio": [0.3, 0.0, 0.7], "update_freq": [2]}
     assert {name: found.get(name) for name in expected} == expected

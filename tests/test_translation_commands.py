@@ -19,6 +19,7 @@ from fairseq import checkpoint_utils, tasks
 from fairseq.dataclass.configs import GenerationConfig
 
 from commands import USER_DIR, new_directory, run, script, trained
+from fairseq_posenc import recipes
 from fairseq_posenc.cli import main
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.translation import Translator
@@ -233,6 +234,19 @@ def test_translate_shows_the_greedy_and_the_best_hypotheses(translator, capsys):
     assert [line.startswith("  beam 4, ") for line in best] == [True, True]
     for line, hypothesis in zip([greedy, *best], expected):
         assert line.endswith(f" {hypothesis.score:.4f}  {hypothesis.text}")
+
+
+@slow
+def test_translate_knows_the_reports_example(translator, capsys):
+    example = recipes.load()["finetuning"]["translation"]["iwslt17"]["example"]
+    command = ["translate", "--checkpoint", str(checkpoint()), "--beam", "2"]
+    assert main([*command, "--example"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == example["source"]
+    assert "n\u2019est" in lines[0]
+    assert lines[-1].split(maxsplit=1) == ["reference", example["target"]]
+    assert main([*command, "--example", "chat noir"]) == 2
+    assert "give sentences, --input or --example" in capsys.readouterr().err
 
 
 @slow

@@ -21,6 +21,7 @@ model=(
     --arch transformer_lm_none --position-encoding "$ENCODING"
     --decoder-layers 8 --decoder-embed-dim 768 --decoder-ffn-embed-dim 3072
     --decoder-attention-heads 12 --activation-fn gelu --dropout 0.1
+    --share-decoder-input-output-embed # or the models would not have the paper's 95 M parameters
 )
 batches=(
     --task language_modeling --tokens-per-sample 512 --sample-break-mode none

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.running.logs import in_nats
 from fairseq_posenc.transformer.commands import prepare
 
 
@@ -36,4 +37,5 @@ def best_losses(folder: Path) -> dict[Path, float]:
 if __name__ == "__main__":
     prepare()  # allows what fairseq's checkpoints hold
     for number, (checkpoint, loss) in enumerate(best_losses(Path(sys.argv[1])).items()):
-        print(f"{'best' if number == 0 else '    '}  validation loss {loss:.4f}  {checkpoint}")
+        mark = "best" if number == 0 else "    "
+        print(f"{mark}  validation loss {loss:.4f} bits, {in_nats(loss):.4f} nats  {checkpoint}")

@@ -54,6 +54,7 @@ FAMILIES = {
         [
             *("--task", "dummy_lm", "--criterion", "cross_entropy"),
             *("--decoder-normalize-before", "--activation-fn", "gelu"),
+            "--share-decoder-input-output-embed",
         ],
         *("transformer_lm", "transformer_lm_none", ("decoder",)),
         {"tiny": TINY, "base": BASE._replace(layers=8), "large": LARGE},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from fairseq_posenc.compare.settings import TRAIN_OPTIONS
+from fairseq_posenc.compare.settings import TRAIN_OPTIONS, WHOLE
 
 NEVER = "1000000000"
 VALIDATE_EVERY = 50
@@ -13,6 +13,7 @@ SIZES = ("--warmup-updates", "100", "--max-tokens", "2048")
 _ADAM = (
     *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--lr", "0.003"),
     *("--lr-scheduler", "inverse_sqrt", *SIZES, "--dropout", "0", "--criterion", "cross_entropy"),
+    *WHOLE,
 )
 FAMILIES: dict[str, tuple[str, ...]] = {
     "masked LM": (*TRAIN_OPTIONS, *SIZES),

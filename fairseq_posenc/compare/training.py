@@ -10,7 +10,7 @@ from typing import Any, Callable, Optional
 import torch
 
 from fairseq_posenc.compare.contenders import Contender
-from fairseq_posenc.compare.settings import TRAIN_OPTIONS, Settings
+from fairseq_posenc.compare.settings import TRAIN_OPTIONS, WHOLE, Settings
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.running.host import USER_DIR
 from fairseq_posenc.running.logs import Entry, parse_line
@@ -43,7 +43,8 @@ def validate_command(data: Path, folder: Path, settings: Settings) -> list[str]:
     """Return the command that measures one trained model, but for where it finds the package."""
     return [
         *("fairseq-validate", str(data), "--task", "masked_lm", "--path", str(folder / FINAL)),
-        *("--max-tokens", settings.option("--max-tokens"), "--log-format", "json"),
+        *("--max-tokens", settings.option("--max-tokens"), *WHOLE),
+        *("--log-format", "json"),
         *("--num-workers", "0", "--distributed-world-size", "1"),
     ]
 

@@ -49,17 +49,18 @@ def run(args: argparse.Namespace) -> int:
 def table(curves: Mapping[str, Curve]) -> str:
     """Return the best validation of each training, as Markdown."""
     accuracies = any(curve.best.accuracy is not None for curve in curves.values())
-    columns = ["training", "updates", "best at", "loss", "perplexity", "tokens/s"]
+    columns = ["training", "updates", "best at", "loss (bits)", "loss (nats)"]
+    columns += ["perplexity", "tokens/s"]
     if accuracies:
-        columns.insert(5, "accuracy")
+        columns.insert(6, "accuracy")
     rows = [columns, ["---"] + ["---:"] * (len(columns) - 1)]
     for name, curve in curves.items():
         best = curve.best
         row = [f"`{name}`", f"{curve.entries[-1].updates:,}", f"{best.updates:,}"]
-        row += [f"{best.loss:.3f}", f"{best.perplexity:,.2f}"]
+        row += [f"{best.loss:.3f}", f"{best.nats:.3f}", f"{best.perplexity:,.2f}"]
         row.append(f"{curve.speed:,.0f}" if curve.speed else "-")
         if accuracies:
-            row.insert(5, "-" if best.accuracy is None else f"{best.accuracy:.1f} %")
+            row.insert(6, "-" if best.accuracy is None else f"{best.accuracy:.1f} %")
         rows.append(row)
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 

@@ -38,6 +38,11 @@ class Learned(Encoding):
         # An nn.Embedding, so that fairseq's BERT initialisation reaches it as it does its own.
         self.table = nn.Embedding(dims.max_positions, dims.embed_dim)
 
+    @property
+    def max_positions(self) -> int:
+        """How many positions there are, as ``embed_positions`` of fairseq's models says it."""
+        return self.table.num_embeddings
+
     def reset_parameters(self) -> None:
         """Draw the vectors as fairseq does outside BERT: normal, standard deviation C^-0.5."""
         nn.init.normal_(self.table.weight, std=self.dims.embed_dim**-0.5)

@@ -15,7 +15,8 @@ class SentenceLearned(Learned):
     """As ``learned``, but positions count from the last end of sentence inside the block.
 
     Equation:
-        x_i = w_i + p_s, where s is the position of token i in its sentence, from 0.
+        x_i = w_i + p_s, where s is the position of token i in its sentence, from 1; the first token
+        of a row, its ``<s>``, stands at 0.
     Shapes:
         table ``(n, C)``; adds ``(B, T, C)``.
     Parameters:
@@ -24,7 +25,10 @@ class SentenceLearned(Learned):
         Huang et al. (2021), "Multiplicative Position-aware Transformer Models for Language
         Understanding", arXiv:2109.12788, section 5.2 ("real absolute positions").
     Differs:
-        the ends of sentences are read from the model's input, so a masked one ends no sentence.
+        the ends of sentences are read from the model's input, since fairseq's masked language
+        modelling hands a model nothing else. A masked ``</s>`` (about one in eight) ends no
+        sentence there: counting goes on until the next. A row without ``<s>``, as a source in
+        translation, has its first token at 0.
     """
 
     def embed(self, positions: Positions) -> Tensor:

@@ -62,6 +62,11 @@ class Tupe(DistanceEncoding):
             self.query_projection if tie_projections else nn.Parameter(torch.empty(size))
         )
 
+    @property
+    def max_positions(self) -> int:
+        """How many positions there are."""
+        return self.positions.size(0)
+
     def reset_parameters(self) -> None:
         """Draw all parameters: normal, standard deviation 0.02."""
         for parameter in self.parameters():

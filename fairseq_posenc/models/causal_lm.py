@@ -8,16 +8,21 @@ No postponed annotations here: fairseq makes command-line options from the types
 """
 
 import copy
-from dataclasses import dataclass, field, make_dataclass
+from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction
+from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Any
 
+import torch
+from fairseq import utils
 from fairseq.models import register_model
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
 
 from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.transformer.adapting import PositionCheckpoints
+from fairseq_posenc.registry import parse
+from fairseq_posenc.transformer.adapting import PositionCheckpoints, is_position_parameter
 from fairseq_posenc.transformer.configuration import announce, stack_config
+from fairseq_posenc.transformer.dropout import RetainedDropout
 from fairseq_posenc.transformer.options import PositionConfig
 from fairseq_posenc.transformer.stacks import PositionalDecoder
 
@@ -37,11 +42,44 @@ class PositionalLMConfig(PositionConfig, TransformerLanguageModelConfig):
     decoder_ffn_embed_dim: int = 3072
     decoder_layers: int = 8
     decoder_attention_heads: int = 12
-    decoder_normalize_before: bool = True  # as in all of fairseq's named causal LMs
+    decoder_normalize_before: bool = field(
+        default=True,  # as in all of fairseq's named causal LMs
+        metadata={"help": "apply layernorm before each decoder block (default: so)"},
+    )
+    share_decoder_input_output_embed: bool = field(
+        default=True,  # DecBERT's models have the size that they say only so
+        metadata={"help": "share decoder input and output embeddings (default: so)"},
+    )
 
 
-class PositionalLM(PositionCheckpoints, TransformerLanguageModel):
+class PositionalLM(PositionCheckpoints, RetainedDropout, TransformerLanguageModel):
     """fairseq's causal language model with position encodings of one's choice."""
+
+    positions_for_bos: int = 0
+
+    @classmethod
+    def add_args(cls, parser: ArgumentParser) -> None:
+        """Add the options of the dataclass, with the meaning that they have in fairseq's family.
+
+        Of a field that is true by default fairseq would make a flag that turns it off, under the
+        name of its own flag that turns it on. Here ``--X`` turns X on, as in fairseq, whatever the
+        architecture says, and ``--no-X`` turns it off.
+        """
+        parser.add_argument(
+            "--activation-fn",
+            choices=utils.get_available_activation_fns(),
+            default=SUPPRESS,
+            help="activation function to use",
+        )
+        for each in fields(PositionalLMConfig):
+            if each.default is True:
+                parser.add_argument(
+                    f"--{each.name.replace('_', '-')}",
+                    action=BooleanOptionalAction,
+                    default=SUPPRESS,
+                    help=each.metadata.get("help"),
+                )
+        super().add_args(parser)  # leaves alone what is there
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "PositionalLM":
@@ -58,12 +96,15 @@ class PositionalLM(PositionCheckpoints, TransformerLanguageModel):
             args.decoder_layers = len(args.decoder_layers_to_keep.split(","))
         args.decoder_input_dim = args.decoder_input_dim or args.decoder_embed_dim
         args.decoder_output_dim = args.decoder_output_dim or args.decoder_embed_dim
+        args.share_decoder_input_output_embed = _shares_embeddings(args)
         shell_args = copy.deepcopy(args)
         shell_args.decoder_layers = 0
         shell_args.decoder_layers_to_keep = None
         shell = super().build_model(shell_args, task)
         if args.max_target_positions is None:
             args.max_target_positions = shell_args.max_target_positions
+        more = _positions_for_bos(args)
+        args.max_target_positions += more
         decoder = PositionalDecoder(
             stack_config(args),
             task.target_dictionary,
@@ -71,9 +112,64 @@ class PositionalLM(PositionCheckpoints, TransformerLanguageModel):
             no_encoder_attn=True,
         )
         model = cls(decoder)
+        model.positions_for_bos = more
         model.init_positions = decoder.cfg.position.init_positions
         announce(decoder=decoder)
         return model
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
+        """Let a table of positions grow by the one that ``<s>`` needs (``--add-bos-token``).
+
+        Raises:
+            UserError: two matrices of embeddings for a model that has one: the second would win.
+        """
+        super().upgrade_state_dict_named(state_dict, name)
+        prefix = f"{name}." if name else ""
+        decoder: Any = self.decoder
+        names = (
+            f"{prefix}decoder.embed_tokens.weight",
+            f"{prefix}decoder.output_projection.weight",
+        )
+        matrices = [state_dict[key] for key in names if key in state_dict]
+        if decoder.share_input_output_embed and len(matrices) == 2 and not torch.equal(*matrices):
+            raise UserError(
+                "the checkpoint's output embeddings are not its input embeddings, and this model "
+                "shares them: --no-share-decoder-input-output-embed makes one that does not"
+            )
+        tables = self.state_dict(prefix=prefix) if self.positions_for_bos else {}
+        for key, own in tables.items():
+            old = state_dict.get(key)
+            if is_position_parameter(key) and old is not None and old.shape == own[:-1].shape:
+                state_dict[key] = torch.cat([old, own[-1:].to(old)])  # where no token has stood
+
+
+def _shares_embeddings(args: Any) -> bool:
+    """Return whether one matrix is input and output embeddings, where there is one to share.
+
+    Raises:
+        UserError: the two have other widths.
+    """
+    if args.adaptive_input or args.character_embeddings or args.adaptive_softmax_cutoff:
+        return False  # fairseq's option has no meaning there
+    widths = args.decoder_input_dim, args.decoder_output_dim
+    if args.share_decoder_input_output_embed and len(set(widths)) > 1:
+        raise UserError(
+            f"embeddings of widths {widths[0]} (--decoder-input-dim) and {widths[1]} "
+            "(--decoder-output-dim) cannot be shared: --no-share-decoder-input-output-embed"
+        )
+    return bool(args.share_decoder_input_output_embed)
+
+
+def _positions_for_bos(args: Any) -> int:
+    """Return how many positions a table needs beyond the tokens of a sample.
+
+    ``--add-bos-token`` puts ``<s>`` before a block that is ``--tokens-per-sample`` long already.
+    Stock fairseq's learned positions end there with an IndexError.
+    """
+    spec = parse(args.position_encoding_decoder or args.position_encoding)
+    ends = any(hasattr(registry.get(item.name), "max_positions") for item in spec.items)
+    full = args.max_target_positions == args.tokens_per_sample
+    return int(bool(args.add_bos_token) and ends and full)
 
 
 TINY = {

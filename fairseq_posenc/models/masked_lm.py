@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fairseq_posenc import registry
 from fairseq_posenc.transformer.adapting import PositionCheckpoints
 from fairseq_posenc.transformer.configuration import DECBERT, announce, stack_config
+from fairseq_posenc.transformer.dropout import RetainedDropout
 from fairseq_posenc.transformer.heads import SpanHead
 from fairseq_posenc.transformer.options import add_position_args
 from fairseq_posenc.transformer.stacks import PositionalEncoder
@@ -36,7 +37,7 @@ class PositionalRobertaEncoder(RobertaEncoder):
 
 
 @register_model("positional_roberta")
-class PositionalRoberta(PositionCheckpoints, RobertaModel):
+class PositionalRoberta(PositionCheckpoints, RetainedDropout, RobertaModel):
     """fairseq's RoBERTa with position encodings and attention directions of one's choice."""
 
     def __init__(self, args: Any, encoder: PositionalRobertaEncoder) -> None:

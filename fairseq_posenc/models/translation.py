@@ -12,12 +12,13 @@ from torch import nn
 from fairseq_posenc import registry
 from fairseq_posenc.transformer.adapting import PositionCheckpoints
 from fairseq_posenc.transformer.configuration import announce, plain_args, stack_config
+from fairseq_posenc.transformer.dropout import RetainedDropout
 from fairseq_posenc.transformer.options import add_position_args
 from fairseq_posenc.transformer.stacks import PositionalDecoder, PositionalEncoder
 
 
 @register_model("positional_transformer")
-class PositionalTransformer(PositionCheckpoints, TransformerModel):
+class PositionalTransformer(PositionCheckpoints, RetainedDropout, TransformerModel):
     """fairseq's Transformer with position encodings of one's choice in encoder and decoder."""
 
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 from collections.abc import Iterable
@@ -37,6 +38,16 @@ class Entry(NamedTuple):
     perplexity: float
     accuracy: Optional[float]
     speed: float
+
+    @property
+    def nats(self) -> float:
+        """The loss in nats, as papers have it."""
+        return in_nats(self.loss)
+
+
+def in_nats(bits: float) -> float:
+    """Return a loss of fairseq's, which are in bits, in nats."""
+    return bits * math.log(2)
 
 
 class Curve(NamedTuple):

@@ -10,14 +10,13 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from fairseq_posenc import recipes
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.running.host import USER_DIR
 from fairseq_posenc.running.pretrained import Pretrained
 from fairseq_posenc.tasks.squad.databin import DataBin
 
 WARM_UP = 0.06  # of all updates (RoBERTa, arXiv:1907.11692, table 10)
-# M4M, section 5.3: at 3e-5 fine-tuning diverged.
-LEARNING_RATES = {"raffel": 2.5e-5}
 # Hydra would write a second one.
 _ONE_LOG = {
     "job_logging": {"handlers": {"file": {"delay": True}}, "root": {"handlers": ["console"]}}
@@ -66,9 +65,10 @@ def configuration(
         "distributed_training": {"distributed_world_size": max(gpus, 1)},
         "hydra": {"run": {"dir": str(out.resolve())}, "output_subdir": None, **_ONE_LOG},
     }
+    rates = recipes.load()["finetuning"]["squad"]["m4m"]["lr_of"]  # of those that diverged at 3e-5
     for name in {item.name for item in pretrained.spec.items}:
-        if name in LEARNING_RATES:
-            here["optimization"] = {"lr": [LEARNING_RATES[name]]}
+        if name in rates:
+            here["optimization"] = {"lr": [rates[name]]}
     try:
         base = OmegaConf.load(yaml_file)
         given = OmegaConf.from_dotlist(list(changes))

@@ -55,6 +55,28 @@ class PositionalAttention(MultiheadAttention):
         self.direction = direction
         self.backend = backend
 
+    def __prepare_scriptable__(self) -> None:
+        """Refuse ``torch.jit.script``, which asks this of every part of a model.
+
+        Raises:
+            UserError: always.
+        """
+        raise UserError(
+            "TorchScript is not supported: position encodings, and what computes them, are chosen "
+            "in Python"
+        )
+
+    def _adaptive_prune_heads(self, reserve_head_index: list[tuple[int, int]]) -> None:
+        """Refuse fairseq's pruning of heads, which knows nothing of what encodings keep a head.
+
+        Raises:
+            UserError: always.
+        """
+        raise UserError(
+            "heads cannot be pruned where position encodings are: fairseq cuts the projections "
+            "and leaves the tables, slopes and buckets of all heads"
+        )
+
     def forward(
         self,
         query: Tensor,
@@ -71,8 +93,11 @@ class PositionalAttention(MultiheadAttention):
         """Attend as fairseq's class does: ``(T, B, C)`` in and out, weights ``(B, T, S)``.
 
         Raises:
-            UserError: ``static_kv`` or ``before_softmax``, which self-attention never needs.
+            UserError: ``static_kv`` or ``before_softmax``, which self-attention never needs; or
+                ``torch.jit.trace``, which would keep the lengths and padding of its example.
         """
+        if torch.jit.is_tracing():
+            self.__prepare_scriptable__()
         if static_kv or before_softmax:
             raise UserError("static_kv and before_softmax have no meaning in self-attention here")
         need_weights = need_weights or need_head_weights

@@ -1,4 +1,7 @@
-"""What fairseq's commands need of a plugin: safe loading, no run lost, one line for a mistake."""
+"""What fairseq's commands need of a plugin: safe loading, no run lost, one line for a mistake.
+
+And the names that fairseq's own code looks for in numpy.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 
 from fairseq_posenc.errors import one_line
 from fairseq_posenc.transformer.guarding import guard_checkpoints
+from fairseq_posenc.transformer.numpy_names import provide_numpy_names
 from fairseq_posenc.transformer.reading import allow_safe_classes
 
 ExceptHook = Callable[[type[BaseException], BaseException, Optional[TracebackType]], object]
@@ -18,6 +22,7 @@ ExceptHook = Callable[[type[BaseException], BaseException, Optional[TracebackTyp
 
 def prepare() -> None:
     """Prepare the commands of this process; again does nothing."""
+    provide_numpy_names()
     allow_safe_classes()
     guard_checkpoints()
     install_excepthook()

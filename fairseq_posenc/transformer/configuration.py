@@ -6,9 +6,11 @@ import logging
 from argparse import Namespace
 from typing import Any
 
+from fairseq import utils
 from fairseq.models.transformer import TransformerConfig
 from omegaconf import OmegaConf
 
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.adapting import is_position_parameter
 from fairseq_posenc.transformer.options import resolve
 
@@ -27,10 +29,33 @@ def plain_args(args: Any) -> Any:
 
 
 def stack_config(args: Any) -> TransformerConfig:
-    """Return fairseq's configuration of a stack, with our options, parsed, as ``position``."""
-    config = TransformerConfig.from_namespace(plain_args(args))
+    """Return fairseq's configuration of a stack, with our options, parsed, as ``position``.
+
+    Raises:
+        UserError: an option that cannot be read.
+    """
+    plain = plain_args(args)
+    check_activations(plain)
+    config = TransformerConfig.from_namespace(plain)
     config.position = resolve(config)
     return config
+
+
+def check_activations(args: Any) -> None:
+    """Refuse an activation function that fairseq does not know.
+
+    The command line has a list of them; hydra's configurations are not checked against it.
+
+    Raises:
+        UserError: names the known ones.
+    """
+    for option in ("activation_fn", "pooler_activation_fn"):
+        try:
+            utils.get_activation_fn(name := getattr(args, option, None) or "relu")
+        except RuntimeError:
+            known = ", ".join(utils.get_available_activation_fns())
+            flag = option.replace("_", "-")
+            raise UserError(f"--{flag} {name} is none of fairseq's: {known}") from None
 
 
 def announce(**stacks: Any) -> None:

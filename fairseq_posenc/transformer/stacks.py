@@ -1,7 +1,7 @@
 """Encoder and decoder stacks: who owns which encoding, and what each forward pass computes once.
 
 fairseq's loops are inherited. Layers never see tokens, so a stack's forward pass is carried to them
-past fairseq's code (:mod:`~fairseq_posenc.transformer.passing`). TorchScript is not supported.
+past fairseq's code (:mod:`~fairseq_posenc.transformer.passing`).
 """
 
 from __future__ import annotations
@@ -40,15 +40,14 @@ class InputPositions(nn.Module):
     def __init__(self, encodings: Encodings, padding_idx: int, eos_idx: int) -> None:
         super().__init__()
         self.encodings = encodings  # one: a spec with two of them is refused
+        (encoding,) = encodings.each()
+        # An attribute, as in fairseq's modules, and what they say: how long the table is, or this
+        # of sinusoids, which have no end.
+        self.max_positions: int = getattr(encoding, "max_positions", int(1e5))
         self.padding_idx = padding_idx
         self.eos_idx = eos_idx
         # Only its type is used: that of the model, to which vectors made in float32 are cast.
         self.register_buffer("like", torch.zeros(()), persistent=False)
-
-    @property
-    def max_positions(self) -> int:
-        """The longest input; fairseq takes the minimum of this and its own limit."""
-        return int(1e9)
 
     def forward(self, tokens: Tensor, incremental_state: IncrementalState = None) -> Tensor:
         """Return vectors ``(B or 1, T, C)``; those of the last token alone when decoding."""

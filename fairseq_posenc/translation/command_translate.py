@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fairseq.utils import split_paths
 
+from fairseq_posenc import recipes
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.running.interruption import STOPPED
 from fairseq_posenc.translation.lines import arriving_lines
@@ -34,6 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the model; several, joined by ':', are an ensemble",
     )
     parser.add_argument("--input", type=Path, metavar="FILE", help="UTF-8 text, a sentence a line")
+    parser.add_argument(
+        "--example",
+        action="store_true",
+        help="the French sentence of the report on IWSLT 2017, and its reference translation",
+    )
     add_model_arguments(parser)
     parser.add_argument("--nbest", type=int, metavar="N", help="hypotheses to show (default: 3)")
     parser.add_argument(
@@ -88,6 +94,8 @@ def run(args: argparse.Namespace) -> int:
             )
             for some in sentences:
                 _answer(translator, some, args, nbest)
+            if args.example and not args.plain:
+                print(f"  reference             {_example()['target']}")
     except KeyboardInterrupt:
         return STOPPED
     return 0
@@ -96,10 +104,10 @@ def run(args: argparse.Namespace) -> int:
 @contextlib.contextmanager
 def _source(args: argparse.Namespace) -> Iterator[Iterator[Sequence[str]]]:
     """Open where the sentences come from; yields lists of sentences that have arrived."""
-    if args.sentences and args.input:
-        raise UserError("give sentences or --input, not both")
-    if args.sentences:
-        yield iter([args.sentences])
+    if sum(map(bool, (args.sentences, args.input, args.example))) > 1:
+        raise UserError("give sentences, --input or --example, and no two of them")
+    if args.sentences or args.example:
+        yield iter([args.sentences or [_example()["source"]]])
     elif args.input is None:
         if sys.stdin.isatty():
             print("a sentence a line; Ctrl-D ends", file=sys.stderr)
@@ -113,6 +121,12 @@ def _source(args: argparse.Namespace) -> Iterator[Iterator[Sequence[str]]]:
             yield arriving_lines(file, f"--input {args.input}")
         finally:
             os.close(file)
+
+
+def _example() -> dict[str, str]:
+    """Return the example sentence of the report, as ``source``, and its reference, ``target``."""
+    found: dict[str, str] = recipes.load()["finetuning"]["translation"]["iwslt17"]["example"]
+    return found
 
 
 def _answer(

@@ -18,7 +18,7 @@ from xml.sax.saxutils import unescape
 
 from fairseq_posenc.errors import UserError
 from parallel.files import read_bytes
-from parallel.texts import Corpus, Split, Text, check, decode, sha256
+from parallel.texts import Corpus, Split, Text, check, decode, joined, sha256
 
 # Lines about a talk; all other lines of a train file are its text. Titles and descriptions are
 # about the talk, too: they are written by others, and are not always translated.
@@ -26,6 +26,7 @@ _ABOUT = re.compile(
     r"\s*</?(url|keywords|speaker|talkid|title|description|reviewer|translator|doc|transcript)"
     r"\b[^>]*>"
 )
+TESTS = tuple(f"tst{year}" for year in range(2010, 2016))  # the campaign's sets since 2010
 _FIRST_TAG = "url"  # of each talk
 _SEGMENT = re.compile(r'\s*<seg id="([^"]*)">(.*)</seg>\s*')
 _ENTITIES = {"&quot;": '"', "&apos;": "'"}
@@ -78,7 +79,7 @@ def read_iwslt(
         path: the ``.tgz`` file, or a folder with its files.
         languages: source and target.
         valid: names of the sets to validate on, such as ``dev2010``.
-        test: names of the sets to test on, such as ``tst2015``.
+        test: names of the sets to test on, such as ``tst2015``; ``tst2014+tst2015`` is both as one.
 
     Raises:
         UserError: a file is missing, damaged, not UTF-8, or does not fit the other side.
@@ -87,14 +88,18 @@ def read_iwslt(
     sides = [_talks(release.read("train.tags.{}", languages, side)) for side in languages]
     _check_talks(*sides)
 
-    def split(name: str) -> Split:
-        pattern = f"IWSLT17.TED.{name}.{{}}.xml"
-        return _segments(name, *(release.read(pattern, languages, side) for side in languages))
+    def split(names: str) -> Split:
+        parts = []
+        for name in names.split("+"):
+            pattern = f"IWSLT17.TED.{name}.{{}}.xml"
+            texts = (release.read(pattern, languages, side) for side in languages)
+            parts.append(check(_segments(name, *texts), keep_all=True))
+        return joined(names, parts)
 
     return Corpus(
         check(Split("train", sides[0].text, sides[1].text), keep_all=False),
-        [check(split(name), keep_all=True) for name in valid],
-        [check(split(name), keep_all=True) for name in test],
+        [split(name) for name in valid],
+        [split(name) for name in test],
         release.inputs,
         {language: dict(talks.tags) for language, talks in zip(languages, sides)},
     )

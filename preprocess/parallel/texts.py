@@ -110,6 +110,18 @@ def check(split: Split, keep_all: bool) -> Split:
     return split
 
 
+def joined(name: str, splits: Sequence[Split]) -> Split:
+    """Return several splits, each checked, as one: one after the other."""
+    if len(splits) == 1:
+        return splits[0]
+
+    def side(texts: Sequence[Text]) -> Text:
+        lines = [line for text in texts for line in text.lines]
+        return Text(" and ".join(text.origin for text in texts), lines, range(1, len(lines) + 1))
+
+    return Split(name, side([s.source for s in splits]), side([s.target for s in splits]))
+
+
 def sha256(content: bytes) -> str:
     """Return the SHA-256 of a file's content."""
     return hashlib.sha256(content).hexdigest()

@@ -1,0 +1,47 @@
+"""Dropout kept in generation (``--retain-dropout-modules``), by the names of fairseq's classes."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+from fairseq.modules import FairseqDropout
+from torch import nn
+
+logger = logging.getLogger(__name__)
+
+
+class RetainedDropout(nn.Module):
+    """Mixin for models: fairseq's names mean the same here.
+
+    A dropout knows the class of its owner, and fairseq looks for that in the list. Ours are other
+    classes, so fairseq's names would retain nothing, without a word.
+    """
+
+    def make_generation_fast_(self, **kwargs: Any) -> None:
+        """Prepare for generation as fairseq does, with its names for the modules translated."""
+        if kwargs.get("retain_dropout_modules"):
+            kwargs["retain_dropout_modules"] = _owners(self, kwargs["retain_dropout_modules"])
+        super().make_generation_fast_(**kwargs)  # type: ignore[misc]
+
+
+def _owners(model: nn.Module, asked: Any) -> list[str]:
+    """Return which classes that own a dropout are meant.
+
+    Args:
+        model: whose modules are looked through.
+        asked: names of classes, or one text with all of them, as the command line gives it.
+    """
+    names = re.findall(r"\w+", asked) if isinstance(asked, str) else list(asked)
+    known: dict[str, set[str]] = {}
+    for owner in model.modules():
+        own = {each.module_name for each in owner.children() if isinstance(each, FairseqDropout)}
+        for kind in type(owner).__mro__ if own else ():
+            # fairseq's TransformerEncoderLayer, say, is TransformerEncoderLayerBase here.
+            for name in (kind.__name__, kind.__name__.removesuffix("Base")):
+                known.setdefault(name, set()).update(own)
+    for name in names:
+        if name not in known:
+            logger.warning("--retain-dropout-modules: no %s in this model has a dropout", name)
+    return sorted(set().union(*(known.get(name, set()) for name in names)))

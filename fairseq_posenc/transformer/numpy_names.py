@@ -1,0 +1,37 @@
+"""What fairseq's code still asks of numpy, and today's numpy no longer has."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from fairseq.data import bucket_pad_length_dataset, data_utils
+from fairseq.data.audio import raw_audio_dataset
+
+# fairseq 0.12 is older than numpy 1.24, which dropped float, and numpy 2, which dropped compat.
+# What fails without them: --sample-break-mode eos (token_block_dataset), --num-batch-buckets
+# (language_pair_dataset), and the CRF of non-autoregressive translation (dynamic_crf_layer).
+NAMES = {"compat": SimpleNamespace(long=int), "float": float}
+
+
+def provide_numpy_names() -> None:
+    """Give numpy back the names that it lacks, and fairseq's buckets their percentiles.
+
+    What numpy has stays as it is.
+    """
+    for name, value in NAMES.items():
+        if name not in vars(np):
+            setattr(np, name, value)
+    for module in (data_utils, bucket_pad_length_dataset, raw_audio_dataset):
+        module.get_buckets = _buckets
+
+
+def _buckets(sizes: Any, num_buckets: int) -> Any:
+    """Return the upper ends of buckets of about as many sentences each, as fairseq does.
+
+    fairseq names the method of the percentiles by the argument ``interpolation``, which numpy 2.4
+    no longer knows (``--num-batch-buckets``).
+    """
+    shares = np.linspace(0, 100, num_buckets + 1)
+    return np.unique(np.percentile(sizes, shares, method="lower")[1:])
