@@ -126,6 +126,19 @@ def test_layerdrop_pruning_keeps_each_layers_own_table(spec):
         torch.testing.assert_close(ours, whole.encoder.sentence_encoder.layers[old].state_dict())
 
 
+def test_layerdrop_pruning_of_a_trained_model_with_directions_and_of_a_decoder():
+    whole = make_model("masked_lm", "decbert_diff")
+    options = {"arch": "decbert_diff_tiny", "encoder_layers_to_keep": "1,2"}
+    pruned = make_model("masked_lm", "decbert_diff", encoder_layers_to_keep="1,2")
+    pruned.load_state_dict(whole.state_dict(), model_cfg=Namespace(**options))
+    assert pruned.encoder.sentence_encoder.identity.directions == "rl"
+    whole = make_model("causal_lm", position_encoding="m4m", decoder_layers=3)
+    options = {"arch": "transformer_lm", "decoder_layers_to_keep": "0,2"}
+    pruned = make_model("causal_lm", position_encoding="m4m", decoder_layers_to_keep="0,2")
+    pruned.load_state_dict(whole.state_dict(), model_cfg=Namespace(**options))
+    assert pruned.decoder.identity == whole.decoder.identity
+
+
 def test_layerdrop_pruning_keeps_each_layers_direction():
     model = make_model("masked_lm", "decbert_diff", encoder_layers=3, encoder_layers_to_keep="1,2")
     assert model.encoder.sentence_encoder.directions == ("rl", "both")

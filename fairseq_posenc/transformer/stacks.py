@@ -9,148 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-import torch
-from fairseq.distributed import fsdp_wrap
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
-from fairseq.modules.checkpoint_activations import checkpoint_wrapper
-from fairseq.modules.transformer_layer import (
-    TransformerDecoderLayerBase,
-    TransformerEncoderLayerBase,
-)
 from torch import Tensor, nn
 
 from fairseq_posenc.assembly import Assembly, Shared
-from fairseq_posenc.encodings.base import Dims, Encoding, Encodings
+from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, may_look
-from fairseq_posenc.registry import Spec
-from fairseq_posenc.transformer.attention import IncrementalState, PositionalAttention
-from fairseq_posenc.transformer.cross_attention import RotaryCrossAttention
+from fairseq_posenc.transformer.attention import IncrementalState
 from fairseq_posenc.transformer.decoding import ahead, kept, span_of_step
 from fairseq_posenc.transformer.identity import Identity
-from fairseq_posenc.transformer.passing import carried, carrying, hand_over, received
-
-
-class InputPositions(nn.Module):
-    """Adds the input encoding's vectors to the token embeddings: fairseq's ``embed_positions``."""
-
-    like: Tensor
-
-    def __init__(self, encodings: Encodings, padding_idx: int, eos_idx: int) -> None:
-        super().__init__()
-        self.encodings = encodings  # one: a spec with two of them is refused
-        (encoding,) = encodings.each()
-        # An attribute, as in fairseq's modules, and what they say: how long the table is, or this
-        # of sinusoids, which have no end.
-        self.max_positions: int = getattr(encoding, "max_positions", int(1e5))
-        self.padding_idx = padding_idx
-        self.eos_idx = eos_idx
-        # Only its type is used: that of the model, to which vectors made in float32 are cast.
-        self.register_buffer("like", torch.zeros(()), persistent=False)
-
-    def forward(self, tokens: Tensor, incremental_state: IncrementalState = None) -> Tensor:
-        """Return vectors ``(B or 1, T, C)``; those of the last token alone when decoding."""
-        shared = carried()
-        if shared is None:  # outside a stack
-            tgt_len = tokens.size(1) if incremental_state is None else 1
-            shared = Shared(Positions.of(tokens, self.padding_idx, self.eos_idx, tgt_len))
-        (encoding,) = self.encodings.each()
-        vectors = encoding.embed(shared.positions)
-        if vectors is None:
-            raise AssertionError("a stack keeps no input encoding that adds nothing")
-        return vectors.type_as(self.like)
-
-
-class _PositionalLayer:
-    """Lets a layer's attentions know what its stack handed over."""
-
-    def forward(self, *args: Any, shared: Shared | None = None, **kwargs: Any) -> Any:
-        """Run fairseq's layer.
-
-        Args:
-            *args: fairseq's own.
-            shared: what the forward pass computes once for all layers.
-            **kwargs: fairseq's own, and the shared terms one by one.
-        """
-        with carrying(received(shared, kwargs)):
-            return super().forward(*args, **kwargs)  # type: ignore[misc]
-
-
-class PositionalEncoderLayer(_PositionalLayer, TransformerEncoderLayerBase):
-    """fairseq's encoder layer with our self-attention."""
-
-    def __init__(self, cfg: Any, return_fc: bool = False) -> None:
-        super().__init__(cfg, return_fc)
-        # fairseq 0.12.2 skips self_attn in evaluation on its fast path: positions would vanish.
-        self.can_use_fastpath = False
-
-    def build_self_attention(self, embed_dim: int, cfg: Any) -> PositionalAttention:
-        """Return the layer's attention with encodings of its own."""
-        return PositionalAttention(
-            embed_dim,
-            cfg.encoder.attention_heads,
-            Assembly(cfg.position.encoder, encoder_dims(cfg)).for_layer(),
-            backend=cfg.position.backend,
-            dropout=cfg.attention_dropout,
-            q_noise=self.quant_noise,
-            qn_block_size=self.quant_noise_block_size,
-            xformers_att_config=cfg.encoder.xformers_att_config,
-        )
-
-
-class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
-    """fairseq's decoder layer with our self-attention.
-
-    Cross-attention is fairseq's own, unless an encoding asks for rotations in it.
-    """
-
-    def build_self_attention(
-        self, embed_dim: int, cfg: Any, add_bias_kv: bool = False, add_zero_attn: bool = False
-    ) -> PositionalAttention:
-        """Return the layer's attention with encodings of its own."""
-        if cfg.cross_self_attention:
-            raise UserError("--cross-self-attention mixes two sequences: positions have no meaning")
-        return PositionalAttention(
-            embed_dim,
-            cfg.decoder.attention_heads,
-            Assembly(cfg.position.decoder, decoder_dims(cfg)).for_layer(),
-            backend=cfg.position.backend,
-            dropout=cfg.attention_dropout,
-            add_bias_kv=add_bias_kv,
-            add_zero_attn=add_zero_attn,
-            q_noise=self.quant_noise,
-            qn_block_size=self.quant_noise_block_size,
-            xformers_att_config=cfg.decoder.xformers_att_config,
-        )
-
-    def build_encoder_attention(self, embed_dim: int, cfg: Any) -> nn.Module:
-        """Return fairseq's cross-attention, or the rotary one."""
-        if not _rotates_source(cfg.position.decoder):
-            stock: nn.Module = super().build_encoder_attention(embed_dim, cfg)
-            return stock
-        return RotaryCrossAttention(
-            embed_dim,
-            cfg.decoder.attention_heads,
-            kdim=cfg.encoder.embed_dim,
-            vdim=cfg.encoder.embed_dim,
-            dropout=cfg.attention_dropout,
-            q_noise=self.quant_noise,
-            qn_block_size=self.quant_noise_block_size,
-            xformers_att_config=cfg.encoder.xformers_att_config,
-        )
-
-
-def encoder_dims(cfg: Any) -> Dims:
-    """Return the sizes of the encoder's encodings from fairseq's configuration."""
-    return Dims(cfg.encoder.embed_dim, cfg.encoder.attention_heads, cfg.max_source_positions)
-
-
-def decoder_dims(cfg: Any) -> Dims:
-    """Return the sizes of the decoder's encodings from fairseq's configuration."""
-    return Dims(
-        cfg.decoder.embed_dim, cfg.decoder.attention_heads, cfg.max_target_positions, causal=True
-    )
+from fairseq_posenc.transformer.layers import (
+    InputPositions,
+    PositionalDecoderLayer,
+    PositionalEncoderLayer,
+    decoder_dims,
+    encoder_dims,
+    rotates_source,
+    wrapped,
+)
+from fairseq_posenc.transformer.passing import carrying, hand_over
 
 
 class _PositionalStack:
@@ -190,7 +69,8 @@ class _PositionalStack:
     def identity(self) -> Identity:
         """What the weights of this stack are for."""
         spec, dims = self.assembly
-        return Identity.of(str(spec), self.directions, dims.trained_length)
+        directions = () if dims.causal else self.directions  # all layers of a decoder see the past
+        return Identity.of(str(spec), directions, dims.trained_length)
 
     def get_extra_state(self) -> Tensor:
         """Return what the state dict says beside the parameters: the identity."""
@@ -253,7 +133,7 @@ class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
 
     def build_encoder_layer(self, cfg: Any) -> nn.Module:
         """Return a layer, wrapped as fairseq does."""
-        return _wrap(PositionalEncoderLayer(cfg, return_fc=self.return_fc), cfg)
+        return wrapped(PositionalEncoderLayer(cfg, return_fc=self.return_fc), cfg)
 
     def forward(self, src_tokens: Tensor, *args: Any, **kwargs: Any) -> dict[str, list[Tensor]]:
         """Encode ``src_tokens``, ``(B, S)``; arguments and result are fairseq's."""
@@ -286,11 +166,11 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         options = cfg.position
         assembly = Assembly(options.decoder, decoder_dims(cfg))
         self.install(assembly, dictionary.eos(), every_layer, options.backend)
-        self.rotates_source = _rotates_source(options.decoder)
+        self.rotates_source = rotates_source(options.decoder)
 
     def build_decoder_layer(self, cfg: Any, no_encoder_attn: bool = False) -> nn.Module:
         """Return a layer, wrapped as fairseq does."""
-        return _wrap(PositionalDecoderLayer(cfg, no_encoder_attn), cfg)
+        return wrapped(PositionalDecoderLayer(cfg, no_encoder_attn), cfg)
 
     def extract_features(
         self,
@@ -348,11 +228,6 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
             )
 
 
-def _rotates_source(spec: Spec) -> bool:
-    """Return whether an encoding also rotates queries and keys between decoder and encoder."""
-    return any(dict(item.options).get("cross_attention") for item in spec.items)
-
-
 def _layers_kept(layers_to_keep: str | None) -> list[int] | None:
     """Return the layers that fairseq's LayerDrop pruning keeps; None without pruning."""
     if not layers_to_keep:
@@ -365,12 +240,3 @@ def _directions_kept(directions: tuple[str, ...], layers: list[int] | None) -> t
     if layers is None:
         return directions
     return tuple(directions[i] if i < len(directions) else "both" for i in layers)
-
-
-def _wrap(layer: nn.Module, cfg: Any) -> nn.Module:
-    """Apply activation checkpointing and FSDP to a layer, as fairseq's stacks do."""
-    if cfg.checkpoint_activations:
-        layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
-    return fsdp_wrap(
-        layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap
-    )
