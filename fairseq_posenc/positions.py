@@ -61,6 +61,7 @@ class Positions(NamedTuple):
         padded: whether anything is padding, or could be.
         left_padded: whether padding comes before a real token in any row, or could.
         longest: the most real tokens of a row, or a bound of it.
+        first: what :meth:`is_first` returns, once it was asked for all layers.
     """
 
     tokens: Tensor
@@ -71,6 +72,7 @@ class Positions(NamedTuple):
     padded: bool
     left_padded: bool
     longest: int
+    first: Tensor | None = None
 
     @classmethod
     def of(
@@ -153,6 +155,8 @@ class Positions(NamedTuple):
 
         One row stands for all where none is padded on the left.
         """
+        if self.first is not None:
+            return self.first
         if not self.left_padded:
             return torch.eye(1, self.tokens.size(1), dtype=torch.bool, device=self.tokens.device)
         real = self.tokens.ne(self.padding_idx)

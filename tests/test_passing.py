@@ -156,6 +156,16 @@ def test_sines_are_computed_once_a_forward_pass(spec, monkeypatch):
     assert len(calls) == (3 if spec == CROSS else 1)
 
 
+def test_the_first_token_is_looked_for_once_a_forward_pass(monkeypatch):
+    calls = []
+    real = torch.eye
+    monkeypatch.setattr(torch, "eye", lambda *args, **more: calls.append(1) or real(*args, **more))
+    model = make_model("masked_lm", position_encoding="m4m+reset")
+    calls.clear()
+    logits(model, "masked_lm", make_tokens())
+    assert len(calls) == 1
+
+
 def breaks(model, family) -> int:
     tokens = make_tokens()
     torch._dynamo.reset()

@@ -64,6 +64,7 @@ class _PositionalStack:
             layer.register_forward_pre_hook(hand_over, with_kwargs=True)
         # What depends on distance alone can be kept from step to step of any generation.
         self.by_distance = terms.pair_bias is None and terms.first is None
+        self.resets = terms.first is not None
 
     @property
     def identity(self) -> Identity:
@@ -94,6 +95,8 @@ class _PositionalStack:
         """
         look = may_look(tokens.device, decoding=state is not None)
         positions = Positions.of(tokens, self.padding_idx, self.eos_idx, tgt_len, look)
+        if self.resets:
+            positions = positions._replace(first=positions.is_first())
         # What pairs add can be kept too, where all sentences begin together.
         if state is None or not (self.by_distance or not positions.left_padded):
             return Shared.of(self.encodings, positions)
