@@ -16,6 +16,7 @@ from commands import (
     Training,
     pairs,
     run,
+    sentences,
     train,
     trained,
     validate,
@@ -232,3 +233,60 @@ def test_a_disk_without_room_leaves_the_previous_checkpoints_whole(disk):
     done = train("causal_lm", "--max-epoch", EPOCHS + 1, save_dir=disk, fails=True).run
     assert whole_checkpoints(disk) == before
     assert done.error().startswith(f"no room for a checkpoint in {disk}: it needs about ")
+
+
+# --------------------------------------------------------- weights for what they were not trained
+
+
+def _resumed(path: Path):
+    folder = path.parent.with_name(path.parent.name + "-resumed")
+    shutil.copytree(path.parent, folder)
+    options = ["--position-encoding", "learned+alibi", "--max-epoch", EPOCHS + 1]
+    return train("causal_lm", *options, save_dir=folder, fails=True).run
+
+
+def _fine_tuned(path: Path):
+    options = ["--position-encoding", "learned+alibi", "--finetune-from-model", path]
+    return train("causal_lm", *options, "--max-epoch", 1, fails=True).run
+
+
+def _evaluated(path: Path):
+    overrides = ["--model-overrides", "{'position_encoding': 'learned+alibi'}"]
+    options = ["--user-dir", USER_DIR, "--path", path, *overrides]
+    return run("fairseq-eval-lm", sentences(), *options, fails=True)
+
+
+def _generated(path: Path):
+    overrides = ["--model-overrides", "{'position_encoding_decoder': 'learned+alibi'}"]
+    options = ["--user-dir", USER_DIR, "--path", path, *overrides]
+    return run("fairseq-generate", pairs(), *options, fails=True)
+
+
+def _validated(path: Path):
+    overrides = ["--model-overrides", "{'attention_directions': 'lr'}"]
+    options = ["--user-dir", USER_DIR, "--path", path, "--task", "masked_lm", *overrides]
+    return run("fairseq-validate", sentences(), *options, fails=True)
+
+
+MISREAD = {
+    "resume": ("causal_lm", _resumed, "trained with learned+rope, the model has learned+alibi"),
+    "fine-tune": ("causal_lm", _fine_tuned, "learned+rope, the model has learned+alibi"),
+    "eval-lm": ("causal_lm", _evaluated, "learned+rope, the model has learned+alibi"),
+    "generate": ("translation", _generated, "decoder: trained with learned+rope, the model has"),
+    "validate": (
+        "masked_lm",
+        _validated,
+        "trained with attention directions both, the model has lr",
+    ),
+}
+
+
+@slow
+@pytest.mark.parametrize(("family", "command", "message"), MISREAD.values(), ids=MISREAD)
+def test_no_command_takes_weights_for_what_they_are_not(family, command, message):
+    """The parameters fit in every case; only what the checkpoint says of itself does not."""
+    done = command(trained(family).save_dir / "checkpoint_last.pt")
+    assert done.status
+    (told,) = [line for line in done.log.splitlines() if line.startswith("fairseq-posenc: error:")]
+    assert message in told
+    assert "Traceback" not in done.log

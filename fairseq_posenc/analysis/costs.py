@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-import torch
-
 from fairseq_posenc import registry
+from fairseq_posenc.assembly import Assembly
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.terms import Cost, Terms
-from fairseq_posenc.positions import Positions, Span
 
 
 def operations(name: str) -> str:
@@ -66,8 +64,6 @@ def _parts(name: str) -> list[Cost]:
 
 
 def _terms(name: str) -> Terms:
-    """Return what an encoding adds to the scores of a short sentence."""
+    """Return what an encoding adds to the scores of a token."""
     causal = name not in registry.names_for(encoder=True)
-    positions = Positions.of(torch.full((1, 3), 5), padding_idx=1, eos_idx=2, tgt_len=3)
-    built = registry.build(registry.parse(name), Dims(8, 2, 4, causal))
-    return built.terms(Span.of(3, 3, torch.device("cpu")), positions)
+    return Assembly(registry.parse(name), Dims(8, 2, 4, causal)).check("auto")
