@@ -27,6 +27,8 @@ with pytest.MonkeyPatch.context() as patch:
         # Triton reads it when kernels are defined. Other tests, and what they start, must not.
         patch.setenv("TRITON_INTERPRET", "1")
     attention = importlib.import_module("fairseq_posenc.backends.triton.attention")
+    gradients = importlib.import_module("fairseq_posenc.backends.triton.gradients")
+    waves = importlib.import_module("fairseq_posenc.backends.triton.waves")
 
 H, D = 2, 8
 FORMS = {
@@ -246,7 +248,7 @@ def test_dropout_is_the_same_backward_and_in_blocks_of_any_size(block, monkeypat
     torch.manual_seed(3)
     units = torch.eye(20, 24, device=DEVICE).expand_as(value)
     weights, _ = backend.attend(query, key, units, terms, Mask("lr"), dropout=0.3)
-    monkeypatch.setattr(attention, "block_size", lambda problem: block)
+    monkeypatch.setattr(attention, "block_size", lambda dtype: block)
     torch.manual_seed(3)
     ours, _ = backend.attend(query, key, value, terms, Mask("lr"), dropout=0.3)
     plain = reference.softmax(reference.scores(query, key, terms), Mask("lr"))
@@ -296,8 +298,10 @@ class Largest(TorchDispatchMode):
         return out
 
 
-def test_nothing_grows_with_the_square_of_the_length():
-    length = 48
+def test_nothing_grows_with_the_square_of_the_length(monkeypatch):
+    """The backward pass stores tiles, but only so many numbers at a time."""
+    monkeypatch.setattr(waves, "NUMBERS", 4_000)
+    length = 96
     rows = 2 * length - 1
     query, key, value = (leaf(1, 1, length, 4) for _ in range(3))
     terms = Terms(
@@ -309,6 +313,39 @@ def test_nothing_grows_with_the_square_of_the_length():
     assert rows * 4 <= largest.numbers < length * length
 
 
+# Of a sequence with 4 tiles of numbers; so a wave takes 3 sequences, one, or some of its keys.
+@pytest.mark.slow
+@pytest.mark.parametrize("numbers", [4 * 3 * 4_000, 14_000, 6_000])
+@pytest.mark.parametrize(("direction", "product"), [("both", False), ("lr", True), ("rl", True)])
+def test_waves_of_any_size(direction, product, numbers, monkeypatch):
+    monkeypatch.setattr(waves, "NUMBERS", numbers)
+    mask = Mask(direction, padding("left", 2, 37))
+    form = {**EVERYTHING, "product": product}
+    terms = make_terms(form, 20, 37, first_of(mask.key_padding))
+    assert_equals_the_reference(inputs(2, 20, 37), terms, mask)
+
+
+def test_waves_cover_every_pair_once():
+    problem = attention.problem_of(
+        attention.Settings(None, None, None, None, 1.0, "both", False),
+        [torch.zeros(3, H, n, D) for n in (20, 37, 37)] + [None] * 7,
+    )
+    for numbers in (10**6, 6_000, 2_000, 1):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(waves, "NUMBERS", numbers)
+            seen = torch.zeros(3 * H, 37)
+            for wave in waves.waves(problem, 16, (True, False, False, False, False, True)):
+                span = slice(wave.layout.start, wave.layout.end)
+                seen[wave.sequence : wave.sequence + wave.sequences, span] += 1
+            assert seen.eq(1).all()
+
+
+def test_one_table_for_queries_and_keys():
+    table = leaf(1, 39, D)
+    terms = Terms(query_table=table, key_table=table)
+    assert_equals_the_reference(inputs(2, 20, 20), terms, Mask())
+
+
 @pytest.mark.parametrize("trained", ["query_table", "bias", None])
 def test_frozen_tables_cost_nothing_and_get_nothing(trained, monkeypatch):
     frozen = make_terms({"query_table": 1, "bias": 1}, 7, 7)
@@ -316,7 +353,7 @@ def test_frozen_tables_cost_nothing_and_get_nothing(trained, monkeypatch):
         **{name: x.detach() for name, x in frozen._asdict().items() if isinstance(x, torch.Tensor)}
     )
     if trained is None:
-        monkeypatch.setattr(attention, "tables_kernel", None)
+        monkeypatch.setattr(gradients, "table_kernel", None)
     else:
         getattr(terms, trained).requires_grad_()
     qkv = inputs(1, 7, 7)

@@ -76,9 +76,8 @@ def kind_of(name: str) -> str:
 
 
 def full_width(code: Code, arch: int) -> bool:
-    """Return whether all matrix products run at the chip's full width."""
-    stems = {name.split(".")[0] for name in code.matrix}
-    return bool(stems) and stems <= set(FULL[arch])
+    """Return whether no matrix product runs at less than the chip's full width."""
+    return {name.split(".")[0] for name in code.matrix} <= set(FULL[arch])
 
 
 def innermost(lines: list[str]) -> Iterator[list[str]]:

@@ -23,10 +23,11 @@ FORMS: dict[str, dict[str, Any]] = {
     "bias": {"bias": HEADS},
     "gain": {"gain": 1},
     "shaw": {"query_table": 1},
-    "m4": {"query_table": 1, "key_table": 1},
-    "m4m": {"query_table": 1, "key_table": 1, "product": True},
+    "m4": {"query_table": 1, "key_table": "query_table"},
+    "deberta": {"query_table": 1, "key_table": 1},
+    "m4m": {"query_table": 1, "key_table": "query_table", "product": True},
     "shaw+values": {"query_table": 1, "value_table": 1},
-}  # numbers: groups of heads with tables of their own
+}  # a number: groups of heads with tables of their own; a name: the same table again
 
 
 class Compiled(NamedTuple):
@@ -42,16 +43,16 @@ class Compiled(NamedTuple):
 def compile_form(
     form: str, arch: int, dropout: bool, reset: bool, dtype: torch.dtype
 ) -> list[Compiled]:
-    """Return every kernel that a forward and a backward pass starts, in their order."""
+    """Return every kernel of a forward and a backward pass, as often as it is started."""
     with compiling(arch) as started:
         qkv = [torch.zeros(1, HEADS, LENGTH, WIDTH, dtype=dtype, requires_grad=True) for _ in "qkv"]
         out, _ = backend.attend(*qkv, terms_of(form, reset), Mask(), 0.1 if dropout else 0.0)
         out.sum().backward()
-    found = {}
+    found = []
     for name, options, kernel in started:
         tile = options.get("M", options["N"]) * options["N"]
-        found.setdefault(kernel.hash, Compiled(form, name, dropout, reset, read(kernel, tile)))
-    return list(found.values())
+        found.append(Compiled(form, name, dropout, reset, read(kernel, tile)))
+    return found
 
 
 def terms_of(form: str, reset: bool) -> Terms:
@@ -60,8 +61,11 @@ def terms_of(form: str, reset: bool) -> Terms:
     terms: dict[str, Any] = {"first": (torch.arange(LENGTH) == 0)[None]} if reset else {}
     for name, value in FORMS[form].items():
         size = () if name in ("gain", "bias") else (WIDTH,)
-        table = name != "product"
-        terms[name] = torch.zeros(value, rows, *size, requires_grad=True) if table else value
+        if isinstance(value, str):
+            terms[name] = terms[value]
+        else:
+            table = name != "product"
+            terms[name] = torch.zeros(value, rows, *size, requires_grad=True) if table else value
     return Terms(**terms)
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.backends.base import Call, Mask, scale_of
+from fairseq_posenc.backends.blocked.dropout import Dropout
 from fairseq_posenc.encodings.base import Terms
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -63,16 +64,15 @@ def attend(
     """See :class:`~fairseq_posenc.backends.base.Backend`."""
     # Only here, for triton takes long to import and is not everywhere.
     from fairseq_posenc.backends.triton.attention import Attention, Settings
-    from fairseq_posenc.backends.triton.products import products
+    from fairseq_posenc.backends.triton.resets import products
 
     query, key = query.type_as(value), key.type_as(value)
     first = None if terms.first is None else terms.first.expand(query.size(0), -1)
     settings = Settings(
-        first=_bytes(first),
+        first=_index(first),
         padding=_bytes(mask.key_padding),
         pairs=_bytes(mask.pairs),
-        seed=_draw_seed() if dropout else None,
-        dropout=dropout,
+        dropout=_draw(dropout, query, key) if dropout else None,
         scale=scale_of(terms, query.size(-1)),
         direction=mask.direction,
         product=terms.product,
@@ -97,10 +97,17 @@ def attend(
     return attended, None
 
 
-def _draw_seed() -> int:
+def _draw(rate: float, query: Tensor, key: Tensor) -> Dropout:
     """From torch's generator, so a forward pass that is done again drops the same weights."""
-    # Odd, and of 64 bits: for a multiple of 16, or one of 32 bits, Triton would compile anew.
-    return 2 * int(torch.randint(2**61, 2**62, (), device="cpu")) + 1
+    batch, heads, tgt_len, _ = query.shape
+    return Dropout.draw(rate, (batch, heads, tgt_len), key.size(2), query.device)
+
+
+def _index(first: Tensor | None) -> Tensor | None:
+    """Return which token of each row is marked, ``(B,)`` of int32; -T where none is."""
+    if first is None:
+        return None
+    return torch.where(first.any(1), first.int().argmax(1), -first.size(1)).int()
 
 
 def _interpreted() -> bool:
