@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from fairseq_posenc.backends import reference
+from fairseq_posenc.backends import choose, reference
 from fairseq_posenc.backends import triton as backend
 from fairseq_posenc.backends.base import DIRECTIONS, Call, Mask
 from fairseq_posenc.encodings.base import Terms
@@ -408,6 +408,23 @@ def test_says_why_it_cannot_run_here(monkeypatch):
     assert backend.unavailable() == "the GPU is older than compute capability 8.0"
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert backend.unavailable() == "triton is not installed"
+
+
+@pytest.mark.parametrize("version", ["3.2.0", "2.1.0+git1"])
+def test_an_old_triton_is_named_and_does_without(version, monkeypatch):
+    monkeypatch.setattr(backend, "_version", lambda: version)
+    why_not = backend.unavailable()
+    assert why_not == f"triton is {version}, and 3.3 is the oldest that will do"
+    call = Call("cuda", torch.bfloat16, dropout=True)
+    plan = choose("auto", Terms(query_table=torch.ones(1, 1023, 64)), call)
+    assert plan.name == "blocked"
+    assert backend.unavailable() in plan.reason
+
+
+@pytest.mark.parametrize("version", ["3.3.0", "3.10.1", "4.0"])
+def test_a_new_triton_will_do(version, monkeypatch):
+    monkeypatch.setattr(backend, "_version", lambda: version)
+    assert "triton is" not in backend.unavailable()
 
 
 @pytest.mark.slow

@@ -48,11 +48,9 @@ def compile_form(
         qkv = [torch.zeros(1, HEADS, LENGTH, WIDTH, dtype=dtype, requires_grad=True) for _ in "qkv"]
         out, _ = backend.attend(*qkv, terms_of(form, reset), Mask(), 0.1 if dropout else 0.0)
         out.sum().backward()
-    found = []
-    for name, options, kernel in started:
-        tile = options.get("M", options["N"]) * options["N"]
-        found.append(Compiled(form, name, dropout, reset, read(kernel, tile)))
-    return found
+    codes = {kernel.hash: (kernel, options["N"] ** 2) for _, options, kernel in started}
+    read_once = {key: read(kernel, tile) for key, (kernel, tile) in codes.items()}
+    return [Compiled(form, name, dropout, reset, read_once[x.hash]) for name, _, x in started]
 
 
 def terms_of(form: str, reset: bool) -> Terms:

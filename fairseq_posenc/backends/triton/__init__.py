@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
+from functools import cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -18,12 +21,16 @@ from fairseq_posenc.encodings.base import Terms
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 WIDEST_HEAD = 128
+OLDEST = (3, 3)  # versions before have no kernels that take a NamedTuple
 
 
 def unavailable() -> str:
     """Return why this backend cannot run on this machine, or an empty string."""
-    if importlib.util.find_spec("triton") is None:
+    version = _version()
+    if not version:
         return "triton is not installed"
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST:
+        return f"triton is {version}, and {'.'.join(map(str, OLDEST))} is the oldest that will do"
     if _interpreted():
         return ""
     if not torch.cuda.is_available():
@@ -108,6 +115,19 @@ def _index(first: Tensor | None) -> Tensor | None:
     if first is None:
         return None
     return torch.where(first.any(1), first.int().argmax(1), -first.size(1)).int()
+
+
+def _version() -> str:
+    """Return Triton's version, or an empty string."""
+    spec = importlib.util.find_spec("triton")
+    return "" if spec is None or spec.origin is None else _version_in(spec.origin)
+
+
+@cache
+def _version_in(path: str) -> str:
+    """Return the version that a file names: importing it takes long, and it has several names."""
+    found = re.search(r"__version__ = [\"']([^\"']+)", Path(path).read_text("utf-8"))
+    return found[1] if found else ""
 
 
 def _interpreted() -> bool:
