@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from fairseq_posenc.backends import choose, reference
 from fairseq_posenc.backends import triton as backend
 from fairseq_posenc.backends.base import DIRECTIONS, Call, Mask
+from fairseq_posenc.backends.triton import recorded
 from fairseq_posenc.encodings.base import Terms
 
 if sys.platform != "linux":
@@ -410,12 +412,42 @@ def test_says_why_it_cannot_run_here(monkeypatch):
     assert backend.unavailable() == "triton is not installed"
 
 
+WON = recorded.Record("sm_90", frozenset({"query_table"}), True, 256, 2048, "a_file.json")
+TABLE, BIAS = Terms(query_table=torch.ones(1, 1023, 64)), Terms(bias=torch.ones(1, 1023))
+PLANS = {
+    "won": ("sm_90", TABLE, 512, "triton", "the fastest in a benchmark on sm_90"),
+    "another chip": ("sm_80", TABLE, 512, "blocked", "no recorded benchmark for sm_80"),
+    "other terms": ("sm_90", BIAS, 512, "sdpa", "no recorded benchmark of such terms for sm_90"),
+    "too long": ("sm_90", TABLE, 4096, "blocked", "benchmark of such a length for sm_90"),
+    "plain": ("sm_90", Terms(), 512, "sdpa", "a plain dot product"),
+}
+
+
+@pytest.mark.parametrize("case", PLANS)
+def test_auto_takes_kernels_that_won_a_recorded_benchmark(case, monkeypatch):
+    chip, terms, length, name, reason = PLANS[case]
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # so that it is available
+    monkeypatch.setattr(recorded, "RECORDED", [WON])
+    monkeypatch.setattr(recorded, "chip", lambda: chip)
+    call = Call("cuda", torch.bfloat16, length, length, dropout=True)
+    plan = choose("auto", terms, call)
+    assert plan.name == name
+    assert reason in plan.reason
+
+
+def test_nothing_is_recorded_without_figures():
+    results = Path(__file__).parents[1] / "docs" / "results"
+    assert all((results / record.source).exists() for record in recorded.RECORDED)
+
+
 @pytest.mark.parametrize("version", ["3.2.0", "2.1.0+git1"])
 def test_an_old_triton_is_named_and_does_without(version, monkeypatch):
     monkeypatch.setattr(backend, "_version", lambda: version)
     why_not = backend.unavailable()
     assert why_not == f"triton is {version}, and 3.3 is the oldest that will do"
     call = Call("cuda", torch.bfloat16, dropout=True)
+    monkeypatch.setattr(recorded, "RECORDED", [WON])
+    monkeypatch.setattr(recorded, "chip", lambda: "sm_90")
     plan = choose("auto", Terms(query_table=torch.ones(1, 1023, 64)), call)
     assert plan.name == "blocked"
     assert backend.unavailable() in plan.reason

@@ -1,6 +1,7 @@
 """Chooses the backend of a call, and says why.
 
-The order for a CPU is measured (``benchmarks/attention.py``); that for a GPU is not yet.
+The order for a CPU is measured (``benchmarks/attention.py``). On a GPU, kernels of ours are chosen
+only where a benchmark on such a GPU is recorded.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 
 from fairseq_posenc.backends import blocked, reference, sdpa, triton
 from fairseq_posenc.backends.base import Backend, Call
+from fairseq_posenc.backends.triton import recorded
 from fairseq_posenc.encodings.base import Terms
 from fairseq_posenc.errors import UserError
 
@@ -125,12 +127,16 @@ def _on_cpu(terms: Terms, call: Call) -> tuple[list[str], str]:
 
 
 def _on_gpu(terms: Terms, call: Call) -> tuple[list[str], str]:
-    """Return backends in the order that is expected to be that of their speed, and why."""
+    """Return backends in order, and why: kernels of ours only where they were measured to win."""
     if terms.content_only and terms.bias is None and terms.pair_bias is None:
         return ["sdpa", "reference"], "a plain dot product"
     if call.tgt_len == 1:
         return ["sdpa", "blocked", "reference"], "a single query"
-    return ["triton", "sdpa", "blocked", "reference"], "no matrix of scores"
+    chip = recorded.chip()
+    why_not = recorded.why_not(terms, call, chip)
+    if why_not:
+        return ["sdpa", "blocked", "reference"], f"not triton: {why_not}"
+    return ["triton", "sdpa", "blocked", "reference"], f"the fastest in a benchmark on {chip}"
 
 
 def _tell(plan: Plan, terms: Terms, call: Call) -> None:
