@@ -141,6 +141,22 @@ def test_one_query(direction):
     assert_equals_the_reference(inputs(1, 1, 17), terms, Mask(direction))
 
 
+@pytest.mark.parametrize("reset", [False, True])
+@pytest.mark.parametrize("product", [False, True])
+def test_reads_nothing_that_nobody_wrote(product, reset, monkeypatch):
+    """What torch allocates is filled with NaN, and no NaN arrives anywhere."""
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    mask = Mask("lr", padding("left", 2, 18))
+    first = first_of(mask.key_padding) if reset else None
+    terms = make_terms({**EVERYTHING, "product": product}, 5, 18, first)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.empty(1, device=DEVICE).isnan()
+        assert_equals_the_reference(inputs(2, 5, 18), terms, mask)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_forbidden_pairs():
     pairs = torch.rand(18, 18, device=DEVICE) < 0.4
     terms = make_terms({"query_table": 1}, 18, 18)
@@ -457,6 +473,40 @@ def test_an_old_triton_is_named_and_does_without(version, monkeypatch):
 def test_a_new_triton_will_do(version, monkeypatch):
     monkeypatch.setattr(backend, "_version", lambda: version)
     assert "triton is" not in backend.unavailable()
+
+
+COMPILED = {
+    "plain": {},
+    "bias, no gradient of the rest": {"bias": H},
+    "product with a value table": {**EVERYTHING, "product": True},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend_of_compiler", ["eager", "aot_eager"])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("reset", [False, True])
+@pytest.mark.parametrize("form", COMPILED)
+def test_can_be_compiled_as_one_graph(form, reset, dropout, backend_of_compiler):
+    torch._dynamo.reset()
+    mask = Mask("lr", padding("left", 2, 7))
+    terms = make_terms(COMPILED[form], 7, 7, first_of(mask.key_padding) if reset else None)
+    query, key, value = inputs(2, 7, 7)
+    leaves = leaves_of(terms) if "rest" in form else [query, key, value, *leaves_of(terms)]
+    if "rest" in form:
+        query, key, value = query.detach(), key.detach(), value.detach()
+
+    def run(query, key, value):
+        return backend.attend(query, key, value, terms, mask, dropout)[0]
+
+    compiled = torch.compile(run, fullgraph=True, backend=backend_of_compiler)
+    results = []
+    for function in (run, compiled):
+        torch.manual_seed(3)
+        out = function(query, key, value)
+        results.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+    for our, their in zip(*results):
+        torch.testing.assert_close(our, their, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.slow

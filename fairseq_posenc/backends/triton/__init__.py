@@ -73,6 +73,9 @@ def attend(
     from fairseq_posenc.backends.triton.attention import Attention, Settings
     from fairseq_posenc.backends.triton.resets import products
 
+    apply = Attention.apply
+    if torch.compiler.is_compiling():
+        from fairseq_posenc.backends.triton.operation import attend as apply
     query, key = query.type_as(value), key.type_as(value)
     first = None if terms.first is None else terms.first.expand(query.size(0), -1)
     settings = Settings(
@@ -85,7 +88,7 @@ def attend(
         product=terms.product,
     )
     with torch.autocast(query.device.type, enabled=False):
-        attended, value_sums = Attention.apply(
+        attended, value_sums = apply(
             settings,
             query,
             key,

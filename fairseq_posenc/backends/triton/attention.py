@@ -38,35 +38,79 @@ class Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, settings: Settings, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the attended values, and the weights on V's two reset rows if it has them."""
-        problem = problem_of(settings, inputs)
-        shape = problem.query.shape[:3]
-        resets = problem.value_table is not None and problem.first is not None
-        attended = torch.empty_like(problem.query, dtype=torch.float32)
-        log_sums = attended.new_empty(shape)
-        value_sums = attended.new_empty(*shape, 2 if resets else 0)
-        options = options_of(problem, settings)
-        blocks = shape[0] * shape[1] * triton.cdiv(problem.tgt_len, options["N"])
-        with torch.cuda.device_of(attended):
-            forward_kernel[(blocks,)](
-                problem, attended, log_sums, value_sums if resets else None, **options
-            )
+        attended, log_sums, value_sums = run_forward(settings, inputs)
         ctx.settings = settings
         ctx.save_for_backward(attended, log_sums, value_sums, *inputs)
-        return attended.type_as(problem.query), value_sums
+        assert inputs[0] is not None
+        return attended.type_as(inputs[0]), value_sums
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, grad_sums: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of all inputs."""
         attended, log_sums, value_sums, *inputs = ctx.saved_tensors
-        problem = problem_of(ctx.settings, inputs)
-        dots = (grad * attended).sum(-1) + (grad_sums * value_sums).sum(-1)
-        saved = Saved(grad.contiguous(), log_sums, dots * problem.scale, grad_sums.contiguous())
+        found = Found(attended, log_sums, value_sums)
         wanted = ctx.needs_input_grad[4:9]
-        with torch.cuda.device_of(attended):
-            found = Gradients(problem, ctx.settings.product, wanted)
-            found.run(saved, options_of(problem, ctx.settings))
-        return None, *found.of(inputs)
+        return None, *run_backward(ctx.settings, inputs, found, grad, grad_sums, wanted)
+
+
+class Found(NamedTuple):
+    """What the forward pass finds.
+
+    Attributes:
+        attended: values ``(B, H, T, D)`` of float32.
+        log_sums: ``(B, H, T)``; see :class:`Saved`.
+        value_sums: weights on the value table's reset rows, ``(B, H, T, 2)``, or 0 without them.
+    """
+
+    attended: Tensor
+    log_sums: Tensor
+    value_sums: Tensor
+
+
+def run_forward(settings: Settings, inputs: Sequence[Tensor | None]) -> Found:
+    """Start the forward kernel."""
+    problem = problem_of(settings, inputs)
+    shape = problem.query.shape[:3]
+    resets = problem.value_table is not None and problem.first is not None
+    attended = torch.empty_like(problem.query, dtype=torch.float32)
+    log_sums = attended.new_empty(shape)
+    value_sums = attended.new_empty(*shape, 2 if resets else 0)
+    options = options_of(problem, settings)
+    blocks = shape[0] * shape[1] * triton.cdiv(problem.tgt_len, options["N"])
+    with torch.cuda.device_of(attended):
+        forward_kernel[(blocks,)](
+            problem, attended, log_sums, value_sums if resets else None, **options
+        )
+    return Found(attended, log_sums, value_sums)
+
+
+def run_backward(
+    settings: Settings,
+    inputs: Sequence[Tensor | None],
+    found: Found,
+    grad: Tensor,
+    grad_sums: Tensor,
+    wanted: tuple[bool, ...],
+) -> list[Tensor | None]:
+    """Start the backward kernels, and return the gradients of the inputs.
+
+    Args:
+        settings: as for the forward pass.
+        inputs: as for the forward pass.
+        found: by the forward pass.
+        grad: of the attended values.
+        grad_sums: of ``found.value_sums``.
+        wanted: which of query table, key table, value table, gain and bias need a gradient.
+    """
+    problem = problem_of(settings, inputs)
+    dots = (grad * found.attended).sum(-1) + (grad_sums * found.value_sums).sum(-1)
+    rows = grad.type_as(problem.query).contiguous()
+    saved = Saved(rows, found.log_sums, dots * problem.scale, grad_sums.contiguous())
+    with torch.cuda.device_of(grad):
+        gradients = Gradients(problem, settings.product, wanted)
+        gradients.run(saved, options_of(problem, settings))
+    return gradients.of(inputs)
 
 
 def block_size(dtype: torch.dtype) -> int:
@@ -99,7 +143,7 @@ def problem_of(settings: Settings, inputs: Sequence[Any]) -> Problem:
     contiguous: list[Any] = [None if x is None else x.contiguous() for x in inputs]
     query, key, value, *tables, query_reset, key_reset = contiguous
     vectors = [None if x is None else _padded(x, query, key) for x in tables[:3]]
-    if inputs[3] is not None and inputs[3] is inputs[4]:
+    if _same(inputs[3], inputs[4]):
         vectors[1] = vectors[0]
     scalars = [None if x is None else x.float() for x in tables[3:]]
     values: dict[str, Any] = dict(zip(Problem._fields, (query, key, value)))
@@ -135,7 +179,7 @@ def options_of(problem: Problem, settings: Settings) -> dict[str, Any]:
     return {
         "DIRECTION": settings.direction,
         "PRODUCT": settings.product,
-        "SAME": _same(problem.query_table, problem.key_table),
+        "SAME": _same(*(x and x.rows for x in (problem.query_table, problem.key_table))),
         "FULL": not (problem.tgt_len % block or problem.src_len % block or problem.width != width),
         "N": block,
         "W": width,
@@ -144,8 +188,10 @@ def options_of(problem: Problem, settings: Settings) -> dict[str, Any]:
     }
 
 
-def _same(ours: Table | None, theirs: Table | None) -> bool:
+def _same(ours: Tensor | None, theirs: Tensor | None) -> bool:
     """Return whether two tables are one, whose rows then need not be loaded twice."""
     if ours is None or theirs is None:
         return False
-    return ours.rows.data_ptr() == theirs.rows.data_ptr() and ours.head_stride == theirs.head_stride
+    return (ours.data_ptr(), ours.shape, ours.stride()) == (
+        *(theirs.data_ptr(), theirs.shape, theirs.stride()),
+    )
