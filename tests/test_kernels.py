@@ -11,6 +11,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from gpu import run, steps, tables  # noqa: E402
+
 # Instructions of lanes for each pair of query and key, with dropout: some percent above what was
 # counted with Triton 3.7, so that a change that makes kernels much dearer is seen.
 LIMITS = {"plain": 50, "bias": 60, "gain": 64, "shaw": 72, "m4": 92, "deberta": 92, "m4m": 102}
@@ -60,3 +64,23 @@ def test_a_pair_costs_little(compiled, form):
     row = next(x for x in compiled["sums"] if x["form"] == form and not x["reset"])
     assert row["instructions"] <= LIMITS[form]
     assert row["spilled"] <= (60 if form == "m4m" else 0)
+
+
+def test_everything_on_a_gpu_takes_nine_minutes_at_most():
+    found = steps(dry_run=False)
+    assert sum(step.seconds for step in found) <= 9 * 60
+    assert {step.kind for step in found} == {step.kind for step in steps(dry_run=True)}
+
+
+def test_what_needs_a_gpu_can_be_tried_without():
+    survival = next(step for step in steps(dry_run=True) if step.kind == "survival")
+    result = run(survival, dry_run=True)
+    assert result["end"] == "done", result
+    assert [row["encoding"] for row in result["rows"]] == ["none", "shaw", "m4m"]
+    assert all(row["finite"] for row in result["rows"])
+    assert any(line.startswith("| shaw |") for line in tables([result]))
+
+
+def test_a_step_that_fails_is_told_and_stops_nothing():
+    broken = steps(dry_run=True)[0]._replace(words=["-c", "raise SystemExit('no')"])
+    assert run(broken, dry_run=True)["end"] == "failed with 1"
