@@ -7,7 +7,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-unit test-gpu lint format docs clean
+.PHONY: help install demo test test-unit test-gpu gpu lint format docs clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' Makefile | expand -t 20
@@ -26,6 +26,9 @@ test-unit: install ## the fast tests
 
 test-gpu: install ## the tests that need a GPU
 	$(BIN)/pytest -m gpu $(ARGS)
+
+gpu: install ## all that needs a GPU: tests, memory checks, speed; the results go to demo/gpu/
+	$(BIN)/python benchmarks/gpu.py --out demo/gpu $(ARGS)
 
 lint: install ## check style and types
 	$(BIN)/ruff check

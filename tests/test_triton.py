@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,9 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from fairseq_posenc.backends import reference
+from fairseq_posenc.backends import choose, reference
 from fairseq_posenc.backends import triton as backend
 from fairseq_posenc.backends.base import DIRECTIONS, Call, Mask
+from fairseq_posenc.backends.triton import recorded
 from fairseq_posenc.encodings.base import Terms
 
 if sys.platform != "linux":
@@ -27,6 +29,8 @@ with pytest.MonkeyPatch.context() as patch:
         # Triton reads it when kernels are defined. Other tests, and what they start, must not.
         patch.setenv("TRITON_INTERPRET", "1")
     attention = importlib.import_module("fairseq_posenc.backends.triton.attention")
+    gradients = importlib.import_module("fairseq_posenc.backends.triton.gradients")
+    waves = importlib.import_module("fairseq_posenc.backends.triton.waves")
 
 H, D = 2, 8
 FORMS = {
@@ -135,6 +139,21 @@ def test_one_query(direction):
     """A single query is the last position: of the later keys it sees itself alone."""
     terms = make_terms({"query_table": 1, "key_table": 1}, 1, 17)
     assert_equals_the_reference(inputs(1, 1, 17), terms, Mask(direction))
+
+
+@pytest.mark.parametrize(("product", "reset"), [(False, True), (True, False)])
+def test_reads_nothing_that_nobody_wrote(product, reset, monkeypatch):
+    """What torch allocates is filled with NaN, and no NaN arrives anywhere."""
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    mask = Mask("lr", padding("left", 2, 18))
+    first = first_of(mask.key_padding) if reset else None
+    terms = make_terms({**EVERYTHING, "product": product}, 5, 18, first)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.empty(1, device=DEVICE).isnan()
+        assert_equals_the_reference(inputs(2, 5, 18), terms, mask)
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_forbidden_pairs():
@@ -246,7 +265,7 @@ def test_dropout_is_the_same_backward_and_in_blocks_of_any_size(block, monkeypat
     torch.manual_seed(3)
     units = torch.eye(20, 24, device=DEVICE).expand_as(value)
     weights, _ = backend.attend(query, key, units, terms, Mask("lr"), dropout=0.3)
-    monkeypatch.setattr(attention, "block_size", lambda problem: block)
+    monkeypatch.setattr(attention, "block_size", lambda dtype: block)
     torch.manual_seed(3)
     ours, _ = backend.attend(query, key, value, terms, Mask("lr"), dropout=0.3)
     plain = reference.softmax(reference.scores(query, key, terms), Mask("lr"))
@@ -296,8 +315,10 @@ class Largest(TorchDispatchMode):
         return out
 
 
-def test_nothing_grows_with_the_square_of_the_length():
-    length = 48
+def test_nothing_grows_with_the_square_of_the_length(monkeypatch):
+    """The backward pass stores tiles, but only so many numbers at a time."""
+    monkeypatch.setattr(waves, "NUMBERS", 4_000)
+    length = 64
     rows = 2 * length - 1
     query, key, value = (leaf(1, 1, length, 4) for _ in range(3))
     terms = Terms(
@@ -309,6 +330,39 @@ def test_nothing_grows_with_the_square_of_the_length():
     assert rows * 4 <= largest.numbers < length * length
 
 
+# Of a sequence with 4 tiles of numbers; so a wave takes 3 sequences, one, or some of its keys.
+@pytest.mark.slow
+@pytest.mark.parametrize("numbers", [4 * 3 * 4_000, 14_000, 6_000])
+@pytest.mark.parametrize(("direction", "product"), [("both", False), ("lr", True), ("rl", True)])
+def test_waves_of_any_size(direction, product, numbers, monkeypatch):
+    monkeypatch.setattr(waves, "NUMBERS", numbers)
+    mask = Mask(direction, padding("left", 2, 37))
+    form = {**EVERYTHING, "product": product}
+    terms = make_terms(form, 20, 37, first_of(mask.key_padding))
+    assert_equals_the_reference(inputs(2, 20, 37), terms, mask)
+
+
+def test_waves_cover_every_pair_once():
+    problem = attention.problem_of(
+        attention.Settings(None, None, None, None, 1.0, "both", False),
+        [torch.zeros(3, H, n, D) for n in (20, 37, 37)] + [None] * 7,
+    )
+    for numbers in (10**6, 6_000, 2_000, 1):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(waves, "NUMBERS", numbers)
+            seen = torch.zeros(3 * H, 37)
+            for wave in waves.waves(problem, 16, (True, False, False, False, False, True)):
+                span = slice(wave.layout.start, wave.layout.end)
+                seen[wave.sequence : wave.sequence + wave.sequences, span] += 1
+            assert seen.eq(1).all()
+
+
+def test_one_table_for_queries_and_keys():
+    table = leaf(1, 39, D)
+    terms = Terms(query_table=table, key_table=table)
+    assert_equals_the_reference(inputs(2, 20, 20), terms, Mask())
+
+
 @pytest.mark.parametrize("trained", ["query_table", "bias", None])
 def test_frozen_tables_cost_nothing_and_get_nothing(trained, monkeypatch):
     frozen = make_terms({"query_table": 1, "bias": 1}, 7, 7)
@@ -316,7 +370,7 @@ def test_frozen_tables_cost_nothing_and_get_nothing(trained, monkeypatch):
         **{name: x.detach() for name, x in frozen._asdict().items() if isinstance(x, torch.Tensor)}
     )
     if trained is None:
-        monkeypatch.setattr(attention, "tables_kernel", None)
+        monkeypatch.setattr(gradients, "table_kernel", None)
     else:
         getattr(terms, trained).requires_grad_()
     qkv = inputs(1, 7, 7)
@@ -371,6 +425,87 @@ def test_says_why_it_cannot_run_here(monkeypatch):
     assert backend.unavailable() == "the GPU is older than compute capability 8.0"
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert backend.unavailable() == "triton is not installed"
+
+
+WON = recorded.Record("sm_90", frozenset({"query_table"}), True, 256, 2048, "a_file.json")
+TABLE, BIAS = Terms(query_table=torch.ones(1, 1023, 64)), Terms(bias=torch.ones(1, 1023))
+PLANS = {
+    "won": ("sm_90", TABLE, 512, "triton", "the fastest in a benchmark on sm_90"),
+    "another chip": ("sm_80", TABLE, 512, "blocked", "no recorded benchmark for sm_80"),
+    "other terms": ("sm_90", BIAS, 512, "sdpa", "no recorded benchmark of such terms for sm_90"),
+    "too long": ("sm_90", TABLE, 4096, "blocked", "benchmark of such a length for sm_90"),
+    "plain": ("sm_90", Terms(), 512, "sdpa", "a plain dot product"),
+}
+
+
+@pytest.mark.parametrize("case", PLANS)
+def test_auto_takes_kernels_that_won_a_recorded_benchmark(case, monkeypatch):
+    chip, terms, length, name, reason = PLANS[case]
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # so that it is available
+    monkeypatch.setattr(recorded, "RECORDED", [WON])
+    monkeypatch.setattr(recorded, "chip", lambda: chip)
+    call = Call("cuda", torch.bfloat16, length, length, dropout=True)
+    plan = choose("auto", terms, call)
+    assert plan.name == name
+    assert reason in plan.reason
+
+
+def test_nothing_is_recorded_without_figures():
+    results = Path(__file__).parents[1] / "docs" / "results"
+    assert all((results / record.source).exists() for record in recorded.RECORDED)
+
+
+@pytest.mark.parametrize("version", ["3.2.0", "2.1.0+git1"])
+def test_an_old_triton_is_named_and_does_without(version, monkeypatch):
+    monkeypatch.setattr(backend, "_version", lambda: version)
+    why_not = backend.unavailable()
+    assert why_not == f"triton is {version}, and 3.3 is the oldest that will do"
+    call = Call("cuda", torch.bfloat16, dropout=True)
+    monkeypatch.setattr(recorded, "RECORDED", [WON])
+    monkeypatch.setattr(recorded, "chip", lambda: "sm_90")
+    plan = choose("auto", Terms(query_table=torch.ones(1, 1023, 64)), call)
+    assert plan.name == "blocked"
+    assert backend.unavailable() in plan.reason
+
+
+@pytest.mark.parametrize("version", ["3.3.0", "3.10.1", "4.0"])
+def test_a_new_triton_will_do(version, monkeypatch):
+    monkeypatch.setattr(backend, "_version", lambda: version)
+    assert "triton is" not in backend.unavailable()
+
+
+COMPILED = {
+    "plain": {},
+    "bias, no gradient of the rest": {"bias": H},
+    "product with a value table": {**EVERYTHING, "product": True},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend_of_compiler", ["eager", "aot_eager"])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("reset", [False, True])
+@pytest.mark.parametrize("form", COMPILED)
+def test_can_be_compiled_as_one_graph(form, reset, dropout, backend_of_compiler):
+    torch._dynamo.reset()
+    mask = Mask("lr", padding("left", 2, 7))
+    terms = make_terms(COMPILED[form], 7, 7, first_of(mask.key_padding) if reset else None)
+    query, key, value = inputs(2, 7, 7)
+    leaves = leaves_of(terms) if "rest" in form else [query, key, value, *leaves_of(terms)]
+    if "rest" in form:
+        query, key, value = query.detach(), key.detach(), value.detach()
+
+    def run(query, key, value):
+        return backend.attend(query, key, value, terms, mask, dropout)[0]
+
+    compiled = torch.compile(run, fullgraph=True, backend=backend_of_compiler)
+    results = []
+    for function in (run, compiled):
+        torch.manual_seed(3)
+        out = function(query, key, value)
+        results.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+    for our, their in zip(*results):
+        torch.testing.assert_close(our, their, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -132,7 +132,7 @@ def build(contender: Contender, whole: Whole) -> tuple[Any, Any, Any]:
 
 def training_step(contender: Contender, whole: Whole) -> Pass:
     """Return a whole update: forward, backward, gradient clipping and Adam."""
-    trainer, batch = _trainer(contender, whole)
+    trainer, batch = trainer_of(contender, whole)
 
     def run() -> None:
         trainer.train_step([batch])
@@ -143,12 +143,14 @@ def training_step(contender: Contender, whole: Whole) -> Pass:
 
 def validation_step(contender: Contender, whole: Whole) -> Pass:
     """Return a forward pass with its loss, in evaluation."""
-    trainer, batch = _trainer(contender, whole)
+    trainer, batch = trainer_of(contender, whole)
     return lambda: trainer.valid_step(batch)
 
 
-def _trainer(contender: Contender, whole: Whole) -> tuple[Trainer, Any]:
+def trainer_of(contender: Contender, whole: Whole, lr: float = 1e-7) -> tuple[Trainer, Any]:
+    """Return fairseq's trainer of a model, and a batch."""
     config, task, model = build(contender, whole)
+    config.optimization.lr = [lr]
     trainer = Trainer(config, task, model, task.build_criterion(config.criterion))
     trainer.begin_epoch(1)
     task.load_dataset("train")

@@ -1,6 +1,7 @@
 """Chooses the backend of a call, and says why.
 
-The order for a CPU is measured (``benchmarks/attention.py``); that for a GPU is not yet.
+The order for a CPU is measured (``benchmarks/attention.py``). On a GPU, kernels of ours are chosen
+only where a benchmark on such a GPU is recorded.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from fairseq_posenc.backends import blocked, reference, sdpa, triton
 from fairseq_posenc.backends.base import Backend, Call, Mask
+from fairseq_posenc.backends.triton import recorded
 from fairseq_posenc.encodings.base import Terms
 from fairseq_posenc.errors import UserError
 
@@ -112,11 +114,9 @@ def attend(
 
 
 def _fastest(terms: Terms, call: Call) -> Plan:
-    if torch.compiler.is_compiling():  # which fuses plain operations itself
-        return Plan(
-            "sdpa" if BACKENDS["sdpa"].refuses(terms, call) == "" else "reference", "compiled"
-        )
     order, reason = _on_cpu(terms, call) if call.device == "cpu" else _on_gpu(terms, call)
+    if torch.compiler.is_compiling():  # its passes by hand cannot be followed
+        order = [name for name in order if name != "blocked"]
     reasons: list[str] = []
     for name in order:
         why_not = BACKENDS[name].unavailable() or BACKENDS[name].refuses(terms, call)
@@ -145,12 +145,16 @@ def _on_cpu(terms: Terms, call: Call) -> tuple[list[str], str]:
 
 
 def _on_gpu(terms: Terms, call: Call) -> tuple[list[str], str]:
-    """Return backends in the order that is expected to be that of their speed, and why."""
+    """Return backends in order, and why: kernels of ours only where they were measured to win."""
     if terms.content_only and terms.bias is None and terms.pair_bias is None:
         return ["sdpa", "reference"], "a plain dot product"
     if call.tgt_len == 1:
         return ["sdpa", "reference"], "a single query"
-    return ["triton", "sdpa", "blocked", "reference"], "no matrix of scores"
+    chip = recorded.chip()
+    why_not = recorded.why_not(terms, call, chip)
+    if why_not:
+        return ["sdpa", "blocked", "reference"], f"not triton: {why_not}"
+    return ["triton", "sdpa", "blocked", "reference"], f"the fastest in a benchmark on {chip}"
 
 
 def _tell(plan: Plan, terms: Terms, call: Call) -> None:

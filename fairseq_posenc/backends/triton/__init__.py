@@ -8,21 +8,29 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
+from functools import cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from fairseq_posenc.backends.base import Call, Mask, scale_of
+from fairseq_posenc.backends.triton.dropout import Dropout
 from fairseq_posenc.encodings.base import Terms
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 WIDEST_HEAD = 128
+OLDEST = (3, 3)  # versions before have no kernels that take a NamedTuple
 
 
 def unavailable() -> str:
     """Return why this backend cannot run on this machine, or an empty string."""
-    if importlib.util.find_spec("triton") is None:
+    version = _version()
+    if not version:
         return "triton is not installed"
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST:
+        return f"triton is {version}, and {'.'.join(map(str, OLDEST))} is the oldest that will do"
     if _interpreted():
         return ""
     if not torch.cuda.is_available():
@@ -63,22 +71,24 @@ def attend(
     """See :class:`~fairseq_posenc.backends.base.Backend`."""
     # Only here, for triton takes long to import and is not everywhere.
     from fairseq_posenc.backends.triton.attention import Attention, Settings
-    from fairseq_posenc.backends.triton.products import products
+    from fairseq_posenc.backends.triton.resets import products
 
+    apply = Attention.apply
+    if torch.compiler.is_compiling():
+        from fairseq_posenc.backends.triton.operation import attend as apply
     query, key = query.type_as(value), key.type_as(value)
     first = None if terms.first is None else terms.first.expand(query.size(0), -1)
     settings = Settings(
-        first=_bytes(first),
+        first=_index(first),
         padding=_bytes(mask.key_padding),
         pairs=_bytes(mask.pairs),
-        seed=_draw_seed() if dropout else None,
-        dropout=dropout,
+        dropout=Dropout.of(dropout, query, key) if dropout else None,
         scale=scale_of(terms, query.size(-1)),
         direction=mask.direction,
         product=terms.product,
     )
     with torch.autocast(query.device.type, enabled=False):
-        attended, value_sums = Attention.apply(
+        attended, value_sums = apply(
             settings,
             query,
             key,
@@ -97,10 +107,24 @@ def attend(
     return attended, None
 
 
-def _draw_seed() -> int:
-    """From torch's generator, so a forward pass that is done again drops the same weights."""
-    # Odd, and of 64 bits: for a multiple of 16, or one of 32 bits, Triton would compile anew.
-    return 2 * int(torch.randint(2**61, 2**62, (), device="cpu")) + 1
+def _index(first: Tensor | None) -> Tensor | None:
+    """Return which token of each row is marked, ``(B,)`` of int32; -T where none is."""
+    if first is None:
+        return None
+    return torch.where(first.any(1), first.int().argmax(1), -first.size(1)).int()
+
+
+def _version() -> str:
+    """Return Triton's version, or an empty string."""
+    spec = importlib.util.find_spec("triton")
+    return "" if spec is None or spec.origin is None else _version_in(spec.origin)
+
+
+@cache
+def _version_in(path: str) -> str:
+    """Return the version that a file names: importing it takes long, and it has several names."""
+    found = re.search(r"__version__ = [\"']([^\"']+)", Path(path).read_text("utf-8"))
+    return found[1] if found else ""
 
 
 def _interpreted() -> bool:

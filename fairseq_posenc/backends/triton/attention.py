@@ -10,12 +10,12 @@ import torch
 import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
-from fairseq_posenc.backends.triton.backward import key_kernel, query_kernel
-from fairseq_posenc.backends.triton.folding import Layout
+from fairseq_posenc.backends.triton.dropout import Dropout
 from fairseq_posenc.backends.triton.forward import forward_kernel
-from fairseq_posenc.backends.triton.problem import Problem, Saved, Table
-from fairseq_posenc.backends.triton.tables import tables_kernel
+from fairseq_posenc.backends.triton.gradients import Gradients
+from fairseq_posenc.backends.triton.problem import Drop, Problem, Saved, Table
 
 SMALLEST = 16  # of the sizes of a matrix product
 
@@ -26,8 +26,7 @@ class Settings(NamedTuple):
     first: Tensor | None
     padding: Tensor | None
     pairs: Tensor | None
-    seed: int | None
-    dropout: float
+    dropout: Dropout | None
     scale: float
     direction: str
     product: bool
@@ -39,134 +38,160 @@ class Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, settings: Settings, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the attended values, and the weights on V's two reset rows if it has them."""
-        inputs = tuple(None if x is None else x.contiguous() for x in inputs)
-        problem = _problem(settings, inputs)
-        shape = problem.query.shape[:3]
-        resets = problem.value_table is not None and problem.first is not None
-        attended = torch.empty_like(problem.query, dtype=torch.float32)
-        log_sums = attended.new_empty(shape)
-        value_sums = attended.new_empty(*shape, 2 if resets else 0)
-        with torch.cuda.device_of(attended):
-            forward_kernel[_grid(problem, problem.tgt_len)](
-                problem,
-                attended,
-                log_sums,
-                value_sums if resets else None,
-                **_options(problem, settings),
-            )
+        attended, log_sums, value_sums = run_forward(settings, inputs)
         ctx.settings = settings
         ctx.save_for_backward(attended, log_sums, value_sums, *inputs)
-        return attended.type_as(problem.query), value_sums
+        assert inputs[0] is not None
+        return attended.type_as(inputs[0]), value_sums
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, grad_sums: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of all inputs."""
         attended, log_sums, value_sums, *inputs = ctx.saved_tensors
-        problem = _problem(ctx.settings, inputs)
-        dots = (grad * attended).sum(-1) + (grad_sums * value_sums).sum(-1)
-        saved = Saved(grad.contiguous(), log_sums, dots, grad_sums.contiguous())
-        options = _options(problem, ctx.settings)
-        with torch.cuda.device_of(attended):
-            query, query_reset = _query_gradients(problem, saved, options)
-            key, value, key_reset = _key_gradients(problem, saved, options)
-            by_head = _table_gradients(problem, saved, options, ctx.needs_input_grad[4:9])
-        tables = (
-            None if x is None else x.sum_to_size(table.shape).type_as(table)
-            for x, table in zip(by_head, inputs[3:8])
+        found = Found(attended, log_sums, value_sums)
+        wanted = ctx.needs_input_grad[4:9]
+        return None, *run_backward(ctx.settings, inputs, found, grad, grad_sums, wanted)
+
+
+class Found(NamedTuple):
+    """What the forward pass finds.
+
+    Attributes:
+        attended: values ``(B, H, T, D)`` of float32.
+        log_sums: ``(B, H, T)``; see :class:`Saved`.
+        value_sums: weights on the value table's reset rows, ``(B, H, T, 2)``, or 0 without them.
+    """
+
+    attended: Tensor
+    log_sums: Tensor
+    value_sums: Tensor
+
+
+def run_forward(settings: Settings, inputs: Sequence[Tensor | None]) -> Found:
+    """Start the forward kernel."""
+    problem = problem_of(settings, inputs)
+    shape = problem.query.shape[:3]
+    resets = problem.value_table is not None and problem.first is not None
+    attended = torch.empty_like(problem.query, dtype=torch.float32)
+    log_sums = attended.new_empty(shape)
+    value_sums = attended.new_empty(*shape, 2 if resets else 0)
+    options = options_of(problem, settings)
+    blocks = shape[0] * shape[1] * triton.cdiv(problem.tgt_len, options["N"])
+    with torch.cuda.device_of(attended):
+        forward_kernel[(blocks,)](
+            problem, attended, log_sums, value_sums if resets else None, **options
         )
-        return None, query, key, value, *tables, query_reset, key_reset
+    return Found(attended, log_sums, value_sums)
 
 
-def block_size(problem: Problem) -> int:
-    """Return how many queries, and keys, a tile has; by the registers that its kernels need."""
+def run_backward(
+    settings: Settings,
+    inputs: Sequence[Tensor | None],
+    found: Found,
+    grad: Tensor,
+    grad_sums: Tensor,
+    wanted: tuple[bool, ...],
+) -> list[Tensor | None]:
+    """Start the backward kernels, and return the gradients of the inputs.
+
+    Args:
+        settings: as for the forward pass.
+        inputs: as for the forward pass.
+        found: by the forward pass.
+        grad: of the attended values.
+        grad_sums: of ``found.value_sums``.
+        wanted: which of query table, key table, value table, gain and bias need a gradient.
+    """
+    problem = problem_of(settings, inputs)
+    dots = (grad * found.attended).sum(-1) + (grad_sums * found.value_sums).sum(-1)
+    rows = grad.type_as(problem.query).contiguous()
+    saved = Saved(rows, found.log_sums, dots * problem.scale, grad_sums.contiguous())
+    with torch.cuda.device_of(grad):
+        gradients = Gradients(problem, settings.product, wanted)
+        gradients.run(saved, options_of(problem, settings))
+    return gradients.of(inputs)
+
+
+def block_size(dtype: torch.dtype) -> int:
+    """Return how many queries, and keys, a tile has: what matrix units take at full width."""
     if os.environ.get("TRITON_INTERPRET") == "1":
         return SMALLEST
-    tables = (problem.query_table, problem.key_table, problem.value_table)
-    size = 64 if all(table is None for table in tables) else 32
-    if problem.query.dtype == torch.float32:
-        size = size // 2 if problem.width <= 64 else SMALLEST
-    return size
+    return 32 if dtype == torch.float32 else 64
 
 
-def _problem(settings: Settings, inputs: Sequence[Any]) -> Problem:
-    query, key, value, *tables, query_reset, key_reset = inputs
-    query_table, key_table, value_table, gain, bias = (Table.of(x) for x in tables)
+def width_of(query: Tensor) -> int:
+    """Return D up to a power of 2 that a matrix product can have."""
+    return int(max(SMALLEST, triton.next_power_of_2(query.size(-1))))
+
+
+def _padded(table: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """Return a table of vectors as the kernels take it; see :class:`Table`."""
+    rows = query.size(2) + key.size(2) - 1
+    block = block_size(query.dtype)
+    columns = width_of(query) - table.size(-1)
+    return F.pad(table[:, :rows].type_as(query), (0, columns, block, block))
+
+
+def threshold(rate: float) -> int:
+    """Return below which number 32 random bits, read as a signed one, keep a weight."""
+    return min(round((1 - rate) * 2**32) - 2**31, 2**31 - 1)
+
+
+def problem_of(settings: Settings, inputs: Sequence[Any]) -> Problem:
+    """Return what the kernels are given."""
+    contiguous: list[Any] = [None if x is None else x.contiguous() for x in inputs]
+    query, key, value, *tables, query_reset, key_reset = contiguous
+    vectors = [None if x is None else _padded(x, query, key) for x in tables[:3]]
+    if _same(inputs[3], inputs[4]):
+        vectors[1] = vectors[0]
+    scalars = [None if x is None else x.float() for x in tables[3:]]
+    values: dict[str, Any] = dict(zip(Problem._fields, (query, key, value)))
+    values.update(zip(Problem._fields[3:], map(Table.of, vectors + scalars)))
     return Problem(
-        query=query,
-        key=key,
-        value=value,
-        query_table=query_table,
-        key_table=key_table,
-        value_table=value_table,
-        gain=gain,
-        bias=bias,
+        **values,
         query_reset=query_reset,
         key_reset=key_reset,
         first=settings.first,
         padding=settings.padding,
         pairs=settings.pairs,
-        seed=settings.seed,
-        dropout=settings.dropout,
+        drop=_drop(settings.dropout),
+        gained=1.0 if settings.dropout is None else settings.dropout.multiplier,
         scale=settings.scale,
-        heads=query.size(1),
-        tgt_len=query.size(2),
-        src_len=key.size(2),
-        width=query.size(3),
+        heads=values["query"].size(1),
+        tgt_len=values["query"].size(2),
+        src_len=values["key"].size(2),
+        width=values["query"].size(3),
     )
 
 
-def _options(problem: Problem, settings: Settings) -> dict[str, Any]:
-    width = max(SMALLEST, triton.next_power_of_2(problem.width))
+def _drop(dropout: Dropout | None) -> Drop | None:
+    """Return dropout as the kernels take it."""
+    if dropout is None:
+        return None
+    first, second = dropout.queries
+    return Drop(first, second, dropout.keys, threshold(dropout.rate))
+
+
+def options_of(problem: Problem, settings: Settings) -> dict[str, Any]:
+    """Return what the two large kernels are compiled for."""
+    width, block = width_of(problem.query), block_size(problem.query.dtype)
     return {
         "DIRECTION": settings.direction,
         "PRODUCT": settings.product,
-        "N": block_size(problem),
+        "SAME": _same(*(x and x.rows for x in (problem.query_table, problem.key_table))),
+        "FULL": not (problem.tgt_len % block or problem.src_len % block or problem.width != width),
+        "N": block,
         "W": width,
         "num_warps": 4 if width <= 64 else 8,
         "num_stages": 2,
     }
 
 
-def _grid(problem: Problem, length: int) -> tuple[int]:
-    """One program for each block of queries or keys; in one dimension, the only long one."""
-    blocks = triton.cdiv(length, block_size(problem))
-    return (problem.query.size(0) * problem.heads * blocks,)
-
-
-def _query_gradients(
-    problem: Problem, saved: Saved, options: dict[str, Any]
-) -> tuple[Tensor, Tensor | None]:
-    query = torch.empty_like(problem.query)
-    reset = None if problem.query_reset is None else torch.empty_like(problem.query_reset)
-    query_kernel[_grid(problem, problem.tgt_len)](problem, saved, query, reset, **options)
-    return query, reset
-
-
-def _key_gradients(
-    problem: Problem, saved: Saved, options: dict[str, Any]
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    key, value = torch.empty_like(problem.key), torch.empty_like(problem.value)
-    reset = None if problem.key_reset is None else torch.empty_like(problem.key_reset)
-    key_kernel[_grid(problem, problem.src_len)](problem, saved, key, value, reset, **options)
-    return key, value, reset
-
-
-def _table_gradients(
-    problem: Problem, saved: Saved, options: dict[str, Any], wanted: tuple[bool, ...]
-) -> list[Tensor | None]:
-    """Return the gradients of the five tables by head; None for one that nobody wants."""
-    if not any(wanted):
-        return [None] * len(wanted)
-    layout = Layout.of(problem, options["N"])
-    bands = layout.empty_bands(problem, wanted)
-    tables_kernel[(layout.programs,)](
-        problem,
-        saved,
-        bands,
-        problem.query.size(0),
-        layout.chunks,
-        layout.diagonals,
-        **options,
+def _same(ours: Tensor | None, theirs: Tensor | None) -> bool:
+    """Return whether two tables are one, whose rows then need not be loaded twice."""
+    if ours is None or theirs is None:
+        return False
+    return (ours.data_ptr(), ours.shape, ours.stride()) == (
+        *(theirs.data_ptr(), theirs.shape, theirs.stride()),
     )
-    return layout.fold(bands)

@@ -1,90 +1,178 @@
 # mypy: disable-error-code="no-untyped-def"
-"""The backward pass for queries, a program for each block of them, and for keys and values."""
+"""The backward pass for keys and values: one program for each block of them, over all queries.
+
+It makes the scores once more, and stores the gradients of their parts tile by tile, for what is
+left: the gradients of queries and tables are matrix products of these tiles.
+"""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from fairseq_posenc.backends.triton.bands import load_band, multiply, store_rows, unskew
-from fairseq_posenc.backends.triton.first_token import split_reset, store_pairs
-from fairseq_posenc.backends.triton.gradients import gradients, load_queries
-from fairseq_posenc.backends.triton.tiles import key_range, load_keys, place, query_range
+from fairseq_posenc.backends.triton.bands import (
+    load_band,
+    load_rows,
+    multiply,
+    products,
+    store_rows,
+)
+from fairseq_posenc.backends.triton.first_token import with_products
+from fairseq_posenc.backends.triton.tiles import (
+    hide,
+    is_kept,
+    load_keys,
+    parts_of,
+    query_range,
+    score,
+)
 
 
 @triton.jit
-def query_kernel(
-    problem,
-    saved,
-    grad_query,
-    grad_reset,
-    DIRECTION: tl.constexpr,
-    PRODUCT: tl.constexpr,
-    N: tl.constexpr,
-    W: tl.constexpr,
+def load_queries(
+    problem, saved, sequence, m0, FULL: tl.constexpr, N: tl.constexpr, W: tl.constexpr
 ):
-    """Write the gradients of the queries, ``(B, H, T, D)``, and of ``query_reset``."""
-    sequence, m0 = place(problem.tgt_len, N)
-    batch, head = sequence // problem.heads, sequence % problem.heads
-    q, grad = load_queries(problem, saved, sequence, m0, N, W)
-    by_q = tl.zeros((N, W), tl.float32)
-    first = tl.zeros((N,), tl.float32)
-    second = tl.zeros((N,), tl.float32)
-    start, end = key_range(problem, m0, DIRECTION, N)
-    for n0 in range(start, end, N):
-        k, v = load_keys(problem, sequence, n0, N, W)
-        _, _, parts = gradients(
-            problem, saved, q, grad, k, v, sequence, m0, n0, DIRECTION, PRODUCT, N, W
-        )
-        by_q += multiply(parts[0].to(k.dtype), k)
-        if problem.query_table is not None:
-            tile, first, second = split_reset(problem, parts[2], first, second, batch, m0, n0, 1, N)
-            left, right = unskew(tile, N, 1)
-            left_rows, right_rows = load_band(problem, problem.query_table, head, m0, n0, N, W)
-            by_q += multiply(left.to(k.dtype), left_rows)
-            by_q += multiply(right.to(k.dtype), right_rows)
-    queries = sequence.to(tl.int64) * problem.tgt_len
-    store_rows(grad_query + queries * problem.width, by_q, m0, problem.tgt_len, problem.width, N, W)
-    if grad_reset is not None:
-        store_pairs(grad_reset + queries * 2, first, second, m0, problem.tgt_len, N)
+    """Return queries and their gradient of the output, both ``(N, W)``."""
+    start = sequence.to(tl.int64) * problem.tgt_len * problem.width
+    count, width = problem.tgt_len, problem.width
+    q = load_rows(problem.query + start, m0, count, width, FULL, N, W)
+    return q, load_rows(saved.grad + start, m0, count, width, FULL, N, W)
 
 
 @triton.jit
+def by_weights(problem, saved, grad, v, sequence, m, n, m0, n0, N: tl.constexpr, W: tl.constexpr):
+    """Return the gradients of the weights, by (key, query)."""
+    by_weight = multiply(v, tl.trans(grad))
+    if problem.value_table is not None:
+        head = sequence % problem.heads
+        band = load_band(problem, problem.value_table, head, n0 - m0 - N, 2 * N, N, W)
+        rows = products(grad, band, False, N, True)
+        if problem.first is not None:
+            batch = sequence // problem.heads
+            pairs = saved.value_reset + sequence.to(tl.int64) * problem.tgt_len * 2
+            rows = with_products(problem, rows, pairs, batch, m, problem.tgt_len, m, n, m0, n0, N)
+        by_weight += rows
+    return by_weight
+
+
+@triton.jit
+def by_content(parts, grad, PRODUCT: tl.constexpr):
+    """Return the gradient of the content, by the rule of products."""
+    return grad * parts[2] * parts[3] * parts[1] if PRODUCT else grad * parts[1]
+
+
+@triton.jit
+def by_gain(parts, grad, PRODUCT: tl.constexpr):
+    """Return the gradient of the gain."""
+    return grad * parts[2] * parts[3] * parts[0] if PRODUCT else grad * parts[0]
+
+
+@triton.jit
+def by_query(parts, grad, PRODUCT: tl.constexpr):
+    """Return the gradient of the query term."""
+    return grad * parts[0] * parts[1] * parts[3] if PRODUCT else grad
+
+
+@triton.jit
+def by_key(parts, grad, PRODUCT: tl.constexpr):
+    """Return the gradient of the key term."""
+    return grad * parts[0] * parts[1] * parts[2] if PRODUCT else grad
+
+
+@triton.jit
+def store_tile(tiles, tile, sequence, row, column, rows, stride, N: tl.constexpr):
+    """Store ``(N, N)`` at a row and column of the tiles of a sequence, after the zeros."""
+    i = row + tl.arange(0, N)[:, None]
+    j = column + N + tl.arange(0, N)[None, :]
+    start = tiles + (sequence.to(tl.int64) * rows) * stride
+    tl.store(start + i * stride + j, tile.to(tiles.dtype.element_ty))
+
+
+@triton.jit
+def store_turned(tiles, tile, layout, sequence, m0, n0, N: tl.constexpr):
+    """Store a tile that is by (key, query) by query and key."""
+    tile = tl.trans(tile.to(tiles.dtype.element_ty))
+    column, stride = n0 - layout.start, layout.query_stride
+    store_tile(tiles, tile, sequence, m0, column, layout.queries, stride, N)
+
+
+@triton.jit
+def store_tiles(
+    tiles, layout, parts, grad, sequence, m0, n0, PRODUCT: tl.constexpr, N: tl.constexpr
+):
+    """Store the gradients that are asked for, each as soon as it is made, for want of registers."""
+    if tiles.query is not None:
+        tile = by_query(parts, grad, PRODUCT)
+        store_turned(tiles.query, tile, layout, sequence, m0, n0, N)
+    if tiles.key is not None:
+        row, stride = n0 - layout.start, layout.key_stride
+        tile = by_key(parts, grad, PRODUCT)
+        store_tile(tiles.key, tile, sequence, row, m0, layout.keys, stride, N)
+    if tiles.gain is not None:
+        tile = by_gain(parts, grad, PRODUCT)
+        store_turned(tiles.gain, tile, layout, sequence, m0, n0, N)
+    if tiles.bias is not None:
+        store_turned(tiles.bias, grad, layout, sequence, m0, n0, N)
+
+
+@triton.jit(do_not_specialize=["first_sequence"])
 def key_kernel(
     problem,
     saved,
+    first_sequence,
+    layout,
+    tiles,
     grad_key,
     grad_value,
-    grad_reset,
     DIRECTION: tl.constexpr,
     PRODUCT: tl.constexpr,
+    SAME: tl.constexpr,
+    FULL: tl.constexpr,
     N: tl.constexpr,
     W: tl.constexpr,
 ):
-    """Write the gradients of keys and values, ``(B, H, S, D)``, and of ``key_reset``."""
-    sequence, n0 = place(problem.src_len, N)
-    batch, head = sequence // problem.heads, sequence % problem.heads
-    k, v = load_keys(problem, sequence, n0, N, W)
+    """Write the tiles and, where asked for, gradients of keys and values, ``(B, H, S, D)``."""
+    blocks = layout.keys // N
+    here = tl.program_id(0) // blocks  # the sequence, counted from the wave's first
+    sequence = first_sequence + here
+    n0 = layout.start + tl.program_id(0) % blocks * N
+    batch = sequence // problem.heads
+    k, v = load_keys(problem, sequence, n0, FULL, N, W)
+    n = n0 + tl.arange(0, N)[:, None]
     by_k = tl.zeros((N, W), tl.float32)
     by_v = tl.zeros((N, W), tl.float32)
-    first = tl.zeros((N,), tl.float32)
-    second = tl.zeros((N,), tl.float32)
     start, end = query_range(problem, n0, DIRECTION, N)
+    queries = sequence.to(tl.int64) * problem.tgt_len
     for m0 in range(start, end, N):
-        q, grad = load_queries(problem, saved, sequence, m0, N, W)
-        weights, _, parts = gradients(
-            problem, saved, q, grad, k, v, sequence, m0, n0, DIRECTION, PRODUCT, N, W
-        )
-        by_v += multiply(tl.trans(weights.to(v.dtype)), grad)
-        by_k += multiply(tl.trans(parts[0].to(q.dtype)), q)
-        if problem.key_table is not None:
-            tile, first, second = split_reset(problem, parts[3], first, second, batch, m0, n0, 0, N)
-            left, right = unskew(tile, N, 0)
-            left_rows, right_rows = load_band(problem, problem.key_table, head, m0, n0, N, W)
-            by_k += multiply(tl.trans(left.to(q.dtype)), left_rows)
-            by_k += multiply(tl.trans(right.to(q.dtype)), right_rows)
-    keys = sequence.to(tl.int64) * problem.src_len
-    store_rows(grad_key + keys * problem.width, by_k, n0, problem.src_len, problem.width, N, W)
-    store_rows(grad_value + keys * problem.width, by_v, n0, problem.src_len, problem.width, N, W)
-    if grad_reset is not None:
-        store_pairs(grad_reset + keys * 2, first, second, n0, problem.src_len, N)
+        m = m0 + tl.arange(0, N)[None, :]
+        q, grad = load_queries(problem, saved, sequence, m0, FULL, N, W)
+        parts = parts_of(problem, q, k, sequence, m, n, m0, n0, True, PRODUCT, SAME, N, W)
+        # Before the weights, so that fewer tiles are held at a time.
+        by_weight = by_weights(problem, saved, grad, v, sequence, m, n, m0, n0, N, W)
+        scores = score(problem, parts, sequence, m, n, m0, n0, True, PRODUCT, N)
+        scores = hide(problem, scores, batch, m, n, DIRECTION, FULL)
+        log_sum = tl.load(saved.log_sums + queries + m, m < problem.tgt_len, float("inf"))
+        weights = tl.exp2(scores - log_sum)
+        dot = tl.load(saved.dots + queries + m, m < problem.tgt_len, 0.0)
+        factor = problem.scale * problem.gained
+        if problem.drop is not None:
+            dropped = tl.where(is_kept(problem, sequence, m, n, FULL), weights, 0.0)
+            by_score = dropped * by_weight * factor - weights * dot
+        else:
+            dropped = weights
+            by_score = weights * (by_weight * factor - dot)
+        if tiles.weights is not None:
+            store_turned(tiles.weights, dropped, layout, here, m0, n0, N)
+        if grad_value is not None:
+            by_v += multiply(dropped.to(v.dtype), grad)
+        store_tiles(tiles, layout, parts, by_score, here, m0, n0, PRODUCT, N)
+        tile = by_content(parts, by_score, PRODUCT).to(q.dtype)
+        store_turned(tiles.content, tile, layout, here, m0, n0, N)
+        if grad_key is not None:
+            by_k += multiply(tile, q)
+    keys = sequence.to(tl.int64) * problem.src_len * problem.width
+    if grad_key is not None:
+        store_rows(grad_key + keys, by_k, n0, problem.src_len, problem.width, N, W)
+    if grad_value is not None:
+        by_v *= problem.gained
+        store_rows(grad_value + keys, by_v, n0, problem.src_len, problem.width, N, W)

@@ -1,10 +1,10 @@
 # mypy: disable-error-code="no-untyped-def"
 """Tables by distance inside the kernels: which rows a tile needs, and where each of them goes.
 
-A tile is N queries by N keys. Its distances span 2N - 1 consecutive rows of a table, the band,
-which is loaded as a left and a right half of N rows. Element (i, j) needs row N - 1 + j - i of the
-band, which lies in the left half where j <= i, else in the right one, and in both at
-(j - i - 1) mod N. So the halves are merged first, and the merged tile is rotated row by row.
+A tile is N queries by N keys. Its distances span 2N - 1 consecutive rows of a table. With one row
+before they are its band, of which element (i, j) needs row N + j - i. So one matrix product gives
+every query (or key) times every row of the band, and what the tile needs of it lies one step
+further in every row: read as a flat list of numbers, with a stride that is shorter by one.
 """
 
 from __future__ import annotations
@@ -19,10 +19,15 @@ WIDEN = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 
 @triton.jit
-def load_rows(rows, start, count, width, N: tl.constexpr, W: tl.constexpr):
-    """Return ``(N, W)``: rows from ``start`` on of ``(count, width)``, zeros beyond its ends."""
+def load_rows(rows, start, count, width, FULL: tl.constexpr, N: tl.constexpr, W: tl.constexpr):
+    """Return ``(N, W)``: rows from ``start`` on of ``(count, width)``, zeros beyond its ends.
+
+    ``FULL`` promises that there are no ends within.
+    """
     row = start + tl.arange(0, N)[:, None]
     column = tl.arange(0, W)[None, :]
+    if FULL:
+        return tl.load(rows + row * W + column)
     inside = (row >= 0) & (row < count) & (column < width)
     return tl.load(rows + row * width + column, mask=inside, other=0.0)
 
@@ -45,6 +50,14 @@ def multiply(x, y):
 
 
 @triton.jit
+def add_product(sums, x, y):
+    """Return sums of float32 after one more matrix product."""
+    if WIDEN:
+        x, y = x.to(tl.float32), y.to(tl.float32)
+    return tl.dot(x, y, sums, input_precision="tf32x3")
+
+
+@triton.jit
 def multiply_exactly(x, y):
     """Return the product of a matrix of float32 with one of half precision, hardly rounding."""
     high = x.to(y.dtype)
@@ -55,54 +68,73 @@ def multiply_exactly(x, y):
 
 
 @triton.jit
-def load_band(problem, table, head, m0, n0, N: tl.constexpr, W: tl.constexpr):
-    """Return the left and the right half of a tile's band, both ``(N, W)``."""
-    count = problem.tgt_len + problem.src_len - 1
-    start = n0 - m0 + problem.tgt_len - N
-    rows = table.rows + head * table.head_stride
-    left = load_rows(rows, start, count, problem.width, N, W)
-    right = load_rows(rows, start + N, count, problem.width, N, W)
-    dtype = problem.query.dtype.element_ty
-    return left.to(dtype), right.to(dtype)
+def band_row(N: tl.constexpr, FLIP: tl.constexpr):
+    """Return the band's row for each element of a tile; by (key, query) if flipped."""
+    step = tl.arange(0, N)[None, :] - tl.arange(0, N)[:, None]
+    return N - step if FLIP else N + step
 
 
 @triton.jit
-def is_left(N: tl.constexpr, BAND_AXIS: tl.constexpr):
-    """Return where a merged band, along ``BAND_AXIS``, holds its left half."""
-    row = tl.arange(0, N)[:, None]
-    column = tl.arange(0, N)[None, :]
-    return row + column >= N - 1 if BAND_AXIS == 1 else row >= column
+def load_table(
+    table, head, start, SIGN: tl.constexpr, COUNT: tl.constexpr, PAD: tl.constexpr, W: tl.constexpr
+):
+    """Return ``(COUNT, W)``: rows of a table from ``start`` on, upwards or downwards.
+
+    Tables have ``PAD`` rows of zeros on either side, and are ``W`` wide.
+    """
+    row = start + PAD + SIGN * tl.arange(0, COUNT)[:, None]
+    column = tl.arange(0, W)[None, :]
+    rows = table.rows + head * table.head_stride + row * W + column
+    return tl.load(rows)
 
 
 @triton.jit
-def skew(left, right, N: tl.constexpr, BAND_AXIS: tl.constexpr):
-    """Return the tile of two halves that are by (query, band) or by (band, key)."""
+def load_band(
+    problem, table, head, distance, COUNT: tl.constexpr, N: tl.constexpr, W: tl.constexpr
+):
+    """Return rows of a table from a distance on, ``(COUNT, W)``."""
+    start = distance + problem.tgt_len - 1
+    return load_table(table, head, start, 1, COUNT, N, W)
+
+
+@triton.jit
+def pick(x, index, N: tl.constexpr):
+    """Return ``(N, N)``: the numbers of ``x``, read as a flat list, at ``index``."""
+    return tl.gather(x, index.reshape(N * N), 0).reshape(N, N)
+
+
+@triton.jit
+def products(x, band, ROWS: tl.constexpr, N: tl.constexpr, FLIP: tl.constexpr):
+    """Return ``x . a_r`` for a tile, ``(N, N)``.
+
+    Args:
+        x: queries, keys or their gradients, ``(N, W)``.
+        band: ``(2 * N, W)``.
+        ROWS: whether the tile has a row for each of ``x``, else it has a column.
+        N: queries and keys of a tile.
+        FLIP: whether the tile is by (key, query).
+    """
+    if ROWS:
+        product = multiply(x, tl.trans(band)).reshape(2 * N * N)
+        return pick(product, tl.arange(0, N)[:, None] * (2 * N) + band_row(N, FLIP), N)
+    product = multiply(band, tl.trans(x)).reshape(2 * N * N)
+    return pick(product, band_row(N, FLIP) * N + tl.arange(0, N)[None, :], N)
+
+
+@triton.jit
+def scalars(problem, table, head, m0, n0, N: tl.constexpr, FLIP: tl.constexpr):
+    """Return the scalars of a table for a tile, ``(N, N)`` of float32."""
+    row = n0 - m0 + problem.tgt_len - 1 - N + tl.arange(0, 2 * N)
+    inside = (row >= 0) & (row < problem.tgt_len + problem.src_len - 1)
+    band = tl.load(table.rows + head * table.head_stride + row, mask=inside, other=0.0)
+    return pick(band, band_row(N, FLIP), N)
+
+
+@triton.jit
+def spread(tile, HALF: tl.constexpr, N: tl.constexpr):
+    """Return a tile by query and row of one half of the band, with zeros where it has none."""
     i = tl.arange(0, N)[:, None]
-    j = tl.arange(0, N)[None, :]
-    merged = tl.where(is_left(N, BAND_AXIS), left, right)
-    return tl.gather(merged, (j - i - 1) & (N - 1), BAND_AXIS)
-
-
-@triton.jit
-def unskew(tile, N: tl.constexpr, BAND_AXIS: tl.constexpr):
-    """Return the two halves of a tile, zeros where it has no element: :func:`skew` transposed."""
-    i = tl.arange(0, N)[:, None]
-    j = tl.arange(0, N)[None, :]
-    source = i + j + 1 if BAND_AXIS == 1 else j - i - 1
-    merged = tl.gather(tile, source & (N - 1), BAND_AXIS)
-    left = is_left(N, BAND_AXIS)
-    return tl.where(left, merged, 0.0), tl.where(left, 0.0, merged)
-
-
-@triton.jit
-def query_products(problem, x, table, head, m0, n0, N: tl.constexpr, W: tl.constexpr):
-    """Return ``x_i . a_r`` of queries (or their gradients) ``(N, W)`` for a tile, ``(N, N)``."""
-    left, right = load_band(problem, table, head, m0, n0, N, W)
-    return skew(multiply(x, tl.trans(left)), multiply(x, tl.trans(right)), N, 1)
-
-
-@triton.jit
-def key_products(problem, x, table, head, m0, n0, N: tl.constexpr, W: tl.constexpr):
-    """Return ``x_j . a_r`` of keys ``(N, W)`` for a tile, ``(N, N)``."""
-    left, right = load_band(problem, table, head, m0, n0, N, W)
-    return skew(multiply(left, tl.trans(x)), multiply(right, tl.trans(x)), N, 0)
+    j = tl.arange(0, N)[None, :] + i + (HALF - 1) * N
+    inside = j >= 0 if HALF == 0 else j < N
+    index = tl.where(inside, i * N + j, 0)
+    return tl.where(inside, pick(tile.reshape(N * N), index, N), 0.0)

@@ -13,18 +13,18 @@ from fairseq_posenc.backends.triton.bands import (
     load_band,
     load_rows,
     multiply_exactly,
+    spread,
     store_rows,
-    unskew,
 )
-from fairseq_posenc.backends.triton.first_token import split_reset, store_pairs
+from fairseq_posenc.backends.triton.first_token import store_pairs, take_weights
 from fairseq_posenc.backends.triton.tiles import (
-    kept,
+    hide,
+    is_kept,
     key_range,
     load_keys,
     parts_of,
     place,
     score,
-    visible,
 )
 
 
@@ -39,11 +39,22 @@ def weigh(scores, highest, total):
 
 
 @triton.jit
-def values_by_distance(problem, weights, head, m0, n0, N: tl.constexpr, W: tl.constexpr):
-    """Return the sums of the value table's rows for a tile, ``(N, W)``."""
-    left, right = unskew(weights, N, 1)
-    left_rows, right_rows = load_band(problem, problem.value_table, head, m0, n0, N, W)
-    return multiply_exactly(left, left_rows) + multiply_exactly(right, right_rows)
+def store_sums(
+    problem, attended, log_sums, value_sums, sums, total, highest, first, second, sequence, m0,
+    N: tl.constexpr, W: tl.constexpr,
+):  # fmt: skip
+    """Divide the sums of a block of queries by their totals, and store them."""
+    queries = sequence.to(tl.int64) * problem.tgt_len
+    m = m0 + tl.arange(0, N)
+    blind = total == 0.0
+    share = tl.where(blind, 0.0, problem.gained) / tl.where(blind, 1.0, total)
+    rows = attended + queries * problem.width
+    store_rows(rows, sums * share[:, None], m0, problem.tgt_len, problem.width, N, W)
+    if value_sums is not None:
+        store_pairs(value_sums + queries * 2, first * share, second * share, m, problem.tgt_len)
+    # With an infinite sum, the backward pass finds weights of zero for a query that sees no key.
+    log_sum = tl.where(blind, float("inf"), highest + tl.log2(tl.where(blind, 1.0, total)))
+    tl.store(log_sums + queries + m, log_sum, mask=m < problem.tgt_len)
 
 
 @triton.jit
@@ -54,6 +65,8 @@ def forward_kernel(
     value_sums,
     DIRECTION: tl.constexpr,
     PRODUCT: tl.constexpr,
+    SAME: tl.constexpr,
+    FULL: tl.constexpr,
     N: tl.constexpr,
     W: tl.constexpr,
 ):
@@ -64,9 +77,9 @@ def forward_kernel(
     """
     sequence, m0 = place(problem.tgt_len, N)
     batch, head = sequence // problem.heads, sequence % problem.heads
-    width = problem.width
-    queries = sequence.to(tl.int64) * problem.tgt_len
-    q = load_rows(problem.query + queries * width, m0, problem.tgt_len, width, N, W)
+    queries = problem.query + sequence.to(tl.int64) * problem.tgt_len * problem.width
+    q = load_rows(queries, m0, problem.tgt_len, problem.width, FULL, N, W)
+    m = m0 + tl.arange(0, N)[:, None]
     sums = tl.zeros((N, W), tl.float32)
     total = tl.zeros((N,), tl.float32)
     first = tl.zeros((N,), tl.float32)
@@ -74,26 +87,25 @@ def forward_kernel(
     highest = tl.full((N,), float("-inf"), tl.float32)
     start, end = key_range(problem, m0, DIRECTION, N)
     for n0 in range(start, end, N):
-        k, v = load_keys(problem, sequence, n0, N, W)
-        parts = parts_of(problem, q, k, sequence, m0, n0, PRODUCT, N, W)
-        scores = score(problem, parts, sequence, m0, n0, PRODUCT, N)
+        n = n0 + tl.arange(0, N)[None, :]
+        k, v = load_keys(problem, sequence, n0, FULL, N, W)
+        parts = parts_of(problem, q, k, sequence, m, n, m0, n0, False, PRODUCT, SAME, N, W)
+        scores = score(problem, parts, sequence, m, n, m0, n0, False, PRODUCT, N)
         # Masks come last: they are applied to the whole score, and never multiplied.
-        scores = tl.where(visible(problem, batch, m0, n0, DIRECTION, N), scores, float("-inf"))
+        scores = hide(problem, scores, batch, m, n, DIRECTION, FULL)
         weights, decay, highest, total = weigh(scores, highest, total)
-        if problem.seed is not None:
-            weights *= kept(problem, sequence, m0, n0, N)
+        if problem.drop is not None:
+            weights = tl.where(is_kept(problem, sequence, m, n, FULL), weights, 0.0)
         sums = sums * decay[:, None] + multiply_exactly(weights, v)
         if problem.value_table is not None:
-            weights, first, second = split_reset(
-                problem, weights, first * decay, second * decay, batch, m0, n0, 1, N
+            weights, first, second = take_weights(
+                problem, weights, first * decay, second * decay, batch, m, n, m0, n0, N
             )
-            sums += values_by_distance(problem, weights, head, m0, n0, N, W)
-    blind = total == 0.0
-    share = tl.where(blind, 0.0, 1.0) / tl.where(blind, 1.0, total)
-    store_rows(attended + queries * width, sums * share[:, None], m0, problem.tgt_len, width, N, W)
-    if value_sums is not None:
-        store_pairs(value_sums + queries * 2, first * share, second * share, m0, problem.tgt_len, N)
-    # With an infinite sum, the backward pass finds weights of zero for a query that sees no key.
-    log_sum = tl.where(blind, float("inf"), highest + tl.log2(tl.where(blind, 1.0, total)))
-    m = m0 + tl.arange(0, N)
-    tl.store(log_sums + queries + m, log_sum, mask=m < problem.tgt_len)
+            for half in tl.static_range(2):
+                distance = n0 - m0 + (half - 1) * N
+                rows = load_band(problem, problem.value_table, head, distance, N, N, W)
+                sums += multiply_exactly(spread(weights, half, N), rows)
+    store_sums(
+        problem, attended, log_sums, value_sums, sums, total, highest, first, second, sequence, m0,
+        N, W,
+    )  # fmt: skip

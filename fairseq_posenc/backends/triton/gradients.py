@@ -1,71 +1,165 @@
-# mypy: disable-error-code="no-untyped-def"
-"""One tile of the backward pass: weights made again, and the gradients of all parts of a score."""
+"""The backward pass, wave after wave: which kernels it starts, and where their results go."""
 
 from __future__ import annotations
 
-import triton
-import triton.language as tl
+from collections.abc import Sequence
+from typing import Any
 
-from fairseq_posenc.backends.triton.bands import load_rows, multiply, query_products
-from fairseq_posenc.backends.triton.first_token import reset_by_query
-from fairseq_posenc.backends.triton.tiles import kept, parts_of, score, visible
+import torch
+from torch import Tensor
 
+from fairseq_posenc.backends.triton import resets
+from fairseq_posenc.backends.triton.backward import key_kernel
+from fairseq_posenc.backends.triton.problem import Problem, Saved, Side, Tiles, Wave
+from fairseq_posenc.backends.triton.stored import rows_kernel, table_kernel
+from fairseq_posenc.backends.triton.waves import (
+    empty_tiles,
+    fold,
+    key_side,
+    late_keys,
+    late_values,
+    query_side,
+    stored,
+    waves,
+)
 
-@triton.jit
-def load_queries(problem, saved, sequence, m0, N: tl.constexpr, W: tl.constexpr):
-    """Return queries and their gradient of the output, both ``(N, W)``."""
-    start = sequence.to(tl.int64) * problem.tgt_len * problem.width
-    q = load_rows(problem.query + start, m0, problem.tgt_len, problem.width, N, W)
-    return q, load_rows(saved.grad + start, m0, problem.tgt_len, problem.width, N, W)
-
-
-@triton.jit
-def gradients(
-    problem,
-    saved,
-    q,
-    grad,
-    k,
-    v,
-    sequence,
-    m0,
-    n0,
-    DIRECTION: tl.constexpr,
-    PRODUCT: tl.constexpr,
-    N: tl.constexpr,
-    W: tl.constexpr,
-):
-    """Return the weights after dropout, the gradient of the score, and those of its parts."""
-    queries = sequence.to(tl.int64) * problem.tgt_len
-    m = m0 + tl.arange(0, N)
-    log_sum = tl.load(saved.log_sums + queries + m, mask=m < problem.tgt_len, other=float("inf"))
-    dot = tl.load(saved.dots + queries + m, mask=m < problem.tgt_len, other=0.0)
-    parts = parts_of(problem, q, k, sequence, m0, n0, PRODUCT, N, W)
-    scores = score(problem, parts, sequence, m0, n0, PRODUCT, N)
-    seen = visible(problem, sequence // problem.heads, m0, n0, DIRECTION, N)
-    weights = tl.exp2(tl.where(seen, scores - log_sum[:, None], float("-inf")))
-    by_weight = multiply(grad, tl.trans(v))
-    if problem.value_table is not None:
-        head = sequence % problem.heads
-        rows = query_products(problem, grad, problem.value_table, head, m0, n0, N, W)
-        by_weight += reset_by_query(problem, rows, saved.value_reset, sequence, m0, n0, N)
-    dropped = weights
-    if problem.seed is not None:
-        factors = kept(problem, sequence, m0, n0, N)
-        dropped = weights * factors
-        by_weight *= factors
-    by_score = weights * (by_weight - dot[:, None])
-    return dropped, by_score, by_parts(parts, by_score * problem.scale, PRODUCT)
+PROGRAMS = 512  # enough to fill a GPU, few enough to keep small what they write
 
 
-@triton.jit
-def by_parts(parts, grad, PRODUCT: tl.constexpr):
-    """Return the gradients of content, gain, query and key term, by the rule of products."""
-    content, gain, by_query, by_key = parts
-    if PRODUCT:
-        tables = grad * by_query * by_key
-        gained = grad * content * gain
-        result = (tables * gain, tables * content, gained * by_key, gained * by_query)
-    else:
-        result = (grad * gain, grad * content, grad, grad)
-    return result
+class Gradients:
+    """The gradients of a problem's inputs.
+
+    Args:
+        problem: the problem.
+        product: whether the terms are combined by product.
+        wanted: which of query table, key table, value table, gain and bias need a gradient.
+    """
+
+    def __init__(self, problem: Problem, product: bool, wanted: tuple[bool, ...]) -> None:
+        self.problem, self.wanted = problem, wanted
+        self.stored = stored(problem, product, wanted)
+        self.late_keys, self.late_values = late_keys(problem), late_values(problem, product)
+        self.query = torch.empty_like(problem.query, dtype=torch.float32)
+        self.key = torch.empty_like(problem.key)
+        self.value = torch.empty_like(problem.value)
+        self.tables = [self._table(x) if want else None for x, want in zip(problem[3:8], wanted)]
+        pairs = problem.query_reset, problem.key_reset
+        self.pairs = [None if x is None else torch.zeros_like(x) for x in pairs]
+
+    def run(self, saved: Saved, options: dict[str, Any]) -> None:
+        """Compute everything, with the options of the large kernels."""
+        tiles, last = None, None
+        self.sizes = {key: options[key] for key in ("FULL", "N", "W", "num_warps", "num_stages")}
+        for wave in waves(self.problem, options["N"], self.stored):
+            if tiles is None or last != wave.layout:
+                tiles, last = empty_tiles(self.problem, wave, self.stored), wave.layout
+            blocks = wave.sequences * wave.layout.keys // options["N"]
+            grads = (
+                None if self.late_keys else self.key,
+                None if self.late_values else self.value,
+            )
+            key_kernel[(blocks,)](
+                self.problem, saved, wave.sequence, wave.layout, tiles, *grads, **options
+            )
+            self._values(wave, tiles, saved)
+            self._resets(wave, tiles)
+            self._rows(wave, tiles)
+            self._tables(wave, tiles, saved)
+        # The kernels leave out what can be multiplied once.
+        value_table, bias = self.tables[2], self.tables[4]
+        if value_table is not None:
+            value_table *= self.problem.gained
+        if bias is not None:
+            bias /= self.problem.scale
+
+    def of(self, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Return the gradients of the inputs of :class:`Attention`, in their types."""
+        found = [self.query, self.key, self.value, *self.tables, *self.pairs]
+        return [
+            None if x is None or y is None else x.sum_to_size(y.shape).type_as(y)
+            for x, y in zip(found, inputs)
+        ]
+
+    def _table(self, table: Any) -> Tensor:
+        rows = (
+            self.problem.tgt_len + self.problem.src_len - 1 + 2 * (self.problem.first is not None)
+        )
+        size = (self.problem.width,) if table.rows.dim() == 3 else ()
+        return torch.zeros(self.problem.heads, rows, *size, device=table.rows.device)
+
+    def _resets(self, wave: Wave, tiles: Tiles) -> None:
+        """Take what belongs to the reset out of the tiles of the terms by distance."""
+        if self.problem.first is None:
+            return
+        for name, tile in tiles._asdict().items():
+            if tile is None or name == "content":
+                continue
+            taken = resets.take(self.problem, wave, self._inner(wave, tile, name == "key"))
+            if name in ("query", "key"):
+                pairs = self.pairs[name == "key"]
+                assert pairs is not None
+                resets.add_to_pairs(pairs, taken, wave, name == "query")
+            elif name in ("gain", "bias"):
+                table = self.tables[("gain", "bias").index(name) + 3]
+                assert table is not None
+                resets.add_to_scalars(table, taken, self.problem, wave)
+
+    def _inner(self, wave: Wave, tile: Tensor, by_key: bool) -> Tensor:
+        """Return tiles by query and key without the zeros around them."""
+        block = self.sizes["N"]
+        queries, keys = self.problem.tgt_len, wave.layout.end - wave.layout.start
+        tile = tile[: wave.sequences, :, block:-block]
+        return (tile.transpose(1, 2) if by_key else tile)[:, :queries, :keys]
+
+    def _rows(self, wave: Wave, tiles: Tiles) -> None:
+        """Write or add to the gradients of queries, and those of keys if they are left."""
+        problem, layout = self.problem, wave.layout
+        tile = tiles.content if tiles.query is None else tiles.query
+        given: tuple[Any, ...] = tiles.content, problem.key, tile, problem.query_table, self.query
+        side = query_side(problem, layout)
+        blocks = wave.sequences * layout.queries // self.sizes["N"]
+        add = layout.start > 0
+        rows_kernel[(blocks,)](wave.sequence, side, *given, ADD=add, SIGN=1, **self.sizes)
+        if self.late_keys:
+            given = tiles.content, problem.query, tiles.key, problem.key_table, self.key
+            side = key_side(problem, layout)
+            blocks = wave.sequences * layout.keys // self.sizes["N"]
+            rows_kernel[(blocks,)](wave.sequence, side, *given, ADD=False, SIGN=-1, **self.sizes)
+
+    def _values(self, wave: Wave, tiles: Tiles, saved: Saved) -> None:
+        """Write the gradients of values if they are left; before weights are taken out."""
+        if self.late_values:
+            side = key_side(self.problem, wave.layout)._replace(factor=self.problem.gained)
+            given = tiles.weights, saved.grad, None, None, self.value
+            blocks = wave.sequences * wave.layout.keys // self.sizes["N"]
+            rows_kernel[(blocks,)](wave.sequence, side, *given, ADD=False, SIGN=-1, **self.sizes)
+
+    def _tables(self, wave: Wave, tiles: Tiles, saved: Saved) -> None:
+        """Add to the gradients of the tables."""
+        problem, content = self.problem, tiles.content
+        queries, keys = query_side(problem, wave.layout), key_side(problem, wave.layout)
+        found = (
+            (content if tiles.query is None else tiles.query, problem.query, queries, 1),
+            (tiles.key, problem.key, keys, -1),
+            (tiles.weights, saved.grad, queries, 1),
+            (tiles.gain, None, queries, 1),
+            (content if tiles.bias is None else tiles.bias, None, queries, 1),
+        )
+        for table, (tile, x, side, sign) in zip(self.tables, found):
+            if table is not None:
+                fold(table, self._bands(wave, tile, x, side), wave.sequence, side, sign)
+
+    def _bands(self, wave: Wave, tile: Tensor | None, x: Tensor | None, side: Side) -> Tensor:
+        """Return the gradient of a table, ``(heads, chunks, diagonals, N[, D])`` of float32."""
+        assert tile is not None
+        block = self.sizes["N"]
+        heads = min(self.problem.heads, wave.sequences)
+        diagonals = (wave.layout.queries + wave.layout.keys) // block
+        chunks = min(-(-wave.sequences // heads), -(-PROGRAMS // (heads * diagonals)))
+        size = (block,) if x is None else (block, self.problem.width)
+        band = tile.new_empty(heads, chunks, diagonals, *size, dtype=torch.float32)
+        sizes = wave.sequences, heads, chunks
+        table_kernel[(heads * chunks * diagonals,)](
+            wave.sequence, side, tile, x, band, *sizes, **self.sizes
+        )
+        return band

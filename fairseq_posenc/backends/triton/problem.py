@@ -11,7 +11,8 @@ class Table(NamedTuple):
     """A table by distance, as the kernels take it.
 
     Attributes:
-        rows: ``(G, R, D)`` or ``(G, R)``, contiguous; G is 1 or H.
+        rows: ``(G, R, D)`` or ``(G, R)``, contiguous; G is 1 or H. Vectors are without the reset's
+            rows, with N rows of zeros on either side, and D is filled up to a power of 2.
         head_stride: numbers from one head's rows to the next one's; 0 if the heads share them.
     """
 
@@ -26,6 +27,24 @@ class Table(NamedTuple):
         return cls(rows, rows[0].numel() if rows.size(0) > 1 else 0)
 
 
+class Drop(NamedTuple):
+    """Dropout as the kernels take it.
+
+    Source: :class:`~fairseq_posenc.backends.triton.dropout.Dropout`, which draws the keys.
+
+    Attributes:
+        first: the first key of each query, ``(B, H, T)`` of int32.
+        second: the second one, ``(B, H, T)`` of int32.
+        keys: ``(B, H, S)`` of int32.
+        threshold: mixed bits below it keep a weight.
+    """
+
+    first: Tensor
+    second: Tensor
+    keys: Tensor
+    threshold: int
+
+
 class Problem(NamedTuple):
     """The inputs of one call, as the kernels take them. A field that is None costs nothing there.
 
@@ -35,18 +54,18 @@ class Problem(NamedTuple):
         query: ``(B, H, T, D)``.
         key: ``(B, H, S, D)``.
         value: ``(B, H, S, D)``.
-        query_table: vectors Q.
+        query_table: vectors Q, of the queries' type like all vectors.
         key_table: vectors K.
         value_table: vectors V.
-        gain: scalars.
-        bias: scalars.
+        gain: scalars of float32.
+        bias: scalars of float32.
         query_reset: ``(B, H, T, 2)`` of float32, products of the queries with the reset rows of Q.
         key_reset: ``(B, H, S, 2)`` of float32, products of the keys with the reset rows of K.
-        first: ``(B, S)``, the first token of each row.
+        first: ``(B,)`` of int32, which key is the first token; negative if none is.
         padding: ``(B, S)``, keys that nobody may see.
         pairs: ``(T, S)``, keys that a query must not see.
-        seed: of dropout; None for no dropout.
-        dropout: probability of dropping a weight.
+        drop: None for no dropout.
+        gained: what the kept weights are multiplied by.
         scale: factor of the combined dot products.
         heads: H.
         tgt_len: T.
@@ -67,8 +86,8 @@ class Problem(NamedTuple):
     first: Tensor | None
     padding: Tensor | None
     pairs: Tensor | None
-    seed: int | None
-    dropout: float
+    drop: Drop | None
+    gained: float
     scale: float
     heads: int
     tgt_len: int
@@ -82,7 +101,8 @@ class Saved(NamedTuple):
     Attributes:
         grad: ``(B, H, T, D)``, of the attended values.
         log_sums: ``(B, H, T)`` of float32, base-2 logarithms of the sums of exponentials.
-        dots: ``(B, H, T)`` of float32, the sum of each query's weights times their gradients.
+        dots: ``(B, H, T)`` of float32, the sum of each query's weights times their gradients, times
+            the scale.
         value_reset: ``(B, H, T, 2)`` of float32, gradients of the weights on the reset rows of V.
     """
 
@@ -92,21 +112,96 @@ class Saved(NamedTuple):
     value_reset: Tensor | None
 
 
-class Bands(NamedTuple):
-    """What the backward kernel of the tables writes, all in float32; None where nobody asks.
-
-    Each is by head, chunk of the batch, and diagonal of blocks; N is the size of a block.
+class Layout(NamedTuple):
+    """Which keys the backward pass takes at a time, and how their tiles are stored.
 
     Attributes:
-        query_table: ``(H, chunks, diagonals, 2 * N, D)``.
-        key_table: ``(H, chunks, diagonals, 2 * N, D)``.
-        value_table: ``(H, chunks, diagonals, 2 * N, D)``.
-        gain: ``(H, chunks, diagonals, 4 * N)``; after the band the sums of the two reset rows.
-        bias: ``(H, chunks, diagonals, 4 * N)``.
+        start: the first key, a multiple of N.
+        end: one past the last key.
+        queries: rows of queries, T up to a multiple of N.
+        keys: rows of keys, ``end - start`` up to a multiple of N.
+        query_stride: numbers from a query's row to the next one's.
+        key_stride: numbers from a key's row to the next one's.
     """
 
-    query_table: Tensor | None
-    key_table: Tensor | None
-    value_table: Tensor | None
+    start: int
+    end: int
+    queries: int
+    keys: int
+    query_stride: int
+    key_stride: int
+
+
+class Wave(NamedTuple):
+    """A part of the pairs that the backward pass takes at a time.
+
+    Attributes:
+        sequence: the first one (of a batch and head).
+        sequences: how many there are.
+        layout: of their tiles.
+    """
+
+    sequence: int
+    sequences: int
+    layout: Layout
+
+
+class Tiles(NamedTuple):
+    """Gradients of the parts of a score for the pairs of a wave; None where nobody asks.
+
+    Each row has N zeros before and after, so that it can be read by distance without looking where
+    it ends.
+
+    Attributes:
+        content: of queries times keys, ``(sequences, queries, query_stride)``.
+        query: of the query term, the same; None if it equals that of the content.
+        gain: of the gain, the same.
+        bias: of the whole score, the same.
+        weights: no gradients, but the weights after dropout without its factor, the same.
+        key: of the key term, ``(sequences, keys, key_stride)``.
+    """
+
+    content: Tensor
+    query: Tensor | None
     gain: Tensor | None
     bias: Tensor | None
+    weights: Tensor | None
+    key: Tensor | None
+
+
+class Side(NamedTuple):
+    """How tiles are read: a row for each query and a column for each key, or the other way round.
+
+    Attributes:
+        heads: H.
+        width: D.
+        rows: of a sequence's tiles.
+        columns: of them, without the zeros.
+        stride: numbers from a row to the next one's.
+        content_rows: the same of the content's tiles, which have a row for each query.
+        content_stride: numbers from one of those rows to the next one's.
+        own: T if rows are queries, else S.
+        own_start: what the first row belongs to.
+        own_end: one past what the last row belongs to.
+        others: S if rows are queries, else T.
+        other_start: what the first column after the zeros belongs to.
+        zero: the table's row for a distance of zero, where distances are counted from 0.
+        table_rows: R without the reset's.
+        factor: of the gradients of queries, keys or values.
+    """
+
+    heads: int
+    width: int
+    rows: int
+    columns: int
+    stride: int
+    content_rows: int
+    content_stride: int
+    own: int
+    own_start: int
+    own_end: int
+    others: int
+    other_start: int
+    zero: int
+    table_rows: int
+    factor: float = 1.0

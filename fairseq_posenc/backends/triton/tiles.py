@@ -1,15 +1,29 @@
 # mypy: disable-error-code="no-untyped-def"
-"""One tile of N queries by N keys: scores, who sees whom, dropout, and gradients."""
+"""One tile of N queries by N keys: scores, who sees whom, and dropout.
+
+The forward pass has a row for each query, the backward pass one for each key (flipped), so that
+what it multiplies by queries next need not be turned.
+"""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from fairseq_posenc.backends.triton.bands import key_products, load_rows, multiply, query_products
-from fairseq_posenc.backends.triton.first_token import by_distance, reset_by_key, reset_by_query
+from fairseq_posenc.backends.triton.bands import (
+    add_product,
+    load_band,
+    load_rows,
+    multiply,
+    products,
+    scalars,
+)
+from fairseq_posenc.backends.triton.first_token import with_products, with_scalars
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+# Odd, without patterns: the multipliers of the hash functions Murmur2 and xxHash.
+FIRST = tl.constexpr(0x5BD1E995)
+SECOND = tl.constexpr(0x85EBCA77 - 2**32)
 
 
 @triton.jit
@@ -20,11 +34,12 @@ def place(length, N: tl.constexpr):
 
 
 @triton.jit
-def load_keys(problem, sequence, n0, N: tl.constexpr, W: tl.constexpr):
+def load_keys(problem, sequence, n0, FULL: tl.constexpr, N: tl.constexpr, W: tl.constexpr):
     """Return keys and values, both ``(N, W)``."""
     start = sequence.to(tl.int64) * problem.src_len * problem.width
-    k = load_rows(problem.key + start, n0, problem.src_len, problem.width, N, W)
-    return k, load_rows(problem.value + start, n0, problem.src_len, problem.width, N, W)
+    count, width = problem.src_len, problem.width
+    k = load_rows(problem.key + start, n0, count, width, FULL, N, W)
+    return k, load_rows(problem.value + start, n0, count, width, FULL, N, W)
 
 
 @triton.jit
@@ -54,72 +69,142 @@ def query_range(problem, n0, DIRECTION: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
-def visible(problem, batch, m0, n0, DIRECTION: tl.constexpr, N: tl.constexpr):
-    """Return which queries see which keys, ``(N, N)``."""
-    m = m0 + tl.arange(0, N)[:, None]
-    n = n0 + tl.arange(0, N)[None, :]
-    seen = (m < problem.tgt_len) & (n < problem.src_len)
+def hide(problem, scores, batch, m, n, DIRECTION: tl.constexpr, FULL: tl.constexpr):
+    """Return scores with -inf where a query m must not see a key n.
+
+    Queries beyond the last one are left as they are: nobody looks at them.
+    """
     past = problem.src_len - problem.tgt_len
-    if DIRECTION == "lr":
-        seen &= n <= m + past
-    if DIRECTION == "rl":
-        seen &= n >= m + past
     if problem.padding is not None:
-        padding = problem.padding + batch * problem.src_len + n
-        seen &= tl.load(padding, mask=n < problem.src_len, other=1) == 0
+        padding = tl.load(problem.padding + batch * problem.src_len + n, n < problem.src_len, 1)
+        scores = tl.where(padding == 0, scores, float("-inf"))
+    elif not FULL:
+        scores = tl.where(n < problem.src_len, scores, float("-inf"))
+    if DIRECTION == "lr":
+        scores = tl.where(n <= m + past, scores, float("-inf"))
+    if DIRECTION == "rl":
+        scores = tl.where(n >= m + past, scores, float("-inf"))
     if problem.pairs is not None:
-        pairs = problem.pairs + m.to(tl.int64) * problem.src_len + n
-        seen &= tl.load(pairs, mask=seen, other=1) == 0
-    return seen
+        inside = (m < problem.tgt_len) & (n < problem.src_len)
+        pairs = tl.load(problem.pairs + m.to(tl.int64) * problem.src_len + n, inside, 1)
+        scores = tl.where(pairs == 0, scores, float("-inf"))
+    return scores
 
 
 @triton.jit
-def kept(problem, sequence, m0, n0, N: tl.constexpr):
-    """Return the factors of dropout, ``(N, N)``: the same whenever and in whichever tile order.
+def is_kept(problem, sequence, m, n, FULL: tl.constexpr):
+    """Return which weights dropout keeps: the same whenever and in whichever tile order."""
+    queries = sequence.to(tl.int64) * problem.tgt_len + m
+    keys = sequence.to(tl.int64) * problem.src_len + n
+    seen_m = None if FULL else m < problem.tgt_len
+    seen_n = None if FULL else n < problem.src_len
+    bits = tl.load(problem.drop.first + queries, seen_m) ^ tl.load(problem.drop.keys + keys, seen_n)
+    bits = (bits * FIRST) ^ tl.load(problem.drop.second + queries, seen_m)
+    return bits * SECOND < problem.drop.threshold
 
-    Source: the counter-based generator Philox of Salmon et al. (2011). The counters are sequence,
-    query and key, so that nothing is stored for the backward pass.
-    """
-    zero = tl.zeros((N, N // 4), tl.int32)
-    m = zero + (m0 + tl.arange(0, N))[:, None]
-    n = zero + (n0 // 4 + tl.arange(0, N // 4))[None, :]
-    a, b, c, d = tl.philox(problem.seed, m, n, zero + sequence, zero)
-    bits = tl.join(tl.join(a, c), tl.join(b, d)).reshape(N, N)
-    drawn = (bits >> 8).to(tl.float32) * (1.0 / (1 << 24))
-    return tl.where(drawn >= problem.dropout, 1.0 / (1.0 - problem.dropout), 0.0)
+
+@triton.jit
+def query_term(problem, q, band, sequence, m, n, m0, n0, FLIP: tl.constexpr, N: tl.constexpr):
+    """Return the products of queries with rows of Q for a tile, ``(N, N)``."""
+    tile = products(q, band, not FLIP, N, FLIP)
+    if problem.query_reset is not None:
+        batch = sequence // problem.heads
+        pairs = problem.query_reset + sequence.to(tl.int64) * problem.tgt_len * 2
+        tile = with_products(problem, tile, pairs, batch, m, problem.tgt_len, m, n, m0, n0, N)
+    return tile
+
+
+@triton.jit
+def key_term(problem, k, band, sequence, m, n, m0, n0, FLIP: tl.constexpr, N: tl.constexpr):
+    """Return the products of keys with rows of K for a tile, ``(N, N)``."""
+    tile = products(k, band, FLIP, N, FLIP)
+    if problem.key_reset is not None:
+        batch = sequence // problem.heads
+        pairs = problem.key_reset + sequence.to(tl.int64) * problem.src_len * 2
+        tile = with_products(problem, tile, pairs, batch, n, problem.src_len, m, n, m0, n0, N)
+    return tile
+
+
+@triton.jit
+def scalar_term(problem, table, sequence, m, n, m0, n0, FLIP: tl.constexpr, N: tl.constexpr):
+    """Return the scalars of a table for a tile, ``(N, N)``."""
+    batch, head = sequence // problem.heads, sequence % problem.heads
+    tile = scalars(problem, table, head, m0, n0, N, FLIP)
+    return with_scalars(problem, tile, table, batch, head, m, n, m0, n0, N)
 
 
 @triton.jit
 def parts_of(
-    problem, q, k, sequence, m0, n0, PRODUCT: tl.constexpr, N: tl.constexpr, W: tl.constexpr
+    problem,
+    q,
+    k,
+    sequence,
+    m,
+    n,
+    m0,
+    n0,
+    FLIP: tl.constexpr,
+    PRODUCT: tl.constexpr,
+    SAME: tl.constexpr,
+    N: tl.constexpr,
+    W: tl.constexpr,
 ):
-    """Return content, gain, query and key term of the scores; absent ones change nothing."""
-    batch = sequence // problem.heads
+    """Return content, gain, query and key term of the scores; absent ones change nothing.
+
+    Where the terms are nothing but summed, the first is their sum: less has to be kept.
+    """
     head = sequence % problem.heads
-    content = multiply(q, tl.trans(k))
     gain = 1.0
     by_query = 1.0 if PRODUCT else 0.0
     by_key = 1.0 if PRODUCT else 0.0
-    if problem.gain is not None:
-        gain = by_distance(problem, problem.gain, batch, head, m0, n0, N)
+    # What takes most registers on its way comes first.
     if problem.query_table is not None:
-        by_query = query_products(problem, q, problem.query_table, head, m0, n0, N, W)
-        by_query = reset_by_query(problem, by_query, problem.query_reset, sequence, m0, n0, N)
+        band = load_band(problem, problem.query_table, head, n0 - m0 - N, 2 * N, N, W)
+        by_query = query_term(problem, q, band, sequence, m, n, m0, n0, FLIP, N)
     if problem.key_table is not None:
-        by_key = key_products(problem, k, problem.key_table, head, m0, n0, N, W)
-        by_key = reset_by_key(problem, by_key, problem.key_reset, sequence, m0, n0, N)
+        if not SAME:
+            band = load_band(problem, problem.key_table, head, n0 - m0 - N, 2 * N, N, W)
+        by_key = key_term(problem, k, band, sequence, m, n, m0, n0, FLIP, N)
+    if problem.gain is not None:
+        gain = scalar_term(problem, problem.gain, sequence, m, n, m0, n0, FLIP, N)
+    x, y = (k, q) if FLIP else (q, k)
+    alone: tl.constexpr = problem.query_table is None and problem.key_table is None
+    if alone or PRODUCT or problem.gain is not None:
+        content = multiply(x, tl.trans(y))
+    elif problem.key_table is None:
+        content = add_product(by_query, x, tl.trans(y))
+    elif problem.query_table is None:
+        content = add_product(by_key, x, tl.trans(y))
+    else:
+        content = add_product(by_query + by_key, x, tl.trans(y))
     return content, gain, by_query, by_key
 
 
 @triton.jit
-def score(problem, parts, sequence, m0, n0, PRODUCT: tl.constexpr, N: tl.constexpr):
+def score(
+    problem,
+    parts,
+    sequence,
+    m,
+    n,
+    m0,
+    n0,
+    FLIP: tl.constexpr,
+    PRODUCT: tl.constexpr,
+    N: tl.constexpr,
+):
     """Return the scores of a tile, times log2(e), so that their exponentials are powers of 2."""
     content, gain, by_query, by_key = parts
-    content *= gain
-    combined = content * by_query * by_key if PRODUCT else content + by_query + by_key
+    combined = content * gain
+    if PRODUCT:
+        combined = combined * by_query * by_key
+    elif problem.gain is not None:
+        if problem.query_table is not None:
+            combined += by_query
+        if problem.key_table is not None:
+            combined += by_key
     combined *= problem.scale * LOG2_E
     if problem.bias is not None:
-        batch = sequence // problem.heads
-        head = sequence % problem.heads
-        combined += by_distance(problem, problem.bias, batch, head, m0, n0, N) * LOG2_E
+        bias = scalar_term(problem, problem.bias, sequence, m, n, m0, n0, FLIP, N)
+        combined += bias * LOG2_E
     return combined

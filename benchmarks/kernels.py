@@ -1,0 +1,120 @@
+"""What the Triton kernels cost by their machine code: no GPU is needed.
+
+Compiles every kernel in each of its forms, and reads from the machine code what a pair of query and
+key costs. ``measuring/machine_code.py`` says how that is counted.
+
+    python benchmarks/kernels.py                    # bfloat16, heads of 64, sm_90
+    python benchmarks/kernels.py --arch 80 90 --forms shaw m4m --json
+
+The estimate of a layer's attention divides all instructions by a rate that is stated, not measured.
+It leaves out memory, the waiting for it, and all that is no kernel of ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from measuring.commands import DTYPES
+from measuring.machine_code import KINDS, full_width
+from measuring.offline import FORMS, Compiled, compile_form
+from measuring.results import table
+
+RATE = 2.9e13  # instructions of single lanes in a second: 132 x 128 of them at 1.7 GHz (H100, H200)
+PAIRS = 32 * 12 * 512 * 512  # of one layer of RoBERTa-base, 32 sentences of 512 tokens
+COLUMNS = ["total", *KINDS, "integer"]
+
+
+def parse_args() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--arch", nargs="+", type=int, default=[90], help="80, 90, 100 (default: 90)")
+    add("--forms", nargs="+", choices=FORMS, default=list(FORMS), help="(default: all)")
+    add("--dropout", nargs="+", type=float, default=[0.1, 0.0], help="(default: 0.1 and 0)")
+    add("--reset", nargs="+", type=int, default=[0], help="0, 1 or both (default: 0)")
+    add("--dtype", choices=DTYPES, default="bfloat16", help="(default: bfloat16)")
+    add("--rate", type=float, default=RATE, help=f"of lane instructions (default: {RATE:g})")
+    add("--pairs", type=float, default=PAIRS, help=f"of a layer (default: {PAIRS:g})")
+    add("--json", action="store_true", help="print JSON, and nothing else")
+    return parser.parse_args()
+
+
+def rows_of(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Compile what is asked for; yield a row for each kernel."""
+    cases = itertools.product(args.arch, args.forms, args.dropout, args.reset)
+    for arch, form, dropout, reset in cases:
+        dtype = DTYPES[args.dtype]
+        kernels = compile_form(form, arch, dropout > 0, bool(reset), dtype)
+        yield from (_row(arch, kernel) for kernel in kernels)
+
+
+def _row(arch: int, kernel: Compiled) -> dict[str, Any]:
+    code = kernel.code
+    return {
+        "arch": arch,
+        **{key: getattr(kernel, key) for key in ("form", "dropout", "reset", "kernel")},
+        **{key: getattr(code, key) for key in ("registers", "spilled", "shared_bytes", "matrix")},
+        "full_width": full_width(code, arch),
+        **{kind: round(code.pairs[kind], 2) for kind in COLUMNS},
+    }
+
+
+def sums(rows: Iterable[dict[str, Any]], args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the sums over the kernels of each form, with the time that they stand for."""
+    found = []
+    key = ("arch", "form", "dropout", "reset")
+    for case, kernels in itertools.groupby(rows, lambda row: tuple(row[name] for name in key)):
+        each = list(kernels)
+        total = sum(row["total"] for row in each)
+        found.append(
+            {
+                **dict(zip(key, case)),
+                "instructions": round(total, 1),
+                "spilled": sum(row["spilled"] for row in each),
+                "full_width": all(row["full_width"] for row in each),
+                "milliseconds": round(1e3 * total * args.pairs / args.rate, 3),
+            }
+        )
+    return found
+
+
+def tables(rows: list[dict[str, Any]], totals: list[dict[str, Any]]) -> list[str]:
+    """Return both tables as Markdown."""
+    texts = ["arch", "form", "dropout", "reset", "kernel"]
+    header = [*texts, "registers", "spilled", "shared_bytes", "full_width", *COLUMNS]
+    totals_header = list(totals[0])
+    return [
+        *table(header, ([_cell(row[x]) for x in header] for row in rows), texts=len(texts)),
+        "",
+        *table(totals_header, ([_cell(x) for x in row.values()] for row in totals), texts=4),
+    ]
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.1f}" if isinstance(value, float) and value >= 1 else str(value)
+
+
+def main() -> None:
+    """Compile, count, and print."""
+    args = parse_args()
+    torch.manual_seed(0)
+    rows = list(rows_of(args))
+    totals = sums(rows, args)
+    if args.json:
+        print(json.dumps({"kernels": rows, "sums": totals}, indent=1))
+    else:
+        print("\n".join(tables(rows, totals)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Kernels compiled for a GPU that is not there.
+
+Triton asks a driver which chip it compiles for; a stand-in names one, and kernels that the backend
+starts are compiled in place of being run. What their outputs hold then means nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from fairseq_posenc.backends import triton as backend
+from fairseq_posenc.backends.base import Mask
+from fairseq_posenc.encodings.base import Terms
+from measuring.machine_code import Code, read
+
+HEADS, WIDTH, LENGTH = 12, 64, 512
+FORMS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "bias": {"bias": HEADS},
+    "gain": {"gain": 1},
+    "shaw": {"query_table": 1},
+    "m4": {"query_table": 1, "key_table": "query_table"},
+    "deberta": {"query_table": 1, "key_table": 1},
+    "m4m": {"query_table": 1, "key_table": "query_table", "product": True},
+    "shaw+values": {"query_table": 1, "value_table": 1},
+}  # a number: groups of heads with tables of their own; a name: the same table again
+
+
+class Compiled(NamedTuple):
+    """One kernel of one form."""
+
+    form: str
+    kernel: str
+    dropout: bool
+    reset: bool
+    code: Code
+
+
+def compile_form(
+    form: str, arch: int, dropout: bool, reset: bool, dtype: torch.dtype
+) -> list[Compiled]:
+    """Return every kernel of a forward and a backward pass, as often as it is started."""
+    with compiling(arch) as started:
+        qkv = [torch.zeros(1, HEADS, LENGTH, WIDTH, dtype=dtype, requires_grad=True) for _ in "qkv"]
+        out, _ = backend.attend(*qkv, terms_of(form, reset), Mask(), 0.1 if dropout else 0.0)
+        out.sum().backward()
+    codes = {kernel.hash: (kernel, options["N"] ** 2) for _, options, kernel in started}
+    read_once = {key: read(kernel, tile) for key, (kernel, tile) in codes.items()}
+    return [Compiled(form, name, dropout, reset, read_once[x.hash]) for name, _, x in started]
+
+
+def terms_of(form: str, reset: bool) -> Terms:
+    """Return the terms of a form with trained tables of zeros."""
+    rows = 2 * LENGTH - 1 + 2 * reset
+    terms: dict[str, Any] = {"first": (torch.arange(LENGTH) == 0)[None]} if reset else {}
+    for name, value in FORMS[form].items():
+        size = () if name in ("gain", "bias") else (WIDTH,)
+        if isinstance(value, str):
+            terms[name] = terms[value]
+        else:
+            table = name != "product"
+            terms[name] = torch.zeros(value, rows, *size, requires_grad=True) if table else value
+    return Terms(**terms)
+
+
+@contextlib.contextmanager
+def compiling(arch: int) -> Iterator[list[tuple[str, dict[str, Any], Any]]]:
+    """Have kernels compiled for a chip and not started; yields name, options and code of each."""
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    started: list[tuple[str, dict[str, Any], Any]] = []
+    run = JITFunction.run
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
+        started.append((self.__name__, kwargs, kernel))
+        return kernel
+
+    before = driver._active  # asking for it would look for a GPU
+    driver.set_active(_stand_in(arch))
+    JITFunction.run = compile_only
+    try:
+        yield started
+    finally:
+        JITFunction.run = run
+        driver.set_active(before)
+
+
+def _stand_in(arch: int) -> Any:
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.driver import DriverBase
+
+    class StandIn(DriverBase):
+        """Names a chip, and nothing else."""
+
+        is_active = map_python_to_cpp_type = get_active_torch_device = get_benchmarker = None
+
+        def get_current_target(self) -> GPUTarget:
+            return GPUTarget("cuda", arch, 32)
+
+        def get_current_device(self) -> int:
+            return arch  # compiled kernels are kept by device, and so by chip
+
+        def get_current_stream(self, device: int) -> int:
+            return 0
+
+    return StandIn()

@@ -1,0 +1,35 @@
+"""What a call draws to drop weights, from which the kernels compute the same numbers twice."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fairseq_posenc.backends.blocked.dropout import draw, multiplier
+
+
+class Dropout(NamedTuple):
+    """The seeds of a call, as those of :mod:`~fairseq_posenc.backends.blocked.dropout`.
+
+    Attributes:
+        rate: probability of dropping a weight.
+        queries: two for each query, ``(2, B, H, T)`` of int32.
+        keys: ``(B, H, S)`` of int32.
+    """
+
+    rate: float
+    queries: Tensor
+    keys: Tensor
+
+    @classmethod
+    def of(cls, rate: float, query: Tensor, key: Tensor) -> Dropout:
+        """Draw from torch's generator, so a forward pass done again drops the same weights."""
+        batch, heads, tgt_len, _ = query.shape
+        queries = draw(2, batch, heads, tgt_len, device=query.device)
+        return cls(rate, queries, draw(batch, heads, key.size(2), device=query.device))
+
+    @property
+    def multiplier(self) -> float:
+        """What the weights that are left are multiplied by."""
+        return multiplier(self.rate)

@@ -1,0 +1,174 @@
+# mypy: disable-error-code="no-untyped-def"
+"""Gradients from stored tiles: of queries (or keys), and of tables by distance.
+
+A row of tiles belongs to a query i and has a column for each key j, with N zeros on either side.
+Read with a stride that is longer by one, every row begins one step later, and what lies in one
+column has the same distance. For tiles of the key term, keys and queries change their roles: then
+distances fall from column to column (``SIGN`` is -1).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from fairseq_posenc.backends.triton.bands import load_rows, load_table, multiply, store_rows
+
+
+@triton.jit
+def load_tile(tiles, row, column, stride, N: tl.constexpr):
+    """Return ``(N, N)`` as it was stored."""
+    i = row + tl.arange(0, N)[:, None]
+    return tl.load(tiles + i * stride + column + N + tl.arange(0, N)[None, :])
+
+
+@triton.jit
+def add_content(
+    total,
+    side,
+    content,
+    others,
+    here,
+    row,
+    TURNED: tl.constexpr,
+    FULL: tl.constexpr,
+    N: tl.constexpr,
+    W: tl.constexpr,
+):
+    """Return the sums after products of tiles with keys, or of turned tiles with queries."""
+    tiles = content + (here.to(tl.int64) * side.content_rows) * side.content_stride
+    count = side.others - side.other_start
+    for column in range(0, side.columns, N):
+        x = load_rows(others, column, count, side.width, FULL, N, W)
+        if TURNED:
+            tile = tl.trans(load_tile(tiles, column, row, side.content_stride, N))
+        else:
+            tile = load_tile(tiles, row, column, side.content_stride, N)
+        total += multiply(tile, x)
+    return total
+
+
+@triton.jit
+def load_by_distance(tiles, row, column, stride, N: tl.constexpr):
+    """Return ``(N, N)``: by row and by distance, whose first one is at a column of that row."""
+    i = tl.arange(0, N)[:, None]
+    start = tiles + row * stride + column
+    return tl.load(start + i * (stride + 1) + tl.arange(0, N)[None, :])
+
+
+@triton.jit(do_not_specialize=["first_sequence"])
+def rows_kernel(
+    first_sequence,
+    side,
+    content,
+    other,
+    by_distance,
+    table,
+    grad,
+    ADD: tl.constexpr,
+    SIGN: tl.constexpr,
+    FULL: tl.constexpr,
+    N: tl.constexpr,
+    W: tl.constexpr,
+):
+    """Write or add to the gradients of queries (or keys), ``(sequences, own, D)``.
+
+    Args:
+        first_sequence: of the wave.
+        side: see :class:`~fairseq_posenc.backends.triton.problem.Side`.
+        content: tiles to be multiplied by ``other``, or None; turned if rows are keys.
+        other: keys (or queries), ``(sequences, others, D)``, or None.
+        by_distance: tiles to be multiplied by the table, or None.
+        table: vectors by distance, or None.
+        grad: the gradients.
+        ADD: whether ``grad`` holds something to add to.
+        SIGN: 1 if distances grow along a row of tiles, else -1.
+        FULL: whether all tiles are full, and D is a power of 2.
+        N: rows and columns of a tile.
+        W: D up to a power of 2.
+    """
+    blocks = side.rows // N
+    here = tl.program_id(0) // blocks
+    row = tl.program_id(0) % blocks * N
+    sequence = (first_sequence + here).to(tl.int64)
+    width = side.width
+    own = grad + (sequence * side.own + side.own_start) * width
+    start = (here.to(tl.int64) * side.rows) * side.stride
+    total = tl.zeros((N, W), tl.float32)
+    if ADD:
+        total += load_rows(own, row, side.own_end - side.own_start, width, FULL, N, W)
+    if content is not None:
+        others = other + (sequence * side.others + side.other_start) * width
+        total = add_content(total, side, content, others, here, row, SIGN < 0, FULL, N, W)
+    if table is not None:
+        head = sequence % side.heads
+        # The distance of the first column, which is N before the first other, to the block.
+        shift = SIGN * (side.other_start - side.own_start - row - N) + side.zero
+        for column in range(0, side.columns + N, N):
+            tile = load_by_distance(by_distance + start, row, column, side.stride, N)
+            x = load_table(table, head, shift + SIGN * column, SIGN, N, N, W)
+            total += multiply(tile, x)
+    total *= side.factor
+    store_rows(own, total, row, side.own_end - side.own_start, width, N, W)
+
+
+@triton.jit(do_not_specialize=["first_sequence", "sequences", "heads", "chunks"])
+def table_kernel(
+    first_sequence,
+    side,
+    tiles,
+    x,
+    band,
+    sequences,
+    heads,
+    chunks,
+    FULL: tl.constexpr,
+    N: tl.constexpr,
+    W: tl.constexpr,
+):
+    """Write the gradient of a table by head, chunk of the batch, and diagonal of blocks.
+
+    Args:
+        first_sequence: of the wave.
+        side: see :class:`~fairseq_posenc.backends.triton.problem.Side`.
+        tiles: gradients of the term.
+        x: what the table's rows were multiplied by, ``(sequences, own, D)``; None for scalars.
+        band: ``(heads, chunks, diagonals, N, D)`` of float32, or without D for scalars.
+        sequences: of the wave.
+        heads: of the wave: H, or fewer if it has fewer sequences.
+        chunks: parts of the batch.
+        FULL: whether all tiles are full, and D is a power of 2.
+        N: rows and columns of a tile.
+        W: D up to a power of 2.
+    """
+    blocks = side.rows // N
+    columns = side.columns // N
+    diagonals = blocks + columns
+    program = tl.program_id(0)
+    diagonal = program % diagonals - blocks
+    chunk = program // diagonals % chunks
+    head = program // diagonals // chunks
+    start = tl.maximum(0, -diagonal - 1)
+    end = tl.minimum(blocks, columns - diagonal)
+    each = tl.cdiv(sequences, heads * chunks) * heads
+    by_vector = tl.zeros((N, W), tl.float32)
+    by_scalar = tl.zeros((N, N), tl.float32)
+    for step in range(chunk * each, tl.minimum(sequences - head, (chunk + 1) * each), heads):
+        here = head + step
+        own = ((first_sequence + here).to(tl.int64) * side.own + side.own_start) * side.width
+        first = (here.to(tl.int64) * side.rows) * side.stride
+        for block in range(start, end):
+            row = block * N
+            column = row + (diagonal + 1) * N
+            tile = load_by_distance(tiles + first, row, column, side.stride, N)
+            if x is None:
+                by_scalar += tile.to(tl.float32)
+            else:
+                count = side.own_end - side.own_start
+                y = load_rows(x + own, row, count, side.width, FULL, N, W)
+                by_vector += multiply(tl.trans(tile), y)
+    if x is None:
+        tl.store(band + program * N + tl.arange(0, N), tl.sum(by_scalar, 0))
+    else:
+        rows = band + program.to(tl.int64) * N * side.width
+        store_rows(rows, by_vector, 0, N, side.width, N, W)

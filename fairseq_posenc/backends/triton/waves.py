@@ -1,0 +1,131 @@
+"""How the backward pass is divided into waves, so that what it stores has a size of its own.
+
+A wave takes some sequences with all of their keys or, where one sequence is too much, some keys of
+one sequence. The division depends on shapes alone: sums have a fixed order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairseq_posenc.backends.triton.problem import Layout, Problem, Side, Tiles, Wave
+
+NUMBERS = 2**25  # stored at a time: 64 MiB in half precision, little more than an H200's cache
+
+
+def stored(problem: Problem, product: bool, wanted: tuple[bool, ...]) -> tuple[bool, ...]:
+    """Return which of :class:`Tiles` are stored.
+
+    Args:
+        problem: the problem.
+        product: whether the terms are combined by product.
+        wanted: which of query table, key table, value table, gain and bias need a gradient.
+    """
+    # The gradient of a sum is that of each of its parts; but a reset takes some out of a table's.
+    same = not product and problem.gain is None and problem.first is None
+    _, _, value_table, gain, bias = wanted
+    query = problem.query_table is not None
+    key = problem.key_table is not None
+    weights = value_table or late_values(problem, product)
+    return True, query and not same, gain, bias and not same, weights, key
+
+
+def late_keys(problem: Problem) -> bool:
+    """Return whether the gradient of keys is made from stored tiles, for want of registers."""
+    return any(table is not None for table in problem[3:6])
+
+
+def late_values(problem: Problem, product: bool) -> bool:
+    """Return whether the gradient of values is made from stored weights, too."""
+    return product or (problem.query_table is not None and problem.key_table is not None)
+
+
+def waves(problem: Problem, block: int, tiles: tuple[bool, ...]) -> Iterator[Wave]:
+    """Yield the waves of a problem, for blocks of a size and the tiles that are stored."""
+    queries = -(-problem.tgt_len // block) * block
+    keys = -(-problem.src_len // block) * block
+    sequences = problem.query.size(0) * problem.heads
+    by_query, by_key = sum(tiles[:-1]) * queries, int(tiles[-1]) * (queries + 2 * block)
+
+    def numbers(keys: int) -> int:
+        return by_query * (keys + 2 * block) + by_key * keys
+
+    if numbers(keys) <= NUMBERS:
+        step, width = NUMBERS // numbers(keys), keys
+    else:
+        step = 1
+        width = max(1, (NUMBERS - numbers(0)) // (by_query + by_key) // block) * block
+    for start in range(0, problem.src_len, width):
+        end = min(start + width, problem.src_len)
+        rows = -(-(end - start) // block) * block
+        layout = Layout(start, end, queries, rows, rows + 2 * block, queries + 2 * block)
+        for sequence in range(0, sequences, step):
+            yield Wave(sequence, min(step, sequences - sequence), layout)
+
+
+def empty_tiles(problem: Problem, wave: Wave, stored: tuple[bool, ...]) -> Tiles:
+    """Return room for the tiles of a wave; where nothing is written, zeros are right."""
+    layout = wave.layout
+    shape = wave.sequences, layout.queries, layout.query_stride
+    of_key = wave.sequences, layout.keys, layout.key_stride
+    shapes = [shape] * (len(stored) - 1) + [of_key]
+    rooms: list[Any] = [problem.query.new_zeros(x) if y else None for x, y in zip(shapes, stored)]
+    return Tiles(*rooms)
+
+
+def query_side(problem: Problem, layout: Layout) -> Side:
+    """Return how tiles with a row for each query are read."""
+    return Side(
+        heads=problem.heads,
+        width=problem.width,
+        rows=layout.queries,
+        columns=layout.keys,
+        stride=layout.query_stride,
+        content_rows=layout.queries,
+        content_stride=layout.query_stride,
+        own=problem.tgt_len,
+        own_start=0,
+        own_end=problem.tgt_len,
+        others=problem.src_len,
+        other_start=layout.start,
+        zero=problem.tgt_len - 1,
+        table_rows=problem.tgt_len + problem.src_len - 1,
+    )
+
+
+def key_side(problem: Problem, layout: Layout) -> Side:
+    """Return how tiles with a row for each key are read."""
+    return query_side(problem, layout)._replace(
+        rows=layout.keys,
+        columns=layout.queries,
+        stride=layout.key_stride,
+        own=problem.src_len,
+        own_start=layout.start,
+        own_end=layout.end,
+        others=problem.tgt_len,
+        other_start=0,
+    )
+
+
+def fold(total: Tensor, band: Tensor, sequence: int, side: Side, sign: int) -> None:
+    """Add what a wave found to the gradient of a table by head.
+
+    Args:
+        total: ``(H, R[, D])`` of float32.
+        band: ``(heads, chunks, diagonals, N[, D])`` of float32.
+        sequence: the wave's first one.
+        side: how its tiles were read.
+        sign: 1 if distances grow along a row of tiles, else -1.
+    """
+    rows = band.sum(1).flatten(1, 2)
+    low = side.zero + side.other_start - side.own_start - side.rows
+    if sign < 0:
+        rows = rows.flip(1)
+        low = side.zero - side.other_start + side.own_start + side.rows - rows.size(1) + 1
+    start, end = max(0, low), min(side.table_rows, low + rows.size(1))
+    heads = (sequence + torch.arange(rows.size(0), device=band.device)) % side.heads
+    total[heads, start:end] += rows[:, start - low : end - low]
