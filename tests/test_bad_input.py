@@ -265,7 +265,7 @@ def _generated(path: Path):
 def _validated(path: Path):
     overrides = ["--model-overrides", "{'attention_directions': 'lr'}"]
     options = ["--user-dir", USER_DIR, "--path", path, "--task", "masked_lm", *overrides]
-    return run("fairseq-validate", sentences(), *options, fails=True)
+    return run("fairseq-validate", sentences(), *options, "--batch-size", 16, fails=True)
 
 
 MISREAD = {

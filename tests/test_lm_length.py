@@ -290,7 +290,8 @@ def test_an_override_changes_the_rotation_and_nothing_else():
         "rope",  # a factor of 1 stretches nothing
         "rope(scaling=linear:4)",
     ]
-    torch.testing.assert_close(four.model.state_dict(), plain.model.state_dict(), rtol=0, atol=0)
+    for name, parameter in four.model.named_parameters():
+        assert torch.equal(parameter, plain.model.get_parameter(name))
     tokens = make_tokens(symbols=len(dictionary) - 4)
     ours, same, slowed = (each.model(tokens)[0] for each in (plain, one, four))
     torch.testing.assert_close(same, ours)

@@ -96,10 +96,11 @@ def translator():
     return Translator.load(checkpoint())
 
 
-def untrained(spec: str, path: Path) -> Path:
-    """Write a checkpoint of the same size with other positions."""
+def untrained(spec: str, path: Path, **options: int) -> Path:
+    """Write a checkpoint with other positions, or options."""
     state = torch.load(checkpoint())
-    state["cfg"]["model"].position_encoding = spec
+    for name, value in {"position_encoding": spec, **options}.items():
+        setattr(state["cfg"]["model"], name, value)
     built = tasks.setup_task(_config(state).task).build_model(_config(state).model)
     torch.save({**state, "model": built.state_dict()}, path)
     return path
@@ -424,7 +425,8 @@ def test_the_average_of_the_last_epochs_is_evaluated(tmp_path):
     both = [torch.load(model() / f"checkpoint{epoch}.pt")["model"] for epoch in (8, 12)]
     assert ours.keys() == both[0].keys()
     for name, value in ours.items():
-        torch.testing.assert_close(value, (both[0][name] + both[1][name]) / 2)
+        mean = (both[0][name] + both[1][name]) / 2
+        torch.testing.assert_close(value, mean.to(value.dtype))
     figures = json.loads((out / "bleu.json").read_text(encoding="utf-8"))
     found = Translator.load(path).translate(lines(data() / "test.raw.fr"), beam=1)
     assert [best.text for (best,) in found] == lines(Path(figures["rows"][0]["hypotheses"]))
@@ -447,8 +449,11 @@ def test_an_average_is_summed_in_float32_and_keeps_its_types(tmp_path):
 @slow
 def test_models_of_two_kinds_have_no_average(tmp_path):
     other = untrained("learned", tmp_path / "learned.pt")
-    with pytest.raises(UserError, match="2 parameters differ, such as"):
+    with pytest.raises(UserError, match="trained with rope at length 40, and trained with learned"):
         average_checkpoints([checkpoint(), other], tmp_path / "mean.pt")
+    wider = untrained("rope", tmp_path / "wider.pt", encoder_ffn_embed_dim=96)
+    with pytest.raises(UserError, match=r"such as encoder\.layers\.0\.fc1"):
+        average_checkpoints([checkpoint(), wider], tmp_path / "mean.pt")
     assert not (tmp_path / "mean.pt").exists()
 
 

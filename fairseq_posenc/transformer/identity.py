@@ -49,7 +49,7 @@ class Identity(NamedTuple):
             UserError: something else is in its place.
         """
         try:
-            content = json.loads("".join(map(chr, state.tolist())))
+            content = json.loads("".join(chr(int(point)) for point in state.tolist()))
             positions, directions = content["positions"], content["directions"]
             return cls(str(parse(positions)), str(directions), int(content["trained_length"]))
         except (AttributeError, TypeError, ValueError, KeyError, OverflowError) as error:
