@@ -17,6 +17,8 @@ HF = ["transformers<5"]
 DEV = ["mypy", "pre-commit", "pytest", "pytest-timeout", "pytest-xdist", "ruff"]
 # torch for CUDA brings it; without a GPU its interpreter runs the kernels' tests.
 TRITON = ['triton; sys_platform == "linux"']
+# BLEU-4 as reports of course work have it, beside sacreBLEU's.
+NLTK = ["nltk"]
 # Runs of GLUE as jobs of a cluster.
 SUBMITIT = ["submitit"]
 
@@ -45,8 +47,9 @@ setup(
     extras_require={
         "plot": PLOT,
         "hf": HF,
+        "nltk": NLTK,
         "submitit": SUBMITIT,
-        "dev": DEV + PLOT + HF + TRITON,
+        "dev": DEV + PLOT + HF + NLTK + TRITON,
     },
     entry_points={"console_scripts": ["fairseq-posenc = fairseq_posenc.cli:main"]},
 )

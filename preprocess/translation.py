@@ -6,12 +6,14 @@ r"""Make a fairseq data-bin of parallel text: IWSLT 2017, Multi30k, or files of 
     python preprocess/translation.py files --train text/train --valid text/dev --test text/test \
         --source-lang de --target-lang en --out data-bin/de-en
 
-Pieces are learnt from the training text with sentencepiece. Beside what fairseq reads, the folder
-gets ``sentencepiece.model`` (or ``sentencepiece.LANGUAGE.model``, with ``--separate``), the
-validation and test sets as they were, ``valid.raw.LANGUAGE`` and ``test.raw.LANGUAGE``, to compute
-BLEU against, and ``manifest.json``: the options, the inputs' SHA-256, and all counts. Further sets
-are called ``valid1``, ``test1`` and so on, as fairseq calls them. The test set of IWSLT 2017 is all
-of tst2010 to tst2015, joined, and ``test1`` to ``test6`` are the years one by one.
+Pieces are learnt from the training text with sentencepiece, or are those of ``source.spm``,
+``target.spm`` and ``vocab.json`` of a model of Helsinki-NLP (``--sentencepiece-model``). Beside
+what fairseq reads, the folder gets ``sentencepiece.model`` (or ``sentencepiece.LANGUAGE.model``, if
+each language has its own), the validation and test sets as they were, ``valid.raw.LANGUAGE`` and
+``test.raw.LANGUAGE``, to compute BLEU against, and ``manifest.json``: the options, the inputs'
+SHA-256, and all counts. Further sets are called ``valid1``, ``test1`` and so on, as fairseq calls
+them. The test set of IWSLT 2017 is all of tst2010 to tst2015, joined, and ``test1`` to ``test6``
+are the years one by one.
 """
 
 from __future__ import annotations
@@ -23,11 +25,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional
 
+from fairseq_posenc.errors import UserError
 from parallel.files import read_files
 from parallel.folder import MANIFEST, is_made, written_whole
+from parallel.given import GivenPieces
 from parallel.iwslt import TESTS, read_iwslt
 from parallel.preparation import Preparation
-from parallel.texts import Corpus
+from parallel.texts import Corpus, sha256
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> None:
@@ -37,7 +41,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         UserError: wrong input; the message says what, where, and what to do.
     """
     args = _parser().parse_args(arguments)
+    _choose_pieces(args)
     corpus = args.read(args)
+    if args.given is not None:
+        corpus.inputs.update(zip(map(str, args.given.paths), map(sha256, args.given.contents)))
     request = _request(args, corpus)
     if is_made(args.out, request):
         print(f"{args.out}: made before, with the same options and inputs; nothing to do")
@@ -48,6 +55,20 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         text = json.dumps(manifest, indent=1, ensure_ascii=False)
         (work / MANIFEST).write_text(text + "\n", encoding="utf-8")
     print(f"{args.out}: written")
+
+
+def _choose_pieces(args: argparse.Namespace) -> None:
+    """Set the options of learning pieces to their defaults, or read the pieces that are given."""
+    args.given = None
+    if args.sentencepiece_model is None:
+        args.vocab_size = 16384 if args.vocab_size is None else args.vocab_size
+        args.model_type = args.model_type or "bpe"
+        return
+    for name in ("vocab_size", "model_type", "separate"):
+        if getattr(args, name):
+            option = f"--{name.replace('_', '-')}"
+            raise UserError(f"{option}: --sentencepiece-model has that already; leave {option} out")
+    args.given = GivenPieces(*args.sentencepiece_model)
 
 
 def _request(args: argparse.Namespace, corpus: Corpus) -> dict[str, Any]:
@@ -119,8 +140,16 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, required=True, help="folder to make")
     add("--source-lang", default="fr", help="(default: fr)")
     add("--target-lang", default="en", help="(default: en)")
-    add("--vocab-size", type=int, default=16384, help="number of pieces (default: 16384)")
-    add("--model-type", choices=["bpe", "unigram"], default="bpe", help="(default: bpe)")
+    add(
+        "--sentencepiece-model",
+        nargs=2,
+        type=Path,
+        metavar=("SOURCE", "TARGET"),
+        help="pieces that were learnt elsewhere, in the format of Helsinki-NLP's models: "
+        "source.spm and target.spm, with vocab.json beside the first (default: learn them)",
+    )
+    add("--vocab-size", type=int, help="number of pieces (default: 16384)")
+    add("--model-type", choices=["bpe", "unigram"], help="(default: bpe)")
     add("--separate", action="store_true", help="pieces of its own for each language")
     add("--max-length", type=int, default=250, help="most pieces to train on (default: 250)")
     add("--max-ratio", type=float, default=3, help="most times as many pieces (default: 3)")

@@ -365,6 +365,7 @@ class TestCurves:
             128.0,
             None,
             512.5,
+            1,
         )
 
     @pytest.mark.parametrize(

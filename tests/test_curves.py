@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import random
+import re
 from pathlib import Path
 
 import pytest
 
 from fairseq_posenc.cli import main
-from fairseq_posenc.running.logs import parse_line, read_curve
+from fairseq_posenc.curves.stages import SIDE, find_stages, smoothed
+from fairseq_posenc.curves.tables import all_tables
+from fairseq_posenc.running.logs import Curve, Entry, parse_line, read_curve
 
 JSON = [
     '2026 | INFO | train_inner | {"epoch": 1, "loss": "9.1", "wps": "1234", "num_updates": "50"}',
@@ -45,6 +50,9 @@ def test_every_format_says_the_same(log):
     assert curve.speed == 1234
     (entry,) = curve.entries
     assert (entry.updates, entry.loss, entry.perplexity, entry.accuracy) == (100, 6.0, 32.0, 41.5)
+    assert entry.epoch == 1
+    (training,) = curve.training
+    assert (training.updates, training.loss, training.epoch) == (50, 9.1, 1)
 
 
 def test_other_lines_have_no_figures():
@@ -84,3 +92,161 @@ def test_bad_input_is_one_line(words, says, tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().err
     assert says in said
     assert said.count("\n") == 1
+
+
+# ------------------------------------------------------------------------- training loss and NaN
+
+# As the paper's Figure 2 has them: updates and loss in nats, straight in between.
+BERT = [(0, 10.8), (1000, 6.9), (8000, 6.1), (10000, 3.2), (16000, 2.6), (40000, 2.2)]
+DECBERT = [(0, 10.8), (1000, 6.9), (4000, 6.5), (6000, 3.1), (16000, 2.5), (40000, 2.1)]
+BAG_OF_WORDS = [(0, 10.8), (1000, 6.9), (10000, 5.9), (40000, 5.8)]
+SINUSOIDAL = [(update, 2.3 + 8.5 * math.exp(-update / 1500)) for update in range(0, 40001, 100)]
+EVERY = 100
+
+
+def losses(corners, noise=0.005, every=EVERY):
+    """Return a training's updates and losses in nats, with noise."""
+    rng = random.Random(0)
+    for update in range(every, corners[-1][0] + 1, every):
+        (x, y), (x1, y1) = next(
+            (a, b) for a, b in zip(corners, corners[1:]) if a[0] < update <= b[0]
+        )
+        yield update, y + (y1 - y) * (update - x) / (x1 - x) + rng.gauss(0, noise)
+
+
+def training_log(path: Path, corners, **how) -> Path:
+    """Write a log of a training with that loss, and a validation every 10,000 updates."""
+    text = []
+    for update, nats in losses(corners, **how):
+        bits = nats / math.log(2)
+        text.append(
+            f"2026 | INFO | train_inner | epoch {update // 10001 + 1:03d}:  {update} / 40000 "
+            f"loss={bits:.5f}, wps=1234, num_updates={update}"
+        )
+        if update % 10000 == 0:
+            text.append(
+                f"2026 | INFO | valid | epoch {update // 10000:03d} | valid on 'valid' subset | "
+                f"loss {bits:.5f} | num_updates {update}"
+            )
+    path.write_text("\n".join(text), encoding="utf-8")
+    return path
+
+
+def stages_of(corners, **how):
+    entries = [
+        Entry("train_inner", update, nats / math.log(2), 0.0, None, 1.0)
+        for update, nats in losses(corners, **how)
+    ]
+    return find_stages(smoothed(Curve([], 1.0, entries)))
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.005, 0.02])
+@pytest.mark.parametrize(
+    ("corners", "bounds"), [(BERT, (1000, 8000, 10000)), (DECBERT, (1000, 4000, 6000))]
+)
+def test_the_stages_are_found_as_near_as_lines_are_smoothed(corners, bounds, noise):
+    assert stages_of(corners, noise=noise) == pytest.approx(bounds, abs=(SIDE + 1) * EVERY)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.005, 0.02])
+@pytest.mark.parametrize("corners", [BAG_OF_WORDS, SINUSOIDAL])
+def test_without_a_dive_or_without_a_plateau_there_are_no_stages(corners, noise):
+    assert stages_of(corners, noise=noise) is None
+
+
+def test_a_log_of_a_line_or_none_has_no_stages():
+    assert find_stages([]) is None
+    assert find_stages([(1, 2.0)]) is None
+    assert find_stages([(1, 2.0), (2, 2.0)]) is None
+
+
+def test_a_line_is_smoothed_with_as_many_on_either_side():
+    entries = [Entry("train_inner", n, loss, 0.0, None, 1.0) for n, loss in enumerate([9, 6, 3, 6])]
+    entries.insert(2, Entry("train_inner", 9, math.nan, 0.0, None, 1.0))
+    updates, nats = zip(*smoothed(Curve([], 1.0, entries)))
+    assert updates == (0, 1, 2, 3)
+    assert nats == pytest.approx([bits * math.log(2) for bits in (9, 6, 5, 6)])
+
+
+def test_the_command_tells_stages_and_epochs_and_draws_the_training(tmp_path, capsys):
+    logs = [
+        f"{name}={training_log(tmp_path / name, corners)}"
+        for name, corners in (("bert", BERT), ("diff", DECBERT), ("none", BAG_OF_WORDS))
+    ]
+    out = tmp_path / "out"
+    assert main(["curves", *logs, "--out", str(out), "--updates", "0:16000"]) == 0
+    text = (out / "curves.md").read_text()
+    assert "| `bert` | 100 | 1,300 | 7,800 | 10,200 | 6,500 | 2." in text
+    assert "| `diff` | 100 | 1,300 | 3,800 | 6,200 | 2,500 | 2." in text
+    assert "| `none` | 100 | - | no plateau | - | - | 5." in text
+    assert "2 lines on either side" in text
+    assert "| 1 | 24." in text
+    assert "`diff` at epoch 1 (update 10,000)" in text
+    assert (out / "training.png").read_bytes().startswith(b"\x89PNG")
+    assert "![Training loss in nats](training.png)" in text
+    assert "are left out" not in text
+    assert text in capsys.readouterr().out + text
+
+
+def test_who_reaches_the_other_perplexity_when():
+    """As in the paper's Figure 4: 3.48 at the 13th epoch, and at BERT's 15th."""
+
+    def curve(*perplexities):
+        return Curve(
+            [
+                Entry("valid", 20000 * n, math.log2(p), p, None, 0.0, n)
+                for n, p in enumerate(perplexities, start=1)
+            ],
+            0.0,
+        )
+
+    text = all_tables({"bert": curve(3.6, 3.55, 3.5, 3.48), "diff": curve(3.55, 3.48, 3.45)})
+    assert "| 2 | 3.55 | 3.48 |\n" in text
+    assert "| 4 | 3.48 | - |\n" in text
+    assert (
+        "`bert` comes down to 3.48. That is reached by `bert` at epoch 4 (update 80,000), `diff` "
+        "at epoch 2 (update 40,000)."
+    ) in text
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_loss_that_is_no_number_is_said_and_left_out(number, tmp_path, capsys):
+    found = [5.0, 4.0, 3.0]
+    found[number] = math.nan
+    log = write(tmp_path / "a.log", *found)
+    assert main(["curves", f"a={log}", "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    where = 100 * (number + 1)
+    assert (
+        f"`a`: the validation loss is nan at update {where} first, and no number in 1 of 3" in said
+    )
+    best = min(loss for loss in found if loss == loss)
+    assert f"| {best:.3f} |" in said
+    assert (tmp_path / "out" / "curves.png").is_file()
+
+
+def test_a_log_of_nothing_but_nan_is_one_line(tmp_path, capsys):
+    log = write(tmp_path / "a.log", math.nan, math.nan)
+    assert main(["curves", f"a={log}", "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert "no validation whose loss is a number: it is nan from update 100 on" in said
+    assert said.count("\n") == 1
+
+
+def test_a_wrong_part_of_the_training_is_one_line(tmp_path, capsys):
+    log = write(tmp_path / "a.log", 5)
+    assert main(["curves", f"a={log}", "--updates", "16k"]) == 2
+    assert "--updates 16k: write FIRST:LAST" in capsys.readouterr().err
+
+
+def test_the_recipes_log_often_enough_to_see_the_stages():
+    """The shortest stage has 1,000 updates, and a line is smoothed over five."""
+    folder = Path(__file__).parents[1] / "train_scripts"
+    files = [*folder.glob("*.sh"), *folder.glob("configs/*.yaml")]
+    intervals = [
+        int(number)
+        for file in files
+        for number in re.findall(r"log[-_]interval[ :]+(\d+)", file.read_text())
+    ]
+    assert len(intervals) == 5
+    assert max(intervals) <= 100

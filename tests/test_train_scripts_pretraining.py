@@ -30,7 +30,8 @@ CONFIGS = SCRIPTS / "configs"
 PRETRAINING = recipes.load()["pretraining"]
 NAMES = list(PRETRAINING)
 # What a recipe calls attention_directions is an option of the script.
-MODELS = {"both": "bert", "lr,lr": "decbert_same", "lr,rl": "decbert_diff"}
+MODELS = {directions: name for name, directions in recipes.load()["models"].items()}
+ABLATIONS = recipes.load()["ablations"]
 RUNS = [
     (name, encoding, directions)
     for name, recipe in PRETRAINING.items()
@@ -199,7 +200,7 @@ def test_shards_that_do_not_fit_together_are_refused():
         ("a_base", ["--gpus", 1, "--init", "nowhere.pt"], "--init nowhere.pt does not exist"),
         ("a_small", ["--init", "x.pt"], "unknown option '--init'"),
         ("a_small", ["--model", "bert"], "unknown option '--model'"),
-        ("b_small", ["--model", "bart"], "--model must be bert, decbert_same or decbert_diff"),
+        ("b_small", ["--model", "bart"], "--model must be bert, decbert_same or decbert_diff, or"),
         ("b_small", ["--cpu", "--", "--save-dir", "x"], "give --save-dir before the two dashes"),
         ("b_small", ["--gpus", 3], "a batch of 256 sequences cannot be made of steps of 3 (3 x 1)"),
         ("b_small", ["--gpus", 1, "--nodes", 2], "--nodes 2 needs --head HOST:PORT outside SLURM"),
@@ -267,6 +268,55 @@ def test_help_names_the_script_and_all_options(name):
         assert option in told
     assert ("--init FILE" in told) == (name in ("a_base", "a_c4", "a_large"))
     assert ("--model NAME" in told) == (name in ("b_small", "b_large"))
+
+
+# -------------------------------------------------------------------------------------- ablations
+
+
+@slow
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_an_ablation_trains_its_models_each_in_a_folder_of_its_own(name):
+    """With its script's settings otherwise, and in the folder of that script's own runs."""
+    ablation = ABLATIONS[name]
+    lines = start("ablation", name, sentences(), "--dry-run", "--cpu").stdout.splitlines()
+    found = [settings(shlex.split(line)) for line in lines]
+    expected = of_recipe(ablation["recipe"])
+    for args, run_ in zip(found, ablation["runs"], strict=True):
+        position = resolve(args)
+        assert position.encoder == registry.parse(run_["position_encoding"])
+        directions = run_.get("attention_directions", "both")
+        assert ",".join(position.directions or ["both"]) == directions
+        own = {**expected, "fp16": plain(False)}  # on the processor
+        assert {key: plain(getattr(args, key)) for key in own} == own
+    folders = {args.save_dir for args in found}
+    assert len(folders) == len(found)
+    assert {str(Path(folder).parents[1]) for folder in folders} == {
+        f"checkpoints/{ablation['recipe']}"
+    }
+
+
+@slow
+def test_what_an_ablation_is_given_reaches_every_model():
+    more = ["--dry-run", "--bf16", "--", "--max-update", 40000]
+    lines = start("ablation", "sinusoidal", sentences(), *more).stdout.splitlines()
+    for line in lines:
+        args = settings(shlex.split(line))
+        assert (args.bf16, args.max_update) == (True, 40000)
+
+
+@slow
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "expected scale_factor, heads, layers or sinusoidal, not ''"),
+        (["depth", "x"], "expected scale_factor, heads, layers or sinusoidal, not 'depth'"),
+        (["heads"], "expected NAME DATA"),
+        (["heads", "x", "--save-dir", "y"], "--save-dir and --model are different for each model"),
+    ],
+)
+def test_wrong_ablations_are_told_in_one_line(arguments, message):
+    (line,) = start("ablation", *arguments, status=2).stderr.splitlines()
+    assert line.startswith(f"ablation: error: {message}")
 
 
 # ------------------------------------------------------------------------------- several machines

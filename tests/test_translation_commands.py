@@ -9,14 +9,18 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
 import pytest
+import sentencepiece
 import torch
 from fairseq import checkpoint_utils, tasks
 from fairseq.dataclass.configs import GenerationConfig
+from sacrebleu.metrics import BLEU
 
 from commands import USER_DIR, new_directory, run, script, trained
 from fairseq_posenc import recipes
@@ -24,7 +28,9 @@ from fairseq_posenc.cli import main
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.translation import Translator
 from fairseq_posenc.translation.average import average_checkpoints
+from fairseq_posenc.translation.checkpoint import any_data_bin
 from fairseq_posenc.translation.lines import arriving_lines
+from fairseq_posenc.translation.piece_bleu import NAME, PieceBleu
 
 slow = pytest.mark.slow
 # A word of the source is a word of the target; the order stays.
@@ -337,6 +343,76 @@ def test_the_scores_are_those_of_sacrebleus_command(evaluated):
     assert "tok:13a|smooth:exp|version:" in report
 
 
+def own_bleu(references: list[list[str]], hypotheses: list[list[str]]) -> float:
+    """Return BLEU-4 by the formula of Papineni et al. (2002), pooled over the corpus."""
+    logs = 0.0
+    for order in range(1, 5):
+        matches = total = 0
+        for reference, hypothesis in zip(references, hypotheses):
+            theirs, ours = (
+                Counter(tuple(each[i : i + order]) for i in range(len(each) - order + 1))
+                for each in (reference, hypothesis)
+            )
+            matches += sum((ours & theirs).values())
+            total += max(1, sum(ours.values()))  # NLTK's one departure
+        logs += math.log(matches / total) / 4
+    length, wanted = (sum(map(len, each)) for each in (hypotheses, references))
+    return math.exp(logs) * min(1.0, math.exp(1 - wanted / length))
+
+
+@slow
+def test_bleu_4_on_pieces_is_the_published_formula(evaluated):
+    pytest.importorskip("nltk")
+    figures = json.loads((evaluated / "bleu.json").read_text(encoding="utf-8"))
+    model = sentencepiece.SentencePieceProcessor(model_file=str(data() / "sentencepiece.model"))
+    references = model.encode(lines(data() / "test.raw.en"), out_type=str)
+    for row in figures["rows"]:
+        hypotheses = model.encode(lines(Path(row["hypotheses"])), out_type=str)
+        assert row[NAME] == pytest.approx(own_bleu(references, hypotheses), abs=1e-12)
+        assert 0 < row[NAME] <= 1
+    report = (evaluated / "bleu.md").read_text(encoding="utf-8")
+    assert f"| chrF2 | {NAME} |" in report
+    assert f"- {NAME}: `NLTK " in report
+    assert "corpus_bleu without smoothing, sentencepiece.model`" in report
+
+
+@slow
+def test_bleu_4_on_pieces_differs_from_sacrebleu_for_short_translations_alone(tmp_path):
+    """Which is why it is computed by NLTK: sacreBLEU's without smoothing is not the same number."""
+    pytest.importorskip("nltk")
+    references = lines(data() / "test.raw.en")
+    model = sentencepiece.SentencePieceProcessor(model_file=str(data() / "sentencepiece.model"))
+
+    def sacre(hypotheses):
+        cut = [
+            [" ".join(each) for each in model.encode(x, out_type=str)]
+            for x in (hypotheses, references)
+        ]
+        metric = BLEU(tokenize="none", smooth_method="none", force=True)
+        return metric.corpus_score(cut[0], [cut[1]]).score / 100
+
+    ours = PieceBleu(any_data_bin(data()), references)
+    long = [f"the {line}" for line in references]
+    assert ours.score(long) == pytest.approx(sacre(long), abs=1e-9)
+    short = ["the", *references[1:]]
+    assert abs(ours.score(short) - sacre(short)) > 1e-4
+
+
+def test_without_nltk_or_pieces_the_report_says_so(tmp_path, monkeypatch, capsys):
+    text = tmp_path / "text.en"
+    text.write_text("the cat sleeps some more\n", encoding="utf-8")
+    command = ["bleu", f"one={text}", "--reference", str(text), "--out", str(tmp_path / "out")]
+    monkeypatch.setitem(sys.modules, "nltk", None)
+    assert main(command) == 0
+    assert f"- {NAME}: `NLTK is not installed (pip install nltk)`" in capsys.readouterr().out
+    monkeypatch.undo()
+    pytest.importorskip("nltk")
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert "`there is no sentencepiece model to cut the text with; name its folder" in said
+    assert f"| one | - | - | 100.00 | 100.00 | - | `{text}` |" in said.replace("`one`", "one")
+
+
 @slow
 def test_the_differences_are_those_of_sacrebleus_paired_bootstrap(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -485,7 +561,7 @@ def refused(capsys, *command) -> str:
         ),
         "both": (
             ["translate", "--checkpoint", "x.pt", "--input", "y", "z"],
-            "give sentences or --input",
+            "give sentences, --input or --example",
         ),
         "no input": (
             ["translate", "--checkpoint", "no.pt", "--input", "no"],

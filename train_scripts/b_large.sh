@@ -20,10 +20,9 @@ read_arguments "$@"
 share_batch 4096 sequences
 . "$HERE/masked_lm.sh"
 
-arch=$MODEL
-[ "$MODEL" != bert ] || arch=roberta_none
+read -ra named <<<"$(model_options)"
 model=(
-    --arch "$arch" --position-encoding "$ENCODING"
+    "${named[@]}" --position-encoding "$ENCODING"
     --encoder-layers 12 --encoder-embed-dim 768 --encoder-ffn-embed-dim 3072
     --encoder-attention-heads 12 --dropout 0.1
     --attention-dropout 0.1 --activation-fn gelu # not in the paper: RoBERTa's

@@ -11,7 +11,9 @@
 # The paper: 158.4M sentences, 4 A100-40GB, 34.5 hours. Batch: 256 sequences.
 #
 #   --model NAME    bert (default), decbert_same (the first two layers see what is on the left) or
-#                   decbert_diff (the first sees what is on the left, the second what is on the right)
+#                   decbert_diff (the first sees what is on the left, the second what is on the right);
+#                   decbert_first has one such layer, decbert_same_three and decbert_diff_three (left,
+#                   right, left) have three
 
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
@@ -21,10 +23,9 @@ read_arguments "$@"
 share_batch 256 sequences
 . "$HERE/masked_lm.sh"
 
-arch=$MODEL
-[ "$MODEL" != bert ] || arch=roberta_none
+read -ra named <<<"$(model_options)"
 model=(
-    --arch "$arch" --position-encoding "$ENCODING"
+    "${named[@]}" --position-encoding "$ENCODING"
     --encoder-layers 12 --encoder-embed-dim 768 --encoder-ffn-embed-dim 3072
     --encoder-attention-heads 12 --dropout 0.1
     --attention-dropout 0.1 --activation-fn gelu # not in the paper: RoBERTa's

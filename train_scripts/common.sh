@@ -104,11 +104,23 @@ read_value() {
     --save-dir) SAVE_DIR=$2 ;;
     --init) INIT_FILE=$2 ;;
     --model)
-        case $2 in
-        bert | decbert_same | decbert_diff) MODEL=$2 ;;
-        *) fail "--model must be bert, decbert_same or decbert_diff, not '$2'" ;;
-        esac
+        MODEL=$2
+        model_options >/dev/null
         ;;
+    esac
+}
+
+# model_options: the architecture of MODEL, as options of fairseq-train; the papers' two have names,
+# the others are told by what their first layers see.
+model_options() {
+    case $MODEL in
+    bert) echo --arch roberta_none ;;
+    decbert_same | decbert_diff) echo --arch "$MODEL" ;;
+    decbert_first) echo --arch roberta_none --attention-directions lr ;;
+    decbert_same_three) echo --arch roberta_none --attention-directions lr,lr,lr ;;
+    decbert_diff_three) echo --arch roberta_none --attention-directions lr,rl,lr ;;
+    *) fail "--model must be bert, decbert_same or decbert_diff, or for the ablation decbert_first," \
+        "decbert_same_three or decbert_diff_three, not '$MODEL'" ;;
     esac
 }
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Optional
 
-from fairseq_posenc.curves.picture import can_draw, draw_curves
+from fairseq_posenc.curves.picture import can_draw, draw_lines
+from fairseq_posenc.curves.stages import smoothed
+from fairseq_posenc.curves.tables import all_tables
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.running.logs import Curve, read_curve_file
 from fairseq_posenc.running.steps import write_whole
 
-TABLE, PICTURE = "curves.md", "curves.png"
+TABLE, PICTURE, TRAINING = "curves.md", "curves.png", "training.png"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what fairseq-train printed, in any --log-format; train.log of the training scripts",
     )
     add("--title", default="Validation perplexity", help="of the picture (default: %(default)s)")
+    add(
+        "--updates",
+        metavar="FIRST:LAST",
+        help="part of the training to draw, as in 0:16000 or 80000: (default: all of it)",
+    )
     add("--out", type=Path, default=Path("curves"), help="folder of the results (%(default)s)")
 
 
@@ -34,35 +43,35 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: wrong input.
     """
+    first, last = _part(args.updates)
     curves = _read(args.logs)
     args.out.mkdir(parents=True, exist_ok=True)
-    text = table(curves)
+    text = all_tables(curves)
     print(text)
     if can_draw():
-        draw_curves(curves, args.title, args.out / PICTURE)
-        text += f"\n![{args.title}]({PICTURE})\n"
+        pictures = {
+            PICTURE: (args.title, {name: curve.points for name, curve in curves.items()}),
+            TRAINING: (
+                "Training loss in nats",
+                {name: smoothed(curve) for name, curve in curves.items()},
+            ),
+        }
+        for file, (title, lines) in pictures.items():
+            cut = {n: [p for p in line if first <= p[0] <= last] for n, line in lines.items()}
+            if any(cut.values()):
+                draw_lines(cut, title, args.out / file, log=file == PICTURE)
+                text += f"\n![{title}]({file})\n"
     write_whole(args.out / TABLE, text)
-    print(f"table and picture: {args.out}" if can_draw() else f"table: {args.out} (no picture)")
+    print(f"tables and pictures: {args.out}" if can_draw() else f"tables: {args.out} (no pictures)")
     return 0
 
 
-def table(curves: Mapping[str, Curve]) -> str:
-    """Return the best validation of each training, as Markdown."""
-    accuracies = any(curve.best.accuracy is not None for curve in curves.values())
-    columns = ["training", "updates", "best at", "loss (bits)", "loss (nats)"]
-    columns += ["perplexity", "tokens/s"]
-    if accuracies:
-        columns.insert(6, "accuracy")
-    rows = [columns, ["---"] + ["---:"] * (len(columns) - 1)]
-    for name, curve in curves.items():
-        best = curve.best
-        row = [f"`{name}`", f"{curve.entries[-1].updates:,}", f"{best.updates:,}"]
-        row += [f"{best.loss:.3f}", f"{best.nats:.3f}", f"{best.perplexity:,.2f}"]
-        row.append(f"{curve.speed:,.0f}" if curve.speed else "-")
-        if accuracies:
-            row.insert(6, "-" if best.accuracy is None else f"{best.accuracy:.1f} %")
-        rows.append(row)
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+def _part(text: Optional[str]) -> tuple[float, float]:
+    """Return the first and the last update to draw."""
+    found = re.fullmatch(r"(\d*):(\d*)", text or ":")
+    if found is None:
+        raise UserError(f"--updates {text}: write FIRST:LAST, as in 0:16000")
+    return float(found[1] or 0), float(found[2] or math.inf)
 
 
 def _read(texts: Sequence[str]) -> dict[str, Curve]:
@@ -80,4 +89,10 @@ def _read(texts: Sequence[str]) -> dict[str, Curve]:
         curves[name] = read_curve_file(log)
         if not curves[name].entries:
             raise UserError(f"{name}: {log} has no validation; fairseq-train prints one an epoch")
+        if not curves[name].points:
+            first = curves[name].entries[0]
+            raise UserError(
+                f"{name}: {log} has no validation whose loss is a number: it is "
+                f"{first.loss:g} from update {first.updates:,} on"
+            )
     return curves

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ GREY = "#666666"
 _TICKS = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
 _LABEL_SIZE = 11
 _LABEL_HEIGHT = 0.055  # of the height of the axes, for one label at the end of a line
+Line = Sequence[tuple[int, float]]
 _MARGIN = 1.08  # room above and below the curves
 
 
@@ -39,57 +39,69 @@ def draw_curves(curves: Mapping[str, Curve], title: str, path: Path) -> None:
         title: above the picture.
         path: of the file.
     """
+    draw_lines({name: curve.points for name, curve in curves.items()}, title, path, log=True)
+
+
+def draw_lines(lines: Mapping[str, Line], title: str, path: Path, log: bool) -> None:
+    """Draw lines over updates, labelled at their ends, into a PNG file.
+
+    Args:
+        lines: updates and values, by name; what has none is left out.
+        title: above the picture.
+        path: of the file.
+        log: whether the values' scale is logarithmic.
+    """
     from matplotlib.figure import Figure
 
+    drawn = {name: line for name, line in lines.items() if line}
+    if not drawn:
+        return
     figure: Any = Figure(figsize=(9, 5.2), dpi=160, layout="constrained")
     axes = figure.add_subplot()
-    points = [point for curve in curves.values() for point in curve.points]
-    updates, values = zip(*points)
-    low, high = min(values) / _MARGIN, max(values) * _MARGIN
-    colours = _draw_lines(axes, curves)
-    _label_lines(axes, curves, colours, low, high)
+    updates, values = zip(*(point for line in drawn.values() for point in line))
+    low, high = min(values), max(values)
+    room = (high - low or 1.0) * (_MARGIN - 1)
+    low, high = (low / _MARGIN, high * _MARGIN) if log else (low - room, high + room)
+    # Each line keeps its colour in all pictures of a command, whichever are left out of one.
+    colours = {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(lines)}
+    for number, (name, line) in enumerate(drawn.items()):
+        style = STYLES[number // len(COLOURS) % len(STYLES)]
+        axes.plot(*zip(*line), style, color=colours[name], linewidth=2.2)
+    _style(axes, (min(updates), max(updates)), (low, high), log)
+    _label_lines(axes, drawn, colours)
     axes.set_title(title, loc="left", fontsize=14, pad=14)
-    _style(axes, max(updates), low, high)
     figure.get_layout_engine().set(w_pad=0.15, h_pad=0.15)
     figure.savefig(path)
 
 
-def _draw_lines(axes: Any, curves: Mapping[str, Curve]) -> list[str]:
-    colours = [COLOURS[number % len(COLOURS)] for number in range(len(curves))]
-    for number, curve in enumerate(curves.values()):
-        style = STYLES[number // len(COLOURS) % len(STYLES)]
-        updates, perplexities = zip(*curve.points)
-        axes.plot(updates, perplexities, style, color=colours[number], linewidth=2.2)
-    return colours
-
-
-def _label_lines(
-    axes: Any, curves: Mapping[str, Curve], colours: list[str], low: float, high: float
-) -> None:
+def _label_lines(axes: Any, lines: Mapping[str, Line], colours: Mapping[str, str]) -> None:
     """Write each name where its line ends, in a column that no two names share."""
-    ends = [curve.points[-1][1] for curve in curves.values()]
-    heights = [math.log(end / low) / math.log(high / low) for end in ends]
-    for name, colour, end, height in zip(curves, colours, ends, spread(heights, _LABEL_HEIGHT)):
+    ends = [line[-1] for line in lines.values()]
+    shares = axes.transAxes.inverted().transform(axes.transData.transform(ends))[:, 1]
+    for name, (_, end), height in zip(lines, ends, spread(list(shares), _LABEL_HEIGHT)):
         axes.annotate(
-            f"{name}  {end:,.1f}",
+            f"{name}  {end:,.{1 if axes.get_yscale() == 'log' else 2}f}",
             (1.015, height),
             xycoords="axes fraction",
-            color=colour,
+            color=colours[name],
             fontsize=_LABEL_SIZE,
             fontweight="bold",
             verticalalignment="center",
         )
 
 
-def _style(axes: Any, updates: int, low: float, high: float) -> None:
+def _style(axes: Any, updates: tuple[int, int], limits: tuple[float, float], log: bool) -> None:
     from matplotlib.ticker import FuncFormatter, NullLocator
 
     axes.set_xlabel("training updates", color=GREY, fontsize=_LABEL_SIZE)
-    axes.set_xlim(0, updates)
-    axes.set_yscale("log")
-    axes.set_ylim(low, high)
-    axes.set_yticks(plain_ticks(low, high))
-    axes.yaxis.set_minor_locator(NullLocator())
+    # A line that begins late is drawn from there, one that begins at the start from zero.
+    first, last = updates
+    axes.set_xlim(first if last / 8 < first < last else 0, last)
+    axes.set_ylim(*limits)
+    if log:
+        axes.set_yscale("log")
+        axes.set_yticks(plain_ticks(*limits))
+        axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.tick_params(length=0, colors=GREY, labelsize=_LABEL_SIZE)

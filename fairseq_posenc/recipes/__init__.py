@@ -6,6 +6,8 @@ Its parts:
 - ``pretraining``, ``finetuning``: set-ups, by the name of their script or task. ``settings`` holds
   what the paper gives, under the names of fairseq's options; ``not_given`` holds what a training
   needs beside that and the paper does not give. ``note`` says where these values are from;
+- ``models``: DecBERT's, by the name that its scripts take, with what their first layers see;
+- ``ablations``: models that belong together, each trained by ``train_scripts/ablation.sh NAME``;
 - ``reported``: the tables of results, with a metric for each column.
 """
 

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional
 
@@ -16,8 +16,8 @@ from typing import NamedTuple, Optional
 # begin with `[DATE][valid][INFO] - `.
 _KIND = r"(?:\| |\[)(train_inner|valid)(?: \||\]\[INFO\] -) "
 _JSON = re.compile(_KIND + r"(\{.*\})\s*$")
-_VALID = re.compile(_KIND + r"epoch \d+ \| valid on .*? subset \|(.*)$")
-_TRAIN = re.compile(_KIND + r"epoch \d+: +\d+ / \d+ (.*)$")
+_VALID = re.compile(_KIND + r"epoch (\d+) \| valid on .*? subset \|(.*)$")
+_TRAIN = re.compile(_KIND + r"epoch (\d+): +\d+ / \d+ (.*)$")
 
 
 class Entry(NamedTuple):
@@ -30,6 +30,7 @@ class Entry(NamedTuple):
         perplexity: of the tokens; a label-smoothed loss is not what it is computed from.
         accuracy: of the tokens, in percent; None if the training does not report it.
         speed: tokens per second.
+        epoch: the one it was written in, from 1 on; 0 where the line does not tell.
     """
 
     kind: str
@@ -38,6 +39,12 @@ class Entry(NamedTuple):
     perplexity: float
     accuracy: Optional[float]
     speed: float
+    epoch: int = 0
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether its loss is a number: neither NaN nor infinite."""
+        return math.isfinite(self.loss)
 
     @property
     def nats(self) -> float:
@@ -56,20 +63,23 @@ class Curve(NamedTuple):
     Attributes:
         entries: those of validation, in the order of updates.
         speed: tokens per second in training, the median over the log's lines.
+        training: the entries of training, in the order of updates.
     """
 
     entries: list[Entry]
     speed: float
+    training: Sequence[Entry] = ()
 
     @property
     def points(self) -> list[tuple[int, float]]:
-        """Pairs of updates and validation perplexity."""
-        return [(entry.updates, entry.perplexity) for entry in self.entries]
+        """Pairs of updates and validation perplexity, without losses that are no number."""
+        return [(entry.updates, entry.perplexity) for entry in self.entries if entry.is_finite]
 
     @property
     def best(self) -> Entry:
         """The validation of the lowest loss, that of ``checkpoint_best.pt``."""
-        return min(self.entries, key=lambda entry: entry.loss)
+        # NaN compares as neither less nor more, so one would hide all that come after it.
+        return min(self.entries, key=lambda entry: entry.loss if entry.is_finite else math.inf)
 
     def first_below(self, perplexity: float) -> Optional[int]:
         """Return the updates of the first point at or below a perplexity, None if there is none."""
@@ -78,7 +88,7 @@ class Curve(NamedTuple):
 
 def parse_line(line: str) -> Optional[Entry]:
     """Return the figures of a line of the log, None if it has none."""
-    kind, figures = _figures(line)
+    kind, epoch, figures = _figures(line)
     if not figures:
         return None
     loss = float(figures.get("loss", "nan"))
@@ -90,23 +100,26 @@ def parse_line(line: str) -> Optional[Entry]:
         2.0 ** min(float(figures.get("nll_loss", loss)), 1000.0),  # fairseq's losses are in bits
         None if accuracy is None else float(accuracy),
         float(figures.get("wps", 0)),
+        int(epoch),
     )
 
 
-def _figures(line: str) -> tuple[str, dict[str, str]]:
-    """Return the kind of a line and its figures by name."""
+def _figures(line: str) -> tuple[str, str, dict[str, str]]:
+    """Return the kind of a line, its epoch, and its figures by name."""
     if found := _JSON.search(line):
         try:
             figures = json.loads(found[2])
         except ValueError:  # a line cut off when the training was stopped
-            return "", {}
-        return found[1], {name.removeprefix("valid_"): value for name, value in figures.items()}
+            return "", "0", {}
+        epoch = figures.get("epoch", "0")
+        return found[1], epoch, {name.removeprefix("valid_"): v for name, v in figures.items()}
     if found := _VALID.search(line):
-        pairs = (part.split() for part in found[2].split("|"))
-        return "valid", {pair[0]: pair[1] for pair in pairs if len(pair) > 1}
+        pairs = (part.split() for part in found[3].split("|"))
+        return "valid", found[2], {pair[0]: pair[1] for pair in pairs if len(pair) > 1}
     if found := _TRAIN.search(line):
-        return "train_inner", dict(part.split("=", 1) for part in found[2].strip().split(", "))
-    return "", {}
+        figures = dict(part.split("=", 1) for part in found[3].strip().split(", "))
+        return "train_inner", found[2], figures
+    return "", "0", {}
 
 
 def read_curve(lines: Iterable[str]) -> Curve:
@@ -116,10 +129,12 @@ def read_curve(lines: Iterable[str]) -> Curve:
     """
     entries = [entry for entry in map(parse_line, lines) if entry is not None]
     validations = {entry.updates: entry for entry in entries if entry.kind == "valid"}
-    speeds = {entry.updates: entry.speed for entry in entries if entry.kind == "train_inner"}
+    trainings = {entry.updates: entry for entry in entries if entry.kind == "train_inner"}
+    training = [trainings[updates] for updates in sorted(trainings)]
     return Curve(
         [validations[updates] for updates in sorted(validations)],
-        statistics.median(speeds.values()) if speeds else 0.0,
+        statistics.median(entry.speed for entry in training) if training else 0.0,
+        training,
     )
 
 

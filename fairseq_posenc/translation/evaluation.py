@@ -12,6 +12,7 @@ from fairseq_posenc.translation.average import average_checkpoints, last_checkpo
 from fairseq_posenc.translation.checkpoint import DataBin, any_data_bin, data_bin, load_state
 from fairseq_posenc.translation.generate import Generation, Options, Search, checksum
 from fairseq_posenc.translation.lines import read_lines
+from fairseq_posenc.translation.piece_bleu import PieceBleu
 from fairseq_posenc.translation.report import Evaluation, Row
 from fairseq_posenc.translation.scores import Scorer
 from fairseq_posenc.translation.systems import System
@@ -49,6 +50,7 @@ class _Texts(NamedTuple):
     path: Path  # of the references
     references: list[str]
     sources: Optional[list[str]]
+    data: Optional[DataBin]  # the folder that they belong to
 
     def check(self, what: str, count: int) -> None:
         """Refuse what has not as many sentences as there are references."""
@@ -71,7 +73,7 @@ def evaluate(request: Request, out: Path, lock: int) -> Evaluation:
     models = {system.name: _model(system, request) for system in request.systems if system.is_model}
     texts = _read_texts(request, list(models.values()))
     written = _check_all(request, models, texts)
-    scorer = Scorer(texts.references)
+    scorer, piece_bleu = Scorer(texts.references), PieceBleu(texts.data, texts.references)
     rows, compared = [], {}
     for system in request.systems:
         translations = (
@@ -80,7 +82,8 @@ def evaluate(request: Request, out: Path, lock: int) -> Evaluation:
             else [(None, system.path, written[system.name])]
         )
         for search, path, lines in translations:
-            rows.append(Row(system.name, system.path, search, path, scorer.scores(lines)))
+            figures = scorer.scores(lines), piece_bleu.score(lines)
+            rows.append(Row(system.name, system.path, search, path, *figures))
             compared[system.name] = lines  # in the end, those of the last search
     differences, test_signatures = scorer.differences(compared) if len(compared) > 1 else ({}, {})
     return Evaluation(
@@ -89,6 +92,7 @@ def evaluate(request: Request, out: Path, lock: int) -> Evaluation:
         sentences=len(texts.references),
         rows=rows,
         signatures=scorer.signatures(),
+        piece_bleu=piece_bleu.note,
         baseline=request.systems[0].name,
         differences=differences,
         test_signatures=test_signatures,
@@ -120,6 +124,7 @@ def _read_texts(request: Request, models: list[_Model]) -> _Texts:
         reference,
         read_lines(reference, "--reference"),
         read_lines(source, "--source") if source else None,
+        data,
     )
     if texts.sources is not None:
         texts.check(f"--source {source}", len(texts.sources))

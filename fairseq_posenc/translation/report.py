@@ -9,6 +9,7 @@ from typing import NamedTuple, Optional
 
 from fairseq_posenc.running.steps import write_whole
 from fairseq_posenc.translation.generate import Search
+from fairseq_posenc.translation.piece_bleu import NAME
 from fairseq_posenc.translation.scores import METRICS, Difference, LengthGroup
 
 REPORT, FIGURES = "bleu.md", "bleu.json"
@@ -23,6 +24,7 @@ class Row(NamedTuple):
         search: how it searched; None for translations that were written already.
         hypotheses: the file with the plain translations.
         scores: by metric.
+        piece_bleu: BLEU-4 on pieces; None if it could not be measured.
     """
 
     system: str
@@ -30,6 +32,7 @@ class Row(NamedTuple):
     search: Optional[Search]
     hypotheses: str
     scores: dict[str, float]
+    piece_bleu: Optional[float]
 
 
 class Evaluation(NamedTuple):
@@ -41,6 +44,7 @@ class Evaluation(NamedTuple):
         sentences: its size.
         rows: the scores, in the user's order.
         signatures: sacreBLEU's, by metric.
+        piece_bleu: how BLEU-4 on pieces was measured, or why not.
         baseline: the system that the others are compared with.
         differences: of each system from the baseline.
         test_signatures: sacreBLEU's of the paired test, by metric; empty without another system.
@@ -52,6 +56,7 @@ class Evaluation(NamedTuple):
     sentences: int
     rows: list[Row]
     signatures: dict[str, str]
+    piece_bleu: str
     baseline: str
     differences: dict[str, list[Difference]]
     test_signatures: dict[str, str]
@@ -84,12 +89,14 @@ def _scores(result: Evaluation) -> list[str]:
             row.search.name if row.search else "-",
             f"{row.search.length_penalty:g}" if row.search else "-",
             *(f"{row.scores[metric]:.2f}" for metric in METRICS),
+            "-" if row.piece_bleu is None else f"{row.piece_bleu:.4f}",
             f"`{row.path}`",
         ]
         for row in result.rows
     ]
-    header = ["system", "search", "length penalty", *METRICS, "checkpoint or translations"]
-    return [_table(header, rows, numbers=(2, 3, 4)), _list(result.signatures)]
+    header = ["system", "search", "length penalty", *METRICS, NAME, "checkpoint or translations"]
+    signatures = {**result.signatures, NAME: result.piece_bleu}
+    return [_table(header, rows, numbers=(2, 3, 4, 5)), _list(signatures)]
 
 
 def _differences(result: Evaluation) -> list[str]:
@@ -144,6 +151,7 @@ def _figures(result: Evaluation) -> dict[str, object]:
             "length_penalty": row.search.length_penalty if row.search else None,
             "hypotheses": row.hypotheses,
             **row.scores,
+            NAME: row.piece_bleu,
         }
         for row in result.rows
     ]

@@ -19,7 +19,7 @@ import sentencepiece
 from fairseq_posenc.errors import UserError
 from parallel.filters import Pieces
 
-_UNKNOWN, _SPECIAL = 3, 4  # number of <unk>, and of all symbols that fairseq puts first
+UNKNOWN, SPECIAL = 3, 4  # number of <unk>, and of all symbols that fairseq puts first
 _LONGEST_LINE = 1 << 20  # bytes; sentencepiece's own limit would leave out lines without a word
 
 
@@ -49,7 +49,7 @@ def train(lines: Iterable[str], vocab_size: int, model_type: str) -> bytes:
             bos_id=0,
             pad_id=1,
             eos_id=2,
-            unk_id=_UNKNOWN,
+            unk_id=UNKNOWN,
         )
     except RuntimeError as error:
         raise UserError(_explain(str(error), vocab_size)) from None
@@ -89,7 +89,7 @@ class Encoder:
         with open(path, "w", encoding="utf-8") as file:
             for line in lines:
                 file.write(" ".join(self._pieces[number] for number in line) + "\n")
-        unknown = sum(line.count(_UNKNOWN) for line in lines)
+        unknown = sum(line.count(UNKNOWN) for line in lines)
         return {"pieces": sum(map(len, lines)), "unknown": unknown}
 
     def write_dictionary(self, path: Path, lines: Iterable[list[int]]) -> None:
@@ -99,5 +99,5 @@ class Encoder:
         """
         counts = Counter(number for line in lines for number in line)
         with open(path, "w", encoding="utf-8") as file:
-            for number, piece in enumerate(self._pieces[_SPECIAL:], start=_SPECIAL):
+            for number, piece in enumerate(self._pieces[SPECIAL:], start=SPECIAL):
                 file.write(f"{piece} {counts[number]}\n")

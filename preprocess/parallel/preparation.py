@@ -48,10 +48,14 @@ class Preparation:
 
     def _train_pieces(self) -> tuple[Encoder, Encoder]:
         args, split = self._args, self._splits["train"]
+        names = [f"sentencepiece.{language}.model" for language in self._languages]
+        if args.given is not None:
+            for name, model in zip(names, args.given.contents):
+                (self._work / name).write_bytes(model)
+            return args.given.encoders
         print(f"learning {args.vocab_size:,} sentencepieces ({args.model_type})", flush=True)
         sides = [split.source.lines, split.target.lines]
         texts = sides if args.separate else [[*sides[0], *sides[1]]]
-        names = [f"sentencepiece.{language}.model" for language in self._languages]
         encoders = []
         for name, lines in zip(names if args.separate else ["sentencepiece.model"], texts):
             model = train(lines, args.vocab_size, args.model_type)

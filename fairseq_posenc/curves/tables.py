@@ -1,0 +1,122 @@
+"""What the logs of trainings say, as tables in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fairseq_posenc.curves.stages import LEAST, SIDE, SLOW, find_stages, smoothed
+from fairseq_posenc.running.logs import Curve, Entry
+
+Curves = Mapping[str, Curve]
+
+STAGES_NOTE = (
+    f"Each line of the log is smoothed over itself and {SIDE} lines on either side, so the bounds "
+    "are no finer. The dive is the fastest fall after one "
+    f"{SLOW} times slower (the plateau), which itself came after one {SLOW} times faster (the "
+    f"start); it lasts while the loss falls at least 1/{SLOW} as fast as at its fastest. It must "
+    f"be {LEAST:.0%} of the loss's whole fall and on average {SLOW} times as fast as the plateau; "
+    "otherwise there is none."
+)
+
+
+def all_tables(curves: Curves) -> str:
+    """Return all that there is to say: best validations, perplexity by epoch, stages, and NaN."""
+    parts = [best_table(curves), *_epochs(curves), *_stages(curves), _not_finite(curves)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def best_table(curves: Curves) -> str:
+    """Return the best validation of each training."""
+    accuracies = any(curve.best.accuracy is not None for curve in curves.values())
+    columns = ["training", "updates", "best at", "loss (bits)", "loss (nats)"]
+    columns += ["perplexity", *(["accuracy"] if accuracies else []), "tokens/s"]
+    rows = []
+    for name, curve in curves.items():
+        best = curve.best
+        row = [f"`{name}`", f"{curve.entries[-1].updates:,}", f"{best.updates:,}"]
+        row += [f"{best.loss:.3f}", f"{best.nats:.3f}", f"{best.perplexity:,.2f}"]
+        if accuracies:
+            row.append("-" if best.accuracy is None else f"{best.accuracy:.1f} %")
+        rows.append([*row, f"{curve.speed:,.0f}" if curve.speed else "-"])
+    return _table(columns, rows)
+
+
+def of_epochs(curve: Curve) -> dict[int, Entry]:
+    """Return the last validation of each epoch."""
+    return {entry.epoch: entry for entry in curve.entries if entry.is_finite and entry.epoch}
+
+
+def _epochs(curves: Curves) -> list[str]:
+    found = {name: of_epochs(curve) for name, curve in curves.items()}
+    epochs = sorted({epoch for each in found.values() for epoch in each})
+    if not epochs:
+        return []
+    rows = [
+        [str(epoch), *(_perplexity(each.get(epoch)) for each in found.values())] for epoch in epochs
+    ]
+    header = ["epoch", *(f"`{name}`" for name in curves)]
+    return ["## Perplexity by epoch", _table(header, rows), *_reached(found)]
+
+
+def _perplexity(entry: Entry | None) -> str:
+    return "-" if entry is None else f"{entry.perplexity:,.2f}"
+
+
+def _reached(found: Mapping[str, Mapping[int, Entry]]) -> list[str]:
+    """Say when each reaches the lowest perplexity, at the end of an epoch, that all of them do."""
+    lowest = {
+        name: min(entry.perplexity for entry in each.values())
+        for name, each in found.items()
+        if each
+    }
+    if len(lowest) < 2:
+        return []
+    worst = max(lowest, key=lowest.__getitem__)
+    parts = []
+    for name in lowest:
+        epochs = found[name].items()
+        epoch, entry = next(pair for pair in epochs if pair[1].perplexity <= lowest[worst])
+        parts.append(f"`{name}` at epoch {epoch} (update {entry.updates:,})")
+    return [f"`{worst}` comes down to {lowest[worst]:,.2f}. That is reached by {', '.join(parts)}."]
+
+
+def _stages(curves: Curves) -> list[str]:
+    if not any(curve.training for curve in curves.values()):
+        return []
+    columns = ["training", "lines every", "start ends", "plateau ends", "dive ends"]
+    columns += ["length of the plateau", "loss at the end (nats)"]
+    rows = []
+    for name, curve in curves.items():
+        points = smoothed(curve)
+        stages = find_stages(points)
+        ends = ["-", "no plateau", "-", "-"]
+        if stages is not None:
+            ends = [f"{update:,}" for update in (*stages, stages.plateau - stages.start)]
+        last = f"{points[-1][1]:.3f}" if points else "-"
+        rows.append([f"`{name}`", _interval(curve), *ends, last])
+    return ["## Stages of the training loss, in updates", _table(columns, rows), STAGES_NOTE]
+
+
+def _interval(curve: Curve) -> str:
+    updates = [entry.updates for entry in curve.training]
+    return str(min(b - a for a, b in zip(updates, updates[1:]))) if len(updates) > 1 else "-"
+
+
+def _not_finite(curves: Curves) -> str:
+    """Say where losses are no number: neither drawn nor counted, but never in silence."""
+    lines = []
+    for name, curve in curves.items():
+        for what, entries in (("training", curve.training), ("validation", curve.entries)):
+            found = [entry for entry in entries if not entry.is_finite]
+            if found:
+                lines.append(
+                    f"- `{name}`: the {what} loss is {found[0].loss:g} at update "
+                    f"{found[0].updates:,} first, and no number in {len(found)} of {len(entries)} "
+                    "lines; these are left out"
+                )
+    return "\n".join(lines)
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    rule = ["---"] + ["---:"] * (len(header) - 1)
+    return "\n".join(f"| {' | '.join(row)} |" for row in (header, rule, *rows))
