@@ -11,6 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from fairseq.dataclass.configs import FairseqConfig
+from omegaconf import OmegaConf
 from torch.multiprocessing.spawn import ProcessRaisedException
 
 from conftest import STOCK, make_model, make_tokens
@@ -250,15 +252,79 @@ def test_averaging_models_of_other_positions_is_refused(tmp_path):
         average._check_same(tmp_path / "a", state, tmp_path / "b", other)
 
 
-def test_a_missing_restore_file_stops_fairseq(tmp_path, monkeypatch):
+@pytest.fixture
+def configured():
+    """Return a function that tells the guard a configuration, as fairseq-train does by its log."""
+    command = logging.getLogger("fairseq_cli.train")
+
+    def tell(**checkpoint):
+        config = OmegaConf.structured(FairseqConfig)
+        config.checkpoint.update(checkpoint)
+        command.info(config)
+
+    yield tell
+    (guard,) = command.filters
+    guard._settings = None
+
+
+def test_a_missing_restore_file_stops_fairseq(tmp_path, configured):
+    """However it was asked for: the configuration has it."""
     trainer = logging.getLogger("fairseq.trainer")
     with pytest.raises(UserError, match="does not exist"):
         trainer.info("No existing checkpoint found /no/such/folder/checkpoint_last.pt")
     last = tmp_path / "checkpoint_last.pt"
     trainer.info(f"No existing checkpoint found {last}")  # a first start
-    monkeypatch.setattr("sys.argv", ["fairseq-train", "--restore-file", str(last)])
+    configured(save_dir=str(tmp_path))
+    trainer.info(f"No existing checkpoint found {last}")
+    configured(restore_file=str(last), save_dir=str(tmp_path))
     with pytest.raises(UserError, match="does not exist"):
         trainer.info(f"No existing checkpoint found {last}")
+
+
+def test_a_folder_is_no_checkpoint_to_restore(tmp_path, configured):
+    configured(restore_file=str(tmp_path))
+    with pytest.raises(UserError, match=f"--restore-file {tmp_path} is a folder"):
+        logging.getLogger("fairseq.trainer").info(f"No existing checkpoint found {tmp_path}")
+
+
+def checkpoint_of(updates, path):
+    torch.save({"optimizer_history": [{"num_updates": updates}], "w": torch.ones(999)}, path)
+
+
+@pytest.mark.parametrize("left", [0, 1, 1000], ids=["nothing", "a byte", "a half"])
+def test_a_last_checkpoint_that_was_not_written_to_its_end_is_passed_over(
+    tmp_path, configured, caplog, left
+):
+    names = {"checkpoint_best.pt": 7, "checkpoint_1_12.pt": 12, "checkpoint1.pt": 9}
+    for name, updates in names.items():
+        checkpoint_of(updates, tmp_path / name)
+    checkpoint_of(99, tmp_path / "checkpoint_of_mine.pt")
+    (tmp_path / "checkpoint2.pt").write_bytes(b"PK\3\4")
+    whole, last = (tmp_path / "checkpoint_1_12.pt").read_bytes(), tmp_path / "checkpoint_last.pt"
+    last.write_bytes(whole[:left])
+    configured(save_dir=str(tmp_path))
+    before = {path.name for path in tmp_path.iterdir()}
+    logging.getLogger("fairseq.trainer").info(f"Preparing to load checkpoint {last}")
+    assert last.read_bytes() == whole
+    assert {path.name for path in tmp_path.iterdir()} == before
+    told = [x.getMessage() for x in caplog.records if x.levelno == logging.WARNING]
+    assert told == [
+        f"{last} was not written to its end; the training goes on from checkpoint_1_12.pt, the "
+        "newest whole checkpoint, of update 12"
+    ]
+
+
+def test_a_torn_checkpoint_that_was_asked_for_or_has_no_twin_is_refused(tmp_path, configured):
+    trainer, last = logging.getLogger("fairseq.trainer"), tmp_path / "checkpoint_last.pt"
+    last.write_bytes(b"PK\3\4")
+    configured(save_dir=str(tmp_path))
+    with pytest.raises(UserError, match=f"{last} was not written to its end, and no whole"):
+        trainer.info(f"Preparing to load checkpoint {last}")
+    checkpoint_of(3, tmp_path / "checkpoint1.pt")
+    configured(restore_file=str(last), save_dir=str(tmp_path))
+    with pytest.raises(UserError, match=f"{last} is not a whole checkpoint"):
+        trainer.info(f"Preparing to load checkpoint {last}")
+    assert last.read_bytes() == b"PK\3\4"
 
 
 def test_the_guard_hears_what_the_user_does_not(caplog):
