@@ -239,6 +239,40 @@ def test_a_longer_limit_moves_nothing(spec):
     torch.testing.assert_close(longer(tokens)[0], short(tokens)[0], rtol=0, atol=0)
 
 
+BROKEN_WEIGHTS = {
+    "NaN": (
+        lambda w: w.index_fill(0, torch.tensor([1]), torch.nan),
+        "has 32 of .* NaN or infinite",
+    ),
+    "inf": (
+        lambda w: w.index_fill(0, torch.tensor([0]), torch.inf),
+        "has 32 of .* NaN or infinite",
+    ),
+    "half": (lambda w: w.half() / 0, "has 1,536 of 1,536 numbers that are NaN or infinite"),
+    "integers": (lambda w: w.long(), "holds numbers of the type int64, not floating-point ones"),
+    "booleans": (lambda w: w.bool(), "holds numbers of the type bool"),
+    "a list": (lambda w: w.tolist(), "is no tensor, but of the type list"),
+}
+
+
+@pytest.mark.parametrize("family", ["masked_lm", "causal_lm", "translation"])
+@pytest.mark.parametrize(("broken", "message"), BROKEN_WEIGHTS.values(), ids=BROKEN_WEIGHTS)
+def test_weights_that_no_training_leaves_are_refused(family, broken, message):
+    model = make_model(family, position_encoding="none")
+    state = model.state_dict()
+    name = next(name for name in state if name.endswith("layers.1.fc1.weight"))
+    with pytest.raises(UserError, match=f"or of a training that diverged: {name} {message}"):
+        model.load_state_dict({**state, name: broken(state[name])})
+
+
+def test_large_weights_and_those_of_other_precisions_are_loaded():
+    model = make_model("masked_lm", position_encoding="m4m")
+    state = model.state_dict()
+    name = next(name for name in state if name.endswith("fc1.weight"))
+    for fitting in (torch.full_like(state[name], 3e38), state[name].half(), state[name].double()):
+        model.load_state_dict({**state, name: fitting})
+
+
 def test_averaging_models_of_other_positions_is_refused(tmp_path):
     """fairseq's own mean of checkpoints keeps an identity as it is; ours refuses two of them."""
     state = make_model("translation", position_encoding="rope").state_dict()
