@@ -102,14 +102,14 @@ def malicious(tmp_path):
     return tmp_path / "checkpoint.pt", trace
 
 
-REFUSED = "checkpoint refused, because loading it could run code: "
+REFUSED = ": checkpoint refused, because loading it could run code: "
 
 
 @slow
 def test_train_refuses_a_checkpoint_that_would_run_code(malicious):
     path, trace = malicious
     done = train("translation", "--restore-file", path, fails=True).run
-    assert done.error().startswith(REFUSED)
+    assert done.error().startswith(f"{path}{REFUSED}")
     assert not trace.exists()
 
 
@@ -118,7 +118,7 @@ def test_generate_refuses_a_checkpoint_that_would_run_code(malicious):
     path, trace = malicious
     options = ["--user-dir", USER_DIR, "--path", path]
     done = run("fairseq-generate", pairs(), *options, fails=True)
-    assert done.error().startswith(REFUSED)
+    assert done.error().startswith(f"{path}{REFUSED}")
     assert not trace.exists()
 
 

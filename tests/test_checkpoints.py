@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import io
 import logging
 import os
+import pickle
+import zipfile
 from argparse import Namespace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from fairseq import checkpoint_utils
 from fairseq.dataclass.configs import FairseqConfig
 from omegaconf import OmegaConf
 from torch.multiprocessing.spawn import ProcessRaisedException
@@ -411,6 +415,93 @@ def test_a_mistake_told_by_another_rank_is_one_line():
     text = "\n\n-- Process 1 terminated with the following error:\nTraceback ...\n"
     error = ProcessRaisedException(f"{text}fairseq_posenc.errors.UserError: the mistake\n", 1, 2)
     assert one_line(error) == "the mistake"
+
+
+def whole():
+    buffer = io.BytesIO()
+    torch.save({"model": {"w": torch.ones(999)}, "cfg": None}, buffer)
+    return buffer.getvalue()
+
+
+def without_data():
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(whole())) as old, zipfile.ZipFile(buffer, "w") as new:
+        for name in old.namelist():
+            if "/data/" not in name:
+                new.writestr(name, old.read(name))
+    return buffer.getvalue()
+
+
+def saved(content):
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
+
+
+BROKEN = {
+    "truncated": whole()[:1000],
+    "empty": b"",
+    "zeros": bytes(1000),
+    "text": b"hello world\n" * 10,
+    "without data": without_data(),
+    "tensor": saved(torch.ones(3)),
+    "list": saved([1, 2]),
+    "other settings": saved({"a": 1}),
+    "no settings": saved({"model": {}, "optimizer_history": []}),
+}
+
+
+def read_by_fairseq(path):
+    with pytest.raises(Exception) as caught:  # noqa: PT011  (what it is depends on the file)
+        checkpoint_utils.load_model_ensemble_and_task([str(path)])
+    return one_line(caught.value)
+
+
+@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
+@pytest.mark.filterwarnings("ignore")
+def test_a_broken_checkpoint_is_one_line_that_names_the_file(tmp_path, content):
+    (tmp_path / "broken.pt").write_bytes(content)
+    told = read_by_fairseq(tmp_path / "broken.pt")
+    assert told.startswith(f"{tmp_path}/broken.pt: not a whole checkpoint of fairseq (")
+    assert len(told) < len(str(tmp_path)) + 300
+    assert "\n" not in told
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_no_file_or_a_foreign_pickle_is_one_line_that_names_it(tmp_path):
+    assert read_by_fairseq(tmp_path) == f"{tmp_path}: cannot be read: Is a directory"
+    assert read_by_fairseq(tmp_path / "no.pt") == f"{tmp_path}/no.pt: no such file"
+    (tmp_path / "pickle.pt").write_bytes(pickle.dumps({"a": 1}))
+    refused = f"{tmp_path}/pickle.pt: checkpoint refused, because loading it could run code"
+    assert read_by_fairseq(tmp_path / "pickle.pt").startswith(refused)
+
+
+def test_parameters_of_another_size_are_one_line_that_names_the_file(monkeypatch):
+    model = make_model("masked_lm", position_encoding="none")
+    name = "encoder.sentence_encoder.layers.0.fc1.weight"
+    read = {
+        "model": {**model.state_dict(), name: torch.ones(3)},
+        "cfg": SimpleNamespace(model=None),
+    }
+    monkeypatch.setattr("fairseq.file_io.PathManager.exists", lambda path: path == "x.pt")
+    task = SimpleNamespace(build_model=lambda cfg: model)
+    with pytest.raises(RuntimeError) as caught:
+        checkpoint_utils.load_model_ensemble_and_task(["x.pt"], task=task, state=read)
+    told = one_line(caught.value)
+    assert told.startswith(f"x.pt: its parameters are not the model's: size mismatch for {name}")
+    assert "\n" not in told
+
+
+def test_a_mistake_of_ours_while_a_checkpoint_is_loaded_keeps_its_stack_trace(monkeypatch):
+    def build_model(cfg):
+        return {}["a mistake"]
+
+    monkeypatch.setattr("fairseq.file_io.PathManager.exists", lambda path: path == "x.pt")
+    read = {"model": {}, "cfg": SimpleNamespace(model=None)}
+    task = SimpleNamespace(build_model=build_model)
+    with pytest.raises(KeyError) as caught:
+        checkpoint_utils.load_model_ensemble_and_task(["x.pt"], task=task, state=read)
+    assert one_line(caught.value) is None
 
 
 def test_other_errors_keep_their_stack_trace():
