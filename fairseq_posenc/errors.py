@@ -15,7 +15,8 @@ _RANK = re.compile(r"^fairseq_posenc\.errors\.UserError: (.+)$", re.MULTILINE)
 _MISFIT = re.compile(r"Error\(s\) in loading state_dict for .*:\s*(.+)")
 _MISSING = "Model file not found: "
 _BARE = "Neither args nor cfg exist"
-_LONGEST = 200  # characters of somebody else's message
+_LONGEST = 200  # characters of somebody else's message, or of a user's text
+_LONG_WORD = re.compile(r"\S{4000,}")
 # The functions of fairseq that read checkpoints, and which of their variables is the file.
 _OPENS = "load_checkpoint_to_cpu"  # whatever goes wrong in it, or below, is the file's fault
 _READERS = {
@@ -26,7 +27,20 @@ _READERS = {
 
 
 class UserError(ValueError):
-    """Wrong input: the message says what is wrong, where, and what to do."""
+    """Wrong input: the message says what is wrong, where, and what to do.
+
+    A word of the input that is longer than any file's name is quoted in part.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(_LONG_WORD.sub(lambda word: shortened(word[0]), message))
+
+
+def shortened(text: str) -> str:
+    """Return the beginning of a text, as messages quote it; all of it if it is not long."""
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[: _LONGEST - 50]}... ({len(text):,} characters)"
 
 
 def one_line(error: BaseException) -> str | None:
@@ -55,7 +69,7 @@ def damage(error: BaseException) -> str:
             )
     if isinstance(error, OSError) and error.filename:
         return f"cannot be read: {error.strerror}"
-    reason = " ".join(str(error).partition(". ")[0].split())[:_LONGEST]
+    reason = shortened(" ".join(str(error).partition(". ")[0].split()))
     kind = type(error).__name__
     return f"not a whole checkpoint of fairseq ({kind}{': ' if reason else ''}{reason})"
 
