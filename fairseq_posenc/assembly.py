@@ -76,7 +76,9 @@ class Assembly(NamedTuple):
             ("stack", "", 1),
             ("layer", "layers.*.self_attn.", layers),
         ):
-            for name, parameter in build(self.spec.at(place), self.dims).named_parameters():
+            with torch.device("meta"):  # shapes without memory, however large
+                built = build(self.spec.at(place), self.dims)
+            for name, parameter in built.named_parameters():
                 sizes[f"{prefix}encodings.{name}"] = parameter.numel() * modules
         return sizes
 

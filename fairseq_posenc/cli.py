@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import one_line
 from fairseq_posenc.version import __version__
 
 
@@ -123,6 +123,9 @@ def _run(argv: Sequence[str] | None) -> int:
     logging.getLogger().setLevel(logging.WARNING)  # importing fairseq turns everything on
     try:
         return COMMANDS[args.command].run(args)
-    except UserError as error:
-        print(f"fairseq-posenc: error: {error}", file=sys.stderr)
+    except Exception as error:
+        message = one_line(error)
+        if message is None:
+            raise
+        print(f"fairseq-posenc: error: {message}", file=sys.stderr)
         return 2

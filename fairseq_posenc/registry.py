@@ -30,10 +30,14 @@ from typing import (
 
 from fairseq_posenc import encodings
 from fairseq_posenc.encodings.base import Dims, Encoding, Encodings
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import UserError, shortened
 
 _REGISTRY: dict[str, type[Encoding]] = {}
 _ITEM = re.compile(r"\s*([a-z0-9_]+)\s*(?:\(([^()]*)\))?\s*")
+_LONGEST = 1000  # characters of a spec; all encodings together have fewer
+# What numbers can be: beyond, tables fit into no memory, and scores into no number.
+_WHOLE = (1, 1_000_000)
+_FACTOR = (1e-6, 1e12)
 EncodingClass = TypeVar("EncodingClass", bound=type[Encoding])
 
 
@@ -124,7 +128,9 @@ def get(name: str) -> type[Encoding]:
     """
     _scan()
     if name not in _REGISTRY:
-        raise UserError(f"unknown position encoding {name!r}; known: {', '.join(names())}")
+        raise UserError(
+            f"unknown position encoding {shortened(name)!r}; known: {', '.join(names())}"
+        )
     return _REGISTRY[name]
 
 
@@ -146,12 +152,16 @@ def parse(text: str) -> Spec:
         UserError: a syntax error, an unknown name or option, a value of the wrong type, or a
             composition that has no meaning whatever the sizes.
     """
+    if len(text) > _LONGEST:
+        raise UserError(
+            f"position encoding {shortened(text)!r}: longer than {_LONGEST:,} characters"
+        )
     items: list[tuple[str, dict[str, Any]]] = []
     for part in re.split(r"\+(?![^(]*\))", text):
         match = _ITEM.fullmatch(part)
         if match is None:
             raise UserError(
-                f"cannot read position encoding {text!r}: expected names joined by '+', "
+                f"cannot read position encoding {shortened(text)!r}: expected names joined by '+', "
                 "each with options as in m4m(max_distance=128)"
             )
         name, written = match.groups()
@@ -170,6 +180,13 @@ def build(spec: Spec, dims: Dims) -> Encodings:
     Raises:
         UserError: sizes that an encoding cannot work with, or terms that cannot be combined.
     """
+    for what, size in (
+        ("width", dims.embed_dim),
+        ("number of attention heads", dims.num_heads),
+        ("number of positions", dims.max_positions),
+    ):
+        if size < 1:
+            raise UserError(f"the {what} must be at least 1, not {size}")
     if dims.embed_dim % dims.num_heads:
         raise UserError(
             f"width {dims.embed_dim} cannot be divided among {dims.num_heads} attention heads"
@@ -195,11 +212,15 @@ def _reset(items: list[tuple[str, dict[str, Any]]], text: str) -> None:
     for name, values in reversed(items):
         if "reset" in options(name):
             if values.get("reset") is False:
-                raise UserError(f"{text!r}: {name}(reset=false) and +reset contradict each other")
+                raise UserError(
+                    f"{shortened(text)!r}: {name}(reset=false) and +reset contradict each other"
+                )
             values["reset"] = True
             return
     able = [name for name in names() if "reset" in options(name)]
-    raise UserError(f"{text!r}: reset must follow an encoding that has it: {', '.join(able)}")
+    raise UserError(
+        f"{shortened(text)!r}: reset must follow an encoding that has it: {', '.join(able)}"
+    )
 
 
 def _parse_options(name: str, text: str) -> dict[str, Any]:
@@ -209,9 +230,9 @@ def _parse_options(name: str, text: str) -> dict[str, Any]:
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if key not in known or not equals:
             listed = ", ".join(known) or "none"
-            raise UserError(f"{name} has no option {part!r}; its options: {listed}")
+            raise UserError(f"{name} has no option {shortened(part)!r}; its options: {listed}")
         if key in parsed:
-            raise UserError(f"{name}({text}): {key} is set twice")
+            raise UserError(f"{name}({shortened(text)}): {key} is set twice")
         parsed[key] = _convert(name, key, value, known[key].annotation)
     return parsed
 
@@ -222,24 +243,30 @@ def _convert(name: str, key: str, value: str, kind: Any) -> Any:
     if get_origin(kind) is Literal:
         if value in get_args(kind):
             return value
-        raise UserError(f"{name}({key}={value}): choose one of {', '.join(get_args(kind))}")
+        raise UserError(
+            f"{name}({key}={shortened(value)}): choose one of {', '.join(get_args(kind))}"
+        )
     if kind is bool:
         if value.lower() in ("true", "false"):
             return value.lower() == "true"
-        raise UserError(f"{name}({key}={value}): write true or false")
+        raise UserError(f"{name}({key}={shortened(value)}): write true or false")
     return _number(name, key, value, kind) if kind in (int, float) else kind(value)
 
 
 def _number(name: str, key: str, text: str, kind: type) -> float:
     """Return a number: all of them are sizes, distances or factors, so above 0."""
+    written = f"{name}({key}={shortened(text)})"
     try:
         number: float = kind(text)
     except ValueError:
         wanted = "a whole number" if kind is int else "a number"
-        raise UserError(f"{name}({key}={text}): expected {wanted}") from None
+        raise UserError(f"{written}: expected {wanted}") from None
     if not 0 < number < math.inf:  # so that NaN fails
         allowed = "at least 1" if kind is int else "a finite number above 0"
-        raise UserError(f"{name}({key}={text}): {key} must be {allowed}, not {text}")
+        raise UserError(f"{written}: {key} must be {allowed}, not {shortened(text)}")
+    least, most = _WHOLE if kind is int else _FACTOR
+    if not least <= number <= most:
+        raise UserError(f"{written}: {key} must be from {least:g} to {most:,.0f}")
     return number
 
 
@@ -248,10 +275,11 @@ def _refuse_double(spec: Spec) -> None:
     for item in spec.items:
         place = get(item.name).acts_on
         if item.name in seen.values():
-            raise UserError(f"{spec}: {item.name} is named twice")
+            raise UserError(f"{shortened(str(spec))}: {item.name} is named twice")
         if place != "scores" and place in seen:
             raise UserError(
-                f"{spec}: {seen[place]} and {item.name} both act on the {place}; choose one of them"
+                f"{shortened(str(spec))}: {seen[place]} and {item.name} both act on the {place}; "
+                "choose one of them"
             )
         seen[place if place != "scores" else item.name] = item.name
 

@@ -102,14 +102,14 @@ def malicious(tmp_path):
     return tmp_path / "checkpoint.pt", trace
 
 
-REFUSED = "checkpoint refused, because loading it could run code: "
+REFUSED = ": checkpoint refused, because loading it could run code: "
 
 
 @slow
 def test_train_refuses_a_checkpoint_that_would_run_code(malicious):
     path, trace = malicious
     done = train("translation", "--restore-file", path, fails=True).run
-    assert done.error().startswith(REFUSED)
+    assert done.error().startswith(f"{path}{REFUSED}")
     assert not trace.exists()
 
 
@@ -118,7 +118,7 @@ def test_generate_refuses_a_checkpoint_that_would_run_code(malicious):
     path, trace = malicious
     options = ["--user-dir", USER_DIR, "--path", path]
     done = run("fairseq-generate", pairs(), *options, fails=True)
-    assert done.error().startswith(REFUSED)
+    assert done.error().startswith(f"{path}{REFUSED}")
     assert not trace.exists()
 
 
@@ -126,6 +126,59 @@ def test_generate_refuses_a_checkpoint_that_would_run_code(malicious):
 def test_a_checkpoint_to_restore_that_does_not_exist():
     done = train("causal_lm", "--restore-file", "typo.pt", fails=True).run
     assert done.error().startswith("--restore-file typo.pt does not exist")
+
+
+CONFIGURATION = """# @package _global_
+common: {{user_dir: {user_dir}, cpu: true}}
+task: {{_name: language_modeling, data: {data}}}
+model: {{_name: transformer_lm_rope_tiny}}
+criterion: cross_entropy
+optimizer: {{_name: adam}}
+optimization: {{lr: [0.001], max_update: 1}}
+dataset: {{batch_size: 16, num_workers: 0}}
+checkpoint: {{save_dir: {folder}, restore_file: {folder}/checkpoint_last.pt}}
+"""
+
+
+@slow
+def test_a_checkpoint_to_restore_that_a_configuration_names_and_does_not_exist(tmp_path):
+    text = CONFIGURATION.format(user_dir=USER_DIR, data=sentences(), folder=tmp_path)
+    (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
+    named = ["--config-dir", tmp_path, "--config-name", "mine"]
+    done = run("fairseq-hydra-train", *named, cwd=tmp_path, fails=True)
+    missing = tmp_path / "checkpoint_last.pt"
+    assert f"error: --restore-file {missing} does not exist" in done.err.splitlines()[-1]
+    assert done.status == 1
+    assert not missing.exists()
+
+
+def copy_of_trained(tmp_path: Path) -> Path:
+    """Return a folder with the checkpoints of the shared language model."""
+    return Path(shutil.copytree(trained("causal_lm").save_dir, tmp_path / "checkpoints"))
+
+
+@slow
+def test_the_command_of_a_training_killed_while_it_copied_goes_on(tmp_path):
+    save_dir = copy_of_trained(tmp_path)
+    last = save_dir / "checkpoint_last.pt"
+    last.write_bytes(last.read_bytes()[:9999])
+    done = train("causal_lm", "--max-epoch", EPOCHS + 1, save_dir=save_dir)
+    assert f"{last} was not written to its end; the training goes on from " in done.run.log
+    assert done.checkpoint()["optimizer_history"][-1]["num_updates"] == EPOCHS + 1
+    assert len(whole_checkpoints(save_dir)) == EPOCHS + 3
+
+
+@slow
+def test_a_finished_training_changes_nothing(tmp_path):
+    save_dir = copy_of_trained(tmp_path)
+    before = {path.name: path.read_bytes() for path in save_dir.iterdir()}
+    done = train("causal_lm", "--max-update", EPOCHS, save_dir=save_dir).run
+    told = f"checkpoint_last.pt has made {EPOCHS} updates of --max-update {EPOCHS}"
+    assert f"{told}: the training is finished, and nothing was changed" in done.log
+    assert {path.name: path.read_bytes() for path in save_dir.iterdir()} == before
+    other = ["--restore-file", save_dir / "checkpoint_last.pt", "--max-update", EPOCHS - 1]
+    done = train("causal_lm", *other, fails=True).run
+    assert "nothing is left to train" in done.error()
 
 
 @pytest.fixture(scope="module")

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import io
 import logging
 import os
+import pickle
+import zipfile
 from argparse import Namespace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from fairseq import checkpoint_utils
+from fairseq.dataclass.configs import FairseqConfig
+from omegaconf import OmegaConf
 from torch.multiprocessing.spawn import ProcessRaisedException
 
 from conftest import STOCK, make_model, make_tokens
@@ -250,6 +256,40 @@ def test_a_longer_limit_moves_nothing(spec):
     torch.testing.assert_close(longer(tokens)[0], short(tokens)[0], rtol=0, atol=0)
 
 
+BROKEN_WEIGHTS = {
+    "NaN": (
+        lambda w: w.index_fill(0, torch.tensor([1]), torch.nan),
+        "has 32 of .* NaN or infinite",
+    ),
+    "inf": (
+        lambda w: w.index_fill(0, torch.tensor([0]), torch.inf),
+        "has 32 of .* NaN or infinite",
+    ),
+    "half": (lambda w: w.half() / 0, "has 1,536 of 1,536 numbers that are NaN or infinite"),
+    "integers": (lambda w: w.long(), "holds numbers of the type int64, not floating-point ones"),
+    "booleans": (lambda w: w.bool(), "holds numbers of the type bool"),
+    "a list": (lambda w: w.tolist(), "is no tensor, but of the type list"),
+}
+
+
+@pytest.mark.parametrize("family", ["masked_lm", "causal_lm", "translation"])
+@pytest.mark.parametrize(("broken", "message"), BROKEN_WEIGHTS.values(), ids=BROKEN_WEIGHTS)
+def test_weights_that_no_training_leaves_are_refused(family, broken, message):
+    model = make_model(family, position_encoding="none")
+    state = model.state_dict()
+    name = next(name for name in state if name.endswith("layers.1.fc1.weight"))
+    with pytest.raises(UserError, match=f"or of a training that diverged: {name} {message}"):
+        model.load_state_dict({**state, name: broken(state[name])})
+
+
+def test_large_weights_and_those_of_other_precisions_are_loaded():
+    model = make_model("masked_lm", position_encoding="m4m")
+    state = model.state_dict()
+    name = next(name for name in state if name.endswith("fc1.weight"))
+    for fitting in (torch.full_like(state[name], 3e38), state[name].half(), state[name].double()):
+        model.load_state_dict({**state, name: fitting})
+
+
 def test_averaging_models_of_other_positions_is_refused(tmp_path):
     """fairseq's own mean of checkpoints keeps an identity as it is; ours refuses two of them."""
     state = make_model("translation", position_encoding="rope").state_dict()
@@ -263,15 +303,79 @@ def test_averaging_models_of_other_positions_is_refused(tmp_path):
         average._check_same(tmp_path / "a", state, tmp_path / "b", other)
 
 
-def test_a_missing_restore_file_stops_fairseq(tmp_path, monkeypatch):
+@pytest.fixture
+def configured():
+    """Return a function that tells the guard a configuration, as fairseq-train does by its log."""
+    command = logging.getLogger("fairseq_cli.train")
+
+    def tell(**checkpoint):
+        config = OmegaConf.structured(FairseqConfig)
+        config.checkpoint.update(checkpoint)
+        command.info(config)
+
+    yield tell
+    (guard,) = command.filters
+    guard._settings = None
+
+
+def test_a_missing_restore_file_stops_fairseq(tmp_path, configured):
+    """However it was asked for: the configuration has it."""
     trainer = logging.getLogger("fairseq.trainer")
     with pytest.raises(UserError, match="does not exist"):
         trainer.info("No existing checkpoint found /no/such/folder/checkpoint_last.pt")
     last = tmp_path / "checkpoint_last.pt"
     trainer.info(f"No existing checkpoint found {last}")  # a first start
-    monkeypatch.setattr("sys.argv", ["fairseq-train", "--restore-file", str(last)])
+    configured(save_dir=str(tmp_path))
+    trainer.info(f"No existing checkpoint found {last}")
+    configured(restore_file=str(last), save_dir=str(tmp_path))
     with pytest.raises(UserError, match="does not exist"):
         trainer.info(f"No existing checkpoint found {last}")
+
+
+def test_a_folder_is_no_checkpoint_to_restore(tmp_path, configured):
+    configured(restore_file=str(tmp_path))
+    with pytest.raises(UserError, match=f"--restore-file {tmp_path} is a folder"):
+        logging.getLogger("fairseq.trainer").info(f"No existing checkpoint found {tmp_path}")
+
+
+def checkpoint_of(updates, path):
+    torch.save({"optimizer_history": [{"num_updates": updates}], "w": torch.ones(999)}, path)
+
+
+@pytest.mark.parametrize("left", [0, 1, 1000], ids=["nothing", "a byte", "a half"])
+def test_a_last_checkpoint_that_was_not_written_to_its_end_is_passed_over(
+    tmp_path, configured, caplog, left
+):
+    names = {"checkpoint_best.pt": 7, "checkpoint_1_12.pt": 12, "checkpoint1.pt": 9}
+    for name, updates in names.items():
+        checkpoint_of(updates, tmp_path / name)
+    checkpoint_of(99, tmp_path / "checkpoint_of_mine.pt")
+    (tmp_path / "checkpoint2.pt").write_bytes(b"PK\3\4")
+    whole, last = (tmp_path / "checkpoint_1_12.pt").read_bytes(), tmp_path / "checkpoint_last.pt"
+    last.write_bytes(whole[:left])
+    configured(save_dir=str(tmp_path))
+    before = {path.name for path in tmp_path.iterdir()}
+    logging.getLogger("fairseq.trainer").info(f"Preparing to load checkpoint {last}")
+    assert last.read_bytes() == whole
+    assert {path.name for path in tmp_path.iterdir()} == before
+    told = [x.getMessage() for x in caplog.records if x.levelno == logging.WARNING]
+    assert told == [
+        f"{last} was not written to its end; the training goes on from checkpoint_1_12.pt, the "
+        "newest whole checkpoint, of update 12"
+    ]
+
+
+def test_a_torn_checkpoint_that_was_asked_for_or_has_no_twin_is_refused(tmp_path, configured):
+    trainer, last = logging.getLogger("fairseq.trainer"), tmp_path / "checkpoint_last.pt"
+    last.write_bytes(b"PK\3\4")
+    configured(save_dir=str(tmp_path))
+    with pytest.raises(UserError, match=f"{last} was not written to its end, and no whole"):
+        trainer.info(f"Preparing to load checkpoint {last}")
+    checkpoint_of(3, tmp_path / "checkpoint1.pt")
+    configured(restore_file=str(last), save_dir=str(tmp_path))
+    with pytest.raises(UserError, match=f"{last} is not a whole checkpoint"):
+        trainer.info(f"Preparing to load checkpoint {last}")
+    assert last.read_bytes() == b"PK\3\4"
 
 
 def test_the_guard_hears_what_the_user_does_not(caplog):
@@ -324,6 +428,93 @@ def test_a_mistake_told_by_another_rank_is_one_line():
     text = "\n\n-- Process 1 terminated with the following error:\nTraceback ...\n"
     error = ProcessRaisedException(f"{text}fairseq_posenc.errors.UserError: the mistake\n", 1, 2)
     assert one_line(error) == "the mistake"
+
+
+def whole():
+    buffer = io.BytesIO()
+    torch.save({"model": {"w": torch.ones(999)}, "cfg": None}, buffer)
+    return buffer.getvalue()
+
+
+def without_data():
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(whole())) as old, zipfile.ZipFile(buffer, "w") as new:
+        for name in old.namelist():
+            if "/data/" not in name:
+                new.writestr(name, old.read(name))
+    return buffer.getvalue()
+
+
+def saved(content):
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
+
+
+BROKEN = {
+    "truncated": whole()[:1000],
+    "empty": b"",
+    "zeros": bytes(1000),
+    "text": b"hello world\n" * 10,
+    "without data": without_data(),
+    "tensor": saved(torch.ones(3)),
+    "list": saved([1, 2]),
+    "other settings": saved({"a": 1}),
+    "no settings": saved({"model": {}, "optimizer_history": []}),
+}
+
+
+def read_by_fairseq(path):
+    with pytest.raises(Exception) as caught:  # noqa: PT011  (what it is depends on the file)
+        checkpoint_utils.load_model_ensemble_and_task([str(path)])
+    return one_line(caught.value)
+
+
+@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
+@pytest.mark.filterwarnings("ignore")
+def test_a_broken_checkpoint_is_one_line_that_names_the_file(tmp_path, content):
+    (tmp_path / "broken.pt").write_bytes(content)
+    told = read_by_fairseq(tmp_path / "broken.pt")
+    assert told.startswith(f"{tmp_path}/broken.pt: not a whole checkpoint of fairseq (")
+    assert len(told) < len(str(tmp_path)) + 300
+    assert "\n" not in told
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_no_file_or_a_foreign_pickle_is_one_line_that_names_it(tmp_path):
+    assert read_by_fairseq(tmp_path) == f"{tmp_path}: cannot be read: Is a directory"
+    assert read_by_fairseq(tmp_path / "no.pt") == f"{tmp_path}/no.pt: no such file"
+    (tmp_path / "pickle.pt").write_bytes(pickle.dumps({"a": 1}))
+    refused = f"{tmp_path}/pickle.pt: checkpoint refused, because loading it could run code"
+    assert read_by_fairseq(tmp_path / "pickle.pt").startswith(refused)
+
+
+def test_parameters_of_another_size_are_one_line_that_names_the_file(monkeypatch):
+    model = make_model("masked_lm", position_encoding="none")
+    name = "encoder.sentence_encoder.layers.0.fc1.weight"
+    read = {
+        "model": {**model.state_dict(), name: torch.ones(3)},
+        "cfg": SimpleNamespace(model=None),
+    }
+    monkeypatch.setattr("fairseq.file_io.PathManager.exists", lambda path: path == "x.pt")
+    task = SimpleNamespace(build_model=lambda cfg: model)
+    with pytest.raises(RuntimeError) as caught:
+        checkpoint_utils.load_model_ensemble_and_task(["x.pt"], task=task, state=read)
+    told = one_line(caught.value)
+    assert told.startswith(f"x.pt: its parameters are not the model's: size mismatch for {name}")
+    assert "\n" not in told
+
+
+def test_a_mistake_of_ours_while_a_checkpoint_is_loaded_keeps_its_stack_trace(monkeypatch):
+    def build_model(cfg):
+        return {}["a mistake"]
+
+    monkeypatch.setattr("fairseq.file_io.PathManager.exists", lambda path: path == "x.pt")
+    read = {"model": {}, "cfg": SimpleNamespace(model=None)}
+    task = SimpleNamespace(build_model=build_model)
+    with pytest.raises(KeyError) as caught:
+        checkpoint_utils.load_model_ensemble_and_task(["x.pt"], task=task, state=read)
+    assert one_line(caught.value) is None
 
 
 def test_other_errors_keep_their_stack_trace():

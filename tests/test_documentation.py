@@ -138,3 +138,19 @@ def test_a_missing_marker_is_one_line(tmp_path, capsys):
 )
 def test_numbers_held_are_those_of_the_terms(name, numbers):
     assert costs.numbers(name).startswith(numbers)
+
+
+@pytest.mark.parametrize("option", ["--heads", "--embed-dim", "--max-positions", "--layers"])
+@pytest.mark.parametrize("size", ["0", "-1", "-8"])
+def test_counting_with_sizes_below_one_is_one_line(option, size, capsys):
+    assert cli.main(["count", "--encoding", "learned", option, size]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("fairseq-posenc: error: ")
+    assert f"at least 1, not {size}" in told or f"{option} {size}: must be at least 1" in told
+    assert told.count("\n") == 1
+
+
+def test_counting_takes_no_memory(capsys):
+    counted = ["count", "--encoding", "learned", "--max-positions", str(10**12), "--json"]
+    assert cli.main(counted) == 0
+    assert json.loads(capsys.readouterr().out)["total"] == 768 * 10**12

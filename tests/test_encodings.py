@@ -413,3 +413,25 @@ def test_rotary_cross_attention_refuses_what_would_pass_by_the_rotation():
         attention(query, key, key, static_kv=True)
     with pytest.raises(UserError, match="quant-noise-pq"):
         RotaryCrossAttention(16, 2, q_noise=0.1, qn_block_size=8)
+
+
+@pytest.mark.parametrize("reset", ["", "+reset"])
+@pytest.mark.parametrize(("spec", "times"), [("tupe_shared", 50), ("tupe", 1000)])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_large_comparisons_of_positions_do_not_overflow_half_precision(
+    spec, times, reset, autocast
+):
+    """A score of 65,504 is the last that fp16 has; a model need not be near it to diverge."""
+    built = registry.build(registry.parse(spec + reset), Dims(768, 12, 64))
+    with torch.no_grad():
+        for parameter in built.parameters():
+            parameter.mul_(times)
+    built = built if autocast else built.half()
+    span, positions = Span.of(64, 64, torch.device("cpu")), positions_of(64, 64)
+    with torch.autocast("cpu", torch.float16, enabled=autocast):
+        terms = built.terms(span, positions)
+    assert terms.bias.isfinite().all()
+    assert terms.pair_bias.isfinite().all()
+    exact = built.double().terms(span, positions).pair_bias
+    assert exact.abs().max() > 65_504
+    assert (terms.pair_bias - exact).abs().max() < 1e-5 * exact.abs().max()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Optional
 
 import pytest
@@ -120,9 +121,61 @@ def test_a_new_class_is_an_encoding_with_its_typed_options(monkeypatch):
         ("rope(base=1,scaling=yarn:2)", False, "the base must be more than 1"),
         ("rope(fraction=0.25,scaling=ntk:2)", False, "rotate at least 4"),
         ("rope(scaling=linear:inf)", False, "not infinite"),
+        ("rope(scaling=ntk:1e308)", False, "at most 1,000,000"),
+        ("rope(fraction=1e308)", False, "must be from 1e-06 to 1,000,000,000,000"),
+        ("rope(fraction=1e11)", False, "of a head of size 8 is 800000000000 coordinates"),
+        ("m4m(max_distance=1000000000000)", False, "must be from 1 to 1,000,000"),
+        ("m4(scale_factor=1e-300)", False, "must be from 1e-06 to"),
+        ("rope(base=1e300)", False, "must be from 1e-06 to"),
     ],
 )
 def test_values_without_a_meaning_are_refused_in_one_line(text, causal, allowed):
     with pytest.raises(UserError, match=allowed) as refused:
         registry.build(registry.parse(text), Dims(16, 2, 8, causal))
     assert "\n" not in str(refused.value)
+
+
+SIZES = [("width", Dims(0, 1, 8)), ("heads", Dims(8, 0, 8)), ("heads", Dims(8, -8, 8))]
+SIZES += [("positions", Dims(8, 2, 0)), ("positions", Dims(8, 2, -1))]
+
+
+@pytest.mark.parametrize(("what", "dims"), SIZES)
+def test_sizes_below_one_are_refused_in_one_line(what, dims):
+    with pytest.raises(UserError, match=f"{what} must be at least 1, not"):
+        registry.build(registry.parse("learned+rope"), dims)
+
+
+LONG = {
+    "twice": "+".join(["m4m"] * 30_000),
+    "plus": "+" * 100_000,
+    "a name": "x" * 1_000_000,
+    "a number": f"m4m(max_distance={'1' * 6000})",
+    "an option": f"rope({'a' * 100_000}=1)",
+    "open": "m4m(" * 30_000,
+    "spaces": " " * 100_000,
+    "just short enough": "+".join(["m4m"] * 250),
+    "a long number": f"m4m(max_distance={'1' * 900})",
+    "a long option": f"rope({'a ' * 400}=1)",
+    "a long value": f"rope(layout={'a ' * 400})",
+    "a long scaling": f"rope(scaling={'a ' * 400})",
+    "a long truth": f"m4(reset={'a ' * 400})",
+    "a long factor": f"m4(scale_factor={'1' * 900})",
+}
+
+
+@pytest.mark.parametrize("text", LONG.values(), ids=LONG)
+def test_long_texts_are_refused_at_once_and_quoted_in_part(text):
+    began = time.monotonic()
+    with pytest.raises(UserError) as refused:
+        registry.parse(text)
+    assert time.monotonic() - began < 0.5
+    assert len(str(refused.value)) < 700
+    assert "\n" not in str(refused.value)
+
+
+def test_any_message_quotes_endless_words_in_part():
+    assert str(UserError(f"--data {'x' * 100_000}: no such folder")).endswith(
+        "xxx... (100,001 characters) no such folder"
+    )
+    path = "/folder" * 500
+    assert str(UserError(path)) == path

@@ -316,8 +316,22 @@ def test_settings_that_do_not_fit_are_told(monkeypatch):
         configured(monkeypatch, 1, "m4m", "1.1", "model.max_positions=500")
     with pytest.raises(UserError, match=r"squad11.yaml, --set: "):
         configured(monkeypatch, 1, "m4m", "1.1", "optimization.lr=[")
+    for change in ("optimization", "=3", ""):
+        with pytest.raises(UserError, match=f"--set {change}: write NAME=VALUE"):
+            configured(monkeypatch, 1, "m4m", "1.1", change)
     processor = configured(monkeypatch, 0)
     assert (processor.common.cpu, processor.common.fp16) == (True, False)
+
+
+WRONG_TYPES = ["dataset.batch_size=many", "dataset.batch_size=0", "optimization.update_freq=4"]
+WRONG_TYPES += ["optimization.max_epoch=[]", "model=3", "model.max_positions=far", "optimization="]
+
+
+@pytest.mark.parametrize("change", WRONG_TYPES)
+def test_settings_of_another_type_are_told_in_one_line(monkeypatch, change):
+    with pytest.raises(UserError, match=r"squad11.yaml, --set: ") as told:
+        configured(monkeypatch, 1, "m4m", "1.1", change)
+    assert "\n" not in str(told.value)
 
 
 @slow

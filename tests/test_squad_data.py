@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import random
@@ -26,7 +27,14 @@ from conftest import ARGS
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.models.masked_lm import PositionalRoberta
 from fairseq_posenc.running.pretrained import read_pretrained
-from fairseq_posenc.squad.data import Answer, Question, Squad, read_squad
+from fairseq_posenc.squad.data import (
+    Answer,
+    Question,
+    Squad,
+    read_odds,
+    read_predictions,
+    read_squad,
+)
 from fairseq_posenc.squad.databin import Encoder, locate, write_split
 from fairseq_posenc.squad.offsets import ByteLevelBPE, Pieces, Tokens
 from fairseq_posenc.squad.score import exact
@@ -505,3 +513,29 @@ def test_other_words_than_those_of_the_pretraining_are_refused(tmp_path):
     torch.save({"model": {}}, tmp_path / "broken.pt")
     with pytest.raises(UserError, match=r"broken.pt: not a whole checkpoint"):
         read_pretrained(tmp_path / "broken.pt", "--checkpoint")
+
+
+UNREADABLE = {
+    "deep": "[" * 200_000 + "]" * 200_000,
+    "deep objects": '{"data":' * 100_000,
+    "a number": f'{{"data": [{"1" * 6000}]}}',
+    "bytes": "\udcff",
+}
+
+
+@pytest.mark.parametrize("text", UNREADABLE.values(), ids=UNREADABLE)
+def test_json_that_python_refuses_is_one_line_that_names_the_file(tmp_path, text):
+    path = tmp_path / "data.json"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    for read in (read_squad, read_predictions, read_odds):
+        with pytest.raises(UserError, match=f"{path}: cannot be read") as told:
+            read(path)
+        assert len(str(told.value)) < len(str(path)) + 200
+
+
+def test_a_broken_archive_is_one_line_that_names_the_file(tmp_path):
+    path = tmp_path / "data.json.gz"
+    whole = gzip.compress(b'{"data": []}' * 99)
+    path.write_bytes(whole[:15] + b"xxxxx" + whole[20:])
+    with pytest.raises(UserError, match=f"{path}: cannot be read"):
+        read_squad(path)

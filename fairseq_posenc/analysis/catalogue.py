@@ -12,6 +12,7 @@ from fairseq_posenc import registry
 from fairseq_posenc.analysis import costs
 from fairseq_posenc.assembly import Assembly
 from fairseq_posenc.encodings.base import Dims
+from fairseq_posenc.errors import UserError
 
 HEADINGS = ("Equation", "Shapes", "Parameters", "Source", "Differs")
 BASE = Dims(embed_dim=768, num_heads=12, max_positions=512)  # RoBERTa-base
@@ -94,6 +95,8 @@ def run_count(args: argparse.Namespace) -> int:
     """Print the number of position parameters, in total and by name."""
     spec = registry.parse(args.encoding)
     dims = Dims(args.embed_dim, args.heads, args.max_positions, args.decoder)
+    if args.layers < 1:
+        raise UserError(f"--layers {args.layers}: must be at least 1")
     sizes = Assembly(spec, dims).parameters(args.layers)
     total = sum(sizes.values())
     if args.json:

@@ -11,8 +11,10 @@ from torch import Tensor
 from fairseq_posenc.encodings.base import Dims, Encoding
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Cost
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.registry import register
+
+_STRONGEST = 1_000_000  # of all factors; the longest inputs are less than so much longer
 
 
 class Scaling(str):
@@ -28,14 +30,14 @@ class Scaling(str):
         try:
             if text == "none":
                 return super().__new__(cls, text)
-            if kind in ("linear", "ntk", "yarn") and 1 <= float(factor) < math.inf:
+            if kind in ("linear", "ntk", "yarn") and 1 <= float(factor) <= _STRONGEST:
                 number = f"{float(factor):.15g}"
                 return super().__new__(cls, "none" if number == "1" else f"{kind}:{number}")
         except ValueError:
             pass
         raise UserError(
-            f"rope(scaling={text}): write none, linear:F, ntk:F or yarn:F with a factor F of at "
-            "least 1, not infinite"
+            f"rope(scaling={shortened(text)}): write none, linear:F, ntk:F or yarn:F with a factor "
+            f"F of at least 1, and at most {_STRONGEST:,}: not infinite"
         )
 
     def parts(self) -> tuple[str, float]:

@@ -9,6 +9,7 @@ from torch import nn
 
 from fairseq_posenc.encodings.base import INIT_STD, Dims, Terms
 from fairseq_posenc.encodings.distance_table import DistanceEncoding
+from fairseq_posenc.encodings.precision import exactly, full
 from fairseq_posenc.encodings.terms import Cost
 from fairseq_posenc.positions import Positions, Span
 from fairseq_posenc.registry import register
@@ -80,15 +81,17 @@ class Tupe(DistanceEncoding):
         """
         positions.check_limit(self.dims.max_positions, self.name)
         rows = positions.common_ids().clamp(max=self.dims.max_positions - 1)  # of padding
-        vectors = self.positions[rows]  # [B or 1, S, D]
+        vectors = full(self.positions[rows])  # [B or 1, S, D]
         first = self.table.first(positions)
         if first is not None:  # nothing of its pairs is left
             vectors = vectors.masked_fill(first[..., None], 0.0)
-        queries = positions.queries(vectors) @ self.query_projection
-        keys = vectors @ self.key_projection * self.dims.scale(self.scale_factor)
+        with exactly(vectors.device):
+            queries = positions.queries(vectors) @ full(self.query_projection)
+            keys = vectors @ full(self.key_projection) * self.dims.scale(self.scale_factor)
+            pairs = queries @ keys.transpose(1, 2)
         return Terms(
             bias=self.table.rows(span),
-            pair_bias=(queries @ keys.transpose(1, 2)).unsqueeze(1),
+            pair_bias=pairs.unsqueeze(1),
             scale_factor=self.scale_factor,
             first=first,
         )

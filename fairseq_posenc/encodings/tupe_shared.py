@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding, Terms
+from fairseq_posenc.encodings.precision import exactly, full
 from fairseq_posenc.encodings.t5 import bucket_of, check_buckets
 from fairseq_posenc.encodings.terms import Cost
 from fairseq_posenc.positions import Positions, Span
@@ -84,10 +85,11 @@ class TupeShared(Encoding):
             UserError: a position lies beyond the table.
         """
         positions.check_limit(self.dims.max_positions, self.name)
-        reached = self.positions[: positions.tokens.size(1) + 1]  # no row beyond is asked for
-        normed = F.layer_norm(reached, reached.shape[1:], self.norm_weight, self.norm_bias)
-        queries = self._heads(F.linear(normed, self.query_weight, self.query_bias))
-        keys = self._heads(F.linear(normed, self.key_weight, self.key_bias))
+        with exactly(self.positions.device):
+            return self._terms(span, positions)
+
+    def _terms(self, span: Span, positions: Positions) -> Terms:
+        queries, keys = self._projected(positions.tokens.size(1) + 1)  # no row beyond is asked for
         scale = self.dims.scale(self.scale_factor)
         key_rows = positions.common_ids().clamp(max=self.dims.max_positions - 1) + 1
         at_queries = queries[:, positions.queries(key_rows)].transpose(0, 1)  # [B or 1, H, T, D]
@@ -103,6 +105,18 @@ class TupeShared(Encoding):
             bias = torch.cat([bias, own], dim=1)
         pairs = at_queries @ at_keys.transpose(-1, -2)
         return Terms(bias=bias, pair_bias=pairs, scale_factor=self.scale_factor, first=first)
+
+    def _projected(self, rows: int) -> tuple[Tensor, Tensor]:
+        """Return queries and keys of the first rows, each ``(H, rows, D)``, in float32 at least."""
+        normed = F.layer_norm(
+            full(self.positions[:rows]),
+            (self.dims.embed_dim,),
+            full(self.norm_weight),
+            full(self.norm_bias),
+        )
+        queries = F.linear(normed, full(self.query_weight), full(self.query_bias))
+        keys = F.linear(normed, full(self.key_weight), full(self.key_bias))
+        return self._heads(queries), self._heads(keys)
 
     def _heads(self, x: Tensor) -> Tensor:
         """Return ``(H, n+1, D)`` of ``(n+1, C)``."""

@@ -70,25 +70,37 @@ def configuration(
         if name in rates:
             here["optimization"] = {"lr": [rates[name]]}
     try:
-        base = OmegaConf.load(yaml_file)
-        given = OmegaConf.from_dotlist(list(changes))
-        config = OmegaConf.merge({"model": pretrained.options}, base, here)
+        given = _read(changes)
+        config = OmegaConf.merge({"model": pretrained.options}, OmegaConf.load(yaml_file), here)
         if gpus > 1:
             _share_out(config, gpus)
         config = OmegaConf.merge(config, given)
+        assert isinstance(config, DictConfig)
+        _check_lengths(config, pretrained, data_bin)
+        _count_updates(config, data_bin)
     except UserError:
         raise
-    except Exception as error:  # yaml and omegaconf have many
+    except Exception as error:  # yaml, omegaconf, and values of another type have many
         raise UserError(f"{yaml_file}, --set: {' '.join(str(error).split())}") from None
-    assert isinstance(config, DictConfig)
+    return config
+
+
+def _read(changes: Sequence[str]) -> DictConfig:
+    for change in changes:
+        name, equals, _ = change.partition("=")
+        if not (name.strip() and equals):
+            raise UserError(f"--set {change}: write NAME=VALUE, as in optimization.lr=[2e-5]")
+    return OmegaConf.from_dotlist(list(changes))
+
+
+def _check_lengths(config: Any, pretrained: Pretrained, data_bin: DataBin) -> None:
+    """Refuse windows that are longer than the model's positions reach."""
     if config.model.max_positions < data_bin.limits.max_length:
         raise UserError(
             f"{data_bin.path} has windows of {data_bin.limits.max_length} tokens, but "
             f"{pretrained.path} has {config.model.max_positions} positions: make the data with "
             f"--max-length {config.model.max_positions}"
         )
-    _count_updates(config, data_bin)
-    return config
 
 
 def _share_out(config: Any, gpus: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, TypeVar
@@ -85,7 +86,9 @@ def read_json(path: Path) -> Any:
         return json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
     except json.JSONDecodeError as error:
         raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise UserError(f"{path}: cannot be read (it is nested too deeply)") from None
+    except (OSError, EOFError, ValueError, zlib.error) as error:  # also of a number's digits
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(f"{path}: cannot be read ({reason})") from None
 

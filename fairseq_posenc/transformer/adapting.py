@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.identity import KEY, Identity
+from fairseq_posenc.transformer.weights import refuse_broken_weights
 
 logger = logging.getLogger(__name__)
 OWN = ".encodings."  # in the name of every position parameter, and in no other
@@ -42,9 +43,11 @@ class PositionCheckpoints(nn.Module):
         """Match the positions; torch calls this first, after fairseq pruned layers.
 
         Raises:
-            UserError: they differ and ``--init-positions`` was not given, or the dictionary does.
+            UserError: they differ and ``--init-positions`` was not given, or the dictionary does,
+                or weights are no finite numbers.
         """
         own = self.state_dict(prefix=prefix)
+        refuse_broken_weights(state_dict, own)
         _refuse_other_dictionary(state_dict, own)
         self._extend_tables(state_dict, prefix)
         changes = self._match_identities(state_dict, prefix)

@@ -4,43 +4,101 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
-import sys
+from pathlib import Path
+
+from fairseq.dataclass.configs import CheckpointConfig
+from omegaconf import DictConfig
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.transformer.mending import LAST, is_torn, mend
+
+TRAINER = "fairseq.trainer"
+logger = logging.getLogger(__name__)
+_LOADED = re.compile(r"Loaded checkpoint (.+) \(epoch \d+ @ (\d+) updates\)", re.DOTALL)
 
 
 class _CheckpointGuard(logging.Filter):
     """Stops fairseq before it loses a run, told by what it logs.
 
-    fairseq has no hook between reading ``--restore-file`` and training, nor one before a checkpoint
-    is written, but its trainer logs what it is about to do.
+    fairseq has no hook between reading its options and training, nor one before a checkpoint is
+    read or written. But its command logs the configuration itself, wherever an option came from,
+    and its trainer logs what it is about to do.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._settings: DictConfig | None = None
 
     def filter(self, record: logging.LogRecord) -> bool:
-        message = record.getMessage()
+        if isinstance(record.msg, DictConfig):
+            self._settings = record.msg
+        elif record.name == TRAINER:
+            self._hear(record.getMessage())
+        # The guard needs to hear INFO; the user need not, if LOGLEVEL says so.
+        package = logging.getLogger(record.name.partition(".")[0])
+        return record.levelno >= package.getEffectiveLevel()
+
+    def _hear(self, message: str) -> None:
         missing = message.partition("No existing checkpoint found ")[2]
         target = message.partition("Saving checkpoint to ")[2]
+        source = message.partition("Preparing to load checkpoint ")[2]
         if missing:
-            _refuse_fresh_start(missing)
+            _refuse_fresh_start(Path(missing), self._settings)
         if target and not message.startswith("Finished"):
             _refuse_full_disk(target)
-        # The guard needs to hear INFO; the user need not, if LOGLEVEL says so.
-        return record.levelno >= logging.getLogger("fairseq").getEffectiveLevel()
+        if source:
+            _refuse_torn(Path(source), self._settings)
+        if (loaded := _LOADED.fullmatch(message)) and self._settings is not None:
+            _end_if_finished(Path(loaded[1]), int(loaded[2]), self._settings)
 
 
-def _refuse_fresh_start(path: str) -> None:
-    """Refuse to train from random weights where a checkpoint was asked for.
+def _is_first_start(path: Path, settings: DictConfig | None) -> bool:
+    """Return whether nobody asked for a file: fairseq then looks for its own last checkpoint."""
+    if settings is None:  # a program with a trainer of its own
+        return path.name.startswith("checkpoint_last") and path.parent.is_dir()
+    if settings.checkpoint.restore_file != CheckpointConfig.restore_file:
+        return False
+    return path.parent == Path(settings.checkpoint.save_dir)
 
-    ``checkpoint_last.pt`` in the save directory, which fairseq has made by then, may be missing:
-    that is a first start.
-    """
-    folder, name = os.path.split(path)
-    asked_for = any(path in argument for argument in sys.argv)
-    if asked_for or not name.startswith("checkpoint_last") or not os.path.isdir(folder or "."):
+
+def _refuse_fresh_start(path: Path, settings: DictConfig | None) -> None:
+    """Refuse to train from random weights where a checkpoint was asked for."""
+    if not _is_first_start(path, settings):
+        what = "is a folder" if path.is_dir() else "does not exist"
         raise UserError(
-            f"--restore-file {path} does not exist; training would have started from random weights"
+            f"--restore-file {path} {what}; training would have started from random weights"
         )
+
+
+def _refuse_torn(path: Path, settings: DictConfig | None) -> None:
+    """Mend a last checkpoint that was not written to its end; refuse any other such file."""
+    if not path.is_file() or not is_torn(path):
+        return
+    if path.name != LAST or not _is_first_start(path, settings):
+        raise UserError(f"{path} is not a whole checkpoint: it was not written to its end")
+    mend(path)
+
+
+def _end_if_finished(path: Path, updates: int, settings: DictConfig) -> None:
+    """End a training that has made its updates; fairseq would make one more, and keep that.
+
+    Raises:
+        SystemExit: with 0, as when fairseq finds all epochs done.
+        UserError: the checkpoint is of another training, so that this one has made nothing.
+    """
+    wanted = settings.optimization.max_update
+    if not 0 < wanted <= updates:
+        return
+    done = f"{path} has made {updates:,} updates of --max-update {wanted:,}"
+    if path.parent.resolve() != Path(settings.checkpoint.save_dir).resolve():
+        raise UserError(
+            f"{done}: nothing is left to train; --reset-optimizer --reset-lr-scheduler "
+            "--reset-meters --reset-dataloader begin to count anew"
+        )
+    logger.warning(f"{done}: the training is finished, and nothing was changed")
+    raise SystemExit(0)
 
 
 def _refuse_full_disk(path: str) -> None:
@@ -63,7 +121,10 @@ def _refuse_full_disk(path: str) -> None:
 
 def guard_checkpoints() -> None:
     """Make fairseq stop at a ``--restore-file`` that does not exist, and at a full disk."""
-    trainer = logging.getLogger("fairseq.trainer")
-    if not any(isinstance(f, _CheckpointGuard) for f in trainer.filters):
-        trainer.setLevel(logging.INFO)
-        trainer.addFilter(_CheckpointGuard())
+    trainer = logging.getLogger(TRAINER)
+    if any(isinstance(f, _CheckpointGuard) for f in trainer.filters):
+        return
+    guard = _CheckpointGuard()
+    for heard in (trainer, logging.getLogger("fairseq_cli.train")):
+        heard.setLevel(logging.INFO)
+        heard.addFilter(guard)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fairseq_posenc.errors import UserError, one_line
+from fairseq_posenc.errors import UserError, damage
 
 
 @contextmanager
@@ -31,8 +31,7 @@ def reading(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = one_line(error) or f"not a whole checkpoint of fairseq ({type(error).__name__})"
-        raise UserError(f"{what}: {reason}") from error
+        raise UserError(f"{what}: {damage(error)}") from error
 
 
 def allow_safe_classes() -> None:

@@ -77,5 +77,5 @@ def open_data_bin(path: Path) -> DataBin:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         plan, windows = manifest["plan"], manifest["splits"]["train"]["windows"]
         return DataBin(path, plan["version"], Limits(**plan["limits"]), windows)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise UserError(f"{path}: was not made by preprocess/squad.py") from None

@@ -1,0 +1,45 @@
+"""Weights that no training leaves: not numbers, infinite, or integers where the model's are not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairseq_posenc.errors import UserError
+
+
+def refuse_broken_weights(state_dict: dict[str, Any], own: dict[str, Tensor]) -> None:
+    """Refuse what torch would copy into the model without a word.
+
+    Args:
+        state_dict: of a checkpoint.
+        own: the model's; only what it has, and has as floating-point numbers, is looked at.
+
+    Raises:
+        UserError: names the first such tensor.
+    """
+    for name in own:
+        if name in state_dict and own[name].is_floating_point():
+            wrong = _wrong(state_dict[name])
+            if wrong:
+                raise UserError(
+                    f"the checkpoint is damaged, or of a training that diverged: {name} {wrong}"
+                )
+
+
+def _wrong(weight: Any) -> str | None:
+    """Return what is wrong with a tensor, None if nothing is."""
+    if not isinstance(weight, Tensor):
+        return f"is no tensor, but of the type {type(weight).__name__}"
+    if not weight.is_floating_point():
+        kind = str(weight.dtype).removeprefix("torch.")
+        return f"holds numbers of the type {kind}, not floating-point ones"
+    # A sum reads the tensor once and keeps nothing. Only if it overflows are all parts looked at.
+    if weight.sum(dtype=torch.promote_types(weight.dtype, torch.float32)).isfinite():
+        return None
+    broken = int((~weight.isfinite()).sum())
+    return (
+        f"has {broken:,} of {weight.numel():,} numbers that are NaN or infinite" if broken else None
+    )
