@@ -440,6 +440,13 @@ class TestReport:
         assert "--attention-directions lr,rl" in text
         assert "300,000 words" in text
 
+    @pytest.mark.parametrize("name", ["none", "learned", "m4m"])
+    def test_a_training_without_a_number_is_no_traceback(self, name: str, tmp_path: Path) -> None:
+        broken = {**FOUR, name: [(100, math.nan), (200, math.nan)]}
+        text = report.write_report(make_results(tmp_path, broken)).read_text()
+        assert (tmp_path / "curves.png").is_file()
+        assert f"| `{name}` | " in text
+
     def test_shown_lines_are_understood(self, tmp_path: Path) -> None:
         text = report.write_report(make_results(tmp_path, FOUR)).read_text()
         lines = re.findall(r"^fairseq-posenc compare (.*)", text, re.MULTILINE)

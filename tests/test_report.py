@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from argparse import Namespace
 
@@ -91,9 +92,11 @@ def differences(data):
 
 
 def test_all_tables_are_there_with_the_papers_figures(tmp_path, capsys):
-    every = [*("A2", "A3", "A4", "A5", "A6", "A7"), *("B1", "B2", "B3", "B4")]
-    data = report(capsys, glue(tmp_path / "g.json"), "--tables", ",".join(every))
+    every = ["A1", "A-loss", "A2", "A-raffel", *("A3", "A4", "A5", "A6", "A7")]
+    every += ["B1", "B2", "B3", "B4", "B-figure2", "B-figure4", "C"]
+    data = report(capsys, glue(tmp_path / "g.json"), "--tables", "all")
     assert [table["id"] for table in data["tables"]] == every
+    assert set(TABLES.values()) == set(recipes.load()["reported"])  # nothing is left out
     by_id = {table["id"]: table for table in data["tables"]}
     (shaw,) = (row for row in by_id["A2"]["rows"] if row["name"] == "Shaw")
     assert shaw["paper"] == {"MNLI-m": 82.88, "SST-2": 91.28, "SQuAD1.1 F1": 88.62}
@@ -292,6 +295,136 @@ def test_a_best_metric_that_is_no_loss_is_not_taken_for_one(tmp_path, capsys):
     assert report(capsys, tmp_path / "run")["tables"] == []
 
 
+# ------------------------------------------------------------------- from the log, and translation
+
+
+def log(folder, nats, perplexities=(), script=None):
+    """Write the log of a training, as the training scripts do, and whose script it is."""
+    text = [
+        f"2026 | INFO | train_inner | epoch 001: {n} / 9 loss={x / math.log(2)}, num_updates={n}00"
+        for n, x in enumerate(nats, start=1)
+    ]
+    text += [
+        f"2026 | INFO | valid | epoch {n:03d} | valid on 'valid' subset | loss {math.log2(x)} | "
+        f"accuracy 56.5 | num_updates {20000 * n}"
+        for n, x in enumerate(perplexities, start=1)
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "train.log").write_text("\n".join(text), encoding="utf-8")
+    if script:
+        (folder / "run.txt").write_text(f"{script}\nencoding none\n", encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("spec", "script", "row"),
+    [
+        ("none", "a_none", "no positions"),
+        ("sentence_learned", "a_none", "positions in the sentence"),
+        ("learned", "a_small", "RoBERTa-base"),
+    ],
+)
+def test_the_training_loss_at_the_end_is_the_logs_in_nats(spec, script, row, tmp_path, capsys):
+    checkpoint(tmp_path / "run", position_encoding=spec)
+    log(tmp_path / "run", [9.0, 6.0, 5.75], script=script)
+    ((table, name), ((values),)) = next(iter(ours(report(capsys, tmp_path / "run")).items()))
+    assert (table, name) == ("A-loss", row)
+    assert values["train loss"] == pytest.approx(5.75)
+
+
+def test_the_stages_are_those_of_the_log(tmp_path, capsys):
+    corners = [(0, 10.8), (10, 6.9), (80, 6.1), (100, 3.2), (160, 2.6)]
+    falls = [
+        a[1] + (b[1] - a[1]) * (n - a[0]) / (b[0] - a[0])
+        for a, b in zip(corners, corners[1:])
+        for n in range(a[0] + 1, b[0] + 1)
+    ]
+    checkpoint(tmp_path / "run", position_encoding="learned", attention_directions="lr,rl")
+    log(tmp_path / "run", falls, script="b_small")
+    (found,) = ours(report(capsys, tmp_path / "run"))["B-figure2", "DecBERT-Diff"]
+    expected = {"start": 1300, "plateau": 7800, "dive": 10200, "length of the plateau": 6500}
+    assert found == expected
+
+
+def test_when_the_perplexity_of_figure_4_is_reached(tmp_path, capsys):
+    checkpoint(tmp_path / "run", position_encoding="learned", attention_directions="lr,rl")
+    log(tmp_path / "run", [3.0], [4.0, 3.5, 3.484, 3.3], script="b_large")
+    found = ours(report(capsys, tmp_path / "run"))
+    ((values),) = found["B-figure4", "DecBERT-Diff"]
+    assert values == {"epoch": 3, "update": 60000, "perplexity": pytest.approx(3.484)}
+    text = as_markdown(capsys, tmp_path / "run")
+    assert "| DecBERT-Diff | `run` | 3 / 13 | 60,000 / 265,000 | 3.48 / 3.48 |" in text
+
+
+def as_markdown(capsys, *arguments):
+    assert main(["report", *map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
+def test_table_1_needs_no_run_and_has_the_complexity(capsys):
+    text = as_markdown(capsys, "--tables", "A1")
+    assert "| Shaw | counted | 786 / 785 | m (2n - 1) d/h | O(m n^2 d/h) |" in text
+    assert "| Raffel | counted | 12 / 12 | m (2n - 1) | O(m n^2) |" in text
+    data = report(capsys, "--tables", "A1")
+    computed = {row["name"]: row["computed"] for row in data["tables"][0]["rows"]}
+    assert computed["M4M"] == {"parameters (K)": 785.664}
+
+
+TRANSLATION = {
+    **{"task": "translation", "arch": "transformer_rope", "position_encoding": "rope"},
+    **{"data": "/data/iwslt17.fr-en", "dropout": 0.3, "encoder_layers": 6},
+}
+
+
+def bleu(path, *rows):
+    """Write figures in the form of ``fairseq-posenc bleu``: system, checkpoint, beam, scores."""
+    names = ("system", "path", "beam", "BLEU", "chrF2", "BLEU-4 on pieces, 0 to 1")
+    path.parent.mkdir(exist_ok=True)
+    content = {"kind": "bleu", "rows": [dict(zip(names, row)) for row in rows]}
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+def test_a_translation_model_and_its_bleu_share_a_line(tmp_path, capsys):
+    path = checkpoint(tmp_path / "rope", **TRANSLATION)
+    log(tmp_path / "rope", [4.0, 2.0], [12.0, 10.0, 11.0])
+    rows = [("rope", str(path), 1, 33.5, 50.0, 0.35), ("rope", str(path), 5, 35.5, 51.0, 0.36)]
+    bleu(tmp_path / "bleu" / "bleu.json", *rows)
+    data = report(capsys, tmp_path)
+    (values,) = ours(data)["C", "RoPE"]
+    assert values == {
+        "train loss": pytest.approx(2.0),
+        "valid loss": pytest.approx(math.log(10)),
+        "valid accuracy": pytest.approx(0.565),
+        "BLEU": 0.35,  # of greedy search
+    }
+    told = differences(data)
+    assert "sacreBLEU 33.50" in told
+    assert "dropout: 0.3 (paper: 0.1)" in told
+    assert not any(line.startswith(("encoder_layers", "runs", "warmup")) for line in told)
+    assert data["others"] == []
+    text = as_markdown(capsys, tmp_path)
+    cells = "2.000 / 1.857 | 2.303 / 2.304 | 0.5650 / 0.5764 | 0.3500 / 0.5594"
+    assert f"| RoPE | `rope` | {cells} |" in text
+    assert "- `rope`, greedy: What you fear is never as severe as you can imagine" in text
+    assert "  - beam search, 4.8646: What you're never care about." in text
+
+
+def test_a_translation_of_another_text_is_in_no_row(tmp_path, capsys):
+    path = checkpoint(tmp_path / "rope", **{**TRANSLATION, "data": "/data/multi30k"})
+    log(tmp_path / "rope", [2.0], [10.0])
+    bleu(
+        tmp_path / "bleu.json",
+        ("rope", str(path), 1, 33.5, 50.0, None),
+        ("text", "x", None, 1, 2, 3),
+    )
+    data = report(capsys, tmp_path)
+    assert data["tables"] == []
+    figures = {each["name"] + each["kind"]: each["figures"] for each in data["others"]}
+    assert figures["ropebleu"] == {"multi30k sacreBLEU test": 33.5, "multi30k chrF2 test": 50.0}
+    assert figures["ropetraining"]["multi30k accuracy valid"] == pytest.approx(0.565)
+    assert "textbleu" in figures
+
+
 CAUSAL = {"task": "language_modeling", "arch": "transformer_lm_none", "position_encoding": "none"}
 
 
@@ -329,11 +462,12 @@ def test_fine_tuned_checkpoints_in_a_folder_are_no_pre_trainings(tmp_path, capsy
 
 MISTAKES = [
     (["no-such-folder"], "no-such-folder: no such file or folder"),
-    (["."], "holds no results of fairseq-posenc glue or squad, and no checkpoint"),
+    (["."], "holds no results of fairseq-posenc glue, squad or bleu, and no checkpoint"),
     (["broken.json"], "broken.json: not a whole file of results"),
     (["part.json"], "part.json: not a whole file of results (KeyError('protocol'))"),
     (["torn.pt"], "torn.pt: not a whole checkpoint of fairseq"),
-    (["good.json", "--tables", "A1"], "--tables A1: 'A1' is none of A2, A3"),
+    (["good.json", "--tables", "A9"], "--tables A9: 'A9' is none of A1, A-loss, A2, A-raffel"),
+    ([], "name runs, or the papers' tables to show with --tables"),
 ]
 
 

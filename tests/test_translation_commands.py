@@ -377,6 +377,19 @@ def test_bleu_4_on_pieces_is_the_published_formula(evaluated):
 
 
 @slow
+def test_the_figures_go_into_a_report(evaluated, capsys):
+    pytest.importorskip("nltk")
+    greedy, _, worse = json.loads((evaluated / "bleu.json").read_text(encoding="utf-8"))["rows"]
+    capsys.readouterr()
+    assert main(["report", "--json", str(evaluated)]) == 0
+    found = {each["name"]: each for each in json.loads(capsys.readouterr().out)["others"]}
+    assert found["rope"]["encoding"] == "rope"
+    assert found["worse"]["encoding"] is None
+    assert found["worse"]["figures"]["another text bleu test"] == worse[NAME]
+    assert found["rope"]["figures"]["bin bleu test"] == greedy[NAME]
+
+
+@slow
 def test_bleu_4_on_pieces_differs_from_sacrebleu_for_short_translations_alone(tmp_path):
     """Which is why it is computed by NLTK: sacreBLEU's without smoothing is not the same number."""
     pytest.importorskip("nltk")

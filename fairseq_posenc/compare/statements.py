@@ -34,7 +34,7 @@ def _order(results: Results) -> str:
 def _bag_of_words(results: Results) -> str:
     bag = next((outcome for outcome in results.outcomes if _is_bag_of_words(outcome)), None)
     others = [outcome for outcome in results.outcomes if outcome is not bag]
-    if bag is None or not others:
+    if bag is None or not bag.curve.points or not others:
         return ""
     level = min(perplexity for _, perplexity in bag.curve.points)
     left = _LEFT_PLATEAU * level
@@ -47,7 +47,9 @@ def _bag_of_words(results: Results) -> str:
 
 def _race(results: Results) -> str:
     """Say when the others reach the end of a baseline: learned positions, else the first model."""
-    able = [outcome for outcome in results.outcomes if not _is_bag_of_words(outcome)]
+    # One whose loss was never a number has no end that others could reach.
+    finite = [outcome for outcome in results.outcomes if outcome.curve.points]
+    able = [outcome for outcome in finite if not _is_bag_of_words(outcome)]
     if len(able) < 2:
         return ""
     baseline = next(

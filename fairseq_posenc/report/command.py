@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.report.markdown import as_data, as_text
 from fairseq_posenc.report.search import find
 from fairseq_posenc.report.tables import TABLES, collect
@@ -14,15 +15,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fairseq-posenc report``."""
     parser.add_argument(
         "runs",
-        nargs="+",
+        nargs="*",
         metavar="[RECIPE=]PATH",
-        help="results of glue and squad, --save-dir of pre-trainings, or folders that hold such; "
+        help="results of glue, squad and bleu, --save-dir of trainings, or folders that hold such; "
         "RECIPE, as in a_base=PATH, says which of the papers' set-ups they stand for",
     )
     parser.add_argument(
         "--tables",
         metavar="LIST",
-        help=f"of {', '.join(TABLES)} (default: those with a figure of ours)",
+        help=f"of {', '.join(TABLES)}, or all (default: those with a figure of ours)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON, not Markdown")
 
@@ -33,8 +34,11 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: see :mod:`~fairseq_posenc.report.runs` and ``tables``.
     """
+    if not args.runs and args.tables is None:
+        raise UserError("name runs, or the papers' tables to show with --tables")
     found = [run for argument in args.runs for run in find(argument)]
-    runs = {run.path.resolve(): run for run in found}  # a run that is named twice counts once
+    # A run that is named twice counts once; a file may hold several.
+    runs = {(run.path.resolve(), run.name): run for run in found}
     tables, others = collect(list(runs.values()), args.tables)
     if args.json:
         print(json.dumps(as_data(tables, others), indent=2))

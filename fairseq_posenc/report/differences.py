@@ -9,8 +9,10 @@ from typing import Any, Optional
 from fairseq_posenc import recipes
 from fairseq_posenc.report.runs import Run
 from fairseq_posenc.report.training import Training
+from fairseq_posenc.report.trainings import TRANSLATION
 
 _NOT_COMPARED = {"task", "criterion", "max_update", "total_num_update", "seed"}
+_NOT_COMPARED |= {"warmup_epochs", "runs"}  # which fairseq has no option for
 _GONE = "its pre-training is not known, as the checkpoint is not there"
 
 
@@ -19,8 +21,11 @@ def differences(model: Sequence[Run], recipe_name: str) -> list[str]:
 
     Every line is made from the runs' own files; what they do not tell is said to be not known.
     """
-    recipe = recipes.pretraining(recipe_name)
     training = next((run.training for run in model if run.training is not None), None)
+    if recipe_name == TRANSLATION:
+        lines = [_GONE] if training is None else _of_translation(training)
+        return list(dict.fromkeys([*lines, *(note for run in model for note in run.notes)]))
+    recipe = recipes.pretraining(recipe_name)
     lines = [_GONE] if training is None else _of_pretraining(training, recipe)
     for run in model:
         lines += [*_of_fine_tuning(run, recipe.source), *run.notes]
@@ -39,13 +44,29 @@ def _of_pretraining(training: Training, recipe: recipes.Pretraining) -> list[str
     batch = _batch(settings)
     if batch != f"{recipe.batch:,} sequences":
         lines.append(f"batch: {batch} (paper: {recipe.batch:,} sequences)")
+    lines += _of_settings(settings, paper)
+    lines.append(f"seed: {settings.get('seed', 'not known')} (paper: {paper.get('seed', '-')})")
+    return lines
+
+
+def _of_settings(settings: dict[str, Any], paper: dict[str, Any]) -> list[str]:
+    lines = []
     for name in sorted(paper.keys() - _NOT_COMPARED):
         if name not in settings:
             lines.append(f"{name}: not known (paper: {_show(paper[name])})")
         elif _plain(settings[name]) != _plain(paper[name]):
             lines.append(f"{name}: {_show(settings[name])} (paper: {_show(paper[name])})")
-    lines.append(f"seed: {settings.get('seed', 'not known')} (paper: {paper.get('seed', '-')})")
     return lines
+
+
+def _of_translation(training: Training) -> list[str]:
+    settings, recipe = training.settings, recipes.load()["finetuning"]["translation"]["iwslt17"]
+    return [
+        f"data: {settings.get('data', 'not known')} (paper: IWSLT 2017, French to English)",
+        f"updates: {training.updates:,}, batch: {_batch(settings)} (paper: not given)",
+        *_of_settings(settings, recipe["settings"]),
+        f"seed: {settings.get('seed', 'not known')} (paper: the best of 3 runs)",
+    ]
 
 
 def _batch(settings: dict[str, Any]) -> str:

@@ -7,8 +7,9 @@ from typing import Any, Optional
 
 from fairseq_posenc import recipes
 from fairseq_posenc.report.differences import differences
-from fairseq_posenc.report.runs import Figure, Run
-from fairseq_posenc.report.tables import TABLES, Row, Table
+from fairseq_posenc.report.logs import Figure
+from fairseq_posenc.report.runs import Run
+from fairseq_posenc.report.tables import Row, Table
 
 
 def as_text(tables: Sequence[Table], others: Sequence[Run]) -> str:
@@ -53,7 +54,8 @@ def _row_as_data(table: Table, row: Row) -> dict[str, Any]:
         }
         for model in row.models
     ]
-    return {"name": row.name, "paper": row.paper, "ours": ours}
+    own = {"paper_texts": row.texts, "computed": row.computed}
+    return {"name": row.name, "paper": row.paper, "ours": ours, **own}
 
 
 def _run_as_data(run: Run) -> dict[str, Any]:
@@ -62,22 +64,49 @@ def _run_as_data(run: Run) -> dict[str, Any]:
 
 
 def _paper(letter: str) -> str:
-    source = recipes.load()["sources"]["m4m" if letter == "A" else "decbert"]
+    source = recipes.load()["sources"][{"A": "m4m", "B": "decbert", "C": "fr_en"}[letter]]
+    if source["arxiv"] is None:
+        return f"{source['title']} ({source['year']})"
     return f"{source['authors'].split(',')[0]} et al. ({source['year']}), arXiv:{source['arxiv']}"
 
 
 def _table(table: Table) -> str:
-    rule = ["---", "---", *("---:" for _ in table.columns)]
-    rows = [["", "our run", *table.columns], rule]
+    texts = list(dict.fromkeys(name for row in table.rows for name in row.texts))
+    rule = ["---", "---", *("---:" for _ in table.columns), *("---" for _ in texts)]
+    header = [*table.columns, *(f"{name}, the paper's" for name in texts)]
+    rows = [["", "our run", *header], rule]
     for row in table.rows:
         for model in row.models or [[]]:
-            ours = table.ours(model)
-            cells = (f"{_show(ours.get(c))} / {_show(row.paper.get(c))}" for c in table.columns)
-            rows.append([row.name, _names(model) or "-", *cells])
+            ours = {**row.computed, **table.ours(model)}
+            cells = [
+                f"{_show(ours.get(column), digits)} / {_show(row.paper.get(column), digits)}"
+                for column, digits in table.digits.items()
+            ]
+            words = [row.texts.get(name, "-") for name in texts]
+            name = _names(model) or ("counted" if row.computed else "-")
+            rows.append([row.name, name, *cells, *words])
     lines = "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
     title = f"## Table {table.id}: {table.title}"
     note = table.note and f"The paper's figures: {table.note}"
-    return "\n\n".join(part for part in (title, lines, note, _differences(table)) if part)
+    examples = _examples() if table.id == "C" else ""
+    parts = (title, lines, note, _differences(table), examples)
+    return "\n\n".join(part for part in parts if part)
+
+
+def _examples() -> str:
+    """Return the report's example sentence, and what its models made of it."""
+    recipe = recipes.load()["finetuning"]["translation"]["iwslt17"]
+    lines = [
+        "The report's example; for a model of ours: `fairseq-posenc translate --checkpoint FILE "
+        "--example`.",
+        "",
+        f"- source: {recipe['example']['source']}",
+        f"- reference: {recipe['example']['target']}",
+    ]
+    for name, outputs in recipe["example_outputs"].items():
+        lines.append(f"- `{name}`, greedy: {outputs['greedy']}")
+        lines += [f"  - beam search, {score:.4f}: {text}" for score, text in outputs["beam"]]
+    return "\n".join(lines)
 
 
 def _names(model: Sequence[Run]) -> str:
@@ -97,8 +126,7 @@ def _others(runs: Sequence[Run]) -> str:
     if not runs:
         return ""
     lines = [f"- `{run.name}` ({', '.join(_about(run))}): {_figures(run.figures)}" for run in runs]
-    ids = f"{next(iter(TABLES))} to {list(TABLES)[-1]}"
-    return "\n".join([f"## Runs that belong to no row of the tables {ids}", "", *lines])
+    return "\n".join(["## Runs that belong to no row of the tables", "", *lines])
 
 
 def _about(run: Run) -> list[str]:
@@ -112,8 +140,8 @@ def _figures(figures: Mapping[Figure, float]) -> str:
 
 
 def _name(figure: Figure) -> str:
-    return " ".join(figure)
+    return " ".join(part for part in figure if part)
 
 
-def _show(value: Optional[float]) -> str:
-    return "-" if value is None else f"{value:.2f}"
+def _show(value: Optional[float], digits: int) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"

@@ -1,4 +1,4 @@
-"""Runs and their figures, from files of results and from trainings."""
+"""Runs and their figures, from files of results."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import statistics
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
+from fairseq_posenc.report.logs import Figure
 from fairseq_posenc.report.training import PRETRAINING, Training, read
-
-Figure = tuple[str, str, str]  # task, metric, split; as the columns of the papers' tables have it
 
 
 class Run(NamedTuple):
@@ -16,7 +15,8 @@ class Run(NamedTuple):
 
     Attributes:
         name: what the report calls it.
-        kind: ``pre-training``, ``glue``, ``glue-test`` or ``squad``.
+        kind: ``pre-training``, ``training`` (translation), ``glue``, ``glue-test``, ``squad`` or
+            ``bleu``.
         path: the file or folder that it is from.
         recipe: the paper's set-up that it stands for.
         encoding: its position encodings, None if not known.
@@ -45,45 +45,6 @@ class Run(NamedTuple):
             return self.name
         path = self.training.path
         return str(path.parent if path.name.startswith("checkpoint") else path)
-
-
-def of_training(path: Path, training: Training, recipe: Optional[str]) -> Run:
-    """Return a pre-training as a run, with its perplexity.
-
-    Args:
-        path: folder or checkpoint.
-        training: what was read there.
-        recipe: the paper's set-up that the user says it stands for; None takes the usual one.
-    """
-    causal = training.task == "language_modeling"
-    task = _corpus(training) if causal else "validation"
-    notes = [] if task else ["the name of its data folder holds neither wikitext nor zh or chinese"]
-    figures = {}
-    if training.perplexity is None:
-        notes.append("its checkpoint has no validation loss")
-    else:
-        figures[(task or "another text", "perplexity", "valid")] = training.perplexity
-    whole = path.is_dir() or training.path.name.startswith("checkpoint")
-    return Run(
-        training.path.parent.name if whole else path.stem,
-        "pre-training",
-        path,
-        recipe or ("b_lm" if causal else "b_small"),
-        training.encoding,
-        training.directions,
-        figures,
-        training,
-        notes,
-        {},
-    )
-
-
-def _corpus(training: Training) -> Optional[str]:
-    """Return the column of a language model's text, by the name of its data folder."""
-    name = Path(str(training.settings.get("data", "")).split(":")[0]).name.lower()
-    if "wikitext" in name and "103" in name:
-        return "WikiText-103"
-    return "Chinese Wikipedia" if "zh" in name or "chinese" in name else None
 
 
 def _glue(path: Path, content: dict[str, Any], recipe: Optional[str]) -> Run:
@@ -124,7 +85,7 @@ def _best_rate(runs: list[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
 
 
 def _glue_test(path: Path, content: dict[str, Any], recipe: Optional[str]) -> Run:
-    figures = {
+    figures: dict[Figure, float] = {
         (task, metric, "test"): float(value)
         for task, metrics in content["scores"].items()
         for metric, value in metrics.items()
@@ -134,7 +95,9 @@ def _glue_test(path: Path, content: dict[str, Any], recipe: Optional[str]) -> Ru
 
 def _squad(path: Path, content: dict[str, Any], recipe: Optional[str]) -> Run:
     task = f"SQuAD{content['version']}"
-    figures = {(task, metric, "dev"): float(content[metric]) for metric in ("exact", "f1")}
+    figures: dict[Figure, float] = {
+        (task, metric, "dev"): float(content[metric]) for metric in ("exact", "f1")
+    }
     return _evaluation(path, content, None, recipe, figures, [])
 
 
@@ -150,13 +113,13 @@ def _evaluation(
     figures: dict[Figure, float],
     notes: list[str],
 ) -> Run:
-    training = _read_if_there(content.get("checkpoint"), path)
+    training = read_if_there(content.get("checkpoint"), path)
     directions, encoding = content.get("attention_directions"), content.get("position_encoding")
     if training is not None:
         directions = training.directions if directions is None else directions
         encoding = encoding or training.encoding
         if training.task not in PRETRAINING:  # a fine-tuned model
-            training = _read_if_there(training.start, path)
+            training = read_if_there(training.start, path)
     return Run(
         str(content.get("name") or path.stem),
         content["kind"],
@@ -171,7 +134,7 @@ def _evaluation(
     )
 
 
-def _read_if_there(checkpoint: Any, path: Path) -> Optional[Training]:
+def read_if_there(checkpoint: Any, path: Path) -> Optional[Training]:
     """Read a checkpoint, whose path is relative to here or to the file that names it."""
     if checkpoint is None:
         return None

@@ -9,8 +9,10 @@ from typing import Optional
 
 from fairseq_posenc import recipes
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.report.runs import READERS, Run, of_training
+from fairseq_posenc.report.runs import READERS, Run
 from fairseq_posenc.report.training import PRETRAINING, read, read_folder
+from fairseq_posenc.report.trainings import of_training
+from fairseq_posenc.report.translations import of_bleu
 
 _HEAD = 4096  # characters of a file in which its kind has to be named
 
@@ -28,11 +30,11 @@ def find(argument: str) -> list[Run]:
         path, given = Path(argument), None
     if not path.exists():
         raise UserError(f"{path}: no such file or folder")
-    runs = [run for each in _places(path) if (run := _read(each, given)) is not None]
+    runs = [run for each in _places(path) for run in _read(each, given)]
     if not runs:
         raise UserError(
-            f"{path}: holds no results of fairseq-posenc glue or squad, and no checkpoint of a "
-            "pre-training (checkpoint_last.pt)"
+            f"{path}: holds no results of fairseq-posenc glue, squad or bleu, and no checkpoint of "
+            "a pre-training or translation model (checkpoint_last.pt)"
         )
     return runs
 
@@ -53,16 +55,18 @@ def _has_kind(file: Path) -> bool:
         return '"kind"' in stream.read(_HEAD)
 
 
-def _read(path: Path, recipe: Optional[str]) -> Optional[Run]:
+def _read(path: Path, recipe: Optional[str]) -> list[Run]:
     if path.is_dir():
         training = read_folder(path)
-        ours = training is not None and training.task in PRETRAINING
-        return of_training(path, training, recipe) if training and ours else None
+        ours = training is not None and training.task in (*PRETRAINING, "translation")
+        return [of_training(path, training, recipe)] if training and ours else []
     if path.suffix == ".pt":
-        return of_training(path, read(path), recipe)
+        return [of_training(path, read(path), recipe)]
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        reader = READERS.get(content.get("kind"))
-        return None if reader is None else reader(path, content, recipe)
+        kind = content.get("kind")
+        if kind == "bleu":
+            return of_bleu(path, content)
+        return [READERS[kind](path, content, recipe)] if kind in READERS else []
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: not a whole file of results ({error!r})") from error

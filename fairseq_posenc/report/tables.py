@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 from fairseq_posenc import recipes, registry
+from fairseq_posenc.analysis.catalogue import count_at_base_size
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.report.runs import Figure, Run
+from fairseq_posenc.report.logs import Figure
+from fairseq_posenc.report.runs import Run
 
-_PAPERS = {"A": ("m4m", range(2, 8)), "B": ("decbert", range(1, 5))}
-TABLES = {f"{p}{n}": f"{key}_table{n}" for p, (key, range_) in _PAPERS.items() for n in range_}
+# By the paper's own number or, where a figure or the text has the numbers, by that.
+TABLES = {
+    **{"A1": "m4m_table1", "A-loss": "m4m_losses", "A2": "m4m_table2", "A-raffel": "m4m_raffel"},
+    **{f"A{number}": f"m4m_table{number}" for number in range(3, 8)},
+    **{f"B{number}": f"decbert_table{number}" for number in range(1, 5)},
+    **{"B-figure2": "decbert_figure2", "B-figure4": "decbert_figure4", "C": "fr_en"},
+}
 
 
 class Row(NamedTuple):
@@ -20,11 +27,15 @@ class Row(NamedTuple):
     Attributes:
         name: the paper's.
         paper: its figures by column.
+        texts: what the paper says in words, by column.
+        computed: our figures that need no run, by column.
         models: for each of our models its runs.
     """
 
     name: str
     paper: dict[str, float]
+    texts: dict[str, str]
+    computed: dict[str, float]
     models: list[list[Run]]
 
 
@@ -36,6 +47,7 @@ class Table(NamedTuple):
         title: what it is about.
         recipe: the set-up of its models.
         columns: what each shows, by name.
+        digits: how many a figure has after the point, by column.
         rows: in the paper's order.
         note: what a reader has to know of the paper's figures.
     """
@@ -44,6 +56,7 @@ class Table(NamedTuple):
     title: str
     recipe: str
     columns: dict[str, Figure]
+    digits: dict[str, int]
     rows: list[Row]
     note: str
 
@@ -68,12 +81,13 @@ def collect(runs: Sequence[Run], wanted: Optional[str]) -> tuple[list[Table], li
 
     Args:
         runs: of the user.
-        wanted: as in ``A2,B3``; None for all tables with a figure of ours.
+        wanted: as in ``A2,B3``, or ``all``; None for all tables with a figure of ours.
 
     Raises:
         UserError: there is no such table.
     """
-    names = list(TABLES) if wanted is None else [name.strip() for name in wanted.split(",")]
+    every = wanted in (None, "all")
+    names = list(TABLES) if every else [name.strip() for name in str(wanted).split(",")]
     for name in names:
         if name not in TABLES:
             raise UserError(f"--tables {wanted}: {name!r} is none of {', '.join(TABLES)}")
@@ -95,8 +109,20 @@ def _table(name: str, runs: Sequence[Run]) -> Table:
     for row in entry["rows"]:
         wanted = {"recipe": entry["recipe"], "released": False if released else None, **row}
         models = _models(wanted, set(columns.values()), runs)
-        rows.append(Row(row["name"], row["values"], models))
-    return Table(name, entry["title"], entry["recipe"], columns, rows, entry.get("note", ""))
+        computed = _computed(columns, row["position_encoding"])
+        rows.append(Row(row["name"], row["values"], row.get("texts", {}), computed, models))
+    digits = {column: each.get("digits", 2) for column, each in entry["columns"].items()}
+    note = entry.get("note", "")
+    return Table(name, entry["title"], entry["recipe"], columns, digits, rows, note)
+
+
+def _computed(columns: Mapping[str, Figure], encoding: str) -> dict[str, float]:
+    """Return the figures that follow from an encoding alone, by column."""
+    return {
+        column: count_at_base_size(encoding) / 1000
+        for column, figure in columns.items()
+        if figure[0] == "parameters"
+    }
 
 
 def _models(row: dict[str, Any], columns: set[Figure], runs: Sequence[Run]) -> list[list[Run]]:

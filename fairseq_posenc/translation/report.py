@@ -160,4 +160,5 @@ def _figures(result: Evaluation) -> dict[str, object]:
     }
     groups = None if result.groups is None else [group._asdict() for group in result.groups]
     changed = {"rows": rows, "differences": differences, "groups": groups}
-    return {**result._asdict(), **changed}
+    # The kind stands first: fairseq-posenc report looks for it at the head of a file.
+    return {"kind": "bleu", **result._asdict(), **changed}
