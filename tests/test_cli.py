@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 
@@ -35,6 +36,33 @@ def test_a_command_says_how_to_go_on(monkeypatch, capsys):
     assert cli.main(["list"]) == STOPPED
     assert capsys.readouterr().err == "fairseq-posenc: stopped; the same command continues\n"
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize("text", ["x" * 100_000, "a " * 50_000], ids=["a word", "many"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["bleu"],
+        ["compare", "--text"],
+        ["curves"],
+        ["glue", "--data", "x", "--protocol", "m4m", "--checkpoint"],
+        ["init", "--arch", "roberta_m4m", "--out", "x", "--from"],
+        ["lm-length", "--data", "x"],
+        ["plan"],
+        ["report"],
+        ["translate", "--checkpoint"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_endless_arguments_are_one_short_line(command, text, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with open(os.devnull) as nothing:
+        monkeypatch.setattr("sys.stdin", nothing)
+        assert cli.main([*command, text]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("fairseq-posenc: error: ")
+    assert told.count("\n") == 1
+    assert len(told) < 1000
 
 
 @pytest.mark.slow
