@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from fairseq_posenc.errors import one_line
+from fairseq_posenc.running.interruption import STOPPED
 from fairseq_posenc.version import __version__
 
 
@@ -94,6 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     A :class:`~fairseq_posenc.errors.UserError` becomes one line on standard error and code 2. If
     whoever reads the output has enough, as ``head`` has at some time, the command ends quietly.
+    Ctrl-C is a line too, whatever it interrupts; what has to be cleaned up is by then.
     """
     try:
         try:
@@ -103,6 +105,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except KeyboardInterrupt as interruption:
+        print(
+            f"fairseq-posenc: {'; '.join(['stopped', *filter(None, interruption.args)])}",
+            file=sys.stderr,
+        )
+        return STOPPED
 
 
 def _run(argv: Sequence[str] | None) -> int:

@@ -16,6 +16,7 @@ _MISFIT = re.compile(r"Error\(s\) in loading state_dict for .*:\s*(.+)")
 _MISSING = "Model file not found: "
 _BARE = "Neither args nor cfg exist"
 _LONGEST = 200  # characters of somebody else's message, or of a user's text
+_LONGEST_MESSAGE = 20_000
 _LONG_WORD = re.compile(r"\S{4000,}")
 # The functions of fairseq that read checkpoints, and which of their variables is the file.
 _OPENS = "load_checkpoint_to_cpu"  # whatever goes wrong in it, or below, is the file's fault
@@ -29,11 +30,15 @@ _READERS = {
 class UserError(ValueError):
     """Wrong input: the message says what is wrong, where, and what to do.
 
-    A word of the input that is longer than any file's name is quoted in part.
+    A word of the input that is longer than any file's name is quoted in part, and what is longer
+    than a list of all parameters is told without its middle.
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(_LONG_WORD.sub(lambda word: shortened(word[0]), message))
+        message = _LONG_WORD.sub(lambda word: shortened(word[0]), message)
+        if len(message) > _LONGEST_MESSAGE:
+            message = f"{shortened(message)} ... {message[-_LONGEST:]}"
+        super().__init__(message)
 
 
 def shortened(text: str) -> str:
@@ -84,6 +89,8 @@ def _told(error: BaseException) -> str | None:
     """Return the message of an error that says itself what a user did."""
     if isinstance(error, UserError):
         return str(error)
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return f"{shortened(str(error.filename))}: the name is too long for a file"
     if isinstance(error, OSError) and error.errno in DISK_FULL:
         return (
             f"{error.filename or 'a file'} could not be written ({error.strerror}); the "

@@ -22,6 +22,7 @@ from commands import (
     validate,
 )
 from conftest import logits, make_model, make_tokens
+from fairseq_posenc.cli import main
 from fairseq_posenc.errors import UserError
 
 slow = pytest.mark.slow
@@ -120,6 +121,40 @@ def test_generate_refuses_a_checkpoint_that_would_run_code(malicious):
     done = run("fairseq-generate", pairs(), *options, fails=True)
     assert done.error().startswith(f"{path}{REFUSED}")
     assert not trace.exists()
+
+
+@slow
+def test_eval_lm_and_lm_length_refuse_weights_that_are_not_numbers(tmp_path, capsys):
+    state = trained("causal_lm").checkpoint()
+    name = "decoder.layers.1.fc1.weight"
+    state["model"][name][0, 0] = torch.nan
+    torch.save(state, tmp_path / "nan.pt")
+    told = f"{name} has 1 of {state['model'][name].numel():,} numbers that are NaN or infinite"
+    options = ["--user-dir", USER_DIR, "--path", tmp_path / "nan.pt", "--tokens-per-sample", 16]
+    done = run("fairseq-eval-lm", sentences(), *options, fails=True)
+    assert done.error().endswith(told)
+    words = [
+        "lm-length",
+        "--data",
+        sentences(),
+        "--lengths",
+        "8",
+        "--stride",
+        8,
+        f"a={tmp_path / 'nan.pt'}",
+    ]
+    assert main([str(word) for word in words]) == 2
+    assert told in capsys.readouterr().err
+
+
+@slow
+def test_eval_lm_tells_a_truncated_checkpoint_in_one_line(tmp_path):
+    whole = (trained("causal_lm").save_dir / "checkpoint_last.pt").read_bytes()
+    (tmp_path / "half.pt").write_bytes(whole[: len(whole) // 2])
+    options = ["--user-dir", USER_DIR, "--path", tmp_path / "half.pt"]
+    done = run("fairseq-eval-lm", sentences(), *options, fails=True)
+    told = f"{tmp_path}/half.pt: not a whole checkpoint of fairseq ("
+    assert done.error().startswith(told)
 
 
 @slow

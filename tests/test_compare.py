@@ -34,6 +34,7 @@ from fairseq_posenc.curves import picture
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.running import logs as curves
 from fairseq_posenc.running import programs, progress, steps
+from fairseq_posenc.running.interruption import STOPPED
 from fairseq_posenc.running.logs import Curve, Entry
 
 DEMO = "none,learned,decbert_diff,m4m"
@@ -660,13 +661,14 @@ def test_compare_is_interrupted_and_continued(tmp_path: Path) -> None:
         *("--", "--encoder-embed-dim", "16", "--encoder-ffn-embed-dim", "16"),
         *("--max-tokens", "1024"),
     ]
-    first = subprocess.Popen(call, stdout=subprocess.PIPE, encoding="utf-8")
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    first = subprocess.Popen(call, **both, encoding="utf-8")
     for line in first.stdout:
         if ": update" in line and (out / "models/none/checkpoint_last.pt").exists():
             break
     first.send_signal(signal.SIGINT)
     rest = first.stdout.read()
-    assert first.wait(timeout=30) == command.STOPPED, rest
+    assert first.wait(timeout=30) == STOPPED, rest
     assert "continues" in rest
 
     began = time.time()

@@ -231,7 +231,7 @@ def test_a_probe_that_is_ended_leaves_nothing_running(tmp_path):
         if line.startswith("probe: 10 of"):
             break
     process.terminate()
-    assert process.stderr.read().splitlines()[-1].startswith("stopped")
+    assert process.stderr.read().splitlines()[-1].startswith("fairseq-posenc: stopped; ")
     assert process.wait(60) == STOPPED
     assert [path.name for path in tmp_path.iterdir()] == ["probe.log"]
     size = log.stat().st_size

@@ -483,13 +483,14 @@ def test_an_evaluation_that_was_killed_goes_on_with_the_next_part(evaluated, tmp
     command = ["bleu", f"rope={checkpoint()}", *options]
     first, second = (out / "rope" / "greedy" / f"part-{n}" / "generate-test.txt" for n in (1, 2))
     with subprocess.Popen(
-        [str(script("fairseq-posenc")), *command], stdout=subprocess.PIPE, text=True
+        [str(script("fairseq-posenc")), *command], stderr=subprocess.PIPE, text=True
     ) as process:
         while not second.exists():
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(signal.SIGTERM)
-        assert process.stdout.read().endswith("stopped; the same command continues from here\n")
+        told = "fairseq-posenc: stopped; the same command continues from here\n"
+        assert process.stderr.read().endswith(told)
     before = first.stat().st_mtime_ns
     assert main(command) == 0
     assert [line for line in capsys.readouterr().out.splitlines() if "part " in line] == [

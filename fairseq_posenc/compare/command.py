@@ -10,7 +10,7 @@ from fairseq_posenc.compare.pipeline import Pipeline
 from fairseq_posenc.compare.report import PICTURE, REPORT, table, write_report
 from fairseq_posenc.compare.settings import Settings
 from fairseq_posenc.compare.statements import statements
-from fairseq_posenc.running.interruption import STOPPED, any_end_like_ctrl_c
+from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
 from fairseq_posenc.running.progress import say
 from fairseq_posenc.running.steps import own_folder
 
@@ -56,15 +56,11 @@ def run(args: argparse.Namespace) -> int:
         UserError: wrong input, or a fairseq command that failed.
     """
     settings = _settings(args)
-    try:
-        with any_end_like_ctrl_c(), own_folder(settings.out, (REPORT, PICTURE)) as lock:
-            names = ", ".join(contender.name for contender in settings.contenders)
-            say(f"comparing {names}; everything goes to {settings.out}/")
-            results = Pipeline(settings, lock).run()
-            report = write_report(results)
-    except KeyboardInterrupt:
-        say("\nstopped; the same command continues from here")
-        return STOPPED
+    with any_end_like_ctrl_c(CONTINUES), own_folder(settings.out, (REPORT, PICTURE)) as lock:
+        names = ", ".join(contender.name for contender in settings.contenders)
+        say(f"comparing {names}; everything goes to {settings.out}/")
+        results = Pipeline(settings, lock).run()
+        report = write_report(results)
     say("\n".join(["", table(results.outcomes), "", *statements(results), "", f"report: {report}"]))
     return 0
 

@@ -16,7 +16,7 @@ from fairseq_posenc.glue.plan import RESULT, Request, Run, all_runs, prepare
 from fairseq_posenc.glue.report import report
 from fairseq_posenc.glue.summary import read_result, reported_metric, summarise
 from fairseq_posenc.glue.workers import Workers
-from fairseq_posenc.running.interruption import STOPPED, any_end_like_ctrl_c
+from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
 from fairseq_posenc.running.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.running.progress import say
 from fairseq_posenc.running.steps import write_whole
@@ -73,12 +73,8 @@ def run(args: argparse.Namespace) -> int:
     all_runs(out, like=runs[0])
     waiting = [one for one in runs if not prepare(one, out)]
     say(f"{len(runs)} runs, {len(runs) - len(waiting)} of them finished before; results: {out}")
-    try:
-        with any_end_like_ctrl_c():
-            failures = _work(args, waiting, out)
-    except KeyboardInterrupt:
-        say("\nstopped; the same command continues from here")
-        return STOPPED
+    with any_end_like_ctrl_c(CONTINUES):
+        failures = _work(args, waiting, out)
     text = _write_results(all_runs(out, like=runs[0]), out, _head(args, pretrained, name))
     if failures:
         raise UserError(

@@ -15,7 +15,7 @@ from fairseq_posenc import recipes
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.plan.probe import Measurements, Watch, checkpoint_size, largest_process
 from fairseq_posenc.plan.training import Training, read_training
-from fairseq_posenc.running.interruption import STOPPED, any_end_like_ctrl_c
+from fairseq_posenc.running.interruption import any_end_like_ctrl_c
 from fairseq_posenc.running.programs import run_logged
 
 
@@ -53,12 +53,8 @@ def run(args: argparse.Namespace) -> int:
     if args.updates < 10:
         raise UserError(f"--updates {args.updates}: a probe needs at least 10")
     training = read_training(words)
-    try:
-        with any_end_like_ctrl_c():
-            plan = measure(training, args.updates, args.log)
-    except KeyboardInterrupt:
-        print("stopped; nothing is left of the probe but its log", file=sys.stderr)
-        return STOPPED
+    with any_end_like_ctrl_c("nothing is left of the probe but its log"):
+        plan = measure(training, args.updates, args.log)
     print(json.dumps(plan, indent=2) if args.json else describe(plan))
     return 0
 

@@ -8,13 +8,20 @@ from contextlib import contextmanager
 from types import FrameType
 
 STOPPED = 130  # what a shell reports after Ctrl-C
+CONTINUES = "the same command continues from here"
 
 
 @contextmanager
-def any_end_like_ctrl_c() -> Iterator[None]:
+def any_end_like_ctrl_c(advice: str = "") -> Iterator[None]:
     """Raise KeyboardInterrupt on them, so that what was started is ended as well.
 
     Signals that are ignored stay so: that is what ``nohup`` is for.
+
+    Args:
+        advice: what the interruption says, behind "stopped"; how to go on.
+
+    Raises:
+        KeyboardInterrupt: with the advice; the command line tells it, in a line.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -26,6 +33,8 @@ def any_end_like_ctrl_c() -> Iterator[None]:
         signal.signal(number, interrupt)
     try:
         yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(advice) from None
     finally:
         for number in changed:
             signal.signal(number, signal.SIG_DFL)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fairseq_posenc.running.interruption import STOPPED, any_end_like_ctrl_c
+from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
 from fairseq_posenc.squad import command_predict
 from fairseq_posenc.squad.data import read_odds, read_predictions, read_squad
 from fairseq_posenc.squad.results import print_figures, record, say, write
@@ -67,12 +67,8 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(args: argparse.Namespace) -> int:
-    try:
-        with any_end_like_ctrl_c():
-            model = train(args.checkpoint, args.data, args.out, args.config, args.changes)
-    except KeyboardInterrupt:
-        say("interrupted; the same command goes on from the last checkpoint")
-        return STOPPED
+    with any_end_like_ctrl_c(CONTINUES):
+        model = train(args.checkpoint, args.data, args.out, args.config, args.changes)
     print(f"{model}: written; next: fairseq-posenc squad predict --checkpoint {model} ...")
     return 0
 

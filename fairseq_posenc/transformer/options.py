@@ -12,7 +12,7 @@ from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.utils import safe_getattr
 
 from fairseq_posenc.backends.base import DIRECTIONS
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.registry import Spec, parse
 
 
@@ -99,6 +99,7 @@ def _parse_directions(text: str) -> tuple[str, ...]:
     for direction in directions:
         if direction not in DIRECTIONS:
             raise UserError(
-                f"--attention-directions {text}: {direction!r} is none of {', '.join(DIRECTIONS)}"
+                f"--attention-directions {shortened(text)}: {shortened(direction)!r} is none of "
+                f"{', '.join(DIRECTIONS)}"
             )
     return directions

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.running.interruption import STOPPED, any_end_like_ctrl_c
+from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
 from fairseq_posenc.running.progress import say
 from fairseq_posenc.running.steps import own_folder
 from fairseq_posenc.translation.command_translate import add_model_arguments
@@ -68,12 +68,8 @@ def run(args: argparse.Namespace) -> int:
         UserError: wrong input, or ``fairseq-generate`` failed.
     """
     request = _request(args)
-    try:
-        with any_end_like_ctrl_c(), own_folder(args.out, (REPORT, FIGURES)) as lock:
-            text = write_report(evaluate(request, args.out, lock), args.out)
-    except KeyboardInterrupt:
-        say("\nstopped; the same command continues from here")
-        return STOPPED
+    with any_end_like_ctrl_c(CONTINUES), own_folder(args.out, (REPORT, FIGURES)) as lock:
+        text = write_report(evaluate(request, args.out, lock), args.out)
     say(f"\n{text}\nreport: {args.out / REPORT}, figures: {args.out / FIGURES}")
     return 0
 

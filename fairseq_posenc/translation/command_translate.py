@@ -13,7 +13,6 @@ from fairseq.utils import split_paths
 
 from fairseq_posenc import recipes
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.running.interruption import STOPPED
 from fairseq_posenc.translation.lines import arriving_lines
 from fairseq_posenc.translation.translator import Hypothesis, Translator
 
@@ -87,17 +86,14 @@ def run(args: argparse.Namespace) -> int:
     nbest = min(_SHOWN, args.beam) if args.nbest is None else args.nbest
     if not 1 <= nbest <= args.beam:
         raise UserError(f"--nbest {nbest}: must be from 1 to the beam of {args.beam}")
-    try:
-        with _source(args) as sentences:
-            translator = Translator.load(
-                *split_paths(args.checkpoint), data=args.data, device=args.device, fp16=args.fp16
-            )
-            for some in sentences:
-                _answer(translator, some, args, nbest)
-            if args.example and not args.plain:
-                print(f"  reference             {_example()['target']}")
-    except KeyboardInterrupt:
-        return STOPPED
+    with _source(args) as sentences:
+        translator = Translator.load(
+            *split_paths(args.checkpoint), data=args.data, device=args.device, fp16=args.fp16
+        )
+        for some in sentences:
+            _answer(translator, some, args, nbest)
+        if args.example and not args.plain:
+            print(f"  reference             {_example()['target']}")
     return 0
 
 

@@ -1,0 +1,82 @@
+"""The command line itself: Ctrl-C, wherever a command is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+
+import pytest
+
+from commands import script
+from fairseq_posenc import cli
+from fairseq_posenc.running.interruption import STOPPED, any_end_like_ctrl_c
+
+
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+@pytest.mark.parametrize("where", ["add_arguments", "run"])
+def test_ctrl_c_is_one_line_in_every_command(name, where, monkeypatch, capsys):
+    """Most of the seconds before a command begins are imports, which its options need."""
+    monkeypatch.setattr(cli.Command, "add_arguments", lambda *_: None)
+    monkeypatch.setattr(cli.Command, where, interrupted)
+    assert cli.main([name]) == STOPPED
+    assert capsys.readouterr() == ("", "fairseq-posenc: stopped\n")
+
+
+def test_a_command_says_how_to_go_on(monkeypatch, capsys):
+    def kill(*_):
+        with any_end_like_ctrl_c("the same command continues"):
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(cli.Command, "run", kill)
+    assert cli.main(["list"]) == STOPPED
+    assert capsys.readouterr().err == "fairseq-posenc: stopped; the same command continues\n"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize("text", ["x" * 100_000, "a " * 50_000], ids=["a word", "many"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["bleu"],
+        ["compare", "--text"],
+        ["curves"],
+        ["glue", "--data", "x", "--protocol", "m4m", "--checkpoint"],
+        ["init", "--arch", "roberta_m4m", "--out", "x", "--from"],
+        ["lm-length", "--data", "x"],
+        ["plan"],
+        ["report"],
+        ["translate", "--checkpoint"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_endless_arguments_are_one_short_line(command, text, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with open(os.devnull) as nothing:
+        monkeypatch.setattr("sys.stdin", nothing)
+        assert cli.main([*command, text]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("fairseq-posenc: error: ")
+    assert told.count("\n") == 1
+    assert len(told) < 1000
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_doctor_is_one_line():
+    with subprocess.Popen(
+        [script("fairseq-posenc"), "doctor"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        for line in process.stdout:
+            if line.startswith("backend reference"):
+                break
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate()
+    assert process.returncode == STOPPED
+    assert told == "fairseq-posenc: stopped\n"
