@@ -36,7 +36,7 @@ class RotaryCrossAttention(MultiheadAttention):
                 "projections would not rotate"
             )
         for name, of_source in (("q_proj", False), ("k_proj", True)):
-            setattr(self, name, RotatedProjection(getattr(self, name), num_heads, of_source))
+            setattr(self, name, RotatedProjection(getattr(self, name), self.head_dim, of_source))
 
     def forward(
         self,
@@ -85,21 +85,21 @@ class RotatedProjection(nn.Linear):
 
     Args:
         plain: the projection, whose parameters become this one's.
-        num_heads: H.
+        head_dim: D; heads may be pruned.
         of_source: whether it makes keys of the source, else queries of the target.
     """
 
-    def __init__(self, plain: nn.Linear, num_heads: int, of_source: bool) -> None:
+    def __init__(self, plain: nn.Linear, head_dim: int, of_source: bool) -> None:
         # No numbers are drawn for parameters on "meta".
         super().__init__(plain.in_features, plain.out_features, device="meta")
         self.weight, self.bias = plain.weight, plain.bias
-        self.num_heads = num_heads
+        self.head_dim = head_dim
         self.of_source = of_source
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``(T, B, C)`` of the same."""
         projected = super().forward(x)
-        heads = projected.unflatten(-1, (self.num_heads, -1)).permute(1, 2, 0, 3)  # [B, H, T, D]
+        heads = projected.unflatten(-1, (-1, self.head_dim)).permute(1, 2, 0, 3)  # [B, H, T, D]
         return self._rotated(heads).permute(2, 0, 1, 3).reshape(projected.shape)
 
     def _rotated(self, heads: Tensor) -> Tensor:
