@@ -85,7 +85,7 @@ COMMANDS = {
         "put results into the layouts of the papers' tables, beside their numbers",
         ".report.command",
     ),
-    "docs": Command("write the generated parts of the documentation", ".analysis.pages"),
+    "docs": Command("write the generated parts of the documentation", ".pages"),
     "doctor": Command("say what works on this machine, and test it", ".doctor"),
 }
 

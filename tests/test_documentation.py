@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import oracles
-from fairseq_posenc import cli, registry
-from fairseq_posenc.analysis import catalogue, costs, equations, pages
+from fairseq_posenc import cli, pages, registry
+from fairseq_posenc.analysis import catalogue, costs, equations
 
 ROOT = Path(__file__).parents[1]
 
