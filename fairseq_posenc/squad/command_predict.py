@@ -66,7 +66,9 @@ def run(args: argparse.Namespace) -> int:
         model = predictor.model.encoder.sentence_encoder
         write(
             _beside(args.out, "score"),
-            record(squad, figures, _name(args.checkpoint), args.checkpoint, str(model.spec)),
+            record(
+                squad, figures, _name(args.checkpoint), args.checkpoint, str(model.assembly.spec)
+            ),
         )
     return 0
 
