@@ -71,7 +71,11 @@ def attend(
 
 
 def _prepared(
-    geometry: Geometry, inputs: tuple[Tensor, ...], terms: Terms, mask: Mask, dropout: float
+    geometry: Geometry,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    terms: Terms,
+    mask: Mask,
+    dropout: float,
 ) -> tuple[Rule, Operands]:
     """Return rule and operands for query, key and value; autograd records the steps."""
     device = inputs[0].device
