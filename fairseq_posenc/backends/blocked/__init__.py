@@ -63,23 +63,19 @@ def attend(
         with torch.autocast(query.device.type, enabled=False):
             return attend(query, key, value, terms, mask, dropout, need_weights)
     geometry = Geometry.of(query, key.size(2), mask.direction, terms)
-    inputs = full(query), full(key), full(value)
-    rule, given = _prepared(geometry, inputs, terms, mask, dropout)
+    given = Operands(full(query), full(key), full(value))
+    rule, given = _prepared(geometry, given, terms, mask, dropout)
     learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
     rule = rule._replace(holds=learns and _bytes(geometry, rule, given) <= HELD_BYTES)
     return BlockedAttention.apply(geometry, rule, *given).type_as(query), None
 
 
 def _prepared(
-    geometry: Geometry,
-    inputs: tuple[Tensor, Tensor, Tensor],
-    terms: Terms,
-    mask: Mask,
-    dropout: float,
+    geometry: Geometry, given: Operands, terms: Terms, mask: Mask, dropout: float
 ) -> tuple[Rule, Operands]:
-    """Return rule and operands for query, key and value; autograd records the steps."""
-    device = inputs[0].device
-    terms, scale = _scaled(terms, scale_of(terms, inputs[0].size(-1)))
+    """Return rule and operands, given query, key and value; autograd records the steps."""
+    device = given.query.device
+    terms, scale = _scaled(terms, scale_of(terms, given.query.size(-1)))
     by_name = {
         name: laid_out(x, geometry) for name, term, x in terms.given() if term.rows is not None
     }
@@ -88,8 +84,7 @@ def _prepared(
         by_name["query_seeds"] = draw(*of_each, 2, queries, device=device)
         by_name["key_seeds"] = draw(*of_each, keys, device=device)
     first, pair_bias = terms.first, terms.pair_bias
-    given = Operands(
-        *inputs,
+    given = given._replace(
         first=None if first is None else places(first, geometry.batch, geometry.heads),
         direction=direction_rows(geometry, device),
         pair_bias=None if pair_bias is None else last_first(full(pair_bias), *geometry.missing),
