@@ -47,6 +47,7 @@ def split(query: Tensor, key: Tensor, terms: Terms, rotation: Optional[Rotation]
         rotation: of both, if there is one.
     """
     query, key = query.double(), key.double()
+    terms = terms._replace(**{name: term.double() for name, _, term in terms.given()})
     bare = Terms(scale_factor=terms.scale_factor, first=terms.first)
     content = reference.scores(query, key, bare)
     if rotation is not None:
