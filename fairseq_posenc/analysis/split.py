@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -47,7 +47,8 @@ def split(query: Tensor, key: Tensor, terms: Terms, rotation: Optional[Rotation]
         rotation: of both, if there is one.
     """
     query, key = query.double(), key.double()
-    terms = terms._replace(**{name: term.double() for name, _, term in terms.given()})
+    exact: dict[str, Any] = {name: term.double() for name, _, term in terms.given()}
+    terms = terms._replace(**exact)
     bare = Terms(scale_factor=terms.scale_factor, first=terms.first)
     content = reference.scores(query, key, bare)
     if rotation is not None:
