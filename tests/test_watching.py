@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from conftest import ARCHITECTURES, STOCK, logits, make_model, make_tokens
-from fairseq_posenc.plots.watching import watch
+from fairseq_posenc.transformer.watching import watch
 
 PAD = 1
 LAYERS = {"masked_lm": 3, "causal_lm": 2, "translation": 6}  # of translation, two are crosswise
