@@ -18,13 +18,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from binarize.encoders.base import Encoder, Symbols, load_dictionary
-from binarize.encoders.gpt2 import GPT2
-from binarize.encoders.symbols import Pieces, SymbolEncoder
 from binarize.folder import Folder
 from binarize.store import sha256
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.definitions import Task, parse_tasks
+from fairseq_posenc.tokens.gpt2 import GPT2
+from fairseq_posenc.tokens.numbers import Encoder, Symbols, load_dictionary
+from fairseq_posenc.tokens.symbols import Pieces, SymbolEncoder
 from glue_tasks.binary import Writer
 from glue_tasks.rows import find_file, read_examples
 

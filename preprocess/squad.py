@@ -22,9 +22,10 @@ from typing import Any, Optional
 from binarize.folder import Folder
 from binarize.store import sha256
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.squad import databin, offsets
+from fairseq_posenc.squad import databin
 from fairseq_posenc.squad.data import Squad, read_squad
 from fairseq_posenc.tasks.squad.databin import Limits
+from fairseq_posenc.tokens import offsets
 from fairseq_posenc.transformer.dictionary import DICTIONARY, load_dictionary
 
 SPLITS = ("train", "valid")

@@ -19,9 +19,9 @@ from benchmarks.preprocess import encode_as_fairseq
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "preprocess"))
 from binarize import command, formats, options, sources
-from binarize.encoders import gpt2
-from binarize.encoders.base import load_dictionary
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.tokens import gpt2
+from fairseq_posenc.tokens.numbers import load_dictionary
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 BPE = DATA / "gpt2_bpe"

@@ -36,12 +36,12 @@ from fairseq_posenc.squad.data import (
     read_squad,
 )
 from fairseq_posenc.squad.databin import Encoder, locate, write_split
-from fairseq_posenc.squad.offsets import ByteLevelBPE, Pieces, Tokens
 from fairseq_posenc.squad.score import exact
 from fairseq_posenc.squad.spans import LONGEST, NBEST, Scored, best_spans, combine
 from fairseq_posenc.squad.windows import make_windows
 from fairseq_posenc.tasks.squad.criterion import SquadCriterion
 from fairseq_posenc.tasks.squad.databin import Limits
+from fairseq_posenc.tokens.offsets import ByteLevelBPE, Pieces, Tokens
 from fairseq_posenc.transformer.dictionary import load_dictionary
 from fairseq_posenc.transformer.identity import is_identity
 

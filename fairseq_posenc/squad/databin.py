@@ -13,9 +13,9 @@ from fairseq.data.indexed_dataset import data_file_path, index_file_path, make_b
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.squad.data import Answer, Question, Squad
-from fairseq_posenc.squad.offsets import Tokenizer, Tokens
 from fairseq_posenc.squad.windows import NO_ANSWER, Window, make_windows
 from fairseq_posenc.tasks.squad.databin import Limits
+from fairseq_posenc.tokens.offsets import Tokenizer, Tokens
 
 
 class Encoder:

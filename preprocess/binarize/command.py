@@ -14,12 +14,12 @@ from typing import Any
 from fairseq.data import Dictionary
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.tokens.gpt2 import GPT2
+from fairseq_posenc.tokens.numbers import Encoder, Symbols, load_dictionary
+from fairseq_posenc.tokens.symbols import Characters, Pieces, Splitter, SymbolEncoder, words
 
 from . import options
 from .dictionary import build_dictionary
-from .encoders.base import Encoder, Symbols, load_dictionary
-from .encoders.gpt2 import GPT2
-from .encoders.symbols import Characters, Pieces, Splitter, SymbolEncoder, words
 from .folder import Folder
 from .formats import LineFormat
 from .items import Numbers, Text, make_items

@@ -13,8 +13,8 @@ from typing import Any, Callable, NamedTuple, Optional
 import numpy as np
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.tokens.numbers import Symbols
 
-from .encoders.base import Symbols
 from .items import Items, describe_invalid
 from .pool import Pool
 from .shards import Part

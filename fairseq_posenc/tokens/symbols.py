@@ -14,8 +14,7 @@ import numpy as np
 from fairseq.data import Dictionary
 
 from fairseq_posenc.errors import UserError
-
-from .base import Encoded, Symbols
+from fairseq_posenc.tokens.numbers import Encoded, Symbols
 
 SPACE = "▁"  # sentencepiece's sign for a space
 

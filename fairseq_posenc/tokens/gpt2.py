@@ -18,8 +18,7 @@ from fairseq.data import Dictionary
 from fairseq.data.encoders import gpt2_bpe_utils
 
 from fairseq_posenc.errors import UserError
-
-from .base import Encoded, Symbols
+from fairseq_posenc.tokens.numbers import Encoded, Symbols
 
 _BYTES = 256
 _CLASSES = (r"\p{L}", r"\p{N}", r"\s")  # what the pattern of GPT-2 asks about a character
