@@ -18,13 +18,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from binarize import vocabulary
 from binarize.folder import Folder
 from binarize.store import sha256
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.definitions import Task, parse_tasks
-from fairseq_posenc.tokens.gpt2 import GPT2
-from fairseq_posenc.tokens.numbers import Encoder, Symbols, load_dictionary
-from fairseq_posenc.tokens.symbols import Pieces, SymbolEncoder
+from fairseq_posenc.tokens.numbers import Encoder, Symbols
 from glue_tasks.binary import Writer
 from glue_tasks.rows import find_file, read_examples
 
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from fairseq.data import Dictionary
 
 _FORMAT = 1  # of manifest.json
-_FILES = ("encoder_json", "vocab_bpe", "sentencepiece_model", "dict")
 _FEWEST = 8  # tokens of an example
 
 
@@ -48,8 +46,8 @@ def main() -> None:
     for task in tasks:  # before any work is done
         for split in _splits(task, args):
             find_file(args.raw, task, split)
-    dictionary = _dictionary(args)
-    encoder = _encoder(args, dictionary)
+    dictionary = vocabulary.dictionary(args)
+    encoder = vocabulary.encoder(args, dictionary)
     try:
         for task in tasks:
             _write_task(task, args, encoder, dictionary)
@@ -88,46 +86,22 @@ def _splits(task: Task, args: argparse.Namespace) -> list[str]:
 
 def _plan(args: argparse.Namespace, files: dict[str, Path]) -> dict[str, Any]:
     """Return all that the result depends on."""
-    tokens = {name: getattr(args, name) for name in _FILES if getattr(args, name)}
     return {
         "format": _FORMAT,
         "options": {"max_tokens": args.max_tokens},
-        "files": {name: sha256(path) for name, path in tokens.items()},
+        "files": vocabulary.checksums(args),
         "inputs": {split: sha256(path) for split, path in files.items()},
-        "packages": {name: version(name) for name in ("regex", "sentencepiece", "tiktoken")},
+        "packages": {name: version(name) for name in vocabulary.PACKAGES},
     }
 
 
 def _check(args: argparse.Namespace) -> None:
-    if bool(args.encoder_json) != bool(args.vocab_bpe) or bool(args.encoder_json) == bool(
-        args.sentencepiece_model
-    ):
-        raise UserError(
-            "choose the tokens: --encoder-json and --vocab-bpe, or --sentencepiece-model"
-        )
-    if args.encoder_json and not args.dict:
-        raise UserError("give --dict: the dict.txt that belongs to --encoder-json")
-    for name in _FILES:
-        path = getattr(args, name)
-        if path and not path.is_file():
-            raise UserError(f"--{name.replace('_', '-')} {path} is not there")
+    vocabulary.check(args)
     if args.max_tokens < _FEWEST:
         raise UserError(f"--max-tokens {args.max_tokens}: give {_FEWEST} or more")
     unknown = set(args.splits.split(",")) - {"train", "valid", "test"}
     if unknown:
         raise UserError(f"--splits {args.splits}: {min(unknown)!r} is none of train, valid, test")
-
-
-def _dictionary(args: argparse.Namespace) -> Dictionary:
-    if args.dict:
-        return load_dictionary(args.dict)
-    return Pieces(args.sentencepiece_model).dictionary()
-
-
-def _encoder(args: argparse.Namespace, dictionary: Dictionary) -> Encoder:
-    if args.encoder_json:
-        return GPT2(args.encoder_json, args.vocab_bpe, dictionary)
-    return SymbolEncoder(Pieces(args.sentencepiece_model), dictionary)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -139,9 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", type=Path, required=True, help="folder to make, with a folder for each task")
     add("--tasks", default="all", help="names separated by commas (default: all eight)")
     add("--splits", default="train,valid,test", help="which sets (default: %(default)s)")
-    add("--encoder-json", type=Path, help="GPT-2 BPE: its vocabulary")
-    add("--vocab-bpe", type=Path, help="GPT-2 BPE: its merges")
-    add("--sentencepiece-model", type=Path, help="sentencepieces")
+    vocabulary.add_arguments(parser)
     add("--dict", type=Path, help="dict.txt of the pre-trained model; needed with --encoder-json")
     add(
         "--max-tokens",

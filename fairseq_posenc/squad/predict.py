@@ -18,7 +18,7 @@ from fairseq_posenc.squad.databin import Encoder
 from fairseq_posenc.squad.spans import Prediction, Scored, best_spans, combine
 from fairseq_posenc.squad.windows import Window
 from fairseq_posenc.tasks.squad.databin import open_data_bin
-from fairseq_posenc.tokens.offsets import load_tokenizer
+from fairseq_posenc.tokens.tokenizer import load_tokenizer
 
 Progress = Callable[[int, int], None]
 

@@ -14,11 +14,10 @@ from typing import Any
 from fairseq.data import Dictionary
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.tokens.gpt2 import GPT2
 from fairseq_posenc.tokens.numbers import Encoder, Symbols, load_dictionary
-from fairseq_posenc.tokens.symbols import Characters, Pieces, Splitter, SymbolEncoder, words
+from fairseq_posenc.tokens.symbols import Characters, Splitter, SymbolEncoder, words
 
-from . import options
+from . import options, vocabulary
 from .dictionary import build_dictionary
 from .folder import Folder
 from .formats import LineFormat
@@ -35,8 +34,6 @@ _OPTIONS = (
     *("sentences", "empty_lines", "longest_line", "long_lines", "invalid_lines"),
     *("shard", "num_shards"),
 )
-_FILES = ("encoder_json", "vocab_bpe", "sentencepiece_model", "dict")
-_PACKAGES = ("regex", "sentencepiece", "tiktoken")
 
 
 def run(args: argparse.Namespace, lines: LineFormat) -> None:
@@ -138,30 +135,21 @@ def _parts(args: argparse.Namespace) -> dict[str, list[Part]]:
 
 
 def _plan(args: argparse.Namespace, text: Text, parts: dict[str, list[Part]]) -> dict[str, Any]:
-    files = {name: getattr(args, name) for name in _FILES if getattr(args, name)}
     return {
         "format": _FORMAT,
         "options": {name: getattr(args, name) for name in _OPTIONS},
         "corpus": getattr(text.lines, "__name__", None) or repr(text.lines),
-        "files": {name: sha256(_existing(name, path)) for name, path in files.items()},
+        "files": vocabulary.checksums(args),
         "inputs": {s: hashlib.sha256(json.dumps(p).encode()).hexdigest() for s, p in parts.items()},
-        "packages": {name: version(name) for name in _PACKAGES},
+        "packages": {name: version(name) for name in vocabulary.PACKAGES},
     }
-
-
-def _existing(option: str, path: Path) -> Path:
-    if not path.is_file():
-        raise UserError(f"--{option.replace('_', '-')} {path} is not there")
-    return path
 
 
 def _dictionary(args: argparse.Namespace, text: Text, path: Path) -> Dictionary:
     """Return the dictionary, and write it if it is not there from an earlier call."""
     if not path.exists():
-        if args.dict:
-            dictionary = load_dictionary(args.dict)
-        elif args.sentencepiece_model:
-            dictionary = Pieces(args.sentencepiece_model).dictionary()
+        if args.dict or args.sentencepiece_model:
+            dictionary = vocabulary.dictionary(args)
         else:
             dictionary = _new_dictionary(args, text)
         dictionary.save(str(path) + ".new")
@@ -182,12 +170,10 @@ def _new_dictionary(args: argparse.Namespace, text: Text) -> Dictionary:
 
 
 def _splitter(args: argparse.Namespace) -> Splitter:
-    if args.sentencepiece_model:
-        return Pieces(args.sentencepiece_model)
     return Characters(args.keep_spaces) if args.characters else words
 
 
 def _encoder(args: argparse.Namespace, dictionary: Dictionary) -> Encoder:
-    if args.encoder_json:
-        return GPT2(args.encoder_json, args.vocab_bpe, dictionary)
+    if args.encoder_json or args.sentencepiece_model:
+        return vocabulary.encoder(args, dictionary)
     return SymbolEncoder(_splitter(args), dictionary)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fairseq_posenc.errors import UserError
 
+from . import vocabulary
 from .pool import available_cores
 
 SPLITS = ("train", "valid", "test")
@@ -49,9 +50,7 @@ def _add_tokens(parser: argparse.ArgumentParser, characters: bool) -> None:
             "--keep-spaces", action="store_true", help="a token ▁ for white space (default: none)"
         )
     else:
-        tokens.add_argument("--encoder-json", type=Path, help="GPT-2 BPE: its vocabulary")
-        tokens.add_argument("--vocab-bpe", type=Path, help="GPT-2 BPE: its merges")
-        tokens.add_argument("--sentencepiece-model", type=Path, help="sentencepieces")
+        vocabulary.add_arguments(tokens)
         tokens.add_argument("--words", action="store_true", help="what stands between spaces")
     tokens.add_argument(
         "--min-count", type=int, default=0, help="for a new dictionary: rarer symbols are <unk>"
@@ -101,11 +100,8 @@ def check(args: argparse.Namespace) -> None:
     Raises:
         UserError: says which, and what to do.
     """
-    ways = [args.encoder_json, args.sentencepiece_model, args.words, args.characters]
-    if sum(map(bool, ways)) != 1 or bool(args.encoder_json) != bool(args.vocab_bpe):
-        raise UserError(
-            "choose the tokens: --encoder-json and --vocab-bpe, --sentencepiece-model, or --words"
-        )
+    counted = args.words or args.characters
+    vocabulary.check(args, counted, ", or --words")
     if not 0 <= args.shard < args.num_shards:
         raise UserError(f"--shard {args.shard}: shards are numbered 0 to {args.num_shards - 1}")
     if args.longest_line is not None and args.longest_line < 4:
@@ -114,9 +110,6 @@ def check(args: argparse.Namespace) -> None:
         raise UserError(f"--workers {args.workers}: give 1 or more")
     if not any(getattr(args, split) for split in SPLITS):
         raise UserError("nothing to do: give --train, --valid or --test")
-    counted = args.words or args.characters
-    if args.encoder_json and not args.dict:
-        raise UserError("give --dict: the dict.txt that belongs to --encoder-json")
     if args.dict_only and (not counted or args.dict or not args.train):
         raise UserError("--dict-only counts words or characters of --train, without --dict")
     if counted and not args.dict and not args.dict_only and not args.train:
