@@ -67,6 +67,9 @@ def test_each_file_is_a_document(tmp_path):
     (books / "2").write_text("c\n")
     (books / "1").write_text("a\nb")
     (books / ".hidden").write_bytes(b"\xff")
+    cache = books / ".cache" / "huggingface"
+    cache.mkdir(parents=True)
+    (cache / "books.metadata").write_text("d41d8cd98f\n")  # what a download leaves beside the files
     path = [str(books)]
     given = ["--train", *path, "--out", str(tmp_path / "bin"), "--words"]
     command.run(options.make_parser("").parse_args(given), formats.plain)

@@ -68,6 +68,7 @@ def test_shards_together_are_the_whole(tmp_path, text, number, empty):
         run("--train", text, second, "--valid", text, "--out", tmp_path / "shards",
             *dictionary, "--shard", shard, "--num-shards", number)  # fmt: skip
     folders = sorted((tmp_path / "shards").iterdir())
+    assert [folder.name for folder in folders] == [f"shard{k}-of-{number}" for k in range(number)]
     assert items(*folders) == items(tmp_path / "all")
     assert [(folder / "valid.bin").exists() for folder in folders] == [True] + [False] * (
         number - 1
@@ -281,6 +282,48 @@ def test_what_is_done_is_not_done_again_and_never_overwritten(tmp_path, text, ca
     with pytest.raises(UserError, match="by_hand is there already"):
         run("--train", text, "--out", tmp_path / "by_hand")
     assert content(tmp_path / "bin") == before
+
+
+def test_text_that_changed_is_noticed_by_its_content(tmp_path, text):
+    arguments = ["--train", text, "--out", tmp_path / "bin"]
+    run(*arguments)
+    stat = text.stat()
+    data = text.read_bytes()
+    text.write_bytes(data.replace(b"w1 ", b"w2 ", 1))
+    os.utime(text, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert text.stat().st_size == len(data)
+    with pytest.raises(UserError, match=r"made from something else \(different: inputs\)"):
+        run(*arguments)
+
+
+def test_a_text_that_was_moved_is_the_same_text(tmp_path, text, monkeypatch):
+    """Also in the middle: the manifest is that of a run which found everything in its new place."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir()
+    text.rename(old / "1")
+    make_text(old / "2", seed=1)
+    monkeypatch.setattr(split, "SECONDS_BETWEEN_SAVES", 0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(split, "sha256", _interrupt)
+        with pytest.raises(_InterruptedError):
+            run("--train", old, "--out", tmp_path / "resumed")
+    old.rename(new)
+    run("--train", new, "--out", tmp_path / "resumed")
+    run("--train", new, "--out", tmp_path / "whole")
+    assert content(tmp_path / "resumed") == content(tmp_path / "whole")
+
+
+def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path, text, monkeypatch):
+    original = split.Split.write
+
+    def write(self, opened):
+        text.write_bytes(text.read_bytes().replace(b"w1 ", b"w2 ", 1))
+        return original(self, opened)
+
+    monkeypatch.setattr(split.Split, "write", write)
+    with pytest.raises(UserError, match="text changed while it was read"):
+        run("--train", text, "--out", tmp_path / "bin")
+    assert not (tmp_path / "bin").exists()
 
 
 def test_two_runs_do_not_write_the_same_folder(tmp_path, text):

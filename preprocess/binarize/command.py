@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import os
 import sys
 from importlib.metadata import version
@@ -24,10 +23,10 @@ from .formats import LineFormat
 from .items import Numbers, Text, make_items
 from .pool import Pool, pool
 from .shards import Part, find_files, parts_of_shard
-from .split import Split, State
+from .split import Input, Split, State
 from .store import sha256
 
-_FORMAT = 1  # of manifest.json
+_FORMAT = 2  # of manifest.json
 # What the numbers depend on, apart from the files.
 _OPTIONS = (
     *("words", "characters", "keep_spaces", "min_count", "max_symbols"),
@@ -64,11 +63,13 @@ def _write_dictionary(args: argparse.Namespace, text: Text) -> None:
 
 
 def _write_folder(args: argparse.Namespace, text: Text) -> None:
-    parts = _parts(args)
+    inputs = _inputs(args)
     path = args.out
     if args.num_shards > 1:
-        path = args.out / f"shard{args.shard:0{len(str(args.num_shards - 1))}d}"
-    folder = Folder(path, _plan(args, text, parts))
+        # The name tells how many there are, so that some of them do not pass for all.
+        number = f"{args.shard:0{len(str(args.num_shards - 1))}d}"
+        path = args.out / f"shard{number}-of-{args.num_shards}"
+    folder = Folder(path, _plan(args, text, inputs))
     if folder.is_done():
         print(f"{path} is there already, made from the same text with the same options")
         return
@@ -78,16 +79,16 @@ def _write_folder(args: argparse.Namespace, text: Text) -> None:
             _encoder(args, dictionary), Symbols.of(dictionary), args.longest_line, args.long_lines
         )
         with pool(args.workers, make_items, text, numbers) as opened:
-            for split in parts:
-                _write_split(split, parts[split], args, folder, numbers.symbols, opened, done)
+            for split in inputs:
+                _write_split(split, inputs[split], args, folder, numbers.symbols, opened, done)
         summary = {"symbols": len(dictionary), "sha256": sha256(folder.partial / "dict.txt")}
-        folder.finish({"dict.txt": summary, "splits": {split: done[split] for split in parts}})
+        folder.finish({"dict.txt": summary, "splits": {split: done[split] for split in inputs}})
     print(f"wrote {path}")
 
 
 def _write_split(
     name: str,
-    parts: list[Part],
+    inputs: list[Input],
     args: argparse.Namespace,
     folder: Folder,
     symbols: Symbols,
@@ -104,7 +105,7 @@ def _write_split(
         documents, skip = args.empty_lines == "documents", args.invalid_lines == "skip"
         state = State.of(done[name]) if name in done else State()
         prefix = folder.partial / name
-        done[name] = Split(prefix, parts, symbols, documents, skip, state, save).write(opened)
+        done[name] = Split(prefix, inputs, symbols, documents, skip, state, save).write(opened)
         folder.save(done)
     (folder.partial / f"{name}.sizes").unlink(missing_ok=True)
     _report(name, done[name]["counts"])
@@ -121,9 +122,9 @@ def _report(name: str, counts: dict[str, int]) -> None:
         )
 
 
-def _parts(args: argparse.Namespace) -> dict[str, list[Part]]:
+def _inputs(args: argparse.Namespace) -> dict[str, list[Input]]:
     """Return what each split is made of; fairseq reads valid and test in the first shard alone."""
-    found = {}
+    found: dict[str, list[Part]] = {}
     for split in options.SPLITS:
         if not (inputs := getattr(args, split)):
             continue
@@ -131,16 +132,17 @@ def _parts(args: argparse.Namespace) -> dict[str, list[Part]]:
             found[split] = parts_of_shard(find_files(inputs), args.shard, args.num_shards)
         elif args.shard == 0:
             found[split] = parts_of_shard(find_files(inputs), 0, 1)
-    return found
+    return {split: list(map(Input.of, parts)) for split, parts in found.items()}
 
 
-def _plan(args: argparse.Namespace, text: Text, parts: dict[str, list[Part]]) -> dict[str, Any]:
+def _plan(args: argparse.Namespace, text: Text, inputs: dict[str, list[Input]]) -> dict[str, Any]:
+    sums = {split: " ".join(one.sha256 for one in given) for split, given in inputs.items()}
     return {
         "format": _FORMAT,
         "options": {name: getattr(args, name) for name in _OPTIONS},
         "corpus": getattr(text.lines, "__name__", None) or repr(text.lines),
         "files": vocabulary.checksums(args),
-        "inputs": {s: hashlib.sha256(json.dumps(p).encode()).hexdigest() for s, p in parts.items()},
+        "inputs": {s: hashlib.sha256(each.encode()).hexdigest() for s, each in sums.items()},
         "packages": {name: version(name) for name in vocabulary.PACKAGES},
     }
 

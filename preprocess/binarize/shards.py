@@ -22,7 +22,9 @@ class Part(NamedTuple):
 
 
 def find_files(inputs: Sequence[str]) -> list[str]:
-    """Return the given files; for a directory all files below it by name, hidden ones excepted.
+    """Return the given files; for a directory all files below it by name.
+
+    What is hidden, or in a hidden folder, is left out: programs that download keep theirs there.
 
     Raises:
         UserError: nothing is there.
@@ -31,8 +33,8 @@ def find_files(inputs: Sequence[str]) -> list[str]:
     for given in inputs:
         path = Path(given)
         if path.is_dir():
-            below = (file for file in path.rglob("[!.]*") if file.is_file())
-            found += sorted(map(str, below))
+            below = (file for file in path.rglob("*") if file.is_file())
+            found += sorted(str(file) for file in below if not _is_hidden(file.relative_to(path)))
         elif path.is_file():
             found.append(given)
         else:
@@ -40,6 +42,10 @@ def find_files(inputs: Sequence[str]) -> list[str]:
     if not any(os.path.getsize(path) for path in found):
         raise UserError(f"no text in {', '.join(inputs)}")
     return found
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
 
 
 def parts_of_shard(files: Sequence[str], shard: int, num_shards: int) -> list[Part]:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
@@ -36,7 +36,7 @@ class State:
         position: of the data set.
         document_ended: whether an empty item is due before the next item.
         counts: of the whole split so far.
-        inputs: for each part that is done, what the manifest says about it.
+        part_lines: of each part that is done, how many lines it has.
         messages: about the first invalid lines.
     """
 
@@ -46,7 +46,7 @@ class State:
     position: Position = field(default_factory=Position)
     document_ended: bool = False
     counts: Counter[str] = field(default_factory=Counter)
-    inputs: list[dict[str, Any]] = field(default_factory=list)
+    part_lines: list[int] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
 
     @classmethod
@@ -60,13 +60,25 @@ class State:
         return dict(vars(self))
 
 
+class Input(NamedTuple):
+    """A part with its content's checksum: wherever it lies, it is the same text."""
+
+    part: Part
+    sha256: str
+
+    @classmethod
+    def of(cls, part: Part) -> Input:
+        """Return a part with its checksum, for which it is read once."""
+        return cls(part, sha256(Path(part.path), part.start, part.end))
+
+
 class _Mark(NamedTuple):
-    """Where a chunk ends; at the end of a part an empty chunk brings the part's checksum."""
+    """Where a chunk ends; the last one of a part is empty."""
 
     part: int
     offset: int
     lines: int
-    sha256: Optional[str]
+    is_last: bool
 
 
 class Split:
@@ -74,7 +86,7 @@ class Split:
 
     Args:
         prefix: path of the data set without ending.
-        parts: what it is made of.
+        inputs: what it is made of.
         symbols: of the dictionary.
         documents: whether documents, and so files, are set apart by an empty item.
         skip_invalid: leave invalid lines out and count them, instead of stopping at the first.
@@ -85,14 +97,14 @@ class Split:
     def __init__(
         self,
         prefix: Path,
-        parts: Sequence[Part],
+        inputs: Sequence[Input],
         symbols: Symbols,
         documents: bool,
         skip_invalid: bool,
         state: State,
         save: Callable[[State], None],
     ) -> None:
-        self._parts, self._documents, self._skip_invalid = parts, documents, skip_invalid
+        self._inputs, self._documents, self._skip_invalid = inputs, documents, skip_invalid
         self._state, self._save, self._saved = state, save, time.monotonic()
         self._store = Store(prefix, symbols.dtype, state.position)
         self._end = np.array([symbols.eos], symbols.dtype).tobytes()
@@ -123,21 +135,26 @@ class Split:
         """Yield the chunks of all parts, and an empty one at the end of each."""
         state = self._state
         offset, line = state.offset, state.line
-        for number in range(state.part, len(self._parts)):
-            reader = Reader(self._parts[number], offset, line)
+        for number in range(state.part, len(self._inputs)):
+            part, expected = self._inputs[number]
+            reader = Reader(part, offset, line)
             for chunk in reader:
                 offset = chunk.offset
-                yield _Mark(number, offset, chunk.lines, None), chunk.data
-            yield _Mark(number, offset, 0, reader.sha256()), b""
+                yield _Mark(number, offset, chunk.lines, False), chunk.data
+            if reader.sha256() != expected:
+                partial = self._prefix.parent
+                raise UserError(
+                    f"{part.path} changed while it was read; delete {partial} and start again"
+                )
+            yield _Mark(number, offset, 0, True), b""
             offset, line = 0, 0
 
     def _advance(self, mark: _Mark) -> None:
         state = self._state
         state.part, state.offset, state.line = mark.part, mark.offset, state.line + mark.lines
-        if mark.sha256 is None:
+        if not mark.is_last:
             return
-        part = self._parts[mark.part]._asdict()
-        state.inputs.append({**part, "lines": state.line, "sha256": mark.sha256})
+        state.part_lines.append(state.line)
         state.part, state.offset, state.line = mark.part + 1, 0, 0
         state.document_ended = True
 
@@ -154,7 +171,7 @@ class Split:
         state.document_ended = items.ends_document
 
     def _check(self, items: Items, mark: _Mark) -> None:
-        part = self._parts[mark.part]
+        part = self._inputs[mark.part].part
         if items.counts["lines"] != mark.lines:
             raise RuntimeError(f"{part}: {items.counts['lines']} of {mark.lines} lines came back")
         for message in describe_invalid(items.invalid, part.path, self._state.line):
@@ -178,7 +195,10 @@ class Split:
         return {
             "counts": dict(sorted(counts.items())),
             "invalid_lines": self._state.messages,
-            "inputs": self._state.inputs,
+            "inputs": [
+                {**part._asdict(), "lines": lines, "sha256": checksum}
+                for (part, checksum), lines in zip(self._inputs, self._state.part_lines)
+            ],
             "outputs": {
                 path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)}
                 for path in outputs

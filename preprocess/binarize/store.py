@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -101,10 +102,12 @@ def _blocks(path: Path) -> Iterator[np.ndarray]:
             yield np.frombuffer(block, dtype=SIZE)
 
 
-def sha256(path: Path) -> str:
-    """Return a file's checksum."""
+def sha256(path: Path, start: int = 0, end: int = sys.maxsize) -> str:
+    """Return the checksum of a file, or of its bytes from start to end."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
-        while block := file.read(_BLOCK):
+        file.seek(start)
+        while start < end and (block := file.read(min(_BLOCK, end - start))):
             digest.update(block)
+            start += len(block)
     return digest.hexdigest()
