@@ -109,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("raw", type=Path, help="folder with CoLA/train.tsv and so on; also .gz, .bz2, .xz")
+    add("raw", type=Path, help="folder with CoLA/train.tsv and so on; also .gz, .bz2, .xz, .zst")
     add("--out", type=Path, required=True, help="folder to make, with a folder for each task")
     add("--tasks", default="all", help="names separated by commas (default: all eight)")
     add("--splits", default="train,valid,test", help="which sets (default: %(default)s)")

@@ -19,11 +19,12 @@ from fairseq_posenc.tokens.symbols import Characters, Splitter, SymbolEncoder, w
 from . import options, vocabulary
 from .dictionary import build_dictionary
 from .folder import Folder
-from .formats import LineFormat
+from .formats import LineFormat, check_format
 from .items import Numbers, Text, make_items
 from .pool import Pool, pool
 from .shards import Part, find_files, parts_of_shard
-from .split import Input, Split, State
+from .sources import Input
+from .split import Split, State
 from .store import sha256
 
 _FORMAT = 2  # of manifest.json
@@ -64,6 +65,7 @@ def _write_dictionary(args: argparse.Namespace, text: Text) -> None:
 
 def _write_folder(args: argparse.Namespace, text: Text) -> None:
     inputs = _inputs(args)
+    check_format(text.lines, [one.part.path for given in inputs.values() for one in given])
     path = args.out
     if args.num_shards > 1:
         # The name tells how many there are, so that some of them do not pass for all.

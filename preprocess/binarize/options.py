@@ -26,7 +26,10 @@ def make_parser(description: str | None, *, characters: bool = False) -> argpars
     files = parser.add_argument_group("files")
     for split in SPLITS:
         files.add_argument(
-            f"--{split}", nargs="+", metavar="PATH", help="files (also .gz, .bz2, .xz), directories"
+            f"--{split}",
+            nargs="+",
+            metavar="PATH",
+            help="files (also .gz, .bz2, .xz, .zst), directories",
         )
     files.add_argument("--out", type=Path, required=True, help="data-bin directory to make")
     files.add_argument("--dict", type=Path, help="dict.txt; needed with --encoder-json")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable
 
 import numpy as np
 
@@ -17,8 +17,7 @@ from fairseq_posenc.tokens.numbers import Symbols
 
 from .items import Items, describe_invalid
 from .pool import Pool
-from .shards import Part
-from .sources import Reader
+from .sources import Input, Mark, Place, read_chunks
 from .store import SIZE, Position, Store, sha256
 
 SECONDS_BETWEEN_SAVES = 10.0
@@ -30,9 +29,7 @@ class State:
     """How far a split is; everything before it is safely on disk.
 
     Attributes:
-        part: number of the part being read.
-        offset: decompressed bytes of it that are done.
-        line: lines of it that are done.
+        place: where the next chunk begins.
         position: of the data set.
         document_ended: whether an empty item is due before the next item.
         counts: of the whole split so far.
@@ -40,9 +37,7 @@ class State:
         messages: about the first invalid lines.
     """
 
-    part: int = 0
-    offset: int = 0
-    line: int = 0
+    place: Place = field(default_factory=Place)
     position: Position = field(default_factory=Position)
     document_ended: bool = False
     counts: Counter[str] = field(default_factory=Counter)
@@ -52,33 +47,13 @@ class State:
     @classmethod
     def of(cls, saved: dict[str, Any]) -> State:
         """Return a state that was saved as JSON."""
-        saved = {**saved, "position": Position(*saved["position"])}
-        return cls(**{**saved, "counts": Counter(saved["counts"])})
+        place, position = Place(*saved["place"]), Position(*saved["position"])
+        counts = Counter(saved["counts"])
+        return cls(**{**saved, "place": place, "position": position, "counts": counts})
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as JSON can hold it."""
         return dict(vars(self))
-
-
-class Input(NamedTuple):
-    """A part with its content's checksum: wherever it lies, it is the same text."""
-
-    part: Part
-    sha256: str
-
-    @classmethod
-    def of(cls, part: Part) -> Input:
-        """Return a part with its checksum, for which it is read once."""
-        return cls(part, sha256(Path(part.path), part.start, part.end))
-
-
-class _Mark(NamedTuple):
-    """Where a chunk ends; the last one of a part is empty."""
-
-    part: int
-    offset: int
-    lines: int
-    is_last: bool
 
 
 class Split:
@@ -118,7 +93,7 @@ class Split:
             UserError: a line is invalid, or there is no text.
         """
         try:
-            for mark, items in pool.map(self._chunks()):
+            for mark, items in pool.map(read_chunks(self._inputs, self._state.place)):
                 self._check(items, mark)
                 self._append(items)
                 self._advance(mark)
@@ -131,32 +106,12 @@ class Split:
             self._store.close()
         return self._summary()
 
-    def _chunks(self) -> Iterator[tuple[_Mark, bytes]]:
-        """Yield the chunks of all parts, and an empty one at the end of each."""
+    def _advance(self, mark: Mark) -> None:
         state = self._state
-        offset, line = state.offset, state.line
-        for number in range(state.part, len(self._inputs)):
-            part, expected = self._inputs[number]
-            reader = Reader(part, offset, line)
-            for chunk in reader:
-                offset = chunk.offset
-                yield _Mark(number, offset, chunk.lines, False), chunk.data
-            if reader.sha256() != expected:
-                partial = self._prefix.parent
-                raise UserError(
-                    f"{part.path} changed while it was read; delete {partial} and start again"
-                )
-            yield _Mark(number, offset, 0, True), b""
-            offset, line = 0, 0
-
-    def _advance(self, mark: _Mark) -> None:
-        state = self._state
-        state.part, state.offset, state.line = mark.part, mark.offset, state.line + mark.lines
-        if not mark.is_last:
-            return
-        state.part_lines.append(state.line)
-        state.part, state.offset, state.line = mark.part + 1, 0, 0
-        state.document_ended = True
+        if mark.is_last:
+            state.part_lines.append(mark.place.line)
+            state.document_ended = True
+        state.place = mark.next
 
     def _append(self, items: Items) -> None:
         state = self._state
@@ -170,11 +125,11 @@ class Split:
         self._store.append(items.tokens, items.sizes)
         state.document_ended = items.ends_document
 
-    def _check(self, items: Items, mark: _Mark) -> None:
-        part = self._inputs[mark.part].part
+    def _check(self, items: Items, mark: Mark) -> None:
+        part = self._inputs[mark.place.part].part
         if items.counts["lines"] != mark.lines:
             raise RuntimeError(f"{part}: {items.counts['lines']} of {mark.lines} lines came back")
-        for message in describe_invalid(items.invalid, part.path, self._state.line):
+        for message in describe_invalid(items.invalid, part.path, self._state.place.line):
             where = f"{message} (counted from byte {part.start})" if part.start else message
             if not self._skip_invalid:
                 raise UserError(f"{where}; mend the file, or use --invalid-lines skip")
