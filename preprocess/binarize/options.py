@@ -38,9 +38,7 @@ def make_parser(description: str | None, *, characters: bool = False) -> argpars
     machine = parser.add_argument_group("machines")
     machine.add_argument("--shard", type=int, default=0, metavar="K", help="make shard K, from 0")
     machine.add_argument("--num-shards", type=int, default=1, metavar="N", help="of N shards")
-    machine.add_argument(
-        "--workers", type=int, default=available_cores(), help="processes (default: all cores)"
-    )
+    add_workers(machine)
     return parser
 
 
@@ -89,11 +87,23 @@ def _add_lines(parser: argparse.ArgumentParser) -> None:
     lines.add_argument(
         "--long-lines", choices=("split", "skip"), default="split", help="(default: %(default)s)"
     )
-    lines.add_argument(
+    add_invalid_lines(lines)
+
+
+def add_invalid_lines(group: argparse._ActionsContainer) -> None:
+    """Add the option that says what becomes of broken lines."""
+    group.add_argument(
         "--invalid-lines",
         choices=("error", "skip"),
         default="error",
         help="lines that are not UTF-8 or not JSON (default: %(default)s)",
+    )
+
+
+def add_workers(group: argparse._ActionsContainer) -> None:
+    """Add the number of processes."""
+    group.add_argument(
+        "--workers", type=int, default=available_cores(), help="processes (default: all cores)"
     )
 
 
