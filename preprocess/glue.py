@@ -8,12 +8,15 @@ r"""GLUE's .tsv files to a data-bin for each task.
 The dictionary has to be that of the pre-trained model: RoBERTa's dict.txt, or the one in the folder
 that the model was trained on. Each OUT/TASK has input0, input1 and label as fairseq's
 sentence_prediction reads them, the ids of the test sets, and manifest.json with all counts.
+GLUE's site wants two more sets. The diagnostic one, diagnostic/diagnostic.tsv, becomes a third test
+set of MNLI, whose model predicts AX. WNLI is not trained: OUT/WNLI.tsv has its majority class.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +25,8 @@ from binarize import vocabulary
 from binarize.folder import Folder
 from binarize.store import sha256
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.tasks.glue.definitions import Task, parse_tasks
+from fairseq_posenc.glue.submission import write_predictions
+from fairseq_posenc.tasks.glue.definitions import WNLI, Task, parse_tasks
 from fairseq_posenc.tokens.numbers import Encoder, Symbols
 from glue_tasks.binary import Writer
 from glue_tasks.rows import find_file, read_examples
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from fairseq.data import Dictionary
 
 _FORMAT = 1  # of manifest.json
+_SPLITS = "train,valid,test"
 _FEWEST = 8  # tokens of an example
 
 
@@ -43,22 +48,25 @@ def main() -> None:
     args = _parser().parse_args()
     _check(args)
     tasks = parse_tasks(args.tasks)
-    for task in tasks:  # before any work is done
-        for split in _splits(task, args):
-            find_file(args.raw, task, split)
+    files = {task.name: _files(task, args) for task in tasks}  # before any work is done
     dictionary = vocabulary.dictionary(args)
     encoder = vocabulary.encoder(args, dictionary)
     try:
         for task in tasks:
-            _write_task(task, args, encoder, dictionary)
+            _write_task(task, files[task.name], args, encoder, dictionary)
+        if (args.tasks, args.splits) == ("all", _SPLITS) and (args.raw / WNLI.name).is_dir():
+            _write_majority(args)
     except KeyboardInterrupt:
         sys.exit("interrupted; start the same command again to go on")
 
 
 def _write_task(
-    task: Task, args: argparse.Namespace, encoder: Encoder, dictionary: Dictionary
+    task: Task,
+    files: dict[str, Path],
+    args: argparse.Namespace,
+    encoder: Encoder,
+    dictionary: Dictionary,
 ) -> None:
-    files = {split: find_file(args.raw, task, split) for split in _splits(task, args)}
     folder = Folder(args.out / task.name, _plan(args, files))
     if folder.is_done():
         print(f"{folder.path} is there already, made from the same files with the same options")
@@ -79,9 +87,26 @@ def _write_task(
     print(f"wrote {folder.path}")
 
 
-def _splits(task: Task, args: argparse.Namespace) -> list[str]:
-    wanted = args.splits.split(",")
-    return [split for split in task.files if split.rstrip("1") in wanted]
+def _write_majority(args: argparse.Namespace) -> None:
+    """Write what is handed in for WNLI."""
+    found = _files(WNLI, args)
+    train, test = (read_examples(found[split], WNLI, split) for split in ("train", "test"))
+    ((label, count),) = Counter(train.labels).most_common(1)
+    path = args.out / f"{WNLI.name}.tsv"
+    write_predictions(path, test.ids, [label] * len(test.ids))
+    print(f"wrote {path}: {label} for all, the label of {count:,} of {len(train.labels):,}")
+
+
+def _files(task: Task, args: argparse.Namespace) -> dict[str, Path]:
+    found = {}
+    for split in task.files:
+        if split.rstrip("12") in args.splits.split(","):
+            try:
+                found[split] = find_file(args.raw, task, split)
+            except UserError:
+                if split not in task.optional:
+                    raise
+    return found
 
 
 def _plan(args: argparse.Namespace, files: dict[str, Path]) -> dict[str, Any]:
@@ -112,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     add("raw", type=Path, help="folder with CoLA/train.tsv and so on; also .gz, .bz2, .xz, .zst")
     add("--out", type=Path, required=True, help="folder to make, with a folder for each task")
     add("--tasks", default="all", help="names separated by commas (default: all eight)")
-    add("--splits", default="train,valid,test", help="which sets (default: %(default)s)")
+    add("--splits", default=_SPLITS, help="which sets (default: %(default)s)")
     vocabulary.add_arguments(parser)
     add("--dict", type=Path, help="dict.txt of the pre-trained model; needed with --encoder-json")
     add(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -36,7 +37,7 @@ def find_file(folder: Path, task: Task, split: str) -> Path:
     Raises:
         UserError: it is not there.
     """
-    plain = folder / task.name / f"{task.files[split]}.tsv"
+    plain = Path(os.path.normpath(folder / task.name / f"{task.files[split]}.tsv"))
     for suffix in _ENDINGS:
         path = plain.with_name(plain.name + suffix)
         if path.is_file():
