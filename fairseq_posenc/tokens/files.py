@@ -83,6 +83,12 @@ def contents(path: Union[str, Path], file: BinaryIO) -> BinaryIO:
     return cast("BinaryIO", opener(file)) if opener else file
 
 
+def read(path: Path) -> bytes:
+    """Return what a whole file holds; an OSError or one of ``DAMAGED`` if it cannot be read."""
+    with open(path, "rb") as file:
+        return contents(path, file).read()
+
+
 def _rows(path: Union[str, Path]) -> Iterator[bytes]:
     """Yield the rows of a Parquet file as lines of JSON."""
     try:
