@@ -19,13 +19,14 @@ from __future__ import annotations
 import argparse
 import hashlib
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from binarize.folder import Folder
 from binarize.formats import check_format
 from binarize.options import add_invalid_lines, add_workers
-from binarize.shards import find_files, parts_of_shard
+from binarize.shards import Part, find_files, parts_of_shard
 from binarize.sources import Input
 from fairseq_posenc.errors import UserError
 from mixing.corpora import Corpus, parse_corpus
@@ -66,7 +67,13 @@ def main() -> None:
 def _inputs(corpus: Corpus) -> list[Input]:
     parts = parts_of_shard(find_files(corpus.paths), 0, 1)
     check_format(corpus.lines, [part.path for part in parts])
-    return list(map(Input.of, parts))
+    return list(map(_input, parts))
+
+
+@cache
+def _input(part: Part) -> Input:
+    """Return a part with its checksum, which is computed once for several sets of one Pile."""
+    return Input.of(part)
 
 
 def _plan(corpora: list[tuple[Corpus, list[Input]]], rules: Rules) -> dict[str, Any]:

@@ -105,6 +105,9 @@ def test_gpt2_bpe_of_random_unicode_is_fairseqs(seed, roberta):
     expected = [[*map(dictionary.index, line), dictionary.eos()] for line in theirs]
     assert sizes.tolist() == [len(line) for line in expected]
     assert tokens.tolist() == [number for line in expected for number in line]
+    for whole in (text, "ordinary, with\nline ends  "):  # with offsets: a text as it stands
+        numbers = [dictionary.index(str(n)) for n in encoder._fairseq.encode(whole)]
+        assert encoder.tokens(whole).ids.tolist() == numbers
 
 
 @needs_data
