@@ -423,6 +423,12 @@ def test_multi30k(tmp_path):
 # ------------------------------------------------------------------------------ pieces and filters
 
 
+def test_fairseq_is_not_imported_before_it_is_needed():
+    """It takes seconds, and the program only starts fairseq's own."""
+    code = "import sys, translation; sys.exit('fairseq' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=PROGRAM.parent, timeout=60)
+
+
 def test_pieces_joined_are_the_text(tmp_path):
     french, english = sentences(60, 0)
     strange = ["<s> </s> <pad> <unk>", "½ … ﬁ é e\u0301 «\u202fça\u202f» > 2/3 < 1", "kp"]

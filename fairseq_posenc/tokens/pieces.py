@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-
-from fairseq.data import Dictionary
+from typing import TYPE_CHECKING
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tokens.offsets import Tokens
 from fairseq_posenc.tokens.symbols import SymbolEncoder
+
+if TYPE_CHECKING:
+    from fairseq.data import Dictionary
 
 
 class Pieces:
@@ -52,6 +54,8 @@ class Pieces:
 
     def dictionary(self) -> Dictionary:
         """Return a dictionary of all pieces that can occur in a text, in the model's order."""
+        from fairseq.data import Dictionary
+
         made = Dictionary()
         for number, name in enumerate(self.names):
             if not self.model.is_control(number) and not self.model.is_unknown(number):

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
-from fairseq.data import Dictionary
 
 from fairseq_posenc.tokens.numbers import Encoded, Symbols
+
+if TYPE_CHECKING:
+    from fairseq.data import Dictionary
 
 SPACE = "▁"  # sentencepiece's sign for a space
 
