@@ -19,6 +19,8 @@ DEV = ["mypy", "pre-commit", "pytest", "pytest-timeout", "pytest-xdist", "ruff",
 TRITON = ['triton; sys_platform == "linux"']
 # BLEU-4 as reports of course work have it, beside sacreBLEU's.
 NLTK = ["nltk"]
+# Corpora that are published as Parquet.
+PARQUET = ["pyarrow"]
 # Runs of GLUE as jobs of a cluster.
 SUBMITIT = ["submitit"]
 
@@ -43,13 +45,15 @@ setup(
         "sentencepiece>=0.2.3",  # whose offsets SQuAD needs
         "tiktoken",
         "torch>=2.6",  # from here on loading a checkpoint runs no code
+        "zstandard",
     ],
     extras_require={
         "plot": PLOT,
         "hf": HF,
         "nltk": NLTK,
+        "parquet": PARQUET,
         "submitit": SUBMITIT,
-        "dev": DEV + PLOT + HF + NLTK + TRITON,
+        "dev": DEV + PLOT + HF + NLTK + PARQUET + TRITON,
     },
     entry_points={"console_scripts": ["fairseq-posenc = fairseq_posenc.cli:main"]},
 )
