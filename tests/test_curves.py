@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from fairseq_posenc.cli import main
-from fairseq_posenc.curves.stages import SIDE, find_stages, smoothed
 from fairseq_posenc.curves.tables import all_tables
+from fairseq_posenc.reporting.stages import SIDE, find_stages, smoothed
 from fairseq_posenc.running.logs import Curve, Entry, parse_line, read_curve
 
 JSON = [

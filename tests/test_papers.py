@@ -10,7 +10,7 @@ import pytest
 from fairseq_posenc import recipes
 from fairseq_posenc.cli import COMMANDS
 from fairseq_posenc.recipes import papers
-from fairseq_posenc.report.tables import TABLES
+from fairseq_posenc.recipes.reported import TABLES
 from test_report import TRANSLATION, bleu, checkpoint, glue, log, ours, report, squad
 from test_train_scripts_pretraining import ABLATIONS, RUNS
 

@@ -13,7 +13,8 @@ import torch
 from commands import new_directory, train, trained
 from fairseq_posenc import recipes
 from fairseq_posenc.cli import main
-from fairseq_posenc.report.tables import TABLES, canonical
+from fairseq_posenc.recipes.reported import TABLES
+from fairseq_posenc.report.tables import canonical
 
 # A training as the paper's small scale has it, but for what a test changes.
 LIKE_A_SMALL = {

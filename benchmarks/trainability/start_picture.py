@@ -9,7 +9,7 @@ from typing import Any
 
 from starts import STARTS
 
-from fairseq_posenc.curves.picture import spread
+from fairseq_posenc.reporting.pictures import spread
 
 GREY = "#666666"
 # Okabe and Ito's, which colour-blind people can tell apart, after grey; then two more.

@@ -10,7 +10,7 @@ from fairseq_posenc.compare.pipeline import Outcome, Results, data_folder, model
 from fairseq_posenc.compare.settings import Settings
 from fairseq_posenc.compare.statements import statements
 from fairseq_posenc.compare.training import train_command, validate_command
-from fairseq_posenc.curves.picture import can_draw, draw_curves
+from fairseq_posenc.reporting.pictures import can_draw, draw_curves
 from fairseq_posenc.running.progress import format_time, say
 from fairseq_posenc.running.steps import write_whole
 

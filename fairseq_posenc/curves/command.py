@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
-from fairseq_posenc.curves.picture import can_draw, draw_lines
-from fairseq_posenc.curves.stages import smoothed
 from fairseq_posenc.curves.tables import all_tables
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.reporting.pictures import can_draw, draw_lines
+from fairseq_posenc.reporting.stages import smoothed
 from fairseq_posenc.running.logs import Curve, read_curve_file
 from fairseq_posenc.running.steps import write_whole
 

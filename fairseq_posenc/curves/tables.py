@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fairseq_posenc.curves.stages import LEAST, SIDE, SLOW, find_stages, smoothed
+from fairseq_posenc.reporting.stages import LEAST, SIDE, SLOW, find_stages, smoothed
 from fairseq_posenc.running.logs import Curve, Entry
 
 Curves = Mapping[str, Curve]
@@ -41,13 +41,8 @@ def best_table(curves: Curves) -> str:
     return _table(columns, rows)
 
 
-def of_epochs(curve: Curve) -> dict[int, Entry]:
-    """Return the last validation of each epoch."""
-    return {entry.epoch: entry for entry in curve.entries if entry.is_finite and entry.epoch}
-
-
 def _epochs(curves: Curves) -> list[str]:
-    found = {name: of_epochs(curve) for name, curve in curves.items()}
+    found = {name: curve.epochs for name, curve in curves.items()}
     epochs = sorted({epoch for each in found.values() for epoch in each})
     if not epochs:
         return []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fairseq_posenc.curves.picture import can_draw
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.length.candidates import parse_candidates
 from fairseq_posenc.length.checkpoint import load
@@ -21,6 +20,7 @@ from fairseq_posenc.length.report import (
     write_markdown,
 )
 from fairseq_posenc.length.stream import read_dictionary, read_stream
+from fairseq_posenc.reporting.pictures import can_draw
 
 REPORT, FIGURES, PICTURE = "lm-length.md", "lm-length.json", "lm-length.png"
 

@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from fairseq_posenc.curves.picture import COLOURS, GREY, STYLES, plain_ticks, spread
 from fairseq_posenc.length.report import Results, Row
+from fairseq_posenc.reporting.pictures import COLOURS, GREY, STYLES, plain_ticks, spread
 
 _MARGIN = 1.05  # room above and below the lines
 _LABEL_HEIGHT = 0.06  # of the height of the axes

@@ -10,7 +10,7 @@ from typing import Any
 
 from fairseq_posenc import recipes
 from fairseq_posenc.recipes.commands import evaluations, finetuning, training
-from fairseq_posenc.report.tables import TABLES
+from fairseq_posenc.recipes.reported import TABLES
 
 Entry = Mapping[str, Any]
 

@@ -6,9 +6,10 @@ import argparse
 import json
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.recipes.reported import TABLES
 from fairseq_posenc.report.markdown import as_data, as_text
 from fairseq_posenc.report.search import find
-from fairseq_posenc.report.tables import TABLES, collect
+from fairseq_posenc.report.tables import collect
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

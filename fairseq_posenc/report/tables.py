@@ -9,16 +9,9 @@ from typing import Any, NamedTuple, Optional
 from fairseq_posenc import recipes, registry
 from fairseq_posenc.analysis.catalogue import count_at_base_size
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.recipes.reported import TABLES
 from fairseq_posenc.report.logs import Figure
 from fairseq_posenc.report.runs import Run
-
-# By the paper's own number or, where a figure or the text has the numbers, by that.
-TABLES = {
-    **{"A1": "m4m_table1", "A-loss": "m4m_losses", "A2": "m4m_table2", "A-raffel": "m4m_raffel"},
-    **{f"A{number}": f"m4m_table{number}" for number in range(3, 8)},
-    **{f"B{number}": f"decbert_table{number}" for number in range(1, 5)},
-    **{"B-figure2": "decbert_figure2", "B-figure4": "decbert_figure4", "C": "fr_en"},
-}
 
 
 class Row(NamedTuple):
