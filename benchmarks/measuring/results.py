@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from fairseq_posenc.reporting.markdown import table
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 PREFIX = "benchmark_"  # of the files' names
@@ -86,13 +88,7 @@ def load(folder: Path = RESULTS) -> list[Result]:
     ]
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -> list[str]:
-    """Return a Markdown table; the first ``texts`` columns are aligned left, numbers right."""
-    rule = [":--" if column < texts else "--:" for column in range(len(header))]
-    return [f"| {' | '.join(cells)} |" for cells in (header, rule, *rows)]
-
-
-def rows_table(rows: Iterable[Row]) -> list[str]:
+def rows_table(rows: Iterable[Row]) -> str:
     """Return every row with all its figures as a Markdown table."""
     header = [
         *("scope", "mode", "encoding", "backend", "n", "batch", "dropout"),
@@ -107,7 +103,7 @@ def rows_table(rows: Iterable[Row]) -> list[str]:
         ]
         for row in rows
     )
-    return table(header, cells, texts=4)
+    return table(header, cells, "llllr")
 
 
 def _rounded(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from fairseq_posenc.compare.pipeline import Outcome, Results, data_folder, model
 from fairseq_posenc.compare.settings import Settings
 from fairseq_posenc.compare.statements import statements
 from fairseq_posenc.compare.training import train_command, validate_command
+from fairseq_posenc.reporting import markdown
 from fairseq_posenc.reporting.pictures import can_draw, draw_curves
 from fairseq_posenc.running.progress import format_time, say
 from fairseq_posenc.running.steps import write_whole
@@ -87,17 +88,16 @@ def _introduction(results: Results) -> str:
 
 def table(outcomes: list[Outcome]) -> str:
     """Return the table of all models, in Markdown."""
+    header = ("encoding", "position parameters", "validation perplexity", "tokens/s", "time")
     rows = [
-        "| encoding | position parameters | validation perplexity | tokens/s | time |",
-        "| --- | ---: | ---: | ---: | ---: |",
-    ]
-    rows += [
-        f"| `{outcome.contender.name}` | {outcome.position_parameters:,} "
-        f"| {outcome.perplexity:,.2f} | {outcome.curve.speed:,.0f} "
-        f"| {format_time(outcome.seconds)} |"
+        (
+            *(f"`{outcome.contender.name}`", f"{outcome.position_parameters:,}"),
+            *(f"{outcome.perplexity:,.2f}", f"{outcome.curve.speed:,.0f}"),
+            format_time(outcome.seconds),
+        )
         for outcome in outcomes
     ]
-    return "\n".join(rows)
+    return markdown.table(header, rows)
 
 
 def _again(settings: Settings) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
+from fairseq_posenc.reporting.markdown import table
 from fairseq_posenc.reporting.stages import LEAST, SIDE, SLOW, find_stages, smoothed
 from fairseq_posenc.running.logs import Curve, Entry
 
@@ -38,7 +39,7 @@ def best_table(curves: Curves) -> str:
         if accuracies:
             row.append("-" if best.accuracy is None else f"{best.accuracy:.1f} %")
         rows.append([*row, f"{curve.speed:,.0f}" if curve.speed else "-"])
-    return _table(columns, rows)
+    return table(columns, rows)
 
 
 def _epochs(curves: Curves) -> list[str]:
@@ -50,7 +51,7 @@ def _epochs(curves: Curves) -> list[str]:
         [str(epoch), *(_perplexity(each.get(epoch)) for each in found.values())] for epoch in epochs
     ]
     header = ["epoch", *(f"`{name}`" for name in curves)]
-    return ["## Perplexity by epoch", _table(header, rows), *_reached(found)]
+    return ["## Perplexity by epoch", table(header, rows), *_reached(found)]
 
 
 def _perplexity(entry: Entry | None) -> str:
@@ -89,7 +90,7 @@ def _stages(curves: Curves) -> list[str]:
             ends = [f"{update:,}" for update in (*stages, stages.plateau - stages.start)]
         last = f"{points[-1][1]:.3f}" if points else "-"
         rows.append([f"`{name}`", _interval(curve), *ends, last])
-    return ["## Stages of the training loss, in updates", _table(columns, rows), STAGES_NOTE]
+    return ["## Stages of the training loss, in updates", table(columns, rows), STAGES_NOTE]
 
 
 def _interval(curve: Curve) -> str:
@@ -110,8 +111,3 @@ def _not_finite(curves: Curves) -> str:
                     "lines; these are left out"
                 )
     return "\n".join(lines)
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    rule = ["---"] + ["---:"] * (len(header) - 1)
-    return "\n".join(f"| {' | '.join(row)} |" for row in (header, rule, *rows))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from fairseq_posenc import recipes
+from fairseq_posenc.reporting.markdown import table
 from fairseq_posenc.tasks.glue.definitions import TASKS
 
 _METRICS = {
@@ -38,13 +39,13 @@ def report(results: dict[str, Any]) -> str:
         "",
         "Of the learning rate with the best mean: its seeds. `best` is over all runs.",
         "",
-        *_table(_SPREAD_HEAD, [row for name in tasks for row in _spread_rows(name, tasks[name])]),
+        table(_SPREAD_HEAD, [row for t in tasks for row in _spread_rows(t, tasks[t])], "l"),
         "",
         *_collapsed(tasks),
         "## All runs",
     ]
     for name, entry in tasks.items():
-        lines += ["", f"### {name}", "", *_runs(entry)]
+        lines += ["", f"### {name}", "", _runs(entry)]
     for label in results["unfinished"]:
         lines += ["", f"Not finished: {label}."]
     return "\n".join(lines) + "\n"
@@ -57,18 +58,22 @@ def _beside_the_paper(results: dict[str, Any]) -> Iterator[str]:
     ours += [f"{figures[how][key]:.2f}" for key, figures in columns.values()]
     head = ["", *(f"{name} ({_metric(key).split()[0]})" for name, (key, _) in columns.items())]
     rows, notes = [ours], []
-    for table in _paper_tables(protocol):
-        if not set(columns) & set(table["columns"]):
+    for reported in _paper_tables(protocol):
+        if not set(columns) & set(reported["columns"]):
             continue
-        for row in table["rows"]:
+        for row in reported["rows"]:
             values = [row["values"].get(name) for name in columns]
             shown = ["" if value is None else f"{value:.2f}" for value in values]
-            label = f"{row['name']}, `{row['position_encoding']}`, {table['where']}"
+            label = f"{row['name']}, `{row['position_encoding']}`, {reported['where']}"
             rows.append([label, *shown])
-        notes += [f"{table['where'].capitalize()}: {table['note']}"] if table.get("note") else []
-    yield from _table(head, rows)
+        notes += [_note(reported)] if reported.get("note") else []
+    yield table(head, rows, "l")
     for note in notes:
         yield from ("", note)
+
+
+def _note(reported: dict[str, Any]) -> str:
+    return f"{reported['where'].capitalize()}: {reported['note']}"
 
 
 def _columns(tasks: dict[str, Any]) -> dict[str, tuple[str, dict[str, Any]]]:
@@ -128,7 +133,7 @@ def _collapsed(tasks: dict[str, Any]) -> list[str]:
     return [f"{text}in the figures above:", "", *(f"- `{folder}`" for folder in folders), ""]
 
 
-def _runs(entry: dict[str, Any]) -> list[str]:
+def _runs(entry: dict[str, Any]) -> str:
     names = list(entry["runs"][0]["metrics"])
     head = ["learning rate", "seed", "best at update", *map(_metric, names), ""]
     rows = [
@@ -139,14 +144,9 @@ def _runs(entry: dict[str, Any]) -> list[str]:
         ]
         for run in entry["runs"]
     ]
-    return _table(head, rows)
+    return table(head, rows, "l")
 
 
 def _metric(key: str) -> str:
     name, _, which = key.partition("_")
     return f"{_METRICS[name]} {which}".strip()
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [head, ["---"] * len(head), *rows]
-    return [f"| {' | '.join(line)} |" for line in lines]

@@ -11,6 +11,7 @@ import torch
 from fairseq_posenc.length.candidates import Candidate
 from fairseq_posenc.length.checkpoint import LoadedModel
 from fairseq_posenc.length.scoring import Score
+from fairseq_posenc.reporting import markdown
 from fairseq_posenc.running.steps import write_whole
 from fairseq_posenc.version import __version__
 
@@ -74,17 +75,14 @@ class Results(NamedTuple):
 
 def table(results: Results) -> str:
     """Return the table of all models in Markdown, and the reasons for its dashes below it."""
-    lengths = "".join(f" {length:,} |" for length in results.lengths)
-    lines = [
-        f"| model | evaluation | trained at |{lengths}",
-        f"| --- | --- | ---: |{' ---: |' * len(results.lengths)}",
+    rows = [
+        [row.candidate.name, mode, f"{row.trained_length:,}", *map(_cell, scores.values())]
+        for row in results.rows
+        for mode, scores in row.scores.items()
     ]
-    for row in results.rows:
-        for mode, scores in row.scores.items():
-            cells = "".join(f" {_cell(score)} |" for score in scores.values())
-            lines.append(f"| {row.candidate.name} | {mode} | {row.trained_length:,} |{cells}")
+    header = ["model", "evaluation", "trained at", *(f"{n:,}" for n in results.lengths)]
     notes = [f"- {row.candidate.name}: {note}" for row in results.rows for note in _refusals(row)]
-    return "\n".join([*lines, "", *notes] if notes else lines)
+    return "\n".join([markdown.table(header, rows, "llr"), *([""] if notes else []), *notes])
 
 
 def _cell(score: Score) -> str:

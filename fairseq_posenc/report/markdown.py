@@ -10,6 +10,7 @@ from fairseq_posenc.report.differences import differences
 from fairseq_posenc.report.logs import Figure
 from fairseq_posenc.report.runs import Run
 from fairseq_posenc.report.tables import Row, Table
+from fairseq_posenc.reporting import markdown
 
 
 def as_text(tables: Sequence[Table], others: Sequence[Run]) -> str:
@@ -72,9 +73,8 @@ def _paper(letter: str) -> str:
 
 def _table(table: Table) -> str:
     texts = list(dict.fromkeys(name for row in table.rows for name in row.texts))
-    rule = ["---", "---", *("---:" for _ in table.columns), *("---" for _ in texts)]
-    header = [*table.columns, *(f"{name}, the paper's" for name in texts)]
-    rows = [["", "our run", *header], rule]
+    header = ["", "our run", *table.columns, *(f"{name}, the paper's" for name in texts)]
+    rows = []
     for row in table.rows:
         for model in row.models or [[]]:
             ours = {**row.computed, **table.ours(model)}
@@ -85,7 +85,7 @@ def _table(table: Table) -> str:
             words = [row.texts.get(name, "-") for name in texts]
             name = _names(model) or ("counted" if row.computed else "-")
             rows.append([row.name, name, *cells, *words])
-    lines = "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+    lines = markdown.table(header, rows, f"ll{'r' * len(table.columns)}l")
     title = f"## Table {table.id}: {table.title}"
     note = table.note and f"The paper's figures: {table.note}"
     examples = _examples() if table.id == "C" else ""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional
 
+from fairseq_posenc.reporting.markdown import table
 from fairseq_posenc.running.steps import write_whole
 from fairseq_posenc.translation.generate import Search
 from fairseq_posenc.translation.piece_bleu import NAME
@@ -96,7 +96,7 @@ def _scores(result: Evaluation) -> list[str]:
     ]
     header = ["system", "search", "length penalty", *METRICS, NAME, "checkpoint or translations"]
     signatures = {**result.signatures, NAME: result.piece_bleu}
-    return [_table(header, rows, numbers=(2, 3, 4, 5)), _list(signatures)]
+    return [table(header, rows, "llrrrrl"), _list(signatures)]
 
 
 def _differences(result: Evaluation) -> list[str]:
@@ -107,7 +107,7 @@ def _differences(result: Evaluation) -> list[str]:
     header = ["system", *(cell for metric in METRICS for cell in (metric, "p"))]
     return [
         f"## Differences from `{result.baseline}`",
-        _table(header, rows, numbers=range(1, len(header))),
+        table(header, rows),
         "p: how likely chance alone, in the choice of the test sentences, makes so large a "
         "difference (paired bootstrap). What another seed of the training would change is not in "
         "it.",
@@ -130,12 +130,7 @@ def _lengths(result: Evaluation) -> list[str]:
         for group in result.groups
     ]
     header = ["words", "sentences", *(f"`{name}`" for name in systems)]
-    return [title, _table(header, rows, numbers=range(1, len(header)))]
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int]) -> str:
-    rule = ["---:" if column in numbers else "---" for column in range(len(header))]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rule, *rows))
+    return [title, table(header, rows)]
 
 
 def _list(signatures: dict[str, str]) -> str:
