@@ -11,7 +11,8 @@ from fairseq_posenc.compare.settings import Settings
 from fairseq_posenc.compare.statements import statements
 from fairseq_posenc.compare.training import train_command, validate_command
 from fairseq_posenc.reporting import markdown
-from fairseq_posenc.reporting.pictures import can_draw, draw_curves
+from fairseq_posenc.reporting.learning import draw_lines, validation_line
+from fairseq_posenc.reporting.pictures import can_draw
 from fairseq_posenc.running.progress import format_time, say
 from fairseq_posenc.running.steps import write_whole
 
@@ -27,11 +28,11 @@ _BIGGER = (
 def write_report(results: Results) -> Path:
     """Write the report and, if matplotlib is installed, its picture; return the report's path."""
     out = results.settings.out
-    drawn = can_draw()
-    if drawn:
-        curves = {outcome.contender.name: outcome.curve for outcome in results.outcomes}
+    drawn = False
+    if can_draw():
+        lines = {each.contender.name: validation_line(each.curve) for each in results.outcomes}
         title = "Validation perplexity of the masked language model"
-        draw_curves(curves, title, out / PICTURE)
+        drawn = draw_lines(lines, title, out / PICTURE, log=True)
     else:
         say("no picture of the curves: matplotlib is not installed (pip install matplotlib)")
     parts = [

@@ -11,8 +11,9 @@ from typing import Optional
 
 from fairseq_posenc.curves.tables import all_tables
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.reporting.pictures import can_draw, draw_lines
-from fairseq_posenc.reporting.stages import smoothed
+from fairseq_posenc.reporting.learning import draw_lines, training_line, validation_line
+from fairseq_posenc.reporting.pictures import can_draw
+from fairseq_posenc.reporting.record import make_folder
 from fairseq_posenc.running.logs import Curve, read_curve_file
 from fairseq_posenc.running.steps import write_whole
 
@@ -45,22 +46,20 @@ def run(args: argparse.Namespace) -> int:
     """
     first, last = _part(args.updates)
     curves = _read(args.logs)
-    args.out.mkdir(parents=True, exist_ok=True)
+    make_folder(args.out)
     text = all_tables(curves)
     print(text)
-    if can_draw():
-        pictures = {
-            PICTURE: (args.title, {name: curve.points for name, curve in curves.items()}),
-            TRAINING: (
-                "Training loss in nats",
-                {name: smoothed(curve) for name, curve in curves.items()},
-            ),
+    pictures = {
+        PICTURE: (args.title, validation_line),
+        TRAINING: ("Training loss in nats", training_line),
+    }
+    for file, (title, line_of) in pictures.items() if can_draw() else ():
+        lines = {
+            name: [point for point in line_of(curve) if first <= point[0] <= last]
+            for name, curve in curves.items()
         }
-        for file, (title, lines) in pictures.items():
-            cut = {n: [p for p in line if first <= p[0] <= last] for n, line in lines.items()}
-            if any(cut.values()):
-                draw_lines(cut, title, args.out / file, log=file == PICTURE)
-                text += f"\n![{title}]({file})\n"
+        if draw_lines(lines, title, args.out / file, log=file == PICTURE):
+            text += f"\n![{title}]({file})\n"
     write_whole(args.out / TABLE, text)
     print(f"tables and pictures: {args.out}" if can_draw() else f"tables: {args.out} (no pictures)")
     return 0
@@ -89,10 +88,4 @@ def _read(texts: Sequence[str]) -> dict[str, Curve]:
         curves[name] = read_curve_file(log)
         if not curves[name].entries:
             raise UserError(f"{name}: {log} has no validation; fairseq-train prints one an epoch")
-        if not curves[name].points:
-            first = curves[name].entries[0]
-            raise UserError(
-                f"{name}: {log} has no validation whose loss is a number: it is "
-                f"{first.loss:g} from update {first.updates:,} on"
-            )
     return curves

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from fairseq_posenc.reporting.markdown import table
@@ -34,8 +35,9 @@ def best_table(curves: Curves) -> str:
     rows = []
     for name, curve in curves.items():
         best = curve.best
-        row = [f"`{name}`", f"{curve.entries[-1].updates:,}", f"{best.updates:,}"]
-        row += [f"{best.loss:.3f}", f"{best.nats:.3f}", f"{best.perplexity:,.2f}"]
+        row = [f"`{name}`", f"{curve.entries[-1].updates:,}"]
+        row += [f"{best.updates:,}" if best.is_finite else "-"]
+        row += [_number(best.loss, 3), _number(best.nats, 3), _perplexity(best)]
         if accuracies:
             row.append("-" if best.accuracy is None else f"{best.accuracy:.1f} %")
         rows.append([*row, f"{curve.speed:,.0f}" if curve.speed else "-"])
@@ -55,7 +57,11 @@ def _epochs(curves: Curves) -> list[str]:
 
 
 def _perplexity(entry: Entry | None) -> str:
-    return "-" if entry is None else f"{entry.perplexity:,.2f}"
+    return "-" if entry is None or not entry.is_finite else f"{entry.perplexity:,.2f}"
+
+
+def _number(value: float, digits: int) -> str:
+    return f"{value:.{digits}f}" if math.isfinite(value) else "-"
 
 
 def _reached(found: Mapping[str, Mapping[int, Entry]]) -> list[str]:
@@ -106,7 +112,7 @@ def _not_finite(curves: Curves) -> str:
             found = [entry for entry in entries if not entry.is_finite]
             if found:
                 lines.append(
-                    f"- `{name}`: the {what} loss is {found[0].loss:g} at update "
+                    f"- `{name}` diverged: the {what} loss is {found[0].loss:g} at update "
                     f"{found[0].updates:,} first, and no number in {len(found)} of {len(entries)} "
                     "lines; these are left out"
                 )

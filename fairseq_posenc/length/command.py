@@ -21,6 +21,7 @@ from fairseq_posenc.length.report import (
 )
 from fairseq_posenc.length.stream import read_dictionary, read_stream
 from fairseq_posenc.reporting.pictures import can_draw
+from fairseq_posenc.reporting.record import make_folder
 
 REPORT, FIGURES, PICTURE = "lm-length.md", "lm-length.json", "lm-length.png"
 
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(
             f"--lengths {lengths[-1]}: the split {args.split} has only {len(stream):,} tokens"
         )
-    _make_folder(args.out)
+    make_folder(args.out)
     for candidate in candidates:  # so that a wrong one is told before the first is measured
         load(candidate, args.data, dictionary)
     say(f"{len(stream):,} tokens of {args.data / args.split}, all scored once for each figure")
@@ -104,10 +105,3 @@ def _refuse_bad_sizes(
             f"--stride {args.stride} is more than the context length {lengths[0]}: tokens in "
             "between would not be scored; choose a smaller stride"
         )
-
-
-def _make_folder(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out {out}: {error.strerror}; name another folder") from None
