@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fairseq_posenc.reporting.markdown import table
+from fairseq_posenc.reporting.record import Record, read
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 PREFIX = "benchmark_"  # of the files' names
@@ -72,19 +73,19 @@ def as_json(rows: Iterable[Row]) -> str:
 def save(result: Result, folder: Path = RESULTS) -> Path:
     """Keep a measurement as a file, a line for each row."""
     path = folder / f"{PREFIX}{result.name}.json"
-    head = {key: getattr(result, key) for key in ("script", "command", "machine")}
-    rows = ",\n".join(f"  {json.dumps(_rounded(row))}" for row in result.rows)
-    text = json.dumps(head, indent=1)[:-2] + f',\n "rows": [\n{rows}\n ]\n}}\n'
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    data = {"script": result.script, "machine": result.machine}
+    rows = {"rows": [_rounded(row) for row in result.rows]}
+    Record("benchmark", rows, data, command=result.command).write(path)
     return path
 
 
 def load(folder: Path = RESULTS) -> list[Result]:
     """Return all measurements that are kept, by name."""
-    paths = sorted(folder.glob(f"{PREFIX}*.json"))
+    kept = {path: read(path) for path in sorted(folder.glob(f"{PREFIX}*.json"))}
     return [
-        Result(path.stem[len(PREFIX) :], **json.loads(path.read_text("utf-8"))) for path in paths
+        Result(path.stem[len(PREFIX) :], command=one.command, rows=list(one.rows), **one.data)
+        for path, one in kept.items()
     ]
 
 

@@ -13,10 +13,11 @@ from fairseq_posenc.compare.training import train_command, validate_command
 from fairseq_posenc.reporting import markdown
 from fairseq_posenc.reporting.learning import draw_lines, validation_line
 from fairseq_posenc.reporting.pictures import can_draw
+from fairseq_posenc.reporting.record import Record, own_command
 from fairseq_posenc.running.progress import format_time, say
 from fairseq_posenc.running.steps import write_whole
 
-REPORT, PICTURE = "report.md", "curves.png"
+REPORT, PICTURE, RECORD = "report.md", "curves.png", "compare.json"
 _USER_DIR = ' --user-dir "$(fairseq-posenc user-dir)"'  # finds the package on every machine
 _BIGGER = (
     "--encoder-layers 6 --encoder-embed-dim 512 --encoder-ffn-embed-dim 2048 "
@@ -99,6 +100,27 @@ def table(outcomes: list[Outcome]) -> str:
         for outcome in outcomes
     ]
     return markdown.table(header, rows)
+
+
+def record(results: Results) -> Record:
+    """Return the figures of all models."""
+    settings = results.settings
+    rows = [
+        {
+            "model": outcome.contender.name,
+            "position_encoding": outcome.contender.position_encoding,
+            "attention_directions": outcome.contender.directions,
+            "updates": settings.updates,
+            "position_parameters": outcome.position_parameters,
+            "perplexity": outcome.perplexity,
+            "tokens_per_second": outcome.curve.speed,
+            "seconds": outcome.seconds,
+        }
+        for outcome in results.outcomes
+    ]
+    text = str(settings.text) if settings.text else "the documentation inside Python"
+    data = {"text": text, **results.text, "vocab_size": settings.vocab_size}
+    return Record("compare", {"models": rows}, data, seed=settings.seed, command=own_command())
 
 
 def _again(settings: Settings) -> str:

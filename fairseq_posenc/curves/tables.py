@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 from fairseq_posenc.reporting.markdown import table
+from fairseq_posenc.reporting.record import Row
 from fairseq_posenc.reporting.stages import LEAST, SIDE, SLOW, find_stages, smoothed
 from fairseq_posenc.running.logs import Curve, Entry
 
@@ -25,6 +26,34 @@ def all_tables(curves: Curves) -> str:
     """Return all that there is to say: best validations, perplexity by epoch, stages, and NaN."""
     parts = [best_table(curves), *_epochs(curves), *_stages(curves), _not_finite(curves)]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def figures(curves: Curves) -> dict[str, list[Row]]:
+    """Return the figures of all tables."""
+    best: list[Row] = []
+    epochs: list[Row] = []
+    stages: list[Row] = []
+    for name, curve in curves.items():
+        broken = [entry.updates for entry in curve.entries if not entry.is_finite]
+        row = {"training": name, "updates": curve.entries[-1].updates}
+        best_at = curve.best.updates if curve.points else None
+        row |= {"best_at": best_at, "loss_bits": curve.best.loss}
+        row |= {"perplexity": curve.best.perplexity, "accuracy": curve.best.accuracy}
+        row |= {"tokens_per_second": curve.speed, "diverged_at": broken[0] if broken else None}
+        best.append(row)
+        epochs += [
+            {
+                "training": name,
+                "epoch": epoch,
+                "update": entry.updates,
+                "perplexity": entry.perplexity,
+            }
+            for epoch, entry in curve.epochs.items()
+        ]
+        if found := find_stages(smoothed(curve)):
+            ends = {f"{stage}_ends": update for stage, update in found._asdict().items()}
+            stages.append({"training": name, **ends})
+    return {"best": best, "epochs": epochs, "stages": stages}
 
 
 def best_table(curves: Curves) -> str:

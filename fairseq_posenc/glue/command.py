@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import shutil
 from pathlib import Path
@@ -14,7 +13,7 @@ from fairseq_posenc.glue.cluster import work_on_cluster
 from fairseq_posenc.glue.configuration import CONFIGS, Grid, grid, read_settings
 from fairseq_posenc.glue.plan import RESULT, Request, Run, all_runs, prepare
 from fairseq_posenc.glue.report import report
-from fairseq_posenc.glue.summary import read_result, reported_metric, summarise
+from fairseq_posenc.glue.summary import read_result, record, reported_metric, summarise
 from fairseq_posenc.glue.workers import Workers
 from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
 from fairseq_posenc.running.pretrained import Pretrained, read_pretrained
@@ -50,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--configs", type=Path, default=CONFIGS, help="folder of the YAML files")
     add("--dry-run", action="store_true", help="show the commands, run nothing")
+    add("--json", action="store_true", help="print the figures as JSON")
     add("overrides", nargs="*", metavar="-- SETTING", help="for hydra, as in model.dropout=0.2")
 
 
@@ -81,6 +81,9 @@ def run(args: argparse.Namespace) -> int:
             f"{len(failures)} of {len(runs)} runs failed; the same command tries them again: "
             + "; ".join(failures)
         )
+    if args.json:
+        print((out / "results.json").read_text(encoding="utf-8"), end="")
+        return 0
     say(f"\n{text}\nwritten: {out}/results.md, {out}/results.json, {out}/submission/")
     return 0
 
@@ -123,7 +126,6 @@ def _work(args: argparse.Namespace, waiting: list[Run], out: Path) -> list[str]:
 
 def _head(args: argparse.Namespace, pretrained: Pretrained, name: str) -> dict[str, Any]:
     return {
-        "kind": "glue",
         "name": name,
         "checkpoint": str(pretrained.path),
         "position_encoding": str(pretrained.spec),
@@ -146,7 +148,7 @@ def _write_results(runs: list[Run], out: Path, head: dict[str, Any]) -> str:
                 shutil.copyfile(path, out / "submission" / path.name)
     unfinished = [one.label for one in runs if not (one.folder(out) / RESULT).exists()]
     content = {**head, "tasks": tasks, "unfinished": unfinished}
-    write_whole(out / "results.json", json.dumps(content, indent=1) + "\n")
+    record(content).write(out / "results.json")
     text = report(content)
     write_whole(out / "results.md", text)
     return text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from fairseq_posenc import recipes
+from fairseq_posenc.recipes.reported import Reported, reported
 from fairseq_posenc.reporting.markdown import table
 from fairseq_posenc.tasks.glue.definitions import TASKS
 
@@ -58,22 +58,18 @@ def _beside_the_paper(results: dict[str, Any]) -> Iterator[str]:
     ours += [f"{figures[how][key]:.2f}" for key, figures in columns.values()]
     head = ["", *(f"{name} ({_metric(key).split()[0]})" for name, (key, _) in columns.items())]
     rows, notes = [ours], []
-    for reported in _paper_tables(protocol):
-        if not set(columns) & set(reported["columns"]):
+    for theirs in _paper_tables(protocol):
+        if not columns.keys() & theirs.columns.keys():
             continue
-        for row in reported["rows"]:
+        for row in theirs.rows:
             values = [row["values"].get(name) for name in columns]
             shown = ["" if value is None else f"{value:.2f}" for value in values]
-            label = f"{row['name']}, `{row['position_encoding']}`, {reported['where']}"
+            label = f"{row['name']}, `{row['position_encoding']}`, {theirs.where}"
             rows.append([label, *shown])
-        notes += [_note(reported)] if reported.get("note") else []
+        notes += [f"{theirs.where.capitalize()}: {theirs.note}"] if theirs.note else []
     yield table(head, rows, "l")
     for note in notes:
         yield from ("", note)
-
-
-def _note(reported: dict[str, Any]) -> str:
-    return f"{reported['where'].capitalize()}: {reported['note']}"
 
 
 def _columns(tasks: dict[str, Any]) -> dict[str, tuple[str, dict[str, Any]]]:
@@ -92,13 +88,13 @@ def _columns(tasks: dict[str, Any]) -> dict[str, tuple[str, dict[str, Any]]]:
     return columns
 
 
-def _paper_tables(protocol: str) -> list[dict[str, Any]]:
+def _paper_tables(protocol: str) -> list[Reported]:
     """Return the paper's tables of development sets of GLUE."""
     return [
-        table
-        for table in recipes.load()["reported"].values()
-        if table["source"] == protocol
-        and all(column["split"] == "dev" for column in table["columns"].values())
+        theirs
+        for theirs in reported().values()
+        if theirs.source == protocol
+        and all(split == "dev" for _, _, split in theirs.columns.values())
     ]
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_posenc.glue.plan import RESULT, Run
+from fairseq_posenc.reporting.record import Record, own_command
 from fairseq_posenc.tasks.glue.definitions import TASKS
 
 Result = dict[str, Any]  # of a run, as results.json has it
@@ -60,6 +61,46 @@ def summarise(results: Sequence[Result], metric: str) -> dict[str, Any]:
         ),
         "runs": list(results),
     }
+
+
+def record(results: dict[str, Any]) -> Record:
+    """Return the record of all runs.
+
+    Args:
+        results: the model, its protocol, and under ``tasks`` what :func:`summarise` returned.
+    """
+    tasks, runs = [], []
+    for task, entry in results["tasks"].items():
+        best = best_result(entry["runs"], entry["metric"])["metrics"]
+        tasks += [
+            {
+                "task": task,
+                "metric": metric,
+                "reported": metric == entry["metric"],
+                "learning_rate": entry["lr"],
+                "seeds": entry["seeds"],
+                "best": best[metric],
+                **{name: figures[name] for name in ("mean", "median", "std")},
+            }
+            for metric, figures in entry["statistics"].items()
+        ]
+        runs += [
+            {
+                "task": task,
+                "learning_rate": run["lr"],
+                **{name: run[name] for name in ("seed", "update")},
+                **run["metrics"],
+                **{name: run[name] for name in ("collapsed", "folder")},
+            }
+            for run in entry["runs"]
+        ]
+    names = ("name", "checkpoint", "attention_directions", "protocol")
+    data = {
+        **{name: results[name] for name in names},
+        "unfinished": "; ".join(results["unfinished"]),
+    }
+    spec = results["position_encoding"]
+    return Record("glue", {"tasks": tasks, "runs": runs}, data, spec, command=own_command())
 
 
 def best_result(results: Sequence[Result], metric: str) -> Result:

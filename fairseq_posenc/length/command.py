@@ -15,8 +15,8 @@ from fairseq_posenc.length.report import (
     SLIDING,
     Results,
     Row,
+    record,
     table,
-    write_json,
     write_markdown,
 )
 from fairseq_posenc.length.stream import read_dictionary, read_stream
@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--stride", type=int, default=64, help="of the sliding window, in tokens (default: 64)")
     add("--max-tokens", type=int, default=4096, help="tokens to read at a time (default: 4096)")
     add("--out", type=Path, default=Path("lm-length"), help="folder of the results (%(default)s)")
+    add("--json", action="store_true", help="print the figures as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -70,10 +71,11 @@ def run(args: argparse.Namespace) -> int:
         scores = evaluate(candidate.name, loaded, stream, lengths, strides, args.max_tokens)
         rows.append(Row.of(candidate, loaded, scores))
     results = Results(args.data, args.split, len(stream), args.stride, rows)
-    write_json(results, args.out / FIGURES)
+    found = record(results)
+    found.write(args.out / FIGURES)
     drawn = can_draw() and draw(results, args.out / PICTURE)
     write_markdown(results, args.out / REPORT, PICTURE if drawn else "")
-    print(table(results))
+    print(found.text() if args.json else table(results))
     say(f"report: {args.out / REPORT}" + ("" if drawn else " (no picture)"))
     return 0
 

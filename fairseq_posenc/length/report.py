@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -12,6 +11,7 @@ from fairseq_posenc.length.candidates import Candidate
 from fairseq_posenc.length.checkpoint import LoadedModel
 from fairseq_posenc.length.scoring import Score
 from fairseq_posenc.reporting import markdown
+from fairseq_posenc.reporting.record import Record, own_command
 from fairseq_posenc.running.steps import write_whole
 from fairseq_posenc.version import __version__
 
@@ -128,29 +128,29 @@ def _introduction(results: Results) -> str:
     )
 
 
-def write_json(results: Results, path: Path) -> None:
-    """Write all figures."""
-    content = {
+def record(results: Results) -> Record:
+    """Return all figures."""
+    rows = [
+        {
+            "model": row.candidate.name,
+            "checkpoint": str(row.candidate.path),
+            "override": str(row.candidate.override) if row.candidate.override else None,
+            "position_encoding": row.encoding,
+            "trained_length": row.trained_length,
+            "updates": row.updates,
+            "evaluation": mode,
+            **score._asdict(),
+            "perplexity": score.perplexity,
+        }
+        for row in results.rows
+        for mode, scores in row.scores.items()
+        for score in scores.values()
+    ]
+    data = {
         "data": str(results.data),
         "split": results.split,
         "tokens": results.tokens,
-        "versions": {"fairseq_posenc": __version__, "torch": torch.__version__},
-        "models": [_model(row) for row in results.rows],
+        "fairseq_posenc": __version__,
+        "torch": str(torch.__version__),
     }
-    write_whole(path, json.dumps(content, indent=1) + "\n")
-
-
-def _model(row: Row) -> dict[str, Any]:
-    return {
-        "name": row.candidate.name,
-        "checkpoint": str(row.candidate.path),
-        "override": str(row.candidate.override) if row.candidate.override else None,
-        "position_encoding": row.encoding,
-        "trained_length": row.trained_length,
-        "updates": row.updates,
-        "figures": [
-            {"evaluation": mode, **score._asdict(), "perplexity": score.perplexity}
-            for mode, scores in row.scores.items()
-            for score in scores.values()
-        ],
-    }
+    return Record("lm-length", {"perplexity": rows}, data, command=own_command())

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Optional
 
 from fairseq_posenc import recipes
+from fairseq_posenc.recipes.reported import Figure
 from fairseq_posenc.reporting.stages import find_stages, smoothed
 from fairseq_posenc.running.logs import Curve, read_curve_file
 
-Figure = tuple[str, str, Optional[str]]  # task, metric, split; as the papers' tables have them
 LOG, RUN = "train.log", "run.txt"  # what the training scripts write beside the checkpoints
 
 

@@ -11,15 +11,14 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional
 
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.running.steps import write_whole
 
 VERSION = 1  # of the form of records
 _HEAD = 4096  # characters of a file in which its kind has to be named
-Value = Union[str, float, None]  # None where there is no figure
-Row = Mapping[str, Value]
+Row = Mapping[str, Any]  # texts and numbers by column, None where there is no figure
 
 
 class RecordError(ValueError):
@@ -42,7 +41,7 @@ class Record(NamedTuple):
 
     kind: str
     figures: Mapping[str, Sequence[Row]]
-    data: Mapping[str, Value]
+    data: Row
     spec: Optional[str] = None
     seed: Optional[int] = None
     command: str = ""
@@ -62,11 +61,11 @@ class Record(NamedTuple):
             shown = ",\n".join(f"   {_json(row)}" for row in rows)
             tables.append(f"  {json.dumps(name)}: [\n{shown}\n  ]")
         lines.append(' "figures": {\n' + ",\n".join(tables) + "\n }")
-        return "{\n" + ",\n".join(lines) + "\n}\n"
+        return "{\n" + ",\n".join(lines) + "\n}"
 
     def write(self, path: Path) -> None:
         """Write the record into a file."""
-        write_whole(path, self.text())
+        write_whole(path, self.text() + "\n")
 
 
 def own_command() -> str:
@@ -151,5 +150,5 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _is_finite(value: Value) -> bool:
+def _is_finite(value: object) -> bool:
     return not isinstance(value, float) or math.isfinite(value)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import NamedTuple, Optional
 
 from fairseq_posenc.reporting.markdown import table
+from fairseq_posenc.reporting.record import Record, own_command
 from fairseq_posenc.running.steps import write_whole
 from fairseq_posenc.translation.generate import Search
 from fairseq_posenc.translation.piece_bleu import NAME
@@ -70,7 +70,7 @@ def write_report(result: Evaluation, out: Path) -> str:
         parts += _differences(result)
     parts += _lengths(result)
     text = "\n\n".join(parts) + "\n"
-    write_whole(out / FIGURES, json.dumps(_figures(result), indent=2, ensure_ascii=False) + "\n")
+    record(result).write(out / FIGURES)
     write_whole(out / REPORT, text)
     return text
 
@@ -137,7 +137,8 @@ def _list(signatures: dict[str, str]) -> str:
     return "\n".join(f"- {name}: `{signature}`" for name, signature in signatures.items())
 
 
-def _figures(result: Evaluation) -> dict[str, object]:
+def record(result: Evaluation) -> Record:
+    """Return all figures."""
     rows = [
         {
             "system": row.system,
@@ -150,10 +151,24 @@ def _figures(result: Evaluation) -> dict[str, object]:
         }
         for row in result.rows
     ]
-    differences = {
-        name: [each._asdict() for each in found] for name, found in result.differences.items()
+    differences = [
+        {"system": name, **each._asdict()}
+        for name, found in result.differences.items()
+        for each in found
+    ]
+    lengths = [
+        {"words": group.words, "sentences": group.sentences, "system": name, "BLEU": bleu}
+        for group in result.groups or ()
+        for name, bleu in group.bleu.items()
+    ]
+    data = {
+        "subset": result.subset,
+        "reference": result.reference,
+        "sentences": result.sentences,
+        "baseline": result.baseline,
+        **{f"signature of {name}": each for name, each in result.signatures.items()},
+        **{f"test signature of {name}": each for name, each in result.test_signatures.items()},
+        f"signature of {NAME}": result.piece_bleu,
     }
-    groups = None if result.groups is None else [group._asdict() for group in result.groups]
-    changed = {"rows": rows, "differences": differences, "groups": groups}
-    # The kind stands first: fairseq-posenc report looks for it at the head of a file.
-    return {"kind": "bleu", **result._asdict(), **changed}
+    tables = {"scores": rows, "differences": differences, "lengths": lengths}
+    return Record("bleu", tables, data, command=own_command())
