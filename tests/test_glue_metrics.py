@@ -185,7 +185,6 @@ def test_figures_are_those_of_the_rate_with_the_best_mean_and_name_collapsed_run
     assert found["collapsed"] == ["/out/RTE/lr2e-05-seed3"]
     assert found["without_collapsed"]["mean"] == pytest.approx(68.0)
     assert found["without_collapsed"]["seeds"] == 2
-    assert found["by_lr"]["1e-05"]["mean"] == pytest.approx(62.0)
     assert found["statistics"]["f1"]["mean"] == pytest.approx(64.0)
     assert summarise(RESULTS[-1:], "accuracy")["without_collapsed"] is None
 

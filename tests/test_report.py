@@ -534,6 +534,8 @@ def test_files_that_are_no_record_are_named_and_passed_over(name, tmp_path, caps
 def test_strays_of_one_kind_are_a_line(tmp_path, capsys):
     for number in range(30):
         (tmp_path / f"{number:02}.json").write_text("{}")
+    for name in ("stamp.json", "run.json", "result.json"):  # which are for other commands
+        (tmp_path / name).write_text("{}")
     glue(tmp_path / "whole.json")
     assert main(["report", str(tmp_path)]) == 0
     said = f"passed over: {tmp_path}/00.json and 29 more: no record of fairseq-posenc\n"

@@ -11,7 +11,7 @@ from fairseq_posenc.reporting.markdown import table
 from fairseq_posenc.reporting.record import Record, read
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-PREFIX = "benchmark_"  # of the files' names
+PREFIX, KIND = "benchmark_", "benchmark-"  # of the names of files and kinds
 JSON_KEYS = (
     *("scope", "device", "mode", "encoding", "backend"),
     *("length", "dropout", "ratio", "memory_ratio"),
@@ -74,19 +74,23 @@ def save(result: Result, folder: Path = RESULTS) -> Path:
     """Keep a measurement as a file, a line for each row."""
     path = folder / f"{PREFIX}{result.name}.json"
     folder.mkdir(parents=True, exist_ok=True)
-    data = {"script": result.script, "machine": result.machine}
     rows = {"rows": [_rounded(row) for row in result.rows]}
-    Record("benchmark", rows, data, command=result.command).write(path)
+    data = {"machine": result.machine}
+    Record(f"{KIND}{result.script}", rows, data, command=result.command).write(path)
     return path
 
 
 def load(folder: Path = RESULTS) -> list[Result]:
     """Return all measurements that are kept, by name."""
-    kept = {path: read(path) for path in sorted(folder.glob(f"{PREFIX}*.json"))}
-    return [
-        Result(path.stem[len(PREFIX) :], command=one.command, rows=list(one.rows), **one.data)
-        for path, one in kept.items()
-    ]
+    return [_result(path) for path in sorted(folder.glob(f"{PREFIX}*.json"))]
+
+
+def _result(path: Path) -> Result:
+    kept = read(path)
+    name, script = path.stem[len(PREFIX) :], kept.kind[len(KIND) :]
+    return Result(
+        name, script, kept.command, kept.data["machine"], [dict(row) for row in kept.rows]
+    )
 
 
 def rows_table(rows: Iterable[Row]) -> str:

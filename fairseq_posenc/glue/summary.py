@@ -54,7 +54,6 @@ def summarise(results: Sequence[Result], metric: str) -> dict[str, Any]:
         "lr": rate,
         "seeds": len(chosen),
         "statistics": {name: spread(chosen, name) for name in chosen[0]["metrics"]},
-        "by_lr": {f"{rate:g}": figures for rate, figures in by_rate.items()},
         "collapsed": [result["folder"] for result in results if result["collapsed"]],
         "without_collapsed": (
             {**spread(upright, metric), "seeds": len(upright)} if upright else None

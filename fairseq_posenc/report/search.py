@@ -17,6 +17,8 @@ from fairseq_posenc.report.trainings import of_training
 from fairseq_posenc.report.translations import of_bleu
 from fairseq_posenc.reporting.record import Record, RecordError, read
 
+_KEPT = ("stamp.json", "run.json", "result.json")  # by commands, to go on where they were
+
 
 class Found(NamedTuple):
     """What an argument names.
@@ -74,7 +76,7 @@ def _places(path: Path) -> Iterator[Path]:
         return
     for folder in [path, *sorted(each for each in path.rglob("*") if each.is_dir())]:
         yield folder
-        yield from sorted(folder.glob("*.json"))
+        yield from (file for file in sorted(folder.glob("*.json")) if file.name not in _KEPT)
 
 
 def _read(path: Path, recipe: Optional[str]) -> Found:
