@@ -31,7 +31,7 @@ from fairseq_posenc.compare.contenders import parse_contenders
 from fairseq_posenc.compare.pipeline import Outcome, Results
 from fairseq_posenc.compare.settings import Settings
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.reporting import pictures
+from fairseq_posenc.reporting import pictures, record
 from fairseq_posenc.running import logs as curves
 from fairseq_posenc.running import programs, progress, steps
 from fairseq_posenc.running.interruption import STOPPED
@@ -440,6 +440,15 @@ class TestReport:
         assert f"--out '{out}'" in text
         assert "--attention-directions lr,rl" in text
         assert "300,000 words" in text
+
+    def test_the_record_has_a_row_for_each_model(self, tmp_path: Path) -> None:
+        broken = {**FOUR, "m4m": [(100, math.nan)]}
+        report.record(make_results(tmp_path, broken)).write(tmp_path / report.RECORD)
+        found = record.read(tmp_path / report.RECORD)
+        assert (found.kind, found.seed, found.data["words"]) == ("compare", 1, 300_000)
+        assert [row["model"] for row in found.rows] == list(broken)
+        ends = {row["model"]: row["perplexity"] for row in found.rows}
+        assert (ends["learned"], ends["m4m"]) == (80.0, None)
 
     @pytest.mark.parametrize("name", ["none", "learned", "m4m"])
     def test_a_training_without_a_number_is_no_traceback(self, name: str, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from fairseq_posenc.cli import main
 from fairseq_posenc.curves.tables import all_tables
 from fairseq_posenc.reporting import learning
+from fairseq_posenc.reporting.record import read
 from fairseq_posenc.reporting.stages import SIDE, find_stages, smoothed
 from fairseq_posenc.running.logs import Curve, Entry, parse_line, read_curve, read_curve_file
 
@@ -186,6 +187,12 @@ def test_the_command_tells_stages_and_epochs_and_draws_the_training(tmp_path, ca
     assert (out / "training.png").read_bytes().startswith(b"\x89PNG")
     assert "![Training loss in nats](training.png)" in text
     assert "are left out" not in text
+    record = read(out / "curves.json")
+    assert [row["training"] for row in record.figures["stages"]] == ["bert", "diff"]
+    assert dict(record.figures["stages"][0]) == {
+        **{"training": "bert", "start_ends": 1300, "plateau_ends": 7800, "dive_ends": 10200}
+    }
+    assert record.data["bert"] == str(tmp_path / "bert")
     assert text in capsys.readouterr().out + text
 
 
@@ -237,6 +244,15 @@ def test_a_training_that_diverged_at_once_stands_beside_the_others(tmp_path, cap
     assert "| `a` | 200 | - | - | - | - | 1,234 |" in said
     assert "`a` diverged: the validation loss is nan at update 100 first" in said
     assert "| `b` | 200 | 200 | 4.000 | 2.773 | 16.00 | 1,234 |" in said
+    assert main(["curves", *logs, "--out", str(tmp_path / "out"), "--json"]) == 0
+    (tmp_path / "printed.json").write_text(capsys.readouterr().out)
+    diverged, whole = read(tmp_path / "printed.json").rows
+    assert (diverged["best_at"], diverged["loss_bits"], diverged["diverged_at"]) == (
+        None,
+        None,
+        100,
+    )
+    assert (whole["best_at"], whole["loss_bits"], whole["diverged_at"]) == (200, 4.0, None)
     assert (tmp_path / "out" / "curves.png").is_file()
 
 

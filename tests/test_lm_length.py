@@ -317,7 +317,7 @@ def test_a_model_of_fairseqs_own_is_measured_up_to_its_limit(measure):
     assert short["loss"] > 0
     assert long["loss"] is None
     assert long["refusal"] == "32 tokens are more than the model's limit of 16"
-    assert results["models"][0]["position_encoding"] == "fairseq's TransformerLanguageModel"
+    assert short["position_encoding"] == "fairseq's TransformerLanguageModel"
     told = measure(f"stock={checkpoint(None)}@learned", "--lengths", "64", fails=True)
     assert "is a model of fairseq's own: no @SPEC" in told
 

@@ -420,6 +420,9 @@ def test_without_nltk_or_pieces_the_report_says_so(tmp_path, monkeypatch, capsys
     assert f"- {NAME}: `NLTK is not installed (pip install nltk)`" in capsys.readouterr().out
     monkeypatch.undo()
     pytest.importorskip("nltk")
+    assert main([*command, "--json"]) == 0
+    (tmp_path / "printed.json").write_text(capsys.readouterr().out, encoding="utf-8")
+    assert read(tmp_path / "printed.json") == read(tmp_path / "out" / "bleu.json")
     assert main(command) == 0
     said = capsys.readouterr().out
     assert "`there is no sentencepiece model to cut the text with; name its folder" in said

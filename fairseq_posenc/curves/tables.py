@@ -30,30 +30,34 @@ def all_tables(curves: Curves) -> str:
 
 def figures(curves: Curves) -> dict[str, list[Row]]:
     """Return the figures of all tables."""
-    best: list[Row] = []
-    epochs: list[Row] = []
-    stages: list[Row] = []
-    for name, curve in curves.items():
-        broken = [entry.updates for entry in curve.entries if not entry.is_finite]
-        row = {"training": name, "updates": curve.entries[-1].updates}
-        best_at = curve.best.updates if curve.points else None
-        row |= {"best_at": best_at, "loss_bits": curve.best.loss}
-        row |= {"perplexity": curve.best.perplexity, "accuracy": curve.best.accuracy}
-        row |= {"tokens_per_second": curve.speed, "diverged_at": broken[0] if broken else None}
-        best.append(row)
-        epochs += [
-            {
-                "training": name,
-                "epoch": epoch,
-                "update": entry.updates,
-                "perplexity": entry.perplexity,
-            }
-            for epoch, entry in curve.epochs.items()
-        ]
-        if found := find_stages(smoothed(curve)):
-            ends = {f"{stage}_ends": update for stage, update in found._asdict().items()}
-            stages.append({"training": name, **ends})
-    return {"best": best, "epochs": epochs, "stages": stages}
+    stages = {name: find_stages(smoothed(curve)) for name, curve in curves.items()}
+    return {
+        "best": [_best_row(name, curve) for name, curve in curves.items()],
+        "epochs": [
+            {"training": name, "epoch": n, "update": each.updates, "perplexity": each.perplexity}
+            for name, curve in curves.items()
+            for n, each in curve.epochs.items()
+        ],
+        "stages": [
+            {"training": name, **{f"{stage}_ends": at for stage, at in found._asdict().items()}}
+            for name, found in stages.items()
+            if found is not None
+        ],
+    }
+
+
+def _best_row(name: str, curve: Curve) -> Row:
+    best, broken = curve.best, [entry.updates for entry in curve.entries if not entry.is_finite]
+    return {
+        "training": name,
+        "updates": curve.entries[-1].updates,
+        "best_at": best.updates if best.is_finite else None,
+        "loss_bits": best.loss,
+        "perplexity": best.perplexity if best.is_finite else None,
+        "accuracy": best.accuracy,
+        "tokens_per_second": curve.speed,
+        "diverged_at": broken[0] if broken else None,
+    }
 
 
 def best_table(curves: Curves) -> str:
