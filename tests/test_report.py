@@ -15,7 +15,6 @@ from commands import new_directory, train, trained
 from fairseq_posenc import recipes
 from fairseq_posenc.cli import main
 from fairseq_posenc.glue.summary import record as glue_record
-from fairseq_posenc.glue.summary import summarise
 from fairseq_posenc.recipes.reported import TABLES
 from fairseq_posenc.report.tables import canonical
 from fairseq_posenc.reporting.record import Record, read
@@ -63,20 +62,24 @@ def checkpoint(folder, updates=500000, best=2.0, name="checkpoint_last.pt", **ch
 def glue(path, spec="m4m", protocol="m4m", directions="", origin=None, tasks=None, **more):
     """Write the record of ``fairseq-posenc glue``."""
     tasks = tasks or {"SST-2": [(2e-5, 1, {"accuracy": 90.0}), (3e-5, 1, {"accuracy": 91.5})]}
-    entries = {
-        task: summarise(
+    results = {
+        task: (
+            next(iter(runs[0][2])),
             [
-                {"lr": lr, "seed": seed, "update": 10, "metrics": metrics, "folder": f"{lr}-{seed}",
-                 "collapsed": f"{lr}-{seed}" in more.get("collapsed", ())}
+                {
+                    **{"learning_rate": lr, "seed": seed, "update": 10, "metrics": metrics},
+                    "collapsed": f"{lr}-{seed}" in more.get("collapsed", ()),
+                    "folder": f"{lr}-{seed}",
+                }
                 for lr, seed, metrics in runs
             ],
-            next(iter(runs[0][2])),
         )
         for task, runs in tasks.items()
-    }  # fmt: skip
-    head = {"name": path.stem, "checkpoint": str(origin) if origin else None, "tasks": entries}
-    head |= {"position_encoding": spec, "attention_directions": directions, "protocol": protocol}
-    glue_record({**head, "unfinished": more.get("unfinished", [])}).write(path)
+    }
+    data = {"name": path.stem, "checkpoint": str(origin) if origin else None}
+    data |= {"attention_directions": directions, "protocol": protocol}
+    data |= {"unfinished": "; ".join(more.get("unfinished", ()))}
+    glue_record(results, spec, data).write(path)
     return path
 
 
