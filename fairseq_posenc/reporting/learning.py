@@ -78,9 +78,9 @@ def _draw_line(
     """Draw a line; return its label, the share of the height that it is due, and the colour."""
     axes.plot(*zip(*((x, y if math.isfinite(y) else math.nan) for x, y in line)), **style, lw=2.2)
     broken = [x for x, y in line if not math.isfinite(y)]
-    place = axes.get_xaxis_transform()
-    axes.plot(broken[:1], [1.0] * len(broken[:1]), "X", color=style["color"], ms=9, transform=place)
-    axes.lines[-1].set_clip_on(False)
+    if broken:
+        place, colour = axes.get_xaxis_transform(), style["color"]
+        axes.plot(broken[0], 1.0, "X", color=colour, ms=9, transform=place, clip_on=False)
     update, end = line[-1]
     if not math.isfinite(end):
         finite = max((x for x, y in line if math.isfinite(y)), default=-1)
