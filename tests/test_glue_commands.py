@@ -18,6 +18,7 @@ from commands import TRAINING, USER_DIR, new_directory, run, script, trained
 from fairseq_posenc.cli import main
 from fairseq_posenc.compare.training import updates_done
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.reporting import record
 from fairseq_posenc.running.pretrained import read_pretrained
 from fairseq_posenc.tasks.glue.data import open_data
 from fairseq_posenc.tasks.glue.definitions import TASKS
@@ -93,16 +94,25 @@ def finished() -> Path:
     return out
 
 
+def the_run(task: str) -> dict:
+    """Return the only run of a task, as the record has it."""
+    runs = record.read(finished() / "results.json").figures["runs"]
+    (one,) = (run for run in runs if run["task"] == task)
+    return dict(one)
+
+
 def test_tasks_are_learnt_and_reported():
-    results = read(finished() / "results.json")
-    assert (results["kind"], results["name"], results["protocol"]) == ("glue", "tiny", "m4m")
-    assert (results["position_encoding"], results["attention_directions"]) == (SPEC, DIRECTIONS)
-    metric = {name: entry["metric"] for name, entry in results["tasks"].items()}
+    results = record.read(finished() / "results.json")
+    assert (results.kind, results.data["name"], results.data["protocol"]) == ("glue", "tiny", "m4m")
+    assert (results.spec, results.data["attention_directions"]) == (SPEC, DIRECTIONS)
+    metric = {row["task"]: row["metric"] for row in results.rows if row["reported"]}
     assert metric == {"MNLI": "accuracy_m", "CoLA": "matthews", "STS-B": "spearman"}
-    assert set(results["tasks"]["MNLI"]["runs"][0]["metrics"]) == {"accuracy_m", "accuracy_mm"}
-    for entry in results["tasks"].values():
-        (one,) = entry["runs"]
-        assert entry["best"] == one["metrics"][entry["metric"]] > 60
+    metrics = [row["metric"] for row in results.rows if row["task"] == "MNLI"]
+    assert metrics == ["accuracy_m", "accuracy_mm"]
+    for row in results.rows:
+        one = the_run(row["task"])
+        assert row["best"] == row["mean"] == one[row["metric"]]
+        assert row["best"] > 60 or not row["reported"]
         assert not one["collapsed"]
     text = (finished() / "results.md").read_text()
     assert "| RoBERTa-M4M, `m4m`, table 5 | 87.82 | 87.59 | 47.02 | 89.45 |" in text
@@ -115,11 +125,7 @@ def test_the_results_go_into_a_report(capsys):
     (one,) = json.loads(capsys.readouterr().out)["others"]
     assert (one["kind"], one["name"], one["notes"]) == ("glue", "tiny", [])
     assert (one["encoding"], one["directions"]) == (SPEC, DIRECTIONS)
-    figures = {
-        f"{name} {metric} dev": value
-        for name, entry in read(path)["tasks"].items()
-        for metric, value in entry["runs"][0]["metrics"].items()
-    }
+    figures = {f"{row['task']} {row['metric']} dev": row["best"] for row in record.read(path).rows}
     for part in ("m", "mm"):
         figures[f"MNLI-{part} accuracy dev"] = figures.pop(f"MNLI accuracy_{part} dev")
     assert one["figures"] == figures
@@ -127,11 +133,15 @@ def test_the_results_go_into_a_report(capsys):
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_the_best_checkpoint_is_the_one_that_is_reported(name):
-    entry = read(finished() / "results.json")["tasks"][name]
-    folder = Path(entry["best_run"])
+    (best,) = (
+        row["best"]
+        for row in record.read(finished() / "results.json").rows
+        if row["task"] == name and row["reported"]
+    )
+    folder = Path(the_run(name)["folder"])
     state = torch.load(folder / "checkpoint_best.pt", map_location="cpu")
     # Its figure, read from the disk, is the one that chose it in training.
-    assert state["extra_state"]["best"] == pytest.approx(entry["best"], abs=1e-3)
+    assert state["extra_state"]["best"] == pytest.approx(best, abs=1e-3)
     assert state["last_optimizer_state"] is None
     assert not (folder / "checkpoint_last.pt").exists()
     log = (folder / "train.log").read_text()
@@ -156,7 +166,8 @@ def test_finished_runs_are_not_made_again_and_not_mixed_with_others(capsys):
     assert main(arguments("m4m", *RATE, "--out", finished(), *LONG)) == 0
     assert "1 runs, 1 of them finished before" in capsys.readouterr().out
     # The results have all runs of the folder.
-    assert list(read(finished() / "results.json")["tasks"]) == list(CHOSEN)
+    runs = record.read(finished() / "results.json").figures["runs"]
+    assert [run["task"] for run in runs] == list(CHOSEN)
     assert main(arguments("m4m", *RATE, "--out", finished(), "--", *QUICK)) == 2
     said = capsys.readouterr().err
     assert "CoLA/lr0.003-seed1 has a run with other settings (different: " in said
@@ -199,21 +210,22 @@ def test_a_stopped_run_goes_on_to_the_same_result(tmp_path, capsys):
 @pytest.mark.parametrize("name", ["CoLA", "STS-B"])
 def test_two_processes_measure_what_one_does(name):
     """29 examples in batches of 4: in the last round one of the processes has none."""
-    entry = read(finished() / "results.json")["tasks"][name]
+    one = the_run(name)
     done = run(
         *(*TORCHRUN, script("fairseq-train"), data() / "glue" / name, "--user-dir", USER_DIR),
         *("--task", "glue", "--criterion", "glue", "--arch", "decbert_diff_tiny", *TINY),
         *("--position-encoding", SPEC, "--max-positions", 40, *TRAINING, "--lr", 0),
-        *("--restore-file", Path(entry["best_run"]) / "checkpoint_best.pt", "--reset-optimizer"),
+        *("--restore-file", Path(one["folder"]) / "checkpoint_best.pt", "--reset-optimizer"),
         *("--reset-lr-scheduler", "--reset-meters", "--reset-dataloader", "--no-save"),
         *("--load-checkpoint-on-all-dp-ranks", "--max-update", 1, "--batch-size", 8),
         *("--batch-size-valid", 4, *DISTRIBUTED),
     )
     assert "training on 2 devices" in done.log
     found = figures(done.log)
-    (one,) = entry["runs"]
-    for key, value in one["metrics"].items():
-        assert found[f"valid_{key}"] == pytest.approx(value, abs=1e-2)
+    rows = [row for row in record.read(finished() / "results.json").rows if row["task"] == name]
+    assert rows
+    for row in rows:
+        assert found[f"valid_{row['metric']}"] == pytest.approx(row["best"], abs=1e-2)
 
 
 def figures(log: str) -> dict[str, float]:
