@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import os
 from argparse import Namespace
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import get_args
 
@@ -15,6 +16,7 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
 
+import programs
 from fairseq_posenc import registry
 from fairseq_posenc.running import host  # noqa: F401  (registers models and tasks)
 
@@ -121,6 +123,12 @@ if importlib.util.find_spec("triton") and not torch.cuda.is_available():
 # Tiny tensors: more threads only wait for each other, in the programs that tests start as well.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    with programs.fast() if item.get_closest_marker("slow") else nullcontext():
+        return (yield)
 
 
 @pytest.fixture(autouse=True)
