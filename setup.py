@@ -49,7 +49,7 @@ setup(
         "hf": HF,
         "nltk": NLTK,
         "submitit": SUBMITIT,
-        "dev": DEV + PLOT + HF + NLTK + TRITON,
+        "dev": DEV + PLOT + HF + NLTK + SUBMITIT + TRITON,
     },
     entry_points={"console_scripts": ["fairseq-posenc = fairseq_posenc.cli:main"]},
 )
