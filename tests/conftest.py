@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import os
 from argparse import Namespace
+from collections import Counter
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import get_args
@@ -125,8 +126,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
 
 
+def pytest_collection_modifyitems(items):
+    """Begin with the files of most slow tests: a long one that came last would run alone."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
+    """Let slow tests start their programs fast."""
     with programs.fast() if item.get_closest_marker("slow") else nullcontext():
         return (yield)
 

@@ -4,8 +4,8 @@ These imports are most of what a start costs. fairseq itself and this package ar
 program: what they do when they are imported (logging, registration, which comes first) is then its
 own, as in a new process.
 
-``python fork_server.py SOCKET`` answers ``fork_client.py`` until its standard input ends, as it
-does with the tests.
+``python fork_server.py NUMBER`` answers ``fork_client.py`` on the listening socket of this number
+until its standard input ends, as it does with the tests.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def keep(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     os._exit(0)
 
 
-def become(asked: dict[str, Any], files: list[int]) -> None:
-    """Give this process the files, signals, directory and environment of the client."""
+def become(asked: dict[str, Any], files: list[int]) -> list[str]:
+    """Give this process the client's files, signals, directory, environment; return its words."""
     beyond = max(*files, *asked["files"]) + 1
     for number, file in zip(asked["files"], [fcntl.fcntl(f, fcntl.F_DUPFD, beyond) for f in files]):
         os.dup2(file, number)
@@ -89,8 +89,9 @@ def become(asked: dict[str, Any], files: list[int]) -> None:
     if action := os.environ.get("PYTHONWARNINGS"):
         warnings.simplefilter(action, append=True)
     if os.environ.get("PYTHONUNBUFFERED"):
-        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        sys.stdout.reconfigure(line_buffering=True)
     sys.modules["numpy"].random.seed()
+    return asked["words"]
 
 
 def run(words: list[str]) -> None:
@@ -109,7 +110,7 @@ def run(words: list[str]) -> None:
 
 def leave(status: int) -> None:
     """End as an exit does, but let the memory go as a whole: object by object takes 0.3 s."""
-    threading._shutdown()  # type: ignore[attr-defined]
+    threading._shutdown()
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -117,16 +118,12 @@ def leave(status: int) -> None:
 
 
 if __name__ == "__main__":
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(sys.argv[1])
-        listener.listen(64)
-        for name in THIRD_PARTY:
-            importlib.import_module(name)
-        gc.freeze()  # so that programs share these objects' memory
-        asked, files = serve(listener)
-    become(asked, files)
+    for name in THIRD_PARTY:
+        importlib.import_module(name)
+    gc.freeze()  # so that programs share these objects' memory
+    words = become(*serve(socket.socket(fileno=int(sys.argv[1]))))
     try:
-        run(asked["words"])
+        run(words)
     except SystemExit as end:
         if not isinstance(end.code, (int, type(None))):
             raise

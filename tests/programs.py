@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import socket
 import subprocess
 import sys
 import tempfile
@@ -37,23 +38,27 @@ def _server() -> tuple[Any, Any]:
     call = shlex.join([sys.executable, "-IS", str(HERE / "fork_client.py")])
     python.write_text(f'#!/bin/sh\nexec {call} "$0" "$@"\n', encoding="utf-8")
     python.chmod(0o755)
-    for program in [*BIN.glob("fairseq-*"), BIN / "torchrun"]:
+    for program in [*BIN.glob("fairseq-*"), BIN / "sacrebleu", BIN / "torchrun"]:
         python.with_name(program.name).symlink_to(python)
-    server = subprocess.Popen(
-        [sys.executable, HERE / "fork_server.py", python.with_name("socket")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-        start_new_session=True,  # Ctrl-C is for programs, whose clients pass it on
-    )
-    while not python.with_name("socket").exists():
-        assert server.poll() is None, "the fork server failed"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(python.with_name("socket")))
+        listener.listen()
+        server = subprocess.Popen(
+            [sys.executable, HERE / "fork_server.py", str(listener.fileno())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[listener.fileno()],
+            start_new_session=True,  # Ctrl-C is for programs, whose clients pass it on
+        )
     return folder, server
 
 
 @contextmanager
 def fast() -> Iterator[None]:
-    """Let the programs that are started here be run by the server."""
+    """Let the programs that are started here be run by the server, which needs Linux."""
+    if sys.platform != "linux":
+        yield
+        return
     folder = Path(_server()[0].name)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "executable", str(folder / "python"))
