@@ -65,16 +65,16 @@ def wait(connection: socket.socket) -> None:
 
 def main(program: str, words: list) -> None:
     """Run what is called like ``program`` beside this Python."""
-    true = os.path.join(os.path.dirname(sys.executable), os.path.basename(program))
+    folder, name = os.path.split(program)
+    if name != "python":
+        words = [os.path.join(os.path.dirname(sys.executable), name), *words]
     server = os.environ.get("FAIRSEQ_POSENC_TESTS_SERVER")
-    interpreter = os.path.basename(program) == "python"
-    # Other options than these two are for an interpreter that only starts.
-    if not server or (interpreter and words[0][0] == "-" and words[0] not in ("-c", "-m")):
-        os.execv(true, [true, *words])
-    python = os.path.join(os.path.dirname(program), "python")
+    # Python's other options are about its own start, or ask for a terminal's dialogue.
+    if not server or not words or (words[0].startswith("-") and words[0] not in ("-c", "-m")):
+        os.execv(sys.executable, [sys.executable, *words])
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(server)
-        start(connection, python, words if interpreter else [true, *words])
+        start(connection, os.path.join(folder, "python"), words)
         wait(connection)
 
 
