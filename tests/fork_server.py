@@ -67,6 +67,7 @@ def keep(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
             os.kill(program, number[0])
         else:
             os.killpg(program, signal.SIGKILL)
+            os.waitpid(program, 0)
             os._exit(1)
     status = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
     connection.sendall(status.to_bytes(2, "big", signed=True))
