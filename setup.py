@@ -53,7 +53,7 @@ setup(
         "nltk": NLTK,
         "parquet": PARQUET,
         "submitit": SUBMITIT,
-        "dev": DEV + PLOT + HF + NLTK + PARQUET + TRITON,
+        "dev": DEV + PLOT + HF + NLTK + PARQUET + SUBMITIT + TRITON,
     },
     entry_points={"console_scripts": ["fairseq-posenc = fairseq_posenc.cli:main"]},
 )
