@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import shlex
+import subprocess
+import time
 from argparse import Namespace
 from functools import cache
 from pathlib import Path
@@ -18,6 +20,7 @@ from fairseq.optim.sgd import SGD
 from omegaconf import OmegaConf
 
 from commands import USER_DIR, kill_in_training, pairs, run, script, train
+from fairseq_posenc.running.interruption import STOPPED
 from fairseq_posenc.transformer.options import resolve
 from test_train_scripts_pretraining import call, refusal, settings
 
@@ -187,6 +190,24 @@ def test_a_killed_training_goes_on_and_the_best_seed_is_named(tmp_path):
         f"best  validation loss {losses[first]:.4f} bits, {nats[0]:.4f} nats  {first}",
         f"      validation loss {losses[second]:.4f} bits, {nats[1]:.4f} nats  {second}",
     ]
+
+
+@slow
+def test_a_run_of_several_ends_with_its_command(tmp_path):
+    words = ["train", NAME, "rope", pairs(), "--cpu", "--save-dir", "runs", "--seeds", "1,2"]
+    command = [script("fairseq-posenc"), *words, "--", *TINY, "--max-epoch", 100_000]
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen([*map(str, command)], cwd=tmp_path, stdout=quiet, stderr=quiet)
+    log = tmp_path / "runs" / "seed1" / "train.log"
+    while not (log.exists() and "| valid |" in log.read_text(encoding="utf-8")):
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.terminate()  # the command alone, as a cluster may
+    assert process.wait(60) == STOPPED
+    size = log.stat().st_size
+    time.sleep(1)  # some epochs, if the training were still running
+    assert log.stat().st_size == size
+    assert not (tmp_path / "runs" / "seed2").exists()
 
 
 @slow
