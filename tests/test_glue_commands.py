@@ -16,8 +16,8 @@ import torch
 
 from commands import TRAINING, USER_DIR, new_directory, run, script, trained
 from fairseq_posenc.cli import main
-from fairseq_posenc.compare.training import updates_done
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.running.checkpoints import updates_done
 from fairseq_posenc.running.pretrained import read_pretrained
 from fairseq_posenc.tasks.glue.data import open_data
 from fairseq_posenc.tasks.glue.definitions import TASKS
@@ -154,7 +154,7 @@ def test_predictions_for_the_test_sets_are_as_glue_takes_them():
 
 def test_finished_runs_are_not_made_again_and_not_mixed_with_others(capsys):
     assert main(arguments("m4m", *RATE, "--out", finished(), *LONG)) == 0
-    assert "1 runs, 1 of them finished before" in capsys.readouterr().out
+    assert "1 runs, 1 of them finished before" in capsys.readouterr().err
     # The results have all runs of the folder.
     assert list(read(finished() / "results.json")["tasks"]) == list(CHOSEN)
     assert main(arguments("m4m", *RATE, "--out", finished(), "--", *QUICK)) == 2
@@ -189,7 +189,7 @@ def test_a_stopped_run_goes_on_to_the_same_result(tmp_path, capsys):
     assert 0 < before < 3 * EPOCHS
     assert main(given) == 0
     assert f"CoLA, learning rate 0.003, seed 1: going on from update {before}" in (
-        capsys.readouterr().out
+        capsys.readouterr().err
     )
     assert f"(epoch {before // 3 + 1} @ {before} updates)" in (folder / "train.log").read_text()
     whole = finished() / "CoLA" / "lr0.003-seed1"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.running import logs as curves
-from fairseq_posenc.running import programs, progress, steps
+from fairseq_posenc.running import checkpoints, locking, programs, progress, steps
+from fairseq_posenc.running.devices import choose_device
 
 
 class TestSteps:
@@ -67,46 +70,55 @@ class TestSteps:
         (tmp_path / "thesis.tex").write_text("precious")
         with (
             pytest.raises(UserError, match=r"holds other files \(thesis.tex\)"),
-            steps.own_folder(tmp_path),
+            locking.own_folder(tmp_path),
         ):
             pass
         assert os.listdir(tmp_path) == ["thesis.tex"]
 
     def test_folder_with_a_published_report_is_fine(self, tmp_path: Path) -> None:
         (tmp_path / "report.md").write_text("")
-        with steps.own_folder(tmp_path, ("report.md",)):
+        with locking.own_folder(tmp_path, ("report.md",)):
             pass
 
     def test_two_runs_do_not_share_a_folder(self, tmp_path: Path) -> None:
+        told = rf"--out .*out: process {os.getpid()} on .*, since 20.* is at work there; wait for"
         with (
-            pytest.raises(UserError, match="another comparison"),
-            steps.own_folder(tmp_path / "out"),
-            steps.own_folder(tmp_path / "out"),
+            pytest.raises(UserError, match=told),
+            locking.own_folder(tmp_path / "out"),
+            locking.own_folder(tmp_path / "out"),
         ):
             pass
-        with steps.own_folder(tmp_path / "out"):
+        with locking.own_folder(tmp_path / "out"):
+            pass
+
+    def test_a_program_that_outlives_its_run_keeps_the_folder(self, tmp_path: Path) -> None:
+        with locking.hold(tmp_path) as lock:
+            program = subprocess.Popen(["sleep", "60"], pass_fds=[lock])
+        try:
+            assert locking.is_held(tmp_path)
+            with pytest.raises(UserError, match="is at work there"), locking.hold(tmp_path):
+                pass
+        finally:
+            program.kill()
+            program.wait()
+        assert not locking.is_held(tmp_path)
+        with locking.hold(tmp_path):
             pass
 
     def test_folder_that_cannot_be_made(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
-        with pytest.raises(UserError, match="--out"), steps.own_folder(tmp_path / "file" / "out"):
+        with pytest.raises(UserError, match="--out"), locking.own_folder(tmp_path / "file" / "out"):
             pass
 
 
 class TestProgress:
-    def test_lines_are_not_too_many_and_estimate_the_rest(
+    def test_without_a_terminal_there_are_lines_but_no_bar(
         self, capsys: pytest.CaptureFixture
     ) -> None:
-        now = [0.0]
-        bar = progress.Progress(200, clock=lambda: now[0])
-        bar.start("[1/2] none", 0, 100)
-        for updates in range(10, 101, 10):
-            now[0] += 1.0
-            bar.show(curves.Entry("train_inner", updates, 5.64, 50.0, None, 1000.0))
-        lines = capsys.readouterr().out.splitlines()
-        assert 3 <= len(lines) <= 5
-        assert lines[-1].startswith("[1/2] none: update 100 of 100, perplexity: training 50.0")
-        assert lines[-1].endswith("10 s left in all")
+        with progress.bar("reading", 10, " tokens") as shown:
+            shown.update(5)
+            progress.say("half of it")
+        assert capsys.readouterr() == ("", "half of it\n")
 
     @pytest.mark.parametrize(
         ("seconds", "text"), [(59.4, "59 s"), (61, "1 min 1 s"), (7260, "2 h 1 min")]
@@ -115,13 +127,57 @@ class TestProgress:
         assert progress.format_time(seconds) == text
 
 
+class TestCheckpoints:
+    @staticmethod
+    def write(path: Path, updates: int) -> Path:
+        torch.save({"optimizer_history": [{"num_updates": updates}]}, path)
+        return path
+
+    def test_the_newest_is_the_one_of_the_most_updates(self, tmp_path: Path) -> None:
+        for name, updates in (("_1_20", 20), ("_last", 40), ("_best", 30)):
+            self.write(tmp_path / f"checkpoint{name}.pt", updates)
+        self.write(tmp_path / "start.pt", 90)  # not of the training
+        assert checkpoints.updates_done(tmp_path) == 40
+
+    def test_half_a_checkpoint_is_passed_over(self, tmp_path: Path) -> None:
+        self.write(tmp_path / "checkpoint_1_20.pt", 20)
+        last = self.write(tmp_path / "checkpoint_last.pt", 40)
+        last.write_bytes(last.read_bytes()[:500])
+        assert checkpoints.updates_done(tmp_path) == 20
+
+    def test_no_checkpoint(self, tmp_path: Path) -> None:
+        assert checkpoints.updates_done(tmp_path) == 0
+        assert checkpoints.updates_done(tmp_path / "nowhere") == 0
+
+
+class TestDevices:
+    @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux alone has affinities")
+    def test_cores_that_others_keep_do_not_count(self) -> None:
+        ask = (
+            "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); "
+            "from fairseq_posenc.running.devices import cores; print(cores())"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", ask], capture_output=True, text=True, check=True
+        )
+        assert done.stdout == "1\n"
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+    def test_a_gpu_that_is_not_there_is_told(self) -> None:
+        assert choose_device() == "cpu"
+        with pytest.raises(UserError, match="--device cuda: torch finds no GPU here"):
+            choose_device("cuda")
+        with pytest.raises(UserError, match="--fp16 is for GPUs"):
+            choose_device(fp16=True)
+
+
 HYDRA = "Error executing job with overrides: ['a=1']\n"
 
 
 class TestPrograms:
     @pytest.fixture
     def lock(self, tmp_path: Path):
-        with steps.own_folder(tmp_path / "out") as lock:
+        with locking.own_folder(tmp_path / "out") as lock:
             yield lock
 
     @staticmethod
@@ -129,7 +185,7 @@ class TestPrograms:
         path = tmp_path / "fairseq-try"
         path.write_text(f"#!/bin/sh\n{text}\n")
         path.chmod(0o755)
-        monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
 
     def test_failure_shows_the_end_of_the_log_and_where_it_is(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock: int
@@ -179,6 +235,25 @@ class TestPrograms:
             programs.run_logged(["fairseq-try"], tmp_path / "log", lock, stop)
         with pytest.raises(ProcessLookupError):
             os.kill(seen[0], 0)
+
+    @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux alone ends orphans")
+    def test_a_program_ends_with_a_run_that_was_killed(self, tmp_path: Path) -> None:
+        made = tmp_path / "made"
+        forever = f"while True: open({str(made)!r}, 'a').write('x')"
+        run = (
+            "import sys; from pathlib import Path; from fairseq_posenc.running import programs; "
+            "programs.run_logged(['python', '-c', sys.argv[1]], Path(sys.argv[2]), 0)"
+        )
+        process = subprocess.Popen([sys.executable, "-c", run, forever, str(tmp_path / "log")])
+        while not made.exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.kill()
+        process.wait()
+        time.sleep(0.2)
+        size = made.stat().st_size
+        time.sleep(0.3)
+        assert made.stat().st_size == size
 
     def test_missing_command(self) -> None:
         with pytest.raises(UserError, match="fairseq-nonsense"):

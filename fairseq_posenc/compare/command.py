@@ -11,8 +11,8 @@ from fairseq_posenc.compare.report import PICTURE, REPORT, table, write_report
 from fairseq_posenc.compare.settings import Settings
 from fairseq_posenc.compare.statements import statements
 from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
+from fairseq_posenc.running.locking import own_folder
 from fairseq_posenc.running.progress import say
-from fairseq_posenc.running.steps import own_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
         say(f"comparing {names}; everything goes to {settings.out}/")
         results = Pipeline(settings, lock).run()
         report = write_report(results)
-    say("\n".join(["", table(results.outcomes), "", *statements(results), "", f"report: {report}"]))
+    print("\n".join([table(results.outcomes), "", *statements(results)]))
+    say(f"report: {report}")
     return 0
 
 

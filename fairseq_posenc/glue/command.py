@@ -81,7 +81,8 @@ def run(args: argparse.Namespace) -> int:
             f"{len(failures)} of {len(runs)} runs failed; the same command tries them again: "
             + "; ".join(failures)
         )
-    say(f"\n{text}\nwritten: {out}/results.md, {out}/results.json, {out}/submission/")
+    print(text)
+    say(f"written: {out}/results.md, {out}/results.json, {out}/submission/")
     return 0
 
 

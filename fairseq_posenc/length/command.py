@@ -9,7 +9,7 @@ from fairseq_posenc.curves.picture import can_draw
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.length.candidates import parse_candidates
 from fairseq_posenc.length.checkpoint import load
-from fairseq_posenc.length.evaluation import evaluate, say
+from fairseq_posenc.length.evaluation import evaluate
 from fairseq_posenc.length.picture import draw
 from fairseq_posenc.length.report import (
     MODES,
@@ -21,6 +21,8 @@ from fairseq_posenc.length.report import (
     write_markdown,
 )
 from fairseq_posenc.length.stream import read_dictionary, read_stream
+from fairseq_posenc.running.locking import hold
+from fairseq_posenc.running.progress import say
 
 REPORT, FIGURES, PICTURE = "lm-length.md", "lm-length.json", "lm-length.png"
 
@@ -59,22 +61,25 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(
             f"--lengths {lengths[-1]}: the split {args.split} has only {len(stream):,} tokens"
         )
-    _make_folder(args.out)
-    for candidate in candidates:  # so that a wrong one is told before the first is measured
-        load(candidate, args.data, dictionary)
-    say(f"{len(stream):,} tokens of {args.data / args.split}, all scored once for each figure")
-    rows = []
-    for candidate in candidates:
-        loaded = load(candidate, args.data, dictionary)
-        scores = evaluate(candidate.name, loaded, stream, lengths, strides, args.max_tokens)
-        rows.append(Row.of(candidate, loaded, scores))
-    results = Results(args.data, args.split, len(stream), args.stride, rows)
-    write_json(results, args.out / FIGURES)
-    drawn = can_draw() and draw(results, args.out / PICTURE)
-    write_markdown(results, args.out / REPORT, PICTURE if drawn else "")
-    print(table(results))
-    say(f"report: {args.out / REPORT}" + ("" if drawn else " (no picture)"))
+    with hold(args.out):
+        for candidate in candidates:  # so that a wrong one is told before the first is measured
+            load(candidate, args.data, dictionary)
+        say(f"{len(stream):,} tokens of {args.data / args.split}, all scored once for each figure")
+        rows = []
+        for candidate in candidates:
+            loaded = load(candidate, args.data, dictionary)
+            scores = evaluate(candidate.name, loaded, stream, lengths, strides, args.max_tokens)
+            rows.append(Row.of(candidate, loaded, scores))
+        _write(Results(args.data, args.split, len(stream), args.stride, rows), args.out)
     return 0
+
+
+def _write(results: Results, out: Path) -> None:
+    write_json(results, out / FIGURES)
+    drawn = can_draw() and draw(results, out / PICTURE)
+    write_markdown(results, out / REPORT, PICTURE if drawn else "")
+    print(table(results))
+    say(f"report: {out / REPORT}" + ("" if drawn else " (no picture)"))
 
 
 def _lengths(text: str) -> list[int]:
@@ -104,10 +109,3 @@ def _refuse_bad_sizes(
             f"--stride {args.stride} is more than the context length {lengths[0]}: tokens in "
             "between would not be scored; choose a smaller stride"
         )
-
-
-def _make_folder(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out {out}: {error.strerror}; name another folder") from None

@@ -6,15 +6,15 @@ import argparse
 from pathlib import Path
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.running.devices import choose_device
 from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
+from fairseq_posenc.running.locking import own_folder
 from fairseq_posenc.running.progress import say
-from fairseq_posenc.running.steps import own_folder
 from fairseq_posenc.translation.command_translate import add_model_arguments
 from fairseq_posenc.translation.evaluation import Request, evaluate
 from fairseq_posenc.translation.generate import Options, Search
 from fairseq_posenc.translation.report import FIGURES, REPORT, write_report
 from fairseq_posenc.translation.systems import parse_systems
-from fairseq_posenc.translation.translator import choose_device
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +70,8 @@ def run(args: argparse.Namespace) -> int:
     request = _request(args)
     with any_end_like_ctrl_c(CONTINUES), own_folder(args.out, (REPORT, FIGURES)) as lock:
         text = write_report(evaluate(request, args.out, lock), args.out)
-    say(f"\n{text}\nreport: {args.out / REPORT}, figures: {args.out / FIGURES}")
+    print(text)
+    say(f"report: {args.out / REPORT}, figures: {args.out / FIGURES}")
     return 0
 
 
