@@ -11,6 +11,10 @@ import sys
 import time
 from pathlib import Path
 
+from fairseq_posenc.running import host  # noqa: F401  (before fairseq, see there)
+
+# isort: split
+
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.glue.evaluation import BEST, evaluate
 from fairseq_posenc.glue.plan import RESULT, Run, override, read_run
