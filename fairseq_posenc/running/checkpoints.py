@@ -57,14 +57,14 @@ def write_state(state: State, path: Path) -> None:
     """Write a checkpoint so that an interruption leaves the old file or the new one.
 
     Raises:
-        OSError: it cannot be written.
+        UserError: it cannot be written.
     """
     temporary = path.with_name(f"{path.name}.new")
     try:
         torch.save(state, temporary)
         os.replace(temporary, path)
-    except RuntimeError as error:  # how torch tells a full disk
-        raise OSError(f"{path} could not be written: {error}") from error
+    except (OSError, RuntimeError) as error:  # torch tells a full disk as a RuntimeError
+        raise UserError(f"{path} could not be written: {error}") from error
     finally:
         temporary.unlink(missing_ok=True)
 

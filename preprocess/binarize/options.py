@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 
 from fairseq_posenc.errors import UserError
-
-from .pool import available_cores
+from fairseq_posenc.running.devices import cores
 
 SPLITS = ("train", "valid", "test")
 
@@ -35,7 +34,7 @@ def make_parser(description: str | None, *, characters: bool = False) -> argpars
     machine.add_argument("--shard", type=int, default=0, metavar="K", help="make shard K, from 0")
     machine.add_argument("--num-shards", type=int, default=1, metavar="N", help="of N shards")
     machine.add_argument(
-        "--workers", type=int, default=available_cores(), help="processes (default: all cores)"
+        "--workers", type=int, default=cores(), help="processes (default: all cores)"
     )
     return parser
 

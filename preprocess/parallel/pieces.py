@@ -8,7 +8,6 @@ character that the training text does not have: it becomes ``<unk>``.
 from __future__ import annotations
 
 import io
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -17,6 +16,7 @@ from pathlib import Path
 import sentencepiece
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.running.devices import cores
 from parallel.filters import Pieces
 
 UNKNOWN, SPECIAL = 3, 4  # number of <unk>, and of all symbols that fairseq puts first
@@ -44,7 +44,7 @@ def train(lines: Iterable[str], vocab_size: int, model_type: str) -> bytes:
             character_coverage=1.0,
             normalization_rule_name="identity",
             max_sentence_length=_LONGEST_LINE,
-            num_threads=os.cpu_count() or 1,
+            num_threads=cores(),
             minloglevel=2,
             bos_id=0,
             pad_id=1,
