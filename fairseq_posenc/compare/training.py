@@ -13,8 +13,8 @@ from fairseq_posenc.running.logs import Entry, parse_line
 from fairseq_posenc.running.programs import run_logged
 from fairseq_posenc.running.steps import Facts
 from fairseq_posenc.transformer.adapting import is_position_parameter
-from fairseq_posenc.transformer.mending import LAST, mend
-from fairseq_posenc.transformer.reading import is_torn, open_mapped
+from fairseq_posenc.transformer.mending import LAST, ensure_last
+from fairseq_posenc.transformer.reading import open_mapped
 
 LOG = "train.log"
 # Beyond any run: validation and checkpoints are counted in updates, not in rounds of the data.
@@ -63,6 +63,7 @@ def train(command: list[str], folder: Path, watch: Callable[[Entry], None], lock
     Raises:
         UserError: the training failed.
     """
+    ensure_last(folder)
     run_logged(with_user_dir(command), folder / LOG, lock, _reader(watch))
     return measure(folder)
 
@@ -81,10 +82,8 @@ def measure(folder: Path) -> Facts:
     The time is fairseq's own: of training, validation and writing checkpoints, summed over the
     parts of a training that was continued, without starting up.
     """
-    last = folder / LAST
-    if not last.exists() or is_torn(last):  # stopped just while fairseq copied it
-        mend(last)
-    state = open_mapped(last)
+    ensure_last(folder)  # it may have been stopped just while fairseq copied it
+    state = open_mapped(folder / LAST)
     sizes = {key: value.numel() for key, value in state["model"].items()}
     return {
         "position_parameters": sum(n for key, n in sizes.items() if is_position_parameter(key)),

@@ -25,6 +25,7 @@ from fairseq_posenc.running.locking import hold
 from fairseq_posenc.running.logs import read_line
 from fairseq_posenc.running.programs import run_logged
 from fairseq_posenc.running.progress import say
+from fairseq_posenc.transformer.mending import ensure_last
 
 LOG = "train.log"
 _PAUSE = 15.0  # seconds between two lines about one run
@@ -51,6 +52,7 @@ def work(folder: Path) -> None:
 
 
 def _train(run: Run, folder: Path, lock: int) -> None:
+    ensure_last(folder)
     done = updates_done(folder)
     how = f"going on from update {done:,}" if done else f"starting, {run.max_update:,} updates"
     say(f"{run.label}: {how}")

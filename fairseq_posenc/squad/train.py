@@ -22,7 +22,7 @@ from fairseq_posenc.running.progress import say
 from fairseq_posenc.running.steps import write_whole
 from fairseq_posenc.squad.config import configuration, recipe
 from fairseq_posenc.tasks.squad.databin import open_data_bin
-from fairseq_posenc.transformer.mending import LAST
+from fairseq_posenc.transformer.mending import LAST, ensure_last
 
 CONFIG, LOG = "finetune.yaml", "train.log"
 
@@ -50,6 +50,7 @@ def train(
     config = configuration(pretrained, data_bin, out, yaml_file or recipe(data_bin), changes)
     with hold(out) as lock:
         _write(config, out / CONFIG)
+        ensure_last(out)
         where = ["--config-dir", str(out.resolve()), "--config-name", Path(CONFIG).stem]
         run_logged(["fairseq-hydra-train", *where], out / LOG, lock, _show)
     return out / LAST

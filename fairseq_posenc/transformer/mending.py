@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.transformer.reading import open_mapped
+from fairseq_posenc.transformer.reading import is_torn, open_mapped
 
 logger = logging.getLogger(__name__)
 LAST = "checkpoint_last.pt"
@@ -36,6 +36,13 @@ def newest(folder: Path) -> Whole | None:
     """Return the newest whole checkpoint of a training's folder, None if there is none."""
     files = folder.iterdir() if folder.is_dir() else ()
     return max(filter(None, map(_read, files)), default=None)
+
+
+def ensure_last(folder: Path) -> None:
+    """Mend a last checkpoint of a folder that is torn, or that fairseq had not begun to copy."""
+    last = folder / LAST
+    if newest(folder) and (not last.exists() or is_torn(last)):
+        mend(last)
 
 
 def mend(last: Path) -> None:
