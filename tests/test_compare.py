@@ -474,18 +474,18 @@ def test_compare_is_interrupted_and_continued(tmp_path: Path) -> None:
     ]
     both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     first = subprocess.Popen(call, **both, encoding="utf-8")
-    for line in first.stdout:
-        if ": update" in line and (out / "models/none/checkpoint_last.pt").exists():
-            break
+    while not (out / "models/none/checkpoint_last.pt").exists():
+        assert first.poll() is None, first.stdout.read()
+        time.sleep(0.02)
     first.send_signal(signal.SIGINT)
     rest = first.stdout.read()
     assert first.wait(timeout=30) == STOPPED, rest
     assert "continues" in rest
 
     began = time.time()
-    second = subprocess.run(call, stdout=subprocess.PIPE, encoding="utf-8", check=True)
+    second = subprocess.run(call, capture_output=True, encoding="utf-8", check=True)
     assert (out / "data/stamp.json").stat().st_mtime < began, "a finished step was repeated"
-    assert "to continue at update" in second.stdout
+    assert "to continue at update" in second.stderr
     text = (out / "report.md").read_text()
     assert re.search(r"\| `none` \| 0 \| [\d.]+ \|", text)
     assert re.search(r"\| `decbert_diff` \| 1,024 \| [\d.]+ \|", text)
@@ -493,5 +493,6 @@ def test_compare_is_interrupted_and_continued(tmp_path: Path) -> None:
         curve = curves.read_curve_file(out / "models" / name / "train.log")
         assert [updates for updates, _ in curve.points] == list(range(1, 41))
 
-    third = subprocess.run(call, stdout=subprocess.PIPE, encoding="utf-8", check=True)
-    assert "fairseq-train" not in third.stdout
+    third = subprocess.run(call, capture_output=True, encoding="utf-8", check=True)
+    assert "fairseq-train" not in third.stderr
+    assert third.stdout.startswith("| ")
