@@ -14,7 +14,7 @@ VERSION = re.search(
 PLOT = ["matplotlib"]
 # The last line of releases whose BERT still has `relative_key` attention.
 HF = ["transformers<5"]
-DEV = ["mypy", "pre-commit", "pytest", "pytest-timeout", "pytest-xdist", "ruff"]
+DEV = ["mypy", "pre-commit", "pytest", "pytest-timeout", "pytest-xdist", "ruff", "safetensors"]
 # torch for CUDA brings it; without a GPU its interpreter runs the kernels' tests.
 TRITON = ['triton; sys_platform == "linux"']
 # BLEU-4 as reports of course work have it, beside sacreBLEU's.
