@@ -28,8 +28,7 @@ def open_mapped(path: Path) -> dict[str, Any]:
     Raises:
         Exception: it is none, or would run code; what it is depends on what the file holds.
     """
-    with open(path, "rb") as file:
-        mapped = file.read(1) != _PICKLE
+    mapped = zipfile.is_zipfile(path)  # not before torch 1.6
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     return state
 
