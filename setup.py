@@ -52,6 +52,7 @@ setup(
         "sacrebleu",
         "sentencepiece>=0.2.3",  # whose offsets SQuAD needs
         "tiktoken",
+        "tqdm",
         "torch>=2.6",  # from here on loading a checkpoint runs no code
         "zstandard",
     ],
