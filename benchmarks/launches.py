@@ -33,7 +33,7 @@ from measuring.results import table
 
 ENCODINGS = ["none", "rope", "alibi", "t5", "shaw", "m4", "m4m", "deberta", "tupe"]
 LAYERS = 12
-NOTHING = ("aten::empty", "aten::new_empty", "aten::_local_scalar_dense", "prim::")
+NOTHING = ("aten::empty", "aten::new_empty", "aten::_local_scalar_dense", "aten::promote_types")
 
 
 class Started(TorchDispatchMode):
@@ -107,8 +107,8 @@ def _cell(value: Any) -> str:
     return str(value)
 
 
-def main() -> None:
-    """Count, and print."""
+def parse_args(words: list[str]) -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -119,10 +119,14 @@ def main() -> None:
     add("--length", type=int, default=16, help="tokens of a sentence (default: 16)")
     add("--ops", action="store_true", help="what a layer starts beyond fairseq's own, and saves")
     add("--json", action="store_true", help="print the rows as JSON, and nothing else")
-    args = parser.parse_args()
+    return parser.parse_args(words)
+
+
+def main() -> None:
+    """Count, and print."""
+    args = parse_args(sys.argv[1:])
     rows = rows_of(args)
     print(json.dumps(rows, indent=1) if args.json else "\n".join(rows_table(rows, args.ops)))
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

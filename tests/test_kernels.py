@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+import launches  # noqa: E402
 from gpu import LIMIT, estimate, run, steps, tables  # noqa: E402
 
 # Instructions of lanes for each pair of query and key, with dropout: some percent above what was
@@ -77,6 +78,18 @@ def test_registers_suffice(compiled):
 def test_shared_memory_suffices_for_wide_heads_too(compiled):
     for row in [*compiled["kernels"], *compiled["wide"]]:
         assert row["shared_bytes"] <= SHARED[row["arch"]], row
+
+
+# Sums of biases by distance are put into place by each layer: rows, and the bias of each pair.
+ADDED = {"none": 0, "rope": 2, "alibi": 7, "m4m": 17}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_layer_starts_little_that_fairseqs_does_not():
+    words = ["--families", "masked_lm", "--encodings", *ADDED]
+    stock, *found = launches.rows_of(launches.parse_args(words))
+    assert stock["layer"] > 20
+    assert {row["encoding"]: sum(row["added"].values()) for row in found} == ADDED
 
 
 def test_everything_on_a_gpu_takes_nine_minutes_at_most():

@@ -51,7 +51,9 @@ class Gradients:
         """Compute everything, with the options of the large kernels."""
         tiles, last = None, None
         self.sizes = {key: options[key] for key in ("FULL", "N", "W", "num_warps", "num_stages")}
-        key_options = {**options, "num_warps": warps(spread=self.late_values)}
+        # Where most tiles are held at a time, and none of their products is multiplied again.
+        crowded = options["PRODUCT"] or self.problem.first is not None
+        key_options = {**options, "num_warps": warps(spread=crowded)}
         for wave in waves(self.problem, options["N"], self.stored):
             if tiles is None or last != wave.layout:
                 tiles, last = empty_tiles(self.problem, wave, self.stored), wave.layout
