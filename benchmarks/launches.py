@@ -33,7 +33,13 @@ from measuring.results import table
 
 ENCODINGS = ["none", "rope", "alibi", "t5", "shaw", "m4", "m4m", "deberta", "tupe"]
 LAYERS = 12
-NOTHING = ("aten::empty", "aten::new_empty", "aten::_local_scalar_dense", "aten::promote_types")
+NOTHING = (
+    "aten::empty",
+    "aten::new_empty",
+    "aten::_local_scalar_dense",
+    "aten::promote_types",
+    "aten::_unsafe_view",
+)
 
 
 class Started(TorchDispatchMode):
