@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -69,6 +70,15 @@ class Step:
     def _write(self, facts: Optional[Facts]) -> None:
         stamp = {"inputs": self.inputs, "goal": self.goal, "facts": facts}
         write_whole(self.folder / _STAMP, json.dumps(stamp, indent=1) + "\n")
+
+
+def checksum(path: Path) -> str:
+    """Return the SHA-256 sum of a file."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def write_whole(path: Path, text: str) -> None:
