@@ -41,7 +41,7 @@ setup(
         *(f"fairseq_posenc.{name}" for name in [*PREPROCESS, *CONFIGS]),
     ],
     package_dir={f"fairseq_posenc.{name}": name for name in ("preprocess", "finetune_configs")},
-    package_data={"": ["py.typed", "*.json", "*.yaml"]},
+    package_data={"": ["py.typed", "*.html", "*.json", "*.yaml"]},
     install_requires=[
         # The official fairseq cannot be imported on Python 3.11 and later;
         # fairseq-fixed is the same toolkit, under the same import name, that can.

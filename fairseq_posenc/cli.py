@@ -96,6 +96,10 @@ COMMANDS = {
         "put results into the layouts of the papers' tables, beside their numbers",
         ".report.command",
     ),
+    "inspect": Command(
+        "show what every head of a trained model does with a text, as one HTML file",
+        ".plots.inspect_command",
+    ),
     "docs": Command("write the generated parts of the documentation", ".pages"),
     "doctor": Command("say what works on this machine, and test it", ".doctor"),
 }

@@ -1,0 +1,75 @@
+"""``fairseq-posenc inspect``: the attention of a text in a trained model, as one HTML file."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.plots.opening import open_checkpoint
+from fairseq_posenc.plots.page import Watched, inspect, page
+from fairseq_posenc.plots.reading import read
+from fairseq_posenc.reporting.record import own_command
+from fairseq_posenc.running.progress import say
+from fairseq_posenc.running.steps import write_whole
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    add = parser.add_argument
+    add(
+        "--checkpoint",
+        type=Path,
+        action="append",
+        required=True,
+        metavar="FILE",
+        help="a masked LM, causal LM or translation model, ours or fairseq's own; twice for two "
+        "models side by side",
+    )
+    add("--text", required=True, help="what it reads; of a translation model, the source")
+    add("--target", metavar="TEXT", help="the translation (default: the model's own)")
+    add(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="folder with the dictionaries and what cut the text (default: the one that each model "
+        "was trained on)",
+    )
+    add("--out", type=Path, default=Path("attention.html"), metavar="FILE", help="(%(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the page; return the exit code.
+
+    Raises:
+        UserError: wrong input.
+    """
+    _refuse_bad_options(args)
+    watched = []
+    for path in args.checkpoint:
+        opened = open_checkpoint(path, args.data)
+        watched.append(inspect(opened, read(opened, args.text, args.target)))
+    text = page(watched, own_command())
+    say(f"{args.out}: {len(text) / 1e6:.2f} MB, {' and '.join(map(_shape, watched))}")
+    try:
+        write_whole(args.out, text)
+    except OSError as error:
+        raise UserError(f"--out {args.out}: {error.strerror}") from None
+    return 0
+
+
+def _refuse_bad_options(args: argparse.Namespace) -> None:
+    if len(args.checkpoint) > 2:
+        raise UserError(f"--checkpoint is given {len(args.checkpoint)} times: name one, or two")
+    if not args.out.parent.is_dir() or args.out.is_dir():
+        raise UserError(f"--out {args.out}: name a file in a folder that there is")
+
+
+def _shape(watched: Watched) -> str:
+    """Return the layers, heads and tokens of a model."""
+    kinds = watched.facts["kinds"]
+    return ", ".join(
+        f"{kind['name']} {kind['layers']} layers x {kind['heads']} heads x "
+        f"{len(kind['queries'])}x{len(kind['keys'])} tokens"
+        for kind in kinds
+    )

@@ -1,0 +1,119 @@
+"""The attention of one or two models as one HTML file, which needs nothing else to be seen."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.plots.opening import Opened
+from fairseq_posenc.plots.planes import (
+    by_kind,
+    planes,
+    quantised,
+    refuse_infinite,
+    visible,
+)
+from fairseq_posenc.plots.reading import Reading
+from fairseq_posenc.running.steps import checksum
+from fairseq_posenc.transformer.watching import Attention, watch
+from fairseq_posenc.version import __version__
+
+TEMPLATE = Path(__file__).with_name("inspect.html")
+_DATA, _CODES = "{{data}}", "{{codes}}"  # where the template takes them
+_LARGEST = 50e6  # bytes of codes that a browser still opens gladly
+_PLANES = 4  # of most encodings: the weights, and three parts of the score
+
+
+class Watched(NamedTuple):
+    """What a model did with a text.
+
+    Attributes:
+        facts: what the page says of it, as JSON values.
+        codes: the bytes of its planes, one after the other.
+    """
+
+    facts: dict[str, Any]
+    codes: bytes
+
+
+def inspect(opened: Opened, reading: Reading) -> Watched:
+    """Let a model read, and return what its attention did.
+
+    Raises:
+        UserError: the page would be too large, the text is too long for the model, or its
+            attention is no number.
+    """
+    _refuse_large(opened, reading)
+    kinds, codes = [], bytearray()
+    for kind, layers in by_kind(watch(opened.model, reading.run)).items():
+        found = []
+        seen = visible(layers)
+        for plane in planes(layers):
+            refuse_infinite(opened.path, kind, plane)
+            coded = quantised(plane.values, seen)
+            scale = {"low": coded.low, "high": coded.high}
+            found.append({"name": plane.name, "role": plane.role, "start": len(codes), **scale})
+            codes += coded.codes.numpy().tobytes()
+        kinds.append({**_kind(kind, layers, reading), "planes": found})
+    facts = {
+        "path": str(opened.path),
+        "sha256": checksum(opened.path),
+        "family": opened.family,
+        "positions": opened.positions,
+        "kinds": kinds,
+    }
+    return Watched(facts, bytes(codes))
+
+
+def page(watched: Sequence[Watched], command: str) -> str:
+    """Return the page.
+
+    Args:
+        watched: one model, or two to see side by side.
+        command: that made it, for the footer.
+    """
+    starts = [sum(len(each.codes) for each in watched[:i]) for i in range(len(watched))]
+    data = {
+        "command": command,
+        "version": __version__,
+        "models": [{**each.facts, "start": start} for each, start in zip(watched, starts)],
+    }
+    codes = zlib.compress(b"".join(each.codes for each in watched))
+    filled = {
+        # In a script element, nothing may look like its end.
+        _DATA: json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
+        _CODES: base64.b64encode(codes).decode(),
+    }
+    text = TEMPLATE.read_text(encoding="utf-8")
+    for place, content in filled.items():
+        before, after = text.split(place)
+        text = before + content + after
+    return text
+
+
+def _kind(kind: str, layers: Sequence[Attention], reading: Reading) -> dict[str, Any]:
+    return {
+        "name": kind,
+        "layers": len(layers),
+        "heads": layers[0].weights.size(1),
+        "queries": reading.labels["encoder" if kind == "encoder" else "decoder"],
+        "keys": reading.labels["decoder" if kind == "decoder" else "encoder"],
+    }
+
+
+def _refuse_large(opened: Opened, reading: Reading) -> None:
+    heads = sum(
+        len(stack.layers) * stack.layers[0].self_attn.num_heads for stack in opened.stacks.values()
+    )
+    longest = max(map(len, reading.labels.values()))
+    if heads * longest**2 * _PLANES > _LARGEST:
+        fits = int((_LARGEST / _PLANES / heads) ** 0.5)
+        raise UserError(
+            f"{opened.path}: {longest} tokens in {heads} heads are too many for one page; give a "
+            f"text of at most {fits} tokens"
+        )
