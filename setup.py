@@ -11,7 +11,7 @@ VERSION = re.search(
     r'__version__ = "(.+)"', (HERE / "fairseq_posenc" / "version.py").read_text(encoding="utf-8")
 ).group(1)
 
-PLOT = ["matplotlib"]
+PLOT = ["matplotlib", "scikit-learn"]
 # The last line of releases whose BERT still has `relative_key` attention.
 HF = ["transformers<5"]
 DEV = ["mypy", "pre-commit", "pytest", "pytest-timeout", "pytest-xdist", "ruff", "safetensors"]

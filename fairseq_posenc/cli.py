@@ -100,6 +100,7 @@ COMMANDS = {
         "show what every head of a trained model does with a text, as one HTML file",
         ".plots.inspect_command",
     ),
+    "plot": Command("draw what positions do, in a checkpoint or a spec alone", ".plots.command"),
     "docs": Command("write the generated parts of the documentation", ".pages"),
     "doctor": Command("say what works on this machine, and test it", ".doctor"),
 }

@@ -1,1 +1,1 @@
-"""Pictures of trained models: a checkpoint opened with its text, and what its attention does."""
+"""Looking inside: a checkpoint opened with its text, and pictures of what positions do in it."""

@@ -35,8 +35,12 @@ def new_figure(width: float, height: float, dpi: int) -> Any:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write a PNG file, without date and version, which would make every drawing a change."""
-    figure.savefig(path, metadata={"Software": None})
+    """Write a PNG or SVG file, without what would make every drawing a change: dates, names."""
+    from matplotlib import rc_context
+
+    named = "Date" if path.suffix == ".svg" else "Software"
+    with rc_context({"svg.hashsalt": path.stem}):
+        figure.savefig(path, metadata={named: None})
 
 
 def look(number: int, colours: Sequence[str] = COLOURS) -> dict[str, str]:

@@ -1,0 +1,144 @@
+"""The stacks of layers that pictures are of: a trained model's, or those of a spec alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_posenc.api import PositionEncoding
+from fairseq_posenc.assembly import Shared
+from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.positions import Positions, Span
+
+_TOKEN, _PADDING, _END = 3, 1, 2
+_SEED = 1
+
+
+class Stack(NamedTuple):
+    """A stack of layers: its positions, and the projections that they meet.
+
+    Attributes:
+        name: ``encoder`` or ``decoder``.
+        layers: the positions of each layer, with those that all of them share.
+        projections: of each layer, for queries and for keys, ``(H, D, C)``; none for a spec.
+    """
+
+    name: str
+    layers: list[PositionEncoding]
+    projections: list[tuple[Tensor, Tensor]]
+
+    @property
+    def spec(self) -> str:
+        """The position encodings."""
+        return str(self.layers[0].assembly.spec)
+
+    @property
+    def num_heads(self) -> int:
+        """H."""
+        return self.layers[0].assembly.dims.num_heads
+
+    @property
+    def causal(self) -> bool:
+        """Whether queries see no later keys."""
+        return self.layers[0].assembly.dims.causal
+
+    @property
+    def max_positions(self) -> int:
+        """The positions that tables have room for."""
+        return self.layers[0].assembly.dims.max_positions
+
+    @property
+    def differ(self) -> bool:
+        """Whether layers have encodings of their own."""
+        return bool(self.layers[0].layer.each())
+
+    def where(self, layer: int) -> str:
+        """Return in words whose encodings a layer's are; layers are counted from 0."""
+        return f"layer {layer + 1}" if self.differ else "all layers"
+
+    def furthest(self, reach: int) -> int:
+        """Return how far pictures by distance go: no further than the tables."""
+        return min(reach, (self.max_positions - 1) // 2)
+
+    def vectors(self) -> Optional[Tensor]:
+        """Return what is added at the input, ``(max_positions, C)``, or None."""
+        positions = tokens(self.max_positions)
+        for encoding in self.layers[0].input.each() if self.layers[0].input is not None else ():
+            vectors = encoding.embed(positions)
+            if vectors is not None:
+                return vectors[0]
+        return None
+
+
+def of_spec(spec: str, embed_dim: int, num_heads: int, max_positions: int, causal: bool) -> Stack:
+    """Return a stack of one layer as it is before training.
+
+    Raises:
+        UserError: a spec that cannot be read or has no meaning, or sizes that do not fit.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_SEED)
+        positions = PositionEncoding(spec, embed_dim, num_heads, max_positions, causal)
+    return Stack("decoder" if causal else "encoder", [positions.eval()], [])
+
+
+def of_model(model: nn.Module) -> dict[str, Stack]:
+    """Return the stacks of a trained model by name; none for a model of fairseq's own."""
+    found = [_of_trained(module) for module in model.modules() if hasattr(module, "assembly")]
+    return {stack.name: stack for stack in found}
+
+
+def terms_of(positions: PositionEncoding, length: int) -> tuple[Span, Terms]:
+    """Return the distances between ``length`` tokens, and a layer's terms for them."""
+    span = Span.of(length, length, torch.device("cpu"))
+    return span, Shared.of(positions.shared, tokens(length)).terms | positions.layer.terms(
+        span, tokens(length)
+    )
+
+
+def tokens(length: int) -> Positions:
+    """Return the positions of a sentence of so many tokens."""
+    return Positions.of(torch.full((1, length), _TOKEN), _PADDING, _END, length)
+
+
+def numbered(chosen: Optional[Sequence[int]], count: int, what: str, where: str) -> list[int]:
+    """Return indices, from 0, of layers or heads that were chosen by number, from 1.
+
+    Args:
+        chosen: None for all.
+        count: how many there are.
+        what: ``layer`` or ``head``.
+        where: what has them, for messages.
+
+    Raises:
+        UserError: there is no such layer or head.
+    """
+    for number in chosen or ():
+        if not 1 <= number <= count:
+            raise UserError(f"--{what} {number}: {where} has {what}s 1 to {count}")
+    return [number - 1 for number in chosen] if chosen else list(range(count))
+
+
+def _of_trained(stack: Any) -> Stack:
+    spec, dims = stack.assembly
+    layers, projections = [], []
+    for index in range(len(stack.layers)):  # iterating would apply LayerDrop
+        attention = stack.layers[index].self_attn
+        positions = PositionEncoding(
+            str(spec), dims.embed_dim, dims.num_heads, dims.max_positions, dims.causal
+        )
+        at_input = stack.embed_positions
+        positions.assembly = stack.assembly
+        positions.input = None if at_input is None else at_input.encodings
+        positions.shared, positions.layer = stack.encodings, attention.encodings
+        layers.append(positions.eval())
+        query, key = (
+            projection.weight.detach().unflatten(0, (dims.num_heads, -1))
+            for projection in (attention.q_proj, attention.k_proj)
+        )
+        projections.append((query, key))
+    return Stack("decoder" if dims.causal else "encoder", layers, projections)
