@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import cmath
+import re
 import shlex
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,6 +27,7 @@ from fairseq_posenc.plots import (
     tables,
     trained,
 )
+from fairseq_posenc.plots.kinds import KINDS
 from fairseq_posenc.plots.stacks import of_model, of_spec
 from fairseq_posenc.transformer.watching import watch
 
@@ -378,6 +381,29 @@ class TestCommand:
         words = ["plot", kind, "--encoding", "learned", "--out", str(tmp_path / "a.png")]
         assert main(words) == 2
         assert "pip install 'fairseq-posenc[plot]'" in capsys.readouterr().err
+
+
+PAGE = (Path(__file__).parents[1] / "docs" / "plots.md").read_text(encoding="utf-8")
+
+
+class TestPage:
+    def test_its_commands_for_specs_run(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "docs" / "plots").mkdir(parents=True)
+        lines = re.findall(r"^fairseq-posenc (plot \w+ --encoding .+png)$", PAGE, re.MULTILINE)
+        assert len(lines) == 4
+        for line in lines:
+            assert main(line.split()) == 0
+            assert (tmp_path / line.split()[-1]).exists()
+
+    def test_its_python_runs(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        (code,) = re.findall(r"```python\n(.+?)```", PAGE, re.DOTALL)
+        exec(code, {})
+        assert (tmp_path / "sinusoids.png").exists()
+
+    def test_it_names_every_kind(self):
+        assert re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE) == list(KINDS)
 
 
 WORDS = "w1 w2 w3 w4 w5"

@@ -14,7 +14,7 @@ from fairseq_posenc.plots.distances import mean_by_distance
 if TYPE_CHECKING:  # it brings fairseq, which pictures of specs do without
     from fairseq_posenc.transformer.watching import Attention
 
-_LABEL = 0.1  # inches that a token takes
+_LABEL, _LETTER = 0.1, 0.06  # inches of a line of letters, and of one of them
 _FEW = 4  # maps in a row that have room for whole titles
 
 
@@ -75,8 +75,10 @@ def draw_attention(maps: Maps, title: str, signed: bool = False) -> Any:
     """
     rows, columns, tgt_len, src_len = maps.weights.shape
     ratio = min(max(tgt_len / src_len, 0.5), 1.5)
-    figure, panels = grids.new(rows * columns, title, columns, ratio)
-    limit, side = float(maps.weights.abs().max()), grids.WIDTH / (max(columns, 2) + 1)
+    side = grids.WIDTH / (max(columns, 2) + 1)
+    below = max(map(len, maps.keys)) * _LETTER if _fits(maps.keys, side) else 0.0
+    figure, panels = grids.new(rows * columns, title, columns, ratio, below)
+    limit = float(maps.weights.abs().max())
     form = "layer {}, head {}" if columns <= _FEW else "{}.{}"
     for number, axes in enumerate(panels):
         row, column = divmod(number, columns)
@@ -104,7 +106,11 @@ def draw_distance(maps: Maps, title: str) -> Any:
     return figure
 
 
+def _fits(tokens: Sequence[str], room: float) -> bool:
+    return len(tokens) * _LABEL <= room
+
+
 def _write(set_ticks: Any, tokens: Sequence[str], room: float, **how: Any) -> None:
     """Write tokens along an axis, if so many inches are enough for them."""
-    shown = tokens if len(tokens) * _LABEL <= room else ()
+    shown = tokens if _fits(tokens, room) else ()
     set_ticks(range(len(shown)), list(shown), fontsize=7, **how)

@@ -73,7 +73,7 @@ def draw_curves(curves: Sequence[Curves], heads: Sequence[int], title: str) -> A
     """
     if len(curves) > _MOST:
         raise UserError(f"{len(curves)} panels are too many for a picture: choose --layer")
-    figure, panels = grids.new(len(curves), title, columns=3, ratio=0.8)
+    figure, panels = grids.new(len(curves), title, 2 if len(curves) in (2, 4) else 3, ratio=0.8)
     names = grids.heads(heads)
     for axes, (what, distances, values) in zip(panels, curves):
         grids.lines(axes, distances, values, names if len(values) == len(names) else ["all heads"])

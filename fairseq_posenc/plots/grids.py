@@ -18,7 +18,9 @@ _SMALL = 8
 _HEADER = 0.6  # inches for the title and the legend
 
 
-def new(count: int, title: str, columns: int, ratio: float) -> tuple[Any, list[Any]]:
+def new(
+    count: int, title: str, columns: int, ratio: float, below: float = 0.0
+) -> tuple[Any, list[Any]]:
     """Return a figure with so many panels, and these.
 
     Args:
@@ -26,10 +28,11 @@ def new(count: int, title: str, columns: int, ratio: float) -> tuple[Any, list[A
         title: of the figure.
         columns: the most panels in a row.
         ratio: height of a panel by its width.
+        below: inches that the last row's labels take.
     """
     columns = min(columns, count)
     rows = -(-count // columns)
-    height = _HEADER + rows * (0.5 + ratio * (WIDTH / max(columns, 2) - 0.7))
+    height = _HEADER + below + rows * (0.5 + ratio * (WIDTH / max(columns, 2) - 0.7))
     figure = pictures.new_figure(WIDTH, height, DPI)
     figure.suptitle(title, fontsize=11, x=0.01, ha="left")
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)

@@ -82,23 +82,24 @@ def _curves(args: argparse.Namespace) -> Any:
 
 
 def _attention(args: argparse.Namespace) -> Any:
-    (path,) = args.checkpoint
-    return attention.draw_attention(_maps(args, path), _named(path))
+    maps, title = _maps(args, args.checkpoint[0])
+    return attention.draw_attention(maps, title)
 
 
 def _distance(args: argparse.Namespace) -> Any:
-    (path,) = args.checkpoint
-    return attention.draw_distance(_maps(args, path), _named(path))
+    maps, title = _maps(args, args.checkpoint[0])
+    return attention.draw_distance(maps, f"{title}, by distance")
 
 
 def _difference(args: argparse.Namespace) -> Any:
     path, other = args.checkpoint
-    title = f"{_named(path)} less {_named(other)}"
     if args.text:
-        less = differences.maps_less(_maps(args, path), _maps(args, other))
-        return attention.draw_attention(less, title, signed=True)
-    ours, theirs = (_tables(_in_checkpoint(args, each)) for each in (path, other))
-    return tables.draw_tables(differences.tables_less(ours, theirs), title)
+        (maps, title), (others, _) = _maps(args, path), _maps(args, other)
+        change = differences.maps_less(maps, others)
+        return attention.draw_attention(change, f"{title} less {_named(other)}", signed=True)
+    ours, theirs = (_in_checkpoint(args, each) for each in (path, other))
+    less = differences.tables_less(_tables(ours), _tables(theirs))
+    return tables.draw_tables(less, f"{ours.name} less {_named(other)}")
 
 
 KINDS = {
@@ -150,14 +151,15 @@ def _tables(subject: Subject) -> list[tables.Table]:
     return tables.tables_of(subject.stack, subject.layers, subject.heads)
 
 
-def _maps(args: argparse.Namespace, path: Path) -> attention.Maps:
-    """Return the attention of a checkpoint to the text."""
-    seen, queries, keys = _trained().attention_to_text(
+def _maps(args: argparse.Namespace, path: Path) -> tuple[attention.Maps, str]:
+    """Return the attention of a checkpoint to the text, and a title."""
+    kind, seen, queries, keys = _trained().attention_to_text(
         path, args.data, args.text, args.target, args.stack
     )
     layers = numbered(args.layer, len(seen), "layer", _named(path))
     heads = numbered(args.head, seen[0].weights.size(1), "head", _named(path))
-    return attention.maps_of(seen, layers, heads, queries, keys)
+    found = attention.maps_of(seen, layers, heads, queries, keys)
+    return found, f"{kind} attention in {_named(path)}"
 
 
 def _trained() -> Any:

@@ -24,11 +24,13 @@ class Seen(NamedTuple):
     """The attention of one kind, of all layers, to a text.
 
     Attributes:
+        kind: ``encoder``, ``decoder`` or ``cross``.
         layers: what they did.
         queries: the tokens that attend.
         keys: the tokens that are attended to.
     """
 
+    kind: str
     layers: list[Attention]
     queries: list[str]
     keys: list[str]
@@ -77,7 +79,7 @@ def attention_to_text(
         kinds.setdefault("cross" if each.cross else each.stack, []).append(each)
     kind = _chosen(path, list(kinds), wanted)
     queries, keys = ("decoder", "encoder") if kind == "cross" else (kind, kind)
-    return Seen(kinds[kind], reading.labels[queries], reading.labels[keys])
+    return Seen(kind, kinds[kind], reading.labels[queries], reading.labels[keys])
 
 
 def attention_to_random_symbols(model: Any, length: int) -> list[Attention]:
