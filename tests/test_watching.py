@@ -52,5 +52,6 @@ def test_models_of_fairseqs_own_are_seen(family):
     torch.testing.assert_close(found[0], expected, rtol=1e-4, atol=1e-5)
     for attention in seen:
         assert attention.split is None
+        assert attention.weights.shape == (3, 4, 9, 9)
         total = attention.weights.sum(-1)
         torch.testing.assert_close(total, torch.ones_like(total))

@@ -113,6 +113,8 @@ def _check_dictionaries(folder: Path, task: Any, family: str) -> None:
         languages = [task.source_lang, task.target_lang]
         if not all(languages):
             languages = list(data_utils.infer_language_pair(str(folder)))
+        if not all(languages):
+            raise UserError(f"--data {folder}: has no files of a language pair, as dict.fr.txt")
     for language in languages:
         path = folder / (f"dict.{language}.txt" if language else "dict.txt")
         if not path.is_file():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,9 +25,9 @@ from fairseq_posenc.transformer.watching import Attention, watch
 from fairseq_posenc.version import __version__
 
 TEMPLATE = Path(__file__).with_name("inspect.html")
-_DATA, _CODES = "{{data}}", "{{codes}}"  # where the template takes them
-_LARGEST = 50e6  # bytes of codes that a browser still opens gladly
-_PLANES = 4  # of most encodings: the weights, and three parts of the score
+_PLACE = re.compile(r"\{\{(\w+)\}\}")  # of what the template takes
+_LARGEST = 64e6  # bytes of codes that a browser still opens gladly
+_BYTES = 8  # of a pair of tokens, with most encodings: its weight, and three parts of its score
 
 
 class Watched(NamedTuple):
@@ -56,9 +57,9 @@ def inspect(opened: Opened, reading: Reading) -> Watched:
         for plane in planes(layers):
             refuse_infinite(opened.path, kind, plane)
             coded = quantised(plane.values, seen)
-            scale = {"low": coded.low, "high": coded.high}
+            scale = {"step": coded.step, "first": coded.first, "last": coded.last}
             found.append({"name": plane.name, "role": plane.role, "start": len(codes), **scale})
-            codes += coded.codes.numpy().tobytes()
+            codes += coded.tobytes()
         kinds.append({**_kind(kind, layers, reading), "planes": found})
     facts = {
         "path": str(opened.path),
@@ -86,14 +87,10 @@ def page(watched: Sequence[Watched], command: str) -> str:
     codes = zlib.compress(b"".join(each.codes for each in watched))
     filled = {
         # In a script element, nothing may look like its end.
-        _DATA: json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
-        _CODES: base64.b64encode(codes).decode(),
+        "data": json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
+        "codes": base64.b64encode(codes).decode(),
     }
-    text = TEMPLATE.read_text(encoding="utf-8")
-    for place, content in filled.items():
-        before, after = text.split(place)
-        text = before + content + after
-    return text
+    return _PLACE.sub(lambda place: filled[place[1]], TEMPLATE.read_text(encoding="utf-8"))
 
 
 def _kind(kind: str, layers: Sequence[Attention], reading: Reading) -> dict[str, Any]:
@@ -111,8 +108,8 @@ def _refuse_large(opened: Opened, reading: Reading) -> None:
         len(stack.layers) * stack.layers[0].self_attn.num_heads for stack in opened.stacks.values()
     )
     longest = max(map(len, reading.labels.values()))
-    if heads * longest**2 * _PLANES > _LARGEST:
-        fits = int((_LARGEST / _PLANES / heads) ** 0.5)
+    if heads * longest**2 * _BYTES > _LARGEST:
+        fits = int((_LARGEST / _BYTES / heads) ** 0.5)
         raise UserError(
             f"{opened.path}: {longest} tokens in {heads} heads are too many for one page; give a "
             f"text of at most {fits} tokens"

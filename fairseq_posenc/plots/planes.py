@@ -1,4 +1,4 @@
-"""Attention as planes of bytes, for a page that shows it."""
+"""Attention as planes of small whole numbers, for a page that shows it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from torch import Tensor
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.watching import Attention
 
-LEVELS = 254  # steps between the smallest and the largest value of a matrix; code 0 is "not seen"
+FINE = 0.01  # the largest step between two numbers that are told apart
+LEVELS = 254  # steps that a matrix has at least
+_MOST = 65_000  # and at most, so that two bytes hold them
 
 
 class Plane(NamedTuple):
@@ -31,17 +33,26 @@ class Plane(NamedTuple):
 
 
 class Quantised(NamedTuple):
-    """A plane in bytes: code c > 0 stands for ``low + (c - 1) / 254 * (high - low)``.
+    """A plane in whole numbers: code c > 0 stands for ``(first + c - 1) * step``.
 
     Attributes:
-        codes: ``[L, H, T, S]`` of uint8; 0 where a query does not see the key.
-        low: ``[L][H]``, the smallest value of each matrix.
-        high: the largest.
+        codes: ``[L, H, T, S]`` of int64, below 2^16; 0 where a query does not see the key.
+        step: ``[L][H]``, of each matrix.
+        first: ``[L][H]``, of its smallest number.
+        last: of its largest.
     """
 
     codes: Tensor
-    low: list[list[float]]
-    high: list[list[float]]
+    step: list[list[float]]
+    first: list[list[int]]
+    last: list[list[int]]
+
+    def tobytes(self) -> bytes:
+        """Return the codes' low bytes, then their high ones, which compress well."""
+        return b"".join(
+            (part).to(torch.uint8).numpy().tobytes()
+            for part in (self.codes % 256, self.codes // 256)
+        )
 
 
 def by_kind(seen: Sequence[Attention]) -> dict[str, list[Attention]]:
@@ -87,12 +98,15 @@ def visible(layers: Sequence[Attention]) -> Tensor:
 
 
 def quantised(values: Tensor, seen: Tensor) -> Quantised:
-    """Return values ``[L, H, T, S]`` in bytes, with a scale of its own for each matrix."""
+    """Return values ``[L, H, T, S]`` as multiples of a step, of which each matrix has its own."""
     low = values.masked_fill(~seen, torch.inf).amin((2, 3), keepdim=True)
     high = values.masked_fill(~seen, -torch.inf).amax((2, 3), keepdim=True)
-    step = ((high - low) / LEVELS).masked_fill(high == low, 1.0)
-    codes = ((values - low) / step).round().clamp(0, LEVELS) + 1
-    return Quantised(codes.masked_fill(~seen, 0).to(torch.uint8), _ends(low), _ends(high))
+    step = ((high - low) / LEVELS).clamp(max=FINE).maximum((high - low) / _MOST)
+    step = torch.where(high == low, FINE, step)
+    codes = (values / step).round().long()
+    first, last = ((end / step).round().long() for end in (low, high))
+    codes = (codes - first + 1).masked_fill(~seen, 0)
+    return Quantised(codes, *(each[..., 0, 0].tolist() for each in (step, first, last)))
 
 
 def refuse_infinite(path: Path, kind: str, plane: Plane) -> None:
@@ -108,10 +122,3 @@ def refuse_infinite(path: Path, kind: str, plane: Plane) -> None:
             f"{path}: attention that is NaN or infinite ({kind}, layer {layer}, {plane.name}); "
             "the training diverged"
         )
-
-
-def _ends(values: Tensor) -> list[list[float]]:
-    ends: list[list[float]] = [
-        [float(f"{value:.6g}") for value in row] for row in values[..., 0, 0].tolist()
-    ]
-    return ends

@@ -92,13 +92,23 @@ def _split(attention: PositionalAttention, x: Tensor) -> Split:
 
 @contextmanager
 def _step_by_step(model: nn.Module) -> Iterator[None]:
-    """Keep fairseq's own layers from torch's single call for a layer, which has no weights."""
-    layers = [m for m in model.modules() if isinstance(m, TransformerEncoderLayerBase)]
-    before = [getattr(layer, "can_use_fastpath", False) for layer in layers]
-    for layer in layers:
-        layer.can_use_fastpath = False
+    """Keep fairseq's own modules from torch's single calls.
+
+    That for a layer has no weights, and that for its attention only their mean over the heads.
+    """
+    switches = [
+        *((m, "can_use_fastpath", False) for m in _all(model, TransformerEncoderLayerBase)),
+        *((m, "skip_embed_dim_check", True) for m in _all(model, MultiheadAttention)),
+    ]
+    before = [getattr(module, name, False) for module, name, _ in switches]
+    for module, name, value in switches:
+        setattr(module, name, value)
     try:
         yield
     finally:
-        for layer, fast in zip(layers, before):
-            layer.can_use_fastpath = fast
+        for (module, name, _), value in zip(switches, before):
+            setattr(module, name, value)
+
+
+def _all(model: nn.Module, kind: type[nn.Module]) -> Iterator[nn.Module]:
+    return (module for module in model.modules() if isinstance(module, kind))
