@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fairseq_posenc.cli import main
-from fairseq_posenc.curves.stages import SIDE, find_stages, smoothed
+from fairseq_posenc.curves.stages import find_stages, smoothed
 from fairseq_posenc.curves.tables import all_tables
 from fairseq_posenc.running.logs import Curve, Entry, parse_line, read_curve
 
@@ -132,20 +132,48 @@ def training_log(path: Path, corners, **how) -> Path:
     return path
 
 
+def curve_of(losses):
+    """Return the curve of a training with these updates and losses in nats."""
+    return Curve(
+        [],
+        1.0,
+        [
+            Entry("train_inner", update, nats / math.log(2), 0.0, None, 1.0)
+            for update, nats in losses
+        ],
+    )
+
+
 def stages_of(corners, **how):
-    entries = [
-        Entry("train_inner", update, nats / math.log(2), 0.0, None, 1.0)
-        for update, nats in losses(corners, **how)
-    ]
-    return find_stages(smoothed(Curve([], 1.0, entries)))
+    return find_stages(curve_of(losses(corners, **how)))
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.005, 0.02])
 @pytest.mark.parametrize(
     ("corners", "bounds"), [(BERT, (1000, 8000, 10000)), (DECBERT, (1000, 4000, 6000))]
 )
-def test_the_stages_are_found_as_near_as_lines_are_smoothed(corners, bounds, noise):
-    assert stages_of(corners, noise=noise) == pytest.approx(bounds, abs=(SIDE + 1) * EVERY)
+def test_the_stages_are_found_to_the_line(corners, bounds, noise):
+    assert stages_of(corners, noise=noise) == bounds
+
+
+def made_stages(seed):
+    """Return the corners of a made-up loss with stages, and the updates of their ends."""
+    rng = random.Random(seed)
+    start = rng.randrange(600, 1500, EVERY)
+    plateau = start + rng.randrange(2500, 8000, EVERY)
+    dive = plateau + rng.randrange(800, 2000, EVERY)
+    top = 6.9 - rng.uniform(0.1, 0.4)
+    low = top - rng.uniform(2, 3)
+    corners = [(0, 10.8), (start, 6.9), (plateau, top), (dive, low), (40000, low - 0.8)]
+    return corners, (start, plateau, dive)
+
+
+@pytest.mark.parametrize(("noise", "lines"), [(0.0, 0), (0.02, 1), (0.05, 2)])
+def test_how_exact_the_bounds_are(noise, lines):
+    """Forty made-up losses; noise as of a batch's masks, in nats."""
+    for seed in range(40):
+        corners, bounds = made_stages(seed)
+        assert stages_of(corners, noise=noise) == pytest.approx(bounds, abs=lines * EVERY), seed
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.005, 0.02])
@@ -155,9 +183,9 @@ def test_without_a_dive_or_without_a_plateau_there_are_no_stages(corners, noise)
 
 
 def test_a_log_of_a_line_or_none_has_no_stages():
-    assert find_stages([]) is None
-    assert find_stages([(1, 2.0)]) is None
-    assert find_stages([(1, 2.0), (2, 2.0)]) is None
+    assert find_stages(curve_of([])) is None
+    assert find_stages(curve_of([(1, 2.0)])) is None
+    assert find_stages(curve_of([(1, 2.0), (2, 2.0)])) is None
 
 
 def test_a_line_is_smoothed_with_as_many_on_either_side():
@@ -176,10 +204,10 @@ def test_the_command_tells_stages_and_epochs_and_draws_the_training(tmp_path, ca
     out = tmp_path / "out"
     assert main(["curves", *logs, "--out", str(out), "--updates", "0:16000"]) == 0
     text = (out / "curves.md").read_text()
-    assert "| `bert` | 100 | 1,300 | 7,800 | 10,200 | 6,500 | 2." in text
-    assert "| `diff` | 100 | 1,300 | 3,800 | 6,200 | 2,500 | 2." in text
+    assert "| `bert` | 100 | 1,000 | 8,000 | 10,000 | 7,000 | 2." in text
+    assert "| `diff` | 100 | 1,000 | 4,000 | 6,000 | 3,000 | 2." in text
     assert "| `none` | 100 | - | no plateau | - | - | 5." in text
-    assert "2 lines on either side" in text
+    assert "over 2 lines of the log on either side" in text
     assert "| 1 | 24." in text
     assert "`diff` at epoch 1 (update 10,000)" in text
     assert (out / "training.png").read_bytes().startswith(b"\x89PNG")

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple, Optional
 
+import numpy as np
+
 from fairseq_posenc.running.logs import Curve
 
 Points = Sequence[tuple[int, float]]  # updates, and the loss in nats
@@ -51,8 +53,27 @@ def smoothed(curve: Curve) -> list[tuple[int, float]]:
     return points
 
 
-def find_stages(points: Points) -> Optional[Stages]:
-    """Return the stages of a smoothed loss, None if it has no plateau with a dive after it.
+def find_stages(curve: Curve) -> Optional[Stages]:
+    """Return the stages of a training's loss, None if it has no plateau with a dive after it.
+
+    They are sought in the smoothed loss (:func:`_seek`), and there a bound is as blurred as the
+    smoothing. So each is then set to the corner of the two straight lines, meeting there, that
+    fit the log's own lines best: as many on either side as half of the shorter of the two stages.
+    """
+    points = [(entry.updates, entry.nats) for entry in curve.training if entry.is_finite]
+    found = _seek(smoothed(curve))
+    if found is None:
+        return None
+    corners = []
+    for before, bound, after in zip((0, *found), found, (*found[1:], len(points) - 1)):
+        reach = max(min(bound - before, after - bound) // 2, SIDE)
+        first = max(bound - reach, 0)
+        corners.append(points[first + _corner(points[first : bound + reach + 1])][0])
+    return Stages(*corners)
+
+
+def _seek(points: Points) -> Optional[tuple[int, int, int]]:
+    """Return the lines at which start, plateau and dive of a smoothed loss end.
 
     The dive is around the point where the loss falls fastest of all those before which it once
     fell ``SLOW`` times slower, and before that ``SLOW`` times faster than then. It lasts while the
@@ -79,8 +100,20 @@ def find_stages(points: Points) -> Optional[Stages]:
         fall = points[begin][1] - points[end][1]
         plateau, dive = (_mean_rate(points, *ends) for ends in ((start, begin), (begin, end)))
         if fall >= LEAST * whole and dive >= SLOW * plateau:
-            return Stages(*(points[index][0] for index in (start, begin, end)))
+            return start, begin, end
     return None
+
+
+def _corner(points: Points) -> int:
+    """Return the point at which two straight lines meet that fit all of them best."""
+    updates, losses = np.array(points, dtype=float).T
+
+    def error(corner: float) -> float:
+        lines = np.stack([np.ones_like(updates), updates, np.maximum(updates - corner, 0)], axis=1)
+        fitted = lines @ np.linalg.lstsq(lines, losses, rcond=None)[0]
+        return float(((losses - fitted) ** 2).sum())
+
+    return min(range(1, len(points) - 1), key=lambda index: error(updates[index]))
 
 
 def _mean_rate(points: Points, first: int, last: int) -> float:

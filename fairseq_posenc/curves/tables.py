@@ -10,12 +10,12 @@ from fairseq_posenc.running.logs import Curve, Entry
 Curves = Mapping[str, Curve]
 
 STAGES_NOTE = (
-    f"Each line of the log is smoothed over itself and {SIDE} lines on either side, so the bounds "
-    "are no finer. The dive is the fastest fall after one "
-    f"{SLOW} times slower (the plateau), which itself came after one {SLOW} times faster (the "
-    f"start); it lasts while the loss falls at least 1/{SLOW} as fast as at its fastest. It must "
-    f"be {LEAST:.0%} of the loss's whole fall and on average {SLOW} times as fast as the plateau; "
-    "otherwise there is none."
+    f"The stages are sought in the loss smoothed over {SIDE} lines of the log on either side. The "
+    f"dive is the fastest fall after one {SLOW} times slower (the plateau), which itself came "
+    f"after one {SLOW} times faster (the start); it lasts while the loss falls at least 1/{SLOW} "
+    f"as fast as at its fastest. It must be {LEAST:.0%} of the loss's whole fall and on average "
+    f"{SLOW} times as fast as the plateau; otherwise there is none. Each bound is then the corner "
+    "of the two straight lines that fit the lines of the log around it best."
 )
 
 
@@ -88,7 +88,7 @@ def _stages(curves: Curves) -> list[str]:
     rows = []
     for name, curve in curves.items():
         points = smoothed(curve)
-        stages = find_stages(points)
+        stages = find_stages(curve)
         ends = ["-", "no plateau", "-", "-"]
         if stages is not None:
             ends = [f"{update:,}" for update in (*stages, stages.plateau - stages.start)]
