@@ -21,6 +21,9 @@ TRITON = ['triton; sys_platform == "linux"']
 NLTK = ["nltk"]
 # Runs of GLUE as jobs of a cluster.
 SUBMITIT = ["submitit"]
+# Where fairseq-train sends its figures with --tensorboard-logdir and --wandb-project.
+TENSORBOARD = ["tensorboard"]
+WANDB = ["wandb"]
 
 setup(
     name="fairseq-posenc",
@@ -49,7 +52,9 @@ setup(
         "hf": HF,
         "nltk": NLTK,
         "submitit": SUBMITIT,
-        "dev": DEV + PLOT + HF + NLTK + TRITON,
+        "tensorboard": TENSORBOARD,
+        "wandb": WANDB,
+        "dev": DEV + PLOT + HF + NLTK + TRITON + TENSORBOARD,
     },
     entry_points={"console_scripts": ["fairseq-posenc = fairseq_posenc.cli:main"]},
 )
