@@ -342,7 +342,7 @@ def test_the_stages_are_those_of_the_log(tmp_path, capsys):
     log(tmp_path / "run", falls, script="b_small")
     (found,) = ours(report(capsys, tmp_path / "run"))["B-figure2", "DecBERT-Diff"]
     expected = {"start": 1000, "plateau": 8000, "dive": 10000, "length of the plateau": 7000}
-    assert found == expected
+    assert found == pytest.approx(expected, abs=100)  # a line of the log
 
 
 def test_when_the_perplexity_of_figure_4_is_reached(tmp_path, capsys):

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fairseq_posenc.curves.stages import LEAST, SIDE, SLOW, find_stages, smoothed
+from fairseq_posenc.curves.stages import LEAST, SLOW, find_stages, smoothed
 from fairseq_posenc.running.logs import Curve, Entry
 
 Curves = Mapping[str, Curve]
 
 STAGES_NOTE = (
-    f"The stages are sought in the loss smoothed over {SIDE} lines of the log on either side. The "
-    f"dive is the fastest fall after one {SLOW} times slower (the plateau), which itself came "
-    f"after one {SLOW} times faster (the start); it lasts while the loss falls at least 1/{SLOW} "
-    f"as fast as at its fastest. It must be {LEAST:.0%} of the loss's whole fall and on average "
-    f"{SLOW} times as fast as the plateau; otherwise there is none. Each bound is then the corner "
-    "of the two straight lines that fit the lines of the log around it best."
+    "The loss is taken as straight pieces, as many as its noise warrants. The dive is around the "
+    f"fastest piece of those after one that falls {SLOW} times slower (the plateau), which itself "
+    f"comes after one {SLOW} times faster (the start); it lasts while the loss falls at least "
+    f"1/{SLOW} as fast as there, and must be {LEAST:.0%} of the loss's whole fall."
 )
 
 
@@ -89,7 +87,7 @@ def _stages(curves: Curves) -> list[str]:
     for name, curve in curves.items():
         points = smoothed(curve)
         stages = find_stages(curve)
-        ends = ["-", "no plateau", "-", "-"]
+        ends = ["-", "no dive after a plateau", "-", "-"]
         if stages is not None:
             ends = [f"{update:,}" for update in (*stages, stages.plateau - stages.start)]
         last = f"{points[-1][1]:.3f}" if points else "-"
