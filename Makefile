@@ -42,6 +42,7 @@ format: install ## rewrite the code in the project's style
 docs: install ## rewrite the generated parts of the documentation
 	$(BIN)/fairseq-posenc docs
 	$(BIN)/python tests/support.py
+	$(BIN)/python tests/vectors.py
 
 clean: ## remove what the other targets made, .venv excepted
 	rm -rf demo build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache

@@ -14,11 +14,13 @@ VERSION = re.search(
 PLOT = ["matplotlib"]
 # The last line of releases whose BERT still has `relative_key` attention.
 HF = ["transformers<5"]
-DEV = ["mypy", "pre-commit", "pytest", "pytest-timeout", "pytest-xdist", "ruff"]
+DEV = ["mypy", "pre-commit", "pytest", "pytest-timeout", "pytest-xdist", "ruff", "safetensors"]
 # torch for CUDA brings it; without a GPU its interpreter runs the kernels' tests.
 TRITON = ['triton; sys_platform == "linux"']
 # BLEU-4 as reports of course work have it, beside sacreBLEU's.
 NLTK = ["nltk"]
+# Corpora that are published as Parquet.
+PARQUET = ["pyarrow"]
 # Runs of GLUE as jobs of a cluster.
 SUBMITIT = ["submitit"]
 # Where fairseq-train sends its figures with --tensorboard-logdir and --wandb-project.
@@ -46,15 +48,17 @@ setup(
         "sentencepiece>=0.2.3",  # whose offsets SQuAD needs
         "tiktoken",
         "torch>=2.6",  # from here on loading a checkpoint runs no code
+        "zstandard",
     ],
     extras_require={
         "plot": PLOT,
         "hf": HF,
         "nltk": NLTK,
+        "parquet": PARQUET,
         "submitit": SUBMITIT,
         "tensorboard": TENSORBOARD,
         "wandb": WANDB,
-        "dev": DEV + PLOT + HF + NLTK + TRITON + TENSORBOARD,
+        "dev": DEV + PLOT + HF + NLTK + PARQUET + TENSORBOARD + TRITON,
     },
     entry_points={"console_scripts": ["fairseq-posenc = fairseq_posenc.cli:main"]},
 )

@@ -54,18 +54,18 @@ def one_line(error: BaseException) -> str | None:
     fairseq wraps what goes wrong while a checkpoint is loaded in a general exception, so the cause
     has to be looked for along the chain.
     """
-    chain = list(_chain(error))
-    messages = [_told(link) for link in chain]
+    links = list(chain(error))
+    messages = [_told(link) for link in links]
     # Of a checkpoint, the first thing that went wrong tells most.
-    messages += [_unreadable(link) for link in reversed(chain)]
+    messages += [_unreadable(link) for link in reversed(links)]
     return next((message for message in messages if message), None)
 
 
 def damage(error: BaseException) -> str:
     """Return what is wrong with a checkpoint, from what went wrong when it was read."""
-    if told := next(filter(None, map(_told, _chain(error))), None):
+    if told := next(filter(None, map(_told, chain(error))), None):
         return told
-    for link in _chain(error):
+    for link in chain(error):
         if _runs_code(link):
             reason = str(link.__context__ or link).strip().splitlines()[0]  # what torch met
             return (
@@ -79,7 +79,8 @@ def damage(error: BaseException) -> str:
     return f"not a whole checkpoint of fairseq ({kind}{': ' if reason else ''}{reason})"
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception, what it was raised from or in, and so on."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

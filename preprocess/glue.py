@@ -8,23 +8,26 @@ r"""GLUE's .tsv files to a data-bin for each task.
 The dictionary has to be that of the pre-trained model: RoBERTa's dict.txt, or the one in the folder
 that the model was trained on. Each OUT/TASK has input0, input1 and label as fairseq's
 sentence_prediction reads them, the ids of the test sets, and manifest.json with all counts.
+GLUE's site wants two more sets. The diagnostic one, diagnostic/diagnostic.tsv, becomes a third test
+set of MNLI, whose model predicts AX. WNLI is not trained: OUT/WNLI.tsv has its majority class.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from binarize.encoders.base import Encoder, Symbols, load_dictionary
-from binarize.encoders.gpt2 import GPT2
-from binarize.encoders.symbols import Pieces, SymbolEncoder
+from binarize import vocabulary
 from binarize.folder import Folder
 from binarize.store import sha256
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.tasks.glue.definitions import Task, parse_tasks
+from fairseq_posenc.glue.submission import write_predictions
+from fairseq_posenc.tasks.glue.definitions import WNLI, Task, parse_tasks
+from fairseq_posenc.tokens.numbers import Encoder, Symbols
 from glue_tasks.binary import Writer
 from glue_tasks.rows import find_file, read_examples
 
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
     from fairseq.data import Dictionary
 
 _FORMAT = 1  # of manifest.json
-_FILES = ("encoder_json", "vocab_bpe", "sentencepiece_model", "dict")
+_SPLITS = "train,valid,test"
 _FEWEST = 8  # tokens of an example
 
 
@@ -45,22 +48,25 @@ def main() -> None:
     args = _parser().parse_args()
     _check(args)
     tasks = parse_tasks(args.tasks)
-    for task in tasks:  # before any work is done
-        for split in _splits(task, args):
-            find_file(args.raw, task, split)
-    dictionary = _dictionary(args)
-    encoder = _encoder(args, dictionary)
+    files = {task.name: _files(task, args) for task in tasks}  # before any work is done
+    dictionary = vocabulary.dictionary(args)
+    encoder = vocabulary.encoder(args, dictionary)
     try:
         for task in tasks:
-            _write_task(task, args, encoder, dictionary)
+            _write_task(task, files[task.name], args, encoder, dictionary)
+        if (args.tasks, args.splits) == ("all", _SPLITS) and (args.raw / WNLI.name).is_dir():
+            _write_majority(args)
     except KeyboardInterrupt:
         sys.exit("interrupted; start the same command again to go on")
 
 
 def _write_task(
-    task: Task, args: argparse.Namespace, encoder: Encoder, dictionary: Dictionary
+    task: Task,
+    files: dict[str, Path],
+    args: argparse.Namespace,
+    encoder: Encoder,
+    dictionary: Dictionary,
 ) -> None:
-    files = {split: find_file(args.raw, task, split) for split in _splits(task, args)}
     folder = Folder(args.out / task.name, _plan(args, files))
     if folder.is_done():
         print(f"{folder.path} is there already, made from the same files with the same options")
@@ -81,36 +87,41 @@ def _write_task(
     print(f"wrote {folder.path}")
 
 
-def _splits(task: Task, args: argparse.Namespace) -> list[str]:
-    wanted = args.splits.split(",")
-    return [split for split in task.files if split.rstrip("1") in wanted]
+def _write_majority(args: argparse.Namespace) -> None:
+    """Write what is handed in for WNLI."""
+    found = _files(WNLI, args)
+    train, test = (read_examples(found[split], WNLI, split) for split in ("train", "test"))
+    ((label, count),) = Counter(train.labels).most_common(1)
+    path = args.out / f"{WNLI.name}.tsv"
+    write_predictions(path, test.ids, [label] * len(test.ids))
+    print(f"wrote {path}: {label} for all, the label of {count:,} of {len(train.labels):,}")
+
+
+def _files(task: Task, args: argparse.Namespace) -> dict[str, Path]:
+    found = {}
+    for split in task.files:
+        if split.rstrip("12") in args.splits.split(","):
+            try:
+                found[split] = find_file(args.raw, task, split)
+            except UserError:
+                if split not in task.optional:
+                    raise
+    return found
 
 
 def _plan(args: argparse.Namespace, files: dict[str, Path]) -> dict[str, Any]:
     """Return all that the result depends on."""
-    tokens = {name: getattr(args, name) for name in _FILES if getattr(args, name)}
     return {
         "format": _FORMAT,
         "options": {"max_tokens": args.max_tokens},
-        "files": {name: sha256(path) for name, path in tokens.items()},
+        "files": vocabulary.checksums(args),
         "inputs": {split: sha256(path) for split, path in files.items()},
-        "packages": {name: version(name) for name in ("regex", "sentencepiece", "tiktoken")},
+        "packages": {name: version(name) for name in vocabulary.PACKAGES},
     }
 
 
 def _check(args: argparse.Namespace) -> None:
-    if bool(args.encoder_json) != bool(args.vocab_bpe) or bool(args.encoder_json) == bool(
-        args.sentencepiece_model
-    ):
-        raise UserError(
-            "choose the tokens: --encoder-json and --vocab-bpe, or --sentencepiece-model"
-        )
-    if args.encoder_json and not args.dict:
-        raise UserError("give --dict: the dict.txt that belongs to --encoder-json")
-    for name in _FILES:
-        path = getattr(args, name)
-        if path and not path.is_file():
-            raise UserError(f"--{name.replace('_', '-')} {path} is not there")
+    vocabulary.check(args)
     if args.max_tokens < _FEWEST:
         raise UserError(f"--max-tokens {args.max_tokens}: give {_FEWEST} or more")
     unknown = set(args.splits.split(",")) - {"train", "valid", "test"}
@@ -118,30 +129,16 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError(f"--splits {args.splits}: {min(unknown)!r} is none of train, valid, test")
 
 
-def _dictionary(args: argparse.Namespace) -> Dictionary:
-    if args.dict:
-        return load_dictionary(args.dict)
-    return Pieces(args.sentencepiece_model).dictionary()
-
-
-def _encoder(args: argparse.Namespace, dictionary: Dictionary) -> Encoder:
-    if args.encoder_json:
-        return GPT2(args.encoder_json, args.vocab_bpe, dictionary)
-    return SymbolEncoder(Pieces(args.sentencepiece_model), dictionary)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("raw", type=Path, help="folder with CoLA/train.tsv and so on; also .gz, .bz2, .xz")
+    add("raw", type=Path, help="folder with CoLA/train.tsv and so on; also .gz, .bz2, .xz, .zst")
     add("--out", type=Path, required=True, help="folder to make, with a folder for each task")
     add("--tasks", default="all", help="names separated by commas (default: all eight)")
-    add("--splits", default="train,valid,test", help="which sets (default: %(default)s)")
-    add("--encoder-json", type=Path, help="GPT-2 BPE: its vocabulary")
-    add("--vocab-bpe", type=Path, help="GPT-2 BPE: its merges")
-    add("--sentencepiece-model", type=Path, help="sentencepieces")
+    add("--splits", default=_SPLITS, help="which sets (default: %(default)s)")
+    vocabulary.add_arguments(parser)
     add("--dict", type=Path, help="dict.txt of the pre-trained model; needed with --encoder-json")
     add(
         "--max-tokens",

@@ -1,6 +1,6 @@
 r"""Files with a JSON object a line (C4, the Pile, WikiExtractor --json) to a fairseq data-bin.
 
-One field of each object holds a document.
+One field of each object holds a document. Parquet is read likewise, each row as an object.
 
   python preprocess/json_lines.py --train c4/c4-train.*.json.gz --out data-bin/c4 \
       --valid c4/c4-validation.00000-of-00008.json.gz \
@@ -17,8 +17,13 @@ def main() -> None:
     """Run the program."""
     parser = options.make_parser(__doc__)
     parser.add_argument("--field", default="text", help="with the document (default: %(default)s)")
+    parser.add_argument(
+        "--where",
+        metavar="FIELD=VALUE",
+        help="objects like this alone, as in meta.pile_set_name=Pile-CC",
+    )
     args = parser.parse_args()
-    command.run(args, formats.JsonField(args.field))
+    command.run(args, formats.JsonField(args.field, formats.parse_where(args.where)))
 
 
 if __name__ == "__main__":

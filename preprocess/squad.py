@@ -19,12 +19,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
 
+from binarize import vocabulary
 from binarize.folder import Folder
 from binarize.store import sha256
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.squad import databin, offsets
+from fairseq_posenc.squad import databin
 from fairseq_posenc.squad.data import Squad, read_squad
 from fairseq_posenc.tasks.squad.databin import Limits
+from fairseq_posenc.tokens.tokenizer import ENCODER, MERGES, PIECES, load_tokenizer
 from fairseq_posenc.transformer.dictionary import DICTIONARY, load_dictionary
 
 SPLITS = ("train", "valid")
@@ -39,20 +41,20 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     args = _parser().parse_args(arguments)
     limits = Limits(args.max_length, args.stride, args.max_question)
     limits.check()
-    vocabulary = _vocabulary(args)
-    for path in (*vocabulary.values(), args.train, args.valid):
+    files = _vocabulary(args)
+    for path in (*files.values(), args.train, args.valid):
         if not path.is_file():
             raise UserError(f"{path}: no such file")
     squads = {split: read_squad(getattr(args, split)) for split in SPLITS}
-    folder = Folder(args.out, _plan(squads, vocabulary, limits))
+    folder = Folder(args.out, _plan(squads, files, limits))
     if folder.is_done():
         print(f"{args.out}: made before, from the same files with the same options")
         return
     with folder.open():
-        for name, path in vocabulary.items():
+        for name, path in files.items():
             shutil.copyfile(path, folder.partial / name)
         dictionary = load_dictionary(folder.partial / DICTIONARY)
-        tokenizer = offsets.load_tokenizer(folder.partial, dictionary)
+        tokenizer = load_tokenizer(folder.partial, dictionary)
         encoder = databin.Encoder(tokenizer, dictionary, limits)
         counts = {}
         for split, squad in squads.items():
@@ -67,19 +69,14 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
 
 def _vocabulary(args: argparse.Namespace) -> dict[str, Path]:
     """Return the files that the folder gets, by the names that they have there."""
-    if bool(args.sentencepiece_model) == bool(args.encoder_json) or bool(args.encoder_json) != bool(
-        args.vocab_bpe
-    ):
-        raise UserError(
-            "choose the tokens: --encoder-json and --vocab-bpe, or --sentencepiece-model"
-        )
+    vocabulary.check(args)
     files = {DICTIONARY: args.dict}
     if args.sentencepiece_model:
-        return {**files, offsets.PIECES: args.sentencepiece_model}
-    return {**files, offsets.ENCODER: args.encoder_json, offsets.MERGES: args.vocab_bpe}
+        return {**files, PIECES: args.sentencepiece_model}
+    return {**files, ENCODER: args.encoder_json, MERGES: args.vocab_bpe}
 
 
-def _plan(squads: dict[str, Squad], vocabulary: dict[str, Path], limits: Limits) -> dict[str, Any]:
+def _plan(squads: dict[str, Squad], files: dict[str, Path], limits: Limits) -> dict[str, Any]:
     """Return all that the folder depends on."""
     train, valid = (squads[split] for split in SPLITS)
     if train.version != valid.version:
@@ -90,7 +87,7 @@ def _plan(squads: dict[str, Squad], vocabulary: dict[str, Path], limits: Limits)
         "version": train.version,
         "limits": limits._asdict(),
         "inputs": {split: sha256(squad.path) for split, squad in squads.items()},
-        "vocabulary": {name: sha256(path) for name, path in vocabulary.items()},
+        "vocabulary": {name: sha256(path) for name, path in files.items()},
     }
 
 
@@ -103,9 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--valid", type=Path, required=True, help="dev-v1.1.json or dev-v2.0.json")
     add("--out", type=Path, required=True, help="folder to make")
     add("--dict", type=Path, required=True, help="dict.txt of the pre-training")
-    add("--encoder-json", type=Path, help="GPT-2 BPE: its vocabulary")
-    add("--vocab-bpe", type=Path, help="GPT-2 BPE: its merges")
-    add("--sentencepiece-model", type=Path, help="sentencepieces")
+    vocabulary.add_arguments(parser)
     default = Limits()
     add("--max-length", type=int, default=default.max_length, help="tokens (default: %(default)s)")
     add("--stride", type=int, default=default.stride, help="between windows (default: %(default)s)")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_posenc.tasks.glue.definitions import TASKS, Task
+from fairseq_posenc.tasks.glue.definitions import TASKS, WNLI, Task
 
 PREPROCESS = Path(__file__).parents[1] / "preprocess"
 DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -18,6 +18,7 @@ COLOURS = ("red", "blue", "green")
 WORDS = [*COLOURS, "a", "bird", "sees", "the", "old", "tree", "and", "sings", "of", "it"]
 # Columns of the files with labels and without, as they are published; CoLA's first have no header.
 HEADERS = {
+    "WNLI": ("index sentence1 sentence2 label", "index sentence1 sentence2"),
     "MNLI": (
         "index promptID pairID genre sentence1 sentence2 label1 gold_label",
         "index promptID pairID genre sentence1 sentence2",
@@ -54,11 +55,11 @@ def row(task: Task, columns: Sequence[str], number: int, label: str, text: str) 
 
 def write_task(folder: Path, name: str, sizes: dict[str, int], seed: int = 0) -> None:
     """Write the files of a task, with so many examples in each split."""
-    task, rng = TASKS[name], random.Random(seed)
+    task, rng = {**TASKS, "WNLI": WNLI}[name], random.Random(seed)
     (folder / name).mkdir(parents=True, exist_ok=True)
     for split, size in sizes.items():
         labelled = split not in task.test_splits
-        columns = header(name, labelled)
+        columns = header("WNLI" if split == "test2" else name, labelled)
         lines = [] if split in task.headless else ["\t".join(columns)]
         for number in range(size):
             which = rng.randrange(len(labels_of(task)))
@@ -67,6 +68,7 @@ def write_task(folder: Path, name: str, sizes: dict[str, int], seed: int = 0) ->
             lines.append(row(task, columns, number, labels_of(task)[which], " ".join(words)))
         mark = "\ufeff" if name == "MRPC" and labelled else ""
         path = folder / name / f"{task.files[split]}.tsv"
+        path.parent.mkdir(exist_ok=True)
         path.write_text(mark + "\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -775,7 +775,7 @@ def attention_weights(scores: Tensor, allowed: Tensor) -> Tensor:
             keys = [j for j in range(src_len) if allowed[t, j]]
             if not keys:
                 continue
-            largest = max(float(scores[h, t, j]) for j in keys)
+            largest = max(float(scores[h, t, j].detach()) for j in keys)
             total = torch.zeros((), dtype=torch.float64)
             for j in keys:
                 total = total + torch.exp(scores[h, t, j] - largest)

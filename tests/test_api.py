@@ -9,7 +9,7 @@ import oracles
 from conftest import needs_causal, specs
 from fairseq_posenc.api import PositionEncoding
 from fairseq_posenc.errors import UserError
-from test_encodings import IN_FLOAT32, awake, oracle_options, oracle_params
+from formulas import IN_FLOAT32, awake, oracle_options, oracle_params
 
 SPECS = ["none", "learned+m4m", "rope+shaw", *specs("scores", "rotation")]
 

@@ -11,7 +11,7 @@ from fairseq_posenc import registry
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.attention import PositionalAttention
-from test_encodings import DIMS, awake, oracle_options, oracle_params, their_scores
+from formulas import DIMS, awake, oracle_options, oracle_params, their_scores
 
 SPECS = ["none", *specs("scores", "rotation"), *COMPOSITIONS]
 LENGTH = 6

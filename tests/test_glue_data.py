@@ -15,8 +15,9 @@ from fairseq.data import Dictionary
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.glue.submission import complete
 from fairseq_posenc.tasks.glue.data import find_data, open_data
-from fairseq_posenc.tasks.glue.definitions import TASKS, parse_tasks
+from fairseq_posenc.tasks.glue.definitions import TASKS, WNLI, parse_tasks
 from fairseq_posenc.transformer.dictionary import load_dictionary
 from glue_files import DATA, PREPROCESS, header, labels_of, row, start, train_pieces, write_task
 
@@ -25,7 +26,7 @@ from glue_tasks.cutting import cut, kept_lengths
 from glue_tasks.rows import find_file, read_examples
 
 SIZES = {"train": 9, "valid": 5, "test": 4}
-ALL_SIZES = {**SIZES, "valid1": 3, "test1": 6}
+ALL_SIZES = {**SIZES, "valid1": 3, "test1": 6, "test2": 7}
 
 
 @pytest.fixture(scope="module")
@@ -179,6 +180,31 @@ def test_fairseqs_own_task_reads_the_data_bin(tmp_path, name, pieces, capsys):
                 assert target == pytest.approx(float(raw.labels[number]) / 5)
         if not raw.labels:
             assert open_data(data.path).test_ids(split) == raw.ids
+
+
+def test_what_glues_site_wants_beside_the_eight(tmp_path, pieces, capsys):
+    """The diagnostic set for MNLI's model, which may be missing, and WNLI's majority class."""
+    raw, out = tmp_path / "raw", tmp_path / "bin"
+    for name in TASKS:
+        write_task(raw, name, {split: 3 for split in TASKS[name].files if split != "test2"})
+    common = [raw, "--out", out, "--sentencepiece-model", pieces]
+    start("glue", common)
+    assert "test2" not in open_data(out / "MNLI").splits
+    assert not (out / "WNLI.tsv").exists()
+    write_task(raw, "MNLI", sizes_of("MNLI"))
+    write_task(raw, "WNLI", SIZES)
+    start("glue", [raw, "--out", tmp_path / "all", "--sentencepiece-model", pieces])
+    assert open_data(tmp_path / "all" / "MNLI").splits["test2"]["examples"] == 7
+    labels = read_examples(raw / "WNLI" / "train.tsv", WNLI, "train").labels
+    majority = max(labels, key=labels.count)
+    expected = "".join(f"{number}\t{majority}\n" for number in range(4))
+    assert (tmp_path / "all" / "WNLI.tsv").read_text() == "index\tprediction\n" + expected
+    submission = tmp_path / "submission"
+    missing = complete(submission, tmp_path / "all")
+    assert missing == ["AX", "CoLA", "MNLI-m", "MNLI-mm", "MRPC", "QNLI", "QQP", "RTE", "SST-2",
+                       "STS-B"]  # fmt: skip
+    assert [path.name for path in submission.iterdir()] == ["WNLI.tsv"]
+    assert complete(submission, out) == missing
 
 
 def test_long_pairs_are_cut_and_counted(tmp_path, pieces):

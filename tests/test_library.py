@@ -20,7 +20,7 @@ from fairseq_posenc.backends import available
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.attention import PositionalAttention
 from fairseq_posenc.transformer.passing import carrying
-from test_encodings import awake
+from formulas import awake
 
 ROOT = Path(fairseq_posenc.__file__).resolve().parents[1]
 SPECS = [*registry.names(), *COMPOSITIONS, "m4m(per_head=true)"]

@@ -8,7 +8,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
+import zstandard
 from fairseq.data import Dictionary, TokenBlockDataset
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 
@@ -67,6 +70,9 @@ def test_each_file_is_a_document(tmp_path):
     (books / "2").write_text("c\n")
     (books / "1").write_text("a\nb")
     (books / ".hidden").write_bytes(b"\xff")
+    cache = books / ".cache" / "huggingface"
+    cache.mkdir(parents=True)
+    (cache / "books.metadata").write_text("d41d8cd98f\n")  # what a download leaves beside the files
     path = [str(books)]
     given = ["--train", *path, "--out", str(tmp_path / "bin"), "--words"]
     command.run(options.make_parser("").parse_args(given), formats.plain)
@@ -131,6 +137,55 @@ def test_broken_utf_8_is_named_by_file_and_line(tmp_path, broken, monkeypatch, c
     assert counts(tmp_path)["invalid_lines"] == 1
     assert counts(tmp_path)["lines"] == 5
     assert "skipped" in capsys.readouterr().err
+
+
+PILE = [
+    {"text": "a b", "meta": {"pile_set_name": "Pile-CC"}},
+    {"text": "c", "meta": {"pile_set_name": "Books3"}},
+    {"text": "d", "meta": {"pile_set_name": "Pile-CC"}},
+    {"text": "e"},
+]
+
+
+def test_json_lines_of_one_kind_alone(tmp_path):
+    text = "\n".join(json.dumps(record) for record in PILE)
+    where = formats.parse_where("meta.pile_set_name=Pile-CC")
+    found = run(tmp_path, text, lines=formats.JsonField("text", where))
+    assert found == ["a b </s>", "</s>", "d </s>"]
+    with pytest.raises(UserError, match="--where Pile-CC: write FIELD=VALUE, as in"):
+        formats.parse_where("Pile-CC")
+
+
+def test_the_pile_is_read_as_it_is_published(tmp_path):
+    """Many frames in a file of zstd, as its tools write them."""
+    frames = [zstandard.compress(f"{json.dumps(record)}\n".encode()) for record in PILE]
+    (tmp_path / "00.jsonl.zst").write_bytes(b"".join(frames))
+    given = ["--train", tmp_path / "00.jsonl.zst", "--out", tmp_path / "bin", "--words"]
+    lines = formats.JsonField("text", ("meta.pile_set_name", "Pile-CC"))
+    command.run(options.make_parser("").parse_args(list(map(str, given))), lines)
+    assert read(tmp_path / "bin") == ["a b </s>", "</s>", "d </s>"]
+
+
+def test_parquet_is_read_as_objects(tmp_path, monkeypatch):
+    path = tmp_path / "00.parquet"
+    monkeypatch.setattr("fairseq_posenc.tokens.files._ROWS", 2)
+    table = pyarrow.Table.from_pylist([*PILE, {"text": "f\ng"}])
+    pyarrow.parquet.write_table(table, path)
+    given = [str(part) for part in ("--train", path, "--words", "--out", tmp_path / "bin")]
+    args = options.make_parser("").parse_args(given)
+    with pytest.raises(UserError, match=r"00.parquet: Parquet is read by json_lines.py"):
+        command.run(args, formats.plain)
+    command.run(args, formats.JsonField("text"))
+    texts = ["a b </s>", "c </s>", "d </s>", "e </s>", "f </s>"]
+    expected = [part for text in texts for part in (text, "</s>")]
+    assert read(tmp_path / "bin") == [*expected[:-1], "g </s>"]
+    path.write_bytes(path.read_bytes()[:-9])
+    args.out = tmp_path / "other"
+    with pytest.raises(UserError, match=r"00.parquet is damaged"):
+        command.run(args, formats.JsonField("text"))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UserError, match=r"00.parquet: Parquet needs .*: pip install pyarrow"):
+        command.run(args, formats.JsonField("text"))
 
 
 def test_wikipedia_extracts(tmp_path):

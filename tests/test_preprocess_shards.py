@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import pytest
+import zstandard
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 
 from fairseq_posenc.errors import UserError
@@ -68,6 +69,7 @@ def test_shards_together_are_the_whole(tmp_path, text, number, empty):
         run("--train", text, second, "--valid", text, "--out", tmp_path / "shards",
             *dictionary, "--shard", shard, "--num-shards", number)  # fmt: skip
     folders = sorted((tmp_path / "shards").iterdir())
+    assert [folder.name for folder in folders] == [f"shard{k}-of-{number}" for k in range(number)]
     assert items(*folders) == items(tmp_path / "all")
     assert [(folder / "valid.bin").exists() for folder in folders] == [True] + [False] * (
         number - 1
@@ -78,27 +80,37 @@ def test_shards_together_are_the_whole(tmp_path, text, number, empty):
 
 
 def test_compressed_files_are_dealt_out_whole(tmp_path):
-    openers = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, "": open}
+    openers = {
+        ".gz": gzip.open,
+        ".bz2": bz2.open,
+        ".xz": lzma.open,
+        ".zst": zstandard.open,
+        "": open,
+    }
     paths = [tmp_path / f"text{number}{suffix}" for number, suffix in enumerate(openers)]
     for number, (path, opener) in enumerate(zip(paths, openers.values())):
         with opener(path, "wb") as file:
             file.write(f"w{number} w{number + 1}\n".encode() * 5)
     run("--train", *paths, "--out", tmp_path / "all")
-    assert len(items(tmp_path / "all")) == 4 * 5 + 3  # an empty item between files
-    names = [str(path) for path in paths[:3]]
-    parts = [shards.parts_of_shard(names, shard, 3) for shard in range(3)]
+    assert len(items(tmp_path / "all")) == 5 * 5 + 4  # an empty item between files
+    names = [str(path) for path in paths[:4]]
+    parts = [shards.parts_of_shard(names, shard, 4) for shard in range(4)]
     assert parts == [[shards.Part(name, 0, os.path.getsize(name))] for name in names]
-    with pytest.raises(UserError, match="shard 0 of 4 would be empty"):
-        shards.parts_of_shard(names, 0, 4)
+    with pytest.raises(UserError, match="shard 0 of 5 would be empty"):
+        shards.parts_of_shard(names, 0, 5)
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped"])
-def test_a_damaged_file_is_named(tmp_path, damage):
-    data = bytearray(gzip.compress(make_text(tmp_path / "plain").read_bytes()))
+@pytest.mark.parametrize("suffix", ["gz", "zst"])
+def test_a_damaged_file_is_named(tmp_path, damage, suffix):
+    zstd = zstandard.ZstdCompressor(write_checksum=True)  # as the program zstd does
+    compress = {"gz": gzip.compress, "zst": zstd.compress}[suffix]
+    data = bytearray(compress(make_text(tmp_path / "plain").read_bytes()))
     data = data[:-20] if damage == "cut" else data[:200] + b"\xff\xff\xff" + data[203:]
-    (tmp_path / "text.gz").write_bytes(data)
-    with pytest.raises(UserError, match=r"text\.gz is damaged"):
-        run("--train", tmp_path / "text.gz", "--out", tmp_path / "bin")
+    path = tmp_path / f"text.{suffix}"
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=f"{path} is damaged"):
+        run("--train", path, "--out", tmp_path / "bin")
     assert not (tmp_path / "bin").exists()
 
 
@@ -216,7 +228,7 @@ def test_a_killed_run_leaves_no_process_and_goes_on(tmp_path):
         time.sleep(0.05)
     assert not dest.exists()
     state = json.loads(progress.read_text())["done"]["train"]
-    assert 0 < state["offset"] < text.stat().st_size
+    assert 0 < state["place"][1] < text.stat().st_size
     run("--train", text, "--out", dest)
     assert content(dest) == content(whole)
 
@@ -281,6 +293,48 @@ def test_what_is_done_is_not_done_again_and_never_overwritten(tmp_path, text, ca
     with pytest.raises(UserError, match="by_hand is there already"):
         run("--train", text, "--out", tmp_path / "by_hand")
     assert content(tmp_path / "bin") == before
+
+
+def test_text_that_changed_is_noticed_by_its_content(tmp_path, text):
+    arguments = ["--train", text, "--out", tmp_path / "bin"]
+    run(*arguments)
+    stat = text.stat()
+    data = text.read_bytes()
+    text.write_bytes(data.replace(b"w1 ", b"w2 ", 1))
+    os.utime(text, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert text.stat().st_size == len(data)
+    with pytest.raises(UserError, match=r"made from something else \(different: inputs\)"):
+        run(*arguments)
+
+
+def test_a_text_that_was_moved_is_the_same_text(tmp_path, text, monkeypatch):
+    """Also in the middle: the manifest is that of a run which found everything in its new place."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir()
+    text.rename(old / "1")
+    make_text(old / "2", seed=1)
+    monkeypatch.setattr(split, "SECONDS_BETWEEN_SAVES", 0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(split, "sha256", _interrupt)
+        with pytest.raises(_InterruptedError):
+            run("--train", old, "--out", tmp_path / "resumed")
+    old.rename(new)
+    run("--train", new, "--out", tmp_path / "resumed")
+    run("--train", new, "--out", tmp_path / "whole")
+    assert content(tmp_path / "resumed") == content(tmp_path / "whole")
+
+
+def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path, text, monkeypatch):
+    original = split.Split.write
+
+    def write(self, opened):
+        text.write_bytes(text.read_bytes().replace(b"w1 ", b"w2 ", 1))
+        return original(self, opened)
+
+    monkeypatch.setattr(split.Split, "write", write)
+    with pytest.raises(UserError, match="text changed while it was read"):
+        run("--train", text, "--out", tmp_path / "bin")
+    assert not (tmp_path / "bin").exists()
 
 
 def test_two_runs_do_not_write_the_same_folder(tmp_path, text):

@@ -19,9 +19,9 @@ from benchmarks.preprocess import encode_as_fairseq
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "preprocess"))
 from binarize import command, formats, options, sources
-from binarize.encoders import gpt2
-from binarize.encoders.base import load_dictionary
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.tokens import gpt2
+from fairseq_posenc.tokens.numbers import load_dictionary
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 BPE = DATA / "gpt2_bpe"
@@ -105,6 +105,9 @@ def test_gpt2_bpe_of_random_unicode_is_fairseqs(seed, roberta):
     expected = [[*map(dictionary.index, line), dictionary.eos()] for line in theirs]
     assert sizes.tolist() == [len(line) for line in expected]
     assert tokens.tolist() == [number for line in expected for number in line]
+    for whole in (text, "ordinary, with\nline ends  "):  # with offsets: a text as it stands
+        numbers = [dictionary.index(str(n)) for n in encoder._fairseq.encode(whole)]
+        assert encoder.tokens(whole).ids.tolist() == numbers
 
 
 @needs_data

@@ -36,12 +36,14 @@ from fairseq_posenc.squad.data import (
     read_squad,
 )
 from fairseq_posenc.squad.databin import Encoder, locate, write_split
-from fairseq_posenc.squad.offsets import ByteLevelBPE, Pieces, Tokens
 from fairseq_posenc.squad.score import exact
 from fairseq_posenc.squad.spans import LONGEST, NBEST, Scored, best_spans, combine
 from fairseq_posenc.squad.windows import make_windows
 from fairseq_posenc.tasks.squad.criterion import SquadCriterion
 from fairseq_posenc.tasks.squad.databin import Limits
+from fairseq_posenc.tokens.gpt2 import GPT2
+from fairseq_posenc.tokens.offsets import Tokens
+from fairseq_posenc.tokens.pieces import PieceEncoder, Pieces
 from fairseq_posenc.transformer.dictionary import load_dictionary
 from fairseq_posenc.transformer.identity import is_identity
 
@@ -115,12 +117,12 @@ def tokenizer(request, tmp_path_factory):
     if request.param == "bpe":
         write_bpe(folder, TEXTS)
         dictionary = load_dictionary(folder / "dict.txt")
-        return ByteLevelBPE(folder / "encoder.json", folder / "vocab.bpe", dictionary)
+        return GPT2(folder / "encoder.json", folder / "vocab.bpe", dictionary)
     more = {"byte_fallback": True, "character_coverage": 0.98}
     options = more if request.param == "byte_fallback" else {}
     write_pieces(folder, [text for text in TEXTS if text.strip()], vocab_size=330, **options)
     dictionary = load_dictionary(folder / "dict.txt")
-    return Pieces(folder / "sentencepiece.model", dictionary)
+    return PieceEncoder(Pieces(folder / "sentencepiece.model"), dictionary)
 
 
 # ------------------------------------------------------------------------------------------ offsets
@@ -128,7 +130,7 @@ def tokenizer(request, tmp_path_factory):
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_every_piece_of_the_text_is_found_again(tokenizer, text):
-    tokens = tokenizer.encode(text)
+    tokens = tokenizer.tokens(text)
     assert all(np.diff(tokens.starts) >= 0)
     assert all(np.diff(tokens.ends) >= 0)
     places = [match.span() for match in re.finditer(r"\S+", text)]
@@ -150,7 +152,7 @@ def test_offsets_of_bytes_are_those_of_decoding(tmp_path, text):
     write_bpe(tmp_path, TEXTS)
     dictionary = load_dictionary(tmp_path / "dict.txt")
     files = tmp_path / "encoder.json", tmp_path / "vocab.bpe"
-    ours = ByteLevelBPE(*files, dictionary).encode(text)
+    ours = GPT2(*files, dictionary).tokens(text)
     theirs = gpt2_bpe_utils.get_encoder(*map(str, files))
     numbers = theirs.encode(text)
     assert ours.ids.tolist() == [dictionary.index(str(number)) for number in numbers]
@@ -171,7 +173,7 @@ def test_offsets_of_bytes_are_those_of_decoding(tmp_path, text):
 def test_a_character_that_becomes_several_pieces_belongs_to_each(tmp_path):
     write_pieces(tmp_path, [TEXTS[1]], vocab_size=60)
     dictionary = load_dictionary(tmp_path / "dict.txt")
-    tokens = Pieces(tmp_path / "sentencepiece.model", dictionary).encode("ate ½ of")
+    tokens = PieceEncoder(Pieces(tmp_path / "sentencepiece.model"), dictionary).tokens("ate ½ of")
     spans = [(int(start), int(end)) for start, end in zip(tokens.starts, tokens.ends)]
     assert spans.count((4, 5)) >= 3  # 1, fraction slash, 2
     assert tokens.covering(4, 5) is not None
@@ -182,7 +184,7 @@ def test_every_published_answer_is_found_in_tokens():
     squad = read_squad(PUBLISHED / "squad" / "dev-v1.1.json.gz")
     folder = PUBLISHED / "gpt2_bpe"
     dictionary = load_dictionary(folder / "dict.txt")
-    tokenizer = ByteLevelBPE(folder / "encoder.json", folder / "vocab.bpe", dictionary)
+    tokenizer = GPT2(folder / "encoder.json", folder / "vocab.bpe", dictionary)
     encoder = Encoder(tokenizer, dictionary, Limits())
     same = matches = answers = 0
     for question in squad.questions[::9]:
@@ -272,7 +274,7 @@ def test_targets_point_at_the_answer_and_what_is_lost_is_counted(tmp_path):
     ]
     write_bpe(tmp_path, [context, "which word"], merges=5)
     dictionary = load_dictionary(tmp_path / "dict.txt")
-    tokenizer = ByteLevelBPE(tmp_path / "encoder.json", tmp_path / "vocab.bpe", dictionary)
+    tokenizer = GPT2(tmp_path / "encoder.json", tmp_path / "vocab.bpe", dictionary)
     encoder = Encoder(tokenizer, dictionary, Limits(80, 20, 12))
     squad = Squad(Path("x.json"), "2.0", questions)
     counts = write_split(squad, encoder, len(dictionary), tmp_path / "train")

@@ -192,6 +192,15 @@ def test_shards_that_do_not_fit_together_are_refused():
 
 
 @slow
+def test_some_of_the_shards_are_not_the_whole_corpus():
+    folder = shards(2)
+    for number, other in ((0, 0), (1, 2)):
+        (folder / f"shard{number}").rename(folder / f"shard{other}-of-4")
+    told = start("a_c4", "m4m", folder, "--cpu", status=2).stderr
+    assert "shard0-of-4 is one of 4 shards, and 2 are given" in told
+
+
+@slow
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [

@@ -26,10 +26,10 @@ from commands import USER_DIR, new_directory, run, script, trained
 from fairseq_posenc import recipes
 from fairseq_posenc.cli import main
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.tokens.lines import arriving_lines
 from fairseq_posenc.translation import Translator
 from fairseq_posenc.translation.average import average_checkpoints
 from fairseq_posenc.translation.checkpoint import any_data_bin
-from fairseq_posenc.translation.lines import arriving_lines
 from fairseq_posenc.translation.piece_bleu import NAME, PieceBleu
 
 slow = pytest.mark.slow

@@ -134,10 +134,13 @@ find_data() {
     elif [ "${DATA#*:}" != "$DATA" ]; then
         DATA_NAME=$(basename "$(dirname "${DATA%%:*}")")
     fi
-    local IFS=:
-    for folder in $DATA; do
+    local IFS=: folders
+    folders=($DATA)
+    for folder in "${folders[@]}"; do
         case $folder in *.partial) fail "$folder is not finished: start its preprocessing again" ;; esac
         [ -d "$folder" ] || fail "there is no folder $folder"
+        case $folder in *-of-*) [ "${folder##*-of-}" = "${#folders[@]}" ] ||
+            fail "$folder is one of ${folder##*-of-} shards, and ${#folders[@]} are given" ;; esac
         ls "$folder"/dict*.txt >/dev/null 2>&1 ||
             fail "$folder is no data-bin folder: it has no dict.txt"
         [ ! -e "$folder/dict.txt" ] || cmp -s "${DATA%%:*}/dict.txt" "$folder/dict.txt" ||

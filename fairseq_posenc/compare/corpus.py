@@ -14,6 +14,7 @@ from fairseq_posenc.compare.documents import (
     split_paragraphs,
 )
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.tokens.lines import decode
 
 # With fewer words the validation text has only a few hundred, and perplexities are mere chance.
 LEAST_WORDS = 5_000
@@ -37,17 +38,7 @@ def read_text(path: Path) -> str:
         raise UserError(f"--text {path}: {error.strerror}; name a UTF-8 text file") from None
     if not content.strip():
         raise UserError(f"--text {path}: the file is empty; name a file with text in it")
-    bad, what = content.find(b"\0"), "a NUL byte, so this is not a text file"
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        text = ""
-        if bad < 0 or error.start < bad:
-            bad, what = error.start, f"byte 0x{content[error.start]:02x} is not UTF-8"
-    if bad < 0:
-        return text
-    line = content.count(b"\n", 0, bad) + 1
-    raise UserError(f"--text {path}, line {line}: {what}; save it as UTF-8 plain text")
+    return decode(content, f"--text {path}", {b"\0": "a NUL byte, so this is not a text file"})
 
 
 def text_documents(text: str) -> list[Document]:

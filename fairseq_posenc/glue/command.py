@@ -14,6 +14,7 @@ from fairseq_posenc.glue.cluster import work_on_cluster
 from fairseq_posenc.glue.configuration import CONFIGS, Grid, grid, read_settings
 from fairseq_posenc.glue.plan import RESULT, Request, Run, all_runs, prepare
 from fairseq_posenc.glue.report import report
+from fairseq_posenc.glue.submission import complete
 from fairseq_posenc.glue.summary import read_result, reported_metric, summarise
 from fairseq_posenc.glue.workers import Workers
 from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
@@ -82,6 +83,8 @@ def run(args: argparse.Namespace) -> int:
             + "; ".join(failures)
         )
     say(f"\n{text}\nwritten: {out}/results.md, {out}/results.json, {out}/submission/")
+    if missing := complete(out / "submission", args.data):
+        say(f"not in the submission yet, and wanted by GLUE's site: {', '.join(missing)}")
     return 0
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch import Tensor
 
 from fairseq_posenc.running.steps import write_whole
 from fairseq_posenc.tasks.glue.data import DataBin
-from fairseq_posenc.tasks.glue.definitions import SCORE_MAXIMUM, Task
+from fairseq_posenc.tasks.glue.definitions import SCORE_MAXIMUM, SUBMISSION, WNLI, Task
 
 
 def write_submission(folder: Path, name: str, data: DataBin, split: str, outputs: Tensor) -> None:
@@ -21,10 +23,32 @@ def write_submission(folder: Path, name: str, data: DataBin, split: str, outputs
         split: a test set.
         outputs: of the model, (N, C), in the order of the test set.
     """
-    rows = zip(data.test_ids(split), predictions(data.task, outputs))
-    text = "".join(f"{index}\t{prediction}\n" for index, prediction in rows)
     folder.mkdir(exist_ok=True)
-    write_whole(folder / f"{name}.tsv", "index\tprediction\n" + text)
+    found = predictions(data.task, outputs)
+    write_predictions(folder / f"{name}.tsv", data.test_ids(split), found)
+
+
+def write_predictions(path: Path, ids: Sequence[str], predictions: Sequence[str]) -> None:
+    """Write one file of a submission: the columns index and prediction."""
+    rows = "".join(f"{index}\t{prediction}\n" for index, prediction in zip(ids, predictions))
+    write_whole(path, "index\tprediction\n" + rows)
+
+
+def complete(folder: Path, data: Path) -> list[str]:
+    """Add what is handed in without a model, and return what GLUE's site wants beside all that.
+
+    Args:
+        folder: of the submission.
+        data: that ``preprocess/glue.py`` made, with a file for WNLI if its text was there.
+
+    Returns:
+        The names of the missing files.
+    """
+    made = data / f"{WNLI.name}.tsv"
+    if made.exists():
+        folder.mkdir(exist_ok=True)
+        shutil.copyfile(made, folder / made.name)
+    return [name for name in SUBMISSION if not (folder / f"{name}.tsv").exists()]
 
 
 def predictions(task: Task, outputs: Tensor) -> list[str]:

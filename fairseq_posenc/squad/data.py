@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, TypeVar
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.tokens.files import DAMAGED, read
 
 V1, V2 = "1.1", "2.0"
 _T = TypeVar("_T")
@@ -82,13 +81,12 @@ def read_json(path: Path) -> Any:
         UserError: it cannot be read or is not JSON.
     """
     try:
-        data = path.read_bytes()
-        return json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+        return json.loads(read(path))
     except json.JSONDecodeError as error:
         raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
     except RecursionError:
         raise UserError(f"{path}: cannot be read (it is nested too deeply)") from None
-    except (OSError, EOFError, ValueError, zlib.error) as error:  # also of a number's digits
+    except (*DAMAGED, OSError, ValueError) as error:  # also of a number's digits
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(f"{path}: cannot be read ({reason})") from None
 

@@ -13,9 +13,10 @@ from fairseq.data.indexed_dataset import data_file_path, index_file_path, make_b
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.squad.data import Answer, Question, Squad
-from fairseq_posenc.squad.offsets import Tokenizer, Tokens
 from fairseq_posenc.squad.windows import NO_ANSWER, Window, make_windows
 from fairseq_posenc.tasks.squad.databin import Limits
+from fairseq_posenc.tokens.offsets import Tokens
+from fairseq_posenc.tokens.tokenizer import Tokenizer
 
 
 class Encoder:
@@ -36,13 +37,13 @@ class Encoder:
         """Return a paragraph's tokens."""
         known, tokens = self._last
         if tokens is None or known != text:
-            tokens = self._tokenizer.encode(text)
+            tokens = self._tokenizer.tokens(text)
             self._last = text, tokens
         return tokens
 
     def windows(self, question: Question) -> list[Window]:
         """Return the windows of a question."""
-        tokens = self._tokenizer.encode(question.text.strip()).ids
+        tokens = self._tokenizer.tokens(question.text.strip()).ids
         self.questions_cut += len(tokens) > self._limits.max_question
         context = self.context(question.context).ids
         return make_windows(tokens, context, self._limits, self._dictionary)

@@ -15,10 +15,10 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.running.pretrained import State, load_state
 from fairseq_posenc.squad.data import Question
 from fairseq_posenc.squad.databin import Encoder
-from fairseq_posenc.squad.offsets import load_tokenizer
 from fairseq_posenc.squad.spans import Prediction, Scored, best_spans, combine
 from fairseq_posenc.squad.windows import Window
 from fairseq_posenc.tasks.squad.databin import open_data_bin
+from fairseq_posenc.tokens.tokenizer import load_tokenizer
 
 Progress = Callable[[int, int], None]
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fairseq_posenc.squad.offsets import Tokens
 from fairseq_posenc.squad.windows import Window
+from fairseq_posenc.tokens.offsets import Tokens
 
 NBEST = 20
 LONGEST = 30  # tokens of an answer

@@ -13,6 +13,7 @@ from typing import Callable, Optional
 from hydra.core.hydra_config import HydraConfig
 
 from fairseq_posenc.errors import one_line
+from fairseq_posenc.transformer.divergence import explain
 from fairseq_posenc.transformer.guarding import guard_checkpoints
 from fairseq_posenc.transformer.numpy_names import provide_numpy_names
 from fairseq_posenc.transformer.reading import allow_safe_classes
@@ -32,7 +33,7 @@ def prepare() -> None:
 
 
 def install_excepthook() -> None:
-    """Make fairseq's commands end with one line, not a stack trace, on a :class:`UserError`."""
+    """Make fairseq's commands end with one line, not a stack trace, where one tells all."""
     previous = sys.excepthook
     if getattr(previous, "_fairseq_posenc", False):
         return
@@ -40,7 +41,7 @@ def install_excepthook() -> None:
     def hook(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> object:
-        message = one_line(error)
+        message = one_line(error) or explain(error)
         if message is None:
             return previous(kind, error, trace)
         return print(f"fairseq-posenc: error: {message}", file=sys.stderr)

@@ -13,7 +13,7 @@ from fairseq.utils import split_paths
 
 from fairseq_posenc import recipes
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.translation.lines import arriving_lines
+from fairseq_posenc.tokens.lines import arriving_lines
 from fairseq_posenc.translation.translator import Hypothesis, Translator
 
 _SHOWN = 3  # hypotheses of beam search

@@ -14,8 +14,8 @@ from fairseq_posenc.running.host import USER_DIR
 from fairseq_posenc.running.programs import run_logged
 from fairseq_posenc.running.progress import say
 from fairseq_posenc.running.steps import Facts, Step
+from fairseq_posenc.tokens.lines import read_lines
 from fairseq_posenc.translation.checkpoint import DataBin
-from fairseq_posenc.translation.lines import read_lines
 from fairseq_posenc.version import __version__
 
 _LARGEST_BATCH = 128  # sentences

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Optional
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.tokens.pieces import Pieces
 from fairseq_posenc.translation.checkpoint import DataBin
 
 NAME = "BLEU-4 on pieces, 0 to 1"
@@ -40,10 +41,8 @@ class PieceBleu:
             with suppress(UserError):
                 path = data.pieces(data.target) if data else None
                 if path is not None:
-                    import sentencepiece
-
                     self._corpus_bleu = corpus_bleu
-                    self._model = sentencepiece.SentencePieceProcessor(model_file=str(path))
+                    self._model = Pieces(path).model
                     self._references = [[pieces] for pieces in self._cut(references)]
                     self.note = (
                         f"NLTK {nltk.__version__}, corpus_bleu without smoothing, {path.name}"

@@ -14,6 +14,7 @@ from fairseq.dataclass.configs import GenerationConfig
 from torch import Tensor, nn
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.tokens.pieces import Pieces
 from fairseq_posenc.translation.checkpoint import DataBin, data_bin, load_state
 
 
@@ -49,12 +50,10 @@ class Translator:
     """
 
     def __init__(self, task: Any, models: Sequence[nn.Module], pieces: Path) -> None:
-        import sentencepiece
-
         self.task = task
         self.models = list(models)
         self.device = next(models[0].parameters()).device
-        self._pieces = sentencepiece.SentencePieceProcessor(model_file=str(pieces))
+        self._pieces = Pieces(pieces)
 
     @classmethod
     def load(
@@ -141,10 +140,10 @@ class Translator:
 
     def _encode(self, sentence: str) -> Tensor:
         """Return the symbols of a sentence, the end included: ``(S,)``."""
-        # By way of the numbers: characters that the model does not know become <unk>.
-        numbers = self._pieces.encode(" ".join(sentence.split()))
-        pieces = " ".join(self._pieces.id_to_piece(number) for number in numbers)
-        symbols: Tensor = self.task.source_dictionary.encode_line(pieces, add_if_not_exist=False)
+        (pieces,) = self._pieces([" ".join(sentence.split())])
+        symbols: Tensor = self.task.source_dictionary.encode_line(
+            " ".join(pieces), add_if_not_exist=False
+        )
         return symbols.long()
 
     def _batches(self, encoded: list[Tensor], max_tokens: int) -> Iterator[dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import os
 import sys
 from importlib.metadata import version
@@ -14,29 +13,27 @@ from typing import Any
 from fairseq.data import Dictionary
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.tokens.numbers import Encoder, Symbols, load_dictionary
+from fairseq_posenc.tokens.symbols import Characters, Splitter, SymbolEncoder, words
 
-from . import options
+from . import options, vocabulary
 from .dictionary import build_dictionary
-from .encoders.base import Encoder, Symbols, load_dictionary
-from .encoders.gpt2 import GPT2
-from .encoders.symbols import Characters, Pieces, Splitter, SymbolEncoder, words
 from .folder import Folder
-from .formats import LineFormat
+from .formats import LineFormat, check_format
 from .items import Numbers, Text, make_items
 from .pool import Pool, pool
 from .shards import Part, find_files, parts_of_shard
+from .sources import Input
 from .split import Split, State
 from .store import sha256
 
-_FORMAT = 1  # of manifest.json
+_FORMAT = 2  # of manifest.json
 # What the numbers depend on, apart from the files.
 _OPTIONS = (
     *("words", "characters", "keep_spaces", "min_count", "max_symbols"),
     *("sentences", "empty_lines", "longest_line", "long_lines", "invalid_lines"),
     *("shard", "num_shards"),
 )
-_FILES = ("encoder_json", "vocab_bpe", "sentencepiece_model", "dict")
-_PACKAGES = ("regex", "sentencepiece", "tiktoken")
 
 
 def run(args: argparse.Namespace, lines: LineFormat) -> None:
@@ -67,11 +64,14 @@ def _write_dictionary(args: argparse.Namespace, text: Text) -> None:
 
 
 def _write_folder(args: argparse.Namespace, text: Text) -> None:
-    parts = _parts(args)
+    inputs = _inputs(args)
+    check_format(text.lines, [one.part.path for given in inputs.values() for one in given])
     path = args.out
     if args.num_shards > 1:
-        path = args.out / f"shard{args.shard:0{len(str(args.num_shards - 1))}d}"
-    folder = Folder(path, _plan(args, text, parts))
+        # The name tells how many there are, so that some of them do not pass for all.
+        number = f"{args.shard:0{len(str(args.num_shards - 1))}d}"
+        path = args.out / f"shard{number}-of-{args.num_shards}"
+    folder = Folder(path, _plan(args, text, inputs))
     if folder.is_done():
         print(f"{path} is there already, made from the same text with the same options")
         return
@@ -81,16 +81,16 @@ def _write_folder(args: argparse.Namespace, text: Text) -> None:
             _encoder(args, dictionary), Symbols.of(dictionary), args.longest_line, args.long_lines
         )
         with pool(args.workers, make_items, text, numbers) as opened:
-            for split in parts:
-                _write_split(split, parts[split], args, folder, numbers.symbols, opened, done)
+            for split in inputs:
+                _write_split(split, inputs[split], args, folder, numbers.symbols, opened, done)
         summary = {"symbols": len(dictionary), "sha256": sha256(folder.partial / "dict.txt")}
-        folder.finish({"dict.txt": summary, "splits": {split: done[split] for split in parts}})
+        folder.finish({"dict.txt": summary, "splits": {split: done[split] for split in inputs}})
     print(f"wrote {path}")
 
 
 def _write_split(
     name: str,
-    parts: list[Part],
+    inputs: list[Input],
     args: argparse.Namespace,
     folder: Folder,
     symbols: Symbols,
@@ -107,7 +107,7 @@ def _write_split(
         documents, skip = args.empty_lines == "documents", args.invalid_lines == "skip"
         state = State.of(done[name]) if name in done else State()
         prefix = folder.partial / name
-        done[name] = Split(prefix, parts, symbols, documents, skip, state, save).write(opened)
+        done[name] = Split(prefix, inputs, symbols, documents, skip, state, save).write(opened)
         folder.save(done)
     (folder.partial / f"{name}.sizes").unlink(missing_ok=True)
     _report(name, done[name]["counts"])
@@ -124,9 +124,9 @@ def _report(name: str, counts: dict[str, int]) -> None:
         )
 
 
-def _parts(args: argparse.Namespace) -> dict[str, list[Part]]:
+def _inputs(args: argparse.Namespace) -> dict[str, list[Input]]:
     """Return what each split is made of; fairseq reads valid and test in the first shard alone."""
-    found = {}
+    found: dict[str, list[Part]] = {}
     for split in options.SPLITS:
         if not (inputs := getattr(args, split)):
             continue
@@ -134,34 +134,26 @@ def _parts(args: argparse.Namespace) -> dict[str, list[Part]]:
             found[split] = parts_of_shard(find_files(inputs), args.shard, args.num_shards)
         elif args.shard == 0:
             found[split] = parts_of_shard(find_files(inputs), 0, 1)
-    return found
+    return {split: list(map(Input.of, parts)) for split, parts in found.items()}
 
 
-def _plan(args: argparse.Namespace, text: Text, parts: dict[str, list[Part]]) -> dict[str, Any]:
-    files = {name: getattr(args, name) for name in _FILES if getattr(args, name)}
+def _plan(args: argparse.Namespace, text: Text, inputs: dict[str, list[Input]]) -> dict[str, Any]:
+    sums = {split: " ".join(one.sha256 for one in given) for split, given in inputs.items()}
     return {
         "format": _FORMAT,
         "options": {name: getattr(args, name) for name in _OPTIONS},
         "corpus": getattr(text.lines, "__name__", None) or repr(text.lines),
-        "files": {name: sha256(_existing(name, path)) for name, path in files.items()},
-        "inputs": {s: hashlib.sha256(json.dumps(p).encode()).hexdigest() for s, p in parts.items()},
-        "packages": {name: version(name) for name in _PACKAGES},
+        "files": vocabulary.checksums(args),
+        "inputs": {s: hashlib.sha256(each.encode()).hexdigest() for s, each in sums.items()},
+        "packages": {name: version(name) for name in vocabulary.PACKAGES},
     }
-
-
-def _existing(option: str, path: Path) -> Path:
-    if not path.is_file():
-        raise UserError(f"--{option.replace('_', '-')} {path} is not there")
-    return path
 
 
 def _dictionary(args: argparse.Namespace, text: Text, path: Path) -> Dictionary:
     """Return the dictionary, and write it if it is not there from an earlier call."""
     if not path.exists():
-        if args.dict:
-            dictionary = load_dictionary(args.dict)
-        elif args.sentencepiece_model:
-            dictionary = Pieces(args.sentencepiece_model).dictionary()
+        if args.dict or args.sentencepiece_model:
+            dictionary = vocabulary.dictionary(args)
         else:
             dictionary = _new_dictionary(args, text)
         dictionary.save(str(path) + ".new")
@@ -182,12 +174,10 @@ def _new_dictionary(args: argparse.Namespace, text: Text) -> Dictionary:
 
 
 def _splitter(args: argparse.Namespace) -> Splitter:
-    if args.sentencepiece_model:
-        return Pieces(args.sentencepiece_model)
     return Characters(args.keep_spaces) if args.characters else words
 
 
 def _encoder(args: argparse.Namespace, dictionary: Dictionary) -> Encoder:
-    if args.encoder_json:
-        return GPT2(args.encoder_json, args.vocab_bpe, dictionary)
+    if args.encoder_json or args.sentencepiece_model:
+        return vocabulary.encoder(args, dictionary)
     return SymbolEncoder(_splitter(args), dictionary)

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from fairseq.data import Dictionary
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.tokens.symbols import Splitter
 
-from .encoders.symbols import Splitter
 from .items import Text, count_symbols, describe_invalid
 from .pool import pool
 from .shards import Part

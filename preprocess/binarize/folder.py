@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,6 +61,10 @@ class Folder:
     def save(self, done: dict[str, Any]) -> None:
         """Save what is done, so that :meth:`open` yields it."""
         _write(self.partial / _PROGRESS, {"plan": self._plan, "done": done})
+
+    def discard(self) -> None:
+        """Delete the unfinished directory."""
+        shutil.rmtree(self.partial)
 
     def finish(self, content: dict[str, Any]) -> None:
         """Write the manifest and give the directory its name."""

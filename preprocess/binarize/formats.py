@@ -8,7 +8,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Callable, NamedTuple
+from typing import Callable, NamedTuple, Optional
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.tokens.files import PARQUET
 
 LineFormat = Callable[[str], Sequence[str]]
 
@@ -24,9 +27,15 @@ def plain(line: str) -> Sequence[str]:
 
 
 class JsonField(NamedTuple):
-    """A JSON object a line, one of whose fields holds a document (C4, OpenWebText2, the Pile)."""
+    """A JSON object a line, one of whose fields holds a document (C4, OpenWebText2, the Pile).
+
+    Attributes:
+        field: with the text; a field inside another is written ``meta.title``.
+        where: a field and what it must be; other objects are left out. None for all.
+    """
 
     field: str
+    where: Optional[tuple[str, str]] = None
 
     def __call__(self, line: str) -> Sequence[str]:
         """Return the document's lines and "".
@@ -40,12 +49,37 @@ class JsonField(NamedTuple):
             record = json.loads(line)
         except json.JSONDecodeError as error:
             raise ValueError(f"not a JSON object ({error})") from None
-        text = record.get(self.field) if isinstance(record, dict) else None
+        if self.where and str(_look_up(record, self.where[0])) != self.where[1]:
+            return ()
+        text = _look_up(record, self.field)
         if not isinstance(text, str):
             raise ValueError(f'not a JSON object with a text "{self.field}"')
         if _SURROGATE.search(text):
             raise ValueError("half of a surrogate pair is no character")
         return (*(part for part in split_lines(text) if part.strip()), "")
+
+
+def _look_up(record: object, path: str) -> object:
+    """Return what stands under a dotted path, or under the whole of it; None if nothing does."""
+    if isinstance(record, dict) and path in record:
+        return record[path]
+    first, _, rest = path.partition(".")
+    inside = record.get(first) if isinstance(record, dict) else None
+    return _look_up(inside, rest) if rest else inside
+
+
+def parse_where(text: Optional[str]) -> Optional[tuple[str, str]]:
+    """Return the field and the value of ``FIELD=VALUE``, None of None.
+
+    Raises:
+        UserError: it is not written so.
+    """
+    if text is None:
+        return None
+    field, equals, value = text.partition("=")
+    if not (field and equals):
+        raise UserError(f"--where {text}: write FIELD=VALUE, as in meta.pile_set_name=Pile-CC")
+    return field, value
 
 
 def wikipedia(line: str) -> Sequence[str]:
@@ -84,3 +118,14 @@ def split_lines(text: str) -> list[str]:
     if not lines[-1]:
         lines.pop()
     return lines
+
+
+def check_format(lines: LineFormat, paths: Sequence[str]) -> None:
+    """Refuse to take the rows of a Parquet file for lines of text.
+
+    Raises:
+        UserError: says which file.
+    """
+    for path in paths:
+        if path.endswith(PARQUET) and not isinstance(lines, JsonField):
+            raise UserError(f"{path}: Parquet is read by json_lines.py")

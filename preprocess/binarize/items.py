@@ -14,9 +14,10 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
+from fairseq_posenc.tokens.numbers import Encoder, Symbols
+from fairseq_posenc.tokens.symbols import Splitter
+
 from . import lengths
-from .encoders.base import Encoder, Symbols
-from .encoders.symbols import Splitter
 from .formats import LineFormat, split_lines
 from .sentences import split_sentences
 

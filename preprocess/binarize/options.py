@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fairseq_posenc.errors import UserError
 
+from . import vocabulary
 from .pool import available_cores
 
 SPLITS = ("train", "valid", "test")
@@ -25,7 +26,10 @@ def make_parser(description: str | None, *, characters: bool = False) -> argpars
     files = parser.add_argument_group("files")
     for split in SPLITS:
         files.add_argument(
-            f"--{split}", nargs="+", metavar="PATH", help="files (also .gz, .bz2, .xz), directories"
+            f"--{split}",
+            nargs="+",
+            metavar="PATH",
+            help="files (also .gz, .bz2, .xz, .zst), directories",
         )
     files.add_argument("--out", type=Path, required=True, help="data-bin directory to make")
     files.add_argument("--dict", type=Path, help="dict.txt; needed with --encoder-json")
@@ -34,9 +38,7 @@ def make_parser(description: str | None, *, characters: bool = False) -> argpars
     machine = parser.add_argument_group("machines")
     machine.add_argument("--shard", type=int, default=0, metavar="K", help="make shard K, from 0")
     machine.add_argument("--num-shards", type=int, default=1, metavar="N", help="of N shards")
-    machine.add_argument(
-        "--workers", type=int, default=available_cores(), help="processes (default: all cores)"
-    )
+    add_workers(machine)
     return parser
 
 
@@ -49,9 +51,7 @@ def _add_tokens(parser: argparse.ArgumentParser, characters: bool) -> None:
             "--keep-spaces", action="store_true", help="a token ▁ for white space (default: none)"
         )
     else:
-        tokens.add_argument("--encoder-json", type=Path, help="GPT-2 BPE: its vocabulary")
-        tokens.add_argument("--vocab-bpe", type=Path, help="GPT-2 BPE: its merges")
-        tokens.add_argument("--sentencepiece-model", type=Path, help="sentencepieces")
+        vocabulary.add_arguments(tokens)
         tokens.add_argument("--words", action="store_true", help="what stands between spaces")
     tokens.add_argument(
         "--min-count", type=int, default=0, help="for a new dictionary: rarer symbols are <unk>"
@@ -87,11 +87,23 @@ def _add_lines(parser: argparse.ArgumentParser) -> None:
     lines.add_argument(
         "--long-lines", choices=("split", "skip"), default="split", help="(default: %(default)s)"
     )
-    lines.add_argument(
+    add_invalid_lines(lines)
+
+
+def add_invalid_lines(group: argparse._ActionsContainer) -> None:
+    """Add the option that says what becomes of broken lines."""
+    group.add_argument(
         "--invalid-lines",
         choices=("error", "skip"),
         default="error",
         help="lines that are not UTF-8 or not JSON (default: %(default)s)",
+    )
+
+
+def add_workers(group: argparse._ActionsContainer) -> None:
+    """Add the number of processes."""
+    group.add_argument(
+        "--workers", type=int, default=available_cores(), help="processes (default: all cores)"
     )
 
 
@@ -101,11 +113,8 @@ def check(args: argparse.Namespace) -> None:
     Raises:
         UserError: says which, and what to do.
     """
-    ways = [args.encoder_json, args.sentencepiece_model, args.words, args.characters]
-    if sum(map(bool, ways)) != 1 or bool(args.encoder_json) != bool(args.vocab_bpe):
-        raise UserError(
-            "choose the tokens: --encoder-json and --vocab-bpe, --sentencepiece-model, or --words"
-        )
+    counted = args.words or args.characters
+    vocabulary.check(args, counted, ", or --words")
     if not 0 <= args.shard < args.num_shards:
         raise UserError(f"--shard {args.shard}: shards are numbered 0 to {args.num_shards - 1}")
     if args.longest_line is not None and args.longest_line < 4:
@@ -114,9 +123,6 @@ def check(args: argparse.Namespace) -> None:
         raise UserError(f"--workers {args.workers}: give 1 or more")
     if not any(getattr(args, split) for split in SPLITS):
         raise UserError("nothing to do: give --train, --valid or --test")
-    counted = args.words or args.characters
-    if args.encoder_json and not args.dict:
-        raise UserError("give --dict: the dict.txt that belongs to --encoder-json")
     if args.dict_only and (not counted or args.dict or not args.train):
         raise UserError("--dict-only counts words or characters of --train, without --dict")
     if counted and not args.dict and not args.dict_only and not args.train:

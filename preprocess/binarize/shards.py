@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.tokens.files import WHOLE
 
-COMPRESSED = (".gz", ".bz2", ".xz")  # decompressed on reading, by the end of the name
 _BLOCK_BYTES = 1 << 20
 
 
@@ -22,7 +22,9 @@ class Part(NamedTuple):
 
 
 def find_files(inputs: Sequence[str]) -> list[str]:
-    """Return the given files; for a directory all files below it by name, hidden ones excepted.
+    """Return the given files; for a directory all files below it by name.
+
+    What is hidden, or in a hidden folder, is left out: programs that download keep theirs there.
 
     Raises:
         UserError: nothing is there.
@@ -31,8 +33,8 @@ def find_files(inputs: Sequence[str]) -> list[str]:
     for given in inputs:
         path = Path(given)
         if path.is_dir():
-            below = (file for file in path.rglob("[!.]*") if file.is_file())
-            found += sorted(map(str, below))
+            below = (file for file in path.rglob("*") if file.is_file())
+            found += sorted(str(file) for file in below if not _is_hidden(file.relative_to(path)))
         elif path.is_file():
             found.append(given)
         else:
@@ -40,6 +42,10 @@ def find_files(inputs: Sequence[str]) -> list[str]:
     if not any(os.path.getsize(path) for path in found):
         raise UserError(f"no text in {', '.join(inputs)}")
     return found
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
 
 
 def parts_of_shard(files: Sequence[str], shard: int, num_shards: int) -> list[Part]:
@@ -50,12 +56,12 @@ def parts_of_shard(files: Sequence[str], shard: int, num_shards: int) -> list[Pa
     Raises:
         UserError: nothing is left for this shard.
     """
-    whole = all(map(is_compressed, files))
+    whole = all(map(is_whole, files))
     sizes = [1 if whole else os.path.getsize(path) for path in files]
     low, high = (sum(sizes) * number // num_shards for number in (shard, shard + 1))
     parts, begins = [], 0
     for path, size in zip(files, sizes):
-        if is_compressed(path):
+        if is_whole(path):
             start, end = 0, os.path.getsize(path) if low <= begins < high else 0
         else:
             start = _line_start(path, min(max(low - begins, 0), size))
@@ -71,9 +77,9 @@ def parts_of_shard(files: Sequence[str], shard: int, num_shards: int) -> list[Pa
     return parts
 
 
-def is_compressed(path: str) -> bool:
-    """Return whether a file is decompressed on reading, by the end of its name."""
-    return Path(path).suffix in COMPRESSED
+def is_whole(path: str) -> bool:
+    """Return whether a file cannot be divided, as compressed ones, by the end of its name."""
+    return Path(path).suffix in WHOLE
 
 
 def _line_start(path: str, offset: int) -> int:

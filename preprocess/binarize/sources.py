@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import hashlib
 import io
-import lzma
-import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Callable, NamedTuple, cast
+from typing import BinaryIO, NamedTuple
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.tokens.files import DAMAGED, contents
 
 from .shards import Part
+from .store import sha256
 
 CHUNK_BYTES = 1 << 20
 _LONGEST_LINE = 1 << 28  # bytes; a chunk is held in memory several times
-_OPENERS: dict[str, Callable[..., object]] = {
-    ".gz": gzip.open,
-    ".bz2": bz2.open,
-    ".xz": lzma.open,
-}
-_BROKEN = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, OSError)
 
 
 class Chunk(NamedTuple):
@@ -38,6 +30,70 @@ class Chunk(NamedTuple):
     data: bytes
     offset: int
     lines: int
+
+
+class Input(NamedTuple):
+    """A part with its content's checksum: wherever it lies, it is the same text."""
+
+    part: Part
+    sha256: str
+
+    @classmethod
+    def of(cls, part: Part) -> Input:
+        """Return a part with its checksum, for which it is read once."""
+        return cls(part, sha256(Path(part.path), part.start, part.end))
+
+
+class Place(NamedTuple):
+    """A place in the text of several parts.
+
+    Attributes:
+        part: number of the part.
+        offset: decompressed bytes of it that come before.
+        line: lines of it that come before.
+    """
+
+    part: int = 0
+    offset: int = 0
+    line: int = 0
+
+
+class Mark(NamedTuple):
+    """A chunk that was read.
+
+    Attributes:
+        place: where it ends.
+        lines: how many it has.
+        is_last: whether it is the last of its part, which is empty.
+    """
+
+    place: Place
+    lines: int
+    is_last: bool
+
+    @property
+    def next(self) -> Place:
+        """Where the next chunk begins."""
+        return Place(self.place.part + 1) if self.is_last else self.place
+
+
+def read_chunks(inputs: Sequence[Input], place: Place) -> Iterator[tuple[Mark, bytes]]:
+    """Yield the chunks of several parts from a place on, and an empty one at the end of each.
+
+    Raises:
+        UserError: a part cannot be read, or is not what it was.
+    """
+    offset, line = place.offset, place.line
+    for number in range(place.part, len(inputs)):
+        part, expected = inputs[number]
+        reader = Reader(part, offset, line)
+        for chunk in reader:
+            offset, line = chunk.offset, line + chunk.lines
+            yield Mark(Place(number, offset, line), chunk.lines, False), chunk.data
+        if reader.sha256() != expected:
+            raise UserError(f"{part.path} changed while it was read; start again from nothing")
+        yield Mark(Place(number, offset, line), 0, True), b""
+        offset, line = 0, 0
 
 
 class _Hashed(io.RawIOBase):
@@ -89,21 +145,22 @@ class Reader:
         """
         try:
             with io.BufferedReader(self._raw, CHUNK_BYTES) as raw:
-                opener = _OPENERS.get(Path(self.part.path).suffix)
-                file = cast("IO[bytes]", opener(raw) if opener else raw)
+                file = contents(self.part.path, raw)
                 self._skip(file)
                 yield from self._chunks(file)
-        except _BROKEN as error:
+                while raw.read(CHUNK_BYTES):  # what is no content, for the checksum
+                    continue
+        except (*DAMAGED, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # of the disk, not of the compressed data
             raise UserError(f"{self.part.path} is damaged: {error}; fetch it again") from error
 
-    def _skip(self, file: IO[bytes]) -> None:
+    def _skip(self, file: BinaryIO) -> None:
         left = self._offset
         while left and (data := file.read(min(left, CHUNK_BYTES))):
             left -= len(data)
 
-    def _chunks(self, file: IO[bytes]) -> Iterator[Chunk]:
+    def _chunks(self, file: BinaryIO) -> Iterator[Chunk]:
         pending: list[bytes] = []
         held = 0
         while block := file.read(CHUNK_BYTES):

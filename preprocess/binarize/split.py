@@ -5,20 +5,19 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable
 
 import numpy as np
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.tokens.numbers import Symbols
 
-from .encoders.base import Symbols
 from .items import Items, describe_invalid
 from .pool import Pool
-from .shards import Part
-from .sources import Reader
+from .sources import Input, Mark, Place, read_chunks
 from .store import SIZE, Position, Store, sha256
 
 SECONDS_BETWEEN_SAVES = 10.0
@@ -30,43 +29,31 @@ class State:
     """How far a split is; everything before it is safely on disk.
 
     Attributes:
-        part: number of the part being read.
-        offset: decompressed bytes of it that are done.
-        line: lines of it that are done.
+        place: where the next chunk begins.
         position: of the data set.
         document_ended: whether an empty item is due before the next item.
         counts: of the whole split so far.
-        inputs: for each part that is done, what the manifest says about it.
+        part_lines: of each part that is done, how many lines it has.
         messages: about the first invalid lines.
     """
 
-    part: int = 0
-    offset: int = 0
-    line: int = 0
+    place: Place = field(default_factory=Place)
     position: Position = field(default_factory=Position)
     document_ended: bool = False
     counts: Counter[str] = field(default_factory=Counter)
-    inputs: list[dict[str, Any]] = field(default_factory=list)
+    part_lines: list[int] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> State:
         """Return a state that was saved as JSON."""
-        saved = {**saved, "position": Position(*saved["position"])}
-        return cls(**{**saved, "counts": Counter(saved["counts"])})
+        place, position = Place(*saved["place"]), Position(*saved["position"])
+        counts = Counter(saved["counts"])
+        return cls(**{**saved, "place": place, "position": position, "counts": counts})
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as JSON can hold it."""
         return dict(vars(self))
-
-
-class _Mark(NamedTuple):
-    """Where a chunk ends; at the end of a part an empty chunk brings the part's checksum."""
-
-    part: int
-    offset: int
-    lines: int
-    sha256: Optional[str]
 
 
 class Split:
@@ -74,7 +61,7 @@ class Split:
 
     Args:
         prefix: path of the data set without ending.
-        parts: what it is made of.
+        inputs: what it is made of.
         symbols: of the dictionary.
         documents: whether documents, and so files, are set apart by an empty item.
         skip_invalid: leave invalid lines out and count them, instead of stopping at the first.
@@ -85,14 +72,14 @@ class Split:
     def __init__(
         self,
         prefix: Path,
-        parts: Sequence[Part],
+        inputs: Sequence[Input],
         symbols: Symbols,
         documents: bool,
         skip_invalid: bool,
         state: State,
         save: Callable[[State], None],
     ) -> None:
-        self._parts, self._documents, self._skip_invalid = parts, documents, skip_invalid
+        self._inputs, self._documents, self._skip_invalid = inputs, documents, skip_invalid
         self._state, self._save, self._saved = state, save, time.monotonic()
         self._store = Store(prefix, symbols.dtype, state.position)
         self._end = np.array([symbols.eos], symbols.dtype).tobytes()
@@ -106,7 +93,7 @@ class Split:
             UserError: a line is invalid, or there is no text.
         """
         try:
-            for mark, items in pool.map(self._chunks()):
+            for mark, items in pool.map(read_chunks(self._inputs, self._state.place)):
                 self._check(items, mark)
                 self._append(items)
                 self._advance(mark)
@@ -119,27 +106,12 @@ class Split:
             self._store.close()
         return self._summary()
 
-    def _chunks(self) -> Iterator[tuple[_Mark, bytes]]:
-        """Yield the chunks of all parts, and an empty one at the end of each."""
+    def _advance(self, mark: Mark) -> None:
         state = self._state
-        offset, line = state.offset, state.line
-        for number in range(state.part, len(self._parts)):
-            reader = Reader(self._parts[number], offset, line)
-            for chunk in reader:
-                offset = chunk.offset
-                yield _Mark(number, offset, chunk.lines, None), chunk.data
-            yield _Mark(number, offset, 0, reader.sha256()), b""
-            offset, line = 0, 0
-
-    def _advance(self, mark: _Mark) -> None:
-        state = self._state
-        state.part, state.offset, state.line = mark.part, mark.offset, state.line + mark.lines
-        if mark.sha256 is None:
-            return
-        part = self._parts[mark.part]._asdict()
-        state.inputs.append({**part, "lines": state.line, "sha256": mark.sha256})
-        state.part, state.offset, state.line = mark.part + 1, 0, 0
-        state.document_ended = True
+        if mark.is_last:
+            state.part_lines.append(mark.place.line)
+            state.document_ended = True
+        state.place = mark.next
 
     def _append(self, items: Items) -> None:
         state = self._state
@@ -153,11 +125,11 @@ class Split:
         self._store.append(items.tokens, items.sizes)
         state.document_ended = items.ends_document
 
-    def _check(self, items: Items, mark: _Mark) -> None:
-        part = self._parts[mark.part]
+    def _check(self, items: Items, mark: Mark) -> None:
+        part = self._inputs[mark.place.part].part
         if items.counts["lines"] != mark.lines:
             raise RuntimeError(f"{part}: {items.counts['lines']} of {mark.lines} lines came back")
-        for message in describe_invalid(items.invalid, part.path, self._state.line):
+        for message in describe_invalid(items.invalid, part.path, self._state.place.line):
             where = f"{message} (counted from byte {part.start})" if part.start else message
             if not self._skip_invalid:
                 raise UserError(f"{where}; mend the file, or use --invalid-lines skip")
@@ -178,7 +150,10 @@ class Split:
         return {
             "counts": dict(sorted(counts.items())),
             "invalid_lines": self._state.messages,
-            "inputs": self._state.inputs,
+            "inputs": [
+                {**part._asdict(), "lines": lines, "sha256": checksum}
+                for (part, checksum), lines in zip(self._inputs, self._state.part_lines)
+            ],
             "outputs": {
                 path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)}
                 for path in outputs

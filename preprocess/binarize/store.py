@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -36,8 +37,8 @@ class Store:
 
     def __init__(self, prefix: Path, dtype: np.dtype, position: Position) -> None:
         self.prefix, self.dtype, self.position = prefix, dtype, position
-        self._bin = _open_at(prefix.with_suffix(".bin"), position.tokens * dtype.itemsize)
-        self._sizes = _open_at(prefix.with_suffix(".sizes"), position.items * SIZE.itemsize)
+        self._bin = open_at(prefix.with_suffix(".bin"), position.tokens * dtype.itemsize)
+        self._sizes = open_at(prefix.with_suffix(".sizes"), position.items * SIZE.itemsize)
 
     def append(self, tokens: bytes, sizes: bytes) -> None:
         """Add items: the numbers of all of them, and how many each has."""
@@ -88,7 +89,8 @@ class Store:
             raise RuntimeError(f"{self.prefix}: {found} on disk, but {expected} were written")
 
 
-def _open_at(path: Path, size: int) -> BinaryIO:
+def open_at(path: Path, size: int) -> BinaryIO:
+    """Open a file to write on after its first bytes; what comes after them is dropped."""
     file = open(path, "r+b" if size else "wb")  # noqa: SIM115  (closed by the store)
     file.truncate(size)
     file.seek(size)
@@ -101,10 +103,12 @@ def _blocks(path: Path) -> Iterator[np.ndarray]:
             yield np.frombuffer(block, dtype=SIZE)
 
 
-def sha256(path: Path) -> str:
-    """Return a file's checksum."""
+def sha256(path: Path, start: int = 0, end: int = sys.maxsize) -> str:
+    """Return the checksum of a file, or of its bytes from start to end."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
-        while block := file.read(_BLOCK):
+        file.seek(start)
+        while start < end and (block := file.read(min(_BLOCK, end - start))):
             digest.update(block)
+            start += len(block)
     return digest.hexdigest()

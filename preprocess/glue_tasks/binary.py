@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from fairseq.data import Dictionary
 
-from binarize.encoders.base import Encoder, Symbols
 from binarize.store import SIZE, Position, Store
 from fairseq_posenc.tasks.glue.definitions import SCORE_MAXIMUM, Task
+from fairseq_posenc.tokens.numbers import Encoder, Symbols
 
 from .cutting import cut, kept_lengths
 from .rows import Examples

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import lzma
 import math
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Callable, NamedTuple
+from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.definitions import SCORE_MAXIMUM, Task
+from fairseq_posenc.tokens.files import DAMAGED, contents
 
-_OPENERS: dict[str, Callable[..., Any]] = {
-    "": open,
-    ".gz": gzip.open,
-    ".bz2": bz2.open,
-    ".xz": lzma.open,
-}
+_ENDINGS = ("", ".gz", ".bz2", ".xz", ".zst")
 
 
 class Examples(NamedTuple):
@@ -43,8 +37,8 @@ def find_file(folder: Path, task: Task, split: str) -> Path:
     Raises:
         UserError: it is not there.
     """
-    plain = folder / task.name / f"{task.files[split]}.tsv"
-    for suffix in _OPENERS:
+    plain = Path(os.path.normpath(folder / task.name / f"{task.files[split]}.tsv"))
+    for suffix in _ENDINGS:
         path = plain.with_name(plain.name + suffix)
         if path.is_file():
             return path
@@ -89,12 +83,12 @@ def read_examples(path: Path, task: Task, split: str) -> Examples:
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     r"""Yield numbered lines; only ``\n`` ends one, as texts hold other characters for it."""
-    with _OPENERS[path.suffix if path.suffix in _OPENERS else ""](path, "rb") as file:
+    with open(path, "rb") as file:
         try:
-            text = file.read().decode("utf-8-sig")  # MRPC begins with a byte order mark
+            text = contents(path, file).read().decode("utf-8-sig")  # MRPC begins with that mark
         except UnicodeDecodeError as error:
             raise UserError(f"{path} is not UTF-8 ({error}); download it again") from None
-        except (OSError, EOFError, lzma.LZMAError) as error:
+        except (OSError, *DAMAGED) as error:
             raise UserError(f"{path} cannot be read ({error}); download it again") from None
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():

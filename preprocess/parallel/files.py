@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
-import zlib
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.tokens.files import DAMAGED, contents
 from parallel.texts import Corpus, Split, Text, check, decode, sha256
 
 
@@ -58,7 +58,7 @@ def _read_side(prefix: str, language: str, inputs: dict[str, str]) -> Text:
     inputs[str(path) if path.name in inputs else path.name] = sha256(content)
     if path is packed:
         try:
-            content = gzip.decompress(content)
-        except (OSError, EOFError, zlib.error) as error:
+            content = contents(path, io.BytesIO(content)).read()
+        except (OSError, *DAMAGED) as error:
             raise UserError(f"{path}: not a whole gzip file ({error}); fetch it again") from None
     return decode(content, str(path))

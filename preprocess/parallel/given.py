@@ -35,9 +35,7 @@ class GivenPieces:
         self.contents = tuple(read_bytes(path) for path in self.paths)
         numbers = self._numbers()
         self.pieces = [*_SYMBOLS, *(n for n in numbers if n not in _SYMBOLS)]
-        self.encoders = tuple(
-            self._encoder(path, model) for path, model in zip(self.paths[:2], self.contents)
-        )
+        self.encoders = tuple(map(self._encoder, self.paths[:2]))
 
     def _numbers(self) -> list[str]:
         """Return the pieces of the vocabulary in the order of their numbers."""
@@ -52,11 +50,8 @@ class GivenPieces:
             raise UserError(f"{path}: not a vocabulary, which gives each piece a number from 0 on")
         return pieces
 
-    def _encoder(self, path: Path, model: bytes) -> Encoder:
-        try:
-            encoder = _GivenEncoder(model, self.pieces)
-        except RuntimeError:
-            raise UserError(f"{path}: not a sentencepiece model") from None
+    def _encoder(self, path: Path) -> Encoder:
+        encoder = _GivenEncoder(path, self.pieces)
         if not encoder.known:
             raise UserError(f"{path}: none of its pieces is in {self.paths[-1]}")
         return encoder
@@ -66,12 +61,12 @@ class _GivenEncoder(Encoder):
     """Turns text into the numbers of a vocabulary that is not the model's own.
 
     Args:
-        model: content of a model file.
+        path: of a model file.
         pieces: the vocabulary, fairseq's symbols first.
     """
 
-    def __init__(self, model: bytes, pieces: list[str]) -> None:
-        super().__init__(model)
+    def __init__(self, path: Path, pieces: list[str]) -> None:
+        super().__init__(path)
         numbers = {piece: number for number, piece in enumerate(pieces)}
         # What a model can write and the vocabulary has not is unknown, as with the models' own.
         self._numbers = [numbers.get(piece, UNKNOWN) for piece in self._pieces]

@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import io
 import os
-import re
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-import sentencepiece
-
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.tokens import pieces
+from fairseq_posenc.tokens.learning import learn_pieces
 from parallel.filters import Pieces
 
 UNKNOWN, SPECIAL = 3, 4  # number of <unk>, and of all symbols that fairseq puts first
-_LONGEST_LINE = 1 << 20  # bytes; sentencepiece's own limit would leave out lines without a word
 
 
 def train(lines: Iterable[str], vocab_size: int, model_type: str) -> bytes:
@@ -35,53 +32,36 @@ def train(lines: Iterable[str], vocab_size: int, model_type: str) -> bytes:
         UserError: the text does not support that many pieces, or needs more.
     """
     model = io.BytesIO()
-    try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=(" ".join(line.split()) for line in lines),
-            model_writer=model,
-            vocab_size=vocab_size,
-            model_type=model_type,
-            character_coverage=1.0,
-            normalization_rule_name="identity",
-            max_sentence_length=_LONGEST_LINE,
-            num_threads=os.cpu_count() or 1,
-            minloglevel=2,
-            bos_id=0,
-            pad_id=1,
-            eos_id=2,
-            unk_id=UNKNOWN,
-        )
-    except RuntimeError as error:
-        raise UserError(_explain(str(error), vocab_size)) from None
+    learn_pieces(
+        vocab_size,
+        sentence_iterator=(" ".join(line.split()) for line in lines),
+        model_writer=model,
+        model_type=model_type,
+        character_coverage=1.0,
+        normalization_rule_name="identity",
+        num_threads=os.cpu_count() or 1,
+        bos_id=0,
+        pad_id=1,
+        eos_id=2,
+        unk_id=UNKNOWN,
+    )
     return model.getvalue()
-
-
-def _explain(message: str, vocab_size: int) -> str:
-    if found := re.search(r"too high.*<= (\d+)", message):
-        return f"--vocab-size {vocab_size}: the text has only {found[1]} pieces; use that at most"
-    if found := re.search(r"smaller than required_chars.*?(\d+) vs (\d+)", message):
-        return (
-            f"--vocab-size {vocab_size}: too small for the different characters of the text; "
-            f"use {found[2]} or more"
-        )
-    return f"sentencepiece could not learn from the text: {' '.join(message.split())}"
 
 
 class Encoder:
     """A trained model.
 
     Args:
-        model: content of a ``.model`` file.
+        path: of its ``.model`` file.
     """
 
-    def __init__(self, model: bytes) -> None:
-        self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        size = self._processor.get_piece_size()
-        self._pieces = [self._processor.id_to_piece(number) for number in range(size)]
+    def __init__(self, path: Path) -> None:
+        self._model = pieces.Pieces(path)
+        self._pieces = self._model.names
 
     def encode(self, lines: list[str]) -> Pieces:
         """Return the numbers of each line's pieces."""
-        encoded: Pieces = self._processor.encode([" ".join(line.split()) for line in lines])
+        encoded: Pieces = self._model.model.encode([" ".join(line.split()) for line in lines])
         return encoded
 
     def write(self, path: Path, lines: Pieces) -> dict[str, int]:

@@ -60,7 +60,7 @@ class Preparation:
         for name, lines in zip(names if args.separate else ["sentencepiece.model"], texts):
             model = train(lines, args.vocab_size, args.model_type)
             (self._work / name).write_bytes(model)
-            encoders.append(Encoder(model))
+            encoders.append(Encoder(self._work / name))
         return encoders[0], encoders[-1]
 
     def _write_split(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import codecs
 import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.tokens import lines
+
+_REFUSED = {b"\0": "a NUL byte", b"\r": "a carriage return inside a line"}
 
 
 class Text(NamedTuple):
@@ -64,22 +66,9 @@ def decode(content: bytes, origin: str) -> Text:
     """
     if not content.strip():
         raise UserError(f"{origin}: the file is empty; give one with text in it")
-    content = content.removeprefix(codecs.BOM_UTF8).replace(b"\r\n", b"\n")
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        wrong = f"byte 0x{content[error.start]:02x} is not UTF-8"
-        raise UserError(_complaint(content, error.start, origin, wrong)) from None
-    for byte, what in ((b"\0", "a NUL byte"), (b"\r", "a carriage return inside a line")):
-        if (start := content.find(byte)) >= 0:
-            raise UserError(_complaint(content, start, origin, what))
-    lines = text.removesuffix("\n").split("\n")
-    return Text(origin, lines, range(1, len(lines) + 1))
-
-
-def _complaint(content: bytes, start: int, origin: str, what: str) -> str:
-    line = content.count(b"\n", 0, start) + 1
-    return f"{origin}, line {line}: {what}; save the file as UTF-8 plain text"
+    text = lines.decode(content.replace(b"\r\n", b"\n"), origin, _REFUSED)
+    found = text.removesuffix("\n").split("\n")
+    return Text(origin, found, range(1, len(found) + 1))
 
 
 def check(split: Split, keep_all: bool) -> Split:
@@ -116,8 +105,8 @@ def joined(name: str, splits: Sequence[Split]) -> Split:
         return splits[0]
 
     def side(texts: Sequence[Text]) -> Text:
-        lines = [line for text in texts for line in text.lines]
-        return Text(" and ".join(text.origin for text in texts), lines, range(1, len(lines) + 1))
+        every = [line for text in texts for line in text.lines]
+        return Text(" and ".join(text.origin for text in texts), every, range(1, len(every) + 1))
 
     return Split(name, side([s.source for s in splits]), side([s.target for s in splits]))
 

@@ -62,37 +62,37 @@ def attend(
     if torch.is_autocast_enabled(query.device.type):
         with torch.autocast(query.device.type, enabled=False):
             return attend(query, key, value, terms, mask, dropout, need_weights)
-    kind = query.dtype
     geometry = Geometry.of(query, key.size(2), mask.direction, terms)
-    rule, given = _prepared(geometry, full(query), full(key), full(value), terms, mask)
-    if dropout:
-        rule, given = rule._replace(dropout=dropout), _with_seeds(given, geometry)
+    given = Operands(full(query), full(key), full(value))
+    rule, given = _prepared(geometry, given, terms, mask, dropout)
     learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
     rule = rule._replace(holds=learns and _bytes(geometry, rule, given) <= HELD_BYTES)
-    return BlockedAttention.apply(geometry, rule, *given).to(kind), None
+    return BlockedAttention.apply(geometry, rule, *given).type_as(query), None
 
 
 def _prepared(
-    geometry: Geometry, query: Tensor, key: Tensor, value: Tensor, terms: Terms, mask: Mask
+    geometry: Geometry, given: Operands, terms: Terms, mask: Mask, dropout: float
 ) -> tuple[Rule, Operands]:
-    """Return rule and operands of a call without dropout; autograd records the steps."""
-    terms, scale = _scaled(terms, scale_of(terms, query.size(-1)))
-    tables = {
+    """Return rule and operands, given query, key and value; autograd records the steps."""
+    device = given.query.device
+    terms, scale = _scaled(terms, scale_of(terms, given.query.size(-1)))
+    by_name = {
         name: laid_out(x, geometry) for name, term, x in terms.given() if term.rows is not None
     }
+    if dropout:
+        of_each, (queries, keys) = (geometry.batch, geometry.heads), geometry.padded
+        by_name["query_seeds"] = draw(*of_each, 2, queries, device=device)
+        by_name["key_seeds"] = draw(*of_each, keys, device=device)
     first, pair_bias = terms.first, terms.pair_bias
-    given = Operands(
-        query,
-        key,
-        value,
+    given = given._replace(
         first=None if first is None else places(first, geometry.batch, geometry.heads),
-        direction=direction_rows(geometry, query.device),
+        direction=direction_rows(geometry, device),
         pair_bias=None if pair_bias is None else last_first(full(pair_bias), *geometry.missing),
-        masked=masked(mask, geometry, query.device),
+        masked=masked(mask, geometry, device),
         fully_masked=fully_masked(mask, geometry),
-        **tables,
+        **by_name,
     )
-    return Rule(terms.product, scale, 0.0, holds=False), given
+    return Rule(terms.product, scale, dropout, holds=False), given
 
 
 def _scaled(terms: Terms, scale: float) -> tuple[Terms, float]:
@@ -106,15 +106,6 @@ def _scaled(terms: Terms, scale: float) -> tuple[Terms, float]:
     if terms.product and terms.query_table is not None:
         return terms._replace(query_table=full(terms.query_table) * scale), 1.0
     return terms._replace(product=False), scale
-
-
-def _with_seeds(given: Operands, geometry: Geometry) -> Operands:
-    """Return operands with the seeds of dropout."""
-    sizes, (queries, keys) = (geometry.batch, geometry.heads), geometry.padded
-    return given._replace(
-        query_seeds=draw(*sizes, 2, queries, device=given.query.device),
-        key_seeds=draw(*sizes, keys, device=given.query.device),
-    )
 
 
 def _bytes(geometry: Geometry, rule: Rule, given: Operands) -> int:

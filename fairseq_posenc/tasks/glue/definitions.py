@@ -1,6 +1,9 @@
 """The eight tasks: their files, columns, labels, and what GLUE wants back.
 
-WNLI and the diagnostic set AX are not here: neither paper reports them.
+Neither paper reports the other two sets, and GLUE's site wants predictions for them all the same.
+The diagnostic set AX is one more test set of MNLI's model. WNLI's development set contradicts its
+training set, so that models are worse than chance; what is usual since BERT is done here too: its
+majority class is handed in, and nothing is trained.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ class Task(NamedTuple):
         classes: the labels in the order of the model's outputs; empty for a score.
         files: which ``.tsv`` each split of the data-bin is made from.
         submission: names of GLUE's files for the test sets, in the order of ``test``, ``test1``.
+        optional: splits that are left out if their files are not there.
         headless: columns of the files that have no header, by split.
         may_be_broken: whether rows with missing columns are known in training and development data;
             such rows are left out and counted.
@@ -34,6 +38,7 @@ class Task(NamedTuple):
     classes: tuple[str, ...]
     files: dict[str, str]
     submission: tuple[str, ...]
+    optional: tuple[str, ...]
     headless: dict[str, tuple[str, ...]]
     may_be_broken: bool
 
@@ -60,6 +65,7 @@ _MNLI_FILES = {
     "valid1": "dev_mismatched",
     "test": "test_matched",
     "test1": "test_mismatched",
+    "test2": "../diagnostic/diagnostic",
 }
 _COLA_COLUMNS = ("source", "label", "mark", "sentence")
 _COLA_HEADLESS: dict[str, tuple[str, ...]] = {"train": _COLA_COLUMNS, "valid": _COLA_COLUMNS}
@@ -75,11 +81,16 @@ def _task(
     classes: tuple[str, ...],
     *,
     files: dict[str, str] = _FILES,
+    submission: tuple[str, ...] = (),
+    optional: tuple[str, ...] = (),
     headless: dict[str, tuple[str, ...]] | None = None,
     may_be_broken: bool = False,
 ) -> Task:
-    submission = (name,) if len(files) == len(_FILES) else (f"{name}-m", f"{name}-mm")
-    return Task(name, sentences, label, classes, files, submission, headless or {}, may_be_broken)
+    return Task(
+        *(name, sentences, label, classes, files, submission or (name,), optional),
+        headless=headless or {},
+        may_be_broken=may_be_broken,
+    )
 
 
 TASKS = {
@@ -91,6 +102,8 @@ TASKS = {
             "gold_label",
             ("entailment", "neutral", "contradiction"),
             files=_MNLI_FILES,
+            submission=("MNLI-m", "MNLI-mm", "AX"),
+            optional=("test2",),
         ),
         _task("QQP", ("question1", "question2"), "is_duplicate", (_NO, _YES), may_be_broken=True),
         _task("QNLI", ("question", "sentence"), "label", _ENTAILMENT),
@@ -101,6 +114,9 @@ TASKS = {
         _task("RTE", _PAIR, "label", _ENTAILMENT),
     )
 }
+WNLI = _task("WNLI", _PAIR, "label", (_NO, _YES))
+# What GLUE's site wants in one zip.
+SUBMISSION = sorted(name for task in (*TASKS.values(), WNLI) for name in task.submission)
 
 
 def parse_tasks(text: str) -> list[Task]:

@@ -1,22 +1,51 @@
-"""Text by line, as sacreBLEU reads it: UTF-8, and nothing but a line feed ends a line."""
+"""Text of users: UTF-8, or an error that tells the line.
+
+By line as sacreBLEU reads it: nothing but a line feed ends one.
+"""
 
 from __future__ import annotations
 
-import gzip
+import codecs
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.tokens.files import DAMAGED, read
 
 _BLOCK = 1 << 16  # bytes; about a thousand sentences
+
+
+def decode(content: bytes, name: str, refused: dict[bytes, str]) -> str:
+    """Return the text of a file, without a byte order mark.
+
+    Args:
+        content: of the file.
+        name: what an error message calls it.
+        refused: bytes that must not be in it, and what the message calls them.
+
+    Raises:
+        UserError: it is not UTF-8, or has such a byte; the message has the first place.
+    """
+    content, text = content.removeprefix(codecs.BOM_UTF8), ""
+    places = {content.find(byte): what for byte, what in refused.items()}
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        places[error.start] = f"byte 0x{content[error.start]:02x} is not UTF-8"
+    places.pop(-1, None)
+    if not places:
+        return text
+    first = min(places)
+    line = content.count(b"\n", 0, first) + 1
+    raise UserError(f"{name}, line {line}: {places[first]}; save it as UTF-8 plain text")
 
 
 def read_lines(path: Path, option: str) -> list[str]:
     """Return the lines of a text file, without white space at their ends.
 
     Args:
-        path: the file; one that ends in ``.gz`` is unpacked.
+        path: the file; one that ends in ``.gz`` and so on is unpacked.
         option: what an error message calls it.
 
     Raises:
@@ -24,8 +53,8 @@ def read_lines(path: Path, option: str) -> list[str]:
     """
     name = f"{option} {path}"
     try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError) as error:
+        content = read(path)
+    except (OSError, *DAMAGED) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{name}: {reason}; name a UTF-8 text file") from None
     lines = content.split(b"\n")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
-from fairseq.data import Dictionary
-from fairseq.data.indexed_dataset import best_fitting_int_dtype
 
 from fairseq_posenc.errors import UserError
+
+if TYPE_CHECKING:
+    from fairseq.data import Dictionary  # importing it takes seconds
 
 
 class Encoded(NamedTuple):
@@ -52,6 +53,8 @@ class Symbols(NamedTuple):
     @property
     def dtype(self) -> np.dtype:
         """The type of number that fairseq stores: uint16 up to 65,499 symbols."""
+        from fairseq.data.indexed_dataset import best_fitting_int_dtype
+
         return np.dtype(best_fitting_int_dtype(self.size))
 
 
@@ -61,6 +64,8 @@ def load_dictionary(path: Path) -> Dictionary:
     Raises:
         UserError: it is not there, or not a dictionary.
     """
+    from fairseq.data import Dictionary
+
     try:
         return Dictionary.load(str(path))
     except FileNotFoundError:

@@ -18,8 +18,8 @@ from fairseq.data import Dictionary
 from fairseq.data.encoders import gpt2_bpe_utils
 
 from fairseq_posenc.errors import UserError
-
-from .base import Encoded, Symbols
+from fairseq_posenc.tokens.numbers import Encoded, Symbols
+from fairseq_posenc.tokens.offsets import Tokens, spans_of_bytes
 
 _BYTES = 256
 _CLASSES = (r"\p{L}", r"\p{N}", r"\s")  # what the pattern of GPT-2 asks about a character
@@ -43,15 +43,16 @@ class GPT2:
 
     def __init__(self, encoder_json: Path, vocab_bpe: Path, dictionary: Dictionary) -> None:
         self._fairseq, self._fast = _load(encoder_json, vocab_bpe)
-        self._symbols = Symbols.of(dictionary)
+        self._eos = dictionary.eos()
         self._odd = _odd_characters()
+        # A piece, by the number that tiktoken gives it, is written with a letter for each byte.
         pieces = [self._fairseq.byte_encoder[byte] for byte in range(_BYTES)]
         pieces += ["".join(pair) for pair in self._fairseq.bpe_ranks]
-        # tiktoken's number -> fairseq's; its newline can only be the one that ends our lines.
-        numbers = [dictionary.index(str(self._fairseq.encoder[piece])) for piece in pieces]
-        self._table = np.array(numbers, dtype=self._symbols.dtype)
-        self._table[_NEWLINE] = self._symbols.eos
-        self._index = dictionary.index
+        self._sizes = np.array([len(piece) for piece in pieces])
+        numbers = [self._fairseq.encoder[piece] for piece in pieces]
+        self._rank = {number: rank for rank, number in enumerate(numbers)}
+        symbols = [dictionary.index(str(number)) for number in numbers]
+        self._table = np.array(symbols, dtype=Symbols.of(dictionary).dtype)
 
     def encode(self, lines: Sequence[str]) -> Encoded:
         """Return the lines as numbers; see :class:`Encoder`."""
@@ -63,13 +64,23 @@ class GPT2:
         except ValueError:  # tiktoken gave up on a run of very many equal characters
             return self._one_by_one(lines)
 
+    def tokens(self, text: str) -> Tokens:
+        """Return a text's tokens; see :class:`Tokenizer`."""
+        try:
+            ranks = self._slowly(text) if self._is_odd(text) else self._quickly(text)
+        except ValueError:
+            ranks = self._slowly(text)
+        spans = spans_of_bytes(text, self._sizes[ranks])
+        return Tokens.of(text, self._table[ranks].tolist(), spans)
+
     def _together(self, text: str) -> Encoded:
         # Lines begin and end with something else than white space, so that the newline between two
         # of them is a token of its own and leaves its neighbours as they are.
-        pieces = self._fast.encode_to_numpy(text + "\n", disallowed_special=())
-        ends = np.flatnonzero(pieces == _NEWLINE)
-        sizes = np.diff(ends, prepend=-1).astype(np.int32)
-        return Encoded(self._table[pieces], sizes)
+        ranks = self._quickly(text + "\n")
+        ends = np.flatnonzero(ranks == _NEWLINE)
+        tokens = self._table[ranks]
+        tokens[ends] = self._eos
+        return Encoded(tokens, np.diff(ends, prepend=-1).astype(np.int32))
 
     def _one_by_one(self, lines: Sequence[str]) -> Encoded:
         """Encode chunks of ordinary lines together, and the others each in its own way."""
@@ -81,7 +92,7 @@ class GPT2:
             if ordinary:
                 parts.append(self._ordinary(ordinary))
                 ordinary = []
-            parts.append(self._slowly(line))
+            parts.append(self._alone(line))
         if ordinary:
             parts.append(self._ordinary(ordinary))
         tokens, sizes = zip(*parts)
@@ -92,16 +103,24 @@ class GPT2:
             return self._together("\n".join(lines))
         except ValueError:
             if len(lines) == 1:
-                return self._slowly(lines[0])
+                return self._alone(lines[0])
             half = len(lines) // 2
             first, second = self._ordinary(lines[:half]), self._ordinary(lines[half:])
             return Encoded(*(np.concatenate(both) for both in zip(first, second)))
 
-    def _slowly(self, line: str) -> Encoded:
-        numbers = [self._index(str(number)) for number in self._fairseq.encode(line)]
-        self._fairseq.cache.clear()  # it would grow for ever
-        tokens = np.array([*numbers, self._symbols.eos], dtype=self._table.dtype)
+    def _alone(self, line: str) -> Encoded:
+        tokens = np.append(self._table[self._slowly(line)], self._table.dtype.type(self._eos))
         return Encoded(tokens, np.array([len(tokens)], dtype=np.int32))
+
+    def _quickly(self, text: str) -> np.ndarray:
+        """Return tiktoken's numbers; a ValueError if a run of equal characters is too long."""
+        return self._fast.encode_to_numpy(text, disallowed_special=())
+
+    def _slowly(self, text: str) -> np.ndarray:
+        """Return the same numbers by way of fairseq's encoder."""
+        ranks = [self._rank[number] for number in self._fairseq.encode(text)]
+        self._fairseq.cache.clear()  # it would grow for ever
+        return np.array(ranks, dtype=np.int64)
 
     def _is_odd(self, text: str) -> bool:
         if text.isascii():
@@ -116,9 +135,7 @@ def _load(encoder_json: Path, vocab_bpe: Path) -> tuple[gpt2_bpe_utils.Encoder, 
     try:
         fairseq = gpt2_bpe_utils.get_encoder(str(encoder_json), str(vocab_bpe))
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"--encoder-json {encoder_json}, --vocab-bpe {vocab_bpe}: {error}"
-        ) from None
+        raise UserError(f"{encoder_json}, {vocab_bpe}: {error}") from None
     _check(fairseq, encoder_json, vocab_bpe)
     ranks = {bytes([byte]): byte for byte in range(_BYTES)}
     for pair, rank in fairseq.bpe_ranks.items():
@@ -140,16 +157,16 @@ def _check(fairseq: gpt2_bpe_utils.Encoder, encoder_json: Path, vocab_bpe: Path)
     """
     seen = set(fairseq.byte_decoder)
     for number, pair in enumerate(fairseq.bpe_ranks, start=2):
-        piece, where = "".join(pair), f"--vocab-bpe {vocab_bpe}, line {number}: {' '.join(pair)}"
+        piece, where = "".join(pair), f"{vocab_bpe}, line {number}: {' '.join(pair)}"
         if len(pair) != 2 or not seen.issuperset(pair):
             raise UserError(f"{where} is not a pair of pieces that there are so far")
         if piece not in fairseq.encoder:
-            raise UserError(f"{where} makes a piece that is not in --encoder-json {encoder_json}")
+            raise UserError(f"{where} makes a piece that is not in {encoder_json}")
         if piece in seen or fairseq.bpe(piece) != piece:
             raise UserError(f"{where} makes a piece that other lines make otherwise")
         seen.add(piece)
     if missing := [c for c in fairseq.byte_decoder if c not in fairseq.encoder]:
-        raise UserError(f"--encoder-json {encoder_json} lacks the byte {missing[0]!r}")
+        raise UserError(f"{encoder_json} lacks the byte {missing[0]!r}")
     fairseq.cache.clear()
 
 

@@ -1,0 +1,74 @@
+"""A score split into what content gives, what position gives, and what both give together."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from fairseq_posenc.backends import reference
+from fairseq_posenc.backends.base import scale_of
+from fairseq_posenc.encodings.rotation import Rotation
+from fairseq_posenc.encodings.terms import TERMS, Terms
+
+
+class Split(NamedTuple):
+    """The scores before mask and softmax, ``(B, H, T, S)`` in float64; three parts are their sum.
+
+    Attributes:
+        content: of query and key as if there were no positions, scaled.
+        position: what is added whatever the content: biases.
+        both: what else there is.
+        details: what ``both`` comes from, by the name of the term, or ``rotation``. Where scores
+            are a product, its factors: the dot products before scaling, and gains.
+        product: whether the details are factors; else they are summands of ``both``.
+    """
+
+    content: Tensor
+    position: Tensor
+    both: Tensor
+    details: dict[str, Tensor]
+    product: bool
+
+    @property
+    def scores(self) -> Tensor:
+        """The sum of the parts."""
+        return self.content + self.position + self.both
+
+
+def split(query: Tensor, key: Tensor, terms: Terms, rotation: Optional[Rotation] = None) -> Split:
+    """Return the parts of the scores.
+
+    Args:
+        query: projected, neither scaled nor rotated, ``(B, H, T, D)``.
+        key: of the same tokens, ``(B, H, S, D)``.
+        terms: with content rows projected.
+        rotation: of both, if there is one.
+    """
+    query, key = query.double(), key.double()
+    exact: dict[str, Any] = {name: term.double() for name, _, term in terms.given()}
+    terms = terms._replace(**exact)
+    bare = Terms(scale_factor=terms.scale_factor, first=terms.first)
+    content = reference.scores(query, key, bare)
+    if rotation is not None:
+        query, key = rotation.of_queries(query), rotation.of_keys(key)
+    rotated = reference.scores(query, key, bare)
+
+    def alone(name: str) -> Tensor:
+        only = bare._replace(**{name: getattr(terms, name)})
+        return reference.scores(query, key, only) - rotated
+
+    given = {name: TERMS[name].enters for name, _, _ in terms.given()}
+    biases = [alone(name) for name, enters in given.items() if enters == "bias"]
+    position = torch.stack([torch.zeros_like(content), *biases]).sum(0)
+    both = reference.scores(query, key, terms) - content - position
+    changing = [name for name, enters in given.items() if enters in ("content", "table")]
+    if terms.product:
+        scale = scale_of(terms, query.size(-1))
+        factors = {name: alone(name) / scale for name in changing}
+        return Split(content, position, both, {"content": rotated / scale, **factors}, True)
+    details = {name: alone(name) for name in changing}
+    if rotation is not None:
+        details["rotation"] = rotated - content
+    return Split(content, position, both, details, False)

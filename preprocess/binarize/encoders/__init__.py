@@ -1,1 +1,0 @@
-"""Text to the numbers of fairseq's dictionary."""

@@ -1,0 +1,122 @@
+r"""Several corpora to one text: drawn by chance to a size each, mixed, and with a part held out.
+
+Each --corpus is a format (plain, json, wikipedia, wikitext), files or folders, and settings:
+size=64GiB draws documents by chance up to so much text, hold-out=50000 keeps so many out for
+validation, where=FIELD=VALUE and field=NAME are for json, with Parquet.
+
+  python preprocess/mix.py --out text/books-wiki --sentences --unit lines \
+      --corpus plain books/ hold-out=5000 --corpus wikipedia extracts/ hold-out=15000
+  python preprocess/plain_text.py --train text/books-wiki/train/ \
+      --valid text/books-wiki/valid.txt --out data-bin/books-wiki --longest-line 511 \
+      --encoder-json encoder.json --vocab-bpe vocab.bpe --dict dict.txt
+
+OUT/train has text files with documents of all corpora in each, OUT/valid.txt what was held out,
+and OUT/manifest.json all counts. The same seed draws the same, whatever the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from binarize.folder import Folder
+from binarize.formats import check_format
+from binarize.options import add_invalid_lines, add_workers
+from binarize.shards import Part, find_files, parts_of_shard
+from binarize.sources import Input
+from fairseq_posenc.errors import UserError
+from mixing.corpora import Corpus, parse_corpus
+from mixing.draw import DOCUMENTS, LINES
+from mixing.mixture import Mixture, Rules
+
+_FORMAT = 1  # of manifest.json
+
+
+def main() -> None:
+    """Run the program.
+
+    Raises:
+        UserError: wrong input; the message says what, where, and what to do.
+    """
+    args = _parser().parse_args()
+    if args.files < 1 or args.workers < 1:
+        raise UserError("--files and --workers: give 1 or more")
+    corpora = [(corpus, _inputs(corpus)) for corpus in map(parse_corpus, args.corpus)]
+    skip_invalid = args.invalid_lines == "skip"
+    rules = Rules(args.seed, args.sentences, args.unit, args.files, skip_invalid, args.workers)
+    folder = Folder(args.out, _plan(corpora, rules))
+    if folder.is_done():
+        print(f"{args.out} is there already, made from the same text with the same options")
+        return
+    try:
+        with folder.open() as saved:
+            content = Mixture(corpora, rules, folder, saved).make()
+            folder.finish(content)
+    except KeyboardInterrupt:
+        sys.exit("interrupted; start the same command again to go on")
+    for (corpus, _), counts in zip(corpora, content["drawn"]):
+        shown = ", ".join(f"{value:,} {key.replace('_', ' ')}" for key, value in counts.items())
+        print(f"{corpus.name}: {shown}")
+    print(f"wrote {args.out}")
+
+
+def _inputs(corpus: Corpus) -> list[Input]:
+    parts = parts_of_shard(find_files(corpus.paths), 0, 1)
+    check_format(corpus.lines, [part.path for part in parts])
+    return list(map(_input, parts))
+
+
+@cache
+def _input(part: Part) -> Input:
+    """Return a part with its checksum, which is computed once for several sets of one Pile."""
+    return Input.of(part)
+
+
+def _plan(corpora: list[tuple[Corpus, list[Input]]], rules: Rules) -> dict[str, Any]:
+    """Return all that the text depends on."""
+    sums = [" ".join(one.sha256 for one in inputs) for _, inputs in corpora]
+    return {
+        "format": _FORMAT,
+        "options": {**rules._asdict(), "workers": None},
+        "corpora": [
+            [getattr(c.lines, "__name__", None) or repr(c.lines), c.size, c.hold_out]
+            for c, _ in corpora
+        ],
+        "inputs": [hashlib.sha256(each.encode()).hexdigest() for each in sums],
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add(
+        "--corpus",
+        action="append",
+        nargs="+",
+        required=True,
+        metavar="WORD",
+        help="FORMAT PATH ... [size=64GiB] [hold-out=N] [field=NAME] [where=FIELD=VALUE]",
+    )
+    add("--out", type=Path, required=True, help="folder to make")
+    add("--seed", type=int, default=1, help="of the chance (default: %(default)s)")
+    add("--sentences", action="store_true", help="cut lines into sentences, by rules")
+    add(
+        "--unit",
+        choices=(DOCUMENTS, LINES),
+        default=DOCUMENTS,
+        help="what is held out; lines are sentences with --sentences (default: %(default)s)",
+    )
+    add("--files", type=int, default=16, metavar="N", help="to train on (default: %(default)s)")
+    add_invalid_lines(parser)
+    add_workers(parser)
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""The documents of a corpus, one after the other, from where they were left."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from binarize.items import Text, describe_invalid, read_lines
+from binarize.pool import Pool
+from binarize.sources import Input, Mark, Place, read_chunks
+from fairseq_posenc.errors import UserError
+
+
+class Parts(NamedTuple):
+    r"""A chunk's text, cut where documents end: each line with ``\n``, the last part still open."""
+
+    texts: list[bytes]
+    counts: Counter[str]
+    invalid: list[tuple[int, str]]
+
+
+def cut_documents(data: bytes, text: Text) -> Parts:
+    """Return a chunk of a file in parts: what a worker process does."""
+    lines, counts, invalid = read_lines(data, text)
+    texts = [b""]
+    for is_end, group in itertools.groupby(lines, lambda line: not line):
+        if is_end:
+            texts += [b""] * len(list(group))
+        else:
+            texts[-1] = "".join(f"{line}\n" for line in group).encode()
+    return Parts(texts, counts, invalid)
+
+
+class Documents:
+    """Reads a corpus chunk by chunk.
+
+    Args:
+        inputs: its files.
+        place: where to go on.
+        pending: of the document that is begun there.
+        skip_invalid: leave invalid lines out, instead of stopping at the first.
+    """
+
+    def __init__(
+        self, inputs: Sequence[Input], place: Place, pending: bytes, skip_invalid: bool
+    ) -> None:
+        self.place, self.pending = place, pending
+        self._inputs, self._skip_invalid = inputs, skip_invalid
+
+    def read(self, pool: Pool) -> Iterator[list[bytes]]:
+        """Yield the documents that end in a chunk; ``place`` and ``pending`` are then behind it.
+
+        Raises:
+            UserError: a line is invalid, or a file cannot be read.
+        """
+        for mark, parts in pool.map(read_chunks(self._inputs, self.place)):
+            self._check(parts, mark)
+            first, *others = parts.texts
+            found = [self.pending + first, *others]
+            self.pending = b"" if mark.is_last else found.pop()
+            self.place = mark.next
+            yield [document for document in found if document]
+
+    def _check(self, parts: Parts, mark: Mark) -> None:
+        path, before = self._inputs[mark.place.part].part.path, mark.place.line - mark.lines
+        for message in describe_invalid(parts.invalid, path, before):
+            if not self._skip_invalid:
+                raise UserError(f"{message}; mend the file, or use --invalid-lines skip")
+            print(f"skipped {message}", file=sys.stderr)

@@ -1,0 +1,169 @@
+"""The whole work, which can be interrupted anywhere: corpora are counted, then drawn from."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from binarize.folder import Folder
+from binarize.items import Text
+from binarize.pool import pool
+from binarize.sources import Input, Place
+from binarize.store import sha256
+from fairseq_posenc.errors import UserError
+
+from .corpora import Corpus
+from .documents import Documents, cut_documents
+from .draw import BYTES, Draw, measure
+from .texts import Texts
+
+SECONDS_BETWEEN_SAVES = 10.0
+
+
+class Rules(NamedTuple):
+    """What holds for all corpora.
+
+    Attributes:
+        seed: of the chance.
+        sentences: cut lines into sentences.
+        unit: what is held out, ``documents`` or ``lines``.
+        files: how many text files to train on are made.
+        skip_invalid: leave invalid lines out, instead of stopping at the first.
+        workers: number of processes.
+    """
+
+    seed: int
+    sentences: bool
+    unit: str
+    files: int
+    skip_invalid: bool
+    workers: int
+
+
+@dataclass
+class State:
+    """How far the work is; everything before it is safely on disk.
+
+    Attributes:
+        step: every corpus is counted, then every one is drawn from: which of these is next.
+        place: in that corpus.
+        pending: of the document that is begun there.
+        there: of each corpus, what it has.
+        done: of each corpus, what was seen and drawn.
+        sizes: of the files.
+    """
+
+    step: int = 0
+    place: Place = field(default_factory=Place)
+    pending: str = ""
+    there: list[Counter[str]] = field(default_factory=list)
+    done: list[Counter[str]] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, saved: dict[str, Any]) -> State:
+        """Return a state that was saved as JSON."""
+        counts = {name: list(map(Counter, saved[name])) for name in ("there", "done")}
+        return cls(**{**saved, **counts, "place": Place(*saved["place"])})
+
+
+class Mixture:
+    """Makes the text files.
+
+    Args:
+        corpora: with the files of each.
+        rules: what holds for all.
+        folder: to write to; it keeps the state, too.
+        saved: what it kept of an earlier run.
+    """
+
+    def __init__(
+        self,
+        corpora: list[tuple[Corpus, list[Input]]],
+        rules: Rules,
+        folder: Folder,
+        saved: dict[str, Any],
+    ) -> None:
+        none = [Counter[str]() for _ in corpora]
+        fresh = State(there=none, done=[counts.copy() for counts in none])
+        self._corpora, self._rules, self._folder = corpora, rules, folder
+        self._state = State.of(saved) if saved else fresh
+        self._texts = Texts(folder.partial, rules.files, self._state.sizes)
+        self._saved = time.monotonic()
+
+    def make(self) -> dict[str, Any]:
+        """Do what is left and return what the manifest says.
+
+        Raises:
+            UserError: a file cannot be read, a line is invalid, or more is wanted than there is.
+        """
+        state, count = self._state, len(self._corpora)
+        try:
+            while state.step < 2 * count:
+                number = state.step % count
+                if state.step == count and state.place == Place():
+                    self._check()
+                corpus, _ = self._corpora[number]
+                if state.step >= count or corpus.size is not None or corpus.hold_out:
+                    self._do(number, is_count=state.step < count)
+                state.step, state.place, state.pending = state.step + 1, Place(), ""
+                self._save()
+        finally:
+            self._texts.close()
+        return self._summary()
+
+    def _do(self, number: int, is_count: bool) -> None:
+        """Count a corpus, or draw from it."""
+        state, (corpus, inputs) = self._state, self._corpora[number]
+        draw = self._draw(number)
+        skip = self._rules.skip_invalid
+        documents = Documents(inputs, state.place, state.pending.encode(), skip)
+        text = Text(corpus.lines, self._rules.sentences, "keep")
+        with pool(self._rules.workers, cut_documents, text) as opened:
+            for found in documents.read(opened):
+                for document in found:
+                    if is_count:
+                        state.there[number].update(measure(document))
+                    else:
+                        place = state.done[number]["train_documents"]
+                        self._texts.write(draw.draw(document), place)
+                state.place, state.pending = documents.place, documents.pending.decode()
+                if time.monotonic() - self._saved >= SECONDS_BETWEEN_SAVES:
+                    self._save()
+
+    def _check(self) -> None:
+        """Refuse to draw more than there is, and leave nothing behind that is in the way."""
+        try:
+            for number in range(len(self._corpora)):
+                self._draw(number).check()
+        except UserError:
+            self._folder.discard()
+            raise
+
+    def _draw(self, number: int) -> Draw:
+        seed, state = f"{self._rules.seed} {number}", self._state
+        corpus, _ = self._corpora[number]
+        return Draw(corpus, seed, self._rules.unit, state.there[number], state.done[number])
+
+    def _save(self) -> None:
+        state = self._state
+        state.sizes = self._texts.sync()
+        self._folder.save(vars(state))
+        self._saved = time.monotonic()
+        read = sum(counts[BYTES] for counts in (*state.there, *state.done))
+        print(f"step {state.step} of {2 * len(self._corpora)}: {read:,} bytes", file=sys.stderr)
+
+    def _summary(self) -> dict[str, Any]:
+        return {
+            "drawn": [dict(sorted(counts.items())) for counts in self._state.done],
+            "outputs": {
+                str(path.relative_to(self._folder.partial)): {
+                    "bytes": path.stat().st_size,
+                    "sha256": sha256(path),
+                }
+                for path in self._texts.paths
+            },
+        }
