@@ -3,8 +3,9 @@
 # ARGS="..." adds options to what demo and the tests run.
 
 BIN := .venv/bin
-# A process for each core, up to eight; the tests of a file share what they set up.
-PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile
+# A process for each core, up to eight; the tests of a file share what they set up, and files come
+# in the order that tests/conftest.py gives them.
+PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-unit test-gpu gpu lint format docs clean

@@ -58,7 +58,7 @@ setup(
         "submitit": SUBMITIT,
         "tensorboard": TENSORBOARD,
         "wandb": WANDB,
-        "dev": DEV + PLOT + HF + NLTK + PARQUET + TENSORBOARD + TRITON,
+        "dev": DEV + PLOT + HF + NLTK + PARQUET + SUBMITIT + TENSORBOARD + TRITON,
     },
     entry_points={"console_scripts": ["fairseq-posenc = fairseq_posenc.cli:main"]},
 )

@@ -105,7 +105,7 @@ def main() -> None:
         print(results.as_json(rows))
     else:
         print(f"{machine(args.device)}\n")
-        print("\n".join([*results.rows_table(rows), *page.growth([r._asdict() for r in rows])]))
+        print("\n".join([results.rows_table(rows), *page.growth([r._asdict() for r in rows])]))
     if args.save:
         kept = [row._asdict() for row in rows]
         line = (args.save, "attention", own_command(), machine(args.device), kept)

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from measuring.results import table
+from fairseq_posenc.reporting.markdown import table
 
 ROOT = Path(__file__).parents[1]
 PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0"]
@@ -113,12 +113,12 @@ def run(step: Step, dry_run: bool) -> dict[str, Any]:
 def tables(results: list[dict[str, Any]]) -> list[str]:
     """Return the results as Markdown."""
     cells = [[x["step"], x["end"], f"{x['seconds']:.0f}"] for x in results]
-    lines = table(["step", "end", "seconds"], cells, texts=2)
+    lines = [table(["step", "end", "seconds"], cells, "llr")]
     for result in results:
         if rows := result.get("rows"):
             header = list(rows[0])
-            lines += ["", f"**{result['step']}**", ""]
-            lines += table(header, ([_cell(row[x]) for x in header] for row in rows), texts=5)
+            cells = [[_cell(row[x]) for x in header] for row in rows]
+            lines += ["", f"**{result['step']}**", "", table(header, cells, "lllllr")]
     return lines
 
 

@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
+from fairseq_posenc.reporting.markdown import table
 from measuring.commands import DTYPES
 from measuring.machine_code import KINDS, full_width
 from measuring.offline import FORMS, Compiled, compile_form
-from measuring.results import table
 
 RATE = 2.9e13  # instructions of single lanes in a second: 132 x 128 of them at 1.7 GHz (H100, H200)
 PAIRS = 32 * 12 * 512 * 512  # of one layer of RoBERTa-base, 32 sentences of 512 tokens
@@ -92,9 +92,9 @@ def tables(rows: list[dict[str, Any]], totals: list[dict[str, Any]]) -> list[str
     header = [*texts, "registers", "spilled", "shared_bytes", "full_width", *COLUMNS]
     totals_header = list(totals[0])
     return [
-        *table(header, ([_cell(row[x]) for x in header] for row in rows), texts=len(texts)),
+        table(header, ([_cell(row[x]) for x in header] for row in rows), "lllllr"),
         "",
-        *table(totals_header, ([_cell(x) for x in row.values()] for row in totals), texts=4),
+        table(totals_header, ([_cell(x) for x in row.values()] for row in totals), "llllr"),
     ]
 
 

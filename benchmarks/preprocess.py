@@ -27,6 +27,8 @@ from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
 
+from fairseq_posenc.reporting.markdown import table
+
 PROGRAM = Path(__file__).parents[1] / "preprocess" / "plain_text.py"
 _encoder: Any = None
 
@@ -135,16 +137,15 @@ def main() -> None:
         same, _, _ = filecmp.cmpfiles(
             Path(temporary, "run_ours"), Path(temporary, "run_chain"), files, shallow=False
         )
-    print(
-        f"| {size:.0f} MB of text, {args.workers} processes | seconds | MB/s | times as fast | "
-        "processor seconds | times as little |"
-    )
-    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    header = [f"{size:.0f} MB of text, {args.workers} processes", "seconds", "MB/s"]
+    header += ["times as fast", "processor seconds", "times as little"]
+    rows = []
     for name, taken in seconds.items():
         ratio = seconds["fairseq's chain"] / taken
         less = processor["fairseq's chain"] / processor[name]
-        row = (f"{taken:.1f}", f"{size / taken:.2f}", f"{ratio:.1f}", f"{processor[name]:.1f}")
-        print(f"| {name} | {' | '.join(row)} | {less:.1f} |")
+        row = [name, f"{taken:.1f}", f"{size / taken:.2f}", f"{ratio:.1f}"]
+        rows.append([*row, f"{processor[name]:.1f}", f"{less:.1f}"])
+    print(table(header, rows))
     print(f"\nequal byte for byte: {', '.join(same)} of {', '.join(files)}; ", end="")
     print(f"largest process of plain_text.py: {memory:.0f} MiB\n{machine}")
     sys.exit(0 if same == files else 1)

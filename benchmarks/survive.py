@@ -23,10 +23,10 @@ import torch
 from fairseq_posenc import registry
 from fairseq_posenc.backends.base import Call
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.reporting.markdown import table
 from measuring.commands import DTYPES, add_common, prepare, report, told
 from measuring.contenders import Contender, backend_names, contenders
 from measuring.families import FAMILIES, Whole, trainer_of
-from measuring.results import table
 
 
 def parse_args() -> argparse.Namespace:
@@ -58,10 +58,10 @@ def survive(contender: Contender, whole: Whole, updates: int) -> dict[str, Any]:
     }
 
 
-def rows_table(rows: list[dict[str, Any]]) -> list[str]:
+def rows_table(rows: list[dict[str, Any]]) -> str:
     """Return the table of what became of each."""
     header = list(rows[0])
-    return table(header, ([str(x) for x in row.values()] for row in rows), texts=2)
+    return table(header, ([str(x) for x in row.values()] for row in rows), "llr")
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fairseq_posenc.running.host import USER_DIR
+from programs import true_start
 
 SENTENCES = {"train": 16, "valid": 8, "test": 5}
 EPOCHS = 4
@@ -110,7 +111,7 @@ def run(
         text=True,
         preexec_fn=before,
         env={
-            **os.environ,
+            **(true_start() if before else os.environ),
             "CUDA_VISIBLE_DEVICES": "",
             "OMP_NUM_THREADS": "1",
             "PYTHONWARNINGS": "ignore",  # fairseq's own would hide what a command says
@@ -140,7 +141,8 @@ def kill_in_training(command: Sequence[Any], last: Path, cwd: Path, **variables:
     process = subprocess.Popen(
         [str(part) for part in command],
         cwd=cwd,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **variables},
+        # True processes, which can be halted.
+        env={**true_start(), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **variables},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,

@@ -6,6 +6,8 @@ import importlib
 import importlib.util
 import os
 from argparse import Namespace
+from collections import Counter
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import get_args
 
@@ -15,6 +17,7 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
 
+import programs
 from fairseq_posenc import registry
 from fairseq_posenc.running import host  # noqa: F401  (registers models and tasks)
 
@@ -121,6 +124,19 @@ if importlib.util.find_spec("triton") and not torch.cuda.is_available():
 # Tiny tensors: more threads only wait for each other, in the programs that tests start as well.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items):
+    """Begin with the files of most slow tests: a long one that came last would run alone."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Let slow tests start their programs fast."""
+    with programs.fast() if item.get_closest_marker("slow") else nullcontext():
+        return (yield)
 
 
 @pytest.fixture(autouse=True)

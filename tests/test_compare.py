@@ -30,8 +30,8 @@ from fairseq_posenc.compare import (
 from fairseq_posenc.compare.contenders import parse_contenders
 from fairseq_posenc.compare.pipeline import Outcome, Results
 from fairseq_posenc.compare.settings import Settings
-from fairseq_posenc.curves import picture
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.reporting import pictures, record
 from fairseq_posenc.running import logs as curves
 from fairseq_posenc.running import programs, progress, steps
 from fairseq_posenc.running.interruption import STOPPED
@@ -441,6 +441,15 @@ class TestReport:
         assert "--attention-directions lr,rl" in text
         assert "300,000 words" in text
 
+    def test_the_record_has_a_row_for_each_model(self, tmp_path: Path) -> None:
+        broken = {**FOUR, "m4m": [(100, math.nan)]}
+        report.record(make_results(tmp_path, broken)).write(tmp_path / report.RECORD)
+        found = record.read(tmp_path / report.RECORD)
+        assert (found.kind, found.seed, found.data["words"]) == ("compare", 1, 300_000)
+        assert [row["model"] for row in found.rows] == list(broken)
+        ends = {row["model"]: row["perplexity"] for row in found.rows}
+        assert (ends["learned"], ends["m4m"]) == (80.0, None)
+
     @pytest.mark.parametrize("name", ["none", "learned", "m4m"])
     def test_a_training_without_a_number_is_no_traceback(self, name: str, tmp_path: Path) -> None:
         broken = {**FOUR, name: [(100, math.nan), (200, math.nan)]}
@@ -464,8 +473,8 @@ class TestReport:
         assert "pip install matplotlib" in capsys.readouterr().out
 
     def test_ticks_are_few_and_round(self) -> None:
-        assert picture.plain_ticks(35, 450) == [40, 50, 70, 100, 150, 200, 300, 400]
-        assert len(picture.plain_ticks(1, 1e30)) <= 10
+        assert pictures.plain_ticks(35, 450) == [40, 50, 70, 100, 150, 200, 300, 400]
+        assert len(pictures.plain_ticks(1, 1e30)) <= 10
 
     @pytest.mark.parametrize(
         ("heights", "moved"),
@@ -476,11 +485,11 @@ class TestReport:
         ],
     )
     def test_labels_move_apart(self, heights: list[float], moved: list[float]) -> None:
-        assert picture.spread(heights, 0.1) == pytest.approx(moved)
+        assert pictures.spread(heights, 0.1) == pytest.approx(moved)
 
     def test_spread_keeps_its_promises(self) -> None:
         heights = [random.Random(1).random() for _ in range(12)]
-        places = sorted(picture.spread(heights, 0.05))
+        places = sorted(pictures.spread(heights, 0.05))
         assert all(b - a > 0.0499 for a, b in zip(places, places[1:]))
 
 

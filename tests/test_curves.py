@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from fairseq_posenc.cli import main
-from fairseq_posenc.curves.stages import find_stages, smoothed, straight_pieces
 from fairseq_posenc.curves.tables import all_tables
-from fairseq_posenc.running.logs import Curve, Entry, parse_line, read_curve
+from fairseq_posenc.reporting import learning
+from fairseq_posenc.reporting.record import read
+from fairseq_posenc.reporting.stages import find_stages, smoothed, straight_pieces
+from fairseq_posenc.running.logs import Curve, Entry, parse_line, read_curve, read_curve_file
 
 JSON = [
     '2026 | INFO | train_inner | {"epoch": 1, "loss": "9.1", "wps": "1234", "num_updates": "50"}',
@@ -228,6 +230,12 @@ def test_the_command_tells_stages_and_epochs_and_draws_the_training(tmp_path, ca
     assert (out / "training.png").read_bytes().startswith(b"\x89PNG")
     assert "![Training loss in nats](training.png)" in text
     assert "are left out" not in text
+    record = read(out / "curves.json")
+    assert [row["training"] for row in record.figures["stages"]] == ["bert", "diff"]
+    assert dict(record.figures["stages"][0]) == {
+        **{"training": "bert", "start_ends": 900, "plateau_ends": 8000, "dive_ends": 10000}
+    }
+    assert record.data["bert"] == str(tmp_path / "bert")
     assert text in capsys.readouterr().out + text
 
 
@@ -261,19 +269,89 @@ def test_a_loss_that_is_no_number_is_said_and_left_out(number, tmp_path, capsys)
     said = capsys.readouterr().out
     where = 100 * (number + 1)
     assert (
-        f"`a`: the validation loss is nan at update {where} first, and no number in 1 of 3" in said
+        f"`a` diverged: the validation loss is nan at update {where} first, and no number in 1 of 3"
+        in said
     )
     best = min(loss for loss in found if loss == loss)
     assert f"| {best:.3f} |" in said
     assert (tmp_path / "out" / "curves.png").is_file()
 
 
-def test_a_log_of_nothing_but_nan_is_one_line(tmp_path, capsys):
-    log = write(tmp_path / "a.log", math.nan, math.nan)
-    assert main(["curves", f"a={log}", "--out", str(tmp_path / "out")]) == 2
+def test_a_training_that_diverged_at_once_stands_beside_the_others(tmp_path, capsys):
+    logs = [f"a={write(tmp_path / 'a.log', math.nan, math.nan)}"]
+    assert main(["curves", *logs, "--out", str(tmp_path / "out")]) == 0
+    assert not (tmp_path / "out" / "curves.png").exists()  # which would be empty
+    logs.append(f"b={write(tmp_path / 'b.log', 5, 4)}")
+    assert main(["curves", *logs, "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert "| `a` | 200 | - | - | - | - | 1,234 |" in said
+    assert "`a` diverged: the validation loss is nan at update 100 first" in said
+    assert "| `b` | 200 | 200 | 4.000 | 2.773 | 16.00 | 1,234 |" in said
+    assert main(["curves", *logs, "--out", str(tmp_path / "out"), "--json"]) == 0
+    (tmp_path / "printed.json").write_text(capsys.readouterr().out)
+    diverged, whole = read(tmp_path / "printed.json").rows
+    assert (diverged["best_at"], diverged["loss_bits"], diverged["diverged_at"]) == (
+        None,
+        None,
+        100,
+    )
+    assert (whole["best_at"], whole["loss_bits"], whole["diverged_at"]) == (200, 4.0, None)
+    assert (tmp_path / "out" / "curves.png").is_file()
+
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.parametrize(
+    ("losses", "label", "crosses"),
+    [
+        ([5, 4, 3], "a  8.0", []),
+        ([NAN, 4, 3], "a  8.0", [100]),
+        ([5, INF, 3], "a  8.0", [200]),
+        ([5, 4, NAN, NAN], "a  diverged at 300", [300]),
+        ([NAN, 4, INF], "a  diverged at 300", [100]),
+        ([NAN, NAN, NAN], "a  diverged at 100", [100]),
+    ],
+)
+def test_a_divergence_is_drawn(losses, label, crosses, tmp_path, monkeypatch):
+    """The line breaks there, a cross above it marks the first, and its label says the last."""
+    drawn = []
+    monkeypatch.setattr(learning, "save", lambda figure, path: drawn.append(figure))
+    logs = {"a": write(tmp_path / "a.log", *losses), "b": write(tmp_path / "b.log", 5, 4, 3)}
+    lines = {name: learning.validation_line(read_curve_file(log)) for name, log in logs.items()}
+    assert learning.draw_lines(lines, "title", tmp_path / "a.png", log=True)
+    (axes,) = drawn[0].axes
+    assert [text.get_text() for text in axes.texts] == [label, "b  8.0"]
+    line, *others = axes.lines
+    shown = [2**loss if math.isfinite(loss) else NAN for loss in losses]
+    assert list(line.get_ydata()) == pytest.approx(shown, nan_ok=True)
+    marks = [mark for mark in others if mark.get_marker() == "X"]
+    assert [float(mark.get_xdata()[0]) for mark in marks] == crosses
+
+
+@pytest.mark.parametrize("last", [3, 10, 20, 1000, 16000, 10**6])
+def test_a_tick_is_labelled_by_what_it_is(last, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(learning, "save", lambda figure, path: drawn.append(figure))
+    learning.draw_lines({"a": [(1, 3.0), (last, 2.0)]}, "title", tmp_path / "a.png", log=False)
+    (axes,) = drawn[0].axes
+    drawn[0].canvas.draw()
+    for axis in (axes.xaxis, axes.yaxis):
+        labels = [label.get_text() for label in axis.get_ticklabels()]
+        assert len(labels) > 2
+        for text, place in zip(labels, axis.get_ticklocs()):
+            number = float(text.replace(",", "").replace("\N{MINUS SIGN}", "-"))
+            assert number == pytest.approx(place)
+
+
+@pytest.mark.parametrize("under", ["", "/below"])
+def test_a_folder_that_cannot_be_made_is_one_line(under, tmp_path, capsys):
+    log = write(tmp_path / "a.log", 5)
+    out = f"{log}{under}"
+    assert main(["curves", f"a={log}", "--out", out]) == 2
     said = capsys.readouterr().err
-    assert "no validation whose loss is a number: it is nan from update 100 on" in said
-    assert said.count("\n") == 1
+    assert said.startswith(f"fairseq-posenc: error: --out {out}: ")
+    assert said.endswith("; name another folder\n")
 
 
 def test_a_wrong_part_of_the_training_is_one_line(tmp_path, capsys):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import os
 import signal
 import subprocess
+import sys
+import threading
 import time
 from functools import cache
 from pathlib import Path
@@ -18,11 +20,14 @@ from commands import TRAINING, USER_DIR, new_directory, run, script, trained
 from fairseq_posenc.cli import main
 from fairseq_posenc.compare.training import updates_done
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.glue import cluster
+from fairseq_posenc.reporting import record
 from fairseq_posenc.running.pretrained import read_pretrained
 from fairseq_posenc.tasks.glue.data import open_data
 from fairseq_posenc.tasks.glue.definitions import TASKS
 from fairseq_posenc.tasks.glue.task import GlueTask, GlueTaskConfig
 from glue_files import COLOURS, start, train_pieces, write_task
+from programs import SERVER
 from test_distributed import DISTRIBUTED, TORCHRUN
 
 pytestmark = pytest.mark.slow
@@ -93,16 +98,25 @@ def finished() -> Path:
     return out
 
 
+def the_run(task: str) -> dict:
+    """Return the only run of a task, as the record has it."""
+    runs = record.read(finished() / "results.json").figures["runs"]
+    (one,) = (run for run in runs if run["task"] == task)
+    return dict(one)
+
+
 def test_tasks_are_learnt_and_reported():
-    results = read(finished() / "results.json")
-    assert (results["kind"], results["name"], results["protocol"]) == ("glue", "tiny", "m4m")
-    assert (results["position_encoding"], results["attention_directions"]) == (SPEC, DIRECTIONS)
-    metric = {name: entry["metric"] for name, entry in results["tasks"].items()}
+    results = record.read(finished() / "results.json")
+    assert (results.kind, results.data["name"], results.data["protocol"]) == ("glue", "tiny", "m4m")
+    assert (results.spec, results.data["attention_directions"]) == (SPEC, DIRECTIONS)
+    metric = {row["task"]: row["metric"] for row in results.rows if row["reported"]}
     assert metric == {"MNLI": "accuracy_m", "CoLA": "matthews", "STS-B": "spearman"}
-    assert set(results["tasks"]["MNLI"]["runs"][0]["metrics"]) == {"accuracy_m", "accuracy_mm"}
-    for entry in results["tasks"].values():
-        (one,) = entry["runs"]
-        assert entry["best"] == one["metrics"][entry["metric"]] > 60
+    metrics = [row["metric"] for row in results.rows if row["task"] == "MNLI"]
+    assert metrics == ["accuracy_m", "accuracy_mm"]
+    for row in results.rows:
+        one = the_run(row["task"])
+        assert row["best"] == row["mean"] == one[row["metric"]]
+        assert row["best"] > 60 or not row["reported"]
         assert not one["collapsed"]
     text = (finished() / "results.md").read_text()
     assert "| RoBERTa-M4M, `m4m`, table 5 | 87.82 | 87.59 | 47.02 | 89.45 |" in text
@@ -115,11 +129,7 @@ def test_the_results_go_into_a_report(capsys):
     (one,) = json.loads(capsys.readouterr().out)["others"]
     assert (one["kind"], one["name"], one["notes"]) == ("glue", "tiny", [])
     assert (one["encoding"], one["directions"]) == (SPEC, DIRECTIONS)
-    figures = {
-        f"{name} {metric} dev": value
-        for name, entry in read(path)["tasks"].items()
-        for metric, value in entry["runs"][0]["metrics"].items()
-    }
+    figures = {f"{row['task']} {row['metric']} dev": row["best"] for row in record.read(path).rows}
     for part in ("m", "mm"):
         figures[f"MNLI-{part} accuracy dev"] = figures.pop(f"MNLI accuracy_{part} dev")
     assert one["figures"] == figures
@@ -127,16 +137,41 @@ def test_the_results_go_into_a_report(capsys):
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_the_best_checkpoint_is_the_one_that_is_reported(name):
-    entry = read(finished() / "results.json")["tasks"][name]
-    folder = Path(entry["best_run"])
+    (best,) = (
+        row["best"]
+        for row in record.read(finished() / "results.json").rows
+        if row["task"] == name and row["reported"]
+    )
+    folder = Path(the_run(name)["folder"])
     state = torch.load(folder / "checkpoint_best.pt", map_location="cpu")
     # Its figure, read from the disk, is the one that chose it in training.
-    assert state["extra_state"]["best"] == pytest.approx(entry["best"], abs=1e-3)
+    assert state["extra_state"]["best"] == pytest.approx(best, abs=1e-3)
     assert state["last_optimizer_state"] is None
-    assert not (folder / "checkpoint_last.pt").exists()
     log = (folder / "train.log").read_text()
     assert f"encoder position encoding: {SPEC} | directions: lr x1 rl x1 |" in log
     assert f"loading pretrained model from {pretrained()}" in log
+
+
+def test_the_best_checkpoint_is_not_the_last(tmp_path):
+    """By construction: what is right in the training set is wrong in the development set."""
+    write_task(tmp_path / "raw", "CoLA", SIZES)
+    path = tmp_path / "raw" / "CoLA" / f"{TASKS['CoLA'].files['valid']}.tsv"
+    rows = [line.split("\t") for line in path.read_text().splitlines()]
+    other = {"0": "1", "1": "0"}
+    path.write_text("".join("\t".join([a, other[b], *c]) + "\n" for a, b, *c in rows))
+    tokens = ["--sentencepiece-model", data() / "pieces.model", "--max-tokens", 40]
+    start("glue", [tmp_path / "raw", "--out", tmp_path / "bin", *tokens, "--tasks", "CoLA"])
+    short = ["--", *QUICK, "optimization.max_epoch=8"]
+    more = ["--data", tmp_path / "bin", "--out", tmp_path / "out", *short]
+    assert main(arguments("m4m", *RATE, *more)) == 0
+    folder = tmp_path / "out" / "CoLA" / "lr0.003-seed1"
+    found = validations((folder / "train.log").read_text())
+    scores = [each["valid_matthews"] for each in found]
+    assert max(scores) > scores[-1] + 10
+    result = read(folder / "result.json")
+    assert result["update"] < found[-1]["valid_num_updates"]
+    assert result["metrics"]["matthews"] == pytest.approx(max(scores), abs=0.01)
+    assert not (folder / "checkpoint_last.pt").exists()
 
 
 def test_predictions_for_the_test_sets_are_as_glue_takes_them():
@@ -156,7 +191,8 @@ def test_finished_runs_are_not_made_again_and_not_mixed_with_others(capsys):
     assert main(arguments("m4m", *RATE, "--out", finished(), *LONG)) == 0
     assert "1 runs, 1 of them finished before" in capsys.readouterr().out
     # The results have all runs of the folder.
-    assert list(read(finished() / "results.json")["tasks"]) == list(CHOSEN)
+    runs = record.read(finished() / "results.json").figures["runs"]
+    assert [run["task"] for run in runs] == list(CHOSEN)
     assert main(arguments("m4m", *RATE, "--out", finished(), "--", *QUICK)) == 2
     said = capsys.readouterr().err
     assert "CoLA/lr0.003-seed1 has a run with other settings (different: " in said
@@ -199,26 +235,77 @@ def test_a_stopped_run_goes_on_to_the_same_result(tmp_path, capsys):
 @pytest.mark.parametrize("name", ["CoLA", "STS-B"])
 def test_two_processes_measure_what_one_does(name):
     """29 examples in batches of 4: in the last round one of the processes has none."""
-    entry = read(finished() / "results.json")["tasks"][name]
+    one = the_run(name)
     done = run(
         *(*TORCHRUN, script("fairseq-train"), data() / "glue" / name, "--user-dir", USER_DIR),
         *("--task", "glue", "--criterion", "glue", "--arch", "decbert_diff_tiny", *TINY),
         *("--position-encoding", SPEC, "--max-positions", 40, *TRAINING, "--lr", 0),
-        *("--restore-file", Path(entry["best_run"]) / "checkpoint_best.pt", "--reset-optimizer"),
+        *("--restore-file", Path(one["folder"]) / "checkpoint_best.pt", "--reset-optimizer"),
         *("--reset-lr-scheduler", "--reset-meters", "--reset-dataloader", "--no-save"),
         *("--load-checkpoint-on-all-dp-ranks", "--max-update", 1, "--batch-size", 8),
         *("--batch-size-valid", 4, *DISTRIBUTED),
     )
     assert "training on 2 devices" in done.log
     found = figures(done.log)
-    (one,) = entry["runs"]
-    for key, value in one["metrics"].items():
-        assert found[f"valid_{key}"] == pytest.approx(value, abs=1e-2)
+    rows = [row for row in record.read(finished() / "results.json").rows if row["task"] == name]
+    assert rows
+    for row in rows:
+        assert found[f"valid_{row['metric']}"] == pytest.approx(row["best"], abs=1e-2)
 
 
 def figures(log: str) -> dict[str, float]:
-    (line,) = [line for line in log.splitlines() if '"valid_loss"' in line]
-    return {key: float(value) for key, value in json.loads(line[line.index("{") :]).items()}
+    (found,) = validations(log)
+    return found
+
+
+def validations(log: str) -> list[dict[str, float]]:
+    lines = [line[line.index("{") :] for line in log.splitlines() if '"valid_loss"' in line]
+    return [{key: float(value) for key, value in json.loads(line).items()} for line in lines]
+
+
+def on_cluster(*more: Any) -> list[str]:
+    """Return the arguments for jobs of submitit on this machine."""
+    return arguments("m4m", *RATE, "--submitit", "cluster=local", "timeout_min=10", *more)
+
+
+@pytest.fixture
+def _jobs(monkeypatch):
+    """Jobs know each other by the numbers of their true processes."""
+    monkeypatch.delenv(SERVER)
+    monkeypatch.setattr(cluster, "_PAUSE", 0.1)
+
+
+def run_out_of_time(out: Path) -> None:
+    """Tell a job, once it has a checkpoint, that its time is up, as a cluster does."""
+    while not (out / "CoLA" / "lr0.003-seed1" / "checkpoint_last.pt").exists():
+        time.sleep(0.01)
+    (kept,) = (out / "submitit").glob("*_submitted.pkl")
+    job = kept.name.split("_")[0]
+    (task,) = Path(f"/proc/{job}/task/{job}/children").read_text().split()
+    os.kill(int(task), signal.SIGUSR2)
+
+
+@pytest.mark.usefixtures("_jobs")
+def test_a_job_of_a_cluster_goes_on_when_its_time_was_up(tmp_path, capsys):
+    clock = threading.Thread(target=run_out_of_time, args=(tmp_path,), daemon=True)
+    clock.start()
+    assert main(on_cluster("--out", tmp_path, *LONG)) == 0
+    clock.join()
+    said = capsys.readouterr().out
+    assert "[1/1] CoLA, learning rate 0.003, seed 1: finished" in said
+    (output,) = (tmp_path / "submitit").glob("*_log.out")
+    assert str(output) in said
+    assert output.read_text().count("going on from update") == 1
+    ours, whole = (out / "CoLA" / "lr0.003-seed1" / "result.json" for out in (tmp_path, finished()))
+    assert read(ours) == read(whole)
+
+
+@pytest.mark.usefixtures("_jobs")
+def test_what_stops_a_job_of_a_cluster_is_told_in_one_line(tmp_path, capsys):
+    wrong = ["--", *QUICK, "++model.attention_directions=up"]
+    assert main(on_cluster("--out", tmp_path, *wrong)) == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert "seed 1: fairseq-hydra-train: --attention-directions up: 'up' is none of both" in told
 
 
 def test_a_dry_run_shows_commands_and_writes_nothing(tmp_path, capsys, monkeypatch):
@@ -241,15 +328,20 @@ def test_a_dry_run_shows_commands_and_writes_nothing(tmp_path, capsys, monkeypat
         (["--seeds", "1,x"], "--seeds 1,x: give numbers separated by commas"),
         (["--learning-rates", "1e-5,1e-5"], "--learning-rates 1e-5,1e-5: a number is given twice"),
         (["--tasks", "RTE"], "RTE is not there: make it with preprocess/glue.py --tasks RTE, or"),
-        (["--submitit", "gpu", "--out", "OUT"], "--submitit needs the package submitit: pip"),
+        (["--submitit", "gpu", "--out", "OUT"], "--submitit gpu: write it as key=value"),
+        (["--submitit", "cluster=no", "--out", "OUT"], "--submitit cluster=no: "),
     ],
 )
 def test_wrong_options_are_told(tmp_path, capsys, more, message):
-    if "--submitit" in more and importlib.util.find_spec("submitit"):
-        message = "--submitit gpu: write it as key=value"
     given = [str(tmp_path) if word == "OUT" else word for word in more]
     assert main(arguments("decbert", *given)) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_missing_submitit_is_told(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    assert main(arguments("decbert", "--out", tmp_path, "--submitit", "cluster=local")) == 2
+    assert "--submitit needs the package submitit: pip" in capsys.readouterr().err
 
 
 def test_what_stops_a_training_is_told_in_one_line(tmp_path, capsys):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +18,8 @@ from fairseq_posenc.glue.evaluation import has_collapsed, measure
 from fairseq_posenc.glue.plan import override
 from fairseq_posenc.glue.report import report
 from fairseq_posenc.glue.submission import predictions
-from fairseq_posenc.glue.summary import summarise
+from fairseq_posenc.glue.summary import best_result, record
+from fairseq_posenc.reporting.record import Record
 from fairseq_posenc.tasks.glue import metrics
 from fairseq_posenc.tasks.glue.definitions import PROTOCOLS, TASKS
 
@@ -164,8 +163,8 @@ def test_options_of_submitit():
 def result(lr: float, seed: int, value: float, collapsed: bool = False) -> dict[str, object]:
     figures = {"accuracy": value, "f1": value + 1, "matthews": value / 2}
     folder = f"/out/RTE/lr{lr:g}-seed{seed}"
-    return {"lr": lr, "seed": seed, "update": 5, "metrics": figures, "collapsed": collapsed,
-            "folder": folder}  # fmt: skip
+    of = {"learning_rate": lr, "seed": seed, "update": 5, "folder": folder}
+    return {**of, "metrics": figures, "collapsed": collapsed}
 
 
 RESULTS = [
@@ -175,28 +174,41 @@ RESULTS = [
 ]
 
 
+def results(protocol: str, **tasks: tuple[str, list[dict[str, object]]]) -> Record:
+    data = {"name": "mine", "checkpoint": "x.pt", "attention_directions": ""}
+    return record(tasks, "m4m", {**data, "protocol": protocol, "unfinished": "QQP, seed 2"})
+
+
 def test_figures_are_those_of_the_rate_with_the_best_mean_and_name_collapsed_runs():
-    found = summarise(RESULTS, "accuracy")
-    assert (found["lr"], found["seeds"]) == (2e-5, 3)
+    figures = results("m4m", RTE=("accuracy", RESULTS)).figures
+    rows = {row["metric"]: row for row in figures["tasks"]}
+    assert [name for name, row in rows.items() if row["reported"]] == ["accuracy"]
+    found = rows["accuracy"]
+    assert (found["learning_rate"], found["seeds"]) == (2e-5, 3)
     assert (found["best"], found["median"]) == (70.0, 66.0)
     assert found["mean"] == pytest.approx(63.0)
     assert found["std"] == pytest.approx(math.sqrt((49 + 9 + 100) / 2))
-    assert found["best_run"] == "/out/RTE/lr2e-05-seed1"
-    assert found["collapsed"] == ["/out/RTE/lr2e-05-seed3"]
-    assert found["without_collapsed"]["mean"] == pytest.approx(68.0)
-    assert found["without_collapsed"]["seeds"] == 2
-    assert found["by_lr"]["1e-05"]["mean"] == pytest.approx(62.0)
-    assert found["statistics"]["f1"]["mean"] == pytest.approx(64.0)
-    assert summarise(RESULTS[-1:], "accuracy")["without_collapsed"] is None
+    assert rows["f1"]["mean"] == pytest.approx(64.0)
+    (upright,) = figures["without_collapsed"]
+    assert (upright["mean"], upright["seeds"]) == (pytest.approx(68.0), 2)
+    collapsed = [run["folder"] for run in figures["runs"] if run["collapsed"]]
+    assert collapsed == ["/out/RTE/lr2e-05-seed3"]
+    assert best_result(RESULTS, "accuracy")["folder"] == "/out/RTE/lr2e-05-seed1"
+    alone = results("m4m", RTE=("accuracy", RESULTS[-1:])).figures
+    assert (alone["without_collapsed"], alone["tasks"][0]["std"]) == ([], 0.0)
 
 
-def results(protocol: str, **tasks: object) -> dict[str, object]:
-    head = {"name": "mine", "checkpoint": "x.pt", "position_encoding": "m4m"}
-    return {**head, "protocol": protocol, "tasks": tasks, "unfinished": ["QQP, seed 2"]}
+def test_all_figures_of_a_task_are_of_the_run_that_is_best_by_its_metric():
+    runs = [
+        {**RESULTS[0], "metrics": {"accuracy_m": m, "accuracy_mm": mm}}
+        for m, mm in ((1, 9), (2, 3))
+    ]
+    rows = results("m4m", MNLI=("accuracy_m", runs)).figures["tasks"]
+    assert [row["best"] for row in rows] == [2, 3]
 
 
 def test_the_report_stands_beside_the_paper():
-    text = report(results("decbert", RTE=summarise(RESULTS, "accuracy")))
+    text = report(results("decbert", RTE=("accuracy", RESULTS)))
     assert "|  | RTE (accuracy) |" in text
     assert "| **mine** (mean of 3 seeds) | 63.00 |" in text
     assert "| DecBERT-Diff, `learned`, table 3 | 65.98 |" in text
@@ -208,17 +220,12 @@ def test_the_report_stands_beside_the_paper():
 
 def test_the_report_has_both_sets_of_mnli():
     runs = [
-        {"lr": lr, "seed": 1, "update": 9, "collapsed": False, "folder": f"/out/{lr}",
+        {"learning_rate": lr, "seed": 1, "update": 9, "collapsed": False, "folder": f"/out/{lr}",
          "metrics": {"accuracy_m": lr * 1e6, "accuracy_mm": 90 - lr * 1e6}}
         for lr in (2e-5, 4e-5)
     ]  # fmt: skip
-    text = report(results("m4m", MNLI=summarise(runs, "accuracy_m")))
+    text = report(results("m4m", MNLI=("accuracy_m", runs)))
     assert "|  | MNLI-m (accuracy) | MNLI-mm (accuracy) |" in text
     assert "| **mine** (best run) | 40.00 | 50.00 |" in text
     assert "| RoBERTa-M4M, `m4m`, table 5 | 87.82 | 87.59 |" in text
     assert "| Absolute, `learned`, table 2 | 81.25 |  |" in text
-
-
-def test_results_are_json(tmp_path: Path):
-    content = results("m4m", RTE=summarise(RESULTS, "accuracy"))
-    assert json.loads(json.dumps(content)) == content

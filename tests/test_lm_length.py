@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import shutil
@@ -23,6 +22,7 @@ from fairseq_posenc.length.checkpoint import LoadedModel, load
 from fairseq_posenc.length.scoring import score
 from fairseq_posenc.length.stream import Stream, read_dictionary, read_stream
 from fairseq_posenc.length.windows import Window, batches, windows
+from fairseq_posenc.reporting.record import read
 
 slow = pytest.mark.slow
 EOS = 2
@@ -206,8 +206,8 @@ def measure(tmp_path, capsys):
             (line,) = [line for line in said.err.splitlines() if "error: " in line]
             return line.removeprefix("fairseq-posenc: error: ")
         assert done == 0
-        text = (tmp_path / "out" / "lm-length.json").read_text()
-        return {"printed": said.out, "said": said.err, **json.loads(text)}
+        record = read(tmp_path / "out" / "lm-length.json")
+        return {"printed": said.out, "said": said.err, "rows": record.rows, **record.data}
 
     return call
 
@@ -218,8 +218,7 @@ def count_tokens(split: str) -> int:
 
 
 def figures(results, mode):
-    (model,) = results["models"]
-    return [each for each in model["figures"] if each["evaluation"] == mode]
+    return [row for row in results["rows"] if row["evaluation"] == mode]
 
 
 @slow
@@ -255,14 +254,13 @@ def test_table_figures_and_picture_of_several_models(measure, tmp_path):
     tokens = count_tokens("valid")
     assert results["tokens"] == tokens
     assert f"{tokens} tokens of " in results["said"]
-    for model in results["models"]:
-        assert (model["trained_length"], model["updates"]) == (TRAINED, 2)
-        assert [each["length"] for each in model["figures"]] == [8, 16, 32] * 2
-        for figure in model["figures"]:
-            refused = model["name"] == "learned" and figure["length"] == 32
-            assert (figure["loss"] is None) == bool(figure["refusal"]) == refused
-            assert refused or figure["tokens"] == tokens
-    assert results["models"][2]["override"] == "rope(scaling=ntk:4)"
+    assert [row["length"] for row in results["rows"]] == [8, 16, 32] * 2 * 3
+    for row in results["rows"]:
+        assert (row["trained_length"], row["updates"]) == (TRAINED, 2)
+        refused = row["model"] == "learned" and row["length"] == 32
+        assert (row["loss"] is None) == bool(row["refusal"]) == refused
+        assert refused or row["tokens"] == tokens
+    assert results["rows"][-1]["override"] == "rope(scaling=ntk:4)"
     assert results["printed"].startswith("| model | evaluation | trained at | 8 | 16 | 32 |\n")
     rows = re.findall(r"\| learned \| (\S+) \| 16 \| \S+ \| \S+ \| - \|", results["printed"])
     assert rows == ["non-overlapping", "sliding"]
@@ -319,7 +317,7 @@ def test_a_model_of_fairseqs_own_is_measured_up_to_its_limit(measure):
     assert short["loss"] > 0
     assert long["loss"] is None
     assert long["refusal"] == "32 tokens are more than the model's limit of 16"
-    assert results["models"][0]["position_encoding"] == "fairseq's TransformerLanguageModel"
+    assert short["position_encoding"] == "fairseq's TransformerLanguageModel"
     told = measure(f"stock={checkpoint(None)}@learned", "--lengths", "64", fails=True)
     assert "is a model of fairseq's own: no @SPEC" in told
 

@@ -10,7 +10,8 @@ import pytest
 from fairseq_posenc import recipes
 from fairseq_posenc.cli import COMMANDS
 from fairseq_posenc.recipes import papers
-from fairseq_posenc.report.tables import TABLES
+from fairseq_posenc.recipes.reported import TABLES
+from fairseq_posenc.reporting.record import Record
 from test_report import TRANSLATION, bleu, checkpoint, glue, log, ours, report, squad
 from test_train_scripts_pretraining import ABLATIONS, RUNS
 
@@ -104,9 +105,8 @@ def run_of(row, entry, folder):
         glue(folder / "glue.json", spec, protocol, directions, origin)
     elif "SST-2" in tasks:
         path = folder / "site.json"
-        figures = {"SST-2": {"accuracy": 94.0}}
-        text = f'{{"kind": "glue-test", "checkpoint": "{origin}", "scores": {figures}}}'
-        path.write_text(text.replace("'", '"'), encoding="utf-8")
+        scores = [{"task": "SST-2", "accuracy": 94.0}]
+        Record("glue-test", {"scores": scores}, {"checkpoint": str(origin)}).write(path)
     for task in tasks & {"SQuAD1.1", "SQuAD2.0"}:
         squad(folder / f"{task}.json", spec, origin, version=task.removeprefix("SQuAD"))
     if recipe.startswith("translation"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import statistics
@@ -22,6 +21,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.plan.command import describe
 from fairseq_posenc.plan.probe import Watch
 from fairseq_posenc.plan.training import read_training
+from fairseq_posenc.reporting.record import read
 from fairseq_posenc.running.interruption import STOPPED
 
 slow = pytest.mark.slow
@@ -143,7 +143,10 @@ def test_a_probe_of_a_command_agrees_with_its_log(tmp_path):
     began = time.monotonic()
     done = run("fairseq-posenc", "plan", "--updates", 21, "--json", "--log", log, "--", *command)
     took = time.monotonic() - began
-    plan = json.loads(done.out)
+    (tmp_path / "plan.json").write_text(done.out, encoding="utf-8")
+    record = read(tmp_path / "plan.json")
+    (plan,) = record.rows
+    assert (record.kind, record.spec, record.seed) == ("plan", None, 1)
     text = log.read_text(encoding="utf-8")
     tokens = [float(each) for each in re.findall(r"train_inner .* wpb=([\d.e+]+),", text)]
     assert len(tokens) == 21
@@ -161,7 +164,7 @@ def test_a_probe_of_a_command_agrees_with_its_log(tmp_path):
     # The weights, and Adam's two averages of them.
     parameters = int(re.search(r"num. shared model params: ([\d,]+)", text)[1].replace(",", ""))
     assert 12 * parameters < plan["checkpoint_bytes"] < 13 * parameters + 200_000
-    assert [path.name for path in tmp_path.iterdir()] == ["probe.log"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.json", "probe.log"]
 
 
 @slow
@@ -244,7 +247,8 @@ def test_a_probe_that_is_ended_leaves_nothing_running(tmp_path):
 
 def test_the_text_names_gpu_memory_and_days():
     plan = {
-        "probe": {"updates": 50, "left_out": 10},
+        "probe_updates": 50,
+        "left_out": 10,
         "devices": 8,
         "gpu": "NVIDIA A100",
         "gpu_memory": 31.25,
@@ -259,7 +263,7 @@ def test_the_text_names_gpu_memory_and_days():
         "end": 500_000,
         "hours": 500_000 * 0.25 / 3600,
         "updates_per_epoch": 85_470,
-        "paper": recipes.pretraining("a_small").hardware,
+        **{f"paper_{k}": v for k, v in recipes.pretraining("a_small").hardware.items()},
     }
     text = describe(plan)
     assert "50 updates on 8 x NVIDIA A100; medians without the first 10" in text
@@ -269,4 +273,4 @@ def test_the_text_names_gpu_memory_and_days():
     assert "30 hours on 8 x A100-40GB" in text
     long = describe({**plan, "hours": 4321.0})
     assert "4,321 hours (180 days)" in long
-    assert "no --max-update" in describe({**plan, "end": None, "hours": None, "paper": None})
+    assert "no --max-update" in describe({**plan, "end": None, "hours": None, "paper_hours": None})

@@ -20,6 +20,7 @@ import zstandard
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 
 from fairseq_posenc.errors import UserError
+from programs import true_start
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "preprocess"))
 from binarize import command, formats, options, pool, shards, sources, split
@@ -213,7 +214,9 @@ def test_a_killed_run_leaves_no_process_and_goes_on(tmp_path):
     whole, dest = tmp_path / "whole", tmp_path / "resumed"
     run("--train", text, "--out", whole)
     code = KILLED.format(programs=str(PROGRAMS), arguments=[*arguments, str(dest)])
-    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], env=true_start(), stderr=subprocess.DEVNULL
+    )
     progress = tmp_path / "resumed.partial" / "progress.json"
     while process.poll() is None and not progress.exists():
         time.sleep(0.01)

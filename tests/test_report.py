@@ -6,6 +6,7 @@ import json
 import math
 import statistics
 from argparse import Namespace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,22 @@ import torch
 from commands import new_directory, train, trained
 from fairseq_posenc import recipes
 from fairseq_posenc.cli import main
-from fairseq_posenc.report.tables import TABLES, canonical
+from fairseq_posenc.glue.summary import record as glue_record
+from fairseq_posenc.recipes.reported import TABLES
+from fairseq_posenc.report.tables import canonical
+from fairseq_posenc.reporting.record import Record, read
+from fairseq_posenc.squad.data import Squad
+from fairseq_posenc.squad.results import record as squad_record
+
+SITE = """
+{
+  "kind": "glue-test",
+  "version": 1,
+  "spec": "learned",
+  "data": {"name": "mine", "attention_directions": "lr,rl"},
+  "figures": {"scores": [{"task": "SST-2", "accuracy": 94.0}, {"task": "MNLI-m", "accuracy": 86.0}]}
+}
+"""
 
 # A training as the paper's small scale has it, but for what a test changes.
 LIKE_A_SMALL = {
@@ -43,30 +59,34 @@ def checkpoint(folder, updates=500000, best=2.0, name="checkpoint_last.pt", **ch
     return folder / name
 
 
-def glue(path, spec="m4m", protocol="m4m", directions="", origin=None, tasks=None):
-    """Write results in the form of ``fairseq-posenc glue``."""
+def glue(path, spec="m4m", protocol="m4m", directions="", origin=None, tasks=None, **more):
+    """Write the record of ``fairseq-posenc glue``."""
     tasks = tasks or {"SST-2": [(2e-5, 1, {"accuracy": 90.0}), (3e-5, 1, {"accuracy": 91.5})]}
-    entries = {
-        task: {
-            "metric": next(iter(runs[0][2])),
-            "runs": [
-                {"lr": lr, "seed": seed, "update": 10, "metrics": metrics, "collapsed": False}
+    results = {
+        task: (
+            next(iter(runs[0][2])),
+            [
+                {
+                    **{"learning_rate": lr, "seed": seed, "update": 10, "metrics": metrics},
+                    "collapsed": f"{lr}-{seed}" in more.get("collapsed", ()),
+                    "folder": f"{lr}-{seed}",
+                }
                 for lr, seed, metrics in runs
             ],
-        }
+        )
         for task, runs in tasks.items()
     }
-    head = {"kind": "glue", "name": path.stem, "checkpoint": str(origin) if origin else None}
-    head |= {"position_encoding": spec, "attention_directions": directions, "protocol": protocol}
-    path.write_text(json.dumps({**head, "tasks": entries}), encoding="utf-8")
+    data = {"name": path.stem, "checkpoint": str(origin) if origin else None}
+    data |= {"attention_directions": directions, "protocol": protocol}
+    data |= {"unfinished": "; ".join(more.get("unfinished", ()))}
+    glue_record(results, spec, data).write(path)
     return path
 
 
 def squad(path, spec="m4m", origin=None, version="1.1", exact=80.25, f1=88.5):
-    """Write a score in the form of ``fairseq-posenc squad``."""
-    head = {"kind": "squad", "name": path.stem, "checkpoint": str(origin) if origin else None}
-    figures = {"version": version, "exact": exact, "f1": f1, "total": 10570}
-    path.write_text(json.dumps({**head, "position_encoding": spec, **figures}), encoding="utf-8")
+    """Write the record of ``fairseq-posenc squad``."""
+    questions = Squad(Path("dev.json"), version, [])
+    squad_record(questions, {"exact": exact, "f1": f1}, path.stem, origin, spec).write(path)
     return path
 
 
@@ -206,10 +226,8 @@ def test_rows_of_decbert_are_found_by_direction_too(directions, row, tmp_path, c
 
 
 def test_scores_from_glues_site(tmp_path, capsys):
-    scores = {"SST-2": {"accuracy": 94.0}, "MNLI-m": {"accuracy": 86.0}}
-    head = {"kind": "glue-test", "name": "mine", "position_encoding": "learned"}
     path = tmp_path / "site.json"
-    path.write_text(json.dumps({**head, "attention_directions": "lr,rl", "scores": scores}))
+    path.write_text(SITE)
     expected = [{"SST-2": 94.0, "MNLI-m": 86.0}]
     assert ours(report(capsys, path)) == {("B4", "DecBERT-Diff"): expected}
 
@@ -266,10 +284,7 @@ def test_fine_tuning_that_differs_is_told(tmp_path, capsys):
 
 
 def test_collapsed_and_unfinished_runs_are_told(tmp_path, capsys):
-    path = glue(tmp_path / "g.json")
-    content = json.loads(path.read_text())
-    content["tasks"]["SST-2"]["runs"][0]["collapsed"] = True
-    path.write_text(json.dumps({**content, "unfinished": ["RTE, seed 1"]}))
+    path = glue(tmp_path / "g.json", collapsed=["2e-05-1"], unfinished=["RTE, seed 1"])
     told = differences(report(capsys, path))
     assert "SST-2: 1 of 2 runs collapsed" in told
     assert "not finished: RTE, seed 1" in told
@@ -379,8 +394,7 @@ def bleu(path, *rows):
     """Write figures in the form of ``fairseq-posenc bleu``: system, checkpoint, beam, scores."""
     names = ("system", "path", "beam", "BLEU", "chrF2", "BLEU-4 on pieces, 0 to 1")
     path.parent.mkdir(exist_ok=True)
-    content = {"kind": "bleu", "rows": [dict(zip(names, row)) for row in rows]}
-    path.write_text(json.dumps(content), encoding="utf-8")
+    Record("bleu", {"scores": [dict(zip(names, row)) for row in rows]}, {}).write(path)
     return path
 
 
@@ -462,9 +476,7 @@ def test_fine_tuned_checkpoints_in_a_folder_are_no_pre_trainings(tmp_path, capsy
 
 MISTAKES = [
     (["no-such-folder"], "no-such-folder: no such file or folder"),
-    (["."], "holds no results of fairseq-posenc glue, squad or bleu, and no checkpoint"),
-    (["broken.json"], "broken.json: not a whole file of results"),
-    (["part.json"], "part.json: not a whole file of results (KeyError('protocol'))"),
+    (["."], ".: holds no results of a fairseq-posenc command, and no checkpoint"),
     (["torn.pt"], "torn.pt: not a whole checkpoint of fairseq"),
     (["good.json", "--tables", "A9"], "--tables A9: 'A9' is none of A1, A-loss, A2, A-raffel"),
     ([], "name runs, or the papers' tables to show with --tables"),
@@ -475,13 +487,103 @@ MISTAKES = [
 def test_mistakes_are_told_in_a_line(arguments, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     if arguments != ["."]:
-        (tmp_path / "broken.json").write_text("{")
-        (tmp_path / "part.json").write_text('{"kind": "glue", "tasks": {}}')
         torch.save({"model": {}}, tmp_path / "torn.pt")
         glue(tmp_path / "good.json")
     assert main(["report", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
+
+
+RECORD = {"kind": "compare", "version": 1, "figures": {"models": [{"model": "m4m"}]}}
+STRAYS = {
+    "settings.json": ('{"a": 1}', "no record of fairseq-posenc"),
+    "list.json": ('["kind"]', "no record of fairseq-posenc"),
+    "torn.json": ('{"kind": "compare", "ver', "not a whole file of JSON (Unterminated string"),
+    "bytes.json": (b'{"kind": "\xff"}', "not a whole file of JSON ('utf-8' codec can't decode"),
+    "deep.json": ('{"kind": ' + "[" * 10**6, "not a whole file of JSON (maximum recursion depth"),
+    "old.json": ('{"kind": "glue", "tasks": {}}', "no record of fairseq-posenc"),
+    "newer.json": (json.dumps({**RECORD, "version": 2}), "a record of version 2, which this one"),
+    "list_of_figures.json": (json.dumps({**RECORD, "figures": []}), "whose figures is not as"),
+    "deep_row.json": (json.dumps({**RECORD, "figures": {"a": [{"b": [1]}]}}), "whose figures is"),
+    "seed.json": (json.dumps({**RECORD, "seed": "one"}), "a record whose seed is not as it"),
+    "part.json": (json.dumps({**RECORD, "kind": "glue"}), "not a whole record of glue (KeyError"),
+    "score.json": (
+        json.dumps({**RECORD, "kind": "glue-test", "figures": {"a": [{"task": "x", "y": "z"}]}}),
+        "not a whole record of glue-test (ValueError",
+    ),
+}
+# 6,000 digits are no number to Python 3.11, and one too large for any figure to Python 3.9.
+STRAYS["huge.json"] = (json.dumps({**RECORD, "seed": 7}).replace("7", "7" * 6000), "passed over: ")
+
+
+@pytest.mark.parametrize("name", STRAYS)
+def test_files_that_are_no_record_are_named_and_passed_over(name, tmp_path, capsys):
+    content, reason = STRAYS[name]
+    stray = tmp_path / name
+    stray.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert main(["report", str(stray)]) == 2
+    (line, error) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"passed over: {stray}: ")
+    assert reason in line
+    assert len(line) < 600
+    assert error.endswith("all files were passed over: there is nothing to report")
+    glue(tmp_path / "whole.json")
+    assert main(["report", "--json", str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    assert said.err == line + "\n"
+    assert len(json.loads(said.out)["records"]) == 1
+
+
+def test_strays_of_one_kind_are_a_line(tmp_path, capsys):
+    for number in range(30):
+        (tmp_path / f"{number:02}.json").write_text("{}")
+    for name in ("stamp.json", "run.json", "result.json"):  # which are for other commands
+        (tmp_path / name).write_text("{}")
+    glue(tmp_path / "whole.json")
+    assert main(["report", str(tmp_path)]) == 0
+    said = f"passed over: {tmp_path}/00.json and 29 more: no record of fairseq-posenc\n"
+    assert capsys.readouterr().err == said
+
+
+def test_records_of_every_kind_have_a_table(tmp_path, capsys):
+    rows = [
+        {"model": "m4m", "perplexity": 22.5, "updates": 800},
+        {"model": "none", "perplexity": None},
+    ]
+    for seed in (1, 2):
+        record = Record(
+            "compare", {"models": rows}, {"text": "a|b"}, None, seed, "fairseq-posenc x"
+        )
+        record.write(tmp_path / f"{seed}.json")
+    row = {"seconds_per_update": 12345.678, "gpu": None, "finite": True}
+    Record("plan", {"plan": [row]}, {}, spec="rope").write(tmp_path / "plan.json")
+    text = as_markdown(capsys, tmp_path)
+    folder = tmp_path.name
+    assert f"1. `1.json` in `{folder}`, `fairseq-posenc x`: seed: 1; text: a|b\n2. `2.json`" in text
+    assert "|  | model | perplexity | updates |\n| ---: | --- | ---: | ---: |\n" in text
+    assert "| 1 | m4m | 22.5 | 800 |\n| 1 | none | - | - |\n| 2 | m4m | 22.5 | 800 |" in text
+    assert f"1. `plan.json` in `{folder}`: positions: rope" in text
+    assert (
+        "|  | seconds_per_update | finite |\n| ---: | ---: | ---: |\n| 1 | 12,346 | yes |" in text
+    )
+
+
+def test_a_record_comes_back_as_it_was_written(tmp_path):
+    rows = [{"name": "ä|b", "figure": 1.5, "none": None, "count": 3, "yes": True}, {}]
+    record = Record("kind", {"a": rows, "b": []}, {"text": "x"}, "m4m", 7, "command --option")
+    record.write(tmp_path / "r.json")
+    assert read(tmp_path / "r.json") == record
+    text = (tmp_path / "r.json").read_text(encoding="utf-8")
+    assert '\n   {"name": "ä|b", "figure": 1.5, ' in text  # a line a row, for version control
+
+
+def test_what_is_no_number_is_null_in_a_record(tmp_path):
+    Record("kind", {"a": [{"x": math.nan, "y": -math.inf}]}, {"z": math.inf}).write(
+        tmp_path / "r.json"
+    )
+    found = read(tmp_path / "r.json")
+    assert (found.rows, found.data) == ([{"x": None, "y": None}], {"z": None})
+    assert "NaN" not in found.text()
 
 
 def test_every_row_of_the_papers_can_be_read():

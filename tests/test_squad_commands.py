@@ -190,8 +190,8 @@ def test_twenty_questions_learnt_by_heart_are_answered(tmp_path, capsys):
         name: json.loads((tmp_path / f"p{name}.json").read_text(encoding="utf-8"))
         for name in ("", ".answers", ".nbest", ".null_odds", ".score")
     }
-    assert found[".score"]["position_encoding"] == "learned+m4(max_distance=30)"
-    assert {**found[".score"], **figures} == found[".score"]
+    assert found[".score"]["spec"] == "learned+m4(max_distance=30)"
+    assert found[".score"]["figures"] == {"scores": [figures]}
     assert cli.main(["report", "--json", str(tmp_path / "p.score.json")]) == 0
     (reported,) = json.loads(capsys.readouterr().out)["others"]
     assert (reported["kind"], reported["name"], reported["notes"]) == ("squad", out.name, [])

@@ -17,6 +17,7 @@ import pytest
 from commands import script
 from fairseq_posenc import cli
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.reporting.record import read
 from fairseq_posenc.squad import score as scoring
 from fairseq_posenc.squad.data import Answer, Question, Squad, read_squad
 from fairseq_posenc.squad.score import evaluate
@@ -235,16 +236,16 @@ def test_the_command_prints_what_the_official_scripts_print(files, tmp_path, cap
         "",
     )
     odds = write(tmp_path / "odds.json", {"q1": -1.5, "q2": 3})
-    record = tmp_path / "score.json"
-    options = ["--na-prob-file", odds, "--na-prob-thresh", 0, "--json", record]
+    options = ["--na-prob-file", odds, "--na-prob-thresh", 0]
     status, out, _ = score(capsys, files["v2.0"], predictions, *options)
     squad = read_squad(files["v2.0"])
     expected = official_v2(squad, {"q1": "Cat!", "q2": "mat"}, {"q1": -1.5, "q2": 3}, 0.0)
     assert (status, json.loads(out)) == (0, expected)
     assert out.startswith('{\n  "exact": 100.0,\n  "f1": 100.0,\n  "total": 2,\n  "HasAns_exact"')
-    written = json.loads(record.read_text(encoding="utf-8"))
-    assert {**written, **expected} == written
-    assert (written["kind"], written["version"], written["name"]) == ("squad", "2.0", "answers")
+    status, out, _ = score(capsys, files["v2.0"], predictions, *options, "--json")
+    found = read(write(tmp_path / "score.json", json.loads(out)))
+    assert found.figures == {"scores": [expected]}
+    assert (found.kind, found.data["squad"], found.data["name"]) == ("squad", "2.0", "answers")
 
 
 @pytest.mark.slow

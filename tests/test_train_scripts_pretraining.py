@@ -7,7 +7,6 @@ import shlex
 import shutil
 import socket
 import subprocess
-import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -388,8 +387,8 @@ def test_two_machines_find_each_other(tmp_path):
         f"open(os.path.join({str(tmp_path)!r}, name), 'w').close()\n",
         encoding="utf-8",
     )
-    launcher = [sys.executable, "-W", "ignore", *words[:program], str(tell)]
-    both = [subprocess.Popen(launcher, env=environment()) for _ in range(2)]
+    launcher, quiet = [*words[:program], str(tell)], environment(PYTHONWARNINGS="ignore")
+    both = [subprocess.Popen(launcher, env=quiet) for _ in range(2)]
     assert [process.wait(60) for process in both] == [0, 0]
     assert sorted(path.name for path in tmp_path.glob("*-of-*")) == ["0-of-2", "1-of-2"]
 

@@ -26,6 +26,7 @@ from commands import USER_DIR, new_directory, run, script, trained
 from fairseq_posenc import recipes
 from fairseq_posenc.cli import main
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.reporting.record import read
 from fairseq_posenc.tokens.lines import arriving_lines
 from fairseq_posenc.translation import Translator
 from fairseq_posenc.translation.average import average_checkpoints
@@ -325,8 +326,8 @@ def sacrebleu(hypotheses: Path) -> list[dict]:
 
 @slow
 def test_the_scores_are_those_of_sacrebleus_command(evaluated):
-    figures = json.loads((evaluated / "bleu.json").read_text(encoding="utf-8"))
-    rows = figures["rows"]
+    found = read(evaluated / "bleu.json")
+    rows = found.rows
     assert [(row["system"], row["beam"]) for row in rows] == [
         ("rope", 1),
         ("rope", 3),
@@ -337,7 +338,7 @@ def test_the_scores_are_those_of_sacrebleus_command(evaluated):
             assert row[theirs["name"]] == pytest.approx(theirs["score"], abs=1e-9)
             assert 0 < row[theirs["name"]] < 100
             for word in theirs["signature"].split("|"):
-                assert word in figures["signatures"][theirs["name"]].split("|")
+                assert word in found.data[f"signature of {theirs['name']}"].split("|")
     report = (evaluated / "bleu.md").read_text(encoding="utf-8")
     assert f"| `rope` | beam 3 | 1 | {rows[1]['BLEU']:.2f} | {rows[1]['chrF2']:.2f} |" in report
     assert "tok:13a|smooth:exp|version:" in report
@@ -363,10 +364,9 @@ def own_bleu(references: list[list[str]], hypotheses: list[list[str]]) -> float:
 @slow
 def test_bleu_4_on_pieces_is_the_published_formula(evaluated):
     pytest.importorskip("nltk")
-    figures = json.loads((evaluated / "bleu.json").read_text(encoding="utf-8"))
     model = sentencepiece.SentencePieceProcessor(model_file=str(data() / "sentencepiece.model"))
     references = model.encode(lines(data() / "test.raw.en"), out_type=str)
-    for row in figures["rows"]:
+    for row in read(evaluated / "bleu.json").rows:
         hypotheses = model.encode(lines(Path(row["hypotheses"])), out_type=str)
         assert row[NAME] == pytest.approx(own_bleu(references, hypotheses), abs=1e-12)
         assert 0 < row[NAME] <= 1
@@ -379,7 +379,7 @@ def test_bleu_4_on_pieces_is_the_published_formula(evaluated):
 @slow
 def test_the_figures_go_into_a_report(evaluated, capsys):
     pytest.importorskip("nltk")
-    greedy, _, worse = json.loads((evaluated / "bleu.json").read_text(encoding="utf-8"))["rows"]
+    greedy, _, worse = read(evaluated / "bleu.json").rows
     capsys.readouterr()
     assert main(["report", "--json", str(evaluated)]) == 0
     found = {each["name"]: each for each in json.loads(capsys.readouterr().out)["others"]}
@@ -420,6 +420,9 @@ def test_without_nltk_or_pieces_the_report_says_so(tmp_path, monkeypatch, capsys
     assert f"- {NAME}: `NLTK is not installed (pip install nltk)`" in capsys.readouterr().out
     monkeypatch.undo()
     pytest.importorskip("nltk")
+    assert main([*command, "--json"]) == 0
+    (tmp_path / "printed.json").write_text(capsys.readouterr().out, encoding="utf-8")
+    assert read(tmp_path / "printed.json") == read(tmp_path / "out" / "bleu.json")
     assert main(command) == 0
     said = capsys.readouterr().out
     assert "`there is no sentencepiece model to cut the text with; name its folder" in said
@@ -436,8 +439,9 @@ def test_the_differences_are_those_of_sacrebleus_paired_bootstrap(tmp_path, monk
         kept = [[word for word in line.split() if rng.random() > share] for line in references]
         Path(name).write_text("\n".join(map(" ".join, kept)), encoding="utf-8")
     assert main(["bleu", "a", "b", "--reference", "ref", "--out", "out"]) == 0
-    figures = json.loads(Path("out/bleu.json").read_text(encoding="utf-8"))
-    found = figures["differences"]["b"]
+    record = read(Path("out/bleu.json"))
+    found = record.figures["differences"]
+    assert [(each["system"], each["metric"]) for each in found] == [("b", "BLEU"), ("b", "chrF2")]
     options = ["--paired-bs", "-m", "bleu", "chrf", "-w", 6, "-f", "text", "--no-color"]
     theirs = run("sacrebleu", "ref", "-i", "a", "b", *options, cwd=tmp_path).out
     p_values = [float(value) for value in re.findall(r"\(p = ([0-9.]+)\)", theirs)]
@@ -446,15 +450,15 @@ def test_the_differences_are_those_of_sacrebleus_paired_bootstrap(tmp_path, monk
     scores = [float(value) for value in re.findall(r"│ ([0-9.]+) \(", theirs)]
     differences = [each["difference"] for each in found]
     assert differences == pytest.approx([scores[2] - scores[0], scores[3] - scores[1]], abs=2e-6)
-    for signature in figures["test_signatures"].values():
-        assert signature in theirs
+    for metric in ("BLEU", "chrF2"):
+        assert record.data[f"test signature of {metric}"] in theirs
 
 
 @slow
 def test_the_lengths_count_every_sentence_once(evaluated):
-    figures = json.loads((evaluated / "bleu.json").read_text(encoding="utf-8"))
+    groups = read(evaluated / "bleu.json").figures["lengths"]
     sources = [len(line.split()) for line in lines(data() / "test.raw.fr")]
-    counts = {group["words"]: group["sentences"] for group in figures["groups"]}
+    counts = {group["words"]: group["sentences"] for group in groups}
     short = sum(count <= 5 for count in sources)
     assert counts == {"1-5": short, "6-10": TEST - short}
     assert 0 < short < TEST
@@ -517,9 +521,9 @@ def test_the_average_of_the_last_epochs_is_evaluated(tmp_path):
     for name, value in ours.items():
         mean = (both[0][name] + both[1][name]) / 2
         torch.testing.assert_close(value, mean.to(value.dtype))
-    figures = json.loads((out / "bleu.json").read_text(encoding="utf-8"))
+    (row,) = read(out / "bleu.json").rows
     found = Translator.load(path).translate(lines(data() / "test.raw.fr"), beam=1)
-    assert [best.text for (best,) in found] == lines(Path(figures["rows"][0]["hypotheses"]))
+    assert [best.text for (best,) in found] == lines(Path(row["hypotheses"]))
 
 
 @slow

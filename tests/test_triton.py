@@ -19,6 +19,7 @@ from fairseq_posenc.backends import triton as backend
 from fairseq_posenc.backends.base import DIRECTIONS, Call, Mask
 from fairseq_posenc.backends.triton import recorded
 from fairseq_posenc.encodings.base import Terms
+from programs import true_start
 
 if sys.platform != "linux":
     pytest.skip("triton exists for Linux alone", allow_module_level=True)
@@ -511,4 +512,4 @@ def test_can_be_compiled_as_one_graph(form, reset, dropout, backend_of_compiler)
 @pytest.mark.slow
 def test_triton_is_not_imported_before_it_is_used():
     program = "import sys, fairseq_posenc.backends.triton; sys.exit('triton' in sys.modules)"
-    subprocess.run([sys.executable, "-c", program], check=True)
+    subprocess.run([sys.executable, "-c", program], env=true_start(), check=True)

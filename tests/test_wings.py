@@ -16,6 +16,7 @@ LIBRARY = {
     *("encodings", "backends", "analysis"),
 }
 PLUGIN = {"transformer", "models", "tasks"}
+SELF = "fairseq_posenc."
 HOST = {"fairseq", "fairseq_cli", "hydra", "omegaconf"}
 
 
@@ -38,6 +39,11 @@ def imports(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+JOBS = {"compare", "curves", "doctor", "glue", "initialise", "length", "plan", "report", "squad"}
+JOBS |= {"translation"}
+# The newest checkpoint of an interrupted training, which is compare's until running/ has it.
+LEFT = {"glue": {"compare"}, "squad": {"compare"}}
+
 FILES = sorted(PACKAGE.rglob("*.py"))
 ROOMS = {room_of(path) for path in FILES}
 
@@ -59,6 +65,13 @@ def test_arrows_run_down_only(path):
             len(parts) > 1 and (PACKAGE / parts[1]).exists() | (PACKAGE / f"{parts[1]}.py").exists()
         ):
             assert wing(parts[1]) <= wing(own), f"imports {module}, of a wing above"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_job_imports_another(path):
+    """Nor does anything that they share import one of them; the command line does so by name."""
+    rooms = {module.split(".")[1] for module in imports(path) if module.startswith(SELF)}
+    assert rooms & JOBS <= {room_of(path)} | LEFT.get(room_of(path), set())
 
 
 def test_fairseq_finds_what_registers_by_scanning():

@@ -60,7 +60,7 @@ def report(
     args: argparse.Namespace,
     script: str,
     rows: list[dict[str, Any]],
-    table: Callable[[list[dict[str, Any]]], list[str]],
+    table: Callable[[list[dict[str, Any]]], str],
 ) -> None:
     """Print the rows as the command line asks, and keep them where it says so.
 
@@ -73,7 +73,7 @@ def report(
     if args.json:
         print(json.dumps(rows, indent=1))
     else:
-        print("\n".join([machine(args.device), "", *table(rows)]))
+        print("\n".join([machine(args.device), "", table(rows)]))
     if args.save:
         line = (args.save, script, own_command(), machine(args.device), rows)
         page.keep(results.Result(*line))

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.reporting.markdown import table
 from measuring import pictures, results
-from measuring.results import Result, table
+from measuring.results import Result
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 Rows = list[dict[str, Any]]
@@ -73,7 +74,7 @@ def growth(rows: Rows) -> list[str]:
         return []
     ends = [f"MB, n = {SHORT:,}", f"MB, n = {LONG:,}", "growth", f"growth / {LONG // SHORT}"]
     header = ["scope", "mode", "encoding", "backend", "batch", *ends]
-    return ["", "Growth of the peak, against linear growth:", "", *table(header, cells, texts=4)]
+    return ["", "Growth of the peak, against linear growth:", "", table(header, cells, "llllr")]
 
 
 def _line(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -99,16 +100,16 @@ def _attention(result: Result) -> list[str]:
         first = rows[0]
         facts = f"batch {first['batch']}, dropout {first['dropout']:g}, {first['dtype']}"
         lines += [f"**{scope}, {mode}**, {facts}: time / stock (time / `none`)", ""]
-        lines += [*_by_length(rows, lambda r: f"{r['ratio']:.2f} ({r['ratio_to_none']:.2f})"), ""]
+        lines += [_by_length(rows, lambda r: f"{r['ratio']:.2f} ({r['ratio_to_none']:.2f})"), ""]
         lines += [f"**{scope}, {mode}**: peak of memory in MB (/ stock)", ""]
         lines += [
-            *_by_length(rows, lambda r: f"{r['memory'] / 1e6:,.1f} ({r['memory_ratio']:.2f})"),
+            _by_length(rows, lambda r: f"{r['memory'] / 1e6:,.1f} ({r['memory_ratio']:.2f})"),
             "",
         ]
     return [*lines, *growth(result.rows), ""]
 
 
-def _by_length(rows: Rows, cell: Callable[[dict[str, Any]], str]) -> list[str]:
+def _by_length(rows: Rows, cell: Callable[[dict[str, Any]], str]) -> str:
     lengths = sorted({row["length"] for row in rows})
     found = {(row["encoding"], row["backend"], row["length"]): cell(row) for row in rows}
     lines = dict.fromkeys((row["encoding"], row["backend"]) for row in rows)
@@ -116,10 +117,10 @@ def _by_length(rows: Rows, cell: Callable[[dict[str, Any]], str]) -> list[str]:
         [f"`{encoding}`", backend, *(found.get((encoding, backend, n), "") for n in lengths)]
         for encoding, backend in lines
     ]
-    return table(["encoding", "backend", *(f"n = {n:,}" for n in lengths)], cells, texts=2)
+    return table(["encoding", "backend", *(f"n = {n:,}" for n in lengths)], cells, "llr")
 
 
-def generate_table(rows: Rows) -> list[str]:
+def generate_table(rows: Rows) -> str:
     """Return the table of the speed of beam search."""
     header = ["encoding", "backend", "tokens/s", "speed / `sinusoidal`"]
     cells = [
@@ -129,10 +130,10 @@ def generate_table(rows: Rows) -> list[str]:
         ]
         for row in rows
     ]
-    return table(header, cells, texts=2)
+    return table(header, cells, "llr")
 
 
-def train_table(rows: Rows) -> list[str]:
+def train_table(rows: Rows) -> str:
     """Return the table of whole updates."""
     header = ["encoding", "backend", "tokens/s", "time / stock", "TFLOP/s", "utilisation"]
     cells = [
@@ -142,10 +143,10 @@ def train_table(rows: Rows) -> list[str]:
         ]
         for row in rows
     ]
-    return table(header, cells, texts=2)
+    return table(header, cells, "llr")
 
 
-def breakdown_table(rows: Rows) -> list[str]:
+def breakdown_table(rows: Rows) -> str:
     """Return the table of where the time goes."""
     parts = ["seconds", "products", "random", "softmax", "rest"]
     header = ["encoding", "backend", "time / stock", "ms", "matrix products"]
@@ -157,10 +158,10 @@ def breakdown_table(rows: Rows) -> list[str]:
         ]
         for row in rows
     ]
-    return table(header, cells, texts=2)
+    return table(header, cells, "llr")
 
 
-def reset_table(rows: Rows) -> list[str]:
+def reset_table(rows: Rows) -> str:
     """Return the table of what a reset costs."""
     header = ["encoding", "backend", "ms", "time with a reset / without", "lowest", "highest"]
     cells = [
@@ -170,13 +171,13 @@ def reset_table(rows: Rows) -> list[str]:
         ]
         for row in rows
     ]
-    return table(header, cells, texts=2)
+    return table(header, cells, "llr")
 
 
 SECTIONS: dict[str, Callable[[Result], list[str]]] = {
     "attention": _attention,
-    "breakdown": lambda result: [*breakdown_table(result.rows), ""],
-    "generate": lambda result: [*generate_table(result.rows), ""],
-    "reset": lambda result: [*reset_table(result.rows), ""],
-    "train": lambda result: [*train_table(result.rows), ""],
+    "breakdown": lambda result: [breakdown_table(result.rows), ""],
+    "generate": lambda result: [generate_table(result.rows), ""],
+    "reset": lambda result: [reset_table(result.rows), ""],
+    "train": lambda result: [train_table(result.rows), ""],
 }

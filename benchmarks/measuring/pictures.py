@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
-# Okabe and Ito's colours, which colour-blind people can tell apart, without the pale ones.
-COLOURS = ["#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9"]
-STYLES = ["-", "--", ":", "-."]
+from fairseq_posenc.reporting.pictures import COLOURS, GRID, look, new_figure, save
+
 PANELS = {"seconds": ("time of a pass, ms", 1e3), "memory": ("peak of memory, MB", 1e-6)}
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
     """Draw a PNG file: a row of panels for each scope and mode, time and memory side by side."""
-    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # its lists of fonts are long
-    from matplotlib.figure import Figure
-
     subjects = list(dict.fromkeys((row["scope"], row["mode"]) for row in rows))
-    figure: Any = Figure(figsize=(11, 4.2 * len(subjects)), dpi=120, layout="constrained")
+    figure = new_figure(11, 4.2 * len(subjects), dpi=120)
     panels = figure.subplots(len(subjects), len(PANELS), squeeze=False)
     for subject, pair in zip(subjects, panels):
         mine = [row for row in rows if (row["scope"], row["mode"]) == subject]
@@ -26,8 +21,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
             _draw_panel(axes, mine, key, unit)
             axes.set_title(f"{', '.join(subject)}: {label}", loc="left")
         pair[-1].legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=8)
-    # The date and version that matplotlib notes would make every drawing a change.
-    figure.savefig(path, metadata={"Software": None})
+    save(figure, path)
 
 
 def _draw_panel(axes: Any, rows: list[dict[str, Any]], key: str, unit: float) -> None:
@@ -39,15 +33,14 @@ def _draw_panel(axes: Any, rows: list[dict[str, Any]], key: str, unit: float) ->
             if (row["encoding"], row["backend"]) == (encoding, backend)
         )
         stock = encoding == "stock"
-        colour = "#000000" if stock else COLOURS[number % len(COLOURS)]
-        style = "-" if stock else STYLES[number // len(COLOURS) % len(STYLES)]
+        style = look(0) if stock else look(number, COLOURS[1:])  # black is fairseq's own
         name = "stock" if stock else f"{encoding} ({backend})"
-        axes.plot(*zip(*points), style, marker="o", markersize=3, color=colour, label=name)
+        axes.plot(*zip(*points), marker="o", markersize=3, label=name, **style)
     lengths = sorted({row["length"] for row in rows})
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(lengths, [f"{n:,}" for n in lengths])
     axes.minorticks_off()
     axes.set_xlabel("n")
-    axes.grid(color="#e4e4e4", linewidth=0.8)
+    axes.grid(color=GRID, linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)

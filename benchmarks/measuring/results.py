@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fairseq_posenc.reporting.markdown import table
+from fairseq_posenc.reporting.record import Record, read
+
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-PREFIX = "benchmark_"  # of the files' names
+PREFIX, KIND = "benchmark_", "benchmark-"  # of the names of files and kinds
 JSON_KEYS = (
     *("scope", "device", "mode", "encoding", "backend"),
     *("length", "dropout", "ratio", "memory_ratio"),
@@ -70,29 +73,27 @@ def as_json(rows: Iterable[Row]) -> str:
 def save(result: Result, folder: Path = RESULTS) -> Path:
     """Keep a measurement as a file, a line for each row."""
     path = folder / f"{PREFIX}{result.name}.json"
-    head = {key: getattr(result, key) for key in ("script", "command", "machine")}
-    rows = ",\n".join(f"  {json.dumps(_rounded(row))}" for row in result.rows)
-    text = json.dumps(head, indent=1)[:-2] + f',\n "rows": [\n{rows}\n ]\n}}\n'
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    rows = {"rows": [_rounded(row) for row in result.rows]}
+    data = {"machine": result.machine}
+    Record(f"{KIND}{result.script}", rows, data, command=result.command).write(path)
     return path
 
 
 def load(folder: Path = RESULTS) -> list[Result]:
     """Return all measurements that are kept, by name."""
-    paths = sorted(folder.glob(f"{PREFIX}*.json"))
-    return [
-        Result(path.stem[len(PREFIX) :], **json.loads(path.read_text("utf-8"))) for path in paths
-    ]
+    return [_result(path) for path in sorted(folder.glob(f"{PREFIX}*.json"))]
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -> list[str]:
-    """Return a Markdown table; the first ``texts`` columns are aligned left, numbers right."""
-    rule = [":--" if column < texts else "--:" for column in range(len(header))]
-    return [f"| {' | '.join(cells)} |" for cells in (header, rule, *rows)]
+def _result(path: Path) -> Result:
+    kept = read(path)
+    name, script = path.stem[len(PREFIX) :], kept.kind[len(KIND) :]
+    return Result(
+        name, script, kept.command, kept.data["machine"], [dict(row) for row in kept.rows]
+    )
 
 
-def rows_table(rows: Iterable[Row]) -> list[str]:
+def rows_table(rows: Iterable[Row]) -> str:
     """Return every row with all its figures as a Markdown table."""
     header = [
         *("scope", "mode", "encoding", "backend", "n", "batch", "dropout"),
@@ -107,7 +108,7 @@ def rows_table(rows: Iterable[Row]) -> list[str]:
         ]
         for row in rows
     )
-    return table(header, cells, texts=4)
+    return table(header, cells, "llllr")
 
 
 def _rounded(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,11 +8,12 @@ import statistics
 from typing import Any, NamedTuple
 
 from data import VOCABULARY
-from reports import end, machine, own_command, table, write_figures, write_report
+from reports import end, machine, own_command, write_figures, write_report
 from runs import Run
 from training import Store
 
 from fairseq_posenc import registry
+from fairseq_posenc.reporting.markdown import table
 
 REFERENCES = ("none", "learned")  # beside the causal-only encodings, to compare them with
 MARGIN = 0.1  # bits; a smaller difference is no finding
@@ -68,7 +69,7 @@ def report_methods(args: argparse.Namespace, facts: dict[str, Any], store: Store
         names = dict.fromkeys(result["encoding"] for result in mine)
         rows = [Row.of([r for r in mine if r["encoding"] == name]) for name in names]
         level = facts["translation" if family == "translation" else "text"]["unigram"]
-        lines += ["", f"## {family}", "", *_method_table(rows), "", *_findings(rows, level)]
+        lines += ["", f"## {family}", "", _method_table(rows), "", *_findings(rows, level)]
     write_figures(args.results / "trainability.json", facts, results)
     write_report(args.results / "trainability.md", lines)
 
@@ -101,7 +102,7 @@ def _introduction(args: argparse.Namespace, facts: dict[str, Any]) -> list[str]:
     ]
 
 
-def _method_table(rows: list[Row]) -> list[str]:
+def _method_table(rows: list[Row]) -> str:
     none = next(row for row in rows if row.encoding == "none")
     header = ["method", "before", "loss", "perplexity", "below `none`", "time", "parameters"]
     return table(

@@ -53,12 +53,6 @@ def end(result: dict[str, Any]) -> float:
     return math.inf if result["diverged"] else float(result["curve"][-1][1])
 
 
-def table(header: list[str], rows: list[list[str]], rule: str = "--:") -> list[str]:
-    """Return a Markdown table, its first column aligned left, the others as ``rule`` says."""
-    rules = [":--", *[rule] * (len(header) - 1)]
-    return [f"| {' | '.join(row)} |" for row in (header, rules, *rows)]
-
-
 def write_report(path: Path, lines: list[str]) -> None:
     """Write a report; keep what people wrote below the mark in the old one."""
     old = path.read_text("utf-8") if path.exists() else ""

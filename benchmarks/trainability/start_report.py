@@ -6,11 +6,13 @@ import argparse
 import statistics
 from typing import Any, Optional
 
-from reports import end, machine, own_command, table, write_figures, write_report
+from reports import end, machine, own_command, write_figures, write_report
 from runs import Run
 from start_picture import Grid, draw_starts
 from starts import STARTS
 from training import Store
+
+from fairseq_posenc.reporting.markdown import table
 
 # Settings that the starts of M4M are compared in: name -> family, encoding, options, updates.
 SETTINGS: dict[str, tuple[str, str, tuple[str, ...]]] = {
@@ -71,14 +73,14 @@ def _start_lines(args: argparse.Namespace, grid: Grid, picture: str) -> list[str
         "",
         f"Machine: {machine()}.",
         "",
-        *table(["start", "what it is"], [[f"`{k}`", v] for k, (v, _) in STARTS.items()], ":--"),
+        table(["start", "what it is"], [[f"`{k}`", v] for k, (v, _) in STARTS.items()], "l"),
         "",
         *_loss_lines(args, grid),
         "",
         "How fast, and why: updates until the validation loss is below where `none` ends, and the "
         "size (root mean square) of the first update's gradients, in the first setting:",
         "",
-        *_why_table(next(iter(grid.values()))),
+        _why_table(next(iter(grid.values()))),
         "",
         f"![learning curves]({picture})",
     ]
@@ -94,7 +96,7 @@ def _loss_lines(args: argparse.Namespace, grid: Grid) -> list[str]:
         "Validation loss at the end, in bits per token (`none`: no positions; first setting: "
         f"mean over seeds {seeds} ± half the range; one seed if no ±):",
         "",
-        *table(
+        table(
             ["start", *grid], [[f"`{x}`", *(_ends(grid[s].get(x)) for s in grid)] for x in labels]
         ),
     ]
@@ -108,7 +110,7 @@ def _ends(results: Optional[list[dict[str, Any]]]) -> str:
     return f"{statistics.mean(ends):.3f}{spread_}"
 
 
-def _why_table(labels: dict[str, list[dict[str, Any]]]) -> list[str]:
+def _why_table(labels: dict[str, list[dict[str, Any]]]) -> str:
     level = end(labels["none"][0])
     rows = []
     for label, (first, *_) in labels.items():

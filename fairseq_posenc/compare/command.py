@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fairseq_posenc.compare import contenders
 from fairseq_posenc.compare.pipeline import Pipeline
-from fairseq_posenc.compare.report import PICTURE, REPORT, table, write_report
+from fairseq_posenc.compare.report import PICTURE, RECORD, REPORT, record, table, write_report
 from fairseq_posenc.compare.settings import Settings
 from fairseq_posenc.compare.statements import statements
 from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             name, type=int, metavar="N", default=default, help=f"{text} (default: {default})"
         )
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.add_argument(
         "train_args",
         nargs="*",
@@ -56,11 +57,18 @@ def run(args: argparse.Namespace) -> int:
         UserError: wrong input, or a fairseq command that failed.
     """
     settings = _settings(args)
-    with any_end_like_ctrl_c(CONTINUES), own_folder(settings.out, (REPORT, PICTURE)) as lock:
+    with (
+        any_end_like_ctrl_c(CONTINUES),
+        own_folder(settings.out, (REPORT, PICTURE, RECORD)) as lock,
+    ):
         names = ", ".join(contender.name for contender in settings.contenders)
         say(f"comparing {names}; everything goes to {settings.out}/")
         results = Pipeline(settings, lock).run()
-        report = write_report(results)
+        report, found = write_report(results), record(results)
+        found.write(settings.out / RECORD)
+    if args.json:
+        print(found.text())
+        return 0
     say("\n".join(["", table(results.outcomes), "", *statements(results), "", f"report: {report}"]))
     return 0
 

@@ -10,11 +10,14 @@ from fairseq_posenc.compare.pipeline import Outcome, Results, data_folder, model
 from fairseq_posenc.compare.settings import Settings
 from fairseq_posenc.compare.statements import statements
 from fairseq_posenc.compare.training import train_command, validate_command
-from fairseq_posenc.curves.picture import can_draw, draw_curves
+from fairseq_posenc.reporting import markdown
+from fairseq_posenc.reporting.learning import draw_lines, validation_line
+from fairseq_posenc.reporting.pictures import can_draw
+from fairseq_posenc.reporting.record import Record, own_command
 from fairseq_posenc.running.progress import format_time, say
 from fairseq_posenc.running.steps import write_whole
 
-REPORT, PICTURE = "report.md", "curves.png"
+REPORT, PICTURE, RECORD = "report.md", "curves.png", "compare.json"
 _USER_DIR = ' --user-dir "$(fairseq-posenc user-dir)"'  # finds the package on every machine
 _BIGGER = (
     "--encoder-layers 6 --encoder-embed-dim 512 --encoder-ffn-embed-dim 2048 "
@@ -26,11 +29,11 @@ _BIGGER = (
 def write_report(results: Results) -> Path:
     """Write the report and, if matplotlib is installed, its picture; return the report's path."""
     out = results.settings.out
-    drawn = can_draw()
-    if drawn:
-        curves = {outcome.contender.name: outcome.curve for outcome in results.outcomes}
+    drawn = False
+    if can_draw():
+        lines = {each.contender.name: validation_line(each.curve) for each in results.outcomes}
         title = "Validation perplexity of the masked language model"
-        draw_curves(curves, title, out / PICTURE)
+        drawn = draw_lines(lines, title, out / PICTURE, log=True)
     else:
         say("no picture of the curves: matplotlib is not installed (pip install matplotlib)")
     parts = [
@@ -87,17 +90,37 @@ def _introduction(results: Results) -> str:
 
 def table(outcomes: list[Outcome]) -> str:
     """Return the table of all models, in Markdown."""
+    header = ("encoding", "position parameters", "validation perplexity", "tokens/s", "time")
     rows = [
-        "| encoding | position parameters | validation perplexity | tokens/s | time |",
-        "| --- | ---: | ---: | ---: | ---: |",
-    ]
-    rows += [
-        f"| `{outcome.contender.name}` | {outcome.position_parameters:,} "
-        f"| {outcome.perplexity:,.2f} | {outcome.curve.speed:,.0f} "
-        f"| {format_time(outcome.seconds)} |"
+        (
+            *(f"`{outcome.contender.name}`", f"{outcome.position_parameters:,}"),
+            *(f"{outcome.perplexity:,.2f}", f"{outcome.curve.speed:,.0f}"),
+            format_time(outcome.seconds),
+        )
         for outcome in outcomes
     ]
-    return "\n".join(rows)
+    return markdown.table(header, rows)
+
+
+def record(results: Results) -> Record:
+    """Return the figures of all models."""
+    settings = results.settings
+    rows = [
+        {
+            "model": outcome.contender.name,
+            "position_encoding": outcome.contender.position_encoding,
+            "attention_directions": outcome.contender.directions,
+            "updates": settings.updates,
+            "position_parameters": outcome.position_parameters,
+            "perplexity": outcome.perplexity,
+            "tokens_per_second": outcome.curve.speed,
+            "seconds": outcome.seconds,
+        }
+        for outcome in results.outcomes
+    ]
+    text = str(settings.text) if settings.text else "the documentation inside Python"
+    data = {"text": text, **results.text, "vocab_size": settings.vocab_size}
+    return Record("compare", {"models": rows}, data, seed=settings.seed, command=own_command())
 
 
 def _again(settings: Settings) -> str:

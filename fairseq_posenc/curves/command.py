@@ -5,18 +5,21 @@ from __future__ import annotations
 import argparse
 import math
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
-from fairseq_posenc.curves.picture import can_draw, draw_lines
-from fairseq_posenc.curves.stages import smoothed
-from fairseq_posenc.curves.tables import all_tables
+from fairseq_posenc.curves.tables import all_tables, figures
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.reporting.learning import draw_lines, training_line, validation_line
+from fairseq_posenc.reporting.pictures import can_draw
+from fairseq_posenc.reporting.record import Record, make_folder, own_command
 from fairseq_posenc.running.logs import Curve, read_curve_file
 from fairseq_posenc.running.steps import write_whole
 
-TABLE, PICTURE, TRAINING = "curves.md", "curves.png", "training.png"
+TABLE, RECORD = "curves.md", "curves.json"
+PICTURE, TRAINING = "curves.png", "training.png"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="part of the training to draw, as in 0:16000 or 80000: (default: all of it)",
     )
     add("--out", type=Path, default=Path("curves"), help="folder of the results (%(default)s)")
+    add("--json", action="store_true", help="print the figures as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -44,25 +48,30 @@ def run(args: argparse.Namespace) -> int:
         UserError: wrong input.
     """
     first, last = _part(args.updates)
-    curves = _read(args.logs)
-    args.out.mkdir(parents=True, exist_ok=True)
+    logs = _logs(args.logs)
+    curves = {name: _read(name, log) for name, log in logs.items()}
+    make_folder(args.out)
     text = all_tables(curves)
-    print(text)
-    if can_draw():
-        pictures = {
-            PICTURE: (args.title, {name: curve.points for name, curve in curves.items()}),
-            TRAINING: (
-                "Training loss in nats",
-                {name: smoothed(curve) for name, curve in curves.items()},
-            ),
+    data = {name: str(log) for name, log in logs.items()}
+    record = Record("curves", figures(curves), data, command=own_command())
+    record.write(args.out / RECORD)
+    print(record.text() if args.json else text)
+    pictures = {
+        PICTURE: (args.title, validation_line),
+        TRAINING: ("Training loss in nats", training_line),
+    }
+    for file, (title, line_of) in pictures.items() if can_draw() else ():
+        lines = {
+            name: [point for point in line_of(curve) if first <= point[0] <= last]
+            for name, curve in curves.items()
         }
-        for file, (title, lines) in pictures.items():
-            cut = {n: [p for p in line if first <= p[0] <= last] for n, line in lines.items()}
-            if any(cut.values()):
-                draw_lines(cut, title, args.out / file, log=file == PICTURE)
-                text += f"\n![{title}]({file})\n"
+        if draw_lines(lines, title, args.out / file, log=file == PICTURE):
+            text += f"\n![{title}]({file})\n"
     write_whole(args.out / TABLE, text)
-    print(f"tables and pictures: {args.out}" if can_draw() else f"tables: {args.out} (no pictures)")
+    written = (
+        "tables and pictures" if can_draw() else "tables (matplotlib, for pictures, is missing)"
+    )
+    print(f"{written}: {args.out}", file=sys.stderr)
     return 0
 
 
@@ -74,25 +83,23 @@ def _part(text: Optional[str]) -> tuple[float, float]:
     return float(found[1] or 0), float(found[2] or math.inf)
 
 
-def _read(texts: Sequence[str]) -> dict[str, Curve]:
-    curves: dict[str, Curve] = {}
+def _logs(texts: Sequence[str]) -> dict[str, Path]:
+    logs: dict[str, Path] = {}
     for text in texts:
         # The name may be a spec itself, as in 'm4(max_distance=64)=train.log'.
         name, *rest = re.split(r"=(?![^(]*\))", text, maxsplit=1)
         if not name or not rest:
             raise UserError(f"cannot read {text!r}: write NAME=LOG")
-        log = Path(rest[0])
-        if not log.is_file():
-            raise UserError(f"{name}: the log {log} does not exist")
-        if name in curves:
+        if name in logs:
             raise UserError(f"two trainings are called {name!r}: give each its own name")
-        curves[name] = read_curve_file(log)
-        if not curves[name].entries:
-            raise UserError(f"{name}: {log} has no validation; fairseq-train prints one an epoch")
-        if not curves[name].points:
-            first = curves[name].entries[0]
-            raise UserError(
-                f"{name}: {log} has no validation whose loss is a number: it is "
-                f"{first.loss:g} from update {first.updates:,} on"
-            )
-    return curves
+        logs[name] = Path(rest[0])
+        if not logs[name].is_file():
+            raise UserError(f"{name}: the log {logs[name]} does not exist")
+    return logs
+
+
+def _read(name: str, log: Path) -> Curve:
+    curve = read_curve_file(log)
+    if not curve.entries:
+        raise UserError(f"{name}: {log} has no validation; fairseq-train prints one an epoch")
+    return curve

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 
-from fairseq_posenc.curves.stages import LEAST, SLOW, find_stages, smoothed
+from fairseq_posenc.reporting.markdown import table
+from fairseq_posenc.reporting.record import Row
+from fairseq_posenc.reporting.stages import LEAST, SLOW, find_stages, smoothed
 from fairseq_posenc.running.logs import Curve, Entry
 
 Curves = Mapping[str, Curve]
@@ -23,6 +26,38 @@ def all_tables(curves: Curves) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
+def figures(curves: Curves) -> dict[str, list[Row]]:
+    """Return the figures of all tables."""
+    stages = {name: find_stages(curve) for name, curve in curves.items()}
+    return {
+        "best": [_best_row(name, curve) for name, curve in curves.items()],
+        "epochs": [
+            {"training": name, "epoch": n, "update": each.updates, "perplexity": each.perplexity}
+            for name, curve in curves.items()
+            for n, each in curve.epochs.items()
+        ],
+        "stages": [
+            {"training": name, **{f"{stage}_ends": at for stage, at in found._asdict().items()}}
+            for name, found in stages.items()
+            if found is not None
+        ],
+    }
+
+
+def _best_row(name: str, curve: Curve) -> Row:
+    best, broken = curve.best, [entry.updates for entry in curve.entries if not entry.is_finite]
+    return {
+        "training": name,
+        "updates": curve.entries[-1].updates,
+        "best_at": best.updates if best.is_finite else None,
+        "loss_bits": best.loss,
+        "perplexity": best.perplexity if best.is_finite else None,
+        "accuracy": best.accuracy,
+        "tokens_per_second": curve.speed,
+        "diverged_at": broken[0] if broken else None,
+    }
+
+
 def best_table(curves: Curves) -> str:
     """Return the best validation of each training."""
     accuracies = any(curve.best.accuracy is not None for curve in curves.values())
@@ -31,21 +66,17 @@ def best_table(curves: Curves) -> str:
     rows = []
     for name, curve in curves.items():
         best = curve.best
-        row = [f"`{name}`", f"{curve.entries[-1].updates:,}", f"{best.updates:,}"]
-        row += [f"{best.loss:.3f}", f"{best.nats:.3f}", f"{best.perplexity:,.2f}"]
+        row = [f"`{name}`", f"{curve.entries[-1].updates:,}"]
+        row += [f"{best.updates:,}" if best.is_finite else "-"]
+        row += [_number(best.loss, 3), _number(best.nats, 3), _perplexity(best)]
         if accuracies:
             row.append("-" if best.accuracy is None else f"{best.accuracy:.1f} %")
         rows.append([*row, f"{curve.speed:,.0f}" if curve.speed else "-"])
-    return _table(columns, rows)
-
-
-def of_epochs(curve: Curve) -> dict[int, Entry]:
-    """Return the last validation of each epoch."""
-    return {entry.epoch: entry for entry in curve.entries if entry.is_finite and entry.epoch}
+    return table(columns, rows)
 
 
 def _epochs(curves: Curves) -> list[str]:
-    found = {name: of_epochs(curve) for name, curve in curves.items()}
+    found = {name: curve.epochs for name, curve in curves.items()}
     epochs = sorted({epoch for each in found.values() for epoch in each})
     if not epochs:
         return []
@@ -53,11 +84,15 @@ def _epochs(curves: Curves) -> list[str]:
         [str(epoch), *(_perplexity(each.get(epoch)) for each in found.values())] for epoch in epochs
     ]
     header = ["epoch", *(f"`{name}`" for name in curves)]
-    return ["## Perplexity by epoch", _table(header, rows), *_reached(found)]
+    return ["## Perplexity by epoch", table(header, rows), *_reached(found)]
 
 
 def _perplexity(entry: Entry | None) -> str:
-    return "-" if entry is None else f"{entry.perplexity:,.2f}"
+    return "-" if entry is None or not entry.is_finite else f"{entry.perplexity:,.2f}"
+
+
+def _number(value: float, digits: int) -> str:
+    return f"{value:.{digits}f}" if math.isfinite(value) else "-"
 
 
 def _reached(found: Mapping[str, Mapping[int, Entry]]) -> list[str]:
@@ -92,7 +127,7 @@ def _stages(curves: Curves) -> list[str]:
             ends = [f"{update:,}" for update in (*stages, stages.plateau - stages.start)]
         last = f"{points[-1][1]:.3f}" if points else "-"
         rows.append([f"`{name}`", _interval(curve), *ends, last])
-    return ["## Stages of the training loss, in updates", _table(columns, rows), STAGES_NOTE]
+    return ["## Stages of the training loss, in updates", table(columns, rows), STAGES_NOTE]
 
 
 def _interval(curve: Curve) -> str:
@@ -108,13 +143,8 @@ def _not_finite(curves: Curves) -> str:
             found = [entry for entry in entries if not entry.is_finite]
             if found:
                 lines.append(
-                    f"- `{name}`: the {what} loss is {found[0].loss:g} at update "
+                    f"- `{name}` diverged: the {what} loss is {found[0].loss:g} at update "
                     f"{found[0].updates:,} first, and no number in {len(found)} of {len(entries)} "
                     "lines; these are left out"
                 )
     return "\n".join(lines)
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    rule = ["---"] + ["---:"] * (len(header) - 1)
-    return "\n".join(f"| {' | '.join(row)} |" for row in (header, rule, *rows))

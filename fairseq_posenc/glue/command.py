@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import shutil
 from pathlib import Path
@@ -15,8 +14,9 @@ from fairseq_posenc.glue.configuration import CONFIGS, Grid, grid, read_settings
 from fairseq_posenc.glue.plan import RESULT, Request, Run, all_runs, prepare
 from fairseq_posenc.glue.report import report
 from fairseq_posenc.glue.submission import complete
-from fairseq_posenc.glue.summary import read_result, reported_metric, summarise
+from fairseq_posenc.glue.summary import best_result, read_result, record, reported_metric
 from fairseq_posenc.glue.workers import Workers
+from fairseq_posenc.reporting.record import Record
 from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
 from fairseq_posenc.running.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.running.progress import say
@@ -51,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--configs", type=Path, default=CONFIGS, help="folder of the YAML files")
     add("--dry-run", action="store_true", help="show the commands, run nothing")
+    add("--json", action="store_true", help="print the figures as JSON")
     add("overrides", nargs="*", metavar="-- SETTING", help="for hydra, as in model.dropout=0.2")
 
 
@@ -76,13 +77,16 @@ def run(args: argparse.Namespace) -> int:
     say(f"{len(runs)} runs, {len(runs) - len(waiting)} of them finished before; results: {out}")
     with any_end_like_ctrl_c(CONTINUES):
         failures = _work(args, waiting, out)
-    text = _write_results(all_runs(out, like=runs[0]), out, _head(args, pretrained, name))
+    found = _write_results(all_runs(out, like=runs[0]), out, pretrained, name)
     if failures:
         raise UserError(
             f"{len(failures)} of {len(runs)} runs failed; the same command tries them again: "
             + "; ".join(failures)
         )
-    say(f"\n{text}\nwritten: {out}/results.md, {out}/results.json, {out}/submission/")
+    if args.json:
+        print(found.text())
+        return 0
+    say(f"\n{report(found)}\nwritten: {out}/results.md, {out}/results.json, {out}/submission/")
     if missing := complete(out / "submission", args.data):
         say(f"not in the submission yet, and wanted by GLUE's site: {', '.join(missing)}")
     return 0
@@ -124,32 +128,27 @@ def _work(args: argparse.Namespace, waiting: list[Run], out: Path) -> list[str]:
     return Workers(waiting, out, args.jobs).work()
 
 
-def _head(args: argparse.Namespace, pretrained: Pretrained, name: str) -> dict[str, Any]:
-    return {
-        "kind": "glue",
-        "name": name,
-        "checkpoint": str(pretrained.path),
-        "position_encoding": str(pretrained.spec),
-        "attention_directions": pretrained.directions,
-        "protocol": args.protocol,
-    }
-
-
-def _write_results(runs: list[Run], out: Path, head: dict[str, Any]) -> str:
-    """Write ``results.json``, ``results.md`` and the submission; return the report."""
-    tasks: dict[str, Any] = {}
-    for name in TASKS:
-        done = [one for one in runs if one.task == name and (one.folder(out) / RESULT).exists()]
+def _write_results(runs: list[Run], out: Path, pretrained: Pretrained, name: str) -> Record:
+    """Write ``results.json``, ``results.md`` and the submission; return the record."""
+    tasks = {}
+    for task in TASKS:
+        done = [one for one in runs if one.task == task and (one.folder(out) / RESULT).exists()]
         if done:
-            results = [read_result(one, out) for one in done]
-            tasks[name] = summarise(results, reported_metric(done[0]))
-            best = Path(tasks[name]["best_run"])
+            metric, results = reported_metric(done[0]), [read_result(one, out) for one in done]
+            tasks[task] = (metric, results)
+            best = Path(best_result(results, metric)["folder"])
             for path in sorted(best.glob("submission/*.tsv")):
                 (out / "submission").mkdir(exist_ok=True)
                 shutil.copyfile(path, out / "submission" / path.name)
     unfinished = [one.label for one in runs if not (one.folder(out) / RESULT).exists()]
-    content = {**head, "tasks": tasks, "unfinished": unfinished}
-    write_whole(out / "results.json", json.dumps(content, indent=1) + "\n")
-    text = report(content)
-    write_whole(out / "results.md", text)
-    return text
+    data = {
+        "name": name,
+        "checkpoint": str(pretrained.path),
+        "attention_directions": pretrained.directions,
+        "protocol": runs[0].protocol,
+        "unfinished": "; ".join(unfinished),
+    }
+    found = record(tasks, str(pretrained.spec), data)
+    found.write(out / "results.json")
+    write_whole(out / "results.md", report(found))
+    return found

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-from fairseq_posenc import recipes
+from fairseq_posenc.recipes.reported import Reported, reported
+from fairseq_posenc.reporting.markdown import table
+from fairseq_posenc.reporting.record import Record, Row
 from fairseq_posenc.tasks.glue.definitions import TASKS
 
 _METRICS = {
@@ -15,138 +16,135 @@ _METRICS = {
     "pearson": "Pearson",
     "spearman": "Spearman",
 }
+Tasks = dict[str, dict[str, Row]]  # rows by task and metric
 # The paper's way: the best over the learning rates, or the mean over the seeds.
 _REPORTED = {"m4m": "best", "decbert": "mean"}
 
 
-def report(results: dict[str, Any]) -> str:
-    """Return the text of the report.
-
-    Args:
-        results: the contents of ``results.json``.
-    """
-    protocol, tasks = results["protocol"], results["tasks"]
+def report(record: Record) -> str:
+    """Return the text of the report."""
+    data, tasks = record.data, _by_task(record)
+    spread = [row for task in tasks for row in _spread_rows(record, task)]
     lines = [
-        f"# GLUE: {results['name']}",
+        f"# GLUE: {data['name']}",
         "",
-        f"Positions `{results['position_encoding']}`, protocol {protocol}, checkpoint "
-        f"`{results['checkpoint']}`. All figures are percentages of the development sets.",
+        f"Positions `{record.spec}`, protocol {data['protocol']}, checkpoint "
+        f"`{data['checkpoint']}`. All figures are percentages of the development sets.",
         "",
-        *_beside_the_paper(results),
+        *_beside_the_paper(data, tasks),
         "",
         "## Learning rates and seeds",
         "",
         "Of the learning rate with the best mean: its seeds. `best` is over all runs.",
         "",
-        *_table(_SPREAD_HEAD, [row for name in tasks for row in _spread_rows(name, tasks[name])]),
+        table(_SPREAD_HEAD, spread, "l"),
         "",
-        *_collapsed(tasks),
+        *_collapsed(record.figures["runs"]),
         "## All runs",
     ]
-    for name, entry in tasks.items():
-        lines += ["", f"### {name}", "", *_runs(entry)]
-    for label in results["unfinished"]:
+    for task, metrics in tasks.items():
+        runs = [run for run in record.figures["runs"] if run["task"] == task]
+        lines += ["", f"### {task}", "", _runs(runs, list(metrics))]
+    for label in filter(None, data["unfinished"].split("; ")):
         lines += ["", f"Not finished: {label}."]
     return "\n".join(lines) + "\n"
 
 
-def _beside_the_paper(results: dict[str, Any]) -> Iterator[str]:
-    protocol, tasks = results["protocol"], results["tasks"]
-    how, columns = _REPORTED[protocol], _columns(tasks)
-    ours = [f"**{results['name']}** ({_described(how, tasks)})"]
-    ours += [f"{figures[how][key]:.2f}" for key, figures in columns.values()]
-    head = ["", *(f"{name} ({_metric(key).split()[0]})" for name, (key, _) in columns.items())]
+def _by_task(record: Record) -> Tasks:
+    tasks: Tasks = {}
+    for row in record.figures["tasks"]:
+        tasks.setdefault(row["task"], {})[row["metric"]] = row
+    return tasks
+
+
+def _beside_the_paper(data: Row, tasks: Tasks) -> Iterator[str]:
+    how, columns = _REPORTED[data["protocol"]], _columns(tasks)
+    ours = [f"**{data['name']}** ({_described(how, columns)})"]
+    ours += [f"{row[how]:.2f}" for row in columns.values()]
+    head = ["", *(f"{name} ({_metric(row).split()[0]})" for name, row in columns.items())]
     rows, notes = [ours], []
-    for table in _paper_tables(protocol):
-        if not set(columns) & set(table["columns"]):
+    for theirs in _paper_tables(data["protocol"]):
+        if not columns.keys() & theirs.columns.keys():
             continue
-        for row in table["rows"]:
+        for row in theirs.rows:
             values = [row["values"].get(name) for name in columns]
             shown = ["" if value is None else f"{value:.2f}" for value in values]
-            label = f"{row['name']}, `{row['position_encoding']}`, {table['where']}"
+            label = f"{row['name']}, `{row['position_encoding']}`, {theirs.where}"
             rows.append([label, *shown])
-        notes += [f"{table['where'].capitalize()}: {table['note']}"] if table.get("note") else []
-    yield from _table(head, rows)
+        notes += [f"{theirs.where.capitalize()}: {theirs.note}"] if theirs.note else []
+    yield table(head, rows, "l")
     for note in notes:
         yield from ("", note)
 
 
-def _columns(tasks: dict[str, Any]) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Return, by the paper's name of a column, the metric and figures of ours."""
+def _columns(tasks: Tasks) -> dict[str, Row]:
+    """Return our figures by the paper's names of the columns; MNLI has two."""
     columns = {}
-    for name, entry in tasks.items():
-        (best,) = [run for run in entry["runs"] if run["folder"] == entry["best_run"]]
-        figures = {
-            "best": best["metrics"],
-            "mean": {key: value["mean"] for key, value in entry["statistics"].items()},
-        }
-        two = len(TASKS[name].valid_splits) > 1
-        keys = [entry["metric"], f"{entry['metric']}m"] if two else [entry["metric"]]
-        for column, key in zip(TASKS[name].submission, keys):
-            columns[column] = (key, figures)
+    for task, metrics in tasks.items():
+        (key,) = (metric for metric, row in metrics.items() if row["reported"])
+        two = len(TASKS[task].valid_splits) > 1
+        for column, metric in zip(TASKS[task].submission, [key, f"{key}m"] if two else [key]):
+            columns[column] = metrics[metric]
     return columns
 
 
-def _paper_tables(protocol: str) -> list[dict[str, Any]]:
+def _paper_tables(protocol: str) -> list[Reported]:
     """Return the paper's tables of development sets of GLUE."""
     return [
-        table
-        for table in recipes.load()["reported"].values()
-        if table["source"] == protocol
-        and all(column["split"] == "dev" for column in table["columns"].values())
+        theirs
+        for theirs in reported().values()
+        if theirs.source == protocol
+        and all(split == "dev" for _, _, split in theirs.columns.values())
     ]
 
 
-def _described(how: str, tasks: dict[str, Any]) -> str:
+def _described(how: str, columns: dict[str, Row]) -> str:
     if how == "best":
         return "best run"
-    seeds = sorted({entry["seeds"] for entry in tasks.values()})
+    seeds = sorted({row["seeds"] for row in columns.values()})
     return f"mean of {' or '.join(map(str, seeds))} seeds"
 
 
 _SPREAD_HEAD = ["task", "metric", "learning rate", "seeds", "best", "mean", "median", "std"]
 
 
-def _spread_rows(name: str, entry: dict[str, Any]) -> Iterator[list[str]]:
-    def figures(of: dict[str, Any], best: float) -> list[str]:
-        std = f"{of['std']:.2f}" if of["seeds"] > 1 else "-"
-        return [str(of["seeds"]), f"{best:.2f}", f"{of['mean']:.2f}", f"{of['median']:.2f}", std]
+def _spread_rows(record: Record, task: str) -> Iterator[list[str]]:
+    kinds = {
+        task: [row for row in record.figures["tasks"] if row["reported"]],
+        f"{task}, without collapsed runs": record.figures["without_collapsed"],
+    }
+    for name, rows in kinds.items():
+        for row in rows:
+            if row["task"] == task:
+                values = [f"{row[key]:.2f}" for key in ("best", "mean", "median", "std")]
+                if row["seeds"] == 1:
+                    values[-1] = "-"
+                yield [name, _metric(row), f"{row['learning_rate']:g}", str(row["seeds"]), *values]
 
-    start = [name, _metric(entry["metric"]), f"{entry['lr']:g}"]
-    yield [*start, *figures(entry, entry["best"])]
-    upright = entry["without_collapsed"]
-    if upright and upright["seeds"] < entry["seeds"]:
-        start[0] = f"{name}, without collapsed runs"
-        yield [*start, *figures(upright, upright["best"])]
 
-
-def _collapsed(tasks: dict[str, Any]) -> list[str]:
-    folders = [folder for entry in tasks.values() for folder in entry["collapsed"]]
+def _collapsed(runs: Sequence[Row]) -> list[str]:
+    folders = [run["folder"] for run in runs if run["collapsed"]]
     if not folders:
         return []
     text = "Collapsed (the same prediction for everything, or no better than chance), and counted "
     return [f"{text}in the figures above:", "", *(f"- `{folder}`" for folder in folders), ""]
 
 
-def _runs(entry: dict[str, Any]) -> list[str]:
-    names = list(entry["runs"][0]["metrics"])
-    head = ["learning rate", "seed", "best at update", *map(_metric, names), ""]
+def _runs(runs: Sequence[Row], metrics: Sequence[str]) -> str:
+    head = ["learning rate", "seed", "best at update"]
+    head += [*(_metric({"metric": metric}) for metric in metrics), ""]
     rows = [
         [
-            *(f"{run['lr']:g}", str(run["seed"]), f"{run['update']:,}"),
-            *(f"{run['metrics'][name]:.2f}" for name in names),
+            *(f"{run['learning_rate']:g}", str(run["seed"]), f"{run['update']:,}"),
+            *(f"{run[metric]:.2f}" for metric in metrics),
             "collapsed" if run["collapsed"] else "",
         ]
-        for run in entry["runs"]
+        for run in runs
     ]
-    return _table(head, rows)
+    return table(head, rows, "l")
 
 
-def _metric(key: str) -> str:
-    name, _, which = key.partition("_")
+def _metric(row: Row) -> str:
+    """Return the name of a row's metric, as people write it."""
+    name, _, which = row["metric"].partition("_")
     return f"{_METRICS[name]} {which}".strip()
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [head, ["---"] * len(head), *rows]
-    return [f"| {' | '.join(line)} |" for line in lines]

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fairseq_posenc.glue.plan import RESULT, Run
+from fairseq_posenc.reporting.record import Record, Row, own_command
 from fairseq_posenc.tasks.glue.definitions import TASKS
 
-Result = dict[str, Any]  # of a run, as results.json has it
+Result = dict[str, Any]  # of a run: its learning rate, seed, metrics and folder
 
 
 def read_result(run: Run, out: Path) -> Result:
-    """Return a finished run as ``results.json`` has it."""
+    """Return what came of a finished run."""
     folder = run.folder(out)
     found = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-    return {"lr": run.learning_rate, "seed": run.seed, **found, "folder": str(folder)}
+    return {"learning_rate": run.learning_rate, "seed": run.seed, **found, "folder": str(folder)}
 
 
 def reported_metric(run: Run) -> str:
@@ -31,35 +32,31 @@ def reported_metric(run: Run) -> str:
     return f"{run.metric}_m" if two else run.metric
 
 
-def summarise(results: Sequence[Result], metric: str) -> dict[str, Any]:
-    """Return a task's entry of ``results.json``.
+def record(
+    tasks: Mapping[str, tuple[str, Sequence[Result]]], spec: str, data: Mapping[str, Any]
+) -> Record:
+    """Return the record of all runs.
 
     Args:
-        results: of all its runs, at least one.
-        metric: the reported one.
+        tasks: of each the metric that is reported, and the results of all its runs, at least one.
+        spec: of the model's positions.
+        data: what else there is to say of the model and its runs.
     """
-    rates: dict[float, list[Result]] = {}
-    for result in results:
-        rates.setdefault(result["lr"], []).append(result)
-    by_rate = {rate: spread(chosen, metric) for rate, chosen in rates.items()}
-    rate = max(by_rate, key=lambda rate: by_rate[rate]["mean"])
-    chosen, best = rates[rate], best_result(results, metric)
-    upright = [result for result in chosen if not result["collapsed"]]
-    return {
-        "metric": metric,
-        **spread(chosen, metric),
-        "best": best["metrics"][metric],
-        "best_run": best["folder"],
-        "lr": rate,
-        "seeds": len(chosen),
-        "statistics": {name: spread(chosen, name) for name in chosen[0]["metrics"]},
-        "by_lr": {f"{rate:g}": figures for rate, figures in by_rate.items()},
-        "collapsed": [result["folder"] for result in results if result["collapsed"]],
-        "without_collapsed": (
-            {**spread(upright, metric), "seeds": len(upright)} if upright else None
-        ),
-        "runs": list(results),
-    }
+    figures: dict[str, list[Row]] = {"tasks": [], "without_collapsed": [], "runs": []}
+    for task, (metric, results) in tasks.items():
+        chosen, best = _best_rate(results, metric), best_result(results, metric)
+        for name in best["metrics"]:
+            row = {"task": task, "metric": name, "reported": name == metric}
+            figures["tasks"].append({**row, **_spread(chosen, name, best)})
+        upright = [result for result in chosen if not result["collapsed"]]
+        if upright and len(upright) < len(chosen):
+            spread = _spread(upright, metric, best_result(upright, metric))
+            figures["without_collapsed"].append({"task": task, "metric": metric, **spread})
+        for result in results:
+            flat = {**result, **result["metrics"]}
+            del flat["metrics"]
+            figures["runs"].append({"task": task, **flat})
+    return Record("glue", figures, data, spec, command=own_command())
 
 
 def best_result(results: Sequence[Result], metric: str) -> Result:
@@ -67,11 +64,23 @@ def best_result(results: Sequence[Result], metric: str) -> Result:
     return max(results, key=lambda result: result["metrics"][metric])
 
 
-def spread(results: Sequence[Result], metric: str) -> dict[str, float]:
-    """Return best, mean, median and standard deviation (of a sample; 0 for a single run)."""
+def _best_rate(results: Sequence[Result], metric: str) -> list[Result]:
+    """Return the runs, one a seed, of the learning rate with the best mean."""
+    rates: dict[float, list[Result]] = {}
+    for result in results:
+        rates.setdefault(result["learning_rate"], []).append(result)
+    return max(
+        rates.values(), key=lambda runs: statistics.fmean(each["metrics"][metric] for each in runs)
+    )
+
+
+def _spread(results: Sequence[Result], metric: str, best: Result) -> Row:
+    """Return the best, mean, median and standard deviation (of a sample; 0 for a single run)."""
     values = [result["metrics"][metric] for result in results]
     return {
-        "best": max(values),
+        "learning_rate": results[0]["learning_rate"],
+        "seeds": len(values),
+        "best": best["metrics"][metric],
         "mean": statistics.fmean(values),
         "median": statistics.median(values),
         "std": statistics.stdev(values) if len(values) > 1 else 0.0,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fairseq_posenc.curves.picture import can_draw
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.length.candidates import parse_candidates
 from fairseq_posenc.length.checkpoint import load
@@ -16,11 +15,13 @@ from fairseq_posenc.length.report import (
     SLIDING,
     Results,
     Row,
+    record,
     table,
-    write_json,
     write_markdown,
 )
 from fairseq_posenc.length.stream import read_dictionary, read_stream
+from fairseq_posenc.reporting.pictures import can_draw
+from fairseq_posenc.reporting.record import make_folder
 
 REPORT, FIGURES, PICTURE = "lm-length.md", "lm-length.json", "lm-length.png"
 
@@ -42,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--stride", type=int, default=64, help="of the sliding window, in tokens (default: 64)")
     add("--max-tokens", type=int, default=4096, help="tokens to read at a time (default: 4096)")
     add("--out", type=Path, default=Path("lm-length"), help="folder of the results (%(default)s)")
+    add("--json", action="store_true", help="print the figures as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(
             f"--lengths {lengths[-1]}: the split {args.split} has only {len(stream):,} tokens"
         )
-    _make_folder(args.out)
+    make_folder(args.out)
     for candidate in candidates:  # so that a wrong one is told before the first is measured
         load(candidate, args.data, dictionary)
     say(f"{len(stream):,} tokens of {args.data / args.split}, all scored once for each figure")
@@ -69,10 +71,11 @@ def run(args: argparse.Namespace) -> int:
         scores = evaluate(candidate.name, loaded, stream, lengths, strides, args.max_tokens)
         rows.append(Row.of(candidate, loaded, scores))
     results = Results(args.data, args.split, len(stream), args.stride, rows)
-    write_json(results, args.out / FIGURES)
+    found = record(results)
+    found.write(args.out / FIGURES)
     drawn = can_draw() and draw(results, args.out / PICTURE)
     write_markdown(results, args.out / REPORT, PICTURE if drawn else "")
-    print(table(results))
+    print(found.text() if args.json else table(results))
     say(f"report: {args.out / REPORT}" + ("" if drawn else " (no picture)"))
     return 0
 
@@ -104,10 +107,3 @@ def _refuse_bad_sizes(
             f"--stride {args.stride} is more than the context length {lengths[0]}: tokens in "
             "between would not be scored; choose a smaller stride"
         )
-
-
-def _make_folder(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out {out}: {error.strerror}; name another folder") from None

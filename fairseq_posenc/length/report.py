@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from fairseq_posenc.length.candidates import Candidate
 from fairseq_posenc.length.checkpoint import LoadedModel
 from fairseq_posenc.length.scoring import Score
+from fairseq_posenc.reporting import markdown
+from fairseq_posenc.reporting.record import Record, own_command
 from fairseq_posenc.running.steps import write_whole
 from fairseq_posenc.version import __version__
 
@@ -74,17 +75,14 @@ class Results(NamedTuple):
 
 def table(results: Results) -> str:
     """Return the table of all models in Markdown, and the reasons for its dashes below it."""
-    lengths = "".join(f" {length:,} |" for length in results.lengths)
-    lines = [
-        f"| model | evaluation | trained at |{lengths}",
-        f"| --- | --- | ---: |{' ---: |' * len(results.lengths)}",
+    rows = [
+        [row.candidate.name, mode, f"{row.trained_length:,}", *map(_cell, scores.values())]
+        for row in results.rows
+        for mode, scores in row.scores.items()
     ]
-    for row in results.rows:
-        for mode, scores in row.scores.items():
-            cells = "".join(f" {_cell(score)} |" for score in scores.values())
-            lines.append(f"| {row.candidate.name} | {mode} | {row.trained_length:,} |{cells}")
+    header = ["model", "evaluation", "trained at", *(f"{n:,}" for n in results.lengths)]
     notes = [f"- {row.candidate.name}: {note}" for row in results.rows for note in _refusals(row)]
-    return "\n".join([*lines, "", *notes] if notes else lines)
+    return "\n".join([markdown.table(header, rows, "llr"), *([""] if notes else []), *notes])
 
 
 def _cell(score: Score) -> str:
@@ -130,29 +128,29 @@ def _introduction(results: Results) -> str:
     )
 
 
-def write_json(results: Results, path: Path) -> None:
-    """Write all figures."""
-    content = {
+def record(results: Results) -> Record:
+    """Return all figures."""
+    rows = [
+        {
+            "model": row.candidate.name,
+            "checkpoint": str(row.candidate.path),
+            "override": str(row.candidate.override) if row.candidate.override else None,
+            "position_encoding": row.encoding,
+            "trained_length": row.trained_length,
+            "updates": row.updates,
+            "evaluation": mode,
+            **score._asdict(),
+            "perplexity": score.perplexity,
+        }
+        for row in results.rows
+        for mode, scores in row.scores.items()
+        for score in scores.values()
+    ]
+    data = {
         "data": str(results.data),
         "split": results.split,
         "tokens": results.tokens,
-        "versions": {"fairseq_posenc": __version__, "torch": torch.__version__},
-        "models": [_model(row) for row in results.rows],
+        "fairseq_posenc": __version__,
+        "torch": str(torch.__version__),
     }
-    write_whole(path, json.dumps(content, indent=1) + "\n")
-
-
-def _model(row: Row) -> dict[str, Any]:
-    return {
-        "name": row.candidate.name,
-        "checkpoint": str(row.candidate.path),
-        "override": str(row.candidate.override) if row.candidate.override else None,
-        "position_encoding": row.encoding,
-        "trained_length": row.trained_length,
-        "updates": row.updates,
-        "figures": [
-            {"evaluation": mode, **score._asdict(), "perplexity": score.perplexity}
-            for mode, scores in row.scores.items()
-            for score in scores.values()
-        ],
-    }
+    return Record("lm-length", {"perplexity": rows}, data, command=own_command())

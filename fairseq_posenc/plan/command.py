@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
+import shlex
 import sys
 import tempfile
 import time
@@ -15,6 +15,7 @@ from fairseq_posenc import recipes
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.plan.probe import Measurements, Watch, checkpoint_size, largest_process
 from fairseq_posenc.plan.training import Training, read_training
+from fairseq_posenc.reporting.record import Record, own_command
 from fairseq_posenc.running.interruption import any_end_like_ctrl_c
 from fairseq_posenc.running.programs import run_logged
 
@@ -55,8 +56,17 @@ def run(args: argparse.Namespace) -> int:
     training = read_training(words)
     with any_end_like_ctrl_c("nothing is left of the probe but its log"):
         plan = measure(training, args.updates, args.log)
-    print(json.dumps(plan, indent=2) if args.json else describe(plan))
+    if args.json:
+        print(record(training, plan).text())
+    else:
+        print(describe(plan))
     return 0
+
+
+def record(training: Training, plan: dict[str, Any]) -> Record:
+    """Return the record of a probe."""
+    spec, data = training.position_encoding, {"training": shlex.join(training.command)}
+    return Record("plan", {"plan": [plan]}, data, spec, training.seed, own_command())
 
 
 def measure(training: Training, updates: int, log: Optional[Path] = None) -> dict[str, Any]:
@@ -86,9 +96,8 @@ def measure(training: Training, updates: int, log: Optional[Path] = None) -> dic
     if log is None:
         kept.unlink()
     return {
-        "kind": "plan",
-        "command": training.command,
-        "probe": {"updates": updates, "left_out": left_out},
+        "probe_updates": updates,
+        "left_out": left_out,
         **figures._asdict(),
         "process_memory": largest_process(),
         "checkpoint_bytes": size,
@@ -114,10 +123,11 @@ def _duration(training: Training, figures: Measurements) -> dict[str, Any]:
         ends.append(training.max_epoch * figures.updates_per_epoch)
     end = min(ends, default=None)
     hours = end * figures.seconds_per_update / 3600 if end else None
-    paper = None
+    paper: dict[str, Any] = {}
     if training.script and training.script in recipes.load()["pretraining"]:
         paper = recipes.pretraining(training.script).hardware
-    return {"end": end, "hours": hours, "paper": paper}
+    theirs = {f"paper_{name}": paper.get(name) for name in ("hours", "gpus", "kind")}
+    return {"end": end, "hours": hours, **theirs}
 
 
 def describe(plan: dict[str, Any]) -> str:
@@ -126,10 +136,9 @@ def describe(plan: dict[str, Any]) -> str:
     memory = f"{plan['process_memory']:.1f} GiB in the largest process"
     if plan["gpu_memory"] is not None:
         memory = f"{plan['gpu_memory']:.1f} of {plan['gpu_total']:.1f} GiB on a GPU; {memory}"
-    probe = plan["probe"]
     rows = {
-        "probe": f"{probe['updates']} updates on {device}; medians without the first "
-        f"{probe['left_out']}",
+        "probe": f"{plan['probe_updates']} updates on {device}; medians without the first "
+        f"{plan['left_out']}",
         "tokens per second": f"{plan['tokens_per_second']:,.0f}",
         "updates per second": _number(1 / plan["seconds_per_update"]),
         "an update": f"{plan['tokens_per_update']:,.0f} tokens, "
@@ -138,9 +147,9 @@ def describe(plan: dict[str, Any]) -> str:
         "checkpoint": _checkpoint(plan),
         "time": _time(plan),
     }
-    if plan["paper"] and plan["paper"]["hours"]:
-        paper = plan["paper"]
-        rows["the paper"] = f"{paper['hours']:g} hours on {paper['gpus']} x {paper['kind']}"
+    if plan["paper_hours"]:
+        paper = f"{plan['paper_hours']:g} hours on {plan['paper_gpus']} x {plan['paper_kind']}"
+        rows["the paper"] = paper
     width = max(map(len, rows))
     return "\n".join(f"{name:{width}}  {value}" for name, value in rows.items())
 

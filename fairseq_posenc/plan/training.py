@@ -27,6 +27,8 @@ class Training(NamedTuple):
         max_epoch: its last epoch, likewise.
         save_dir: where its checkpoints go.
         restores: whether it starts from the updates of another checkpoint.
+        position_encoding: what it says of the positions, None if the architecture decides.
+        seed: of everything random.
     """
 
     command: list[str]
@@ -35,6 +37,8 @@ class Training(NamedTuple):
     max_epoch: Optional[int]
     save_dir: Path
     restores: bool
+    position_encoding: Optional[str]
+    seed: int
 
     def probe(self, updates: int, save_dir: Path) -> list[str]:
         """Return the command of a short training, always from the start.
@@ -73,6 +77,8 @@ def read_training(words: Sequence[str]) -> Training:
         options.max_epoch or None,
         Path(options.save_dir),
         options.restore_file is not None,
+        options.position_encoding,
+        options.seed,
     )
 
 
@@ -91,6 +97,8 @@ def _options(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--max-epoch", type=int)
     parser.add_argument("--save-dir", default="checkpoints")
     parser.add_argument("--restore-file")
+    parser.add_argument("--position-encoding")
+    parser.add_argument("--seed", type=int, default=1)
     return parser.parse_known_args(words)[0]
 
 

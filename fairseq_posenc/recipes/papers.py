@@ -10,7 +10,8 @@ from typing import Any
 
 from fairseq_posenc import recipes
 from fairseq_posenc.recipes.commands import evaluations, finetuning, training
-from fairseq_posenc.report.tables import TABLES
+from fairseq_posenc.recipes.reported import TABLES
+from fairseq_posenc.reporting import markdown
 
 Entry = Mapping[str, Any]
 
@@ -96,7 +97,8 @@ def _ablation(name: str, ablation: Entry) -> list[str]:
 
 
 def _table(rows: Sequence[tuple[str, str, Sequence[str]]]) -> str:
-    lines = ["| row | command | test |", "| --- | --- | --- |"]
-    for name, command, tests in rows:
-        lines.append(f"| {name} | `{command}` | {'<br>'.join(f'`{test}`' for test in tests)} |")
-    return "\n".join(lines)
+    cells = [
+        (name, f"`{command}`", "<br>".join(f"`{test}`" for test in tests))
+        for name, command, tests in rows
+    ]
+    return markdown.table(("row", "command", "test"), cells, "l")

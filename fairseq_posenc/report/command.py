@@ -6,9 +6,10 @@ import argparse
 import json
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.recipes.reported import TABLES
 from fairseq_posenc.report.markdown import as_data, as_text
-from fairseq_posenc.report.search import find
-from fairseq_posenc.report.tables import TABLES, collect
+from fairseq_posenc.report.search import Found, find
+from fairseq_posenc.report.tables import collect
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "runs",
         nargs="*",
         metavar="[RECIPE=]PATH",
-        help="results of glue, squad and bleu, --save-dir of trainings, or folders that hold such; "
+        help="results of any command, --save-dir of trainings, or folders that hold such; "
         "RECIPE, as in a_base=PATH, says which of the papers' set-ups they stand for",
     )
     parser.add_argument(
@@ -32,16 +33,18 @@ def run(args: argparse.Namespace) -> int:
     """Print the report.
 
     Raises:
-        UserError: see :mod:`~fairseq_posenc.report.runs` and ``tables``.
+        UserError: see :mod:`~fairseq_posenc.report.search` and ``tables``.
     """
     if not args.runs and args.tables is None:
         raise UserError("name runs, or the papers' tables to show with --tables")
-    found = [run for argument in args.runs for run in find(argument)]
-    # A run that is named twice counts once; a file may hold several.
-    runs = {(run.path.resolve(), run.name): run for run in found}
-    tables, others = collect(list(runs.values()), args.tables)
+    found = Found({}, {})
+    for argument in args.runs:
+        found.add(find(argument))
+    if args.runs and not (found.runs or found.records):
+        raise UserError("all files were passed over: there is nothing to report")
+    tables, others = collect(list(found.runs.values()), args.tables)
     if args.json:
-        print(json.dumps(as_data(tables, others), indent=2))
+        print(json.dumps(as_data(tables, others, found.records), indent=2))
     else:
-        print(as_text(tables, others))
+        print(as_text(tables, others, found.records))
     return 0

@@ -81,13 +81,13 @@ def _batch(settings: dict[str, Any]) -> str:
 
 
 def _of_fine_tuning(run: Run, source: str) -> list[str]:
-    if run.kind != "glue":
+    if run.kind != "glue" or run.record is None:
         return []
-    recipe = recipes.load()["finetuning"]["glue"].get(run.content["protocol"], {})
-    lines = []
-    for task, entry in run.content["tasks"].items():
-        for what, key in (("learning rates", "lr"), ("seeds", "seed")):
-            ours = sorted({each[key] for each in entry["runs"]})
+    recipe = recipes.load()["finetuning"]["glue"].get(run.record.data["protocol"], {})
+    runs, lines = run.record.figures["runs"], []
+    for task in dict.fromkeys(each["task"] for each in runs):
+        for what, key in (("learning rates", "learning_rate"), ("seeds", "seed")):
+            ours = sorted({each[key] for each in runs if each["task"] == task})
             paper = _paper(recipe, task, key)
             if paper is None or ours != sorted(paper):
                 lines.append(f"{task}, {what}: {_list(ours)} (paper: {_list(paper)})")
@@ -100,7 +100,7 @@ def _of_fine_tuning(run: Run, source: str) -> list[str]:
 def _paper(recipe: dict[str, Any], task: str, key: str) -> Optional[list[float]]:
     """Return the paper's learning rates or seeds for a task, None if it gives none."""
     given = {**recipe.get("settings", {}), **recipe.get("per_task", {}).get(task, {})}
-    return given.get({"lr": "lr", "seed": "seeds"}[key])
+    return given.get({"learning_rate": "lr", "seed": "seeds"}[key])
 
 
 def _list(values: Optional[Sequence[float]]) -> str:

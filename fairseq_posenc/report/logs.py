@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Optional
 
 from fairseq_posenc import recipes
-from fairseq_posenc.curves.stages import find_stages, smoothed
-from fairseq_posenc.curves.tables import of_epochs
+from fairseq_posenc.recipes.reported import Figure
+from fairseq_posenc.reporting.stages import find_stages, smoothed
 from fairseq_posenc.running.logs import Curve, read_curve_file
 
-Figure = tuple[str, str, Optional[str]]  # task, metric, split; as the papers' tables have them
 LOG, RUN = "train.log", "run.txt"  # what the training scripts write beside the checkpoints
 
 
@@ -30,7 +29,7 @@ def of_masked_lm(curve: Curve) -> dict[Figure, float]:
         length = stages.plateau - stages.start
         for metric, updates in zip(_STAGES, (*stages, length)):
             figures["pre-training", metric, "train"] = updates
-    for epoch, entry in of_epochs(curve).items():
+    for epoch, entry in curve.epochs.items():
         # Rounded as the paper prints it.
         if round(entry.perplexity, 2) <= float(_LEVEL):
             reached = {"epoch": epoch, "update": entry.updates, "perplexity": entry.perplexity}

@@ -3,38 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Optional
 
 from fairseq_posenc import recipes
+from fairseq_posenc.recipes.reported import Figure
 from fairseq_posenc.report.differences import differences
-from fairseq_posenc.report.logs import Figure
+from fairseq_posenc.report.records import of_records
 from fairseq_posenc.report.runs import Run
 from fairseq_posenc.report.tables import Row, Table
+from fairseq_posenc.reporting import markdown
+from fairseq_posenc.reporting.record import Record
 
 
-def as_text(tables: Sequence[Table], others: Sequence[Run]) -> str:
+def as_text(tables: Sequence[Table], others: Sequence[Run], records: Mapping[Path, Record]) -> str:
     """Return the report in Markdown."""
-    papers = " ".join(f"{each}: {_paper(each)}." for each in sorted({t.id[0] for t in tables}))
+    letters = sorted({table.paper.id[0] for table in tables})
+    papers = " ".join(f"{each}: {_paper(each)}." for each in letters)
     legend = f"Every cell is ours / the paper's; - where there is no figure. {papers}"
     parts = [
-        "# Our runs beside the papers'",
+        "# Our runs beside the papers'" if tables else "# Results",
         legend if tables else "",
         *(_table(table) for table in tables),
         _others(others),
+        *of_records(records),
     ]
     return "\n\n".join(part for part in parts if part)
 
 
-def as_data(tables: Sequence[Table], others: Sequence[Run]) -> dict[str, Any]:
+def as_data(
+    tables: Sequence[Table], others: Sequence[Run], records: Mapping[Path, Record]
+) -> dict[str, Any]:
     """Return the report as JSON values."""
     return {
         "tables": [
             {
-                "id": table.id,
-                "title": table.title,
-                "columns": list(table.columns),
+                "id": table.paper.id,
+                "title": table.paper.title,
+                "columns": list(table.paper.columns),
                 "rows": [_row_as_data(table, row) for row in table.rows],
-                "note": table.note,
+                "note": table.paper.note,
             }
             for table in tables
         ],
@@ -42,6 +50,7 @@ def as_data(tables: Sequence[Table], others: Sequence[Run]) -> dict[str, Any]:
             {**_run_as_data(run), "figures": {_name(k): v for k, v in run.figures.items()}}
             for run in others
         ],
+        "records": [{"path": str(path), **each._asdict()} for path, each in records.items()],
     }
 
 
@@ -72,23 +81,22 @@ def _paper(letter: str) -> str:
 
 def _table(table: Table) -> str:
     texts = list(dict.fromkeys(name for row in table.rows for name in row.texts))
-    rule = ["---", "---", *("---:" for _ in table.columns), *("---" for _ in texts)]
-    header = [*table.columns, *(f"{name}, the paper's" for name in texts)]
-    rows = [["", "our run", *header], rule]
+    header = ["", "our run", *table.paper.columns, *(f"{name}, the paper's" for name in texts)]
+    rows = []
     for row in table.rows:
         for model in row.models or [[]]:
             ours = {**row.computed, **table.ours(model)}
             cells = [
                 f"{_show(ours.get(column), digits)} / {_show(row.paper.get(column), digits)}"
-                for column, digits in table.digits.items()
+                for column, digits in table.paper.digits.items()
             ]
             words = [row.texts.get(name, "-") for name in texts]
             name = _names(model) or ("counted" if row.computed else "-")
             rows.append([row.name, name, *cells, *words])
-    lines = "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
-    title = f"## Table {table.id}: {table.title}"
-    note = table.note and f"The paper's figures: {table.note}"
-    examples = _examples() if table.id == "C" else ""
+    lines = markdown.table(header, rows, f"ll{'r' * len(table.paper.columns)}l")
+    title = f"## Table {table.paper.id}: {table.paper.title}"
+    note = table.paper.note and f"The paper's figures: {table.paper.note}"
+    examples = _examples() if table.paper.id == "C" else ""
     parts = (title, lines, note, _differences(table), examples)
     return "\n\n".join(part for part in parts if part)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-from fairseq_posenc.report.logs import Figure
+from fairseq_posenc.recipes.reported import Figure
 from fairseq_posenc.report.training import PRETRAINING, Training, read
+from fairseq_posenc.reporting.record import Record
 
 
 class Run(NamedTuple):
@@ -24,7 +25,7 @@ class Run(NamedTuple):
         figures: in percent, or a perplexity.
         training: its pre-training, None if its checkpoint is not there any more.
         notes: what a reader has to know of the figures.
-        content: of the file of results.
+        record: what the file holds, None for a training.
     """
 
     name: str
@@ -36,7 +37,7 @@ class Run(NamedTuple):
     figures: dict[Figure, float]
     training: Optional[Training]
     notes: list[str]
-    content: dict[str, Any]
+    record: Optional[Record] = None
 
     @property
     def model(self) -> str:
@@ -47,21 +48,18 @@ class Run(NamedTuple):
         return str(path.parent if path.name.startswith("checkpoint") else path)
 
 
-def _glue(path: Path, content: dict[str, Any], recipe: Optional[str]) -> Run:
-    mean = content["protocol"] == "decbert"
-    figures: dict[Figure, float] = {}
-    notes = []
-    for task, entry in content["tasks"].items():
-        chosen = (_best_rate if mean else _best_run)(entry["runs"], entry["metric"])
-        for metric in chosen[0]["metrics"]:
-            value = statistics.fmean(run["metrics"][metric] for run in chosen)
-            figures[_figure(task, metric, "dev")] = value
-        collapsed = sum(run["collapsed"] for run in entry["runs"])
-        if collapsed:
-            notes.append(f"{task}: {collapsed} of {len(entry['runs'])} runs collapsed")
-    if content.get("unfinished"):
-        notes.append(f"not finished: {', '.join(content['unfinished'])}")
-    return _evaluation(path, content, "b_small" if mean else None, recipe, figures, notes)
+def _glue(path: Path, record: Record, recipe: Optional[str]) -> Run:
+    mean = record.data["protocol"] == "decbert"
+    figures = {
+        _figure(row["task"], row["metric"], "dev"): float(row["mean" if mean else "best"])
+        for row in record.figures["tasks"]
+    }
+    runs = Counter(run["task"] for run in record.figures["runs"])
+    collapsed = Counter(run["task"] for run in record.figures["runs"] if run["collapsed"])
+    notes = [f"{task}: {n} of {runs[task]} runs collapsed" for task, n in collapsed.items()]
+    if unfinished := record.data.get("unfinished"):
+        notes.append(f"not finished: {unfinished}")
+    return _evaluation(path, record, "b_small" if mean else None, recipe, figures, notes)
 
 
 def _figure(task: str, metric: str, split: str) -> Figure:
@@ -70,59 +68,46 @@ def _figure(task: str, metric: str, split: str) -> Figure:
     return (f"{task}-{part}", stem, split) if part in ("m", "mm") else (task, metric, split)
 
 
-def _best_run(runs: list[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
-    return [max(runs, key=lambda run: run["metrics"][metric])]
-
-
-def _best_rate(runs: list[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
-    """Return the runs, one a seed, of the learning rate where their mean is best."""
-    by_rate: dict[float, list[dict[str, Any]]] = {}
-    for run in runs:
-        by_rate.setdefault(run["lr"], []).append(run)
-    return max(
-        by_rate.values(), key=lambda group: statistics.fmean(r["metrics"][metric] for r in group)
-    )
-
-
-def _glue_test(path: Path, content: dict[str, Any], recipe: Optional[str]) -> Run:
+def _glue_test(path: Path, record: Record, recipe: Optional[str]) -> Run:
     figures: dict[Figure, float] = {
-        (task, metric, "test"): float(value)
-        for task, metrics in content["scores"].items()
-        for metric, value in metrics.items()
+        (row["task"], metric, "test"): float(value)
+        for row in record.rows
+        for metric, value in row.items()
+        if metric != "task"
     }
-    return _evaluation(path, content, "b_large", recipe, figures, [])
+    return _evaluation(path, record, "b_large", recipe, figures, [])
 
 
-def _squad(path: Path, content: dict[str, Any], recipe: Optional[str]) -> Run:
-    task = f"SQuAD{content['version']}"
+def _squad(path: Path, record: Record, recipe: Optional[str]) -> Run:
+    task, (row,) = f"SQuAD{record.data['squad']}", record.rows
     figures: dict[Figure, float] = {
-        (task, metric, "dev"): float(content[metric]) for metric in ("exact", "f1")
+        (task, metric, "dev"): float(row[metric]) for metric in ("exact", "f1")
     }
-    return _evaluation(path, content, None, recipe, figures, [])
+    return _evaluation(path, record, None, recipe, figures, [])
 
 
-# By kind: from the file, its contents, and the user's recipe.
+# By kind: from the file, its record, and the user's recipe.
 READERS = {"glue": _glue, "glue-test": _glue_test, "squad": _squad}
 
 
 def _evaluation(
     path: Path,
-    content: dict[str, Any],
+    record: Record,
     usual: Optional[str],
     recipe: Optional[str],
     figures: dict[Figure, float],
     notes: list[str],
 ) -> Run:
-    training = read_if_there(content.get("checkpoint"), path)
-    directions, encoding = content.get("attention_directions"), content.get("position_encoding")
+    training = read_if_there(record.data.get("checkpoint"), path)
+    directions, encoding = record.data.get("attention_directions"), record.spec
     if training is not None:
         directions = training.directions if directions is None else directions
         encoding = encoding or training.encoding
         if training.task not in PRETRAINING:  # a fine-tuned model
             training = read_if_there(training.start, path)
     return Run(
-        str(content.get("name") or path.stem),
-        content["kind"],
+        str(record.data.get("name") or path.stem),
+        record.kind,
         path,
         recipe or usual or _recipe_of_m4m(training),
         encoding,
@@ -130,7 +115,7 @@ def _evaluation(
         figures,
         training,
         notes,
-        content,
+        record,
     )
 
 

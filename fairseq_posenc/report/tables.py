@@ -6,19 +6,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
-from fairseq_posenc import recipes, registry
+from fairseq_posenc import registry
 from fairseq_posenc.analysis.catalogue import count_at_base_size
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.report.logs import Figure
+from fairseq_posenc.recipes.reported import TABLES, Figure, Reported, reported
 from fairseq_posenc.report.runs import Run
-
-# By the paper's own number or, where a figure or the text has the numbers, by that.
-TABLES = {
-    **{"A1": "m4m_table1", "A-loss": "m4m_losses", "A2": "m4m_table2", "A-raffel": "m4m_raffel"},
-    **{f"A{number}": f"m4m_table{number}" for number in range(3, 8)},
-    **{f"B{number}": f"decbert_table{number}" for number in range(1, 5)},
-    **{"B-figure2": "decbert_figure2", "B-figure4": "decbert_figure4", "C": "fr_en"},
-}
 
 
 class Row(NamedTuple):
@@ -40,25 +32,10 @@ class Row(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table.
+    """A paper's table, and our runs in its rows."""
 
-    Attributes:
-        id: as in ``A2``.
-        title: what it is about.
-        recipe: the set-up of its models.
-        columns: what each shows, by name.
-        digits: how many a figure has after the point, by column.
-        rows: in the paper's order.
-        note: what a reader has to know of the paper's figures.
-    """
-
-    id: str
-    title: str
-    recipe: str
-    columns: dict[str, Figure]
-    digits: dict[str, int]
+    paper: Reported
     rows: list[Row]
-    note: str
 
     @property
     def runs(self) -> list[Run]:
@@ -68,9 +45,9 @@ class Table(NamedTuple):
     def ours(self, model: Sequence[Run]) -> dict[str, float]:
         """Return the figures of one of our models by column."""
         figures = {key: value for run in model for key, value in run.figures.items()}
-        found = {name: figures[key] for name, key in self.columns.items() if key in figures}
-        others = [name for name, key in self.columns.items() if key[0] != "average"]
-        for name in self.columns.keys() - set(others):
+        found = {name: figures[key] for name, key in self.paper.columns.items() if key in figures}
+        others = [name for name, key in self.paper.columns.items() if key[0] != "average"]
+        for name in self.paper.columns.keys() - set(others):
             if all(other in found for other in others):
                 found[name] = statistics.fmean(found[other] for other in others)
         return found
@@ -91,29 +68,22 @@ def collect(runs: Sequence[Run], wanted: Optional[str]) -> tuple[list[Table], li
     for name in names:
         if name not in TABLES:
             raise UserError(f"--tables {wanted}: {name!r} is none of {', '.join(TABLES)}")
-    tables = {name: _table(name, runs) for name in TABLES}
+    tables = {name: _table(paper, runs) for name, paper in reported().items()}
     placed = {id(run) for table in tables.values() for run in table.runs}
     others = [run for run in runs if id(run) not in placed]
     chosen = [tables[name] for name in names if wanted or tables[name].runs]
     return chosen, others
 
 
-def _table(name: str, runs: Sequence[Run]) -> Table:
-    entry = recipes.load()["reported"][TABLES[name]]
-    columns = {
-        column: (each["task"], each["metric"], each["split"])
-        for column, each in entry["columns"].items()
-    }
-    released = any("released" in row for row in entry["rows"])
+def _table(paper: Reported, runs: Sequence[Run]) -> Table:
+    released = any("released" in row for row in paper.rows)
     rows = []
-    for row in entry["rows"]:
-        wanted = {"recipe": entry["recipe"], "released": False if released else None, **row}
-        models = _models(wanted, set(columns.values()), runs)
-        computed = _computed(columns, row["position_encoding"])
+    for row in paper.rows:
+        wanted = {"recipe": paper.recipe, "released": False if released else None, **row}
+        models = _models(wanted, set(paper.columns.values()), runs)
+        computed = _computed(paper.columns, row["position_encoding"])
         rows.append(Row(row["name"], row["values"], row.get("texts", {}), computed, models))
-    digits = {column: each.get("digits", 2) for column, each in entry["columns"].items()}
-    note = entry.get("note", "")
-    return Table(name, entry["title"], entry["recipe"], columns, digits, rows, note)
+    return Table(paper, rows)
 
 
 def _computed(columns: Mapping[str, Figure], encoding: str) -> dict[str, float]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Optional
 
-from fairseq_posenc.report.logs import Figure, of_masked_lm, of_translation, read_log, recipe_of
+from fairseq_posenc.recipes.reported import Figure
+from fairseq_posenc.report.logs import of_masked_lm, of_translation, read_log, recipe_of
 from fairseq_posenc.report.runs import Run
 from fairseq_posenc.report.training import Training
 
@@ -34,7 +35,6 @@ def of_training(path: Path, training: Training, recipe: Optional[str]) -> Run:
         figures,
         training,
         notes,
-        {},
     )
 
 

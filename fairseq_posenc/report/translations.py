@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from fairseq_posenc.report.runs import Run, read_if_there
 from fairseq_posenc.report.trainings import TRANSLATION, translation_task
+from fairseq_posenc.reporting.record import Record, Row
 
 
-def of_bleu(path: Path, content: dict[str, Any]) -> list[Run]:
+def of_bleu(path: Path, record: Record) -> list[Run]:
     """Return a run for each system, with the scores of greedy search.
 
     Args:
         path: of the file of figures.
-        content: of that file.
+        record: of that file.
     """
     return [
-        _run(path, row)
-        for row in content["rows"]
+        _run(path, row, record)
+        for row in record.figures["scores"]
         if row["beam"] in (None, 1)  # the report's own test is greedy
     ]
 
 
-def _run(path: Path, row: dict[str, Any]) -> Run:
+def _run(path: Path, row: Row, record: Record) -> Run:
     is_model = row["beam"] is not None and str(row["path"]).endswith(".pt")
     training = read_if_there(row["path"], path) if is_model else None
     task = translation_task(training)
@@ -38,7 +38,7 @@ def _run(path: Path, row: dict[str, Any]) -> Run:
         {figure: float(value) for figure, value in figures.items() if value is not None},
         training,
         [f"sacreBLEU {row['BLEU']:.2f}"],
-        {},
+        record,
     )
 
 

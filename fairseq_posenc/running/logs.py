@@ -81,6 +81,11 @@ class Curve(NamedTuple):
         # NaN compares as neither less nor more, so one would hide all that come after it.
         return min(self.entries, key=lambda entry: entry.loss if entry.is_finite else math.inf)
 
+    @property
+    def epochs(self) -> dict[int, Entry]:
+        """The last validation of each epoch, without losses that are no number."""
+        return {entry.epoch: entry for entry in self.entries if entry.is_finite and entry.epoch}
+
     def first_below(self, perplexity: float) -> Optional[int]:
         """Return the updates of the first point at or below a perplexity, None if there is none."""
         return next((updates for updates, value in self.points if value <= perplexity), None)

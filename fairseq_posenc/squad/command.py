@@ -8,7 +8,7 @@ from pathlib import Path
 from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
 from fairseq_posenc.squad import command_predict
 from fairseq_posenc.squad.data import read_odds, read_predictions, read_squad
-from fairseq_posenc.squad.results import print_figures, record, say, write
+from fairseq_posenc.squad.results import print_figures, record, say
 from fairseq_posenc.squad.score import evaluate, unanswered
 from fairseq_posenc.squad.train import train
 
@@ -63,7 +63,7 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="2.0: odds above it replace the prediction by no answer (default: 1)",
     )
-    add("--json", type=Path, metavar="FILE", help="write the figures for fairseq-posenc report")
+    add("--json", action="store_true", help="print the record, for fairseq-posenc report")
 
 
 def _train(args: argparse.Namespace) -> int:
@@ -81,7 +81,8 @@ def _score(args: argparse.Namespace) -> int:
     if missing := unanswered(squad, predictions):
         some = ", ".join(missing[:_SHOWN_IDS]) + (", ..." if len(missing) > _SHOWN_IDS else "")
         say(f"{len(missing):,} unanswered questions receive score 0: {some}")
-    print_figures(squad, figures)
     if args.json:
-        write(args.json, record(squad, figures, args.predictions.stem, None, None))
+        print(record(squad, figures, args.predictions.stem, None, None).text())
+    else:
+        print_figures(squad, figures)
     return 0

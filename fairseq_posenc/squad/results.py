@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.reporting.record import Record, own_command
 from fairseq_posenc.squad.data import V2, Squad
 from fairseq_posenc.squad.score import Figures
 
@@ -23,29 +24,30 @@ def record(
     name: str,
     checkpoint: Optional[Path],
     position_encoding: Optional[str],
-) -> dict[str, Any]:
-    """Return the figures as ``fairseq-posenc report`` reads them."""
+) -> Record:
+    """Return the record of the figures, by the names of SQuAD 2.0."""
     names = {"exact_match": "exact"}
-    return {
-        "kind": "squad",
+    row = {names.get(key, key): value for key, value in figures.items()}
+    data = {
         "name": name,
         "checkpoint": None if checkpoint is None else str(checkpoint),
-        "position_encoding": position_encoding,
-        "version": squad.version,
-        "total": len(squad.questions),
-        **{names.get(key, key): value for key, value in figures.items()},
+        "questions": str(squad.path),
+        "squad": squad.version,
     }
+    rows = [{**row, "total": len(squad.questions)}]
+    return Record("squad", {"scores": rows}, data, spec=position_encoding, command=own_command())
 
 
 def write(path: Path, content: Any) -> None:
-    """Write a JSON file, and say so.
+    """Write a record, or anything else as JSON, and say so.
 
     Raises:
         UserError: it cannot be written.
     """
     try:
         with open(path, "w", encoding="utf-8") as file:
-            json.dump(content, file, ensure_ascii=False)
+            is_record = isinstance(content, Record)
+            file.write(content.text() if is_record else json.dumps(content, ensure_ascii=False))
             file.write("\n")
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror})") from None

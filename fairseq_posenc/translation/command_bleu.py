@@ -12,7 +12,7 @@ from fairseq_posenc.running.steps import own_folder
 from fairseq_posenc.translation.command_translate import add_model_arguments
 from fairseq_posenc.translation.evaluation import Request, evaluate
 from fairseq_posenc.translation.generate import Options, Search
-from fairseq_posenc.translation.report import FIGURES, REPORT, write_report
+from fairseq_posenc.translation.report import FIGURES, REPORT, record, write_report
 from fairseq_posenc.translation.systems import parse_systems
 from fairseq_posenc.translation.translator import choose_device
 
@@ -59,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             name, type=int, default=default, metavar="N", help=f"{text} (default: {default})"
         )
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -69,7 +70,11 @@ def run(args: argparse.Namespace) -> int:
     """
     request = _request(args)
     with any_end_like_ctrl_c(CONTINUES), own_folder(args.out, (REPORT, FIGURES)) as lock:
-        text = write_report(evaluate(request, args.out, lock), args.out)
+        result = evaluate(request, args.out, lock)
+        text = write_report(result, args.out)
+    if args.json:
+        print(record(result).text())
+        return 0
     say(f"\n{text}\nreport: {args.out / REPORT}, figures: {args.out / FIGURES}")
     return 0
 

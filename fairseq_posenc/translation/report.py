@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional
 
+from fairseq_posenc.reporting.markdown import table
+from fairseq_posenc.reporting.record import Record, own_command
 from fairseq_posenc.running.steps import write_whole
 from fairseq_posenc.translation.generate import Search
 from fairseq_posenc.translation.piece_bleu import NAME
@@ -70,7 +70,7 @@ def write_report(result: Evaluation, out: Path) -> str:
         parts += _differences(result)
     parts += _lengths(result)
     text = "\n\n".join(parts) + "\n"
-    write_whole(out / FIGURES, json.dumps(_figures(result), indent=2, ensure_ascii=False) + "\n")
+    record(result).write(out / FIGURES)
     write_whole(out / REPORT, text)
     return text
 
@@ -96,7 +96,7 @@ def _scores(result: Evaluation) -> list[str]:
     ]
     header = ["system", "search", "length penalty", *METRICS, NAME, "checkpoint or translations"]
     signatures = {**result.signatures, NAME: result.piece_bleu}
-    return [_table(header, rows, numbers=(2, 3, 4, 5)), _list(signatures)]
+    return [table(header, rows, "llrrrrl"), _list(signatures)]
 
 
 def _differences(result: Evaluation) -> list[str]:
@@ -107,7 +107,7 @@ def _differences(result: Evaluation) -> list[str]:
     header = ["system", *(cell for metric in METRICS for cell in (metric, "p"))]
     return [
         f"## Differences from `{result.baseline}`",
-        _table(header, rows, numbers=range(1, len(header))),
+        table(header, rows),
         "p: how likely chance alone, in the choice of the test sentences, makes so large a "
         "difference (paired bootstrap). What another seed of the training would change is not in "
         "it.",
@@ -130,19 +130,15 @@ def _lengths(result: Evaluation) -> list[str]:
         for group in result.groups
     ]
     header = ["words", "sentences", *(f"`{name}`" for name in systems)]
-    return [title, _table(header, rows, numbers=range(1, len(header)))]
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int]) -> str:
-    rule = ["---:" if column in numbers else "---" for column in range(len(header))]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rule, *rows))
+    return [title, table(header, rows)]
 
 
 def _list(signatures: dict[str, str]) -> str:
     return "\n".join(f"- {name}: `{signature}`" for name, signature in signatures.items())
 
 
-def _figures(result: Evaluation) -> dict[str, object]:
+def record(result: Evaluation) -> Record:
+    """Return all figures."""
     rows = [
         {
             "system": row.system,
@@ -155,10 +151,24 @@ def _figures(result: Evaluation) -> dict[str, object]:
         }
         for row in result.rows
     ]
-    differences = {
-        name: [each._asdict() for each in found] for name, found in result.differences.items()
+    differences = [
+        {"system": name, **each._asdict()}
+        for name, found in result.differences.items()
+        for each in found
+    ]
+    lengths = [
+        {"words": group.words, "sentences": group.sentences, "system": name, "BLEU": bleu}
+        for group in result.groups or ()
+        for name, bleu in group.bleu.items()
+    ]
+    data = {
+        "subset": result.subset,
+        "reference": result.reference,
+        "sentences": result.sentences,
+        "baseline": result.baseline,
+        **{f"signature of {name}": each for name, each in result.signatures.items()},
+        **{f"test signature of {name}": each for name, each in result.test_signatures.items()},
+        f"signature of {NAME}": result.piece_bleu,
     }
-    groups = None if result.groups is None else [group._asdict() for group in result.groups]
-    changed = {"rows": rows, "differences": differences, "groups": groups}
-    # The kind stands first: fairseq-posenc report looks for it at the head of a file.
-    return {"kind": "bleu", **result._asdict(), **changed}
+    tables = {"scores": rows, "differences": differences, "lengths": lengths}
+    return Record("bleu", tables, data, command=own_command())

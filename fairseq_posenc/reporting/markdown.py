@@ -1,0 +1,27 @@
+"""Tables in Markdown, for every report and every generated page.
+
+Not by tabulate, which pads cells to the width of their column: one longer figure would change each
+line of a page that is kept. It leaves ``|`` in a cell as it is, too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+_RULES = {"l": "---", "r": "---:"}
+_BAR = re.compile(r"(?<!\\)\|")  # which would end a cell
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], align: str = "lr") -> str:
+    """Return a table.
+
+    Args:
+        header: names of the columns.
+        rows: a cell for each column.
+        align: ``l`` or ``r`` for each column, left or right; the last one holds for all that
+            follow, so that ``lr`` is a column of names and then numbers.
+    """
+    rule = [_RULES[align[min(column, len(align) - 1)]] for column in range(len(header))]
+    lines = ([_BAR.sub(r"\|", cell) for cell in row] for row in rows)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rule, *lines))

@@ -1,0 +1,120 @@
+"""The style that all pictures of lines share."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+# Okabe and Ito's colours, which colour-blind people can tell apart, without the pale ones.
+COLOURS = ("#000000", "#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9")
+STYLES = ("-", "--", ":", "-.")  # for more lines than colours
+GREY, PALE, GRID = "#666666", "#bbbbbb", "#e4e4e4"
+_TICKS = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
+_FEW_TICKS = 3
+
+
+def can_draw() -> bool:
+    """Return whether matplotlib, which is optional, is installed."""
+    # fairseq switches on everybody's messages; matplotlib's are long lists of fonts.
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def new_figure(width: float, height: float, dpi: int) -> Any:
+    """Return an empty figure of a size in inches; needs matplotlib."""
+    can_draw()
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), dpi=dpi, layout="constrained")
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a PNG file, without date and version, which would make every drawing a change."""
+    figure.savefig(path, metadata={"Software": None})
+
+
+def look(number: int, colours: Sequence[str] = COLOURS) -> dict[str, str]:
+    """Return colour and style of a line by its number."""
+    return {
+        "color": colours[number % len(colours)],
+        "linestyle": STYLES[number // len(colours) % len(STYLES)],
+    }
+
+
+def style_values(axes: Any, low: float, high: float, log: bool) -> None:
+    """Give axes their limits and ticks of values, a quiet grid, and no frame."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+
+    if log:
+        axes.set_yscale("log")
+        ticks = plain_ticks(low, high)
+        if len(ticks) < _FEW_TICKS:
+            axes.yaxis.set_major_locator(MaxNLocator(5))
+        else:
+            axes.set_yticks(ticks)
+        axes.yaxis.set_minor_locator(NullLocator())
+    axes.set_ylim(low, high)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axes.tick_params(length=0, colors=GREY)
+    axes.grid(axis="y", color=GRID, linewidth=0.8)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(PALE)
+
+
+def height(axes: Any, x: float, y: float) -> float:
+    """Return at which share of the height of axes, whose limits are set, a point is."""
+    share: float = axes.transAxes.inverted().transform(axes.transData.transform((x, y)))[1]
+    return share
+
+
+def label_ends(axes: Any, ends: Sequence[tuple[str, float, str]], room: float) -> None:
+    """Write each name where its line ends, in a column that no two names share.
+
+    Args:
+        axes: with their limits set.
+        ends: for each line the text, the share of the height that it is due, and its colour.
+        room: share of the height that a text takes.
+    """
+    for (text, _, colour), place in zip(ends, spread([due for _, due, _ in ends], room)):
+        axes.annotate(
+            text,
+            (1.015, place),
+            xycoords="axes fraction",
+            color=colour,
+            fontsize=11,
+            fontweight="bold",
+            verticalalignment="center",
+        )
+
+
+def plain_ticks(low: float, high: float) -> list[float]:
+    """Return round numbers between two positive limits, about evenly spaced on a log scale."""
+    powers = [10.0**exponent for exponent in range(-3, 300) if 10.0**exponent <= high]
+    ticks = [digit * power for power in powers for digit in _TICKS if low <= digit * power <= high]
+    step = -(-len(ticks) // 10)  # ten are enough
+    return ticks[::step] if step else []
+
+
+def spread(heights: list[float], distance: float) -> list[float]:
+    """Move heights apart, as little as their order allows, until none is too near the next."""
+    order = sorted(range(len(heights)), key=heights.__getitem__)
+    groups: list[list[int]] = []
+
+    def places(group: list[int]) -> list[float]:
+        centre = sum(heights[index] for index in group) / len(group)
+        return [centre + (place - (len(group) - 1) / 2) * distance for place in range(len(group))]
+
+    for index in order:
+        groups.append([index])
+        while len(groups) > 1 and places(groups[-1])[0] - places(groups[-2])[-1] < distance:
+            groups[-2:] = [groups[-2] + groups[-1]]
+    moved = dict(
+        zip((i for group in groups for i in group), (p for g in groups for p in places(g)))
+    )
+    return [moved[index] for index in range(len(heights))]

@@ -1,0 +1,82 @@
+"""Has a program run by the fork server, and is to its parent that program.
+
+``python -IS fork_client.py PROGRAM WORD...`` hands over its open files, directory, environment and
+words; then it passes on signals, and ends as the program does. Without a server in the environment
+it becomes the program itself.
+"""
+
+import marshal
+import os
+import signal
+import socket
+import sys
+
+SIGNALS = [signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2]
+PATIENCE = 120  # seconds: until the server has imported, on a busy machine
+
+
+def inherited() -> list:
+    """Return the numbers of the open files that a program would inherit."""
+    found = []
+    for number in range(256):
+        try:
+            if os.get_inheritable(number):
+                found.append(number)
+        except OSError:
+            continue
+    return found
+
+
+def start(connection: socket.socket, python: str, words: list) -> None:
+    """Ask the server for a program; return when it runs."""
+    asked = {
+        "words": words,
+        "python": python,
+        "files": inherited(),
+        "ignored": [number for number in SIGNALS if signal.getsignal(number) == signal.SIG_IGN],
+        "directory": os.getcwd(),
+        "umask": os.umask(0),
+        "environment": dict(os.environ),
+    }
+    body = marshal.dumps(asked)
+    connection.settimeout(PATIENCE)
+    socket.send_fds(connection, [len(body).to_bytes(8, "big")], asked["files"])
+    connection.sendall(body)
+    if not connection.recv(1):
+        sys.exit("the fork server does not answer")
+    connection.settimeout(None)
+
+
+def wait(connection: socket.socket) -> None:
+    """Pass on signals until the program has ended, and end in the same way."""
+    for number in SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: connection.send(bytes([number])))
+    told = connection.recv(2, socket.MSG_WAITALL)
+    if not told:
+        sys.exit("the fork server has ended")
+    status = int.from_bytes(told, "big", signed=True)
+    if status < 0:
+        if -status != signal.SIGKILL:
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    sys.exit(status)
+
+
+def main(program: str, words: list) -> None:
+    """Run what is called like ``program`` beside this Python."""
+    folder, name = os.path.split(program)
+    if name != "python":
+        words = [os.path.join(os.path.dirname(sys.executable), name), *words]
+    server = os.environ.get("FAIRSEQ_POSENC_TESTS_SERVER")
+    # Python's other options are about its own start, or ask for a terminal's dialogue.
+    if not server or not words or (words[0].startswith("-") and words[0] not in ("-c", "-m")):
+        os.execv(sys.executable, [sys.executable, *words])
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(server)
+        start(connection, os.path.join(folder, "python"), words)
+        wait(connection)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

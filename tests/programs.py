@@ -1,0 +1,72 @@
+"""Programs that start fast: beside another ``python``, which has them run by a server that forks.
+
+A start of a program costs seconds of imports, and the slow tests have hundreds, most of them made
+by other programs. While :func:`fast` holds, these find the others as always: beside
+``sys.executable`` or on the PATH.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+BIN = Path(sys.executable).parent
+SERVER = "FAIRSEQ_POSENC_TESTS_SERVER"
+
+
+@cache
+def _server() -> tuple[Any, Any]:
+    """Start the server, once for each session; it ends with this process.
+
+    Returns:
+        The folder of its socket and its programs, removed at the end of the session; the server.
+    """
+    folder = tempfile.TemporaryDirectory(prefix="fairseq-posenc-programs-")
+    python = Path(folder.name) / "python"
+    call = shlex.join([sys.executable, "-IS", str(HERE / "fork_client.py")])
+    python.write_text(f'#!/bin/sh\nexec {call} "$0" "$@"\n', encoding="utf-8")
+    python.chmod(0o755)
+    for program in [*BIN.glob("fairseq-*"), BIN / "sacrebleu", BIN / "torchrun"]:
+        python.with_name(program.name).symlink_to(python)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(python.with_name("socket")))
+        listener.listen()
+        server = subprocess.Popen(
+            [sys.executable, HERE / "fork_server.py", str(listener.fileno())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[listener.fileno()],
+            start_new_session=True,  # Ctrl-C is for programs, whose clients pass it on
+        )
+    return folder, server
+
+
+@contextmanager
+def fast() -> Iterator[None]:
+    """Let the programs that are started here be run by the server, which needs Linux."""
+    if sys.platform != "linux":
+        yield
+        return
+    folder = Path(_server()[0].name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", str(folder / "python"))
+        patch.setenv("PATH", str(folder), prepend=os.pathsep)
+        patch.setenv(SERVER, str(folder / "socket"))
+        yield
+
+
+def true_start() -> dict[str, str]:
+    """Return the environment in which programs are true new processes all the same."""
+    return {name: value for name, value in os.environ.items() if name != SERVER}
