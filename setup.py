@@ -27,6 +27,10 @@ SUBMITIT = ["submitit"]
 TENSORBOARD = ["tensorboard"]
 WANDB = ["wandb"]
 
+# Folders that stand at the top of a checkout, and are within the package in a wheel.
+PREPROCESS = ["preprocess", *(f"preprocess.{name}" for name in find_packages("preprocess"))]
+CONFIGS = ["finetune_configs", "finetune_configs.glue"]
+
 setup(
     name="fairseq-posenc",
     version=VERSION,
@@ -35,7 +39,11 @@ setup(
     long_description_content_type="text/markdown",
     license="MIT",
     python_requires=">=3.9",
-    packages=find_packages(include=["fairseq_posenc", "fairseq_posenc.*"]),
+    packages=[
+        *find_packages(include=["fairseq_posenc", "fairseq_posenc.*"]),
+        *(f"fairseq_posenc.{name}" for name in [*PREPROCESS, *CONFIGS]),
+    ],
+    package_dir={f"fairseq_posenc.{name}": name for name in ("preprocess", "finetune_configs")},
     package_data={"": ["py.typed", "*.json", "*.yaml"]},
     install_requires=[
         # The official fairseq cannot be imported on Python 3.11 and later;
@@ -47,6 +55,7 @@ setup(
         "sacrebleu",
         "sentencepiece>=0.2.3",  # whose offsets SQuAD needs
         "tiktoken",
+        "tqdm",
         "torch>=2.6",  # from here on loading a checkpoint runs no code
         "zstandard",
     ],

@@ -41,6 +41,7 @@ def parse_args() -> argparse.Namespace:
     add("--dropout", nargs="+", type=float, default=[0.1, 0.0], help="(default: 0.1 and 0)")
     add("--reset", nargs="+", type=int, default=[0], help="0, 1 or both (default: 0)")
     add("--dtype", choices=DTYPES, default="bfloat16", help="(default: bfloat16)")
+    add("--width", type=int, default=64, help="of a head (default: 64)")
     add("--rate", type=float, default=RATE, help=f"of lane instructions (default: {RATE:g})")
     add("--pairs", type=float, default=PAIRS, help=f"of a layer (default: {PAIRS:g})")
     add("--json", action="store_true", help="print JSON, and nothing else")
@@ -52,7 +53,7 @@ def rows_of(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     cases = itertools.product(args.arch, args.forms, args.dropout, args.reset)
     for arch, form, dropout, reset in cases:
         dtype = DTYPES[args.dtype]
-        kernels = compile_form(form, arch, dropout > 0, bool(reset), dtype)
+        kernels = compile_form(form, arch, dropout > 0, bool(reset), dtype, args.width)
         yield from (_row(arch, kernel) for kernel in kernels)
 
 

@@ -24,11 +24,13 @@ class Command(NamedTuple):
             ``run``.
         part: of a module with several commands, whose functions are ``add_PART_arguments`` and
             ``run_PART``.
+        passes: whether what follows ``--`` is for another program; ``run`` gets it as ``passed``.
     """
 
     help: str
     module: str
     part: str = ""
+    passes: bool = False
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add its options to a parser."""
@@ -73,6 +75,15 @@ COMMANDS = {
     ),
     "squad": Command(
         "fine-tune a model on SQuAD, answer its questions, score answers", ".squad.command"
+    ),
+    "preprocess": Command("make data for fairseq from texts", ".preprocessing"),
+    "train": Command(
+        "train a model of the papers, with any encoding, or go on with it",
+        ".train.command",
+        passes=True,
+    ),
+    "ablation": Command(
+        "train the models of one of the papers' ablations", ".train.command", "ablation", True
     ),
     "plan": Command(
         "measure the first updates of a training: speed, memory, hours to its end",
@@ -127,7 +138,11 @@ def _run(argv: Sequence[str] | None) -> int:
         subparser = subparsers.add_parser(name, help=command.help, description=command.help)
         if name == chosen:
             command.add_arguments(subparser)
-    args = parser.parse_args(words)
+    end = len(words)
+    if chosen in COMMANDS and COMMANDS[chosen].passes and "--" in words:
+        end = words.index("--")
+    args = parser.parse_args(words[:end])
+    args.passed = words[end + 1 :]
     logging.getLogger().setLevel(logging.WARNING)  # importing fairseq turns everything on
     try:
         return COMMANDS[args.command].run(args)

@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.running.devices import cores
 from parallel.files import read_files
 from parallel.folder import MANIFEST, is_made, written_whole
 from parallel.given import GivenPieces
@@ -153,7 +153,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--separate", action="store_true", help="pieces of its own for each language")
     add("--max-length", type=int, default=250, help="most pieces to train on (default: 250)")
     add("--max-ratio", type=float, default=3, help="most times as many pieces (default: 3)")
-    add("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)")
+    add("--workers", type=int, default=cores(), help="processes (default: all cores)")
 
 
 if __name__ == "__main__":

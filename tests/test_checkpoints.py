@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import pickle
+import re
 import zipfile
 from argparse import Namespace
 from types import SimpleNamespace
@@ -19,8 +20,10 @@ from fairseq.dataclass.configs import FairseqConfig
 from omegaconf import OmegaConf
 from torch.multiprocessing.spawn import ProcessRaisedException
 
+from commands import train
 from conftest import STOCK, make_model, make_tokens
 from fairseq_posenc.errors import UserError, one_line
+from fairseq_posenc.transformer import holding
 from fairseq_posenc.transformer.adapting import is_position_parameter
 from fairseq_posenc.transformer.commands import install_excepthook
 from fairseq_posenc.transformer.identity import is_identity
@@ -376,6 +379,19 @@ def test_a_torn_checkpoint_that_was_asked_for_or_has_no_twin_is_refused(tmp_path
     with pytest.raises(UserError, match=f"{last} is not a whole checkpoint"):
         trainer.info(f"Preparing to load checkpoint {last}")
     assert last.read_bytes() == b"PK\3\4"
+
+
+@pytest.mark.slow
+def test_a_second_training_in_a_save_dir_is_refused(tmp_path, configured):
+    configured(save_dir=str(tmp_path))
+    second = train("masked_lm", "--max-update", 1, save_dir=tmp_path, fails=True)
+    told = rf"--save-dir {tmp_path}: process {os.getpid()} on .*, since 20.* trains there; wait for"
+    assert re.match(told, second.run.error())
+    assert not list(tmp_path.glob("*.pt"))
+    configured(save_dir=str(tmp_path))  # the one that holds it may
+    os.close(holding._held.pop(tmp_path))
+    train("masked_lm", "--max-update", 1, save_dir=tmp_path)
+    assert (tmp_path / "checkpoint_last.pt").exists()
 
 
 def test_the_guard_hears_what_the_user_does_not(caplog):

@@ -49,6 +49,17 @@ def test_a_resumed_run_equals_the_uninterrupted_one(family):
     torch.testing.assert_close(ours, theirs)
 
 
+def test_a_resumed_translation_draws_the_same_batches():
+    """fairseq draws them by the epoch of the start, unless it draws them in each."""
+    several = ["--batch-size", 4, "--dropout", 0.1, "--max-epoch", 3]
+    several += ["--update-epoch-batch-itr", "True"]
+    whole = train("translation", *several)
+    middle = whole.save_dir / "checkpoint2.pt"
+    resumed = train("translation", *several, "--restore-file", middle)
+    ours, theirs = (each.checkpoint()["model"] for each in (resumed, whole))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
 @each_family
 def test_validation_after_loading_equals_validation_in_training(family):
     model = trained(family)

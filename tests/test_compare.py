@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import random
 import re
 import shlex
@@ -33,7 +32,6 @@ from fairseq_posenc.compare.settings import Settings
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.reporting import pictures, record
 from fairseq_posenc.running import logs as curves
-from fairseq_posenc.running import programs, progress, steps
 from fairseq_posenc.running.interruption import STOPPED
 from fairseq_posenc.running.logs import Curve, Entry
 
@@ -270,86 +268,6 @@ class TestPieces:
         pieces.train_pieces(text, tmp_path / "sp", int(re.findall(r"\d+", str(err.value))[1]))
 
 
-class TestSteps:
-    @staticmethod
-    def run(folder: Path, inputs: dict, goal: int = 0, **options: bool) -> tuple[list[str], dict]:
-        """Do a step that adds a line to a file; return whether it ran, and its facts."""
-        step = steps.Step(folder, inputs, goal)
-        ran = []
-
-        def work() -> dict:
-            with open(folder / "made", "a") as made:
-                made.write("x")
-            ran.append((folder / "made").read_text())
-            return {"made": len(ran[0])}
-
-        return ran, step.do(work, **options)
-
-    def test_done_once(self, tmp_path: Path) -> None:
-        assert self.run(tmp_path / "s", {"a": (1, 2)}) == (["x"], {"made": 1})
-        assert self.run(tmp_path / "s", {"a": (1, 2)}) == ([], {"made": 1})
-
-    def test_changed_inputs_start_afresh(self, tmp_path: Path) -> None:
-        self.run(tmp_path / "s", {"a": 1}, keep_unfinished=True)
-        ran, _ = self.run(tmp_path / "s", {"a": 2}, keep_unfinished=True)
-        assert ran == ["x"]
-
-    @pytest.mark.parametrize(("keep", "left"), [(True, "xx"), (False, "x")])
-    def test_interrupted_work_is_kept_if_it_can_be_continued(
-        self, tmp_path: Path, keep: bool, left: str
-    ) -> None:
-        step = steps.Step(tmp_path / "s", {"a": 1})
-
-        def stop() -> dict:
-            (step.folder / "made").write_text("x")
-            raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            step.do(stop)
-        assert step.facts is None
-        assert self.run(tmp_path / "s", {"a": 1}, keep_unfinished=keep)[0] == [left]
-
-    def test_longer_run_continues_and_shorter_starts_afresh(self, tmp_path: Path) -> None:
-        self.run(tmp_path / "s", {}, goal=10)
-        assert self.run(tmp_path / "s", {}, goal=20, keep_unfinished=True)[0] == ["xx"]
-        assert self.run(tmp_path / "s", {}, goal=15, keep_unfinished=True)[0] == ["x"]
-
-    @pytest.mark.parametrize("stamp", ["", "{", "[]", '{"inputs": {"a": 2}}'])
-    def test_damaged_stamp_counts_as_not_done(self, tmp_path: Path, stamp: str) -> None:
-        self.run(tmp_path / "s", {"a": 1})
-        (tmp_path / "s" / "stamp.json").write_text(stamp)
-        assert self.run(tmp_path / "s", {"a": 1})[0] == ["x"]
-
-    def test_folder_with_other_files_is_left_alone(self, tmp_path: Path) -> None:
-        (tmp_path / "thesis.tex").write_text("precious")
-        with (
-            pytest.raises(UserError, match=r"holds other files \(thesis.tex\)"),
-            steps.own_folder(tmp_path),
-        ):
-            pass
-        assert os.listdir(tmp_path) == ["thesis.tex"]
-
-    def test_folder_with_a_published_report_is_fine(self, tmp_path: Path) -> None:
-        (tmp_path / "report.md").write_text("")
-        with steps.own_folder(tmp_path, ("report.md",)):
-            pass
-
-    def test_two_runs_do_not_share_a_folder(self, tmp_path: Path) -> None:
-        with (
-            pytest.raises(UserError, match="another comparison"),
-            steps.own_folder(tmp_path / "out"),
-            steps.own_folder(tmp_path / "out"),
-        ):
-            pass
-        with steps.own_folder(tmp_path / "out"):
-            pass
-
-    def test_folder_that_cannot_be_made(self, tmp_path: Path) -> None:
-        (tmp_path / "file").write_text("")
-        with pytest.raises(UserError, match="--out"), steps.own_folder(tmp_path / "file" / "out"):
-            pass
-
-
 def log_line(kind: str, updates: int, loss: float, speed: float = 1000.0) -> str:
     prefix = "valid_" if kind == "valid" else ""
     figures = {"epoch": 1, "loss": f"{loss}", "num_updates": f"{updates}", "wps": f"{speed}"}
@@ -470,7 +388,7 @@ class TestReport:
         monkeypatch.setitem(sys.modules, "matplotlib", None)
         text = report.write_report(make_results(tmp_path, FOUR)).read_text()
         assert "curves.png" not in text
-        assert "pip install matplotlib" in capsys.readouterr().out
+        assert "pip install matplotlib" in capsys.readouterr().err
 
     def test_ticks_are_few_and_round(self) -> None:
         assert pictures.plain_ticks(35, 450) == [40, 50, 70, 100, 150, 200, 300, 400]
@@ -493,114 +411,7 @@ class TestReport:
         assert all(b - a > 0.0499 for a, b in zip(places, places[1:]))
 
 
-class TestProgress:
-    def test_lines_are_not_too_many_and_estimate_the_rest(
-        self, capsys: pytest.CaptureFixture
-    ) -> None:
-        now = [0.0]
-        bar = progress.Progress(200, clock=lambda: now[0])
-        bar.start("[1/2] none", 0, 100)
-        for updates in range(10, 101, 10):
-            now[0] += 1.0
-            bar.show(curves.Entry("train_inner", updates, 5.64, 50.0, None, 1000.0))
-        lines = capsys.readouterr().out.splitlines()
-        assert 3 <= len(lines) <= 5
-        assert lines[-1].startswith("[1/2] none: update 100 of 100, perplexity: training 50.0")
-        assert lines[-1].endswith("10 s left in all")
-
-    @pytest.mark.parametrize(
-        ("seconds", "text"), [(59.4, "59 s"), (61, "1 min 1 s"), (7260, "2 h 1 min")]
-    )
-    def test_times(self, seconds: float, text: str) -> None:
-        assert progress.format_time(seconds) == text
-
-
-HYDRA = "Error executing job with overrides: ['a=1']\n"
-
-
-class TestPrograms:
-    @pytest.fixture
-    def lock(self, tmp_path: Path):
-        with steps.own_folder(tmp_path / "out") as lock:
-            yield lock
-
-    @staticmethod
-    def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-        path = tmp_path / "fairseq-try"
-        path.write_text(f"#!/bin/sh\n{text}\n")
-        path.chmod(0o755)
-        monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-
-    def test_failure_shows_the_end_of_the_log_and_where_it_is(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock: int
-    ) -> None:
-        self.script(tmp_path, monkeypatch, "seq 100; echo went wrong >&2; exit 3")
-        log = tmp_path / "log"
-        with pytest.raises(UserError, match="fairseq-try failed with exit status 3") as caught:
-            programs.run_logged(["fairseq-try"], log, lock)
-        assert str(log) in str(caught.value)
-        assert "went wrong" in str(caught.value)
-        assert "\n  10\n" not in str(caught.value)
-
-    @pytest.mark.parametrize("name", ["fairseq-posenc", "fairseq-train"])
-    def test_failure_that_the_program_explained_is_one_line(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock: int, name: str
-    ) -> None:
-        self.script(tmp_path, monkeypatch, f"echo usage; echo {name}: error: too wide; exit 2")
-        with pytest.raises(UserError) as caught:
-            programs.run_logged(["fairseq-try"], tmp_path / "log", lock)
-        assert str(caught.value) == f"fairseq-try: too wide (its log: {tmp_path / 'log'})"
-
-    @pytest.mark.parametrize(
-        ("output", "message"),
-        [
-            ("fairseq-posenc: error: too wide", "too wide"),
-            ("first\nfairseq-train: error: no\nfairseq-train: error: too wide\n", "too wide"),
-            (f"{HYDRA}too wide\n\nSet the environment variable HYDRA_FULL_ERROR=1", "too wide"),
-            (f"{HYDRA}Traceback (most recent call last):\nKeyError: 1", None),
-            (f"{HYDRA}Traceback (most):\n\nfairseq_posenc.errors.UserError: too wide", "too wide"),
-            ("it said fairseq-train: error: in the middle", None),
-        ],
-    )
-    def test_mistakes_are_found_in_what_a_program_says(self, output: str, message: str) -> None:
-        assert programs.told_mistake(output) == message
-
-    def test_interruption_ends_the_program(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock: int
-    ) -> None:
-        self.script(tmp_path, monkeypatch, "echo $$; sleep 60")
-        seen = []
-
-        def stop(line: str) -> None:
-            seen.append(int(line))
-            raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            programs.run_logged(["fairseq-try"], tmp_path / "log", lock, stop)
-        with pytest.raises(ProcessLookupError):
-            os.kill(seen[0], 0)
-
-    def test_missing_command(self) -> None:
-        with pytest.raises(UserError, match="fairseq-nonsense"):
-            programs.find_command("fairseq-nonsense")
-
-
 class TestTraining:
-    def test_half_a_checkpoint_is_passed_over(self, tmp_path: Path) -> None:
-        import zipfile
-
-        for name in ("checkpoint_1_20.pt", "checkpoint_last.pt"):
-            with zipfile.ZipFile(tmp_path / name, "w") as archive:
-                archive.writestr("data", "x" * 1000)
-        assert training.newest_checkpoint(tmp_path).name == "checkpoint_last.pt"
-        whole = (tmp_path / "checkpoint_last.pt").read_bytes()
-        (tmp_path / "checkpoint_last.pt").write_bytes(whole[:500])
-        assert training.newest_checkpoint(tmp_path).name == "checkpoint_1_20.pt"
-
-    def test_no_checkpoint(self, tmp_path: Path) -> None:
-        assert training.newest_checkpoint(tmp_path) is None
-        assert training.updates_done(tmp_path) == 0
-
     def test_models_differ_only_in_their_positions(self, tmp_path: Path) -> None:
         settings = make_settings(tmp_path)
         commands = [
@@ -672,18 +483,18 @@ def test_compare_is_interrupted_and_continued(tmp_path: Path) -> None:
     ]
     both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     first = subprocess.Popen(call, **both, encoding="utf-8")
-    for line in first.stdout:
-        if ": update" in line and (out / "models/none/checkpoint_last.pt").exists():
-            break
+    while not (out / "models/none/checkpoint_last.pt").exists():
+        assert first.poll() is None, first.stdout.read()
+        time.sleep(0.02)
     first.send_signal(signal.SIGINT)
     rest = first.stdout.read()
     assert first.wait(timeout=30) == STOPPED, rest
     assert "continues" in rest
 
     began = time.time()
-    second = subprocess.run(call, stdout=subprocess.PIPE, encoding="utf-8", check=True)
+    second = subprocess.run(call, capture_output=True, encoding="utf-8", check=True)
     assert (out / "data/stamp.json").stat().st_mtime < began, "a finished step was repeated"
-    assert "to continue at update" in second.stdout
+    assert "to continue at update" in second.stderr
     text = (out / "report.md").read_text()
     assert re.search(r"\| `none` \| 0 \| [\d.]+ \|", text)
     assert re.search(r"\| `decbert_diff` \| 1,024 \| [\d.]+ \|", text)
@@ -691,5 +502,6 @@ def test_compare_is_interrupted_and_continued(tmp_path: Path) -> None:
         curve = curves.read_curve_file(out / "models" / name / "train.log")
         assert [updates for updates, _ in curve.points] == list(range(1, 41))
 
-    third = subprocess.run(call, stdout=subprocess.PIPE, encoding="utf-8", check=True)
-    assert "fairseq-train" not in third.stdout
+    third = subprocess.run(call, capture_output=True, encoding="utf-8", check=True)
+    assert "fairseq-train" not in third.stderr
+    assert third.stdout.startswith("| ")

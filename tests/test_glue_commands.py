@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,10 +19,12 @@ import torch
 
 from commands import TRAINING, USER_DIR, new_directory, run, script, trained
 from fairseq_posenc.cli import main
-from fairseq_posenc.compare.training import updates_done
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.glue import cluster
+from fairseq_posenc.glue import cluster, evaluation
+from fairseq_posenc.glue.plan import read_run
 from fairseq_posenc.reporting import record
+from fairseq_posenc.running.checkpoints import updates_done
+from fairseq_posenc.running.interruption import STOPPED
 from fairseq_posenc.running.pretrained import read_pretrained
 from fairseq_posenc.tasks.glue.data import open_data
 from fairseq_posenc.tasks.glue.definitions import TASKS
@@ -87,6 +90,7 @@ def read(path: Path) -> dict[str, Any]:
 
 RATE = ["--learning-rates", "3e-3"]
 LONG = ["--", *QUICK, f"optimization.max_epoch={EPOCHS}"]
+SHORT = ["--", *QUICK, "optimization.max_epoch=1"]
 
 
 @cache
@@ -189,7 +193,7 @@ def test_predictions_for_the_test_sets_are_as_glue_takes_them():
 
 def test_finished_runs_are_not_made_again_and_not_mixed_with_others(capsys):
     assert main(arguments("m4m", *RATE, "--out", finished(), *LONG)) == 0
-    assert "1 runs, 1 of them finished before" in capsys.readouterr().out
+    assert "1 runs, 1 of them finished before" in capsys.readouterr().err
     # The results have all runs of the folder.
     runs = record.read(finished() / "results.json").figures["runs"]
     assert [run["task"] for run in runs] == list(CHOSEN)
@@ -225,7 +229,7 @@ def test_a_stopped_run_goes_on_to_the_same_result(tmp_path, capsys):
     assert 0 < before < 3 * EPOCHS
     assert main(given) == 0
     assert f"CoLA, learning rate 0.003, seed 1: going on from update {before}" in (
-        capsys.readouterr().out
+        capsys.readouterr().err
     )
     assert f"(epoch {before // 3 + 1} @ {before} updates)" in (folder / "train.log").read_text()
     whole = finished() / "CoLA" / "lr0.003-seed1"
@@ -352,7 +356,56 @@ def test_what_stops_a_training_is_told_in_one_line(tmp_path, capsys):
         "fairseq-hydra-train: --attention-directions up: 'up' is none of both, lr, rl (its log: "
         f"{tmp_path}/CoLA/lr0.003-seed1/train.log)"
     )
-    assert capsys.readouterr().err == f"fairseq-posenc: error: {told}\n"
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1] == f"fairseq-posenc: error: {told}"
+    assert not any("INFO" in line for line in said)
+    # Nothing was trained, so that the folder takes other settings.
+    assert main(arguments("m4m", *RATE, "--out", tmp_path, *SHORT)) == 0
+    assert "1 of them finished" not in capsys.readouterr().err
+
+
+def test_a_run_killed_after_its_result_is_finished(tmp_path, monkeypatch):
+    """Its best checkpoint has lost the optimizer by then, or the last one is gone."""
+    whole = finished() / "CoLA" / "lr0.003-seed1"
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "result.json").unlink()
+
+    def kill(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(evaluation, "write_state", kill)
+    with pytest.raises(KeyboardInterrupt):
+        evaluation.evaluate(read_run(tmp_path), tmp_path)
+    assert read(tmp_path / "result.json") == read(whole / "result.json")
+
+
+def test_a_closed_terminal_leaves_the_clusters_jobs_and_nothing_is_submitted_twice(
+    tmp_path, capsys, monkeypatch
+):
+    """Jobs of submitit's local executor are processes of this machine."""
+    pytest.importorskip("submitit")
+    given = arguments("m4m", *RATE, "--out", tmp_path, "--submitit", "cluster=local", *LONG)
+    screen = tmp_path.with_name("screen")
+    with open(screen, "w") as output:
+        process = subprocess.Popen(
+            [str(script("fairseq-posenc")), *given], stdout=output, stderr=output
+        )
+    folder = tmp_path / "CoLA" / "lr0.003-seed1"
+    while not (folder / "checkpoint_last.pt").exists():
+        assert process.poll() is None, screen.read_text()
+        time.sleep(0.01)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(60) == STOPPED
+    told = "stopped; the jobs go on; the same command waits for them again"
+    assert told in screen.read_text()
+    assert not (folder / "result.json").exists()
+    monkeypatch.setattr(cluster, "_PAUSE", 0.1)
+    assert main(given) == 0
+    assert ", submitted before, its output is in" in capsys.readouterr().err
+    assert len(list((tmp_path / "submitit").glob("*_submitted.pkl"))) == 1
+    whole = finished() / "CoLA" / "lr0.003-seed1"
+    assert read(folder / "result.json") == read(whole / "result.json")
+    assert "going on" not in (folder / "train.log").read_text()
 
 
 def test_without_the_number_of_updates_the_task_refuses_to_train():

@@ -19,6 +19,7 @@ from fairseq_posenc.glue.plan import override
 from fairseq_posenc.glue.report import report
 from fairseq_posenc.glue.submission import predictions
 from fairseq_posenc.glue.summary import best_result, record
+from fairseq_posenc.recipes.composing import compose_file
 from fairseq_posenc.reporting.record import Record
 from fairseq_posenc.tasks.glue import metrics
 from fairseq_posenc.tasks.glue.definitions import PROTOCOLS, TASKS
@@ -95,10 +96,8 @@ def test_the_yaml_files_have_the_settings_of_the_papers(protocol, name):
     recipe = recipes.load()["finetuning"]["glue"][protocol]
     expected = {**recipe["not_given"], **recipe["settings"]}
     expected.update(recipe.get("per_task", {}).get(name, {}))
-    files = [config_name(protocol, TASKS[name]), "shared", protocol]  # in the order of hydra
-    merged = OmegaConf.merge(*(OmegaConf.load(CONFIGS / f"{file}.yaml") for file in files))
-    config = OmegaConf.to_container(merged)
-    assert config["defaults"] == ["_self_", *files[1:]]
+    composed = compose_file(CONFIGS / f"{config_name(protocol, TASKS[name])}.yaml")
+    config = OmegaConf.to_container(composed)
     found = {
         key: value
         for section in ("model", "optimizer", "lr_scheduler", "optimization", "dataset")
@@ -137,7 +136,7 @@ def test_updates_follow_from_the_data_or_the_paper():
 def test_a_wrong_override_and_a_missing_file_are_told(tmp_path):
     with pytest.raises(UserError, match=r"decbert_rte.yaml: Could not override 'model.drop'"):
         read_settings(CONFIGS, "decbert", TASKS["RTE"], 10, ["model.drop=1"])
-    with pytest.raises(UserError, match=r"m4m_rte.yaml is not there; give the folder finetune_con"):
+    with pytest.raises(UserError, match=r"m4m_rte.yaml is not there: name the folder"):
         read_settings(tmp_path, "m4m", TASKS["RTE"], 10, [])
 
 

@@ -54,8 +54,7 @@ def test_nothing_that_the_recipes_have_is_left_out():
         quoted = f"'{encoding}'" if "(" in encoding else encoding
         command = f"train_scripts/{name}.sh {quoted} DATA-BIN"
         if name in ("b_small", "b_large"):
-            (model,) = [each for each, value in DATA["models"].items() if value == directions]
-            command += f" --model {model}"
+            command += f" --model {recipes.model_of(directions)}"
         assert command in commands
         assert f"[{name}-{encoding}-{directions}]" in PAGE
     for name, ablation in DATA["ablations"].items():

@@ -172,10 +172,10 @@ def test_a_probe_of_a_script_says_how_long_its_recipe_takes(tmp_path):
     tiny = ["--encoder-layers", 1, "--encoder-embed-dim", 16, "--encoder-ffn-embed-dim", 16]
     tiny += ["--encoder-attention-heads", 2, "--num-workers", 0]
     # A run that has gone far already is neither continued nor touched.
-    last = tmp_path / "checkpoints/b_small" / sentences().name / "bert-none" / "checkpoint_last.pt"
+    last = tmp_path / "mine" / "checkpoint_last.pt"
     last.parent.mkdir(parents=True)
     last.write_text("not to be read", encoding="utf-8")
-    options = ["none", sentences(), "--cpu", "--", *tiny]
+    options = ["none", sentences(), "--cpu", "--save-dir", last.parent, "--", *tiny]
     done = run(
         "fairseq-posenc", "plan", "--updates", 12, SCRIPTS / "b_small.sh", *options, cwd=tmp_path
     )
@@ -199,7 +199,7 @@ def test_a_probe_of_a_script_says_how_long_its_recipe_takes(tmp_path):
         (["--updates", "3", "--", "fairseq-train", "x"], "--updates 3: a probe needs at least 10"),
         (
             [str(SCRIPTS / "b_small.sh"), "none", "nowhere", "--cpu"],
-            "b_small: error: there is no folder nowhere",
+            "there is no folder nowhere",
         ),
     ],
 )

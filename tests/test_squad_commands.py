@@ -25,6 +25,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.models.masked_lm import PositionalRoberta
 from fairseq_posenc.registry import parse
 from fairseq_posenc.running.interruption import STOPPED
+from fairseq_posenc.running.locking import is_held
 from fairseq_posenc.running.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.squad.config import configuration, recipe
 from fairseq_posenc.tasks.squad.databin import DataBin, Limits, open_data_bin
@@ -131,6 +132,10 @@ def changes(**more):
     return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
 
 
+def read(yaml_file):
+    return OmegaConf.to_container(OmegaConf.load(yaml_file))
+
+
 def train_words(out, **more):
     made = files()
     words = ["squad", "train", "--checkpoint", made.pretrained, "--data", made.data, "--out", out]
@@ -156,6 +161,30 @@ def trained():
         process.send_signal(signal.SIGTERM)
         assert process.wait() == STOPPED
     return out, run("fairseq-posenc", *train_words(out))
+
+
+@slow
+def test_nothing_is_written_once_a_training_was_killed(tmp_path, capsys):
+    """All that it starts holds its lock; while it lives, it is told who does."""
+    process = subprocess.Popen(
+        [str(script("fairseq-posenc")), *train_words(tmp_path)],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        while not (tmp_path / "checkpoint_last.pt").exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+        second = told(capsys, *train_words(tmp_path))
+        assert second.startswith(f"--out {tmp_path}: process {process.pid} on ")
+    finally:
+        process.kill()
+        process.wait()
+    deadline = time.monotonic() + 10
+    while is_held(tmp_path):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @slow
@@ -239,7 +268,7 @@ def test_wrong_input_is_told_in_one_line(tmp_path, capsys):
     assert "was not fine-tuned on SQuAD" in told(capsys, *predict, made.pretrained)
     assert told(capsys, *predict, "none.pt") == "--checkpoint none.pt: no such file"
     half = told(capsys, *predict, "none.pt", "--device", "cpu", "--fp16")
-    assert half == "--fp16 is for a GPU"
+    assert half == "--fp16 is for GPUs; leave it out, or use --device cuda"
     train = ["squad", "train", "--checkpoint", made.pretrained, "--out", tmp_path, "--data"]
     assert "was not made by preprocess/squad.py" in told(capsys, *train, tmp_path)
     out, _ = trained()
@@ -250,6 +279,11 @@ def test_wrong_input_is_told_in_one_line(tmp_path, capsys):
         "fairseq-hydra-train: --attention-directions up: 'up' is none of both, lr, rl "
         f"(its log: {tmp_path}/train.log)"
     )
+    assert read(tmp_path / "finetune.yaml")["model"]["attention_directions"] == "up"
+    # Nothing was trained, so that the folder takes other settings.
+    short = train_words(tmp_path, **{"optimization.max_epoch": 1})
+    assert cli.main(short) == 0
+    assert read(tmp_path / "finetune.yaml")["model"]["attention_directions"] == "lr"
     again = subprocess.run(made.preprocess, capture_output=True, text=True, check=True)
     assert "made before, from the same files with the same options" in again.stdout
 

@@ -1,35 +1,38 @@
-"""The scripts and YAML files of pre-training, field by field against the recipes."""
+"""``train``, ``ablation`` and the YAML files, field by field against the recipes."""
 
 from __future__ import annotations
 
+import io
 import os
 import shlex
 import shutil
 import socket
 import subprocess
 from argparse import Namespace
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from fairseq import options
 from fairseq.dataclass.initialize import add_defaults, hydra_init
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from commands import USER_DIR, kill_in_training, new_directory, run, sentences, trained
 from fairseq_posenc import recipes, registry
+from fairseq_posenc.cli import main
+from fairseq_posenc.recipes import layouts
+from fairseq_posenc.recipes.composing import compose_file
 from fairseq_posenc.transformer.options import resolve
 
 slow = pytest.mark.slow
-SCRIPTS = Path(__file__).resolve().parent.parent / "train_scripts"
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPTS = ROOT / "train_scripts"
 CONFIGS = SCRIPTS / "configs"
 PRETRAINING = recipes.load()["pretraining"]
 NAMES = list(PRETRAINING)
-# What a recipe calls attention_directions is an option of the script.
-MODELS = {directions: name for name, directions in recipes.load()["models"].items()}
 ABLATIONS = recipes.load()["ablations"]
 RUNS = [
     (name, encoding, directions)
@@ -45,6 +48,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def start(name: str, *arguments: Any, status: int = 0, cwd: Path | None = None, **variables: str):
+    """Run a script as users do."""
     done = subprocess.run(
         [str(SCRIPTS / f"{name}.sh"), *map(str, arguments)],
         cwd=cwd or new_directory(),
@@ -57,16 +61,47 @@ def start(name: str, *arguments: Any, status: int = 0, cwd: Path | None = None, 
     return done
 
 
+def call(*words: Any, status: int = 0, cwd: Path | None = None, gpus: int = 0, **variables: str):
+    """Call the command in this process, where a start of it costs nothing; return what it said."""
+    out, err, here = io.StringIO(), io.StringIO(), Path.cwd()
+    os.chdir(cwd or new_directory())
+    try:
+        with (
+            redirect_stdout(out),
+            redirect_stderr(err),
+            patch.dict(os.environ, environment(**variables), clear=True),
+            patch("torch.cuda.device_count", return_value=gpus),
+        ):
+            code = main([str(word) for word in words])
+    except SystemExit as refused:  # an option that there is not
+        code = refused.code
+    finally:
+        os.chdir(here)
+    assert code == status, err.getvalue()
+    return out.getvalue(), err.getvalue()
+
+
+def refusal(*words: Any, **how: Any) -> str:
+    """Return how a command that must not start tells why."""
+    out, err = call(*words, status=2, **how)
+    assert out == ""
+    return err.splitlines()[-1]
+
+
 def options_of(name: str, directions: str = "both") -> list[str]:
-    """Return what a script wants beside the encoding and the data."""
-    own = ["--model", MODELS[directions]] if name in ("b_small", "b_large") else []
+    """Return what a recipe wants beside the encoding and the data."""
+    models = recipes.training(name).has_models
+    own = ["--model", recipes.model_of(directions)] if models else []
     init = PRETRAINING[name]["init"].startswith("roberta")
     return [*own, "--init", __file__] if init else own
 
 
 def dry_run(name: str, encoding: str, *more: Any, **how: Any) -> tuple[list[str], str]:
-    done = start(name, encoding, how.pop("data", sentences()), "--dry-run", *more, **how)
-    return shlex.split(done.stdout), done.stderr
+    data = how.pop("data", sentences())
+    end = more.index("--") if "--" in more else len(more)
+    words = ["train", name, encoding, data, *more[:end], "--dry-run", *more[end:]]
+    out, err = call(*words, **how)
+    return shlex.split(out), err
 
 
 def settings(words: list[str]) -> Namespace:
@@ -87,13 +122,12 @@ def plain(value: Any) -> Any:
 
 
 def of_recipe(name: str) -> dict[str, Any]:
-    return {key: plain(v) for key, v in recipes.pretraining(name).all_settings.items()}
+    return {key: plain(v) for key, v in recipes.training(name).all_settings.items()}
 
 
 # ------------------------------------------------------------------------------------- settings
 
 
-@slow
 @pytest.mark.parametrize(("name", "encoding", "directions"), RUNS)
 def test_the_settings_are_the_recipes(name, encoding, directions):
     words, said = dry_run(name, encoding, *options_of(name, directions), "--gpus", 1)
@@ -107,12 +141,11 @@ def test_the_settings_are_the_recipes(name, encoding, directions):
     assert args.no_epoch_checkpoints
     assert args.save_interval_updates >= 1000
     (update_freq,) = args.update_freq
-    batch = recipes.pretraining(name).batch
+    batch = recipes.training(name).batch
     assert args.batch_size * update_freq == batch
     assert f"global batch: {batch} sequences = 1 GPU(s) x" in said
 
 
-@slow
 @pytest.mark.parametrize("gpus", [1, 2, 8, 32])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_global_batch_stays_whatever_the_gpus(name, gpus):
@@ -120,25 +153,22 @@ def test_the_global_batch_stays_whatever_the_gpus(name, gpus):
     nodes = ["--gpus", 8, "--nodes", 4, "--head", "node0:29500"] if gpus == 32 else ["--gpus", gpus]
     words, said = dry_run(name, encoding, *options_of(name), *nodes)
     args = settings(words)
-    batch, (update_freq,) = recipes.pretraining(name).batch, args.update_freq
+    batch, (update_freq,) = recipes.training(name).batch, args.update_freq
     assert args.distributed_world_size == gpus
     assert args.batch_size * update_freq * gpus == batch
     assert f"{batch} sequences = {gpus} GPU(s) x {args.batch_size} x {update_freq} steps" in said
 
 
-@slow
 @pytest.mark.filterwarnings("ignore::UserWarning")  # hydra on how fairseq uses it
 @pytest.mark.parametrize("name", NAMES)
 def test_the_yaml_file_is_the_recipe_too(name):
     """Composed as fairseq-hydra-train does, with fairseq's defaults."""
-    GlobalHydra.instance().clear()
-    hydra_init(name)
     encoding = PRETRAINING[name]["position_encodings"][0]
     overrides = ["task.data=data", f"model.position_encoding={encoding}"]
     if PRETRAINING[name]["init"].startswith("roberta"):
         overrides.append("checkpoint.finetune_from_model=init.pt")
-    with initialize_config_dir(config_dir=str(CONFIGS), version_base="1.1"):
-        config = compose(config_name=name, overrides=overrides)
+    hydra_init(name)
+    config = compose_file(CONFIGS / f"{name}.yaml", overrides)
     add_defaults(config)
     config.checkpoint.save_dir = "-"  # has hydra's working directory, which is not set here
     found: dict[str, Any] = {}
@@ -152,10 +182,37 @@ def test_the_yaml_file_is_the_recipe_too(name):
     assert {key: plain(found.get(key)) for key in expected} == expected
     gpus, (update_freq,) = config.distributed_training.distributed_world_size, found["update_freq"]
     assert gpus == PRETRAINING[name]["hardware"]["gpus"]
-    assert gpus * found["batch_size"] * update_freq == recipes.pretraining(name).batch
+    assert gpus * found["batch_size"] * update_freq == recipes.training(name).batch
     args = settings(dry_run(name, encoding, *options_of(name), "--gpus", 1)[0])
     same = ("no_epoch_checkpoints", "save_interval_updates", "keep_interval_updates")
     assert {key: config.checkpoint[key] for key in same} == {k: getattr(args, k) for k in same}
+
+
+def test_the_yaml_files_are_those_of_the_recipes():
+    """None is out of date, and none is left over."""
+    texts = layouts.files(ROOT)
+    there = {*CONFIGS.glob("*.yaml"), *(ROOT / "finetune_configs").rglob("*.yaml")}
+    assert there == set(texts)
+    for path, text in texts.items():
+        assert path.read_text(encoding="utf-8") == text, f"{path}: run make docs"
+
+
+@pytest.mark.parametrize("name", [*recipes.trainings(), "ablation"])
+def test_a_script_is_the_command_with_its_name(name):
+    text = (SCRIPTS / f"{name}.sh").read_text(encoding="utf-8")
+    command = "ablation" if name == "ablation" else f"train {name}"
+    assert text.splitlines()[-1] == f'exec fairseq-posenc {command} "$@"'
+
+
+@slow
+def test_a_script_hands_on_all_that_it_is_given():
+    data = sentences()
+    done = start("b_small", "rope(base=500)", data, "--gpus", 1, "--dry-run", "--", "--lr", "1e-3")
+    words = shlex.split(done.stdout)
+    own = ["--gpus", 1, "--", "--lr", "1e-3"]
+    assert words[1:] == dry_run("b_small", "rope(base=500)", *own)[0][1:]
+    assert words[-2:] == ["--lr", "1e-3"]
+    assert "is no data-bin folder" in start("b_small", "learned", ".", "--cpu", status=2).stderr
 
 
 # -------------------------------------------------------------------------------- data and start
@@ -168,7 +225,6 @@ def shards(count: int) -> Path:
     return folder
 
 
-@slow
 def test_shards_are_given_as_a_folder_or_joined_by_colons():
     folder = shards(3)
     joined = ":".join(str(folder / f"shard{number}") for number in range(3))
@@ -178,77 +234,148 @@ def test_shards_are_given_as_a_folder_or_joined_by_colons():
         assert (args.data, args.save_dir) == (joined, "checkpoints/a_c4/text/m4m")
 
 
-@slow
 def test_shards_that_do_not_fit_together_are_refused():
     folder = shards(2)
     (folder / "shard1" / "dict.txt").write_text("other 1\n", encoding="utf-8")
-    told = start("a_c4", "m4m", folder, "--cpu", status=2).stderr
+    told = refusal("train", "a_c4", "m4m", folder, "--cpu")
     assert "shard1/dict.txt is not that of" in told
     folder = shards(1)
     (folder / "shard1.partial").mkdir()
-    told = start("a_c4", "m4m", folder, "--cpu", status=2).stderr
+    told = refusal("train", "a_c4", "m4m", folder, "--cpu")
     assert "shard1.partial is not finished" in told
 
 
-@slow
 def test_some_of_the_shards_are_not_the_whole_corpus():
     folder = shards(2)
     for number, other in ((0, 0), (1, 2)):
         (folder / f"shard{number}").rename(folder / f"shard{other}-of-4")
-    told = start("a_c4", "m4m", folder, "--cpu", status=2).stderr
+    told = refusal("train", "a_c4", "m4m", folder, "--cpu")
     assert "shard0-of-4 is one of 4 shards, and 2 are given" in told
 
 
-@slow
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
         ("a_base", ["--gpus", 1], "this model starts from a released RoBERTa: --init CHECKPOINT"),
         ("a_large", ["--gpus", 1], "this model starts from a released RoBERTa: --init CHECKPOINT"),
         ("a_base", ["--gpus", 1, "--init", "nowhere.pt"], "--init nowhere.pt does not exist"),
-        ("a_small", ["--init", "x.pt"], "unknown option '--init'"),
-        ("a_small", ["--model", "bert"], "unknown option '--model'"),
-        ("b_small", ["--model", "bart"], "--model must be bert, decbert_same or decbert_diff, or"),
+        (
+            "a_small",
+            ["--cpu", "--init", "x.pt"],
+            "a_small starts from new weights: leave",
+        ),
+        ("a_small", ["--model", "bert"], "a_small has no models to choose from: leave --model out"),
+        ("b_small", ["--model", "bart"], "argument --model: invalid choice: 'bart'"),
         ("b_small", ["--cpu", "--", "--save-dir", "x"], "give --save-dir before the two dashes"),
+        ("b_small", ["--cpu", "--seeds", "1,2", "--", "--seed=3"], "set the seeds by --seeds 1,2"),
         ("b_small", ["--gpus", 3], "a batch of 256 sequences cannot be made of steps of 3 (3 x 1)"),
+        ("b_lm", ["--gpus", 3], "a batch of 128 sequences cannot be made of steps of 3 (3 x 1)"),
         ("b_small", ["--gpus", 1, "--nodes", 2], "--nodes 2 needs --head HOST:PORT outside SLURM"),
+        ("b_lm", ["--cpu", "--gpus", 2], "--cpu goes without --gpus, --nodes and --bf16"),
+        ("b_lm", ["--cpu", "--bf16"], "--cpu goes without --gpus, --nodes and --bf16"),
+        ("b_lm", ["--gpus"], "argument --gpus: expected one argument"),
+        ("b_lm", ["--gpus", 0], "argument --gpus: must be a whole number of at least 1, not '0'"),
+        ("b_lm", ["--per-gpu", "x"], "argument --per-gpu: must be a whole number of at least 1"),
+        ("b_lm", ["--lr", 1], "unrecognized arguments: --lr 1"),
+        ("b_lm", [], "no GPU is visible; --cpu trains on the processor, which takes long"),
     ],
 )
 def test_wrong_arguments_are_told_in_one_line(name, arguments, message):
-    done = start(name, "learned", sentences(), "--dry-run", *arguments, status=2)
-    assert done.stdout == ""
-    assert done.stderr.splitlines()[-1].startswith(f"{name}: error: {message}")
+    told = refusal("train", name, "learned", sentences(), *arguments)
+    assert told.removeprefix("fairseq-posenc").partition("error: ")[2].startswith(message)
 
 
-@slow
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["a_huge", "learned", "x"], "argument RECIPE: invalid choice: 'a_huge' (choose from"),
+        (["b_lm", "learned"], "the following arguments are required: DATA"),
+        (["b_lm", "learned", "nowhere", "--cpu"], "there is no folder nowhere"),
+        (["b_lm", "leant", "x", "--cpu"], "unknown position encoding 'leant'"),
+    ],
+)
+def test_what_is_not_there_is_told_in_one_line(words, message):
+    assert message in refusal("train", *words)
+
+
 def test_without_a_gpu_a_dry_run_shows_the_command_for_one():
     words, said = dry_run("b_small", "learned")
     assert "no GPU is visible here: this is the command for one" in said
     assert settings(words).distributed_world_size == 1
-    assert "no GPU is visible; --cpu" in start("b_small", "learned", sentences(), status=2).stderr
+    assert settings(dry_run("b_small", "learned", gpus=4)[0]).distributed_world_size == 4
 
 
-@slow
+@pytest.mark.parametrize(("gpus", "each"), [(1, 16), (2, 16), (4, 32), (8, 4), (8, 16)])
+def test_a_gpu_takes_what_the_user_says_and_several_run_under_torchrun(gpus, each):
+    words, _ = dry_run("b_lm", "learned", "--gpus", gpus, "--per-gpu", each)
+    args = settings(words)
+    assert (args.batch_size, args.update_freq) == (each, [128 // (gpus * each)])
+    launcher = [Path(word).name for word in words[: words.index(str(sentences()))]]
+    several = ["torchrun", "--standalone", f"--nproc_per_node={gpus}", "fairseq-train"]
+    assert launcher == (["fairseq-train"] if gpus == 1 else several)
+
+
+def test_the_users_options_come_last():
+    own = ["--cpu", "--save-dir", "a b", "--", "--lr", "1e-3", "--seed", 7]
+    args = settings(dry_run("b_lm", "learned", *own)[0])
+    assert (args.cpu, args.fp16) == (True, False)
+    assert (args.lr, args.seed, args.save_dir) == ([1e-3], 7, "a b")
+    assert settings(dry_run("b_lm", "learned", "--gpus", 1, "--bf16")[0]).bf16
+
+
+@pytest.mark.parametrize(
+    ("words", "folder"),
+    [
+        (["b_lm", "learned"], "learned"),
+        (["b_lm", "m4(reset=true, max_distance=8)"], "m4-max_distance=8-reset=true"),
+        (["b_lm", "rope(scaling=ntk:4,base=10000)"], "rope-scaling=ntk-4"),
+        (["b_small", "none"], "bert-none"),
+        (["b_small", "none", "--model", "decbert_same"], "decbert_same-none"),
+        (["b_lm", "none", "--", "--lr=2e-4", "--seed", 7], "none,lr=2e-4,seed=7"),
+        (["b_lm", "none", "--", "--seed", 7, "--lr", "2e-4"], "none,lr=2e-4,seed=7"),
+        (
+            ["b_lm", "none", "--", "--adam-betas", "(0.9, 0.99)", "--cross-self-attention"],
+            "none,adam_betas=0.9-0.99,cross_self_attention",
+        ),
+        (["b_lm", "none", "--", "--log-interval", 1, "--max-update", 5, "--num-workers=0"], "none"),
+    ],
+)
+def test_a_folder_is_named_by_all_that_makes_another_run(words, folder):
+    name, encoding, *more = words
+    found, _ = dry_run(name, encoding, "--cpu", *more)
+    expected = f"checkpoints/{name}/{sentences().name}/{folder}"
+    assert found[found.index("--save-dir") + 1] == expected
+
+
+def test_many_changes_make_a_short_name_of_their_own():
+    folders = set()
+    for lr in ("1e-4", "2e-4"):
+        words, _ = dry_run("b_lm", "none", "--cpu", "--", *TINY, "--lr", lr)
+        folders.add(Path(words[words.index("--save-dir") + 1]).name)
+    assert len(folders) == 2
+    assert all(name.startswith("none,7-changes-") and len(name) < 30 for name in folders)
+
+
 def test_a_folder_goes_on_with_its_own_run_only(tmp_path):
-    """The folder's name has the encoding; what else makes another run is kept in it."""
-    data, common = sentences(), ["--dry-run"]
-    folder = tmp_path / "checkpoints/b_small" / data.name / "bert-learned"
-    folder.mkdir(parents=True)
+    """What a folder was begun with is kept in it, as its name may be the user's."""
+    data, words = sentences(), ["train", "b_small", "learned", sentences(), "--dry-run"]
+    folder = tmp_path / "mine"
+    folder.mkdir()
     (folder / "checkpoint_last.pt").touch()
     (folder / "run.txt").write_text(f"b_small\nencoding learned\ndata {data.name}\nmodel bert\n")
-    start("b_small", "learned", data, *common, cwd=tmp_path)
+    same = ["--save-dir", folder]
+    call(*words, *same, cwd=tmp_path)
     more_steps = ["--", "--max-update", 7, "--log-interval", 1, "--num-workers", 0]
-    start("b_small", "learned", data, *common, *more_steps, cwd=tmp_path)
+    call(*words, *same, *more_steps, cwd=tmp_path)
     for directions in ("lr", "lr,lr,lr"):
         other = ["--", "--attention-directions", directions]
-        done = start("b_small", "learned", data, *common, *other, status=2, cwd=tmp_path)
-        assert f'this is with "--attention-directions {directions}"; choose' in done.stderr
-    same = ["--save-dir", folder]
-    done = start("b_small", "none", data, *common, *same, status=2, cwd=tmp_path)
-    told = 'it was started with "encoding learned"; this is with "encoding none"'
-    assert told in done.stderr
+        told = refusal(*words, *same, *other, cwd=tmp_path)
+        assert f'this is with "--attention-directions {directions}"; choose' in told
+    words[2] = "none"
+    told = refusal(*words, *same, cwd=tmp_path)
+    assert 'it was started with "encoding learned"; this is with "encoding none"' in told
     (folder / "checkpoint_last.pt").unlink()  # what failed before it had one blocks nothing
-    start("b_small", "none", data, *common, *same, cwd=tmp_path)
+    call(*words, *same, cwd=tmp_path)
 
 
 def test_overrides_of_the_batch_are_said():
@@ -256,37 +383,32 @@ def test_overrides_of_the_batch_are_said():
     assert "the options after the two dashes change the batch" in said
 
 
-@slow
 def test_a_restore_file_cannot_replace_the_last_checkpoint():
     folder = new_directory()
     restore = ["--cpu", "--save-dir", folder, "--", "--restore-file", "x.pt"]
     _, said = dry_run("a_base", "m4m", *restore)
     assert "starting as its options for fairseq-train say" in said
     (folder / "checkpoint_last.pt").touch()
-    told = start("a_base", "m4m", sentences(), "--dry-run", *restore, status=2).stderr
+    told = refusal("train", "a_base", "m4m", sentences(), *restore)
     assert "would be lost: leave --restore-file out" in told
 
 
-@slow
-@pytest.mark.parametrize("name", NAMES)
-def test_help_names_the_script_and_all_options(name):
-    told = start(name, "--help").stdout
-    assert f"train_scripts/{name}.sh ENCODING DATA" in told
+def test_help_names_all_recipes_and_options():
+    told, _ = call("train", "--help")
+    assert all(f"\n  {name} " in told for name in recipes.trainings())
     for option in ("--gpus N", "--nodes N", "--per-gpu N", "--save-dir DIR", "--bf16", "--dry-run"):
         assert option in told
-    assert ("--init FILE" in told) == (name in ("a_base", "a_c4", "a_large"))
-    assert ("--model NAME" in told) == (name in ("b_small", "b_large"))
+    assert all(f"\n  {name} " in call("ablation", "--help")[0] for name in ABLATIONS)
 
 
 # -------------------------------------------------------------------------------------- ablations
 
 
-@slow
 @pytest.mark.parametrize("name", ABLATIONS)
 def test_an_ablation_trains_its_models_each_in_a_folder_of_its_own(name):
-    """With its script's settings otherwise, and in the folder of that script's own runs."""
+    """With its recipe's settings otherwise, and in the folder of that recipe's own runs."""
     ablation = ABLATIONS[name]
-    lines = start("ablation", name, sentences(), "--dry-run", "--cpu").stdout.splitlines()
+    lines = call("ablation", name, sentences(), "--dry-run", "--cpu")[0].splitlines()
     found = [settings(shlex.split(line)) for line in lines]
     expected = of_recipe(ablation["recipe"])
     for args, run_ in zip(found, ablation["runs"], strict=True):
@@ -303,28 +425,26 @@ def test_an_ablation_trains_its_models_each_in_a_folder_of_its_own(name):
     }
 
 
-@slow
 def test_what_an_ablation_is_given_reaches_every_model():
     more = ["--dry-run", "--bf16", "--", "--max-update", 40000]
-    lines = start("ablation", "sinusoidal", sentences(), *more).stdout.splitlines()
+    lines = call("ablation", "sinusoidal", sentences(), *more)[0].splitlines()
+    assert len(lines) == 3
     for line in lines:
         args = settings(shlex.split(line))
         assert (args.bf16, args.max_update) == (True, 40000)
 
 
-@slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "expected scale_factor, heads, layers or sinusoidal, not ''"),
-        (["depth", "x"], "expected scale_factor, heads, layers or sinusoidal, not 'depth'"),
-        (["heads"], "expected NAME DATA"),
-        (["heads", "x", "--save-dir", "y"], "--save-dir and --model are different for each model"),
+        (["depth", "x"], "argument NAME: invalid choice: 'depth' (choose from"),
+        (["heads"], "the following arguments are required: DATA"),
+        (["heads", "x", "--save-dir", "y"], "unrecognized arguments: --save-dir y"),
+        (["heads", "x", "--cpu", "--", "--save-dir", "y"], "there is no folder x"),
     ],
 )
 def test_wrong_ablations_are_told_in_one_line(arguments, message):
-    (line,) = start("ablation", *arguments, status=2).stderr.splitlines()
-    assert line.startswith(f"ablation: error: {message}")
+    assert message in refusal("ablation", *arguments)
 
 
 # ------------------------------------------------------------------------------- several machines
@@ -338,7 +458,6 @@ def stand_in(name: str, program: str) -> str:
     return f"{folder}{os.pathsep}{os.environ['PATH']}"
 
 
-@slow
 def test_on_slurm_the_nodes_of_the_step_meet_at_the_first():
     step = {
         "SLURM_STEP_NUM_NODES": "4",
@@ -360,7 +479,7 @@ def test_on_slurm_the_nodes_of_the_step_meet_at_the_first():
         "--nproc_per_node=8",
     ]
     step["SLURM_STEP_NUM_TASKS"] = "32"
-    told = start("a_small", "m4m", sentences(), "--gpus", 8, status=2, **step).stderr
+    told = refusal("train", "a_small", "m4m", sentences(), "--gpus", 8, **step)
     assert "start it once on each node: srun --ntasks-per-node=1" in told
 
 
@@ -429,9 +548,7 @@ def test_a_killed_training_goes_on_from_its_own_checkpoint_and_not_from_the_firs
         file.truncate(last.stat().st_size // 2)
     init.unlink()  # is not needed any more
     done = start("a_base", *arguments, "--max-update", before + 2, cwd=tmp_path)
-    assert (
-        "checkpoint_last.pt is torn, from a run that was killed: checkpoint_best.pt" in done.stderr
-    )
+    assert "goes on from checkpoint_best.pt, the newest whole checkpoint" in done.stdout
     assert f"going on from {last}" in done.stderr
     assert f"Loaded checkpoint {last}" in done.stdout
     assert f"@ {before} updates)" in done.stdout
@@ -440,7 +557,7 @@ def test_a_killed_training_goes_on_from_its_own_checkpoint_and_not_from_the_firs
     assert "num_updates" in (folder / "train.log").read_text(encoding="utf-8")[len(log) :]
 
     done = start("a_base", *arguments, "--max-update", before + 2, cwd=tmp_path)
-    assert f"finished: {last} has {before + 2} updates" in done.stderr
+    assert "the training is finished, and nothing was changed" in done.stdout
     assert updates(last) == before + 2
 
 
@@ -459,3 +576,24 @@ def test_a_yaml_file_trains(tmp_path):
     )
     assert "none | directions: lr x1 rl x1" in done.positions()[0]
     assert updates(tmp_path / "checkpoints/b_small/decbert_diff-none/checkpoint_last.pt") == 2
+
+
+@slow
+def test_the_same_command_goes_on_and_its_exit_code_is_the_trainings(tmp_path):
+    """Trains for real: one update holds all of the text, so an update is an epoch."""
+    tiny = ["--decoder-layers", 1, "--decoder-embed-dim", 32, "--decoder-ffn-embed-dim", 32]
+    tiny += ["--decoder-attention-heads", 4, "--tokens-per-sample", 16, "--num-workers", 0]
+    words = ["train", "b_lm", "alibi", sentences(), "--cpu", "--save-dir", "mine", "--", *tiny]
+    first, second = (
+        run("fairseq-posenc", *words, "--max-update", updates_, cwd=tmp_path) for updates_ in (1, 3)
+    )
+    assert "starting from new weights; checkpoints go to mine" in first.err
+    assert "position encoding: alibi" in first.out
+    assert "going on from mine/checkpoint_last.pt" in second.err
+    assert "Loaded checkpoint mine/checkpoint_last.pt (epoch 2 @ 1 updates)" in second.out
+    assert updates(tmp_path / "mine/checkpoint_last.pt") == 3
+    log = (tmp_path / "mine/train.log").read_text(encoding="utf-8")
+    assert log == first.out + second.out
+    wrong = run("fairseq-posenc", *words, "--max-update", "far", cwd=tmp_path, fails=True)
+    assert wrong.status == 2
+    assert "invalid" in wrong.out

@@ -1,18 +1,17 @@
-"""The training script and the YAML file for IWSLT 2017, against the report's settings."""
+"""The recipe and the YAML file for IWSLT 2017, against the report's settings."""
 
 from __future__ import annotations
 
 import math
-import os
 import shlex
 import subprocess
+import time
 from argparse import Namespace
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
-from fairseq import options
 from fairseq.optim.lr_scheduler.tri_stage_lr_scheduler import (
     TriStageLRSchedule,
     TriStageLRScheduleConfig,
@@ -20,12 +19,13 @@ from fairseq.optim.lr_scheduler.tri_stage_lr_scheduler import (
 from fairseq.optim.sgd import SGD
 from omegaconf import OmegaConf
 
-from commands import USER_DIR, kill_in_training, new_directory, pairs, run, train
+from commands import USER_DIR, kill_in_training, pairs, run, script, train
+from fairseq_posenc.running.interruption import STOPPED
 from fairseq_posenc.transformer.options import resolve
+from test_train_scripts_pretraining import call, refusal, settings
 
 slow = pytest.mark.slow
 REPOSITORY = Path(__file__).resolve().parent.parent
-SCRIPT = REPOSITORY / "train_scripts" / "translation_iwslt17.sh"
 YAML = REPOSITORY / "finetune_configs" / "translation_iwslt17.yaml"
 # The report: 6 + 6 layers of width 512, Adam, 20 epochs, three runs.
 RECIPE = {
@@ -58,35 +58,14 @@ TINY = [
 ]
 
 
-def command(*arguments: object) -> list[str]:
-    return [str(SCRIPT), *map(str, arguments)]
-
-
-def start(*arguments: object, seeds: str | None = None, status: int = 0, cwd: Path | None = None):
-    environment = {**os.environ, "PYTHONWARNINGS": "ignore", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        command(*arguments),
-        cwd=cwd or new_directory(),
-        env={**environment, "SEEDS": seeds} if seeds else environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == status, done.stdout[-2000:] + done.stderr[-2000:]
-    return done
+NAME = "translation_iwslt17"
 
 
 @cache
 def dry_run(encoding: str, *more: object) -> tuple[list[Namespace], str]:
-    """Return how fairseq-train understands the commands, and what the script said beside them."""
-    done = start(encoding, pairs(), "--dry-run", *more)
-    commands = [shlex.split(line) for line in done.stdout.splitlines()]
-    settings = []
-    for words in commands:
-        (program,) = [i for i, word in enumerate(words) if word.endswith("/fairseq-train")]
-        parser = options.get_training_parser()
-        settings.append(options.parse_args_and_arch(parser, input_args=words[program + 1 :]))
-    return settings, done.stderr
+    """Return how fairseq-train understands the commands, and what was said beside them."""
+    out, err = call("train", NAME, encoding, pairs(), "--dry-run", *more)
+    return [settings(shlex.split(line)) for line in out.splitlines()], err
 
 
 def updates_told(said: str) -> int:
@@ -98,7 +77,6 @@ def updates_told(said: str) -> int:
 # --------------------------------------------------------------------------------------- settings
 
 
-@slow
 def test_the_settings_are_the_reports():
     settings, _ = dry_run("learned+m4m(max_distance=64)", "--gpus", 2)
     assert [args.seed for args in settings] == [1, 2, 3]
@@ -110,7 +88,6 @@ def test_the_settings_are_the_reports():
         assert (args.fp16, args.cpu, args.data) == (True, False, str(pairs()))
 
 
-@slow
 def test_the_rate_rises_over_6_epochs_and_falls_by_a_constant_factor_until_the_20th():
     settings, said = dry_run("learned+m4m(max_distance=64)", "--gpus", 2)
     updates = updates_told(said)
@@ -134,7 +111,6 @@ def rates_of(config: TriStageLRScheduleConfig, updates: list[int]) -> list[float
     return [schedule.step_update(number) for number in updates]
 
 
-@slow
 def test_the_batch_is_shared_out_and_smaller_steps_make_more_updates():
     settings, said = dry_run("learned+m4m(max_distance=64)", "--gpus", 2)
     assert "global batch: 8192 tokens = 2 GPU(s) x 4096 x 1 steps (--update-freq)" in said
@@ -146,25 +122,34 @@ def test_the_batch_is_shared_out_and_smaller_steps_make_more_updates():
     assert updates_told(said) > 1
 
 
+def test_nodes_share_the_batches_of_an_epoch_as_gpus_do():
+    """Four machines of a GPU make as many updates as one of four, and a quarter of one GPU's."""
+    each = ["--per-gpu", 2048, "--head", "node0:29500", "--seeds", 1]
+    tiny = ["--", *TINY, "--update-freq", 1]
+    updates = {}
+    for gpus, nodes in ((1, 1), (4, 1), (1, 4)):
+        (args,), said = dry_run("rope", *each, "--gpus", gpus, "--nodes", nodes, *tiny)
+        updates[gpus, nodes] = updates_told(said)
+        assert args.distributed_world_size == gpus * nodes
+        assert args.warmup_steps == 6 * updates_told(said)
+        assert args.decay_steps == 14 * updates_told(said)
+    assert updates[1, 4] == updates[4, 1] == math.ceil(updates[1, 1] / 4)
+    assert updates[1, 4] < updates[1, 1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["rope"], "expected ENCODING DATA; "),
-        (["rope", "nowhere", "--cpu"], "there is no folder nowhere"),
-        (
-            ["rope", "DATA", "--gpus", "3"],
-            "a batch of 8192 tokens cannot be made of steps",
-        ),
-        (["rope", "DATA", "--cpu", "--", "--seed", "4"], "set the seeds by SEEDS='1 2', and the"),
-        (["rope", "DATA", "--cpu", "--", "--save-dir=x"], "set the seeds by SEEDS='1 2', and the"),
+        (["--gpus", 3], "a batch of 8192 tokens cannot be made of steps"),
+        (["--cpu", "--seeds", "one"], "argument --seeds: must be a whole number of at least 1"),
+        (["--cpu", "--", "--seed", 4], "set the seeds by --seeds 1,2 before the two dashes"),
+        (["--cpu", "--", "--save-dir=x"], "give --save-dir before the two dashes"),
+        (["--cpu", "--", "--update-freq", "1,2"], "--update-freq: give one number, so that"),
     ],
 )
 def test_wrong_arguments_are_told_in_one_line(arguments, message):
-    words = [str(pairs()) if word == "DATA" else word for word in arguments]
-    done = start(*words, status=2)
-    assert done.stdout == ""
-    (line,) = done.stderr.splitlines()
-    assert line.startswith(f"translation_iwslt17: error: {message}")
+    told = refusal("train", NAME, "rope", pairs(), *arguments)
+    assert told.partition("error: ")[2].startswith(message)
 
 
 # -------------------------------------------------------------------------------------- real runs
@@ -183,30 +168,46 @@ def test_a_killed_training_goes_on_and_the_best_seed_is_named(tmp_path):
     options = [*TINY, "--clip-norm", 1.0, "--log-interval", 1]
     endless = ["--save-interval-updates", 1, "--keep-interval-updates", 1, "--max-epoch", 100_000]
     last = tmp_path / "runs" / "seed1" / "checkpoint_last.pt"
-    arguments = ["rope", pairs(), "--cpu", "--save-dir", "runs", "--", *options, *endless]
-    kill_in_training(command(*arguments), last, tmp_path, SEEDS="1")
+    words = ["train", NAME, "rope", pairs(), "--cpu", "--save-dir", "runs", "--seeds"]
+    command = [script("fairseq-posenc"), *words, "1,2", "--", *options, *endless]
+    kill_in_training(command, last, tmp_path)
     epoch, before, _ = checkpoint(last)
 
     options += ["--max-epoch", epoch + 1]
-    done = start(
-        *("rope", pairs(), "--cpu", "--save-dir", "runs", "--", *options),
-        seeds="1 2",
-        cwd=tmp_path,
+    done = run("fairseq-posenc", *words, "1,2", "--", *options, cwd=tmp_path)
+    assert (
+        f"Loaded checkpoint runs/seed1/checkpoint_last.pt (epoch {epoch} @ {before} upd" in done.out
     )
-    said = done.stdout + done.stderr
-    assert f"Loaded checkpoint runs/seed1/checkpoint_last.pt (epoch {epoch} @ {before} upd" in said
     losses = {}
     for seed in (1, 2):
         path = f"runs/seed{seed}/checkpoint_best.pt"
         _, updates, losses[path] = checkpoint(tmp_path / f"runs/seed{seed}/checkpoint_last.pt")
         # The updates of an epoch were counted as fairseq has made them.
-        assert updates == (epoch + 1) * updates_told(said)
+        assert updates == (epoch + 1) * updates_told(done.err)
     first, second = sorted(losses, key=losses.get)
     nats = [losses[path] * math.log(2) for path in (first, second)]  # as the report has them
-    assert done.stdout.splitlines()[-2:] == [
+    assert done.out.splitlines()[-2:] == [
         f"best  validation loss {losses[first]:.4f} bits, {nats[0]:.4f} nats  {first}",
         f"      validation loss {losses[second]:.4f} bits, {nats[1]:.4f} nats  {second}",
     ]
+
+
+@slow
+def test_a_run_of_several_ends_with_its_command(tmp_path):
+    words = ["train", NAME, "rope", pairs(), "--cpu", "--save-dir", "runs", "--seeds", "1,2"]
+    command = [script("fairseq-posenc"), *words, "--", *TINY, "--max-epoch", 100_000]
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen([*map(str, command)], cwd=tmp_path, stdout=quiet, stderr=quiet)
+    log = tmp_path / "runs" / "seed1" / "train.log"
+    while not (log.exists() and "| valid |" in log.read_text(encoding="utf-8")):
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.terminate()  # the command alone, as a cluster may
+    assert process.wait(60) == STOPPED
+    size = log.stat().st_size
+    time.sleep(1)  # some epochs, if the training were still running
+    assert log.stat().st_size == size
+    assert not (tmp_path / "runs" / "seed2").exists()
 
 
 @slow

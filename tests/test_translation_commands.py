@@ -497,13 +497,13 @@ def test_an_evaluation_that_was_killed_goes_on_with_the_next_part(evaluated, tmp
         assert process.stderr.read().endswith(told)
     before = first.stat().st_mtime_ns
     assert main(command) == 0
-    assert [line for line in capsys.readouterr().out.splitlines() if "part " in line] == [
+    assert [line for line in capsys.readouterr().err.splitlines() if "part " in line] == [
         "rope, greedy: part 2 of 2"
     ]
     assert first.stat().st_mtime_ns == before
     assert lines(out / "rope" / "greedy.txt") == lines(evaluated / "rope" / "greedy.txt")
     assert main(command) == 0
-    assert "part " not in capsys.readouterr().out  # nothing was left to do
+    assert "part " not in capsys.readouterr().err  # nothing was left to do
 
 
 # ---------------------------------------------------------------------------------------- average
@@ -656,6 +656,8 @@ def test_a_data_folder_that_does_not_fit_is_refused(capsys, tmp_path):
 @slow
 def test_what_is_to_be_evaluated_must_be_there(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    message = refused(capsys, "bleu", "rope=missing.pt")
+    assert message == "rope: missing.pt: no such file\n"
     message = refused(capsys, "bleu", f"rope={model()}")
     assert "is a folder; name a checkpoint in it, or --average N" in message
     message = refused(capsys, "bleu", f"rope={model()}", "--average", "4")

@@ -30,6 +30,7 @@ with pytest.MonkeyPatch.context() as patch:
         # Triton reads it when kernels are defined. Other tests, and what they start, must not.
         patch.setenv("TRITON_INTERPRET", "1")
     attention = importlib.import_module("fairseq_posenc.backends.triton.attention")
+    sizes = importlib.import_module("fairseq_posenc.backends.triton.sizes")
     gradients = importlib.import_module("fairseq_posenc.backends.triton.gradients")
     waves = importlib.import_module("fairseq_posenc.backends.triton.waves")
 
@@ -266,7 +267,7 @@ def test_dropout_is_the_same_backward_and_in_blocks_of_any_size(block, monkeypat
     torch.manual_seed(3)
     units = torch.eye(20, 24, device=DEVICE).expand_as(value)
     weights, _ = backend.attend(query, key, units, terms, Mask("lr"), dropout=0.3)
-    monkeypatch.setattr(attention, "block_size", lambda dtype: block)
+    monkeypatch.setattr(sizes, "block_size", lambda dtype: block)
     torch.manual_seed(3)
     ours, _ = backend.attend(query, key, value, terms, Mask("lr"), dropout=0.3)
     plain = reference.softmax(reference.scores(query, key, terms), Mask("lr"))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import platform
 from pathlib import Path
 
 import torch
 
 import fairseq_posenc
+from fairseq_posenc.running.devices import cores
 
 
 def machine(device: torch.device) -> str:
@@ -18,7 +18,7 @@ def machine(device: torch.device) -> str:
         where = f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}"
     else:
         threads = torch.get_num_threads()
-        where = f"{_processor()}, {os.cpu_count()} cores, {threads} thread(s) used"
+        where = f"{_processor()}, {cores()} cores, {threads} thread(s) used"
     return (
         f"{where}; torch {torch.__version__}, Python {platform.python_version()}, "
         f"fairseq-posenc {fairseq_posenc.__version__}"

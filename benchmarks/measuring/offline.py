@@ -17,7 +17,7 @@ from fairseq_posenc.backends.base import Mask
 from fairseq_posenc.encodings.base import Terms
 from measuring.machine_code import Code, read
 
-HEADS, WIDTH, LENGTH = 12, 64, 512
+HEADS, LENGTH = 12, 512
 FORMS: dict[str, dict[str, Any]] = {
     "plain": {},
     "bias": {"bias": HEADS},
@@ -41,24 +41,24 @@ class Compiled(NamedTuple):
 
 
 def compile_form(
-    form: str, arch: int, dropout: bool, reset: bool, dtype: torch.dtype
+    form: str, arch: int, dropout: bool, reset: bool, dtype: torch.dtype, width: int
 ) -> list[Compiled]:
     """Return every kernel of a forward and a backward pass, as often as it is started."""
     with compiling(arch) as started:
-        qkv = [torch.zeros(1, HEADS, LENGTH, WIDTH, dtype=dtype, requires_grad=True) for _ in "qkv"]
-        out, _ = backend.attend(*qkv, terms_of(form, reset), Mask(), 0.1 if dropout else 0.0)
+        qkv = [torch.zeros(1, HEADS, LENGTH, width, dtype=dtype, requires_grad=True) for _ in "qkv"]
+        out, _ = backend.attend(*qkv, terms_of(form, reset, width), Mask(), 0.1 if dropout else 0.0)
         out.sum().backward()
     codes = {kernel.hash: (kernel, options["N"] ** 2) for _, options, kernel in started}
     read_once = {key: read(kernel, tile) for key, (kernel, tile) in codes.items()}
     return [Compiled(form, name, dropout, reset, read_once[x.hash]) for name, _, x in started]
 
 
-def terms_of(form: str, reset: bool) -> Terms:
+def terms_of(form: str, reset: bool, width: int) -> Terms:
     """Return the terms of a form with trained tables of zeros."""
     rows = 2 * LENGTH - 1 + 2 * reset
     terms: dict[str, Any] = {"first": (torch.arange(LENGTH) == 0)[None]} if reset else {}
     for name, value in FORMS[form].items():
-        size = () if name in ("gain", "bias") else (WIDTH,)
+        size = () if name in ("gain", "bias") else (width,)
         if isinstance(value, str):
             terms[name] = terms[value]
         else:

@@ -11,8 +11,8 @@ from fairseq_posenc.compare.report import PICTURE, RECORD, REPORT, record, table
 from fairseq_posenc.compare.settings import Settings
 from fairseq_posenc.compare.statements import statements
 from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
+from fairseq_posenc.running.locking import own_folder
 from fairseq_posenc.running.progress import say
-from fairseq_posenc.running.steps import own_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,8 +68,9 @@ def run(args: argparse.Namespace) -> int:
         found.write(settings.out / RECORD)
     if args.json:
         print(found.text())
-        return 0
-    say("\n".join(["", table(results.outcomes), "", *statements(results), "", f"report: {report}"]))
+    else:
+        print("\n".join([table(results.outcomes), "", *statements(results)]))
+    say(f"report: {report}")
     return 0
 
 

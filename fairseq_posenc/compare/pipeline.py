@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Callable, NamedTuple
 
 from fairseq_posenc.compare import corpus, pieces, training
 from fairseq_posenc.compare.contenders import Contender
 from fairseq_posenc.compare.documents import python_library
 from fairseq_posenc.compare.settings import TRAIN_OPTIONS, Settings
-from fairseq_posenc.running.logs import Curve, read_curve_file
+from fairseq_posenc.running.checkpoints import updates_done
+from fairseq_posenc.running.logs import Curve, Entry, read_curve_file
 from fairseq_posenc.running.programs import run_logged
-from fairseq_posenc.running.progress import Progress, say
+from fairseq_posenc.running.progress import bar, say
 from fairseq_posenc.running.steps import Facts, Step
 from fairseq_posenc.version import __version__
 
@@ -83,11 +84,11 @@ class Pipeline:
         data = self._data_step()
         data.do(lambda: self._make_data(data.folder))
         steps = [self._training_step(contender, data) for contender in self._settings.contenders]
-        self._progress = Progress(sum(map(_updates_left, steps)))
         outcomes = []
-        for number, (contender, step) in enumerate(zip(self._settings.contenders, steps), start=1):
-            label = f"[{number}/{len(steps)}] {contender.name}"
-            outcomes.append(self._model(contender, step, label))
+        with bar("all models", sum(map(_updates_left, steps)), " updates") as self._bar:
+            for number, (contender, step) in enumerate(zip(self._settings.contenders, steps), 1):
+                label = f"[{number}/{len(steps)}] {contender.name}"
+                outcomes.append(self._model(contender, step, label))
         return Results(self._settings, text, outcomes)
 
     def _write_text(self) -> Facts:
@@ -150,14 +151,28 @@ class Pipeline:
         return Outcome(contender, curve, **trained, **validated)
 
     def _train(self, contender: Contender, step: Step, label: str) -> Facts:
-        done = training.updates_done(step.folder)
+        done = updates_done(step.folder)
         if done >= step.goal:  # stopped between the end of the training and its stamp
             return training.measure(step.folder)
-        self._progress.start(label, done, step.goal)
+        where = f"to continue at update {done:,}" if done else f"for {step.goal:,} updates"
+        say(f"{label}: starting fairseq-train {where}")
         command = training.train_command(
             data_folder(self._settings), step.folder, contender, self._settings
         )
-        return training.train(command, step.folder, self._progress.show, self._lock)
+        return training.train(command, step.folder, self._watch(done), self._lock)
+
+    def _watch(self, done: int) -> Callable[[Entry], None]:
+        """Return what shows the figures of a training that has made some updates."""
+        figures: dict[str, str] = {}
+
+        def watch(entry: Entry) -> None:
+            nonlocal done
+            figures[entry.kind] = f"{entry.perplexity:,.1f}"
+            self._bar.set_postfix(figures, refresh=False)
+            self._bar.update(max(0, entry.updates - done))
+            done = max(done, entry.updates)
+
+        return watch
 
     def _validate(self, trained: Step, label: str) -> Facts:
         folder = trained.folder / "validation"
@@ -175,4 +190,4 @@ class Pipeline:
 def _updates_left(step: Step) -> int:
     if step.facts is not None:
         return 0
-    return step.goal - (training.updates_done(step.folder) if step.can_continue else 0)
+    return step.goal - (updates_done(step.folder) if step.can_continue else 0)

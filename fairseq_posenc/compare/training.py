@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
-import zipfile
 from pathlib import Path
-from typing import Any, Callable, Optional
-
-import torch
+from typing import Callable
 
 from fairseq_posenc.compare.contenders import Contender
 from fairseq_posenc.compare.settings import TRAIN_OPTIONS, WHOLE, Settings
@@ -17,9 +13,10 @@ from fairseq_posenc.running.logs import Entry, parse_line
 from fairseq_posenc.running.programs import run_logged
 from fairseq_posenc.running.steps import Facts
 from fairseq_posenc.transformer.adapting import is_position_parameter
+from fairseq_posenc.transformer.mending import LAST, ensure_last
+from fairseq_posenc.transformer.reading import open_mapped
 
 LOG = "train.log"
-FINAL = "checkpoint_last.pt"
 # Beyond any run: validation and checkpoints are counted in updates, not in rounds of the data.
 _NEVER = "1000000000"
 
@@ -42,7 +39,7 @@ def train_command(data: Path, folder: Path, contender: Contender, settings: Sett
 def validate_command(data: Path, folder: Path, settings: Settings) -> list[str]:
     """Return the command that measures one trained model, but for where it finds the package."""
     return [
-        *("fairseq-validate", str(data), "--task", "masked_lm", "--path", str(folder / FINAL)),
+        *("fairseq-validate", str(data), "--task", "masked_lm", "--path", str(folder / LAST)),
         *("--max-tokens", settings.option("--max-tokens"), *WHOLE),
         *("--log-format", "json"),
         *("--num-workers", "0", "--distributed-world-size", "1"),
@@ -54,26 +51,8 @@ def with_user_dir(command: list[str]) -> list[str]:
     return [*command, "--user-dir", str(USER_DIR)]
 
 
-def newest_checkpoint(folder: Path) -> Optional[Path]:
-    """Return the newest whole checkpoint of an interrupted training, None if there is none.
-
-    fairseq copies a new checkpoint to ``checkpoint_last.pt`` byte by byte; stopped in the middle,
-    it leaves a part of a file, which is not an archive.
-    """
-    whole = [path for path in folder.glob("*.pt") if zipfile.is_zipfile(path)]
-    return max(whole, key=lambda path: path.stat().st_mtime_ns, default=None)
-
-
-def updates_done(folder: Path) -> int:
-    """Return the updates behind a training's newest checkpoint, 0 if it has none."""
-    checkpoint = newest_checkpoint(folder)
-    if checkpoint is None:
-        return 0
-    return int(_load(checkpoint)["optimizer_history"][-1]["num_updates"])
-
-
 def train(command: list[str], folder: Path, watch: Callable[[Entry], None], lock: int) -> Facts:
-    """Train one model from its newest checkpoint, if it has one; return its figures.
+    """Train one model from its last checkpoint, if it has one; return its figures.
 
     Args:
         command: what :func:`train_command` returns.
@@ -84,8 +63,7 @@ def train(command: list[str], folder: Path, watch: Callable[[Entry], None], lock
     Raises:
         UserError: the training failed.
     """
-    if checkpoint := newest_checkpoint(folder):
-        command = [*command, "--restore-file", str(checkpoint)]
+    ensure_last(folder)
     run_logged(with_user_dir(command), folder / LOG, lock, _reader(watch))
     return measure(folder)
 
@@ -98,19 +76,14 @@ def _reader(watch: Callable[[Entry], None]) -> Callable[[str], None]:
     return read
 
 
-def _load(checkpoint: Path) -> dict[str, Any]:
-    return torch.load(checkpoint, map_location="cpu", weights_only=True)
-
-
 def measure(folder: Path) -> Facts:
     """Return the figures of a trained model that its checkpoint holds.
 
     The time is fairseq's own: of training, validation and writing checkpoints, summed over the
     parts of a training that was continued, without starting up.
     """
-    if (newest := newest_checkpoint(folder)) not in (None, folder / FINAL):
-        shutil.copyfile(newest, folder / FINAL)  # stopped just while fairseq copied it
-    state = _load(folder / FINAL)
+    ensure_last(folder)  # it may have been stopped just while fairseq copied it
+    state = open_mapped(folder / LAST)
     sizes = {key: value.numel() for key, value in state["model"].items()}
     return {
         "position_parameters": sum(n for key, n in sizes.items() if is_position_parameter(key)),

@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.glue.plan import Run
+from fairseq_posenc.glue.plan import RESULT, Run
 from fairseq_posenc.glue.worker import work
+from fairseq_posenc.running.interruption import Ended
+from fairseq_posenc.running.locking import is_held
 from fairseq_posenc.running.programs import told_mistake
 from fairseq_posenc.running.progress import say
+from fairseq_posenc.running.steps import write_whole
 
+JOB = "job.txt"  # in a run's folder, the job that was submitted for it last
 _PAUSE = 10.0  # seconds between two looks at the jobs
 
 
@@ -31,7 +35,7 @@ class Job:
 
 
 def work_on_cluster(runs: Sequence[Run], out: Path, options: Sequence[str]) -> list[str]:
-    """Submit the runs, wait for them, and return a line for each that failed.
+    """Submit the runs that no job is at, wait for all, and return a line for each that failed.
 
     Args:
         runs: what is still to be done.
@@ -41,7 +45,8 @@ def work_on_cluster(runs: Sequence[Run], out: Path, options: Sequence[str]) -> l
 
     Raises:
         UserError: submitit is not installed, or refuses an option.
-        KeyboardInterrupt: Ctrl-C; the jobs are cancelled by then.
+        KeyboardInterrupt: Ctrl-C, which has cancelled the jobs by then; or a closed terminal, which
+            leaves them alone.
     """
     try:
         import submitit
@@ -54,15 +59,36 @@ def work_on_cluster(runs: Sequence[Run], out: Path, options: Sequence[str]) -> l
     except (NameError, RuntimeError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"--submitit {' '.join(options)}: {reason}") from error
-    jobs = executor.map_array(Job(), [str(run.folder(out)) for run in runs])
-    for run, job in zip(runs, jobs):
-        say(f"{run.label}: job {job.job_id}, its output is in {job.paths.stdout}")
+    jobs = {run.folder(out): _job_of(run.folder(out), executor) for run in runs}
+    new = [folder for folder, job in jobs.items() if job is None]
+    for folder, job in zip(new, executor.map_array(Job(), map(str, new)) if new else []):
+        write_whole(folder / JOB, job.job_id)
+        jobs[folder] = job
+    for run, (folder, job) in zip(runs, jobs.items()):
+        how = "" if folder in new else ", submitted before"
+        say(f"{run.label}: job {job.job_id}{how}, its output is in {job.paths.stdout}")
     try:
         return _wait(runs, jobs)
+    except Ended:
+        raise KeyboardInterrupt("the jobs go on; the same command waits for them again") from None
     except KeyboardInterrupt:
-        for job in jobs:
+        for job in jobs.values():
             job.cancel()
         raise
+
+
+def _job_of(folder: Path, executor: Any) -> Any:
+    """Return the job of an earlier command that is at a run, None if there is none."""
+    path = folder / JOB
+    if not path.exists():
+        return None
+    job = executor._executor.job_class(executor.folder, path.read_text(encoding="utf-8"))
+    return None if _is_done(folder, job) else job
+
+
+def _is_done(folder: Path, job: Any) -> bool:
+    # Of a job that another process started, the local executor knows nothing.
+    return bool(job.done()) and not is_held(folder)
 
 
 def parse_options(options: Sequence[str]) -> dict[str, Any]:
@@ -80,17 +106,23 @@ def parse_options(options: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-def _wait(runs: Sequence[Run], jobs: Sequence[Any]) -> list[str]:
-    waiting, failures = list(zip(runs, jobs)), []
+def _wait(runs: Sequence[Run], jobs: dict[Path, Any]) -> list[str]:
+    waiting, failures = list(zip(runs, jobs.items())), []
     while waiting:
-        for run, job in [pair for pair in waiting if pair[1].done()]:
-            waiting.remove((run, job))
-            error = job.exception()
-            how = "finished" if error is None else f"failed, see {job.paths.stderr}"
+        for one in [one for one in waiting if _is_done(*one[1])]:
+            waiting.remove(one)
+            run, (folder, job) = one
+            finished = (folder / RESULT).exists()
+            how = "finished" if finished else f"failed, see {job.paths.stderr}"
             say(f"[{len(jobs) - len(waiting)}/{len(jobs)}] {run.label}: {how}")
-            if error is not None:
-                said = str(error).strip()
-                failures.append(f"{run.label}: {told_mistake(said) or said.splitlines()[-1]}")
+            if not finished:
+                failures.append(f"{run.label}: {_reason(job)}")
         if waiting:
             time.sleep(_PAUSE)
     return failures
+
+
+def _reason(job: Any) -> str:
+    """Return why a job failed, in a line."""
+    said = str(job.exception() or "it left no result").strip()
+    return told_mistake(said) or said.splitlines()[-1]

@@ -83,10 +83,8 @@ def run(args: argparse.Namespace) -> int:
             f"{len(failures)} of {len(runs)} runs failed; the same command tries them again: "
             + "; ".join(failures)
         )
-    if args.json:
-        print(found.text())
-        return 0
-    say(f"\n{report(found)}\nwritten: {out}/results.md, {out}/results.json, {out}/submission/")
+    print(found.text() if args.json else report(found))
+    say(f"written: {out}/results.md, {out}/results.json, {out}/submission/")
     if missing := complete(out / "submission", args.data):
         say(f"not in the submission yet, and wanted by GLUE's site: {', '.join(missing)}")
     return 0

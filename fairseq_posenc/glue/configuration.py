@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fairseq.dataclass.initialize import hydra_init
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from fairseq_posenc import recipes
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.recipes.composing import compose_file
+from fairseq_posenc.recipes.layouts import config_name
+from fairseq_posenc.shipped import shipped
 from fairseq_posenc.tasks.glue.definitions import Task
 
-CONFIGS = Path(__file__).resolve().parents[2] / "finetune_configs" / "glue"
+CONFIGS = shipped("finetune_configs") / "glue"
 
 
 class Settings(NamedTuple):
@@ -42,11 +42,6 @@ class Grid(NamedTuple):
 
     learning_rates: tuple[float, ...]
     seeds: tuple[int, ...]
-
-
-def config_name(protocol: str, task: Task) -> str:
-    """Return the name of a YAML file, without its ending."""
-    return f"{protocol}_{task.name.lower().replace('-', '')}"
 
 
 def grid(protocol: str, task: Task) -> Grid:
@@ -98,15 +93,10 @@ def _updates_per_epoch(cfg: Any, examples: int) -> int:
 def _compose(configs: Path, name: str, overrides: Sequence[str]) -> Any:
     if not (configs / f"{name}.yaml").is_file():
         raise UserError(
-            f"{configs / name}.yaml is not there; give the folder finetune_configs/glue of the "
-            "source code with --configs"
+            f"{configs / name}.yaml is not there: name the folder of your YAML files with --configs"
         )
-    GlobalHydra.instance().clear()
     hydra_init(name)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # hydra's, about how fairseq uses it
-            with initialize_config_dir(str(configs.resolve()), version_base="1.1"):
-                return compose(name, list(overrides))
+        return compose_file(configs / f"{name}.yaml", overrides)
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(f"{configs / name}.yaml: {' '.join(str(error).split())}") from error

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
 from fairseq import checkpoint_utils, utils
+from fairseq.dataclass.utils import overwrite_args_by_name
 from torch import Tensor
 
 from fairseq_posenc.glue.plan import RESULT, Run
 from fairseq_posenc.glue.submission import write_submission
+from fairseq_posenc.running.checkpoints import load_state, updates_of, write_state
+from fairseq_posenc.running.devices import choose_device
 from fairseq_posenc.running.steps import write_whole
 from fairseq_posenc.tasks.glue import metrics
 from fairseq_posenc.tasks.glue.criterion import HEAD
 from fairseq_posenc.tasks.glue.data import open_data
 from fairseq_posenc.tasks.glue.definitions import Task
+from fairseq_posenc.transformer.mending import LAST
+from fairseq_posenc.transformer.reading import open_mapped
 
 BEST = "checkpoint_best.pt"
 _SUFFIXES = ("_m", "_mm")  # of metrics, where there are two development sets
@@ -31,11 +35,12 @@ def evaluate(run: Run, folder: Path) -> None:
     checkpoint, which makes it a third of its size, and the last checkpoint is deleted.
     """
     path = folder / BEST
-    state = checkpoint_utils.load_checkpoint_to_cpu(str(path), {"data": run.data})
+    state = load_state(path, "best checkpoint")
+    overwrite_args_by_name(state["cfg"], {"data": run.data})
     (model,), _, fairseq_task = checkpoint_utils.load_model_ensemble_and_task(
         [str(path)], state=state
     )
-    model = model.float().eval().to("cuda" if torch.cuda.is_available() else "cpu")
+    model = model.float().eval().to(choose_device())
     data = open_data(Path(run.data))
     splits = data.task.valid_splits
     figures, collapsed = {}, False
@@ -48,11 +53,11 @@ def evaluate(run: Run, folder: Path) -> None:
         if split in data.splits:
             outputs, _ = predict(model, fairseq_task, split)
             write_submission(folder / "submission", name, data, split, outputs)
-    update = state["optimizer_history"][-1]["num_updates"]
-    result = {"update": update, "metrics": figures, "collapsed": collapsed}
-    _without_optimizer(path)
-    (folder / "checkpoint_last.pt").unlink(missing_ok=True)
+    result = {"update": updates_of(state), "metrics": figures, "collapsed": collapsed}
+    # First, as a training without its checkpoints could not be gone on with.
     write_whole(folder / RESULT, json.dumps(result, indent=1) + "\n")
+    write_state({**open_mapped(path), "last_optimizer_state": None}, path)
+    (folder / LAST).unlink(missing_ok=True)
 
 
 @torch.no_grad()
@@ -88,11 +93,3 @@ def has_collapsed(task: Task, outputs: Tensor, figures: dict[str, float]) -> boo
         return metrics.is_constant(outputs.view(-1))
     one_class = len(outputs.argmax(-1).unique()) == 1
     return not outputs.isfinite().all() or one_class or figures.get("matthews") == 0
-
-
-def _without_optimizer(path: Path) -> None:
-    state = torch.load(path, map_location="cpu", weights_only=True)
-    state["last_optimizer_state"] = None
-    temporary = path.with_name(path.name + ".new")
-    torch.save(state, temporary)
-    os.replace(temporary, path)

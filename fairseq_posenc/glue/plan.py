@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.glue.configuration import Grid, Settings
+from fairseq_posenc.running.checkpoints import updates_done
 from fairseq_posenc.running.host import USER_DIR
+from fairseq_posenc.running.locking import hold
 from fairseq_posenc.running.pretrained import Pretrained
 from fairseq_posenc.running.steps import write_whole
 from fairseq_posenc.tasks.glue.data import DataBin
@@ -132,33 +134,46 @@ def override(name: str, value: Any) -> str:
 def prepare(run: Run, out: Path) -> bool:
     """Write what a run is into its folder, if it is not there; return whether it is finished.
 
+    A run with other settings gives way if it has made no updates.
+
     Raises:
-        UserError: the folder has a run with other settings.
+        UserError: the folder has a run with other settings, begun or being worked at.
     """
     folder = run.folder(out)
-    path = folder / RUN
-    if path.exists():
-        _refuse_other(read_run(folder), run, folder)
-    else:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(run._asdict(), indent=1) + "\n")
+    old = read_run(folder) if (folder / RUN).exists() else None
+    if old is not None and has_begun(folder):
+        _refuse_other(old, run, folder)
+    elif old != run:
+        with hold(folder, "run"):
+            write_whole(folder / RUN, json.dumps(run._asdict(), indent=1) + "\n")
     return (folder / RESULT).exists()
 
 
+def has_begun(folder: Path) -> bool:
+    """Return whether a run has made updates, and kept them."""
+    return (folder / RESULT).exists() or updates_done(folder) > 0
+
+
 def all_runs(out: Path, like: Run) -> list[Run]:
-    """Return all runs of a folder, those of earlier commands as well.
+    """Return the runs of a folder, those of earlier commands as well.
+
+    Those of another model or protocol that have made no updates are passed over.
 
     Raises:
-        UserError: they are not of one model and one protocol.
+        UserError: some that have made updates are not of this model and protocol.
     """
-    runs = [read_run(path.parent) for path in sorted(out.glob(f"*/*/{RUN}"))]
-    for run in runs:
-        for name in ("protocol", "checkpoint", "modified"):
-            if getattr(run, name) != getattr(like, name):
-                raise UserError(
-                    f"{run.folder(out)} has a run with another {_CALLED.get(name, name)}; choose "
-                    "another --out, or delete it"
-                )
+    runs = []
+    for path in sorted(out.glob(f"*/*/{RUN}")):
+        run = read_run(path.parent)
+        names = ("protocol", "checkpoint", "modified")
+        other = [name for name in names if getattr(run, name) != getattr(like, name)]
+        if other and has_begun(path.parent):
+            raise UserError(
+                f"{path.parent} has a run with another {_CALLED.get(other[0], other[0])}; choose "
+                "another --out, or delete it"
+            )
+        if not other:
+            runs.append(run)
     return runs
 
 

@@ -16,6 +16,9 @@ import torch
 from fairseq_posenc.glue.plan import Run
 from fairseq_posenc.running.programs import told_mistake
 from fairseq_posenc.running.progress import format_time, say
+from fairseq_posenc.running.tethered import tethered
+
+_WORKER = "fairseq_posenc.glue.worker"
 
 
 class Workers:
@@ -79,7 +82,7 @@ class Workers:
             run = self._waiting.popleft()
             gpu = {"CUDA_VISIBLE_DEVICES": self._gpus[slot % len(self._gpus)]} if self._gpus else {}
             process = subprocess.Popen(
-                [sys.executable, "-m", "fairseq_posenc.glue.worker", str(run.folder(self._out))],
+                tethered([sys.executable, "-m", _WORKER, str(run.folder(self._out))]),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 from pathlib import Path
 from typing import Any
 
-import torch
 from omegaconf import OmegaConf
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.initialise.matching import RULES, Parameter, Start, match
 from fairseq_posenc.initialise.target import SIZES, Choice, arguments, build, training_options
+from fairseq_posenc.running.checkpoints import write_state
 from fairseq_posenc.running.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.transformer.options import resolve
 
@@ -58,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
     args = arguments(choice, source)
     model = build(args, source.symbols, options.seed)
     start = match(source, model, options.extend)
-    _write(_checkpoint(source, args, start), out)
+    write_state(_checkpoint(source, args, start), out)
     print(_account(source, args, start, out))
     return 0
 
@@ -83,18 +82,6 @@ def _checkpoint(source: Pretrained, args: argparse.Namespace, start: Start) -> d
         "task_state": {},
         "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0, "shuffle": True}},
     }
-
-
-def _write(state: dict[str, Any], out: Path) -> None:
-    """Write a checkpoint; an interruption leaves the old file or none."""
-    temporary = out.with_name(f"{out.name}.new")
-    try:
-        torch.save(state, temporary)
-        os.replace(temporary, out)
-    except (OSError, RuntimeError) as error:  # torch tells a full disk as a RuntimeError
-        raise UserError(f"--out {out} could not be written: {error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _account(source: Pretrained, args: argparse.Namespace, start: Start, out: Path) -> str:

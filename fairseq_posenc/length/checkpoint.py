@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-import torch
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf, overwrite_args_by_name
+from fairseq.dataclass.utils import overwrite_args_by_name
 from fairseq.models import FairseqLanguageModel
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.length.candidates import Candidate
 from fairseq_posenc.models.causal_lm import PositionalLM
 from fairseq_posenc.registry import Spec
-from fairseq_posenc.running import host  # noqa: F401  (registers models and tasks)
+from fairseq_posenc.running.checkpoints import load_state, updates_of
+from fairseq_posenc.running.devices import choose_device
 from fairseq_posenc.transformer.identity import restate
 from fairseq_posenc.transformer.options import resolve
-from fairseq_posenc.transformer.reading import reading
 
 TASK = "language_modeling"
 _OTHER_TARGETS = ("add_bos_token", "self_target", "past_target")  # fairseq's options for them
@@ -55,8 +53,8 @@ def load(candidate: Candidate, data: Path, dictionary: Dictionary) -> LoadedMode
         UserError: no checkpoint of a causal language model, a dictionary that is not the model's,
             or positions that it was not trained with.
     """
-    state = _read(candidate)
-    settings = _settings(state)
+    state = load_state(candidate.path, f"{candidate.name}:")
+    settings = state["cfg"]
     _refuse_other_tasks(candidate, settings.task)
     _refuse_other_symbols(candidate, settings.task, data, dictionary)
     # A checkpoint may have been trained with --init-positions; here it would hide a mistake.
@@ -69,27 +67,13 @@ def load(candidate: Candidate, data: Path, dictionary: Dictionary) -> LoadedMode
     overwrite_args_by_name(settings, changes)
     model = _build(candidate, {**state, "args": None, "cfg": settings}, data, dictionary)
     ours = isinstance(model, PositionalLM)
-    history = state.get("optimizer_history") or [{}]
     return LoadedModel(
-        model=model.float().eval().to("cuda" if torch.cuda.is_available() else "cpu"),
+        model=model.float().eval().to(choose_device()),
         encoding=model.decoder.assembly.spec if ours else None,
         trained_length=int(settings.task.tokens_per_sample),
-        updates=history[-1].get("num_updates"),
+        updates=updates_of(state) or None,
         limit=None if ours else int(model.max_positions()),
     )
-
-
-def _read(candidate: Candidate) -> dict[str, Any]:
-    with reading(f"{candidate.name}: {candidate.path}"):
-        state: dict[str, Any] = checkpoint_utils.load_checkpoint_to_cpu(str(candidate.path))
-        _settings(state)
-    return state
-
-
-def _settings(state: dict[str, Any]) -> Any:
-    """Return the settings of the training; old checkpoints hold them as a namespace."""
-    args: Optional[argparse.Namespace] = state.get("args")
-    return state["cfg"] if args is None else convert_namespace_to_omegaconf(args)
 
 
 def _build(

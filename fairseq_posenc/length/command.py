@@ -8,7 +8,7 @@ from pathlib import Path
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.length.candidates import parse_candidates
 from fairseq_posenc.length.checkpoint import load
-from fairseq_posenc.length.evaluation import evaluate, say
+from fairseq_posenc.length.evaluation import evaluate
 from fairseq_posenc.length.picture import draw
 from fairseq_posenc.length.report import (
     MODES,
@@ -21,7 +21,8 @@ from fairseq_posenc.length.report import (
 )
 from fairseq_posenc.length.stream import read_dictionary, read_stream
 from fairseq_posenc.reporting.pictures import can_draw
-from fairseq_posenc.reporting.record import make_folder
+from fairseq_posenc.running.locking import hold
+from fairseq_posenc.running.progress import say
 
 REPORT, FIGURES, PICTURE = "lm-length.md", "lm-length.json", "lm-length.png"
 
@@ -61,20 +62,20 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(
             f"--lengths {lengths[-1]}: the split {args.split} has only {len(stream):,} tokens"
         )
-    make_folder(args.out)
-    for candidate in candidates:  # so that a wrong one is told before the first is measured
-        load(candidate, args.data, dictionary)
-    say(f"{len(stream):,} tokens of {args.data / args.split}, all scored once for each figure")
-    rows = []
-    for candidate in candidates:
-        loaded = load(candidate, args.data, dictionary)
-        scores = evaluate(candidate.name, loaded, stream, lengths, strides, args.max_tokens)
-        rows.append(Row.of(candidate, loaded, scores))
-    results = Results(args.data, args.split, len(stream), args.stride, rows)
-    found = record(results)
-    found.write(args.out / FIGURES)
-    drawn = can_draw() and draw(results, args.out / PICTURE)
-    write_markdown(results, args.out / REPORT, PICTURE if drawn else "")
+    with hold(args.out):
+        for candidate in candidates:  # so that a wrong one is told before the first is measured
+            load(candidate, args.data, dictionary)
+        say(f"{len(stream):,} tokens of {args.data / args.split}, all scored once for each figure")
+        rows = []
+        for candidate in candidates:
+            loaded = load(candidate, args.data, dictionary)
+            scores = evaluate(candidate.name, loaded, stream, lengths, strides, args.max_tokens)
+            rows.append(Row.of(candidate, loaded, scores))
+        results = Results(args.data, args.split, len(stream), args.stride, rows)
+        found = record(results)
+        found.write(args.out / FIGURES)
+        drawn = can_draw() and draw(results, args.out / PICTURE)
+        write_markdown(results, args.out / REPORT, PICTURE if drawn else "")
     print(found.text() if args.json else table(results))
     say(f"report: {args.out / REPORT}" + ("" if drawn else " (no picture)"))
     return 0

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Mapping, Sequence
 
 from fairseq_posenc.length.checkpoint import LoadedModel
 from fairseq_posenc.length.scoring import Score, score
 from fairseq_posenc.length.stream import Stream
-from fairseq_posenc.running.progress import format_time
-
-_PAUSE = 10.0  # seconds between two lines about one figure
-
-
-def say(text: str) -> None:
-    """Print a line about the progress; standard output is for the results."""
-    print(text, file=sys.stderr, flush=True)
+from fairseq_posenc.running.progress import bar, format_time, say
 
 
 def evaluate(
@@ -41,28 +32,15 @@ def evaluate(
     for mode, stride in strides.items():
         scores[mode] = {}
         for length in lengths:
-            progress = _Progress(f"{label}, {mode}, {length:,}", len(stream))
-            found = score(loaded, stream, length, stride or length, max_tokens, progress.show)
-            progress.end(found)
+            name = f"{label}, {mode}, {length:,}"
+            with bar(name, len(stream), " tokens") as shown:
+                found = score(loaded, stream, length, stride or length, max_tokens, shown.update)
+            say(f"{name}: {_told(found)} ({format_time(found.seconds)})")
             scores[mode][length] = found
     return scores
 
 
-class _Progress:
-    """Tells how many tokens of a figure are scored, once in a while, and what came out."""
-
-    def __init__(self, label: str, total: int) -> None:
-        self._label = label
-        self._total = total
-        self._last_line = time.monotonic()
-
-    def show(self, tokens: int) -> None:
-        if time.monotonic() - self._last_line >= _PAUSE:
-            self._last_line = time.monotonic()
-            say(f"{self._label}: {tokens:,} of {self._total:,} tokens")
-
-    def end(self, found: Score) -> None:
-        told = f"no figure: {found.refusal}"
-        if found.perplexity is not None:
-            told = f"perplexity {found.perplexity:,.2f} of {found.tokens:,} tokens"
-        say(f"{self._label}: {told} ({format_time(found.seconds)})")
+def _told(found: Score) -> str:
+    if found.perplexity is None:
+        return f"no figure: {found.refusal}"
+    return f"perplexity {found.perplexity:,.2f} of {found.tokens:,} tokens"

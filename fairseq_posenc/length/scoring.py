@@ -59,7 +59,7 @@ def score(
         length: most tokens to read at a time.
         stride: tokens to predict at a time; ``length`` for non-overlapping blocks.
         max_tokens: tokens to read in a batch, if that is more than one window.
-        on_tokens: called with the number of tokens scored so far.
+        on_tokens: called with the number of tokens scored since the last call.
     """
     began = time.monotonic()
     total, tokens, refusal = 0.0, 0, ""
@@ -69,7 +69,7 @@ def score(
             found = log_probabilities(loaded, stream, batch)
             total += float(found.double().sum())
             tokens += found.numel()
-            on_tokens(tokens)
+            on_tokens(found.numel())
     except UserError as error:  # an encoding that cannot read so much
         refusal = str(error)
     loss = -total / max(1, tokens) / math.log(2)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -17,7 +15,9 @@ from fairseq_posenc.plan.probe import Measurements, Watch, checkpoint_size, larg
 from fairseq_posenc.plan.training import Training, read_training
 from fairseq_posenc.reporting.record import Record, own_command
 from fairseq_posenc.running.interruption import any_end_like_ctrl_c
+from fairseq_posenc.running.locking import hold
 from fairseq_posenc.running.programs import run_logged
+from fairseq_posenc.running.progress import bar
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,11 +86,13 @@ def measure(training: Training, updates: int, log: Optional[Path] = None) -> dic
     # Beside the later checkpoints: the same disk, for its room and its speed.
     with tempfile.TemporaryDirectory(prefix="plan-", dir=_existing(training.save_dir)) as folder:
         command = training.probe(updates, Path(folder))
-        lock = os.open(folder, os.O_RDONLY)
-        try:
-            run_logged(command, kept, lock, lambda line: _watch(watch, line, updates))
-        finally:
-            os.close(lock)
+        with hold(Path(folder)) as lock, bar("probe", updates, " updates") as shown:
+            run_logged(
+                command,
+                kept,
+                lock,
+                lambda line: shown.update(int(watch.read(line, time.monotonic()))),
+            )
         size = checkpoint_size(Path(folder))
     figures = watch.measurements(left_out)
     if log is None:
@@ -109,11 +111,6 @@ def _existing(folder: Path) -> Path:
     """Return the folder, or the nearest one above it that is there."""
     folder = folder.absolute()
     return next(each for each in (folder, *folder.parents) if each.is_dir())
-
-
-def _watch(watch: Watch, line: str, updates: int) -> None:
-    if watch.read(line, time.monotonic()) and len(watch.updates) % 10 == 0:
-        print(f"probe: {len(watch.updates)} of {updates} updates", file=sys.stderr)
 
 
 def _duration(training: Training, figures: Measurements) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import resource
 import statistics
 import sys
@@ -10,12 +9,9 @@ from pathlib import Path
 from typing import NamedTuple, Optional
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.running.logs import machine_facts, read_line
 
-# ... | train_inner | epoch 001:     12 / 133 loss=9.1, wps=1234, wpb=24576, bsz=96, gb_free=12.3
-_UPDATE = re.compile(r"\| train_inner \| epoch \d+: +\d+ / (\d+) (.+)")
-_DEVICES = re.compile(r"training on (\d+) devices")
-_GPU = re.compile(r"rank +0: .*total memory = ([\d.]+) GB ; name = (.+?) *$")
-_WRITTEN = re.compile(r"writing took ([\d.]+) seconds")
+_WANTED = ("wpb", "bsz", "gb_free")
 
 
 class Measurements(NamedTuple):
@@ -57,26 +53,17 @@ class Watch:
 
     def __init__(self) -> None:
         self.updates: list[_Update] = []
-        self._devices = 1
-        self._gpu: Optional[str] = None
-        self._gpu_total: Optional[float] = None
-        self._checkpoint_seconds: Optional[float] = None
+        self._machine: dict[str, str] = {}
 
-    def read(self, line: str, time: float) -> bool:
+    def read(self, text: str, time: float) -> bool:
         """Take in a line that came at a time, in seconds; return whether it is an update's."""
-        line = line.rstrip()
-        if found := _UPDATE.search(line):
-            values = dict(part.split("=", 1) for part in found[2].split(", "))
-            numbers = {name: float(values[name]) for name in _wanted(values)}
-            self.updates.append(_Update(time, int(found[1]), numbers))
-            return True
-        if found := _DEVICES.search(line):
-            self._devices = int(found[1])
-        elif found := _GPU.search(line):
-            self._gpu_total, self._gpu = float(found[1]), found[2]
-        elif found := _WRITTEN.search(line):
-            self._checkpoint_seconds = float(found[1])
-        return False
+        self._machine.update(machine_facts(text.rstrip()))
+        line = read_line(text.rstrip())
+        if line is None or line.kind != "train_inner":
+            return False
+        figures = {name: float(line.figures[name]) for name in _WANTED if name in line.figures}
+        self.updates.append(_Update(time, line.updates_per_epoch, figures))
+        return True
 
     def measurements(self, left_out: int) -> Measurements:
         """Return the figures.
@@ -97,22 +84,20 @@ class Watch:
         seconds = [now.time - then.time for then, now in zip(before, counted)]
         tokens = [update.values["wpb"] for update in counted]
         free = [each.values["gb_free"] for each in self.updates if "gb_free" in each.values]
+        numbers = {name: float(said) for name, said in self._machine.items() if name != "gpu"}
+        total = numbers.get("gpu_total")
         return Measurements(
             seconds_per_update=statistics.median(seconds),
             tokens_per_second=statistics.median(t / s for t, s in zip(tokens, seconds)),
             tokens_per_update=statistics.median(tokens),
             sequences_per_update=statistics.median(each.values["bsz"] for each in counted),
             updates_per_epoch=max(update.epoch_size for update in self.updates),
-            devices=self._devices,
-            gpu=self._gpu,
-            gpu_memory=self._gpu_total - min(free) if self._gpu_total and free else None,
-            gpu_total=self._gpu_total,
-            checkpoint_seconds=self._checkpoint_seconds,
+            devices=int(numbers.get("devices", 1)),
+            gpu=self._machine.get("gpu"),
+            gpu_memory=total - min(free) if total and free else None,
+            gpu_total=total,
+            checkpoint_seconds=numbers.get("checkpoint_seconds"),
         )
-
-
-def _wanted(values: dict[str, str]) -> list[str]:
-    return [name for name in ("wpb", "bsz", "gb_free") if name in values]
 
 
 def largest_process() -> float:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional
 
+from fairseq_posenc import recipes
 from fairseq_posenc.errors import UserError
 
 TRAIN = "fairseq-train"
@@ -67,7 +68,9 @@ def read_training(words: Sequence[str]) -> Training:
     """
     script = None
     if not _trains(words):
-        script = Path(words[0]).stem
+        names = [Path(word).stem for word in words]
+        known = recipes.load()["pretraining"]
+        script = next((name for name in names if name in known), names[0])
         words = _ask_script(words)
     options = _options([*words[_position(words) + 1 :]])
     return Training(
@@ -115,13 +118,14 @@ def _ask_script(words: Sequence[str]) -> list[str]:
         ) from error
     said = done.stderr.strip().splitlines()
     if done.returncode:
-        raise UserError(said[-1] if said else f"{shlex.join(asked)} failed")
+        told = said[-1].removeprefix("fairseq-posenc: error: ") if said else ""
+        raise UserError(told or f"{shlex.join(asked)} failed")
     print(done.stderr, end="", file=sys.stderr)
     commands = [shlex.split(line) for line in done.stdout.splitlines()]
     commands = [command for command in commands if _trains(command)]
     if len(commands) != 1:
         raise UserError(
             f"{words[0]} --dry-run prints {len(commands)} {TRAIN} commands, not one; where it is "
-            "the seeds that are several, SEEDS=1 in front makes it one"
+            "the seeds that are several, --seeds 1 makes it one"
         )
     return commands[0]

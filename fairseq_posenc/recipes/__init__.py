@@ -1,49 +1,73 @@
 """What the source papers trained, and the numbers that they report: ``recipes.json``.
 
-Its parts:
+It is the one source of ``fairseq-posenc train``, of the YAML files and of the tables beside which
+``fairseq-posenc report`` sets a user's figures. Its parts:
 
 - ``sources``: the papers;
-- ``pretraining``, ``finetuning``: set-ups, by the name of their script or task. ``settings`` holds
-  what the paper gives, under the names of fairseq's options; ``not_given`` holds what a training
-  needs beside that and the paper does not give. ``note`` says where these values are from;
-- ``models``: DecBERT's, by the name that its scripts take, with what their first layers see;
-- ``ablations``: models that belong together, each trained by ``train_scripts/ablation.sh NAME``;
+- ``pretraining``, ``finetuning``: set-ups, by name. ``settings`` holds what the paper gives, under
+  the names of fairseq's options; ``not_given`` holds what a training needs beside that and the
+  paper does not give; ``note`` says where these values are from. A set-up that is ``like`` another
+  one says only what differs;
+- ``housekeeping``: options that change no result, for all and by kind of model: what is logged and
+  kept, and that no sentence is dropped;
+- ``models``: DecBERT's, by the name that ``--model`` takes, with what their first layers see;
+- ``ablations``: models that belong together, each trained by ``fairseq-posenc ablation NAME``;
 - ``reported``: the tables of results, with a metric for each column.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 from fairseq_posenc.errors import UserError
 
 FILE = Path(__file__).with_name("recipes.json")
+TRANSLATION = "translation_iwslt17"
 
 
-class Pretraining(NamedTuple):
-    """How a paper pre-trained a model.
+class Recipe(NamedTuple):
+    """How a paper trained a model from scratch, or went on with a released one.
 
     Attributes:
         name: of the recipe, and of its script in ``train_scripts/``.
+        title: what is trained, in a line.
         source: key of the paper in ``sources``.
-        batch: sequences of an update, on all GPUs together.
+        where: the place in the paper.
+        arch: the architecture, whose positions are chosen apart.
+        batch: sequences or tokens of an update, on all GPUs together.
+        unit: ``sequences`` or ``tokens``.
+        per_gpu: how many of them a GPU takes at a time, at most.
         settings: what the paper gives, by option of fairseq (``max_update``, ``adam_betas``).
         not_given: what it does not give, likewise.
+        housekeeping: options that change no result, likewise.
         init: ``random``, the name of a released model, or ``not given``.
-        hardware: ``gpus``, their ``kind``, and the ``hours`` that a run took, None if not given.
+        has_models: whether it is for DecBERT's models, which are chosen by name.
+        hardware: ``gpus``, their ``kind``, and the ``hours`` that a run took; None if not given.
+        warmup_epochs: after which the rate falls until ``max_epoch``; None if it goes by updates.
+        seeds: of the runs, if it has several.
         note: where the values of ``not_given`` are from.
     """
 
     name: str
+    title: str
     source: str
+    where: str
+    arch: str
     batch: int
+    unit: str
+    per_gpu: int
     settings: dict[str, Any]
     not_given: dict[str, Any]
+    housekeeping: dict[str, Any]
     init: str
+    has_models: bool
     hardware: dict[str, Any]
+    warmup_epochs: Optional[int]
+    seeds: Sequence[int]
     note: str
 
     @property
@@ -56,26 +80,86 @@ class Pretraining(NamedTuple):
 def load() -> dict[str, Any]:
     """Return the contents of the file; see the head of this module."""
     data: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    entries = data["pretraining"]
+    for name, entry in entries.items():  # one that another is like stands before it
+        if "like" in entry:
+            entries[name] = _merged(entries[entry.pop("like")], entry)
     return data
 
 
-def pretraining(name: str) -> Pretraining:
+def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    both = {key: _merged(old[key], new[key]) for key in new if _are_tables(old.get(key), new[key])}
+    return {**old, **new, **both}
+
+
+def _are_tables(*values: Any) -> bool:
+    return all(isinstance(value, dict) for value in values)
+
+
+def housekeeping(family: str) -> dict[str, Any]:
+    """Return the options that change no result, for a kind of model or of fine-tuning."""
+    return {**load()["housekeeping"]["all"], **load()["housekeeping"][family]}
+
+
+def trainings() -> dict[str, Any]:
+    """Return what ``fairseq-posenc train`` knows: the entries of the file by name of the recipe."""
+    return {**load()["pretraining"], TRANSLATION: load()["finetuning"]["translation"]["iwslt17"]}
+
+
+def training(name: str) -> Recipe:
     """Return a recipe by name.
 
     Raises:
         UserError: there is none of that name.
     """
-    known = load()["pretraining"]
+    return _recipe(name, trainings())
+
+
+def pretraining(name: str) -> Recipe:
+    """Return a recipe of pre-training by name.
+
+    Raises:
+        UserError: there is none of that name.
+    """
+    return _recipe(name, load()["pretraining"])
+
+
+def _recipe(name: str, known: Mapping[str, Any]) -> Recipe:
     if name not in known:
         raise UserError(f"no recipe is called '{name}'; there are {', '.join(known)}")
     entry = known[name]
-    return Pretraining(
-        name,
-        entry["source"],
-        entry["batch"]["size"],
-        entry["settings"],
-        entry["not_given"],
-        entry["init"],
-        entry["hardware"],
-        entry["note"],
+    batch = entry["batch"]
+    return Recipe(
+        name=name,
+        **{key: entry[key] for key in ("title", "source", "where", "arch", "init", "note")},
+        batch=batch["size"],
+        unit=batch["unit"],
+        per_gpu=batch["per_gpu"],
+        settings=entry["settings"],
+        not_given=entry["not_given"],
+        housekeeping={**housekeeping(entry["family"]), **entry.get("housekeeping", {})},
+        has_models=len(entry.get("attention_directions", ())) > 1,
+        hardware=entry.get("hardware", {}),
+        warmup_epochs=entry.get("warmup_epochs"),
+        seeds=entry.get("seeds", ()),
     )
+
+
+def model_of(directions: str) -> str:
+    """Return which of DecBERT's models has given directions in its first layers."""
+    models = load()["models"]
+    return next(name for name, model in models.items() if model["directions"] == directions)
+
+
+def largest_share(batch: int, devices: int, most: int) -> Optional[int]:
+    """Return how much of a batch each device takes at a time, so that a number of steps make it.
+
+    Args:
+        batch: of all of them together.
+        devices: how many.
+        most: what one can take.
+
+    Returns:
+        The largest such number; None if there is none.
+    """
+    return next((each for each in range(most, 0, -1) if batch % (devices * each) == 0), None)

@@ -46,8 +46,7 @@ def training(row: Entry) -> tuple[str, str]:
     directions = row.get("attention_directions", "both")
     command = f"train_scripts/{recipe}.sh {quoted} DATA-BIN"
     if recipe in ("b_small", "b_large"):
-        models = recipes.load()["models"]
-        command += f" --model {next(name for name in models if models[name] == directions)}"
+        command += f" --model {recipes.model_of(directions)}"
     if start.startswith("roberta."):
         command = f"{init} --out start.pt && {command} --init start.pt"
     return command, _test(recipe, encoding, directions)

@@ -32,7 +32,7 @@ def differences(model: Sequence[Run], recipe_name: str) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def _of_pretraining(training: Training, recipe: recipes.Pretraining) -> list[str]:
+def _of_pretraining(training: Training, recipe: recipes.Recipe) -> list[str]:
     settings, paper = training.settings, recipe.settings
     data = recipes.load()["pretraining"][recipe.name]["data"]["name"]
     start = str(training.start or "random")

@@ -11,6 +11,10 @@ STOPPED = 130  # what a shell reports after Ctrl-C
 CONTINUES = "the same command continues from here"
 
 
+class Ended(KeyboardInterrupt):
+    """``kill``, or a closed terminal; Ctrl-C is not of this class."""
+
+
 @contextmanager
 def any_end_like_ctrl_c(advice: str = "") -> Iterator[None]:
     """Raise KeyboardInterrupt on them, so that what was started is ended as well.
@@ -18,14 +22,15 @@ def any_end_like_ctrl_c(advice: str = "") -> Iterator[None]:
     Signals that are ignored stay so: that is what ``nohup`` is for.
 
     Args:
-        advice: what the interruption says, behind "stopped"; how to go on.
+        advice: what the interruption says, behind "stopped", unless it says something itself; how
+            to go on.
 
     Raises:
         KeyboardInterrupt: with the advice; the command line tells it, in a line.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+        raise Ended
 
     ends = (signal.SIGTERM, signal.SIGHUP)
     changed = [number for number in ends if signal.getsignal(number) is signal.SIG_DFL]
@@ -33,8 +38,8 @@ def any_end_like_ctrl_c(advice: str = "") -> Iterator[None]:
         signal.signal(number, interrupt)
     try:
         yield
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(advice) from None
+    except KeyboardInterrupt as interruption:
+        raise KeyboardInterrupt(*(interruption.args or [advice])) from None
     finally:
         for number in changed:
             signal.signal(number, signal.SIG_DFL)

@@ -17,7 +17,37 @@ from typing import NamedTuple, Optional
 _KIND = r"(?:\| |\[)(train_inner|valid)(?: \||\]\[INFO\] -) "
 _JSON = re.compile(_KIND + r"(\{.*\})\s*$")
 _VALID = re.compile(_KIND + r"epoch (\d+) \| valid on .*? subset \|(.*)$")
-_TRAIN = re.compile(_KIND + r"epoch (\d+): +\d+ / \d+ (.*)$")
+_TRAIN = re.compile(_KIND + r"epoch (\d+): +\d+ / (\d+) (.*)$")
+# What people want to see of it: figures, and what this package says.
+_SHOWN = re.compile(
+    r"(?:\]\[|\| )(train_inner|train|valid|fairseq_posenc\.\S+)(?:\]\[INFO\] - | \| )(.+)"
+)
+_FACTS = re.compile(
+    r"training on (?P<devices>\d+) devices"
+    r"|rank +0: .*total memory = (?P<gpu_total>[\d.]+) GB ; name = (?P<gpu>.+?) *$"
+    r"|writing took (?P<checkpoint_seconds>[\d.]+) seconds"
+)
+
+
+class Line(NamedTuple):
+    """One line of figures, as it stands in a log.
+
+    Attributes:
+        kind: ``train_inner`` or ``valid``.
+        epoch: the one it was written in, from 1 on; 0 where the line does not tell.
+        updates_per_epoch: 0 where the line does not tell.
+        figures: by name, without the ``valid_`` of validations.
+    """
+
+    kind: str
+    epoch: int
+    updates_per_epoch: int
+    figures: dict[str, str]
+
+    @property
+    def updates(self) -> int:
+        """Training updates so far; 0 where the line does not tell."""
+        return int(float(self.figures.get("num_updates", 0)))
 
 
 class Entry(NamedTuple):
@@ -91,40 +121,52 @@ class Curve(NamedTuple):
         return next((updates for updates, value in self.points if value <= perplexity), None)
 
 
-def parse_line(line: str) -> Optional[Entry]:
+def read_line(text: str) -> Optional[Line]:
     """Return the figures of a line of the log, None if it has none."""
-    kind, epoch, figures = _figures(line)
-    if not figures:
-        return None
-    loss = float(figures.get("loss", "nan"))
-    accuracy = figures.get("accuracy")
-    return Entry(
-        kind,
-        int(float(figures.get("num_updates", 0))),
-        loss,
-        2.0 ** min(float(figures.get("nll_loss", loss)), 1000.0),  # fairseq's losses are in bits
-        None if accuracy is None else float(accuracy),
-        float(figures.get("wps", 0)),
-        int(epoch),
-    )
-
-
-def _figures(line: str) -> tuple[str, str, dict[str, str]]:
-    """Return the kind of a line, its epoch, and its figures by name."""
-    if found := _JSON.search(line):
+    if found := _JSON.search(text):
         try:
             figures = json.loads(found[2])
         except ValueError:  # a line cut off when the training was stopped
-            return "", "0", {}
-        epoch = figures.get("epoch", "0")
-        return found[1], epoch, {name.removeprefix("valid_"): v for name, v in figures.items()}
-    if found := _VALID.search(line):
+            return None
+        figures = {name.removeprefix("valid_"): value for name, value in figures.items()}
+        return Line(found[1], int(figures.get("epoch", 0)), 0, figures) if figures else None
+    if found := _VALID.search(text):
         pairs = (part.split() for part in found[3].split("|"))
-        return "valid", found[2], {pair[0]: pair[1] for pair in pairs if len(pair) > 1}
-    if found := _TRAIN.search(line):
-        figures = dict(part.split("=", 1) for part in found[3].strip().split(", "))
-        return "train_inner", found[2], figures
-    return "", "0", {}
+        return Line("valid", int(found[2]), 0, {pair[0]: pair[1] for pair in pairs if pair[1:]})
+    if found := _TRAIN.search(text):
+        figures = dict(part.split("=", 1) for part in found[4].strip().split(", "))
+        return Line("train_inner", int(found[2]), int(found[3]), figures)
+    return None
+
+
+def parse_line(text: str) -> Optional[Entry]:
+    """Return what a line of the log tells of the loss, None if it has no figures."""
+    line = read_line(text)
+    if line is None:
+        return None
+    loss = float(line.figures.get("loss", "nan"))
+    accuracy = line.figures.get("accuracy")
+    return Entry(
+        line.kind,
+        line.updates,
+        loss,
+        2.0 ** min(float(line.figures.get("nll_loss", loss)), 1000.0),  # fairseq's are in bits
+        None if accuracy is None else float(accuracy),
+        float(line.figures.get("wps", 0)),
+        line.epoch,
+    )
+
+
+def shown(text: str) -> Optional[str]:
+    """Return what a line of the log tells people of the training, None if nothing."""
+    found = _SHOWN.search(text)
+    return f"{found[1].rpartition('.')[2]}: {found[2]}" if found else None
+
+
+def machine_facts(text: str) -> dict[str, str]:
+    """Return what a line tells of the machine: devices, gpu, gpu_total, checkpoint_seconds."""
+    found = _FACTS.search(text)
+    return {name: value for name, value in found.groupdict().items() if value} if found else {}
 
 
 def read_curve(lines: Iterable[str]) -> Curve:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-from fairseq import checkpoint_utils
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.models.roberta import RobertaModel
 from torch import Tensor
@@ -15,15 +13,13 @@ from torch import Tensor
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.models.masked_lm import PositionalRoberta
 from fairseq_posenc.registry import Spec, parse
-from fairseq_posenc.running import host  # noqa: F401  (registers models and tasks)
+from fairseq_posenc.running.checkpoints import load_state
 from fairseq_posenc.transformer.adapting import STOCK_OFFSET
 from fairseq_posenc.transformer.configuration import plain_args
 from fairseq_posenc.transformer.dictionary import DICTIONARY, load_dictionary
 from fairseq_posenc.transformer.options import resolve
-from fairseq_posenc.transformer.reading import reading
 
 STOCK_TABLE = ".embed_positions.weight"
-State = dict[str, Any]
 _EMBEDDINGS = ".embed_tokens.weight"
 # About how a checkpoint is loaded, or a training made; not about what the model is.
 _NOT_THE_MODEL = {
@@ -100,25 +96,6 @@ class Pretrained(NamedTuple):
                 f"{path} has other symbols than {theirs}, which {self.path} was trained with; "
                 f"{advice}"
             )
-
-
-def load_state(path: Path, option: str) -> State:
-    """Return a checkpoint on the CPU, as fairseq upgrades it.
-
-    Args:
-        path: the file.
-        option: that named it, for messages.
-
-    Raises:
-        UserError: it is no file, or no whole checkpoint.
-    """
-    if not path.is_file():
-        raise UserError(f"{option} {path}: no such file")
-    with reading(f"{option} {path}"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # hydra's, about fairseq's configuration
-        state: State = checkpoint_utils.load_checkpoint_to_cpu(str(path))
-        _ = state["cfg"].model, state["cfg"].task, state["model"]
-    return state
 
 
 def read_pretrained(path: Path, option: str, with_weights: bool = False) -> Pretrained:

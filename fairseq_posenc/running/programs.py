@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Callable, Optional
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.running.tethered import tethered
 
 _SHOWN_LINES = 15
 # By default a thread that waits for another one spins. Beside any other work on the same cores that
@@ -59,7 +60,7 @@ def run_logged(
     lock: int,
     on_line: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Run a command to its end, adding its output to a log file.
+    """Run a command to its end, adding its output to a log file; it does not outlive this process.
 
     Args:
         command: name of a console script, and arguments.
@@ -74,7 +75,7 @@ def run_logged(
         output.write(f"$ {shlex.join(command)}\n")
         output.flush()
         process = subprocess.Popen(
-            [find_command(command[0]), *command[1:]],
+            tethered([find_command(command[0]), *command[1:]]),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

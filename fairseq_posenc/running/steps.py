@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Callable, Optional
 
-from fairseq_posenc.errors import UserError
-
 Facts = dict[str, Any]  # figures that come out of a step, as JSON values
 _STAMP = "stamp.json"
-_LOCK = ".fairseq-posenc"
 
 
 class Step:
@@ -82,40 +76,3 @@ def write_whole(path: Path, text: str) -> None:
     temporary = path.with_name(path.name + ".new")
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)
-
-
-@contextlib.contextmanager
-def own_folder(folder: Path, known: Collection[str] = ()) -> Iterator[int]:
-    """Hold a folder for one run; yield the open lock, for the programs that the run starts.
-
-    A program that outlives the run keeps the lock, so nobody else writes beside it.
-
-    Args:
-        folder: the folder; made if it does not exist.
-        known: names of files that may lie in it although no run has held it, as the results do
-            where they are kept under version control.
-
-    Raises:
-        UserError: the folder cannot be made, is in use, or holds files of somebody else, which
-            the steps might delete.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        others = {path.name for path in folder.iterdir()} - set(known)
-        if others and _LOCK not in others:
-            raise UserError(
-                f"--out {folder}: holds other files ({min(others)}); name a new or empty folder"
-            )
-        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise UserError(f"--out {folder}: {error.strerror}; name another folder") from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield lock
-    except BlockingIOError:
-        raise UserError(
-            f"--out {folder}: another comparison is at work there; wait for its end, or name "
-            "another folder"
-        ) from None
-    finally:
-        os.close(lock)

@@ -6,9 +6,10 @@ import argparse
 from pathlib import Path
 
 from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
+from fairseq_posenc.running.progress import say
 from fairseq_posenc.squad import command_predict
 from fairseq_posenc.squad.data import read_odds, read_predictions, read_squad
-from fairseq_posenc.squad.results import print_figures, record, say
+from fairseq_posenc.squad.results import print_figures, record
 from fairseq_posenc.squad.score import evaluate, unanswered
 from fairseq_posenc.squad.train import train
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import time
 from pathlib import Path
 from typing import Any
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.running.progress import format_time
+from fairseq_posenc.running.progress import say
 from fairseq_posenc.squad.data import V2, Squad, read_squad
 from fairseq_posenc.squad.predict import Predictor
-from fairseq_posenc.squad.results import print_figures, record, say, write
+from fairseq_posenc.squad.results import print_figures, record, write
 from fairseq_posenc.squad.score import evaluate
 from fairseq_posenc.squad.spans import Prediction
-
-_PAUSE = 5.0  # seconds between two lines of progress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,8 +43,7 @@ def run(args: argparse.Namespace) -> int:
     predictor = Predictor.load(args.checkpoint, args.data_bin, args.device, args.fp16)
     if predictor.version != squad.version:
         say(f"note: a model of SQuAD {predictor.version} answers SQuAD {squad.version}")
-    progress = _Progress()
-    predictions = predictor.predict(squad.questions, args.max_tokens, progress.show)
+    predictions = predictor.predict(squad.questions, args.max_tokens)
     if cut := predictor.encoder.questions_cut:
         say(f"{cut:,} questions were longer than the limit and lost their end")
     final = {
@@ -91,19 +87,3 @@ def _name(checkpoint: Path) -> str:
 
 def _beside(out: Path, what: str) -> Path:
     return out.with_name(f"{out.stem}.{what}.json")
-
-
-class _Progress:
-    """Tells how many windows are done, once in a while."""
-
-    def __init__(self) -> None:
-        self._began = self._last = time.monotonic()
-
-    def show(self, done: int, total: int) -> None:
-        """Tell it, if the last time is long enough ago."""
-        now = time.monotonic()
-        if done < total and now - self._last < _PAUSE:
-            return
-        self._last = now
-        left = (now - self._began) / done * (total - done)
-        say(f"{done:,} of {total:,} windows, {format_time(left)} left")

@@ -12,8 +12,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from fairseq_posenc import recipes
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.recipes.composing import compose_file
 from fairseq_posenc.running.host import USER_DIR
 from fairseq_posenc.running.pretrained import Pretrained
+from fairseq_posenc.shipped import shipped
 from fairseq_posenc.tasks.squad.databin import DataBin
 
 WARM_UP = 0.06  # of all updates (RoBERTa, arXiv:1907.11692, table 10)
@@ -24,15 +26,8 @@ _ONE_LOG = {
 
 
 def recipe(data_bin: DataBin) -> Path:
-    """Return the YAML file for a version of SQuAD, in the checkout that this package is from.
-
-    Raises:
-        UserError: the package was installed without its checkout.
-    """
-    path = USER_DIR.parent / "finetune_configs" / f"squad{data_bin.version.replace('.', '')}.yaml"
-    if not path.is_file():
-        raise UserError(f"{path} does not exist: name the file of your checkout with --config")
-    return path
+    """Return the YAML file for a version of SQuAD."""
+    return shipped("finetune_configs") / f"squad{data_bin.version.replace('.', '')}.yaml"
 
 
 def configuration(
@@ -71,7 +66,9 @@ def configuration(
             here["optimization"] = {"lr": [rates[name]]}
     try:
         given = _read(changes)
-        config = OmegaConf.merge({"model": pretrained.options}, OmegaConf.load(yaml_file), here)
+        composed = compose_file(yaml_file)
+        OmegaConf.set_struct(composed, False)
+        config = OmegaConf.merge({"model": pretrained.options}, composed, here)
         if gpus > 1:
             _share_out(config, gpus)
         config = OmegaConf.merge(config, given)
@@ -111,14 +108,14 @@ def _share_out(config: Any, gpus: int) -> None:
     """
     most = config.dataset.batch_size
     batch = most * config.optimization.update_freq[0]
-    share, rest = divmod(batch, gpus)
-    if rest:
+    each = recipes.largest_share(batch, gpus, most)
+    if each is None:
         raise UserError(
             f"a batch of {batch} windows cannot be shared by {gpus} GPUs: name some of them in "
             "CUDA_VISIBLE_DEVICES"
         )
-    config.dataset.batch_size = max(n for n in range(1, most + 1) if share % n == 0)
-    config.optimization.update_freq = [share // config.dataset.batch_size]
+    config.dataset.batch_size = each
+    config.optimization.update_freq = [batch // (gpus * each)]
 
 
 def _count_updates(config: Any, data_bin: DataBin) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from fairseq import checkpoint_utils
@@ -12,15 +12,15 @@ from fairseq.data import Dictionary, data_utils
 from fairseq.dataclass.utils import overwrite_args_by_name
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.running.pretrained import State, load_state
+from fairseq_posenc.running.checkpoints import State, load_state
+from fairseq_posenc.running.devices import choose_device
+from fairseq_posenc.running.progress import bar
 from fairseq_posenc.squad.data import Question
 from fairseq_posenc.squad.databin import Encoder
 from fairseq_posenc.squad.spans import Prediction, Scored, best_spans, combine
 from fairseq_posenc.squad.windows import Window
 from fairseq_posenc.tasks.squad.databin import open_data_bin
 from fairseq_posenc.tokens.tokenizer import load_tokenizer
-
-Progress = Callable[[int, int], None]
 
 
 class Input(NamedTuple):
@@ -63,11 +63,7 @@ class Predictor:
         Raises:
             UserError: another model, or its folder is not there.
         """
-        place = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        if place == "cuda" and not torch.cuda.is_available():
-            raise UserError("--device cuda: there is no GPU that PyTorch can use")
-        if fp16 and place == "cpu":
-            raise UserError("--fp16 is for a GPU")
+        place = choose_device(device, fp16)
         state = load_state(path, "--checkpoint")
         if state["cfg"].task._name != "squad" or not _has_head(state):
             raise UserError(
@@ -86,18 +82,12 @@ class Predictor:
         encoder = Encoder(tokenizer, task.dictionary, data_bin.limits)
         return cls(model, encoder, task.dictionary, data_bin.version)
 
-    def predict(
-        self,
-        questions: Sequence[Question],
-        max_tokens: int = 8192,
-        progress: Progress = lambda done, total: None,
-    ) -> list[Prediction]:
+    def predict(self, questions: Sequence[Question], max_tokens: int = 8192) -> list[Prediction]:
         """Answer questions.
 
         Args:
             questions: in any order; those about one paragraph best one after the other.
             max_tokens: of a batch, with padding.
-            progress: called with the number of windows done, and of all.
 
         Returns:
             What the model says, in the order of the questions.
@@ -108,12 +98,11 @@ class Predictor:
             for window in self.encoder.windows(question)
         ]
         scored: list[list[Scored]] = [[] for _ in questions]
-        done = 0
-        for batch in _batches(inputs, max_tokens):
-            for item, found in zip(batch, self._score([item.window for item in batch])):
-                scored[item.question].append(found)
-            done += len(batch)
-            progress(done, len(inputs))
+        with bar("squad predict", len(inputs), " windows") as shown:
+            for batch in _batches(inputs, max_tokens):
+                for item, found in zip(batch, self._score([item.window for item in batch])):
+                    scored[item.question].append(found)
+                shown.update(len(batch))
         return [
             combine(question.id, question.context, self.encoder.context(question.context), found)
             for question, found in zip(questions, scored)

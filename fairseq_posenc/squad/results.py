@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any, Optional
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.reporting.record import Record, own_command
+from fairseq_posenc.running.progress import say
 from fairseq_posenc.squad.data import V2, Squad
 from fairseq_posenc.squad.score import Figures
 
@@ -52,8 +52,3 @@ def write(path: Path, content: Any) -> None:
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror})") from None
     say(f"wrote {path}")
-
-
-def say(text: str) -> None:
-    """Print a line for people; standard output is for the figures."""
-    print(text, file=sys.stderr, flush=True)

@@ -6,30 +6,25 @@ the same call again goes on where the first one stopped.
 
 from __future__ import annotations
 
-import fcntl
-import os
-import re
-import shutil
-import sys
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
 
 from omegaconf import DictConfig, OmegaConf
 
-from fairseq_posenc.compare.training import newest_checkpoint
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.running.checkpoints import updates_done
+from fairseq_posenc.running.locking import hold
+from fairseq_posenc.running.logs import shown
 from fairseq_posenc.running.pretrained import read_pretrained
 from fairseq_posenc.running.programs import run_logged
+from fairseq_posenc.running.progress import say
+from fairseq_posenc.running.steps import write_whole
 from fairseq_posenc.squad.config import configuration, recipe
 from fairseq_posenc.tasks.squad.databin import open_data_bin
+from fairseq_posenc.transformer.mending import LAST, ensure_last
 
-CONFIG, LOG, LAST = "finetune.yaml", "train.log", "checkpoint_last.pt"
-# How hydra and fairseq write the lines that tell how far a training is.
-_SHOWN = re.compile(
-    r"(?:\]\[|\| )(train_inner|train|valid|fairseq_posenc\.\S+)(?:\]\[INFO\] - | \| )(.+)"
-)
+CONFIG, LOG = "finetune.yaml", "train.log"
 
 
 def train(
@@ -53,29 +48,21 @@ def train(
     pretrained, data_bin = read_pretrained(checkpoint, "--checkpoint"), open_data_bin(data)
     pretrained.check_dictionary(data_bin.dictionary)
     config = configuration(pretrained, data_bin, out, yaml_file or recipe(data_bin), changes)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out {out}: {error.strerror}; name another folder") from None
-    with open(out / "lock", "w") as lock:
-        try:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(f"--out {out}: another run is writing there; wait for it") from None
+    with hold(out) as lock:
         _write(config, out / CONFIG)
-        _mend(out)
+        ensure_last(out)
         where = ["--config-dir", str(out.resolve()), "--config-name", Path(CONFIG).stem]
-        run_logged(["fairseq-hydra-train", *where], out / LOG, lock.fileno(), _show)
+        run_logged(["fairseq-hydra-train", *where], out / LOG, lock, _show)
     return out / LAST
 
 
 def _write(config: DictConfig, path: Path) -> None:
-    """Write the configuration; if there is one, it has to be the same.
+    """Write the configuration; if a training has made updates with one, it has to be the same.
 
     Raises:
         UserError: it differs; the message says where.
     """
-    if path.exists():
+    if path.exists() and updates_done(path.parent):
         before = _flat(OmegaConf.to_container(OmegaConf.load(path)))
         now = _flat(OmegaConf.to_container(config))
         changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
@@ -86,9 +73,7 @@ def _write(config: DictConfig, path: Path) -> None:
                 f"{before.get(key)} before, {now.get(key)} now); choose another --out"
             )
         return
-    temporary = path.with_suffix(".new")
-    temporary.write_text(f"# @package _group_\n{OmegaConf.to_yaml(config)}", encoding="utf-8")
-    os.replace(temporary, path)
+    write_whole(path, f"# @package _group_\n{OmegaConf.to_yaml(config)}")
 
 
 def _flat(value: Any, name: str = "") -> dict[str, Any]:
@@ -98,17 +83,7 @@ def _flat(value: Any, name: str = "") -> dict[str, Any]:
     return {key: leaf for part in parts for key, leaf in part.items()}
 
 
-def _mend(out: Path) -> None:
-    """Replace a last checkpoint that was not written to its end by the newest whole one."""
-    last = out / LAST
-    if last.exists() and not zipfile.is_zipfile(last):
-        last.unlink()
-        if newest := newest_checkpoint(out):
-            shutil.copyfile(newest, last.with_suffix(".new"))
-            os.replace(last.with_suffix(".new"), last)
-
-
 def _show(line: str) -> None:
     """Print what tells how far a training is; the log has everything."""
-    if found := _SHOWN.search(line):
-        print(f"{found[1].rpartition('.')[2]}: {found[2]}", file=sys.stderr, flush=True)
+    if text := shown(line):
+        say(text)

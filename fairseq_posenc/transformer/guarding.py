@@ -12,7 +12,9 @@ from fairseq.dataclass.configs import CheckpointConfig
 from omegaconf import DictConfig
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.transformer.mending import LAST, is_torn, mend
+from fairseq_posenc.transformer.holding import hold_save_dir
+from fairseq_posenc.transformer.mending import LAST, mend
+from fairseq_posenc.transformer.reading import is_torn
 
 TRAINER = "fairseq.trainer"
 logger = logging.getLogger(__name__)
@@ -34,6 +36,7 @@ class _CheckpointGuard(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if isinstance(record.msg, DictConfig):
             self._settings = record.msg
+            hold_save_dir(record.msg)
         elif record.name == TRAINER:
             self._hear(record.getMessage())
         # The guard needs to hear INFO; the user need not, if LOGLEVEL says so.

@@ -8,14 +8,38 @@ would run code is still refused.
 from __future__ import annotations
 
 import argparse
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from fairseq_posenc.errors import UserError, damage
+
+_PICKLE = b"\x80"  # how a checkpoint of torch before 1.6 begins, which is no archive
+
+
+def open_mapped(path: Path) -> dict[str, Any]:
+    """Return what a checkpoint holds, its tensors mapped into memory: read once they are used.
+
+    Raises:
+        Exception: it is none, or would run code; what it is depends on what the file holds.
+    """
+    mapped = zipfile.is_zipfile(path)  # not before torch 1.6
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    return state
+
+
+def is_torn(path: Path) -> bool:
+    """Return whether a file is the beginning of a checkpoint only, or nothing at all.
+
+    The table of an archive's contents is at its end.
+    """
+    with open(path, "rb") as file:
+        return file.read(1) != _PICKLE and not zipfile.is_zipfile(file)
 
 
 @contextmanager

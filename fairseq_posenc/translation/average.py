@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from fairseq import checkpoint_utils
 from torch import Tensor
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.running.checkpoints import write_state
 from fairseq_posenc.transformer.identity import Identity, is_identity
-from fairseq_posenc.translation.checkpoint import load_state
+from fairseq_posenc.transformer.reading import open_mapped
+from fairseq_posenc.translation.checkpoint import load_translation
 
 
 def last_checkpoints(folder: Path, count: int) -> list[Path]:
@@ -48,18 +49,16 @@ def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
     Raises:
         UserError: a file is no checkpoint, or the models are not of one kind.
     """
-    state: dict[str, Any] = torch.load(paths[0], map_location="cpu")
-    types = {name: value.dtype for name, value in state["model"].items()}
+    first = load_translation(paths[0])["model"]
     sums: dict[str, Tensor] = {}
     for path in paths:
-        load_state(path)  # tells in words what is wrong with a file
-        model = torch.load(path, map_location="cpu")["model"]
-        _check_same(paths[0], state["model"], path, model)
+        model = load_translation(path)["model"]
+        _check_same(paths[0], first, path, model)
         for name, value in model.items():
             sums[name] = sums.get(name, 0) + value.to(_sum_type(value))
-    state["model"] = {name: (sums[name] / len(paths)).to(types[name]) for name in types}
-    state["last_optimizer_state"] = None
-    checkpoint_utils.torch_persistent_save(state, str(target))
+    means = {name: (sums[name] / len(paths)).to(value.dtype) for name, value in first.items()}
+    whole = open_mapped(paths[0])
+    write_state({**whole, "model": means, "last_optimizer_state": None}, target)
 
 
 def _sum_type(value: Tensor) -> torch.dtype:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import torch
-from fairseq import checkpoint_utils, utils
+from fairseq import utils
 from fairseq.data import data_utils
 from fairseq.tasks import TASK_REGISTRY
 from fairseq.tasks.translation import TranslationTask
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.running import host  # noqa: F401  (registers models and tasks)
-from fairseq_posenc.transformer.reading import reading
-
-State = dict[str, Any]
+from fairseq_posenc.running.checkpoints import State, load_state
 
 
 class DataBin(NamedTuple):
@@ -70,19 +67,20 @@ class DataBin(NamedTuple):
         )
 
 
-def load_state(path: Path) -> State:
-    """Return a checkpoint on the CPU, as fairseq upgrades it.
+def load_translation(path: Path, what: str = "--checkpoint") -> State:
+    """Return the checkpoint of a translation model.
+
+    Args:
+        path: the file.
+        what: how messages introduce it, as the option that named it.
 
     Raises:
         UserError: it is no file, is damaged, or was made by another task than translation.
     """
-    if not path.is_file():
-        raise UserError(f"--checkpoint {path}: no such file")
-    with reading(f"--checkpoint {path}"):
-        state: State = checkpoint_utils.load_checkpoint_to_cpu(str(path))
-        task = state["cfg"].task._name
+    state = load_state(path, what)
+    task = state["cfg"].task.get("_name")
     if not issubclass(TASK_REGISTRY.get(task, object), TranslationTask):
-        raise UserError(f"--checkpoint {path}: a model of the task {task!r}, not of translation")
+        raise UserError(f"{what} {path}: a model of the task {task!r}, not of translation")
     return state
 
 

@@ -6,15 +6,15 @@ import argparse
 from pathlib import Path
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.running.devices import choose_device
 from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
+from fairseq_posenc.running.locking import own_folder
 from fairseq_posenc.running.progress import say
-from fairseq_posenc.running.steps import own_folder
 from fairseq_posenc.translation.command_translate import add_model_arguments
 from fairseq_posenc.translation.evaluation import Request, evaluate
 from fairseq_posenc.translation.generate import Options, Search
 from fairseq_posenc.translation.report import FIGURES, REPORT, record, write_report
 from fairseq_posenc.translation.systems import parse_systems
-from fairseq_posenc.translation.translator import choose_device
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,10 +72,8 @@ def run(args: argparse.Namespace) -> int:
     with any_end_like_ctrl_c(CONTINUES), own_folder(args.out, (REPORT, FIGURES)) as lock:
         result = evaluate(request, args.out, lock)
         text = write_report(result, args.out)
-    if args.json:
-        print(record(result).text())
-        return 0
-    say(f"\n{text}\nreport: {args.out / REPORT}, figures: {args.out / FIGURES}")
+    print(record(result).text() if args.json else text)
+    say(f"report: {args.out / REPORT}, figures: {args.out / FIGURES}")
     return 0
 
 

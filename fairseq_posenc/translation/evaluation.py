@@ -10,7 +10,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.running.steps import Step, write_whole
 from fairseq_posenc.tokens.lines import read_lines
 from fairseq_posenc.translation.average import average_checkpoints, last_checkpoints
-from fairseq_posenc.translation.checkpoint import DataBin, any_data_bin, data_bin, load_state
+from fairseq_posenc.translation.checkpoint import DataBin, any_data_bin, data_bin, load_translation
 from fairseq_posenc.translation.generate import Generation, Options, Search, checksum
 from fairseq_posenc.translation.piece_bleu import PieceBleu
 from fairseq_posenc.translation.report import Evaluation, Row
@@ -105,7 +105,8 @@ def _model(system: System, request: Request) -> _Model:
         checkpoints = last_checkpoints(Path(system.path), request.average or 0)
     else:
         checkpoints = [Path(path) for path in system.paths]
-    found = [data_bin(path, load_state(path), request.data) for path in checkpoints]
+    what = f"{system.name}:"
+    found = [data_bin(path, load_translation(path, what), request.data) for path in checkpoints]
     return _Model(checkpoints, found[0])
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
-import torch
 from fairseq import checkpoint_utils, utils
 from fairseq import tasks as fairseq_tasks
 from fairseq.data.data_utils import post_process
@@ -14,8 +13,9 @@ from fairseq.dataclass.configs import GenerationConfig
 from torch import Tensor, nn
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.running.devices import choose_device
 from fairseq_posenc.tokens.pieces import Pieces
-from fairseq_posenc.translation.checkpoint import DataBin, data_bin, load_state
+from fairseq_posenc.translation.checkpoint import DataBin, data_bin, load_translation
 
 
 class Hypothesis(NamedTuple):
@@ -79,7 +79,7 @@ class Translator:
         found: Optional[DataBin] = None
         task, models = None, []
         for path in map(Path, checkpoints):
-            state = load_state(path)
+            state = load_translation(path)
             given = found.folder if found else Path(data) if data else None
             found = data_bin(path, state, given)
             task = task or _set_up_task(state["cfg"].task, found)
@@ -163,21 +163,6 @@ class Translator:
         tokens = self.task.target_dictionary.string(found["tokens"])
         text = post_process(tokens, "sentencepiece")
         return Hypothesis(text, float(found["score"]), tuple(tokens.split()))
-
-
-def choose_device(device: Optional[str], fp16: bool) -> str:
-    """Return the device to compute on.
-
-    Raises:
-        UserError: there is no such device, or half precision was asked for without a GPU.
-    """
-    available = torch.cuda.is_available()
-    device = device or ("cuda" if available else "cpu")
-    if device.startswith("cuda") and not available:
-        raise UserError(f"--device {device}: torch finds no GPU here; use --device cpu")
-    if fp16 and device == "cpu":
-        raise UserError("--fp16 is for GPUs; leave it out, or use --device cuda")
-    return device
 
 
 def _set_up_task(config: Any, data: DataBin) -> Any:

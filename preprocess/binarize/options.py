@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.running.devices import cores
 
 from . import vocabulary
-from .pool import available_cores
 
 SPLITS = ("train", "valid", "test")
 
@@ -103,7 +103,7 @@ def add_invalid_lines(group: argparse._ActionsContainer) -> None:
 def add_workers(group: argparse._ActionsContainer) -> None:
     """Add the number of processes."""
     group.add_argument(
-        "--workers", type=int, default=available_cores(), help="processes (default: all cores)"
+        "--workers", type=int, default=cores(), help="processes (default: all cores)"
     )
 
 

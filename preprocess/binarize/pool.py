@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -19,13 +18,6 @@ from .items import start_worker
 Mark = TypeVar("Mark")
 Result = TypeVar("Result")
 _AHEAD = 3  # chunks for each worker that may be waiting or done
-
-
-def available_cores() -> int:
-    """Return the number of processor cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 class Pool:

@@ -8,11 +8,11 @@ character that the training text does not have: it becomes ``<unk>``.
 from __future__ import annotations
 
 import io
-import os
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+from fairseq_posenc.running.devices import cores
 from fairseq_posenc.tokens import pieces
 from fairseq_posenc.tokens.learning import learn_pieces
 from parallel.filters import Pieces
@@ -39,7 +39,7 @@ def train(lines: Iterable[str], vocab_size: int, model_type: str) -> bytes:
         model_type=model_type,
         character_coverage=1.0,
         normalization_rule_name="identity",
-        num_threads=os.cpu_count() or 1,
+        num_threads=cores(),
         bos_id=0,
         pad_id=1,
         eos_id=2,

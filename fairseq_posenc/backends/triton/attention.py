@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,12 +11,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from fairseq_posenc.backends.triton import sizes
 from fairseq_posenc.backends.triton.dropout import Dropout
 from fairseq_posenc.backends.triton.forward import forward_kernel
 from fairseq_posenc.backends.triton.gradients import Gradients
 from fairseq_posenc.backends.triton.problem import Drop, Problem, Saved, Table
-
-SMALLEST = 16  # of the sizes of a matrix product
 
 
 class Settings(NamedTuple):
@@ -113,23 +111,11 @@ def run_backward(
     return gradients.of(inputs)
 
 
-def block_size(dtype: torch.dtype) -> int:
-    """Return how many queries, and keys, a tile has: what matrix units take at full width."""
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        return SMALLEST
-    return 32 if dtype == torch.float32 else 64
-
-
-def width_of(query: Tensor) -> int:
-    """Return D up to a power of 2 that a matrix product can have."""
-    return int(max(SMALLEST, triton.next_power_of_2(query.size(-1))))
-
-
 def _padded(table: Tensor, query: Tensor, key: Tensor) -> Tensor:
     """Return a table of vectors as the kernels take it; see :class:`Table`."""
     rows = query.size(2) + key.size(2) - 1
-    block = block_size(query.dtype)
-    columns = width_of(query) - table.size(-1)
+    block = sizes.block_size(query.dtype)
+    columns = sizes.width_of(query) - table.size(-1)
     return F.pad(table[:, :rows].type_as(query), (0, columns, block, block))
 
 
@@ -175,16 +161,11 @@ def _drop(dropout: Dropout | None) -> Drop | None:
 
 def options_of(problem: Problem, settings: Settings) -> dict[str, Any]:
     """Return what the two large kernels are compiled for."""
-    width, block = width_of(problem.query), block_size(problem.query.dtype)
     return {
         "DIRECTION": settings.direction,
         "PRODUCT": settings.product,
         "SAME": _same(*(x and x.rows for x in (problem.query_table, problem.key_table))),
-        "FULL": not (problem.tgt_len % block or problem.src_len % block or problem.width != width),
-        "N": block,
-        "W": width,
-        "num_warps": 4 if width <= 64 else 8,
-        "num_stages": 2,
+        **sizes.sizes_of(problem),
     }
 
 

@@ -17,7 +17,7 @@ from fairseq_posenc.backends.triton.bands import (
     products,
     store_rows,
 )
-from fairseq_posenc.backends.triton.first_token import with_products
+from fairseq_posenc.backends.triton.first_token import near_range, tile_at, with_products
 from fairseq_posenc.backends.triton.tiles import (
     hide,
     is_kept,
@@ -40,17 +40,30 @@ def load_queries(
 
 
 @triton.jit
-def by_weights(problem, saved, grad, v, sequence, m, n, m0, n0, N: tl.constexpr, W: tl.constexpr):
+def by_weights(
+    problem,
+    saved,
+    grad,
+    v,
+    sequence,
+    m,
+    n,
+    m0,
+    n0,
+    NEAR: tl.constexpr,
+    N: tl.constexpr,
+    W: tl.constexpr,
+):
     """Return the gradients of the weights, by (key, query)."""
     by_weight = multiply(v, tl.trans(grad))
     if problem.value_table is not None:
         head = sequence % problem.heads
         band = load_band(problem, problem.value_table, head, n0 - m0 - N, 2 * N, N, W)
         rows = products(grad, band, False, N, True)
-        if problem.first is not None:
+        if NEAR:
             batch = sequence // problem.heads
             pairs = saved.value_reset + sequence.to(tl.int64) * problem.tgt_len * 2
-            rows = with_products(problem, rows, pairs, batch, m, problem.tgt_len, m, n, m0, n0, N)
+            rows = with_products(problem, rows, pairs, batch, m, n, True)
         by_weight += rows
     return by_weight
 
@@ -143,33 +156,36 @@ def key_kernel(
     by_v = tl.zeros((N, W), tl.float32)
     start, end = query_range(problem, n0, DIRECTION, N)
     queries = sequence.to(tl.int64) * problem.tgt_len
-    for m0 in range(start, end, N):
-        m = m0 + tl.arange(0, N)[None, :]
-        q, grad = load_queries(problem, saved, sequence, m0, FULL, N, W)
-        parts = parts_of(problem, q, k, sequence, m, n, m0, n0, True, PRODUCT, SAME, N, W)
-        # Before the weights, so that fewer tiles are held at a time.
-        by_weight = by_weights(problem, saved, grad, v, sequence, m, n, m0, n0, N, W)
-        scores = score(problem, parts, sequence, m, n, m0, n0, True, PRODUCT, N)
-        scores = hide(problem, scores, batch, m, n, DIRECTION, FULL)
-        log_sum = tl.load(saved.log_sums + queries + m, m < problem.tgt_len, float("inf"))
-        weights = tl.exp2(scores - log_sum)
-        dot = tl.load(saved.dots + queries + m, m < problem.tgt_len, 0.0)
-        factor = problem.scale * problem.gained
-        if problem.drop is not None:
-            dropped = tl.where(is_kept(problem, sequence, m, n, FULL), weights, 0.0)
-            by_score = dropped * by_weight * factor - weights * dot
-        else:
-            dropped = weights
-            by_score = weights * (by_weight * factor - dot)
-        if tiles.weights is not None:
-            store_turned(tiles.weights, dropped, layout, here, m0, n0, N)
-        if grad_value is not None:
-            by_v += multiply(dropped.to(v.dtype), grad)
-        store_tiles(tiles, layout, parts, by_score, here, m0, n0, PRODUCT, N)
-        tile = by_content(parts, by_score, PRODUCT).to(q.dtype)
-        store_turned(tiles.content, tile, layout, here, m0, n0, N)
-        if grad_key is not None:
-            by_k += multiply(tile, q)
+    low, high = near_range(problem, batch, n0, start, end, False, N)
+    for near in tl.static_range(1 if problem.first is None else 2):
+        for at in range(low if near else start, high if near else end - (high - low), N):
+            m0 = tile_at(problem, at, low, high, near)
+            m = m0 + tl.arange(0, N)[None, :]
+            q, grad = load_queries(problem, saved, sequence, m0, FULL, N, W)
+            parts = parts_of(problem, q, k, sequence, m, n, m0, n0, True, PRODUCT, SAME, near, N, W)
+            # Before the weights, so that fewer tiles are held at a time.
+            by_weight = by_weights(problem, saved, grad, v, sequence, m, n, m0, n0, near, N, W)
+            scores = score(problem, parts, sequence, m, n, m0, n0, True, PRODUCT, near, N)
+            scores = hide(problem, scores, batch, m, n, DIRECTION, FULL)
+            log_sum = tl.load(saved.log_sums + queries + m, m < problem.tgt_len, float("inf"))
+            weights = tl.exp2(scores - log_sum)
+            dot = tl.load(saved.dots + queries + m, m < problem.tgt_len, 0.0)
+            factor = problem.scale * problem.gained
+            if problem.drop is not None:
+                dropped = tl.where(is_kept(problem, sequence, m, n, FULL), weights, 0.0)
+                by_score = dropped * by_weight * factor - weights * dot
+            else:
+                dropped = weights
+                by_score = weights * (by_weight * factor - dot)
+            if tiles.weights is not None:
+                store_turned(tiles.weights, dropped, layout, here, m0, n0, N)
+            if grad_value is not None:
+                by_v += multiply(dropped.to(v.dtype), grad)
+            store_tiles(tiles, layout, parts, by_score, here, m0, n0, PRODUCT, N)
+            tile = by_content(parts, by_score, PRODUCT).to(q.dtype)
+            store_turned(tiles.content, tile, layout, here, m0, n0, N)
+            if grad_key is not None:
+                by_k += multiply(tile, q)
     keys = sequence.to(tl.int64) * problem.src_len * problem.width
     if grad_key is not None:
         store_rows(grad_key + keys, by_k, n0, problem.src_len, problem.width, N, W)

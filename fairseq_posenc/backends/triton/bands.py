@@ -58,13 +58,13 @@ def add_product(sums, x, y):
 
 
 @triton.jit
-def multiply_exactly(x, y):
-    """Return the product of a matrix of float32 with one of half precision, hardly rounding."""
+def add_exactly(sums, x, y):
+    """Return sums after the product of a float32 and a half precision matrix, hardly rounded."""
     high = x.to(y.dtype)
-    product = multiply(high, y)
+    sums = add_product(sums, high, y)
     if y.dtype != tl.float32:
-        product += multiply((x - high.to(tl.float32)).to(y.dtype), y)
-    return product
+        sums = add_product(sums, (x - high.to(tl.float32)).to(y.dtype), y)
+    return sums
 
 
 @triton.jit
@@ -131,10 +131,14 @@ def scalars(problem, table, head, m0, n0, N: tl.constexpr, FLIP: tl.constexpr):
 
 
 @triton.jit
-def spread(tile, HALF: tl.constexpr, N: tl.constexpr):
-    """Return a tile by query and row of one half of the band, with zeros where it has none."""
+def turn(tile, N: tl.constexpr):
+    """Return a tile whose row i begins at its column i, and ends with the columns before."""
     i = tl.arange(0, N)[:, None]
-    j = tl.arange(0, N)[None, :] + i + (HALF - 1) * N
-    inside = j >= 0 if HALF == 0 else j < N
-    index = tl.where(inside, i * N + j, 0)
-    return tl.where(inside, pick(tile.reshape(N * N), index, N), 0.0)
+    return pick(tile.reshape(N * N), i * N + (tl.arange(0, N)[None, :] + i) % N, N)
+
+
+@triton.jit
+def half_of(turned, HALF: tl.constexpr, N: tl.constexpr):
+    """Return a turned tile by query and row of one half of the band, zeros where it has none."""
+    second = tl.arange(0, N)[None, :] + tl.arange(0, N)[:, None] < N
+    return tl.where(second, turned, 0.0) if HALF else tl.where(second, 0.0, turned)

@@ -10,13 +10,19 @@ import triton
 import triton.language as tl
 
 from fairseq_posenc.backends.triton.bands import (
+    add_exactly,
+    half_of,
     load_band,
     load_rows,
-    multiply_exactly,
-    spread,
     store_rows,
+    turn,
 )
-from fairseq_posenc.backends.triton.first_token import store_pairs, take_weights
+from fairseq_posenc.backends.triton.first_token import (
+    near_range,
+    store_pairs,
+    take_weights,
+    tile_at,
+)
 from fairseq_posenc.backends.triton.tiles import (
     hide,
     is_kept,
@@ -86,25 +92,33 @@ def forward_kernel(
     second = tl.zeros((N,), tl.float32)
     highest = tl.full((N,), float("-inf"), tl.float32)
     start, end = key_range(problem, m0, DIRECTION, N)
-    for n0 in range(start, end, N):
-        n = n0 + tl.arange(0, N)[None, :]
-        k, v = load_keys(problem, sequence, n0, FULL, N, W)
-        parts = parts_of(problem, q, k, sequence, m, n, m0, n0, False, PRODUCT, SAME, N, W)
-        scores = score(problem, parts, sequence, m, n, m0, n0, False, PRODUCT, N)
-        # Masks come last: they are applied to the whole score, and never multiplied.
-        scores = hide(problem, scores, batch, m, n, DIRECTION, FULL)
-        weights, decay, highest, total = weigh(scores, highest, total)
-        if problem.drop is not None:
-            weights = tl.where(is_kept(problem, sequence, m, n, FULL), weights, 0.0)
-        sums = sums * decay[:, None] + multiply_exactly(weights, v)
-        if problem.value_table is not None:
-            weights, first, second = take_weights(
-                problem, weights, first * decay, second * decay, batch, m, n, m0, n0, N
+    low, high = near_range(problem, batch, m0, start, end, True, N)
+    for near in tl.static_range(1 if problem.first is None else 2):
+        for at in range(low if near else start, high if near else end - (high - low), N):
+            n0 = tile_at(problem, at, low, high, near)
+            n = n0 + tl.arange(0, N)[None, :]
+            k, v = load_keys(problem, sequence, n0, FULL, N, W)
+            parts = parts_of(
+                problem, q, k, sequence, m, n, m0, n0, False, PRODUCT, SAME, near, N, W
             )
-            for half in tl.static_range(2):
-                distance = n0 - m0 + (half - 1) * N
-                rows = load_band(problem, problem.value_table, head, distance, N, N, W)
-                sums += multiply_exactly(spread(weights, half, N), rows)
+            scores = score(problem, parts, sequence, m, n, m0, n0, False, PRODUCT, near, N)
+            # Masks come last: they are applied to the whole score, and never multiplied.
+            scores = hide(problem, scores, batch, m, n, DIRECTION, FULL)
+            weights, decay, highest, total = weigh(scores, highest, total)
+            if problem.drop is not None:
+                weights = tl.where(is_kept(problem, sequence, m, n, FULL), weights, 0.0)
+            sums = add_exactly(sums * decay[:, None], weights, v)
+            if problem.value_table is not None:
+                if near:  # which come last, so that the others need no decay
+                    first, second = first * decay, second * decay
+                    weights, first, second = take_weights(
+                        problem, weights, first, second, batch, m, n
+                    )
+                turned = turn(weights, N)
+                for half in tl.static_range(2):
+                    distance = n0 - m0 + (half - 1) * N
+                    rows = load_band(problem, problem.value_table, head, distance, N, N, W)
+                    sums = add_exactly(sums, half_of(turned, half, N), rows)
     store_sums(
         problem, attended, log_sums, value_sums, sums, total, highest, first, second, sequence, m0,
         N, W,

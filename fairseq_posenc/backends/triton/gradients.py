@@ -11,6 +11,7 @@ from torch import Tensor
 from fairseq_posenc.backends.triton import resets
 from fairseq_posenc.backends.triton.backward import key_kernel
 from fairseq_posenc.backends.triton.problem import Problem, Saved, Side, Tiles, Wave
+from fairseq_posenc.backends.triton.sizes import warps
 from fairseq_posenc.backends.triton.stored import rows_kernel, table_kernel
 from fairseq_posenc.backends.triton.waves import (
     empty_tiles,
@@ -50,6 +51,9 @@ class Gradients:
         """Compute everything, with the options of the large kernels."""
         tiles, last = None, None
         self.sizes = {key: options[key] for key in ("FULL", "N", "W", "num_warps", "num_stages")}
+        # Where most tiles are held at a time, and none of their products is multiplied again.
+        crowded = options["PRODUCT"] or self.problem.first is not None
+        key_options = {**options, "num_warps": warps(spread=crowded)}
         for wave in waves(self.problem, options["N"], self.stored):
             if tiles is None or last != wave.layout:
                 tiles, last = empty_tiles(self.problem, wave, self.stored), wave.layout
@@ -59,7 +63,7 @@ class Gradients:
                 None if self.late_values else self.value,
             )
             key_kernel[(blocks,)](
-                self.problem, saved, wave.sequence, wave.layout, tiles, *grads, **options
+                self.problem, saved, wave.sequence, wave.layout, tiles, *grads, **key_options
             )
             self._values(wave, tiles, saved)
             self._resets(wave, tiles)

@@ -104,33 +104,48 @@ def is_kept(problem, sequence, m, n, FULL: tl.constexpr):
 
 
 @triton.jit
-def query_term(problem, q, band, sequence, m, n, m0, n0, FLIP: tl.constexpr, N: tl.constexpr):
+def query_term(
+    problem, q, band, sequence, m, n, FLIP: tl.constexpr, NEAR: tl.constexpr, N: tl.constexpr
+):
     """Return the products of queries with rows of Q for a tile, ``(N, N)``."""
     tile = products(q, band, not FLIP, N, FLIP)
-    if problem.query_reset is not None:
+    if NEAR:
         batch = sequence // problem.heads
         pairs = problem.query_reset + sequence.to(tl.int64) * problem.tgt_len * 2
-        tile = with_products(problem, tile, pairs, batch, m, problem.tgt_len, m, n, m0, n0, N)
+        tile = with_products(problem, tile, pairs, batch, m, n, True)
     return tile
 
 
 @triton.jit
-def key_term(problem, k, band, sequence, m, n, m0, n0, FLIP: tl.constexpr, N: tl.constexpr):
+def key_term(
+    problem, k, band, sequence, m, n, FLIP: tl.constexpr, NEAR: tl.constexpr, N: tl.constexpr
+):
     """Return the products of keys with rows of K for a tile, ``(N, N)``."""
     tile = products(k, band, FLIP, N, FLIP)
-    if problem.key_reset is not None:
+    if NEAR:
         batch = sequence // problem.heads
         pairs = problem.key_reset + sequence.to(tl.int64) * problem.src_len * 2
-        tile = with_products(problem, tile, pairs, batch, n, problem.src_len, m, n, m0, n0, N)
+        tile = with_products(problem, tile, pairs, batch, m, n, False)
     return tile
 
 
 @triton.jit
-def scalar_term(problem, table, sequence, m, n, m0, n0, FLIP: tl.constexpr, N: tl.constexpr):
+def scalar_term(
+    problem,
+    table,
+    sequence,
+    m,
+    n,
+    m0,
+    n0,
+    FLIP: tl.constexpr,
+    NEAR: tl.constexpr,
+    N: tl.constexpr,
+):
     """Return the scalars of a table for a tile, ``(N, N)``."""
     batch, head = sequence // problem.heads, sequence % problem.heads
     tile = scalars(problem, table, head, m0, n0, N, FLIP)
-    return with_scalars(problem, tile, table, batch, head, m, n, m0, n0, N)
+    return with_scalars(problem, tile, table, batch, head, m, n) if NEAR else tile
 
 
 @triton.jit
@@ -146,6 +161,7 @@ def parts_of(
     FLIP: tl.constexpr,
     PRODUCT: tl.constexpr,
     SAME: tl.constexpr,
+    NEAR: tl.constexpr,
     N: tl.constexpr,
     W: tl.constexpr,
 ):
@@ -160,13 +176,13 @@ def parts_of(
     # What takes most registers on its way comes first.
     if problem.query_table is not None:
         band = load_band(problem, problem.query_table, head, n0 - m0 - N, 2 * N, N, W)
-        by_query = query_term(problem, q, band, sequence, m, n, m0, n0, FLIP, N)
+        by_query = query_term(problem, q, band, sequence, m, n, FLIP, NEAR, N)
     if problem.key_table is not None:
         if not SAME:
             band = load_band(problem, problem.key_table, head, n0 - m0 - N, 2 * N, N, W)
-        by_key = key_term(problem, k, band, sequence, m, n, m0, n0, FLIP, N)
+        by_key = key_term(problem, k, band, sequence, m, n, FLIP, NEAR, N)
     if problem.gain is not None:
-        gain = scalar_term(problem, problem.gain, sequence, m, n, m0, n0, FLIP, N)
+        gain = scalar_term(problem, problem.gain, sequence, m, n, m0, n0, FLIP, NEAR, N)
     x, y = (k, q) if FLIP else (q, k)
     alone: tl.constexpr = problem.query_table is None and problem.key_table is None
     if alone or PRODUCT or problem.gain is not None:
@@ -191,6 +207,7 @@ def score(
     n0,
     FLIP: tl.constexpr,
     PRODUCT: tl.constexpr,
+    NEAR: tl.constexpr,
     N: tl.constexpr,
 ):
     """Return the scores of a tile, times log2(e), so that their exponentials are powers of 2."""
@@ -205,6 +222,6 @@ def score(
             combined += by_key
     combined *= problem.scale * LOG2_E
     if problem.bias is not None:
-        bias = scalar_term(problem, problem.bias, sequence, m, n, m0, n0, FLIP, N)
+        bias = scalar_term(problem, problem.bias, sequence, m, n, m0, n0, FLIP, NEAR, N)
         combined += bias * LOG2_E
     return combined

@@ -36,12 +36,13 @@ def stored(problem: Problem, product: bool, wanted: tuple[bool, ...]) -> tuple[b
 
 def late_keys(problem: Problem) -> bool:
     """Return whether the gradient of keys is made from stored tiles, for want of registers."""
-    return any(table is not None for table in problem[3:6])
+    return problem.first is not None or any(table is not None for table in problem[3:6])
 
 
 def late_values(problem: Problem, product: bool) -> bool:
     """Return whether the gradient of values is made from stored weights, too."""
-    return product or (problem.query_table is not None and problem.key_table is not None)
+    both = problem.query_table is not None and problem.key_table is not None
+    return product or both or problem.first is not None
 
 
 def waves(problem: Problem, block: int, tiles: tuple[bool, ...]) -> Iterator[Wave]:

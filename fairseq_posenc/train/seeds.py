@@ -1,12 +1,7 @@
-#!/usr/bin/env python3
-"""Say which of several runs has the lowest loss on the validation set.
-
-python train_scripts/best_seed.py checkpoints/translation_iwslt17/rope
-"""
+"""Which of several runs is the best on the validation set."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import torch
@@ -17,14 +12,15 @@ from fairseq_posenc.transformer.commands import prepare
 
 
 def best_losses(folder: Path) -> dict[Path, float]:
-    """Return the validation loss of each run's best checkpoint, the lowest first.
+    """Return the validation loss of each run's best checkpoint, in bits, the lowest first.
 
     Args:
-        folder: folder with a folder for each run.
+        folder: with a folder for each run.
 
     Raises:
         UserError: there is no checkpoint.
     """
+    prepare()  # allows what fairseq's checkpoints hold
     losses = {}
     for path in sorted(folder.glob("*/checkpoint_best.pt")):
         state = torch.load(path, map_location="cpu", mmap=True)
@@ -34,8 +30,8 @@ def best_losses(folder: Path) -> dict[Path, float]:
     return dict(sorted(losses.items(), key=lambda item: item[1]))
 
 
-if __name__ == "__main__":
-    prepare()  # allows what fairseq's checkpoints hold
-    for number, (checkpoint, loss) in enumerate(best_losses(Path(sys.argv[1])).items()):
-        mark = "best" if number == 0 else "    "
+def tell_best(folder: Path) -> None:
+    """Print the runs of a folder, the best first."""
+    for number, (checkpoint, loss) in enumerate(best_losses(folder).items()):
+        mark = "    " if number else "best"
         print(f"{mark}  validation loss {loss:.4f} bits, {in_nats(loss):.4f} nats  {checkpoint}")

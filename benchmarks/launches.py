@@ -1,0 +1,139 @@
+"""How many operations a forward pass starts, in each layer and once: no GPU is needed.
+
+On a GPU each of them is at least one kernel, whose start costs microseconds however small it is.
+Views and empty tensors start nothing, and are not counted. A layer's are those by which a model of
+two layers exceeds one of one layer, at any width; of a translation model, it is one of each side.
+
+    python benchmarks/launches.py                                  # all three families
+    python benchmarks/launches.py --families masked_lm --encodings m4m --ops
+"""
+
+from __future__ import annotations
+
+from measuring.process import begin
+
+if __name__ == "__main__":
+    begin()
+
+import argparse
+import json
+import sys
+from collections import Counter
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fairseq_posenc import registry
+from fairseq_posenc.backends.planner import BACKENDS
+from measuring.commands import told
+from measuring.contenders import STOCK, Contender
+from measuring.families import FAMILIES, Whole, build
+from measuring.results import table
+
+ENCODINGS = ["none", "rope", "alibi", "t5", "shaw", "m4", "m4m", "deberta", "tupe"]
+LAYERS = 12
+NOTHING = (
+    "aten::empty",
+    "aten::new_empty",
+    "aten::_local_scalar_dense",
+    "aten::promote_types",
+    "aten::_unsafe_view",
+)
+
+
+class Started(TorchDispatchMode):
+    """Counts the operations that start something on a device, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        name = function.name().split(".")[0]
+        if not function.is_view and not name.startswith(NOTHING):
+            self.names[name.split("::")[1]] += 1
+        return function(*args, **(kwargs or {}))
+
+
+def forward_pass(contender: Contender, whole: Whole) -> Counter[str]:
+    """Return what a forward pass in training starts."""
+    _, task, model = build(contender, whole)
+    task.load_dataset("train")
+    sample = task.dataset("train").collater([0])
+    model.train()
+    with Started() as started:
+        model(**sample["net_input"])
+    return started.names
+
+
+def count(contender: Contender, whole: Whole) -> tuple[Counter[str], Counter[str]]:
+    """Return what a layer starts, and what is started once."""
+    one, two = (
+        forward_pass(contender, whole._replace(size=whole.size._replace(layers=layers)))
+        for layers in (1, 2)
+    )
+    layer = two - one
+    return layer, one - layer
+
+
+def rows_of(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return a row for fairseq's own model of each family, and one for each encoding."""
+    rows = []
+    for name in args.families:
+        family = FAMILIES[name]
+        sides = {"encoder": name != "causal_lm", "decoder": name != "masked_lm"}
+        known = registry.names_for(**sides)
+        size = family.sizes["tiny"]
+        cpu = torch.device("cpu")
+        whole = Whole(name, size, args.length, 1, 0.1, torch.float32, cpu, vocabulary=1_000)
+        stock, stock_once = count(STOCK, whole)
+        given = [Contender(spec, args.backend) for spec in args.encodings if spec in known]
+        for each in [STOCK, *given]:
+            layer, once = (stock, stock_once) if each == STOCK else count(each, whole)
+            total = once.total() + LAYERS * layer.total()
+            row = {"family": name, "encoding": each.encoding, "backend": each.backend}
+            row |= {"once": once.total(), "layer": layer.total(), f"of {LAYERS} layers": total}
+            rows.append({**row, "added": dict(layer - stock), "saved": dict(stock - layer)})
+    return rows
+
+
+def rows_table(rows: list[dict[str, Any]], with_ops: bool) -> list[str]:
+    """Return the table, with what a layer starts beyond fairseq's own if that is asked for."""
+    header = [name for name in rows[0] if with_ops or name not in ("added", "saved")]
+    cells = ([_cell(row[name]) for name in header] for row in rows)
+    return table(header, cells, texts=3)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{n} {name}" for name, n in value.items())
+    return str(value)
+
+
+def parse_args(words: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES), help="(default: all)")
+    add("--encodings", nargs="+", default=ENCODINGS, metavar="SPEC", help="specs")
+    add("--backend", choices=["auto", *BACKENDS], default="auto", help="(default: auto)")
+    add("--length", type=int, default=16, help="tokens of a sentence (default: 16)")
+    add("--ops", action="store_true", help="what a layer starts beyond fairseq's own, and saves")
+    add("--json", action="store_true", help="print the rows as JSON, and nothing else")
+    return parser.parse_args(words)
+
+
+def main() -> None:
+    """Count, and print."""
+    args = parse_args(sys.argv[1:])
+    rows = rows_of(args)
+    print(json.dumps(rows, indent=1) if args.json else "\n".join(rows_table(rows, args.ops)))
+
+
+if __name__ == "__main__":
+    told(main)

@@ -1,0 +1,32 @@
+"""YAML files, composed as ``fairseq-hydra-train`` does."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig
+
+
+def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:
+    """Return the configuration of a file and of those that it names.
+
+    After fairseq's ``hydra_init`` with the file's name it has fairseq's defaults too, and an
+    override of what is not there is refused.
+
+    Args:
+        path: the file, which ends in ``.yaml``.
+        overrides: in hydra's words.
+
+    Raises:
+        HydraException: there is no such file, or an override cannot be read.
+        OmegaConfBaseException: a value does not fit.
+    """
+    GlobalHydra.instance().clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # hydra's, about how fairseq uses it
+        with initialize_config_dir(str(path.parent.resolve()), version_base="1.1"):
+            return compose(path.stem, list(overrides))

@@ -1,0 +1,13 @@
+"""Folders that users work in, which a wheel has too: ``preprocess``, ``finetune_configs``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def shipped(name: str) -> Path:
+    """Return a folder, which is within the package in a wheel and beside it in a checkout."""
+    within = _PACKAGE / name
+    return within if within.is_dir() else _PACKAGE.parent / name

@@ -1,0 +1,69 @@
+"""How many updates an epoch of ``fairseq-train`` has.
+
+The number depends on how fairseq sorts sentences into batches and shares them out to GPUs, so the
+batches are made by fairseq itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from fairseq import options, tasks, utils
+from fairseq.data.iterators import GroupedIterator
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+from fairseq_posenc.errors import UserError
+
+
+def updates_per_epoch(words: Sequence[str]) -> int:
+    """Return the number of updates of the first epoch.
+
+    Args:
+        words: the arguments of fairseq-train.
+
+    Raises:
+        UserError: ``--update-freq`` changes from epoch to epoch.
+    """
+    with _quiet():
+        parsed = options.parse_args_and_arch(options.get_training_parser(), list(words))
+        config = convert_namespace_to_omegaconf(parsed)
+        if len(config.optimization.update_freq) > 1:
+            raise UserError(
+                "--update-freq: give one number, so that all epochs have as many updates"
+            )
+        task = tasks.setup_task(config.task)
+        task.load_dataset(config.dataset.train_subset, combine=True, epoch=1)
+        # The model says how long a sentence may be; longer ones are left out.
+        longest = task.build_model(config.model).max_positions()
+        skip = config.optimization.skip_remainder_batch
+        batches = task.get_batch_iterator(
+            dataset=task.dataset(config.dataset.train_subset),
+            max_tokens=config.dataset.max_tokens,
+            max_sentences=config.dataset.batch_size,
+            max_positions=utils.resolve_max_positions(
+                task.max_positions(), longest, config.dataset.max_tokens
+            ),
+            ignore_invalid_inputs=True,
+            required_batch_size_multiple=config.dataset.required_batch_size_multiple,
+            seed=config.common.seed,
+            num_shards=config.distributed_training.distributed_world_size,
+            skip_remainder_batch=skip,
+            grouped_shuffling=config.dataset.grouped_shuffling,
+        ).next_epoch_itr()
+        return len(GroupedIterator(batches, config.optimization.update_freq[0], skip))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep back what fairseq says of a training that is not one."""
+    before = logging.root.manager.disable
+    logging.disable(logging.INFO)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,260 @@
+"""What all jobs run on: stamps, locks, programs, progress."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.running import checkpoints, locking, programs, progress, steps
+from fairseq_posenc.running.devices import choose_device
+
+
+class TestSteps:
+    @staticmethod
+    def run(folder: Path, inputs: dict, goal: int = 0, **options: bool) -> tuple[list[str], dict]:
+        """Do a step that adds a line to a file; return whether it ran, and its facts."""
+        step = steps.Step(folder, inputs, goal)
+        ran = []
+
+        def work() -> dict:
+            with open(folder / "made", "a") as made:
+                made.write("x")
+            ran.append((folder / "made").read_text())
+            return {"made": len(ran[0])}
+
+        return ran, step.do(work, **options)
+
+    def test_done_once(self, tmp_path: Path) -> None:
+        assert self.run(tmp_path / "s", {"a": (1, 2)}) == (["x"], {"made": 1})
+        assert self.run(tmp_path / "s", {"a": (1, 2)}) == ([], {"made": 1})
+
+    def test_changed_inputs_start_afresh(self, tmp_path: Path) -> None:
+        self.run(tmp_path / "s", {"a": 1}, keep_unfinished=True)
+        ran, _ = self.run(tmp_path / "s", {"a": 2}, keep_unfinished=True)
+        assert ran == ["x"]
+
+    @pytest.mark.parametrize(("keep", "left"), [(True, "xx"), (False, "x")])
+    def test_interrupted_work_is_kept_if_it_can_be_continued(
+        self, tmp_path: Path, keep: bool, left: str
+    ) -> None:
+        step = steps.Step(tmp_path / "s", {"a": 1})
+
+        def stop() -> dict:
+            (step.folder / "made").write_text("x")
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            step.do(stop)
+        assert step.facts is None
+        assert self.run(tmp_path / "s", {"a": 1}, keep_unfinished=keep)[0] == [left]
+
+    def test_longer_run_continues_and_shorter_starts_afresh(self, tmp_path: Path) -> None:
+        self.run(tmp_path / "s", {}, goal=10)
+        assert self.run(tmp_path / "s", {}, goal=20, keep_unfinished=True)[0] == ["xx"]
+        assert self.run(tmp_path / "s", {}, goal=15, keep_unfinished=True)[0] == ["x"]
+
+    @pytest.mark.parametrize("stamp", ["", "{", "[]", '{"inputs": {"a": 2}}'])
+    def test_damaged_stamp_counts_as_not_done(self, tmp_path: Path, stamp: str) -> None:
+        self.run(tmp_path / "s", {"a": 1})
+        (tmp_path / "s" / "stamp.json").write_text(stamp)
+        assert self.run(tmp_path / "s", {"a": 1})[0] == ["x"]
+
+    def test_folder_with_other_files_is_left_alone(self, tmp_path: Path) -> None:
+        (tmp_path / "thesis.tex").write_text("precious")
+        with (
+            pytest.raises(UserError, match=r"holds other files \(thesis.tex\)"),
+            locking.own_folder(tmp_path),
+        ):
+            pass
+        assert os.listdir(tmp_path) == ["thesis.tex"]
+
+    def test_folder_with_a_published_report_is_fine(self, tmp_path: Path) -> None:
+        (tmp_path / "report.md").write_text("")
+        with locking.own_folder(tmp_path, ("report.md",)):
+            pass
+
+    def test_two_runs_do_not_share_a_folder(self, tmp_path: Path) -> None:
+        told = rf"--out .*out: process {os.getpid()} on .*, since 20.* is at work there; wait for"
+        with (
+            pytest.raises(UserError, match=told),
+            locking.own_folder(tmp_path / "out"),
+            locking.own_folder(tmp_path / "out"),
+        ):
+            pass
+        with locking.own_folder(tmp_path / "out"):
+            pass
+
+    def test_a_program_that_outlives_its_run_keeps_the_folder(self, tmp_path: Path) -> None:
+        with locking.hold(tmp_path) as lock:
+            program = subprocess.Popen(["sleep", "60"], pass_fds=[lock])
+        try:
+            assert locking.is_held(tmp_path)
+            with pytest.raises(UserError, match="is at work there"), locking.hold(tmp_path):
+                pass
+        finally:
+            program.kill()
+            program.wait()
+        assert not locking.is_held(tmp_path)
+        with locking.hold(tmp_path):
+            pass
+
+    def test_folder_that_cannot_be_made(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        with pytest.raises(UserError, match="--out"), locking.own_folder(tmp_path / "file" / "out"):
+            pass
+
+
+class TestProgress:
+    def test_without_a_terminal_there_are_lines_but_no_bar(
+        self, capsys: pytest.CaptureFixture
+    ) -> None:
+        with progress.bar("reading", 10, " tokens") as shown:
+            shown.update(5)
+            progress.say("half of it")
+        assert capsys.readouterr() == ("", "half of it\n")
+
+    @pytest.mark.parametrize(
+        ("seconds", "text"), [(59.4, "59 s"), (61, "1 min 1 s"), (7260, "2 h 1 min")]
+    )
+    def test_times(self, seconds: float, text: str) -> None:
+        assert progress.format_time(seconds) == text
+
+
+class TestCheckpoints:
+    @staticmethod
+    def write(path: Path, updates: int) -> Path:
+        torch.save({"optimizer_history": [{"num_updates": updates}]}, path)
+        return path
+
+    def test_the_newest_is_the_one_of_the_most_updates(self, tmp_path: Path) -> None:
+        for name, updates in (("_1_20", 20), ("_last", 40), ("_best", 30)):
+            self.write(tmp_path / f"checkpoint{name}.pt", updates)
+        self.write(tmp_path / "start.pt", 90)  # not of the training
+        assert checkpoints.updates_done(tmp_path) == 40
+
+    def test_half_a_checkpoint_is_passed_over(self, tmp_path: Path) -> None:
+        self.write(tmp_path / "checkpoint_1_20.pt", 20)
+        last = self.write(tmp_path / "checkpoint_last.pt", 40)
+        last.write_bytes(last.read_bytes()[:500])
+        assert checkpoints.updates_done(tmp_path) == 20
+
+    def test_no_checkpoint(self, tmp_path: Path) -> None:
+        assert checkpoints.updates_done(tmp_path) == 0
+        assert checkpoints.updates_done(tmp_path / "nowhere") == 0
+
+
+class TestDevices:
+    @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux alone has affinities")
+    def test_cores_that_others_keep_do_not_count(self) -> None:
+        ask = (
+            "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); "
+            "from fairseq_posenc.running.devices import cores; print(cores())"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", ask], capture_output=True, text=True, check=True
+        )
+        assert done.stdout == "1\n"
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+    def test_a_gpu_that_is_not_there_is_told(self) -> None:
+        assert choose_device() == "cpu"
+        with pytest.raises(UserError, match="--device cuda: torch finds no GPU here"):
+            choose_device("cuda")
+        with pytest.raises(UserError, match="--fp16 is for GPUs"):
+            choose_device(fp16=True)
+
+
+HYDRA = "Error executing job with overrides: ['a=1']\n"
+
+
+class TestPrograms:
+    @pytest.fixture
+    def lock(self, tmp_path: Path):
+        with locking.own_folder(tmp_path / "out") as lock:
+            yield lock
+
+    @staticmethod
+    def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+        path = tmp_path / "fairseq-try"
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+    def test_failure_shows_the_end_of_the_log_and_where_it_is(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock: int
+    ) -> None:
+        self.script(tmp_path, monkeypatch, "seq 100; echo went wrong >&2; exit 3")
+        log = tmp_path / "log"
+        with pytest.raises(UserError, match="fairseq-try failed with exit status 3") as caught:
+            programs.run_logged(["fairseq-try"], log, lock)
+        assert str(log) in str(caught.value)
+        assert "went wrong" in str(caught.value)
+        assert "\n  10\n" not in str(caught.value)
+
+    @pytest.mark.parametrize("name", ["fairseq-posenc", "fairseq-train"])
+    def test_failure_that_the_program_explained_is_one_line(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock: int, name: str
+    ) -> None:
+        self.script(tmp_path, monkeypatch, f"echo usage; echo {name}: error: too wide; exit 2")
+        with pytest.raises(UserError) as caught:
+            programs.run_logged(["fairseq-try"], tmp_path / "log", lock)
+        assert str(caught.value) == f"fairseq-try: too wide (its log: {tmp_path / 'log'})"
+
+    @pytest.mark.parametrize(
+        ("output", "message"),
+        [
+            ("fairseq-posenc: error: too wide", "too wide"),
+            ("first\nfairseq-train: error: no\nfairseq-train: error: too wide\n", "too wide"),
+            (f"{HYDRA}too wide\n\nSet the environment variable HYDRA_FULL_ERROR=1", "too wide"),
+            (f"{HYDRA}Traceback (most recent call last):\nKeyError: 1", None),
+            (f"{HYDRA}Traceback (most):\n\nfairseq_posenc.errors.UserError: too wide", "too wide"),
+            ("it said fairseq-train: error: in the middle", None),
+        ],
+    )
+    def test_mistakes_are_found_in_what_a_program_says(self, output: str, message: str) -> None:
+        assert programs.told_mistake(output) == message
+
+    def test_interruption_ends_the_program(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock: int
+    ) -> None:
+        self.script(tmp_path, monkeypatch, "echo $$; sleep 60")
+        seen = []
+
+        def stop(line: str) -> None:
+            seen.append(int(line))
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            programs.run_logged(["fairseq-try"], tmp_path / "log", lock, stop)
+        with pytest.raises(ProcessLookupError):
+            os.kill(seen[0], 0)
+
+    @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux alone ends orphans")
+    def test_a_program_ends_with_a_run_that_was_killed(self, tmp_path: Path) -> None:
+        made = tmp_path / "made"
+        forever = f"while True: open({str(made)!r}, 'a').write('x')"
+        run = (
+            "import sys; from pathlib import Path; from fairseq_posenc.running import programs; "
+            "programs.run_logged(['python', '-c', sys.argv[1]], Path(sys.argv[2]), 0)"
+        )
+        process = subprocess.Popen([sys.executable, "-c", run, forever, str(tmp_path / "log")])
+        while not made.exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.kill()
+        process.wait()
+        time.sleep(0.2)
+        size = made.stat().st_size
+        time.sleep(0.3)
+        assert made.stat().st_size == size
+
+    def test_missing_command(self) -> None:
+        with pytest.raises(UserError, match="fairseq-nonsense"):
+            programs.find_command("fairseq-nonsense")

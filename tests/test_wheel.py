@@ -1,0 +1,103 @@
+"""The wheel is whole: recipes, preprocessing and configurations, used far from the checkout."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import zipfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commands import new_directory, sentences
+from test_glue_commands import arguments
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = ["fairseq_posenc", "preprocess", "finetune_configs"]
+KINDS = ("*.py", "*.yaml", "*.json")
+
+
+def pip(*words: Any) -> None:
+    command = [sys.executable, "-m", "pip", *map(str, words), "--no-deps", "--quiet"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@cache
+def wheel() -> Path:
+    """Build it from a copy: pip leaves what it builds among the sources."""
+    copy = new_directory()
+    for name in SOURCES:
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("setup.py", "pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, copy)
+    pip("wheel", copy, "--no-build-isolation", "--wheel-dir", copy / "dist")
+    (found,) = (copy / "dist").glob("*.whl")
+    return found
+
+
+@cache
+def installed() -> Path:
+    folder = new_directory()
+    pip("install", wheel(), "--target", folder)
+    return folder
+
+
+def far(*words: Any, cwd: Path | None = None) -> str:
+    """Run the installed command where there is no checkout; return its standard output."""
+    done = subprocess.run(
+        [installed() / "bin" / "fairseq-posenc", *map(str, words)],
+        cwd=cwd or new_directory(),
+        env={**os.environ, "PYTHONPATH": str(installed()), "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_nothing_of_the_sources_is_left_out():
+    names = set(zipfile.ZipFile(wheel()).namelist())
+    for folder in SOURCES:
+        within = "" if folder == "fairseq_posenc" else "fairseq_posenc/"
+        files = [
+            path for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".yaml", ".json")
+        ]
+        assert len(files) > 10
+        assert {f"{within}{path.relative_to(ROOT)}" for path in files} <= names
+
+
+def test_the_command_is_that_of_the_wheel():
+    assert Path(far("user-dir").strip()) == installed() / "fairseq_posenc"
+    assert "m4m" in far("list")
+
+
+def test_a_recipe_trains_with_the_plugin_of_the_wheel():
+    words = shlex.split(far("train", "a_small", "m4m", sentences(), "--gpus", 2, "--dry-run"))
+    assert words[words.index("--user-dir") + 1] == str(installed() / "fairseq_posenc")
+    tiny = ["--decoder-layers", 1, "--decoder-embed-dim", 8, "--decoder-ffn-embed-dim", 8]
+    tiny += ["--decoder-attention-heads", 2, "--tokens-per-sample", 16, "--max-update", 1]
+    said = far("train", "b_lm", "rope", sentences(), "--cpu", "--save-dir", "here", "--", *tiny)
+    assert "position encoding: rope" in said
+
+
+def test_texts_are_made_into_data(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("a b c\nd e f\n", encoding="utf-8")
+    options = ["--train", text, "--valid", text, "--words", "--out", tmp_path / "bin"]
+    assert "train: " in far("preprocess", "plain_text", *options)
+    assert (tmp_path / "bin" / "dict.txt").is_file()
+    assert "--max-tokens" in far("preprocess", "glue", "--help")
+
+
+def test_glue_finds_its_configurations():
+    commands = far(*arguments("decbert", "--dry-run"))
+    folder = installed() / "fairseq_posenc" / "finetune_configs" / "glue"
+    assert f"--config-dir {folder}" in commands
