@@ -197,6 +197,12 @@ def test_noise_as_of_a_small_batch_makes_no_stages():
         assert stages_of(slow, noise=0.05, every=every) is None
 
 
+def test_a_slow_fall_after_a_rest_is_no_dive():
+    """As of a small model without positions."""
+    rest = [(0, 8.0), (60, 6.1), (260, 5.6), (520, 5.6), (2000, 5.35)]
+    assert stages_of(rest, noise=0.01, every=20) is None
+
+
 def test_pieces_are_no_more_than_there_are():
     pieces = straight_pieces(list(losses(BERT, noise=0.01)))
     assert len(pieces) == len(BERT) - 1

@@ -17,7 +17,7 @@ from fairseq_posenc.running.logs import Curve
 
 SIDE = 2  # lines of the log on either side over which a line is smoothed for the picture
 SLOW = 4  # times as fast as on the plateau falls the loss before and after it
-LEAST = 0.05  # of the loss's whole fall, for a fall to be a dive
+LEAST = 0.1  # of the loss's whole fall, for a fall to be a dive
 SHORTEST = 3  # lines of the log, for a straight piece
 _DIGITS = 0.001  # nats, to which fairseq writes a loss: no line is more exact
 
