@@ -23,6 +23,9 @@ NLTK = ["nltk"]
 PARQUET = ["pyarrow"]
 # Runs of GLUE as jobs of a cluster.
 SUBMITIT = ["submitit"]
+# Where fairseq-train sends its figures with --tensorboard-logdir and --wandb-project.
+TENSORBOARD = ["tensorboard"]
+WANDB = ["wandb"]
 
 # Folders that stand at the top of a checkout, and are within the package in a wheel.
 PREPROCESS = ["preprocess", *(f"preprocess.{name}" for name in find_packages("preprocess"))]
@@ -62,7 +65,9 @@ setup(
         "nltk": NLTK,
         "parquet": PARQUET,
         "submitit": SUBMITIT,
-        "dev": DEV + PLOT + HF + NLTK + PARQUET + SUBMITIT + TRITON,
+        "tensorboard": TENSORBOARD,
+        "wandb": WANDB,
+        "dev": DEV + PLOT + HF + NLTK + PARQUET + SUBMITIT + TENSORBOARD + TRITON,
     },
     entry_points={"console_scripts": ["fairseq-posenc = fairseq_posenc.cli:main"]},
 )
