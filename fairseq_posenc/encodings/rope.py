@@ -94,7 +94,7 @@ class Rope(Encoding):
             raise UserError(f"{self.name}(base={base:g}): the base must be more than 1")
         self.layout = layout
         self.base = base
-        self.scaling, self.factor = scaling.parts()
+        self.scaling, self.factor = Scaling(scaling).parts()  # configurations hold a plain text
         if self.scaling == "ntk" and self.rotated == 2:
             raise UserError(
                 f"{self.name}(scaling={scaling}) slows all pairs of coordinates but the first, and "
