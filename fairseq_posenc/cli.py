@@ -88,6 +88,11 @@ COMMANDS = {
     "export": Command(
         "write a model for Hugging Face's transformers", ".exchange.command", "export"
     ),
+    "import": Command(
+        "make a start checkpoint from a model of Hugging Face's transformers",
+        ".exchange.command",
+        "import",
+    ),
     "docs": Command("write the generated parts of the documentation", ".pages"),
     "doctor": Command("say what works on this machine, and test it", ".doctor"),
 }

@@ -23,15 +23,24 @@ from fairseq_posenc.exchange.folder import (
     write_model,
     write_tokenizer,
 )
+from fairseq_posenc.exchange.incoming import build, load, read_folder
 from fairseq_posenc.exchange.naming import configuration, exported, generation
-from fairseq_posenc.exchange.trained import Trained, open_trained
+from fairseq_posenc.exchange.native import export
+from fairseq_posenc.exchange.trained import Trained, open_trained, stacks_of
+from fairseq_posenc.running.starts import check_out, start_of, write_start
 
 
 def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fairseq-posenc export``."""
     add = parser.add_argument
     add("--checkpoint", type=Path, required=True, metavar="FILE", help="a trained model")
-    add("--to", choices=["hf"], required=True, help="hf: Hugging Face's transformers")
+    add(
+        "--to",
+        choices=["hf", "hf4"],
+        required=True,
+        help="hf: Hugging Face's transformers; hf4: its last version before 5, whose RoBERTa still "
+        "has the positions of shaw and m4",
+    )
     add("--out", type=Path, required=True, metavar="FOLDER", help="new or empty")
     add("--data", type=Path, metavar="FOLDER", help="with the dictionaries (default: as trained)")
     add(
@@ -50,12 +59,10 @@ def run_export(options: argparse.Namespace) -> int:
     """
     trained = open_trained(options.checkpoint, options.data)
     with whole(options.out) as folder:
-        notes = _write_tokenizers(trained, options.tokens, folder)
-        config = configuration(trained)
-        write_model(folder, config, exported(trained))
+        unknown, notes = _write_tokenizers(trained, options.tokens, folder)
+        config = _write_model(trained, options.to, unknown, folder, notes)
         if trained.family != "masked_lm":
             write_json(folder / "generation_config.json", generation(trained))
-        (folder / CODE).write_text(code(config), encoding="utf-8")
         difference = largest_difference(trained, read_back(folder, config["architectures"][0]))
         if difference > ALLOWED:
             raise UserError(
@@ -69,9 +76,53 @@ def run_export(options: argparse.Namespace) -> int:
     return 0
 
 
-def _write_tokenizers(trained: Trained, given: str | None, folder: Path) -> list[str]:
-    """Write a tokenizer for each language; return what a user should know of them."""
-    notes = []
+def add_import_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``fairseq-posenc import``."""
+    add = parser.add_argument
+    what = "of transformers: a RoBERTa, or what fairseq-posenc export wrote"
+    add("--from", dest="source", type=Path, required=True, metavar="FOLDER", help=what)
+    add("--out", type=Path, required=True, metavar="FILE", help="start checkpoint of fairseq")
+    add("--overwrite", action="store_true", help="replace an older --out")
+
+
+def run_import(options: argparse.Namespace) -> int:
+    """Write a start checkpoint, and say how a training goes on from it.
+
+    Raises:
+        UserError: see the parts' own.
+    """
+    check_out(options.out, options.overwrite)
+    folder = read_folder(options.source)
+    built = build(folder)
+    weights = load(folder, built)
+    write_start(start_of(built.settings, weights), options.out)
+    stacks = [f"{name} {stack.identity.told()}" for name, stack in stacks_of(built.model)]
+    print(f"wrote {options.out}: {len(folder.weights):,} tensors; {'; '.join(stacks)}")
+    print(f"train from it: fairseq-train DATA ... --finetune-from-model {options.out}")
+    return 0
+
+
+def _write_model(
+    trained: Trained, target: str, unknown: int, folder: Path, notes: list[str]
+) -> dict[str, Any]:
+    """Write configuration, weights, and code if transformers has none; return the configuration."""
+    config, weights = configuration(trained), exported(trained)
+    version = 4 if target == "hf4" else None
+    native, why_not = export(trained, config, weights, version)
+    if unknown:
+        native, why_not = None, "no class of transformers has <unk> for such pieces"
+    if native is not None:
+        write_model(folder, *native)
+        return native.config
+    notes.append(f"code of its own: {why_not}")
+    write_model(folder, config, weights)
+    (folder / CODE).write_text(code(config), encoding="utf-8")
+    return config
+
+
+def _write_tokenizers(trained: Trained, given: str | None, folder: Path) -> tuple[int, list[str]]:
+    """Write a tokenizer for each language; return how many pieces have no symbol, and notes."""
+    notes, unknown = [], 0
     template = trained.family
     if template == "causal_lm" and trained.settings.task.get("add_bos_token"):
         template = "causal_lm with <s>"
@@ -81,15 +132,16 @@ def _write_tokenizers(trained: Trained, given: str | None, folder: Path) -> list
         language = "" if trained.family != "translation" else name.split(".")[1]
         way = tokens.find_way(given, trained.data, language)
         if way == "none":
-            return ["no tokenizer"]
+            return 0, ["no tokenizer"]
         text = tokens.build(way, trained.dictionaries[name], template)
         write_tokenizer(place, text, longest, pads)
+        unknown += text.unknown
         if text.unknown:
             notes.append(
                 f"{text.unknown:,} pieces are not in {name}: the tokenizer gives them numbers "
                 "behind its symbols, and the model reads them as <unk>, as fairseq does"
             )
-    return notes
+    return unknown, notes
 
 
 def _places(trained: Trained, folder: Path) -> dict[str, Path]:

@@ -21,6 +21,7 @@ FAMILIES = {
     PositionalLM: "causal_lm",
     PositionalTransformer: "translation",
 }
+NO_WEIGHTS = ("._extra_state", ".version", "._float_tensor")
 
 
 class Trained(NamedTuple):
@@ -50,10 +51,7 @@ class Trained(NamedTuple):
     @property
     def stacks(self) -> dict[str, Any]:
         """Its encoder, its decoder, or both."""
-        if self.family == "masked_lm":
-            return {"encoder": self.model.encoder.sentence_encoder}
-        sides = ("decoder",) if self.family == "causal_lm" else ("encoder", "decoder")
-        return {side: getattr(self.model, side) for side in sides}
+        return dict(stacks_of(self.model))
 
     @property
     def head(self) -> str:
@@ -76,9 +74,15 @@ class Trained(NamedTuple):
     @property
     def weights(self) -> dict[str, Tensor]:
         """Its parameters by fairseq's names; what is no weight is left out."""
-        left_out = ("._extra_state", ".version", "._float_tensor")
         state: dict[str, Tensor] = self.model.state_dict()
-        return {name: state[name] for name in state if not name.endswith(left_out)}
+        return {name: state[name] for name in state if not name.endswith(NO_WEIGHTS)}
+
+
+def stacks_of(model: Any) -> list[tuple[str, Any]]:
+    """Return encoder and decoder of a model, by these names."""
+    sides = [side for side in ("encoder", "decoder") if hasattr(model, side)]
+    stacks = [(side, getattr(model, side)) for side in sides]
+    return [(side, getattr(stack, "sentence_encoder", stack)) for side, stack in stacks]
 
 
 def open_trained(path: Path, data: Path | None) -> Trained:

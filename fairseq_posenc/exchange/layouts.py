@@ -1,0 +1,75 @@
+"""What model classes of transformers call the parts of a Transformer, positions apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+Names = tuple[tuple[str, str], ...]
+
+
+class Layout(NamedTuple):
+    """A family of model classes: layers with the norm behind each block, as BERT has them.
+
+    Attributes:
+        model_type: as config.json has it.
+        heads: the class for each head (see ``ARCHITECTURES``).
+        names: beginnings of names, ours and theirs, with ``{}`` for the number of the layer.
+        activations: those that heads of theirs have, whatever the layers have.
+        config: further settings that make it what fairseq's Transformer is.
+        types: a table of token types, which are all one type: zeros.
+    """
+
+    model_type: str
+    heads: dict[str, str]
+    names: Names
+    activations: Mapping[str, str] = MappingProxyType({})
+    config: Mapping[str, Any] = MappingProxyType({})
+    types: str = ""
+
+
+def _layers(prefix: str, projections: str, out: str, norm: str) -> Names:
+    """Return the names of BERT's embeddings and layers in one of its descendants."""
+    layer, there = "encoder.layers.{}.", f"{prefix}.encoder.layer.{{}}."
+    pairs = [
+        ("encoder.embed_tokens.", f"{prefix}.embeddings.word_embeddings."),
+        ("encoder.layernorm_embedding.", f"{prefix}.embeddings.LayerNorm."),
+        *(
+            (f"{layer}self_attn.{name[0]}_proj.", f"{there}attention.{projections.format(name)}.")
+            for name in ("query", "key", "value")
+        ),
+        (f"{layer}self_attn.out_proj.", f"{there}attention.{out}."),
+        (f"{layer}self_attn_layer_norm.", f"{there}attention.{norm}."),
+        (f"{layer}fc1.", f"{there}intermediate.dense."),
+        (f"{layer}fc2.", f"{there}output.dense."),
+        (f"{layer}final_layer_norm.", f"{there}output.LayerNorm."),
+    ]
+    return tuple(pairs)
+
+
+_ROBERTA = (
+    *_layers("roberta", "self.{}", "output.dense", "output.LayerNorm"),
+    ("lm_head.", "lm_head."),
+    ("classifier.", "classifier."),
+    ("span_head.scores.", "qa_outputs."),
+)
+_TYPES = "{}.embeddings.token_type_embeddings.weight"
+
+
+def _roberta(model_type: str, name: str) -> Layout:
+    heads = {
+        "masked_lm": f"{name}ForMaskedLM",
+        "classes": f"{name}ForSequenceClassification",
+        "spans": f"{name}ForQuestionAnswering",
+    }
+    activations = {"masked_lm": "gelu", "classes": "tanh"}
+    types = _TYPES.format("roberta")
+    return Layout(model_type, heads, _ROBERTA, activations, {"type_vocab_size": 1}, types)
+
+
+# By the class that says in an encoding's file that its positions are theirs.
+LAYOUTS = {
+    "RobertaForMaskedLM": _roberta("roberta", "Roberta"),
+    "XLMRobertaForMaskedLM": _roberta("xlm-roberta", "XLMRoberta"),
+}
