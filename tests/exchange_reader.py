@@ -31,14 +31,18 @@ def answer(folder: str, asked: dict[str, Any]) -> dict[str, Any]:
     with torch.no_grad():
         if "inputs" in asked:
             output = model(**asked["inputs"])
-            found["scores"] = output[0] if "logits" not in output else output.logits
+            if "logits" in output:
+                found["scores"] = output.logits
+            else:
+                found["spans"] = (output.start_logits, output.end_logits)
         if "generate" in asked:
             found["generated"] = [model.generate(**each) for each in asked["generate"]]
-        if "weights" in asked:
-            found["attentions"] = model(**asked["inputs"], output_attentions=True).attentions
     if "texts" in asked:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
-        found["ids"] = tokenizer(asked["texts"])["input_ids"]
+        sentences = (
+            zip(*asked["texts"]) if isinstance(asked["texts"][0], list) else [asked["texts"]]
+        )
+        found["ids"] = tokenizer(*map(list, sentences))["input_ids"]
         found["decoded"] = [tokenizer.decode(i, skip_special_tokens=True) for i in found["ids"]]
         found["specials"] = {
             name: tokenizer.convert_tokens_to_ids(token)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from fairseq import options, tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from omegaconf import OmegaConf
 
 from commands import new_directory
 from fairseq_posenc.running import host  # noqa: F401  (registers models and tasks)
@@ -58,13 +59,27 @@ def data_bin(family: str, symbols: list[str] = WORDS) -> Path:
 
 
 def checkpoint(
-    family: str, spec: str, data: Path | None = None, seed: int = 0, **more: Any
+    family: str,
+    spec: str,
+    data: Path | None = None,
+    task: str | None = None,
+    **more: Any,
 ) -> Checkpoint:
-    """Write a checkpoint of a tiny model, every weight drawn so that it matters."""
+    """Write a checkpoint of a tiny model, every weight drawn so that it matters.
+
+    Args:
+        family: of the model.
+        spec: its positions.
+        data: folder with its dictionaries; by default a new one of :data:`WORDS`.
+        task: fairseq's; by default that of the family's training.
+        **more: options of fairseq.
+    """
     data = data or data_bin(family)
     arch = more.pop("arch", f"{ARCH[family]}none_tiny")
     chosen = {**SIZES[family], "position_encoding": spec, **more}
-    words = [str(data), "--task", TASK[family], "--arch", arch]
+    if task:
+        del chosen["tokens_per_sample"]
+    words = [str(data), "--task", task or TASK[family], "--arch", arch]
     if family == "translation":
         words += ["--source-lang", "de", "--target-lang", "en"]
     for name, value in chosen.items():
@@ -72,9 +87,9 @@ def checkpoint(
         words += [] if value is True else [str(value)]
     args = options.parse_args_and_arch(options.get_training_parser(), words)
     config = convert_namespace_to_omegaconf(args)
-    task = tasks.setup_task(config.task)
-    torch.manual_seed(seed)
-    model = task.build_model(config.model).eval()
+    set_up = tasks.setup_task(config.task)
+    torch.manual_seed(0)
+    model = set_up.build_model(config.model).eval()
     for name, weight in model.named_parameters():
         centre = 1.0 if "norm" in name and name.endswith("weight") else 0.0
         torch.nn.init.normal_(weight, centre, 0.1)
@@ -89,7 +104,7 @@ def checkpoint(
     }
     state = {
         "args": None,
-        "cfg": config,
+        "cfg": OmegaConf.to_container(config, resolve=True, enum_to_str=True),
         "model": model.state_dict(),
         "criterion": None,
         "optimizer_history": [history],
@@ -97,18 +112,11 @@ def checkpoint(
         "task_state": {},
         "extra_state": {"train_iterator": {"epoch": 1}, "val_loss": 2.5},
     }
-    torch.save(convert(state), path)
-    return Checkpoint(path, data, model, task)
+    torch.save(state, path)
+    return Checkpoint(path, data, model, set_up)
 
 
 def _let_sentences_end(decoder: Any) -> None:
     """Give ``</s>`` a score that the last layer norm's bias makes high, in every sentence."""
     bias = decoder.layers[-1].final_layer_norm.bias.data
     decoder.output_projection.weight.data[2] += ENDS * bias / bias.square().sum()
-
-
-def convert(state: dict[str, Any]) -> dict[str, Any]:
-    """Return what fairseq saves: plain settings."""
-    from omegaconf import OmegaConf
-
-    return {**state, "cfg": OmegaConf.to_container(state["cfg"], resolve=True, enum_to_str=True)}

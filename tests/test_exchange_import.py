@@ -22,7 +22,19 @@ NATIVE = [
     ("masked_lm", "learned", "hf", {}),
     ("masked_lm", "shaw(max_distance=7)", "hf4", {}),
     ("masked_lm", "m4", "hf4", {}),
+    ("masked_lm", "rope", "hf", {}),
+    ("masked_lm", "t5", "hf", {}),
 ]
+DEBERTA = {
+    "relative_attention": True,
+    "position_buckets": 6,
+    "pos_att_type": ["c2p", "p2c"],
+    "share_att_key": True,
+    "norm_rel_ebd": "layer_norm",
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+    "pad_token_id": 1,
+}
 SIZES = {
     "vocab_size": 60,
     "hidden_size": 32,
@@ -57,6 +69,8 @@ def test_there_and_back_is_bit_for_bit(family, spec, to, more):
     out = new_directory() / "out"
     words = ["--checkpoint", trained.path, "--to", to, "--out", out, "--tokens", "words"]
     assert main(["export", *map(str, words)]) == 0
+    native = (family, spec, to, more) in NATIVE
+    assert (out / "modeling_fairseq_posenc.py").exists() == (not native)
     start = import_(out)
     before, after = (load_state(path, "it")["model"] for path in (trained.path, start))
     assert before.keys() == after.keys()
@@ -89,6 +103,7 @@ def theirs(kind="Roberta", **more):
         ("Roberta", {"type_vocab_size": 1}),
         ("Roberta", {"type_vocab_size": 2}),
         ("XLMRoberta", {"type_vocab_size": 1}),
+        ("DebertaV2", DEBERTA),
         ("Roberta", {"position_embedding_type": "relative_key", "type_vocab_size": 1}),
         ("Roberta", {"position_embedding_type": "relative_key_query", "type_vocab_size": 1}),
     ],

@@ -63,13 +63,6 @@ def run_export(options: argparse.Namespace) -> int:
         config = _write_model(trained, options.to, unknown, folder, notes)
         if trained.family != "masked_lm":
             write_json(folder / "generation_config.json", generation(trained))
-        difference = largest_difference(trained, read_back(folder, config["architectures"][0]))
-        if difference > ALLOWED:
-            raise UserError(
-                f"{config['architectures'][0]} differs from the model by {difference:.1e} of its "
-                f"largest score, and {ALLOWED:g} is rounding: nothing was written"
-            )
-        notes += [f"scores equal to {difference:.1e} of the largest one, on padded sentences"]
         (folder / "README.md").write_text(card(trained, config, notes), encoding="utf-8")
         _keep_for_fairseq(trained, folder)
     print("\n".join([f"wrote {options.out}: {config['architectures'][0]}", *notes]))
@@ -113,11 +106,28 @@ def _write_model(
         native, why_not = None, "no class of transformers has <unk> for such pieces"
     if native is not None:
         write_model(folder, *native)
-        return native.config
+        why_not = _compare(trained, folder, native.config, notes)
+        if not why_not:
+            return native.config
     notes.append(f"code of its own: {why_not}")
     write_model(folder, config, weights)
     (folder / CODE).write_text(code(config), encoding="utf-8")
+    if wrong := _compare(trained, folder, config, notes):
+        raise UserError(f"{wrong}: nothing was written")
     return config
+
+
+def _compare(trained: Trained, folder: Path, config: dict[str, Any], notes: list[str]) -> str:
+    """Note how equal a written model is to the trained one; return why it is not, or nothing."""
+    (name,) = config["architectures"]
+    difference = largest_difference(trained, read_back(folder, name))
+    if difference > ALLOWED:
+        return (
+            f"{name} differs from the model by {difference:.1e} of its largest score, and "
+            f"{ALLOWED:g} is rounding"
+        )
+    notes.append(f"scores equal to {difference:.1e} of the largest one, on padded sentences")
+    return ""
 
 
 def _write_tokenizers(trained: Trained, given: str | None, folder: Path) -> tuple[int, list[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 Names = tuple[tuple[str, str], ...]
 
@@ -17,15 +17,13 @@ class Layout(NamedTuple):
         heads: the class for each head (see ``ARCHITECTURES``).
         names: beginnings of names, ours and theirs, with ``{}`` for the number of the layer.
         activations: those that heads of theirs have, whatever the layers have.
-        config: further settings that make it what fairseq's Transformer is.
-        types: a table of token types, which are all one type: zeros.
+        types: name of a table of token types, which are all one type: zeros.
     """
 
     model_type: str
     heads: dict[str, str]
     names: Names
     activations: Mapping[str, str] = MappingProxyType({})
-    config: Mapping[str, Any] = MappingProxyType({})
     types: str = ""
 
 
@@ -65,11 +63,42 @@ def _roberta(model_type: str, name: str) -> Layout:
     }
     activations = {"masked_lm": "gelu", "classes": "tanh"}
     types = _TYPES.format("roberta")
-    return Layout(model_type, heads, _ROBERTA, activations, {"type_vocab_size": 1}, types)
+    return Layout(model_type, heads, _ROBERTA, activations, types)
 
+
+def _bert(model_type: str, name: str, layers: Names, types: str = "") -> Layout:
+    """Return the layout of a model whose head for masked tokens is BERT's."""
+    head = "cls.predictions."
+    names = (
+        *layers,
+        ("lm_head.dense.", f"{head}transform.dense."),
+        ("lm_head.layer_norm.", f"{head}transform.LayerNorm."),
+        ("lm_head.bias", f"{head}bias"),
+    )
+    return Layout(model_type, {"masked_lm": name}, names, types=types)
+
+
+_MPNET = (
+    *_layers("mpnet", "attn.{0[0]}", "attn.o", "LayerNorm"),
+    ("lm_head.", "lm_head."),
+)
 
 # By the class that says in an encoding's file that its positions are theirs.
 LAYOUTS = {
     "RobertaForMaskedLM": _roberta("roberta", "Roberta"),
     "XLMRobertaForMaskedLM": _roberta("xlm-roberta", "XLMRoberta"),
+    "RoFormerForMaskedLM": _bert(
+        "roformer",
+        "RoFormerForMaskedLM",
+        _layers("roformer", "self.{}", "output.dense", "output.LayerNorm"),
+        _TYPES.format("roformer"),
+    ),
+    "DebertaV2ForMaskedLM": _bert(
+        "deberta-v2",
+        "DebertaV2ForMaskedLM",
+        _layers("deberta", "self.{}_proj", "output.dense", "output.LayerNorm"),
+    ),
+    "MPNetForMaskedLM": Layout(
+        "mpnet", {"masked_lm": "MPNetForMaskedLM"}, _MPNET, {"masked_lm": "gelu"}
+    ),
 }

@@ -130,7 +130,7 @@ def _config(config: dict[str, Any], native: Native, layout: Layout) -> dict[str,
         "architectures": [layout.heads[head]],
         **{theirs: stack[ours] for ours, theirs in SIZES.items()},
         "layer_norm_eps": EPSILON,
-        **layout.config,
+        **({"type_vocab_size": 1} if layout.types else {}),
         **native.config,
         **{name: config[name] for name in common if name in config},
     }
