@@ -12,8 +12,10 @@ VERSION = re.search(
 ).group(1)
 
 PLOT = ["matplotlib"]
-# The last line of releases whose BERT still has `relative_key` attention.
-HF = ["transformers<5"]
+# Models carried to transformers and back. Tests compare with the last line of releases whose BERT
+# still has `relative_key` attention.
+HF = ["safetensors", "tokenizers", "transformers>=4.57"]
+OLD_HF = ["transformers<5"]
 DEV = ["mypy", "pre-commit", "pytest", "pytest-timeout", "pytest-xdist", "ruff"]
 # torch for CUDA brings it; without a GPU its interpreter runs the kernels' tests.
 TRITON = ['triton; sys_platform == "linux"']
@@ -49,7 +51,7 @@ setup(
         "hf": HF,
         "nltk": NLTK,
         "submitit": SUBMITIT,
-        "dev": DEV + PLOT + HF + NLTK + TRITON,
+        "dev": DEV + PLOT + HF + OLD_HF + NLTK + TRITON,
     },
     entry_points={"console_scripts": ["fairseq-posenc = fairseq_posenc.cli:main"]},
 )

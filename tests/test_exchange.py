@@ -88,14 +88,14 @@ def test_scores_are_those_of_fairseq(family, spec, more):
 
 def test_the_comparison_would_notice(monkeypatch, capsys):
     """A model that is built otherwise than the checkpoint's is not written."""
-    from fairseq_posenc.exchange import command, naming
+    from fairseq_posenc.exchange import exporting, naming
 
     def wrong(trained):
         config = naming.configuration(trained)
         config["encoder_stack"]["directions"] = ["lr"] * 3
         return config
 
-    monkeypatch.setattr(command, "configuration", wrong)
+    monkeypatch.setattr(exporting, "configuration", wrong)
     out = new_directory() / "out"
     trained = checkpoint("masked_lm", "m4m")
     words = ["--checkpoint", trained.path, "--to", "hf", "--out", out, "--tokens", "none"]
@@ -203,3 +203,27 @@ def outside(python, folder: Path, want):
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run([*map(str, command)], check=True, env=clean, cwd=place)
     return torch.load(place / "answers.pt", weights_only=False)
+
+
+def table():
+    """Print what each encoding becomes in each family, and the largest difference of scores."""
+    print("| encoding | masked LM | causal LM | translation |\n| --- | --- | --- | --- |")
+    for name in registry.names():
+        cells = []
+        for family, causal in (("masked_lm", False), ("causal_lm", True), ("translation", False)):
+            if needs_causal(name) and not causal:
+                cells.append("no such model")
+                continue
+            folder = export(checkpoint(family, name))
+            tokens, real = padded("left")
+            found = answer(str(folder), asked(family, tokens, real))
+            ours = scores(checkpoint(family, name), family, tokens)
+            difference = (found["scores"] - ours)[real].abs().max().item()
+            own = found["class"].startswith("Posenc")
+            what = "own code" if own else found["class"]
+            cells.append(f"{what}, {difference:.0e}" if difference else f"{what}, 0")
+        print(f"| `{name}` | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    table()

@@ -15,32 +15,15 @@ from fairseq_posenc import registry
 from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.encodings.native import Carried, Meant, Native
 from fairseq_posenc.errors import UserError, shortened
-from fairseq_posenc.exchange.layouts import LAYOUTS, Layout
+from fairseq_posenc.exchange.layouts import BERT, EPSILON, LAYOUTS, Layout
 from fairseq_posenc.exchange.naming import ACTIVATIONS, ARCHITECTURES, name_there
-from fairseq_posenc.exchange.trained import Trained
+from fairseq_posenc.exchange.trained import Trained, stacks_of
 from fairseq_posenc.registry import Item, Spec
 
-EPSILON = 1e-5  # of fairseq's layer norms
-# Our fields of a stack, and BERT's settings.
-SIZES = {
-    "vocab_size": "vocab_size",
-    "embed_dim": "hidden_size",
-    "ffn_dim": "intermediate_size",
-    "num_heads": "num_attention_heads",
-    "num_layers": "num_hidden_layers",
-    "activation": "hidden_act",
-    "dropout": "hidden_dropout_prob",
-    "attention_dropout": "attention_probs_dropout_prob",
-}
-# What such classes are, and cannot be otherwise.
-_FIXED = {
-    "embedding_norm": True,
-    "norm_before": False,
-    "final_norm": False,
-    "embed_scale": 1.0,
-    "activation_dropout": 0.0,
-}
-_OWN = r"encoder\.(?:positions|encodings|layers\.(?P<layer>\d+)\.self_attn\.encodings)\.\w+\."
+_OWN = (
+    r"(?:encoder|decoder)\."
+    r"(?:positions|encodings|layers\.(?P<layer>\d+)\.self_attn\.encodings)\.\w+\."
+)
 _OPTIONS = {
     "layers": "num_hidden_layers",
     "embed_dim": "hidden_size",
@@ -70,7 +53,7 @@ def natives(encoding: Encoding) -> list[Native]:
     return found
 
 
-def export(
+def as_native(
     trained: Trained, config: dict[str, Any], weights: dict[str, Tensor], version: int | None
 ) -> tuple[Export | None, str]:
     """Return a model as a class of transformers has it, or why none has.
@@ -95,7 +78,9 @@ def export(
         why_not = _why_not(trained, config, layout)
         if why_not:
             return None, f"{layout.heads[trained.head]} {why_not}"
-        return Export(_config(config, native, layout), _weights(weights, native, layout)), ""
+        scale = config[layout.style.stack]["embed_scale"]
+        carried = _weights(weights, native, layout, scale)
+        return Export(_config(config, native, layout), carried), ""
     return None, f"transformers has no class with {stack.identity.positions} in such a model"
 
 
@@ -107,36 +92,38 @@ def encodings_of(stack: Any) -> list[Encoding]:
 
 
 def _why_not(trained: Trained, config: dict[str, Any], layout: Layout) -> str:
-    """Return how a model differs from BERT's layers, an empty string if it does not."""
-    stack = config["encoder_stack"]
+    """Return what a model has that a native one has not, an empty string if nothing."""
+    stack = config[layout.style.stack]
     activation = layout.activations.get(trained.head)
     if activation not in (None, config["head_activation"]):
         return f"has {activation} in its head"
-    if set(stack["directions"]) != {"both"}:
+    if not stack["causal"] and set(stack["directions"]) != {"both"}:
         return "has no attention directions"
-    if trained.head == "masked_lm" and not trained.tied:
-        return "ties its output embeddings"
-    other = [name for name, value in _FIXED.items() if stack[name] != value]
+    if trained.head in ("masked_lm", "causal_lm") and not trained.tied:
+        return "has output embeddings that are those of the input"
+    other = [name for name, value in layout.style.fields.items() if stack[name] != value]
     return f"is built with other {other[0].replace('_', ' ')}" if other else ""
 
 
 def _config(config: dict[str, Any], native: Native, layout: Layout) -> dict[str, Any]:
-    stack = config["encoder_stack"]
+    stack = config[layout.style.stack]
     (own,) = config["architectures"]
     head = next(head for head, name in ARCHITECTURES.items() if name == own)
     common = ("pad_token_id", "eos_token_id", "bos_token_id", "dtype", "id2label", "label2id")
     return {
         "model_type": layout.model_type,
         "architectures": [layout.heads[head]],
-        **{theirs: stack[ours] for ours, theirs in SIZES.items()},
-        "layer_norm_eps": EPSILON,
+        **{theirs: stack[ours] for ours, theirs in layout.style.sizes.items()},
+        **layout.style.config,
         **({"type_vocab_size": 1} if layout.types else {}),
         **native.config,
         **{name: config[name] for name in common if name in config},
     }
 
 
-def _weights(weights: dict[str, Tensor], native: Native, layout: Layout) -> dict[str, Tensor]:
+def _weights(
+    weights: dict[str, Tensor], native: Native, layout: Layout, scale: float
+) -> dict[str, Tensor]:
     found = dict(native.fixed)
     for name, weight in weights.items():
         place = _place_there(name, layout, native)
@@ -144,6 +131,8 @@ def _weights(weights: dict[str, Tensor], native: Native, layout: Layout) -> dict
     if layout.types:
         width = weights["encoder.embed_tokens.weight"].size(1)
         found[layout.types] = torch.zeros(1, width)
+    if layout.scaled:
+        found[layout.scaled] = weights["decoder.embed_tokens.weight"] * scale
     return found
 
 
@@ -162,7 +151,7 @@ def collect(
         UserError: output embeddings that are not those of the input.
     """
     layout, native = _of_config(config, model)
-    found, used = {}, {*native.fixed, layout.types, *_tied(weights)}
+    found, used = {}, {*native.fixed, layout.types, layout.scaled, *_tied(weights)}
     for name in wanted:
         place = _place_there(name_there(name), layout, native)
         if name.endswith(_OUTPUTS) and place.name not in weights:
@@ -193,7 +182,8 @@ def _of_config(config: dict[str, Any], model: Any) -> tuple[Layout, Native]:
     if config.get("model_type") == "fairseq_posenc":
         return Layout("fairseq_posenc", {}, ()), Native("", {})
     name = str((config.get("architectures") or [None])[0])
-    encoding, *_ = encodings_of(model.encoder.sentence_encoder)
+    ((_, stack),) = stacks_of(model)
+    encoding, *_ = encodings_of(stack)
     native = next((each for each in natives(encoding) if each.model == name), None)
     if native is None:
         raise UserError(f"a {shortened(str(name))} has no positions such as {encoding.name}")
@@ -221,10 +211,11 @@ def settings_of(config: dict[str, Any], path: Path) -> dict[str, Any]:
         UserError: another class, or settings that fairseq's RoBERTa does not have.
     """
     model = str((config.get("architectures") or [None])[0])
-    layout = LAYOUTS.get(model)
+    known = {name: layout for name, layout in LAYOUTS.items() if layout.style is BERT}
+    layout = known.get(model)
     if layout is None:
         raise UserError(
-            f"{path}: a {shortened(model)}; what can be imported is {', '.join(LAYOUTS)}, and what "
+            f"{path}: a {shortened(model)}; what can be imported is {', '.join(known)}, and what "
             "fairseq-posenc export wrote"
         )
     epsilon, activation = config.get("layer_norm_eps"), config.get("hidden_act")
@@ -239,8 +230,8 @@ def settings_of(config: dict[str, Any], path: Path) -> dict[str, Any]:
             f"{path}: a {model} has {head} in its head and {shortened(str(activation))} in its "
             "layers, and a RoBERTa of fairseq has one activation"
         )
-    known = {ACTIVATIONS.get(name, name): name for name in utils.get_available_activation_fns()}
-    if activation not in known:
+    functions = {ACTIVATIONS.get(name, name): name for name in utils.get_available_activation_fns()}
+    if activation not in functions:
         raise UserError(f"{path}: fairseq has no activation {shortened(str(activation))}")
     found = {f"encoder_{ours}": config.get(theirs) for ours, theirs in _OPTIONS.items()}
     sizes = (*found.values(), config.get("max_position_embeddings"), config.get("vocab_size"))
@@ -253,7 +244,7 @@ def settings_of(config: dict[str, Any], path: Path) -> dict[str, Any]:
             "_name": f"roberta_{spec.items[0].name}",
             "position_encoding": str(spec),
             "max_positions": max_positions,
-            "activation_fn": known[activation],
+            "activation_fn": functions[activation],
         },
         "task": {"_name": "masked_lm"},
     }
