@@ -14,9 +14,10 @@ from transformers.modeling_outputs import (
     Seq2SeqLMOutput,
 )
 
+from fairseq_posenc.exchange.modeling.attention import Memory
 from fairseq_posenc.exchange.modeling.configuration import PosencConfig
 from fairseq_posenc.exchange.modeling.heads import PosencModel, head_loss
-from fairseq_posenc.exchange.modeling.stack import Memory, Stack
+from fairseq_posenc.exchange.modeling.stack import Stack
 
 
 class DecoderModel(PosencModel, GenerationMixin):
