@@ -96,6 +96,14 @@ COMMANDS = {
         "put results into the layouts of the papers' tables, beside their numbers",
         ".report.command",
     ),
+    "export": Command(
+        "write a model for Hugging Face's transformers", ".exchange.command", "export"
+    ),
+    "import": Command(
+        "make a start checkpoint from a model of Hugging Face's transformers",
+        ".exchange.command",
+        "import",
+    ),
     "docs": Command("write the generated parts of the documentation", ".pages"),
     "doctor": Command("say what works on this machine, and test it", ".doctor"),
 }
