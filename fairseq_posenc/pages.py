@@ -38,8 +38,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     from fairseq_posenc.analysis.pictures import draw_curve  # needs matplotlib
 
-    folder.mkdir(parents=True, exist_ok=True)
     for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     for name in registry.names():
         draw_curve(name, folder / f"{name}.png")
