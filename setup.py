@@ -12,9 +12,11 @@ VERSION = re.search(
 ).group(1)
 
 PLOT = ["matplotlib", "scikit-learn"]
-# The last line of releases whose BERT still has `relative_key` attention.
-HF = ["transformers<5"]
-DEV = ["mypy", "pre-commit", "pytest", "pytest-timeout", "pytest-xdist", "ruff", "safetensors"]
+# Models carried to transformers and back. Tests compare with the last line of releases whose BERT
+# still has `relative_key` attention.
+HF = ["safetensors", "tokenizers", "transformers>=4.57"]
+OLD_HF = ["transformers<5"]
+DEV = ["mypy", "pre-commit", "pytest", "pytest-timeout", "pytest-xdist", "ruff"]
 # torch for CUDA brings it; without a GPU its interpreter runs the kernels' tests.
 TRITON = ['triton; sys_platform == "linux"']
 # BLEU-4 as reports of course work have it, beside sacreBLEU's.
@@ -23,6 +25,9 @@ NLTK = ["nltk"]
 PARQUET = ["pyarrow"]
 # Runs of GLUE as jobs of a cluster.
 SUBMITIT = ["submitit"]
+# Where fairseq-train sends its figures with --tensorboard-logdir and --wandb-project.
+TENSORBOARD = ["tensorboard"]
+WANDB = ["wandb"]
 
 # Folders that stand at the top of a checkout, and are within the package in a wheel.
 PREPROCESS = ["preprocess", *(f"preprocess.{name}" for name in find_packages("preprocess"))]
@@ -62,7 +67,9 @@ setup(
         "nltk": NLTK,
         "parquet": PARQUET,
         "submitit": SUBMITIT,
-        "dev": DEV + PLOT + HF + NLTK + PARQUET + SUBMITIT + TRITON,
+        "tensorboard": TENSORBOARD,
+        "wandb": WANDB,
+        "dev": DEV + PLOT + HF + OLD_HF + NLTK + PARQUET + SUBMITIT + TENSORBOARD + TRITON,
     },
     entry_points={"console_scripts": ["fairseq-posenc = fairseq_posenc.cli:main"]},
 )

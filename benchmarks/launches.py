@@ -26,10 +26,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_posenc import registry
 from fairseq_posenc.backends.planner import BACKENDS
+from fairseq_posenc.reporting.markdown import table
 from measuring.commands import told
 from measuring.contenders import STOCK, Contender
 from measuring.families import FAMILIES, Whole, build
-from measuring.results import table
 
 ENCODINGS = ["none", "rope", "alibi", "t5", "shaw", "m4", "m4m", "deberta", "tupe"]
 LAYERS = 12
@@ -100,11 +100,11 @@ def rows_of(args: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def rows_table(rows: list[dict[str, Any]], with_ops: bool) -> list[str]:
+def rows_table(rows: list[dict[str, Any]], with_ops: bool) -> str:
     """Return the table, with what a layer starts beyond fairseq's own if that is asked for."""
     header = [name for name in rows[0] if with_ops or name not in ("added", "saved")]
     cells = ([_cell(row[name]) for name in header] for row in rows)
-    return table(header, cells, texts=3)
+    return table(header, cells, "lllr")
 
 
 def _cell(value: Any) -> str:
@@ -132,7 +132,7 @@ def main() -> None:
     """Count, and print."""
     args = parse_args(sys.argv[1:])
     rows = rows_of(args)
-    print(json.dumps(rows, indent=1) if args.json else "\n".join(rows_table(rows, args.ops)))
+    print(json.dumps(rows, indent=1) if args.json else rows_table(rows, args.ops))
 
 
 if __name__ == "__main__":

@@ -101,6 +101,14 @@ COMMANDS = {
         ".plots.inspect_command",
     ),
     "plot": Command("draw what positions do, in a checkpoint or a spec alone", ".plots.command"),
+    "export": Command(
+        "write a model for Hugging Face's transformers", ".exchange.command", "export"
+    ),
+    "import": Command(
+        "make a start checkpoint from a model of Hugging Face's transformers",
+        ".exchange.command",
+        "import",
+    ),
     "docs": Command("write the generated parts of the documentation", ".pages"),
     "doctor": Command("say what works on this machine, and test it", ".doctor"),
 }

@@ -40,8 +40,8 @@ def run(args: argparse.Namespace) -> int:
             if not path.exists() or path.read_text(encoding="utf-8") != text:
                 raise UserError(f"{path} is out of date: run make docs")
         return 0
-    folder.mkdir(parents=True, exist_ok=True)
     for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     return 0
 

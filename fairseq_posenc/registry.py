@@ -15,10 +15,10 @@ import inspect
 import math
 import pkgutil
 import re
+from collections.abc import Callable
 from functools import cache
 from typing import (
     Any,
-    Callable,
     Literal,
     NamedTuple,
     TypeVar,
@@ -32,7 +32,7 @@ from fairseq_posenc import encodings
 from fairseq_posenc.encodings.base import Dims, Encoding, Encodings
 from fairseq_posenc.errors import UserError, shortened
 
-_REGISTRY: dict[str, type[Encoding]] = {}
+ENCODINGS: dict[str, type[Encoding]] = {}  # by name; filled when their modules are imported
 _ITEM = re.compile(r"\s*([a-z0-9_]+)\s*(?:\(([^()]*)\))?\s*")
 _LONGEST = 1000  # characters of a spec; all encodings together have fewer
 # What numbers can be: beyond, tables fit into no memory, and scores into no number.
@@ -69,13 +69,14 @@ class Spec(NamedTuple):
 
         ``input``: beside the token embeddings; ``stack``: one for all layers; ``layer``: one each.
         """
-        return Spec(tuple(item for item in self.items if _place(get(item.name)) == place))
+        return Spec(tuple(item for item in self.items if place_of(get(item.name)) == place))
 
     def __str__(self) -> str:
         return "+".join(map(str, self.items))
 
 
-def _place(cls: type[Encoding]) -> str:
+def place_of(cls: type[Encoding]) -> str:
+    """Return where the modules of an encoding live; see :meth:`Spec.at`."""
     if cls.acts_on == "input":
         return "input"
     return "stack" if cls.shared else "layer"
@@ -85,10 +86,10 @@ def register(name: str) -> Callable[[EncodingClass], EncodingClass]:
     """Register an encoding class under the name that specs use."""
 
     def add(cls: EncodingClass) -> EncodingClass:
-        if name in _REGISTRY:
+        if name in ENCODINGS:
             raise ValueError(f"two encodings are called {name!r}")
         cls.name = name
-        _REGISTRY[name] = cls
+        ENCODINGS[name] = cls
         return cls
 
     return add
@@ -103,7 +104,7 @@ def _scan() -> None:
 def names() -> list[str]:
     """Return the names of all encodings, sorted."""
     _scan()
-    return sorted(_REGISTRY)
+    return sorted(ENCODINGS)
 
 
 def names_for(*, encoder: bool = False, decoder: bool = False) -> list[str]:
@@ -127,11 +128,11 @@ def get(name: str) -> type[Encoding]:
         UserError: the name is unknown; the message lists the known ones.
     """
     _scan()
-    if name not in _REGISTRY:
+    if name not in ENCODINGS:
         raise UserError(
             f"unknown position encoding {shortened(name)!r}; known: {', '.join(names())}"
         )
-    return _REGISTRY[name]
+    return ENCODINGS[name]
 
 
 def options(name: str) -> dict[str, inspect.Parameter]:

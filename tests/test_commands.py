@@ -75,6 +75,17 @@ def test_checkpoints_hold_only_what_safe_loading_allows(family):
     assert state["optimizer_history"]
 
 
+def test_tensorboard_reads_what_a_training_wrote(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    model = train("masked_lm", "--tensorboard-logdir", tmp_path, "--max-epoch", EPOCHS)
+    for part, group in (("train_inner", "train"), ("valid", "valid")):
+        events = EventAccumulator(str(tmp_path / part)).Reload().Scalars("loss")
+        assert [event.step for event in events] == list(range(1, EPOCHS + 1))
+        losses = [event.value for event in events]
+        assert losses == pytest.approx(model.figures(group), abs=0.001)
+
+
 def hypotheses(done):
     """Return the hypotheses of a command by sentence: lists of score and words."""
     found = {}

@@ -13,7 +13,7 @@ from fairseq_posenc.cli import main
 from fairseq_posenc.curves.tables import all_tables
 from fairseq_posenc.reporting import learning
 from fairseq_posenc.reporting.record import read
-from fairseq_posenc.reporting.stages import SIDE, find_stages, smoothed
+from fairseq_posenc.reporting.stages import find_stages, smoothed, straight_pieces
 from fairseq_posenc.running.logs import Curve, Entry, parse_line, read_curve, read_curve_file
 
 JSON = [
@@ -134,20 +134,48 @@ def training_log(path: Path, corners, **how) -> Path:
     return path
 
 
+def curve_of(losses):
+    """Return the curve of a training with these updates and losses in nats."""
+    return Curve(
+        [],
+        1.0,
+        [
+            Entry("train_inner", update, nats / math.log(2), 0.0, None, 1.0)
+            for update, nats in losses
+        ],
+    )
+
+
 def stages_of(corners, **how):
-    entries = [
-        Entry("train_inner", update, nats / math.log(2), 0.0, None, 1.0)
-        for update, nats in losses(corners, **how)
-    ]
-    return find_stages(smoothed(Curve([], 1.0, entries)))
+    return find_stages(curve_of(losses(corners, **how)))
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.005, 0.02])
 @pytest.mark.parametrize(
     ("corners", "bounds"), [(BERT, (1000, 8000, 10000)), (DECBERT, (1000, 4000, 6000))]
 )
-def test_the_stages_are_found_as_near_as_lines_are_smoothed(corners, bounds, noise):
-    assert stages_of(corners, noise=noise) == pytest.approx(bounds, abs=(SIDE + 1) * EVERY)
+def test_the_stages_are_found_to_the_line(corners, bounds, noise):
+    assert stages_of(corners, noise=noise) == pytest.approx(bounds, abs=EVERY)
+
+
+def made_stages(seed):
+    """Return the corners of a made-up loss with stages, and the updates of their ends."""
+    rng = random.Random(seed)
+    start = rng.randrange(600, 1500, EVERY)
+    plateau = start + rng.randrange(2500, 8000, EVERY)
+    dive = plateau + rng.randrange(800, 2000, EVERY)
+    top = 6.9 - rng.uniform(0.1, 0.4)
+    low = top - rng.uniform(2, 3)
+    corners = [(0, 10.8), (start, 6.9), (plateau, top), (dive, low), (40000, low - 0.8)]
+    return corners, (start, plateau, dive)
+
+
+@pytest.mark.parametrize(("noise", "lines"), [(0.0, 1), (0.02, 1), (0.05, 2)])
+def test_how_exact_the_bounds_are(noise, lines):
+    """Forty made-up losses; noise as of a batch's masks, in nats."""
+    for seed in range(40):
+        corners, bounds = made_stages(seed)
+        assert stages_of(corners, noise=noise) == pytest.approx(bounds, abs=lines * EVERY), seed
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.005, 0.02])
@@ -157,9 +185,30 @@ def test_without_a_dive_or_without_a_plateau_there_are_no_stages(corners, noise)
 
 
 def test_a_log_of_a_line_or_none_has_no_stages():
-    assert find_stages([]) is None
-    assert find_stages([(1, 2.0)]) is None
-    assert find_stages([(1, 2.0), (2, 2.0)]) is None
+    assert find_stages(curve_of([])) is None
+    assert find_stages(curve_of([(1, 2.0)])) is None
+    assert find_stages(curve_of([(1, 2.0), (2, 2.0)])) is None
+
+
+def test_noise_as_of_a_small_batch_makes_no_stages():
+    """A fall that goes on, seen through noise ten times the fall from line to line."""
+    slow = [(0, 8.0), (400, 5.6), (40000, 5.2)]
+    for every in (20, 100):
+        assert stages_of(slow, noise=0.05, every=every) is None
+
+
+def test_a_slow_fall_after_a_rest_is_no_dive():
+    """As of a small model without positions."""
+    rest = [(0, 8.0), (60, 6.1), (260, 5.6), (520, 5.6), (2000, 5.35)]
+    assert stages_of(rest, noise=0.01, every=20) is None
+
+
+def test_pieces_are_no_more_than_there_are():
+    pieces = straight_pieces(list(losses(BERT, noise=0.01)))
+    assert len(pieces) == len(BERT) - 1
+    for piece, (x, y), (x1, y1) in zip(pieces, BERT, BERT[1:]):
+        assert piece.end == pytest.approx(x1, abs=EVERY)
+        assert piece.rate == pytest.approx((y - y1) / (x1 - x), rel=0.05)
 
 
 def test_a_line_is_smoothed_with_as_many_on_either_side():
@@ -178,10 +227,10 @@ def test_the_command_tells_stages_and_epochs_and_draws_the_training(tmp_path, ca
     out = tmp_path / "out"
     assert main(["curves", *logs, "--out", str(out), "--updates", "0:16000"]) == 0
     text = (out / "curves.md").read_text()
-    assert "| `bert` | 100 | 1,300 | 7,800 | 10,200 | 6,500 | 2." in text
-    assert "| `diff` | 100 | 1,300 | 3,800 | 6,200 | 2,500 | 2." in text
-    assert "| `none` | 100 | - | no plateau | - | - | 5." in text
-    assert "2 lines on either side" in text
+    assert "| `bert` | 100 | 900 | 8,000 | 10,000 | 7,100 | 2." in text
+    assert "| `diff` | 100 | 900 | 4,000 | 5,900 | 3,100 | 2." in text
+    assert "| `none` | 100 | - | no dive after a plateau | - | - | 5." in text
+    assert "The dive is around the fastest piece" in text
     assert "| 1 | 24." in text
     assert "`diff` at epoch 1 (update 10,000)" in text
     assert (out / "training.png").read_bytes().startswith(b"\x89PNG")
@@ -190,7 +239,7 @@ def test_the_command_tells_stages_and_epochs_and_draws_the_training(tmp_path, ca
     record = read(out / "curves.json")
     assert [row["training"] for row in record.figures["stages"]] == ["bert", "diff"]
     assert dict(record.figures["stages"][0]) == {
-        **{"training": "bert", "start_ends": 1300, "plateau_ends": 7800, "dive_ends": 10200}
+        **{"training": "bert", "start_ends": 900, "plateau_ends": 8000, "dive_ends": 10000}
     }
     assert record.data["bert"] == str(tmp_path / "bert")
     assert text in capsys.readouterr().out + text

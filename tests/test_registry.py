@@ -86,7 +86,7 @@ def test_bad_values_are_refused_when_built(text, message):
 
 
 def test_a_new_class_is_an_encoding_with_its_typed_options(monkeypatch):
-    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+    monkeypatch.setattr(registry, "ENCODINGS", dict(registry.ENCODINGS))
 
     @registry.register("made_up")
     class MadeUp(Encoding):

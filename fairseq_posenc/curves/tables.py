@@ -7,18 +7,16 @@ from collections.abc import Mapping
 
 from fairseq_posenc.reporting.markdown import table
 from fairseq_posenc.reporting.record import Row
-from fairseq_posenc.reporting.stages import LEAST, SIDE, SLOW, find_stages, smoothed
+from fairseq_posenc.reporting.stages import LEAST, SLOW, find_stages, smoothed
 from fairseq_posenc.running.logs import Curve, Entry
 
 Curves = Mapping[str, Curve]
 
 STAGES_NOTE = (
-    f"Each line of the log is smoothed over itself and {SIDE} lines on either side, so the bounds "
-    "are no finer. The dive is the fastest fall after one "
-    f"{SLOW} times slower (the plateau), which itself came after one {SLOW} times faster (the "
-    f"start); it lasts while the loss falls at least 1/{SLOW} as fast as at its fastest. It must "
-    f"be {LEAST:.0%} of the loss's whole fall and on average {SLOW} times as fast as the plateau; "
-    "otherwise there is none."
+    "The loss is taken as straight pieces, as many as its noise warrants. The dive is around the "
+    f"fastest piece of those after one that falls {SLOW} times slower (the plateau), which itself "
+    f"comes after one {SLOW} times faster (the start); it lasts while the loss falls at least "
+    f"1/{SLOW} as fast as there, and must be {LEAST:.0%} of the loss's whole fall."
 )
 
 
@@ -30,7 +28,7 @@ def all_tables(curves: Curves) -> str:
 
 def figures(curves: Curves) -> dict[str, list[Row]]:
     """Return the figures of all tables."""
-    stages = {name: find_stages(smoothed(curve)) for name, curve in curves.items()}
+    stages = {name: find_stages(curve) for name, curve in curves.items()}
     return {
         "best": [_best_row(name, curve) for name, curve in curves.items()],
         "epochs": [
@@ -123,8 +121,8 @@ def _stages(curves: Curves) -> list[str]:
     rows = []
     for name, curve in curves.items():
         points = smoothed(curve)
-        stages = find_stages(points)
-        ends = ["-", "no plateau", "-", "-"]
+        stages = find_stages(curve)
+        ends = ["-", "no dive after a plateau", "-", "-"]
         if stages is not None:
             ends = [f"{update:,}" for update in (*stages, stages.plateau - stages.start)]
         last = f"{points[-1][1]:.3f}" if points else "-"

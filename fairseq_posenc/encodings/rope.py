@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.encodings.base import Dims, Encoding
+from fairseq_posenc.encodings.native import Native
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Cost
 from fairseq_posenc.errors import UserError, shortened
@@ -94,7 +95,7 @@ class Rope(Encoding):
             raise UserError(f"{self.name}(base={base:g}): the base must be more than 1")
         self.layout = layout
         self.base = base
-        self.scaling, self.factor = scaling.parts()
+        self.scaling, self.factor = Scaling(scaling).parts()  # configurations hold a plain text
         if self.scaling == "ntk" and self.rotated == 2:
             raise UserError(
                 f"{self.name}(scaling={scaling}) slows all pairs of coordinates but the first, and "
@@ -150,3 +151,16 @@ class Rope(Encoding):
     def parameter_count(cls, dims: Dims, layers: int) -> int:
         """Return 0."""
         return 0
+
+
+def to_hf(encoding: Rope) -> list[Native]:
+    """Return RoFormer, which has a table of all angles; it knows no other form than the paper's."""
+    papers = (encoding.layout, encoding.base, encoding.scaling) == ("interleaved", 10000.0, "none")
+    if not papers or encoding.rotated != encoding.dims.head_dim:
+        return []
+    rows = encoding.dims.max_positions
+    angles = torch.arange(rows)[:, None] * encoding.frequencies
+    table = torch.cat([angles.sin(), angles.cos()], dim=1)
+    config = {"max_position_embeddings": rows, "rotary_value": False}
+    fixed = {"roformer.encoder.embed_positions.weight": table}
+    return [Native("RoFormerForMaskedLM", config, fixed=fixed)]

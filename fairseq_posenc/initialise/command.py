@@ -9,11 +9,11 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from fairseq_posenc.errors import UserError
 from fairseq_posenc.initialise.matching import RULES, Parameter, Start, match
 from fairseq_posenc.initialise.target import SIZES, Choice, arguments, build, training_options
 from fairseq_posenc.running.checkpoints import write_state
 from fairseq_posenc.running.pretrained import Pretrained, read_pretrained
+from fairseq_posenc.running.starts import check_out, start_of
 from fairseq_posenc.transformer.options import resolve
 
 
@@ -46,10 +46,7 @@ def run(options: argparse.Namespace) -> int:
         UserError: see the parts' own.
     """
     out = options.out or Path(f"{options.arch}.pt")
-    if out.exists() and not options.overwrite:
-        raise UserError(f"--out {out} exists: name another file, or add --overwrite")
-    if not out.parent.is_dir():
-        raise UserError(f"--out {out}: there is no folder {out.parent}")
+    check_out(out, options.overwrite)
     source = read_pretrained(options.source, "--from", with_weights=True)
     choice = Choice(
         options.arch, options.position_encoding, options.attention_directions, options.max_positions
@@ -63,25 +60,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _checkpoint(source: Pretrained, args: argparse.Namespace, start: Start) -> dict[str, Any]:
-    """Return what fairseq reads: the weights, and a training that has not begun."""
     settings: Any = OmegaConf.to_container(source.settings, resolve=True, enum_to_str=True)
-    settings["model"] = args
-    not_begun = {
-        "criterion_name": "",
-        "optimizer_name": "",
-        "lr_scheduler_state": {},
-        "num_updates": 0,
-    }
-    return {
-        "args": None,
-        "cfg": settings,
-        "model": start.weights,
-        "criterion": None,
-        "optimizer_history": [not_begun],
-        "last_optimizer_state": None,
-        "task_state": {},
-        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0, "shuffle": True}},
-    }
+    return start_of({**settings, "model": args}, start.weights)
 
 
 def _account(source: Pretrained, args: argparse.Namespace, start: Start, out: Path) -> str:

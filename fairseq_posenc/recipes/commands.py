@@ -18,7 +18,7 @@ _LOG_TESTS = {  # by metric and split
     ("perplexity", "valid"): "test_the_command_writes_table_and_picture",
     ("epoch", "valid"): "test_who_reaches_the_other_perplexity_when",
     ("loss", "train"): "test_the_command_tells_stages_and_epochs_and_draws_the_training",
-    ("dive ends", "train"): "test_the_stages_are_found_as_near_as_lines_are_smoothed",
+    ("dive ends", "train"): "test_the_stages_are_found_to_the_line",
 }
 _GLUE = ("MNLI", "QQP", "QNLI", "SST-2", "CoLA", "STS-B", "MRPC", "RTE")
 

@@ -25,7 +25,7 @@ def of_masked_lm(curve: Curve) -> dict[Figure, float]:
     points = smoothed(curve)
     if points:
         figures["masked LM", "loss", "train"] = points[-1][1]
-    if stages := find_stages(points):
+    if stages := find_stages(curve):
         length = stages.plateau - stages.start
         for metric, updates in zip(_STAGES, (*stages, length)):
             figures["pre-training", metric, "train"] = updates

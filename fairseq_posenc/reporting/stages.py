@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import NamedTuple, Optional
+
+import numpy as np
 
 from fairseq_posenc.running.logs import Curve
 
-Points = Sequence[tuple[int, float]]  # updates, and the loss in nats
-
-SIDE = 2  # lines of the log on either side over which a line is smoothed
+SIDE = 2  # lines of the log on either side over which a line is smoothed for the picture
 SLOW = 4  # times as fast as on the plateau falls the loss before and after it
-LEAST = 0.05  # of the loss's whole fall, for a fall to be a dive
+LEAST = 0.1  # of the loss's whole fall, for a fall to be a dive
+SHORTEST = 3  # lines of the log, for a straight piece
+_DIGITS = 0.001  # nats, to which fairseq writes a loss: no line is more exact
 
 
 class Stages(NamedTuple):
@@ -33,6 +34,20 @@ class Stages(NamedTuple):
     start: int
     plateau: int
     dive: int
+
+
+class Piece(NamedTuple):
+    """A straight piece of a loss.
+
+    Attributes:
+        rate: how fast it falls, in nats an update.
+        updates: how many it lasts.
+        end: the last of them.
+    """
+
+    rate: float
+    updates: int
+    end: int
 
 
 def smoothed(curve: Curve) -> list[tuple[int, float]]:
@@ -51,52 +66,75 @@ def smoothed(curve: Curve) -> list[tuple[int, float]]:
     return points
 
 
-def find_stages(points: Points) -> Optional[Stages]:
-    """Return the stages of a smoothed loss, None if it has no plateau with a dive after it.
+def find_stages(curve: Curve) -> Optional[Stages]:
+    """Return the stages of a training's loss, None if it has no plateau with a dive after it.
 
-    The dive is around the point where the loss falls fastest of all those before which it once
-    fell ``SLOW`` times slower, and before that ``SLOW`` times faster than then. It lasts while the
-    loss falls at least a ``SLOW``-th as fast as at that point. The plateau begins where the loss
-    first falls slower than that after its fastest fall before the dive. Noise is no dive: it must
-    be ``LEAST`` of the loss's whole fall, and on average ``SLOW`` times as fast as the plateau,
-    which must be longer than what a line is smoothed over.
+    The loss is taken as straight pieces (:func:`straight_pieces`). The dive is around the fastest
+    piece of all those after one that falls ``SLOW`` times slower, the plateau, which itself comes
+    after one ``SLOW`` times faster than it, the start. Dive and plateau are as long as pieces
+    follow each other that are at least, or at most, a ``SLOW``-th as fast as that fastest piece.
+    A dive is ``LEAST`` of the loss's whole fall.
     """
-    rates = _rates(points)
-    slowest = _slowest_before(rates)
-    whole = points[0][1] - min(loss for _, loss in points) if points else 0.0
-    for peak in sorted(range(len(rates)), key=rates.__getitem__, reverse=True):
-        limit = rates[peak] / SLOW
-        if limit <= 0:
-            break
-        if slowest[peak] > limit:
+    pieces = straight_pieces([(e.updates, e.nats) for e in curve.training if e.is_finite])
+    whole = sum(piece.rate * piece.updates for piece in pieces)
+    for peak in sorted(range(len(pieces)), key=lambda i: pieces[i].rate, reverse=True):
+        limit = pieces[peak].rate / SLOW
+        slow = [index for index in range(peak) if pieces[index].rate <= limit]
+        if limit <= 0 or not slow:
             continue
-        begin = max(index for index in range(peak) if rates[index] <= limit)
-        end = next((i for i in range(peak, len(rates)) if rates[i] < limit), len(rates) - 1)
-        fastest = max(range(begin + 1), key=rates.__getitem__)
-        start = next(i for i in range(fastest, begin + 1) if rates[i] <= limit or i == begin)
-        if begin - start <= 2 * SIDE:
-            continue
-        fall = points[begin][1] - points[end][1]
-        plateau, dive = (_mean_rate(points, *ends) for ends in ((start, begin), (begin, end)))
-        if fall >= LEAST * whole and dive >= SLOW * plateau:
-            return Stages(*(points[index][0] for index in (start, begin, end)))
+        end = next((i for i in range(peak, len(pieces)) if pieces[i].rate < limit), len(pieces))
+        last = slow[-1]
+        first = next(i for i in range(last, -1, -1) if i == 0 or pieces[i - 1].rate > limit)
+        fastest = max((piece.rate for piece in pieces[:first]), default=-math.inf)
+        fall = sum(piece.rate * piece.updates for piece in pieces[last + 1 : end])
+        if fastest >= SLOW * pieces[last].rate and fall >= LEAST * whole:
+            return Stages(pieces[first - 1].end, pieces[last].end, pieces[end - 1].end)
     return None
 
 
-def _mean_rate(points: Points, first: int, last: int) -> float:
-    updates = points[last][0] - points[first][0]
-    return (points[first][1] - points[last][1]) / updates if updates else 0.0
+def straight_pieces(points: Sequence[tuple[int, float]]) -> list[Piece]:
+    """Return the straight pieces that updates and losses fit best, as many as noise warrants.
+
+    What is least is the sum of squared errors, in units of the noise, and log(lines) for each of
+    the three numbers of a piece (slope, height and end), the Bayesian information criterion;
+    found for all ways to cut, in time quadratic in lines. The noise is that of neighbours.
+
+    Source:
+        Jackson et al. (2005), "An algorithm for optimal partitioning of data on an interval", IEEE
+        Signal Processing Letters 12(2).
+    """
+    if len(points) < 2 * SHORTEST:
+        return []
+    updates, losses = np.array(points, dtype=float).T
+    noise = max(np.median(np.abs(np.diff(losses, 2))) / (0.6745 * math.sqrt(6)), _DIGITS)
+    cuts = _best_cuts(updates - updates.mean(), (losses - losses.mean()) / noise)
+    pieces = []
+    for begin, end in zip(cuts, cuts[1:]):
+        rate = -float(np.polyfit(updates[begin:end], losses[begin:end], 1)[0])
+        before = points[begin - 1][0] if begin else 0
+        pieces.append(Piece(rate, points[end - 1][0] - before, points[end - 1][0]))
+    return pieces
 
 
-def _rates(points: Points) -> list[float]:
-    """Return how fast the loss falls at each point, in nats an update, from its two neighbours."""
-    last = len(points) - 1
-    pairs = [(points[max(i - 1, 0)], points[min(i + 1, last)]) for i in range(len(points))]
-    return [(a[1] - b[1]) / (b[0] - a[0]) if b[0] > a[0] else 0.0 for a, b in pairs]
+def _best_cuts(x: np.ndarray, y: np.ndarray) -> list[int]:
+    """Return where to cut lines of noise 1 into straight pieces, the two ends among it."""
+    lines = len(x)
+    sums = np.pad(np.cumsum([x, y, x * x, x * y, y * y], axis=1), ((0, 0), (1, 0)))
+    least, begin_of = np.full(lines + 1, np.inf), [0] * (lines + 1)  # by the end of a piece
+    least[0] = 0
+    for end in range(SHORTEST, lines + 1):
+        begins = np.arange(end - SHORTEST + 1)
+        costs = least[begins] + _errors(sums[:, end, None] - sums[:, begins], end - begins)
+        begin_of[end] = int(costs.argmin())
+        least[end] = costs[begin_of[end]] + 3 * math.log(lines)
+    cuts = [lines]
+    while cuts[-1] > 0:
+        cuts.append(begin_of[cuts[-1]])
+    return cuts[::-1]
 
 
-def _slowest_before(rates: Sequence[float]) -> list[float]:
-    """Return for each point the slowest fall before it, after one ``SLOW`` times faster."""
-    fastest = list(accumulate(rates, max, initial=-math.inf))
-    slow = [rate if rate * SLOW <= before else math.inf for rate, before in zip(rates, fastest)]
-    return list(accumulate(slow, min, initial=math.inf))[:-1]
+def _errors(sums: np.ndarray, lines: np.ndarray) -> np.ndarray:
+    """Return the squared errors of the best lines, from sums of x, y, xx, xy and yy."""
+    x, y, xx, xy, yy = sums
+    left = yy - y * y / lines - (xy - x * y / lines) ** 2 / (xx - x * x / lines)
+    return np.maximum(left, 0)

@@ -1,0 +1,1 @@
+"""Models carried to Hugging Face's transformers and back."""

@@ -1,0 +1,136 @@
+"""A folder that transformers reads, made of a trained model."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.exchange import tokens
+from fairseq_posenc.exchange.card import card
+from fairseq_posenc.exchange.checking import ALLOWED, largest_difference, read_back
+from fairseq_posenc.exchange.folder import (
+    CODE,
+    FAIRSEQ,
+    TARGET,
+    code,
+    whole,
+    write_json,
+    write_model,
+    write_tokenizer,
+)
+from fairseq_posenc.exchange.naming import configuration, exported, generation
+from fairseq_posenc.exchange.native import as_native
+from fairseq_posenc.exchange.trained import Trained
+
+
+def export(trained: Trained, target: str, given: str | None, out: Path) -> list[str]:
+    """Write a folder that transformers reads, and compare the two models.
+
+    Args:
+        trained: the model.
+        target: ``hf``, or ``hf4`` for the last version before 5.
+        given: what cut its text, as a user says it.
+        out: the folder.
+
+    Returns:
+        The class, and what a user should know.
+
+    Raises:
+        UserError: see the parts' own; or the models differ.
+    """
+    with whole(out) as folder:
+        unknown, notes = _write_tokenizers(trained, given, folder)
+        config = _write_model(trained, target, unknown, folder, notes)
+        if trained.family != "masked_lm":
+            write_json(folder / "generation_config.json", generation(trained))
+        (folder / "README.md").write_text(card(trained, config, notes), encoding="utf-8")
+        _keep_for_fairseq(trained, folder)
+    return [f"wrote {out}: {config['architectures'][0]}", *notes]
+
+
+def _write_model(
+    trained: Trained, target: str, unknown: int, folder: Path, notes: list[str]
+) -> dict[str, Any]:
+    """Write configuration, weights, and code if transformers has none; return the configuration."""
+    config, weights = configuration(trained), exported(trained)
+    version = 4 if target == "hf4" else None
+    native, why_not = as_native(trained, config, weights, version)
+    if unknown:
+        native, why_not = None, "no class of transformers has <unk> for such pieces"
+    if native is not None:
+        write_model(folder, *native)
+        why_not = _compare(trained, folder, native.config, notes)
+        if not why_not:
+            return native.config
+    notes.append(f"code of its own: {why_not}")
+    write_model(folder, config, weights)
+    (folder / CODE).write_text(code(config), encoding="utf-8")
+    if wrong := _compare(trained, folder, config, notes):
+        raise UserError(f"{wrong}: nothing was written")
+    return config
+
+
+def _compare(trained: Trained, folder: Path, config: dict[str, Any], notes: list[str]) -> str:
+    """Note how equal a written model is to the trained one; return why it is not, or nothing."""
+    (name,) = config["architectures"]
+    difference = largest_difference(trained, read_back(folder, name))
+    if difference > ALLOWED:
+        return (
+            f"{name} differs from the model by {difference:.1e} of its largest score, and "
+            f"{ALLOWED:g} is rounding"
+        )
+    notes.append(f"scores equal to {difference:.1e} of the largest one, on padded sentences")
+    return ""
+
+
+def _write_tokenizers(trained: Trained, given: str | None, folder: Path) -> tuple[int, list[str]]:
+    """Write a tokenizer for each language; return how many pieces have no symbol, and notes."""
+    notes, unknown = [], 0
+    template = trained.family
+    if template == "causal_lm" and trained.settings.task.get("add_bos_token"):
+        template = "causal_lm with <s>"
+    pads = "left" if trained.family == "causal_lm" else "right"
+    longest = min(stack.max_positions() for stack in trained.stacks.values())
+    for name, place in _places(trained, folder).items():
+        language = "" if trained.family != "translation" else name.split(".")[1]
+        way = tokens.find_way(given, trained.data, language)
+        if way == "none":
+            return 0, ["no tokenizer"]
+        text = tokens.build(way, trained.dictionaries[name], template)
+        write_tokenizer(place, text, longest, pads)
+        unknown += text.unknown
+        if text.unknown:
+            notes.append(
+                f"{text.unknown:,} pieces are not in {name}: the tokenizer gives them numbers "
+                "behind its symbols, and the model reads them as <unk>, as fairseq does"
+            )
+    return unknown, notes
+
+
+def _places(trained: Trained, folder: Path) -> dict[str, Path]:
+    """Return the folder of the tokenizer of each dictionary that there is need of."""
+    first, *more = trained.dictionaries
+    symbols = trained.dictionaries[first].symbols
+    others = [name for name in more if trained.dictionaries[name].symbols != symbols]
+    return {first: folder, **{name: folder / TARGET for name in others}}
+
+
+def _keep_for_fairseq(trained: Trained, folder: Path) -> None:
+    """Write what an import needs: options and dictionaries."""
+    settings = {name: _plain(trained.settings[name]) for name in ("model", "task")}
+    settings["task"]["data"] = "."
+    write_json(folder / FAIRSEQ, settings)
+    for name in trained.dictionaries:
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(trained.data / name, folder / name)
+
+
+def _plain(options: Any) -> dict[str, Any]:
+    """Return options as JSON has them."""
+    if OmegaConf.is_config(options):
+        options = OmegaConf.to_container(options, resolve=True, enum_to_str=True)
+    return dict(options if isinstance(options, dict) else vars(options))

@@ -1,0 +1,175 @@
+"""What model classes of transformers call the parts of a Transformer, positions apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+Names = tuple[tuple[str, str], ...]
+
+
+class Style(NamedTuple):
+    """How the layers of a family of model classes are.
+
+    Attributes:
+        stack: ``encoder_stack`` or ``decoder_stack``.
+        sizes: fields of a ``StackConfig``, and what they are called there.
+        fields: those that must have a value.
+        config: settings that make it what fairseq's Transformer is.
+    """
+
+    stack: str
+    sizes: Mapping[str, str]
+    fields: Mapping[str, Any]
+    config: Mapping[str, Any]
+
+
+EPSILON = 1e-5  # of fairseq's layer norms
+_COMMON = {
+    "vocab_size": "vocab_size",
+    "embed_dim": "hidden_size",
+    "num_heads": "num_attention_heads",
+    "num_layers": "num_hidden_layers",
+}
+BERT = Style(
+    "encoder_stack",
+    {
+        **_COMMON,
+        "ffn_dim": "intermediate_size",
+        "activation": "hidden_act",
+        "dropout": "hidden_dropout_prob",
+        "attention_dropout": "attention_probs_dropout_prob",
+    },
+    {
+        "embedding_norm": True,
+        "norm_before": False,
+        "final_norm": False,
+        "embed_scale": 1.0,
+        "activation_dropout": 0.0,
+    },
+    {"layer_norm_eps": EPSILON},
+)
+OPT = Style(
+    "decoder_stack",
+    {
+        **_COMMON,
+        "ffn_dim": "ffn_dim",
+        "activation": "activation_function",
+        "dropout": "dropout",
+        "attention_dropout": "attention_dropout",
+    },
+    {"embedding_norm": False, "norm_before": True, "final_norm": True, "activation_dropout": 0.0},
+    {"do_layer_norm_before": True, "tie_word_embeddings": False},
+)
+
+
+class Layout(NamedTuple):
+    """A family of model classes.
+
+    Attributes:
+        model_type: as config.json has it.
+        heads: the class for each head (see ``ARCHITECTURES``).
+        names: beginnings of names, ours and theirs, with ``{}`` for the number of the layer.
+        activations: those that heads of theirs have, whatever the layers have.
+        style: of the layers.
+        types: name of a table of token types, which are all one type: zeros.
+        scaled: name of the input embeddings with their factor, where those of the output have none.
+    """
+
+    model_type: str
+    heads: dict[str, str]
+    names: Names
+    activations: Mapping[str, str] = MappingProxyType({})
+    style: Style = BERT
+    types: str = ""
+    scaled: str = ""
+
+
+def _layers(prefix: str, projections: str, out: str, norm: str) -> Names:
+    """Return the names of BERT's embeddings and layers in one of its descendants."""
+    layer, there = "encoder.layers.{}.", f"{prefix}.encoder.layer.{{}}."
+    pairs = [
+        ("encoder.embed_tokens.", f"{prefix}.embeddings.word_embeddings."),
+        ("encoder.layernorm_embedding.", f"{prefix}.embeddings.LayerNorm."),
+        *(
+            (f"{layer}self_attn.{name[0]}_proj.", f"{there}attention.{projections.format(name)}.")
+            for name in ("query", "key", "value")
+        ),
+        (f"{layer}self_attn.out_proj.", f"{there}attention.{out}."),
+        (f"{layer}self_attn_layer_norm.", f"{there}attention.{norm}."),
+        (f"{layer}fc1.", f"{there}intermediate.dense."),
+        (f"{layer}fc2.", f"{there}output.dense."),
+        (f"{layer}final_layer_norm.", f"{there}output.LayerNorm."),
+    ]
+    return tuple(pairs)
+
+
+_ROBERTA = (
+    *_layers("roberta", "self.{}", "output.dense", "output.LayerNorm"),
+    ("lm_head.", "lm_head."),
+    ("classifier.", "classifier."),
+    ("span_head.scores.", "qa_outputs."),
+)
+_TYPES = "{}.embeddings.token_type_embeddings.weight"
+
+
+def _roberta(model_type: str, name: str) -> Layout:
+    heads = {
+        "masked_lm": f"{name}ForMaskedLM",
+        "classes": f"{name}ForSequenceClassification",
+        "spans": f"{name}ForQuestionAnswering",
+    }
+    activations = {"masked_lm": "gelu", "classes": "tanh"}
+    types = _TYPES.format("roberta")
+    return Layout(model_type, heads, _ROBERTA, activations, types=types)
+
+
+def _bert(model_type: str, name: str, layers: Names, types: str = "") -> Layout:
+    """Return the layout of a model whose head for masked tokens is BERT's."""
+    head = "cls.predictions."
+    names = (
+        *layers,
+        ("lm_head.dense.", f"{head}transform.dense."),
+        ("lm_head.layer_norm.", f"{head}transform.LayerNorm."),
+        ("lm_head.bias", f"{head}bias"),
+    )
+    return Layout(model_type, {"masked_lm": name}, names, types=types)
+
+
+_MPNET = (
+    *_layers("mpnet", "attn.{0[0]}", "attn.o", "LayerNorm"),
+    ("lm_head.", "lm_head."),
+)
+_OPT = (
+    ("decoder.embed_tokens.", "lm_head."),
+    ("decoder.layer_norm.", "model.decoder.final_layer_norm."),
+    ("decoder.", "model.decoder."),
+)
+
+# By the class that says in an encoding's file that its positions are theirs.
+LAYOUTS = {
+    "RobertaForMaskedLM": _roberta("roberta", "Roberta"),
+    "XLMRobertaForMaskedLM": _roberta("xlm-roberta", "XLMRoberta"),
+    "RoFormerForMaskedLM": _bert(
+        "roformer",
+        "RoFormerForMaskedLM",
+        _layers("roformer", "self.{}", "output.dense", "output.LayerNorm"),
+        _TYPES.format("roformer"),
+    ),
+    "DebertaV2ForMaskedLM": _bert(
+        "deberta-v2",
+        "DebertaV2ForMaskedLM",
+        _layers("deberta", "self.{}_proj", "output.dense", "output.LayerNorm"),
+    ),
+    "OPTForCausalLM": Layout(
+        "opt",
+        {"causal_lm": "OPTForCausalLM"},
+        _OPT,
+        style=OPT,
+        scaled="model.decoder.embed_tokens.weight",
+    ),
+    "MPNetForMaskedLM": Layout(
+        "mpnet", {"masked_lm": "MPNetForMaskedLM"}, _MPNET, {"masked_lm": "gelu"}
+    ),
+}

@@ -1,0 +1,117 @@
+"""What an exported model is made of."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Optional
+
+from transformers import PretrainedConfig
+
+from fairseq_posenc.encodings.base import Dims, Encodings
+from fairseq_posenc.registry import ENCODINGS, place_of
+
+
+class StackConfig(NamedTuple):
+    """An encoder or a decoder.
+
+    Attributes:
+        vocab_size: number of symbols.
+        padding_idx: symbol of padding.
+        eos_idx: symbol that ends a sentence.
+        unk_idx: symbol of what the model has no symbol for.
+        embed_dim: C.
+        ffn_dim: width of the feed-forward layers.
+        num_heads: H.
+        num_layers: number of layers.
+        max_positions: of the tables.
+        trained_on: the length that the model was trained at.
+        positions: the options of each encoding, by name.
+        directions: what each layer sees: ``both``, ``lr`` (up to the token) or ``rl``.
+        causal: whether it is a decoder.
+        embed_scale: factor of the token embeddings.
+        activation: of the feed-forward layers, as transformers calls it.
+        embedding_norm: whether embeddings are normed.
+        norm_before: whether each block norms its input, else its output.
+        final_norm: whether the output of the last layer is normed.
+        memory_dim: width of the encoder's output that a decoder attends to, or None.
+        dropout: of embeddings and of each block's output.
+        attention_dropout: of attention weights.
+        activation_dropout: inside the feed-forward layers.
+    """
+
+    vocab_size: int
+    padding_idx: int
+    eos_idx: int
+    unk_idx: int
+    embed_dim: int
+    ffn_dim: int
+    num_heads: int
+    num_layers: int
+    max_positions: int
+    trained_on: int
+    positions: dict[str, dict[str, Any]]
+    directions: list[str]
+    causal: bool
+    embed_scale: float
+    activation: str
+    embedding_norm: bool
+    norm_before: bool
+    final_norm: bool
+    memory_dim: Optional[int] = None
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    activation_dropout: float = 0.0
+
+    def encodings_at(self, place: str) -> Encodings:
+        """Return new encodings of the input, of the whole stack, or of a layer."""
+        dims = Dims(
+            self.embed_dim, self.num_heads, self.max_positions, self.causal, self.trained_on
+        )
+        found = Encodings(
+            {
+                name: ENCODINGS[name](dims, **options)
+                for name, options in self.positions.items()
+                if place_of(ENCODINGS[name]) == place
+            }
+        )
+        for encoding in found.each():
+            encoding.reset_parameters()
+        return found
+
+
+class PosencConfig(PretrainedConfig):
+    """Configuration of a model with position encodings as parts.
+
+    Args:
+        encoder_stack: fields of a :class:`StackConfig`, or None for a causal language model.
+        decoder_stack: likewise, or None for a model without a decoder.
+        tied_output: whether the output embeddings are the input embeddings.
+        head_activation: of the head for masked tokens, as transformers calls it.
+        **kwargs: of transformers.
+    """
+
+    model_type = "fairseq_posenc"
+
+    def __init__(
+        self,
+        encoder_stack: Optional[dict[str, Any]] = None,
+        decoder_stack: Optional[dict[str, Any]] = None,
+        tied_output: bool = True,
+        head_activation: str = "gelu",
+        **kwargs: Any,
+    ) -> None:
+        self.encoder_stack = encoder_stack
+        self.decoder_stack = decoder_stack
+        self.tied_output = tied_output
+        self.head_activation = head_activation
+        last = decoder_stack or encoder_stack or {}
+        # Under the names that transformers looks for.
+        self.vocab_size = last.get("vocab_size", 0)
+        self.hidden_size = last.get("embed_dim", 0)
+        self.num_attention_heads = last.get("num_heads", 0)
+        self.num_hidden_layers = last.get("num_layers", 0)
+        self.max_position_embeddings = last.get("max_positions", 0)
+        derived = ("vocab_size", "hidden_size", "num_attention_heads", "num_hidden_layers")
+        for name in (*derived, "max_position_embeddings"):
+            kwargs.pop(name, None)
+        kwargs["tie_word_embeddings"] = False  # a tied output has no weight of its own here
+        super().__init__(**kwargs)

@@ -1,0 +1,47 @@
+"""A checkpoint that a training starts from, with ``--finetune-from-model``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fairseq_posenc.errors import UserError
+
+
+def check_out(out: Path, overwrite: bool) -> None:
+    """Refuse to write where something is, or where nothing can be.
+
+    Raises:
+        UserError: says which.
+    """
+    if out.exists() and not overwrite:
+        raise UserError(f"--out {out} exists: name another file, or add --overwrite")
+    if not out.parent.is_dir():
+        raise UserError(f"--out {out}: there is no folder {out.parent}")
+
+
+def start_of(settings: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, Any]:
+    """Return what fairseq reads: the weights, and a training that has not begun.
+
+    Args:
+        settings: fairseq's configuration, plain.
+        weights: by name.
+    """
+    not_begun = {
+        "criterion_name": "",
+        "optimizer_name": "",
+        "lr_scheduler_state": {},
+        "num_updates": 0,
+    }
+    return {
+        "args": None,
+        "cfg": settings,
+        "model": weights,
+        "criterion": None,
+        "optimizer_history": [not_begun],
+        "last_optimizer_state": None,
+        "task_state": {},
+        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0, "shuffle": True}},
+    }

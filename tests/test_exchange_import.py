@@ -1,0 +1,232 @@
+"""Models of transformers as start checkpoints: the way back, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from fairseq import checkpoint_utils
+from safetensors.torch import load_file, save_file
+
+from commands import new_directory
+from exchanged import checkpoint
+from fairseq_posenc.cli import main
+from fairseq_posenc.running.pretrained import load_state
+from test_exchange import HARD, export, padded, scores
+
+NATIVE = [
+    ("masked_lm", "learned", "hf", {}),
+    ("masked_lm", "shaw(max_distance=7)", "hf4", {}),
+    ("masked_lm", "m4", "hf4", {}),
+    ("masked_lm", "rope", "hf", {}),
+    ("masked_lm", "t5", "hf", {}),
+]
+DEBERTA = {
+    "relative_attention": True,
+    "position_buckets": 6,
+    "pos_att_type": ["c2p", "p2c"],
+    "share_att_key": True,
+    "norm_rel_ebd": "layer_norm",
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+    "pad_token_id": 1,
+}
+SIZES = {
+    "vocab_size": 60,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 40,
+    "max_position_embeddings": 34,
+    "layer_norm_eps": 1e-5,
+}
+
+
+def import_(folder: Path, code=0) -> Path:
+    out = new_directory() / "start.pt"
+    assert main(["import", "--from", str(folder), "--out", str(out)]) == code
+    assert out.exists() == (code == 0)
+    return out
+
+
+def refused(folder: Path, capsys) -> str:
+    """Return the one line in which an import is refused."""
+    import_(folder, code=2)
+    *_, line = capsys.readouterr().err.splitlines()
+    assert line.startswith("fairseq-posenc: error: ")
+    return line
+
+
+@pytest.mark.parametrize(
+    ("family", "spec", "to", "more"), [*NATIVE, *((f, s, "hf", m) for f, s, m in HARD)]
+)
+def test_there_and_back_is_bit_for_bit(family, spec, to, more):
+    trained = checkpoint(family, spec, **more)
+    out = new_directory() / "out"
+    words = ["--checkpoint", trained.path, "--to", to, "--out", out, "--tokens", "words"]
+    assert main(["export", *map(str, words)]) == 0
+    native = (family, spec, to, more) in NATIVE
+    assert (out / "modeling_fairseq_posenc.py").exists() == (not native)
+    start = import_(out)
+    before, after = (load_state(path, "it")["model"] for path in (trained.path, start))
+    assert before.keys() == after.keys()
+    for name in before:
+        assert torch.equal(before[name], after[name]), name
+    (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(start)])
+    model.eval()
+    tokens, real = padded("right")
+    ours, theirs = (
+        scores(each, family, tokens)[real] for each in (trained, trained._replace(model=model))
+    )
+    torch.testing.assert_close(theirs, ours)
+
+
+def theirs(kind="Roberta", **more):
+    """Return a random model of transformers and the folder that it is in."""
+    config = getattr(transformers, f"{kind}Config")(**{**SIZES, "pad_token_id": 1, **more})
+    model = getattr(transformers, f"{kind}ForMaskedLM")(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    folder = new_directory() / "theirs"
+    model.save_pretrained(folder)
+    (folder / "dict.txt").write_text("".join(f"x{number} 1\n" for number in range(55)))
+    return model, folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("Roberta", {"type_vocab_size": 1}),
+        ("Roberta", {"type_vocab_size": 2}),
+        ("XLMRoberta", {"type_vocab_size": 1}),
+        ("DebertaV2", DEBERTA),
+        ("Roberta", {"position_embedding_type": "relative_key", "type_vocab_size": 1}),
+        ("Roberta", {"position_embedding_type": "relative_key_query", "type_vocab_size": 1}),
+    ],
+)
+def test_a_roberta_computes_the_same_here(kind, more):
+    model, folder = theirs(kind, **more)
+    if "position_embedding_type" in more:  # a model that is trained has none beside
+        weights = load_file(folder / "model.safetensors")
+        weights["roberta.embeddings.token_type_embeddings.weight"].zero_()
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+        model = type(model).from_pretrained(folder).eval()
+    (ours,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(import_(folder))])
+    for side in ("left", "right"):
+        tokens, real = padded(side, longest=32, symbols=50)
+        with torch.no_grad():
+            expected = model(input_ids=tokens, attention_mask=real.long()).logits
+            found = ours.eval()(tokens)[0]
+        torch.testing.assert_close(found[real], expected[real], atol=1e-5, rtol=1e-5)
+
+
+def test_tensors_must_be_those_of_the_model(capsys):
+    _, folder = theirs(type_vocab_size=1)
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    name = "roberta.encoder.layer.1.output.dense.weight"
+    for changed, told in (
+        ({k: v for k, v in weights.items() if k != name}, "1 tensors of the model are not there"),
+        ({**weights, "more": torch.ones(2)}, "1 tensors have no place in the model, such as more"),
+        ({**weights, name: torch.ones(2, 2)}, "1 tensors have other shapes than the settings say"),
+        ({**weights, name: weights[name] / 0}, "NaN or infinite"),
+        ({**weights, "lm_head.decoder.bias": torch.ones(60)}, "a RoBERTa of fairseq ties them"),
+        ({f"t{n}": torch.ones(1) for n in range(60_000)}, "holds 60,000 tensors"),
+    ):
+        save_file(changed, path, {"format": "pt"})
+        assert told in refused(folder, capsys)
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"hidden_size": 40}, "have other shapes than the settings say"),
+        ({"num_hidden_layers": 3}, "tensors of the model are not there"),
+        ({"num_hidden_layers": 1}, "tensors have no place in the model"),
+        ({"intermediate_size": 10**9}, "its settings are of a model that its"),
+        ({"num_hidden_layers": 10**12}, "its settings are of a model that its"),
+        ({"max_position_embeddings": 10**12}, "its settings are of a model that its"),
+        ({"max_position_embeddings": 33}, "have other shapes than the settings say"),
+        ({"hidden_size": "many"}, "sizes that are no numbers of 1 or more"),
+        ({"num_attention_heads": 5}, "cannot be divided among 5 attention heads"),
+        ({"vocab_size": -3}, "sizes that are no numbers of 1 or more"),
+        ({"layer_norm_eps": 1e-12}, "layer_norm_eps is 1e-12, and fairseq's layer norms"),
+        ({"hidden_act": "relu"}, "has gelu in its head and relu in its layers"),
+        ({"architectures": ["BertForMaskedLM"]}, "a BertForMaskedLM; what can be imported is"),
+        ({"position_embedding_type": "new"}, "the positions of its RobertaForMaskedLM are none"),
+    ],
+)
+def test_a_configuration_that_lies(config, told, capsys):
+    _, folder = theirs(type_vocab_size=1)
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
+    assert told in refused(folder, capsys)
+
+
+def test_files_that_are_none(tmp_path, capsys):
+    assert "no such folder" in refused(tmp_path / "nowhere", capsys)
+    assert "config.json: no such file" in refused(tmp_path, capsys)
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    assert "config.json: cannot be read" in refused(tmp_path, capsys)
+    (tmp_path / "config.json").write_text("{}")
+    assert "safe_serialization=True" in refused(tmp_path, capsys)
+    path = tmp_path / "model.safetensors"
+    for content, told in (
+        (b"", "no whole file of safetensors"),
+        (struct.pack("<Q", 100_000_000) + b"{" * 1000, "its header says that it has 100,000,000"),
+        (struct.pack("<Q", 2**63), "its header says that it has"),
+        (struct.pack("<Q", 8) + b"nothing!", "no whole file of safetensors"),
+    ):
+        path.write_bytes(content)
+        assert told in refused(tmp_path, capsys)
+
+
+def test_nothing_of_an_export_is_left_where_it_is_refused(tmp_path, capsys):
+    trained = checkpoint("masked_lm", "learned")
+
+    def told(*words, out=tmp_path / "out"):
+        assert main(["export", "--to", "hf", "--out", str(out), *map(str, words)]) == 2
+        return capsys.readouterr().err.splitlines()[-1]
+
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "file").touch()
+    mine = ["--checkpoint", trained.path, "--tokens", "words"]
+    assert "is there and not empty" in told(*mine, out=full)
+    assert "no such file" in told("--checkpoint", tmp_path / "none.pt")
+    assert "say with --tokens" in told("--checkpoint", trained.path)
+    assert "name the folder that has it with --data" in told(*mine, "--data", tmp_path)
+    (trained.data / "dict.txt").unlink()
+    assert "the dictionary of" in told(*mine)
+    stock = checkpoint("masked_lm", "learned")
+    state = torch.load(stock.path)
+    state["cfg"]["model"].arch = state["cfg"]["model"]._name = "roberta"
+    torch.save(state, stock.path)
+    assert "fairseq-posenc: error: " in told("--checkpoint", stock.path, "--tokens", "words")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]
+
+
+def test_an_import_does_not_run_the_code_of_a_folder():
+    folder = export(checkpoint("causal_lm", "alibi"))
+    (folder / "modeling_fairseq_posenc.py").write_text("raise SystemExit('run')")
+    import_(folder)
+
+
+def test_what_an_export_keeps_for_the_way_back_is_checked(capsys):
+    folder = export(checkpoint("masked_lm", "m4m"))
+    path = folder / "fairseq.json"
+    kept = json.loads(path.read_text())
+    for part, change, told in (
+        ("model", {"_name": "transformer"}, "transformer is no architecture of fairseq_posenc"),
+        ("model", {"encoder_embed_dim": 10**9}, "its settings are of a model that its"),
+        ("model", {"position_encoding": "rope+m4m"}, "has rope+m4m, that of config.json m4m"),
+        ("model", {"attention_directions": "lr"}, "or other attention directions"),
+        ("model", {"position_encoding": "shaw"}, "tensors of the model are not there"),
+        ("task", {"_name": "squad"}, "of fine-tuned ones the way back is not there"),
+    ):
+        path.write_text(json.dumps({**kept, part: {**kept[part], **change}}))
+        assert told in refused(folder, capsys)
