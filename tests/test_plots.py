@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import commands
-from conftest import ARCHITECTURES, logits, make_model, make_tokens, needs_causal, specs
+from conftest import ARCHITECTURES, STOCK, logits, make_model, make_tokens, needs_causal, specs
 from fairseq_posenc.cli import main
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.plots import (
@@ -119,6 +119,10 @@ class TestTables:
         table = tables.tables_of(spec_stack("shaw"), [0], ALL)
         with pytest.raises(UserError, match=r"49 tables are too many.*--layer, --head"):
             tables.draw_tables(table * 49, "title")
+
+    @pytest.mark.parametrize("family", STOCK)
+    def test_models_of_fairseqs_own_have_no_stacks(self, family):
+        assert of_model(make_model(family, STOCK[family])) == {}
 
 
 class TestMap:
