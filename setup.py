@@ -21,6 +21,8 @@ DEV = ["mypy", "pre-commit", "pytest", "pytest-timeout", "pytest-xdist", "ruff"]
 TRITON = ['triton; sys_platform == "linux"']
 # BLEU-4 as reports of course work have it, beside sacreBLEU's.
 NLTK = ["nltk"]
+# Drives the Chromium of the system, which the attention report is tested in.
+BROWSER = ["playwright"]
 # Corpora that are published as Parquet.
 PARQUET = ["pyarrow"]
 # Runs of GLUE as jobs of a cluster.

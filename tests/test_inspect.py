@@ -85,15 +85,18 @@ def test_a_number_is_within_half_a_step(size):
     seen = torch.ones(2, 1, 7, 5, dtype=torch.bool)
     seen[1] = seen[1].tril()
     found = quantised(values, seen)
-    step, first = (torch.tensor(each)[..., None, None] for each in (found.step, found.first))
+    step, first = (
+        torch.tensor(each, dtype=torch.float64)[..., None, None]
+        for each in (found.step, found.first)
+    )
     back = (first + found.codes - 1) * step
     assert ((back - values).abs() <= step * 0.5001)[seen.expand_as(values)].all()
     assert (found.codes.eq(0) == ~seen).all()
     assert found.codes.max() < 2**16
-    spread = values.amax((2, 3)) - values.amin((2, 3))
-    assert (
-        step[..., 0, 0] <= torch.clamp(spread / LEVELS, max=FINE).maximum(spread / 65_000)
-    ).all()
+    told = torch.where(seen, values, values[..., :1, :1])
+    spread = told.amax((2, 3)) - told.amin((2, 3))
+    bound = torch.clamp(spread / LEVELS, max=FINE).maximum(spread / 65_000)
+    torch.testing.assert_close(step[..., 0, 0], bound)
 
 
 @pytest.mark.parametrize("number", [0.25, 0.0, -3.0])
@@ -242,7 +245,7 @@ def test_a_text_is_cut_by_the_pieces_of_its_language(tmp_path):
     (tmp_path / "text").write_text("the old house by the old bridge\n" * 20)
     prefix = str(tmp_path / "sentencepiece.en")
     whole = ["▁the", "▁old"]
-    learn_pieces(21, input=str(tmp_path / "text"), model_prefix=prefix, user_defined_symbols=whole)
+    learn_pieces(19, input=str(tmp_path / "text"), model_prefix=prefix, user_defined_symbols=whole)
     dictionary = make_dictionary(0)
     for piece in whole:
         dictionary.add_symbol(piece)
@@ -309,7 +312,7 @@ def test_wrong_input_is_one_line(capsys, tmp_path):
         ("--text '': has no symbol", masked, "--text", ""),
         ("--text 'a b': has no symbol", masked, "--text", "a b"),
         ("--target 'a b': has no symbol", translating, "--target", "a b"),
-        ("a sequence of 32 tokens is longer", masked, "--text", "w1 " * 30),
+        ("a sequence of 31 tokens is longer", translating, "--target", "w1 " * 30),
         ("name one, or two", masked, "--checkpoint", masked, "--checkpoint", masked),
         ("name a file in a folder that there is", masked, "--out", tmp_path / "no" / "x.html"),
         ("name a file in a folder that there is", masked, "--out", tmp_path),

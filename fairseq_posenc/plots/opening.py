@@ -142,7 +142,7 @@ def _build(what: str, path: Path, state: State, task: Any) -> Any:
         (model,), _ = checkpoint_utils.load_model_ensemble(
             [str(path)], task=task, state={**state, "args": None}
         )
+        refuse_broken_weights(state["model"], model.state_dict())  # fairseq's own do not
     except UserError as error:
         raise UserError(f"{what}: {error}") from error
-    refuse_broken_weights(state["model"], model.state_dict())  # fairseq's own do not
     return model
