@@ -11,6 +11,7 @@ from fairseq_posenc.compare import corpus, pieces, training
 from fairseq_posenc.compare.contenders import Contender
 from fairseq_posenc.compare.documents import python_library
 from fairseq_posenc.compare.settings import TRAIN_OPTIONS, Settings
+from fairseq_posenc.running import trainings
 from fairseq_posenc.running.checkpoints import updates_done
 from fairseq_posenc.running.logs import Curve, Entry, read_curve_file
 from fairseq_posenc.running.programs import run_logged
@@ -147,19 +148,19 @@ class Pipeline:
         trained = step.do(lambda: self._train(contender, step, label), keep_unfinished=True)
         validated = self._validate(step, label)
         say(f"{label}: done; validation perplexity {validated['perplexity']:,.2f}")
-        curve = read_curve_file(step.folder / training.LOG)
+        curve = read_curve_file(step.folder / trainings.LOG)
         return Outcome(contender, curve, **trained, **validated)
 
     def _train(self, contender: Contender, step: Step, label: str) -> Facts:
         done = updates_done(step.folder)
         if done >= step.goal:  # stopped between the end of the training and its stamp
-            return training.measure(step.folder)
+            return trainings.measure(step.folder)
         where = f"to continue at update {done:,}" if done else f"for {step.goal:,} updates"
         say(f"{label}: starting fairseq-train {where}")
         command = training.train_command(
             data_folder(self._settings), step.folder, contender, self._settings
         )
-        return training.train(command, step.folder, self._watch(done), self._lock)
+        return trainings.train(command, step.folder, self._watch(done), self._lock)
 
     def _watch(self, done: int) -> Callable[[Entry], None]:
         """Return what shows the figures of a training that has made some updates."""

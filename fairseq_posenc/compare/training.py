@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Callable
 
 from fairseq_posenc.compare.contenders import Contender
 from fairseq_posenc.compare.settings import TRAIN_OPTIONS, WHOLE, Settings
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.running.host import USER_DIR
-from fairseq_posenc.running.logs import Entry, parse_line
+from fairseq_posenc.running.logs import Entry
 from fairseq_posenc.running.programs import run_logged
 from fairseq_posenc.running.steps import Facts
-from fairseq_posenc.transformer.adapting import is_position_parameter
-from fairseq_posenc.transformer.mending import LAST, ensure_last
-from fairseq_posenc.transformer.reading import open_mapped
+from fairseq_posenc.running.trainings import read_entries, with_user_dir
+from fairseq_posenc.transformer.mending import LAST
 
-LOG = "train.log"
 # Beyond any run: validation and checkpoints are counted in updates, not in rounds of the data.
 _NEVER = "1000000000"
 
@@ -46,51 +42,6 @@ def validate_command(data: Path, folder: Path, settings: Settings) -> list[str]:
     ]
 
 
-def with_user_dir(command: list[str]) -> list[str]:
-    """Return the command as it runs: fairseq has to find the package from any folder."""
-    return [*command, "--user-dir", str(USER_DIR)]
-
-
-def train(command: list[str], folder: Path, watch: Callable[[Entry], None], lock: int) -> Facts:
-    """Train one model from its last checkpoint, if it has one; return its figures.
-
-    Args:
-        command: what :func:`train_command` returns.
-        folder: where the checkpoints are.
-        watch: called with every line of figures.
-        lock: open file that the training keeps open.
-
-    Raises:
-        UserError: the training failed.
-    """
-    ensure_last(folder)
-    run_logged(with_user_dir(command), folder / LOG, lock, _reader(watch))
-    return measure(folder)
-
-
-def _reader(watch: Callable[[Entry], None]) -> Callable[[str], None]:
-    def read(line: str) -> None:
-        if entry := parse_line(line):
-            watch(entry)
-
-    return read
-
-
-def measure(folder: Path) -> Facts:
-    """Return the figures of a trained model that its checkpoint holds.
-
-    The time is fairseq's own: of training, validation and writing checkpoints, summed over the
-    parts of a training that was continued, without starting up.
-    """
-    ensure_last(folder)  # it may have been stopped just while fairseq copied it
-    state = open_mapped(folder / LAST)
-    sizes = {key: value.numel() for key, value in state["model"].items()}
-    return {
-        "position_parameters": sum(n for key, n in sizes.items() if is_position_parameter(key)),
-        "seconds": state["extra_state"]["previous_training_time"],
-    }
-
-
 def validate(command: list[str], log: Path, lock: int) -> Facts:
     """Measure one trained model on the validation text with ``fairseq-validate``.
 
@@ -98,7 +49,7 @@ def validate(command: list[str], log: Path, lock: int) -> Facts:
         UserError: the command failed, or its output has no figure.
     """
     found: list[Entry] = []
-    run_logged(with_user_dir(command), log, lock, _reader(found.append))
+    run_logged(with_user_dir(command), log, lock, read_entries(found.append))
     if not found:
         raise UserError(f"fairseq-validate printed no perplexity; see its log {log}")
     return {"perplexity": found[-1].perplexity}
