@@ -22,11 +22,11 @@ from omegaconf import OmegaConf
 from commands import new_directory, pairs
 from commands import sentences as sentences_bin
 from conftest import ARCHITECTURES, STOCK, logits, make_dictionary, make_model, make_tokens
-from fairseq_posenc.compare.contenders import parse_contenders
 from fairseq_posenc.compare.settings import TRAIN_OPTIONS, Settings
 from fairseq_posenc.compare.training import all_runs, validate_command
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.models.masked_lm import PositionalRoberta
+from fairseq_posenc.running.contenders import parse_contenders
 from fairseq_posenc.transformer.attention import PositionalAttention
 
 ROOT = Path(__file__).parents[1]

@@ -19,7 +19,6 @@ import torch
 
 from fairseq_posenc.compare import (
     command,
-    contenders,
     corpus,
     documents,
     pieces,
@@ -27,13 +26,14 @@ from fairseq_posenc.compare import (
     statements,
     training,
 )
-from fairseq_posenc.compare.contenders import parse_contenders
 from fairseq_posenc.compare.judging import Outcome, judge
 from fairseq_posenc.compare.pipeline import Results
 from fairseq_posenc.compare.settings import Settings
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.reporting import pictures, record
+from fairseq_posenc.running import contenders
 from fairseq_posenc.running import logs as curves
+from fairseq_posenc.running.contenders import parse_contenders
 from fairseq_posenc.running.interruption import STOPPED
 from fairseq_posenc.running.logs import Curve, Entry
 from fairseq_posenc.running.trainings import LOG
@@ -397,9 +397,7 @@ class TestReport:
         out = tmp_path / "my demo"
         out.mkdir()
         text = report.write_report(make_results(out, FOUR)).read_text()
-        row = (
-            r"\| `learned` \| 8,192 \| 0.003 \| 2 \| 80.12 \([\d.]+ to [\d.]+\) \| 2,000 \| 1 min "
-        )
+        row = r"\| `learned` \| 8,192 \| 0.003 \| 2 \| 80.12 \([\d.]+ to [\d.]+\) \| 2,000 \|"
         assert re.search(row, text)
         assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
         assert "(curves.png)" in text

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fairseq_posenc.compare import contenders
 from fairseq_posenc.compare.pipeline import Pipeline
 from fairseq_posenc.compare.report import PICTURE, RECORD, REPORT, record, table, write_report
 from fairseq_posenc.compare.settings import LEARNING_RATE, Settings
 from fairseq_posenc.compare.statements import statements
+from fairseq_posenc.running import contenders
 from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
 from fairseq_posenc.running.locking import own_folder
 from fairseq_posenc.running.progress import say

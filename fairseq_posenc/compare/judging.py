@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple, Optional
 
-from fairseq_posenc.compare.contenders import Contender
 from fairseq_posenc.reporting.intervals import Interval, interval_of_perplexity
+from fairseq_posenc.running.contenders import Contender
 from fairseq_posenc.running.logs import Curve
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
-from fairseq_posenc.compare.contenders import Contender
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.running.contenders import Contender
 
 # Or fairseq leaves out what remains of the last batch after a multiple of 8, in a score too.
 WHOLE = ("--required-batch-size-multiple", "1")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from fairseq_posenc.compare.contenders import Contender
 from fairseq_posenc.compare.settings import TRAIN_OPTIONS, WHOLE, Settings
+from fairseq_posenc.running.contenders import Contender
 from fairseq_posenc.running.trainings import measuring_command, training_options
 
 
