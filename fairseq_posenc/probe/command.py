@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--family", choices=(CAUSAL, BOTH), default=CAUSAL, help="of models (%(default)s)")
     add("--seeds", default="1,2,3", help="one training with each (default: %(default)s)")
-    add("--updates", type=int, default=1500, help="of each training (default: %(default)s)")
+    add("--updates", type=int, default=1000, help="of each training (default: %(default)s)")
     add("--trained", type=int, default=40, help="longest questions trained on (%(default)s)")
     add("--lengths", default="10,20,40,60,80,120,160,200", help="lengths read (%(default)s)")
     add("--jobs", type=int, help="trainings at a time (default: one on each core, or on the GPU)")
