@@ -57,6 +57,7 @@ setup(
         "numpy",
         "regex",
         "sacrebleu",
+        "scipy",
         "sentencepiece>=0.2.3",  # whose offsets SQuAD needs
         "tiktoken",
         "tqdm",

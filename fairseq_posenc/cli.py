@@ -57,6 +57,10 @@ COMMANDS = {
         "train models that differ in their positions only, on a text, and report",
         ".compare.command",
     ),
+    "probe": Command(
+        "train models on tasks with known answers, and read beyond the trained length",
+        ".probe.command",
+    ),
     "curves": Command("show the learning curves of trainings, from their logs", ".curves.command"),
     "translate": Command(
         "translate sentences with a trained model", ".translation.command_translate"

@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 
 MODULES = (
-    *("tasks.glue", "tasks.squad"),
+    *("tasks.answers", "tasks.glue", "tasks.squad"),
     *("models.masked_lm", "models.causal_lm", "models.translation"),
 )
 

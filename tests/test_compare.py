@@ -15,10 +15,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from fairseq_posenc.compare import (
     command,
-    contenders,
     corpus,
     documents,
     pieces,
@@ -26,14 +26,17 @@ from fairseq_posenc.compare import (
     statements,
     training,
 )
-from fairseq_posenc.compare.contenders import parse_contenders
-from fairseq_posenc.compare.pipeline import Outcome, Results
+from fairseq_posenc.compare.judging import Outcome, judge
+from fairseq_posenc.compare.pipeline import Results
 from fairseq_posenc.compare.settings import Settings
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.reporting import pictures, record
+from fairseq_posenc.running import contenders
 from fairseq_posenc.running import logs as curves
+from fairseq_posenc.running.contenders import parse_contenders
 from fairseq_posenc.running.interruption import STOPPED
 from fairseq_posenc.running.logs import Curve, Entry
+from fairseq_posenc.running.trainings import LOG
 
 DEMO = "none,learned,decbert_diff,m4m"
 
@@ -50,16 +53,22 @@ def make_curve(points: list[tuple[int, float]], speed: float) -> Curve:
 
 
 def make_settings(out: Path, encodings: str = DEMO, **changes: object) -> Settings:
-    values = {"text": None, "updates": 800, "seed": 1, "vocab_size": 512, **changes}
+    values = {"text": None, "updates": 800, "seeds": (1, 2), "vocab_size": 512, **changes}
     return Settings(out=out, contenders=parse_contenders(encodings), **values)
 
 
-def make_results(out: Path, curves_by_name: dict[str, list[tuple[int, float]]]) -> Results:
-    settings = make_settings(out, ",".join(curves_by_name))
-    outcomes = [
-        Outcome(contender, make_curve(points, 1000.0 * (n + 1)), points[-1][1], 8192 * n, 61.0)
-        for n, (contender, points) in enumerate(zip(settings.contenders, curves_by_name.values()))
-    ]
+def make_results(
+    out: Path, curves_by_name: dict[str, list[tuple[int, float]]], seeds: int = 2
+) -> Results:
+    """Return results in which the seeds differ by a thousandth."""
+    settings = make_settings(out, ",".join(curves_by_name), seeds=tuple(range(1, seeds + 1)))
+    outcomes = []
+    for number, contender in enumerate(settings.contenders):
+        for seed in settings.seeds:
+            points = [(x, y * (1 + seed / 1000)) for x, y in curves_by_name[contender.name]]
+            curve = make_curve(points, 1000.0 * (number + 1))
+            end = points[-1][1]
+            outcomes.append(Outcome(contender, "0.003", seed, curve, end, 8192 * number, 61.0))
     facts = {"words": 300_000, "documents": 700, "valid_words": 15_000, "train_words": 285_000}
     return Results(settings, facts, outcomes)
 
@@ -316,35 +325,71 @@ class TestCurves:
 
 class TestStatements:
     def test_computed_from_the_figures(self, tmp_path: Path) -> None:
-        order, bag, race = statements.statements(make_results(tmp_path, FOUR))
-        assert "`m4m` has the lowest validation perplexity, 40.0" in order
-        assert "100.0 (`none`), is 2.50 times" in order
-        assert "50% of that, 50.0" in bag
-        assert (
-            "`decbert_diff` after 200 updates, `m4m` after 200 updates, `learned` not in this run"
-            in bag
-        )
-        assert "`learned` ends at perplexity 80.0 after 200 updates" in race
-        assert "`m4m` after 100 updates, `decbert_diff` after 200 updates" in race
+        *order, bag, race = statements.statements(make_results(tmp_path, FOUR).models)
+        assert order[0] == ("`m4m` has a lower perplexity than `decbert_diff`, `learned`, `none`.")
+        assert order[2] == "`learned` has a lower perplexity than `none`."
+        assert len(order) == 3
+        assert "The lowest perplexity it reaches is 100.1" in bag
+        assert "50% of that, 50.1, is reached by `learned` not in this run" in bag
+        assert "`m4m` after 200 updates" in bag
+        assert "`learned` ends at perplexity 80.1 after 200 updates" in race
+        assert "`decbert_diff` after 200 updates, `m4m` after 100 updates" in race
 
     def test_the_other_way_round(self, tmp_path: Path) -> None:
         """No conclusion is written in advance: with other figures the sentences turn round."""
         reverse = dict(zip(FOUR, reversed(FOUR.values())))
-        order, bag, race = statements.statements(make_results(tmp_path, reverse))
-        assert "`none` has the lowest" in order
-        assert "`m4m` not in this run" in bag
-        assert "`m4m` not in this run" in race
+        first, *_, bag = statements.statements(make_results(tmp_path, reverse).models)
+        assert first.startswith("`none` has a lower perplexity than `learned`")
+        assert "No other is told apart from it" in statements._bag_of_words(
+            make_results(tmp_path, reverse).models
+        )
+        assert "`learned` ends at" not in bag
 
-    @pytest.mark.parametrize(("names", "count"), [(["m4m"], 1), (["none", "m4m"], 2)])
-    def test_fewer_models_need_fewer_sentences(
-        self, tmp_path: Path, names: list[str], count: int
-    ) -> None:
-        results = make_results(tmp_path, {name: FOUR[name] for name in names})
-        assert len(statements.statements(results)) == count
+    def test_overlapping_intervals_are_not_told_apart(self, tmp_path: Path) -> None:
+        near = {"none": [(100, 80.0)], "m4m": [(100, 40.0)], "t5": [(100, 40.01)]}
+        order = statements.statements(make_results(tmp_path, near).models)
+        assert order[:2] == [
+            "`m4m` has a lower perplexity than `none`.",
+            "`t5` has a lower perplexity than `none`.",
+        ]
+        assert order[2] == "Not told apart: `m4m` and `t5`."
+
+    def test_one_seed_says_nothing(self, tmp_path: Path) -> None:
+        (only,) = statements.statements(make_results(tmp_path, FOUR, seeds=1).models)
+        assert "trained once, so nothing is told apart" in only
+
+    def test_seeds_that_never_arrive_are_counted(self, tmp_path: Path) -> None:
+        model = make_results(tmp_path, {"m4m": [(100, 70.0), (200, 40.0)]}).models[0]
+        assert statements._when(model, 40.05) == "after 200 updates (1 of 2 seeds)"
+        assert statements._when(model, 70.1) == "after 100 to 200 updates"
+        assert statements._when(model, 1.0) == "not in this run"
 
     def test_without_learned_the_first_is_the_baseline(self, tmp_path: Path) -> None:
-        results = make_results(tmp_path, {"decbert_diff": FOUR["m4m"], "m4m": FOUR["none"]})
-        assert "`decbert_diff` ends at" in " ".join(statements.statements(results))
+        results = make_results(tmp_path, {"decbert_diff": FOUR["learned"], "m4m": FOUR["m4m"]})
+        assert "`decbert_diff` ends at" in " ".join(statements.statements(results.models))
+
+
+class TestLearningRates:
+    def test_a_model_is_judged_at_its_best_rate_over_all_seeds(self) -> None:
+        """One lucky seed does not make a rate the best; a rate that diverged never is."""
+        (contender,) = parse_contenders("m4m")
+        ends = {"0.001": (50.0, 52.0), "0.003": (40.0, 90.0), "0.1": (math.nan, 1.0)}
+        outcomes = [
+            Outcome(contender, lr, seed, make_curve([(1, end)], 1.0), end, 0, 1.0)
+            for lr, values in ends.items()
+            for seed, end in enumerate(values)
+        ]
+        (model,) = judge(outcomes)
+        assert (model.lr, [each.perplexity for each in model.outcomes]) == ("0.001", [50.0, 52.0])
+
+    def test_each_training_has_a_folder_and_its_rate(self, tmp_path: Path) -> None:
+        settings = make_settings(tmp_path, "m4m", seeds=(1, 2), lrs=("0.001", "0.01"))
+        runs = training.all_runs(settings)
+        assert len({training.model_folder(settings, run) for run in runs}) == len(runs) == 4
+        for run in runs:
+            words = training.train_command(settings, run)
+            assert words[len(words) - words[::-1].index("--lr")] == run.lr
+            assert words[words.index("--seed") + 1] == str(run.seed)
 
 
 class TestReport:
@@ -352,7 +397,8 @@ class TestReport:
         out = tmp_path / "my demo"
         out.mkdir()
         text = report.write_report(make_results(out, FOUR)).read_text()
-        assert "| `learned` | 8,192 | 80.00 | 2,000 | 1 min 1 s |" in text
+        row = r"\| `learned` \| 8,192 \| 0.003 \| 2 \| 80.12 \([\d.]+ to [\d.]+\) \| 2,000 \|"
+        assert re.search(row, text)
         assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
         assert "(curves.png)" in text
         assert f"--out '{out}'" in text
@@ -363,10 +409,11 @@ class TestReport:
         broken = {**FOUR, "m4m": [(100, math.nan)]}
         report.record(make_results(tmp_path, broken)).write(tmp_path / report.RECORD)
         found = record.read(tmp_path / report.RECORD)
-        assert (found.kind, found.seed, found.data["words"]) == ("compare", 1, 300_000)
+        assert (found.kind, found.data["words"]) == ("compare", 300_000)
+        assert [row["seed"] for row in found.figures["trainings"]] == [1, 2] * 4
         assert [row["model"] for row in found.rows] == list(broken)
         ends = {row["model"]: row["perplexity"] for row in found.rows}
-        assert (ends["learned"], ends["m4m"]) == (80.0, None)
+        assert (ends["learned"], ends["m4m"]) == (pytest.approx(80.12, abs=1e-4), None)
 
     @pytest.mark.parametrize("name", ["none", "learned", "m4m"])
     def test_a_training_without_a_number_is_no_traceback(self, name: str, tmp_path: Path) -> None:
@@ -378,7 +425,7 @@ class TestReport:
     def test_shown_lines_are_understood(self, tmp_path: Path) -> None:
         text = report.write_report(make_results(tmp_path, FOUR)).read_text()
         lines = re.findall(r"^fairseq-posenc compare (.*)", text, re.MULTILINE)
-        assert len(lines) == 5
+        assert len(lines) == 6
         for line in lines:
             assert command._settings(parse_args(*shlex.split(line)))
 
@@ -413,16 +460,14 @@ class TestReport:
 
 class TestTraining:
     def test_models_differ_only_in_their_positions(self, tmp_path: Path) -> None:
-        settings = make_settings(tmp_path)
-        commands = [
-            training.train_command(tmp_path, tmp_path, contender, settings)
-            for contender in settings.contenders
-        ]
+        settings = make_settings(tmp_path, seeds=(1,))
         rest = set()
-        for contender, words in zip(settings.contenders, commands):
-            own = shlex.join(contender.options)
-            assert own in shlex.join(words)
-            rest.add(shlex.join(words).replace(own, ""))
+        for run in training.all_runs(settings):
+            words = shlex.join(training.train_command(settings, run))
+            own = shlex.join(run.contender.options)
+            assert own in words
+            folder = shlex.quote(str(training.model_folder(settings, run)))
+            rest.add(words.replace(own, "").replace(folder, ""))
         assert len(rest) == 1
 
 
@@ -431,7 +476,11 @@ class TestCommand:
         ("words", "message"),
         [
             (["--updates", "0"], "--updates 0: must be at least 1"),
-            (["--seed", "-1"], "--seed -1: must be at least 0"),
+            (["--seeds", "1,x"], "--seeds 1,x: write whole numbers"),
+            (["--seeds=-1"], "--seeds -1: write whole numbers"),
+            (["--lrs", "0.1,fast"], "--lrs 0.1,fast: write numbers"),
+            (["--jobs", "0"], "--jobs 0: must be at least 1"),
+            (["--", "--lr", "5"], "--lr cannot be set here; use --lrs"),
             (["--vocab-size", "3"], "--vocab-size 3: must be at least"),
             (["--", "--max-update", "5"], "--max-update cannot be set here; use --updates"),
             (["--", "--save-dir=x"], "--save-dir cannot be set here; use --out"),
@@ -451,8 +500,8 @@ class TestCommand:
             command.run(parse_args("--out", str(tmp_path / "o"), "--text", str(tmp_path / "t")))
 
     def test_train_args_win(self, tmp_path: Path) -> None:
-        settings = make_settings(tmp_path, train_args=("--lr", "0.1", "--encoder-layers=6"))
-        assert settings.option("--lr") == "0.1"
+        settings = make_settings(tmp_path, train_args=("--max-tokens", "99", "--encoder-layers=6"))
+        assert settings.option("--max-tokens") == "99"
         assert settings.option("--encoder-layers") == "6"
         assert settings.option("--encoder-embed-dim") == "128"
 
@@ -470,20 +519,25 @@ def small_text(path: Path) -> Path:
     return path
 
 
-@pytest.mark.slow
-def test_compare_is_interrupted_and_continued(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    call = [
+def compare_call(out: Path, *options: str) -> list[str]:
+    return [
         *(sys.executable, "-c", "import fairseq_posenc.cli as cli; raise SystemExit(cli.main())"),
         "compare",
-        *("--text", str(small_text(tmp_path / "text.txt")), "--out", str(out)),
-        *("--encodings", "none,decbert_diff", "--updates", "40", "--vocab-size", "60"),
+        *("--text", str(small_text(out.parent / "text.txt")), "--out", str(out)),
+        *("--encodings", "none,decbert_diff", "--updates", "40", "--vocab-size", "60", *options),
         *("--", "--encoder-embed-dim", "16", "--encoder-ffn-embed-dim", "16"),
         *("--max-tokens", "1024"),
     ]
+
+
+@pytest.mark.slow
+def test_compare_is_interrupted_and_continued(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    call = compare_call(out, "--seeds", "1")
     both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     first = subprocess.Popen(call, **both, encoding="utf-8")
-    while not (out / "models/none/checkpoint_last.pt").exists():
+    folders = {name: out / "models" / name / "lr-0.003-seed-1" for name in ("none", "decbert_diff")}
+    while not any((folder / "checkpoint_last.pt").exists() for folder in folders.values()):
         assert first.poll() is None, first.stdout.read()
         time.sleep(0.02)
     first.send_signal(signal.SIGINT)
@@ -496,12 +550,36 @@ def test_compare_is_interrupted_and_continued(tmp_path: Path) -> None:
     assert (out / "data/stamp.json").stat().st_mtime < began, "a finished step was repeated"
     assert "to continue at update" in second.stderr
     text = (out / "report.md").read_text()
-    assert re.search(r"\| `none` \| 0 \| [\d.]+ \|", text)
-    assert re.search(r"\| `decbert_diff` \| 1,024 \| [\d.]+ \|", text)
-    for name in ("none", "decbert_diff"):
-        curve = curves.read_curve_file(out / "models" / name / "train.log")
-        assert [updates for updates, _ in curve.points] == list(range(1, 41))
+    assert re.search(r"\| `none` \| 0 \| 0.003 \| 1 \| [\d.]+ \|", text)
+    assert re.search(r"\| `decbert_diff` \| 1,024 \| 0.003 \| 1 \| [\d.]+ \|", text)
+    for folder in folders.values():
+        curve = curves.read_curve_file(folder / LOG)
+        assert [updates for updates, _ in curve.points] == list(range(2, 41, 2))
 
     third = subprocess.run(call, capture_output=True, encoding="utf-8", check=True)
     assert "fairseq-train" not in third.stderr
     assert third.stdout.startswith("| ")
+
+
+@pytest.mark.slow
+def test_seeds_added_later_and_jobs_change_nothing(tmp_path: Path) -> None:
+    """One seed and then another, one by one; both at once, side by side: the same bits."""
+    found = []
+    for name, rounds in (("alone", ["--jobs=1"] * 2), ("beside", ["--jobs=2"])):
+        for number, jobs in enumerate(rounds, start=3 - len(rounds)):
+            out = tmp_path / name / "out"
+            out.parent.mkdir(exist_ok=True)
+            call = compare_call(out, "--seeds", ",".join("12"[:number]), jobs)
+            told = subprocess.run(call, capture_output=True, encoding="utf-8", check=True).stderr
+            assert told.count("starting fairseq-train") == (2 if name == "alone" else 4)
+        record_of = record.read(out / report.RECORD)
+        perplexities = [row["perplexity"] for row in record_of.figures["trainings"]]
+        weights = {
+            path.relative_to(out): torch.load(path, weights_only=False)["model"]
+            for path in out.glob("models/*/*/checkpoint_last.pt")
+        }
+        assert len(weights) == 4
+        found.append((perplexities, weights))
+    (one, ours), (other, theirs) = found
+    assert one == other
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)

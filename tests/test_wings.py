@@ -40,7 +40,7 @@ def imports(path: Path) -> Iterator[str]:
 
 
 JOBS = {"compare", "curves", "doctor", "glue", "initialise", "length", "plan", "report", "squad"}
-JOBS |= {"plots", "train", "translation", "exchange"}
+JOBS |= {"plots", "probe", "train", "translation", "exchange"}
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 ROOMS = {room_of(path) for path in FILES}

@@ -5,18 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from fairseq_posenc.compare.settings import TRAIN_OPTIONS, WHOLE
+from fairseq_posenc.compare.settings import LEARNING_RATE, TRAIN_OPTIONS, WHOLE
 
 NEVER = "1000000000"
 VALIDATE_EVERY = 50
 SIZES = ("--warmup-updates", "100", "--max-tokens", "2048")
 _ADAM = (
-    *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--lr", "0.003"),
+    *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--lr", LEARNING_RATE),
     *("--lr-scheduler", "inverse_sqrt", *SIZES, "--dropout", "0", "--criterion", "cross_entropy"),
     *WHOLE,
 )
 FAMILIES: dict[str, tuple[str, ...]] = {
-    "masked LM": (*TRAIN_OPTIONS, *SIZES),
+    "masked LM": (*TRAIN_OPTIONS, "--lr", LEARNING_RATE, *SIZES),
     "translation": (
         *("--task", "translation", "--arch", "transformer_none_tiny", *_ADAM),
         *("--encoder-embed-dim", "128", "--encoder-ffn-embed-dim", "512"),

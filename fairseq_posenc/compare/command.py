@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fairseq_posenc.compare import contenders
 from fairseq_posenc.compare.pipeline import Pipeline
 from fairseq_posenc.compare.report import PICTURE, RECORD, REPORT, record, table, write_report
-from fairseq_posenc.compare.settings import Settings
+from fairseq_posenc.compare.settings import LEARNING_RATE, Settings
 from fairseq_posenc.compare.statements import statements
+from fairseq_posenc.running import contenders
 from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
 from fairseq_posenc.running.locking import own_folder
 from fairseq_posenc.running.progress import say
+from fairseq_posenc.running.trainings import parse_jobs, parse_seeds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,13 +35,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         + " (default: %(default)s)",
     )
     for name, default, text in (
-        ("--updates", 800, "training updates of each model"),
-        ("--seed", 1, "seed of initial weights, order of the data, and masks"),
+        ("--updates", 400, "training updates of each model"),
         ("--vocab-size", 512, "number of sentencepieces"),
     ):
         parser.add_argument(
             name, type=int, metavar="N", default=default, help=f"{text} (default: {default})"
         )
+    parser.add_argument(
+        "--seeds",
+        default="1,2,3",
+        help="of initial weights, order of the data, and masks: each model is trained once with "
+        "each; more can be added later (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--lrs",
+        default=LEARNING_RATE,
+        help="learning rates, as in 0.001,0.003: each model is trained with each and judged at its "
+        "best (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        metavar="N",
+        help="trainings at a time (default: one on each core, or on the GPU)",
+    )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.add_argument(
         "train_args",
@@ -56,20 +74,20 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: wrong input, or a fairseq command that failed.
     """
-    settings = _settings(args)
+    settings, jobs = _settings(args), parse_jobs(args.jobs)
     with (
         any_end_like_ctrl_c(CONTINUES),
         own_folder(settings.out, (REPORT, PICTURE, RECORD)) as lock,
     ):
         names = ", ".join(contender.name for contender in settings.contenders)
         say(f"comparing {names}; everything goes to {settings.out}/")
-        results = Pipeline(settings, lock).run()
+        results = Pipeline(settings, jobs, lock).run()
         report, found = write_report(results), record(results)
         found.write(settings.out / RECORD)
     if args.json:
         print(found.text())
     else:
-        print("\n".join([table(results.outcomes), "", *statements(results)]))
+        print("\n".join([table(results.models), "", *statements(results.models)]))
     say(f"report: {report}")
     return 0
 
@@ -81,7 +99,8 @@ def _settings(args: argparse.Namespace) -> Settings:
         text=args.text,
         contenders=contenders.parse_contenders(args.encodings),
         updates=args.updates,
-        seed=args.seed,
+        seeds=parse_seeds(args.seeds),
         vocab_size=args.vocab_size,
+        lrs=tuple(dict.fromkeys(lr.strip() for lr in args.lrs.split(","))),
         train_args=tuple(args.train_args),
     )

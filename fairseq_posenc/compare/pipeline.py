@@ -5,36 +5,27 @@ from __future__ import annotations
 import hashlib
 import sys
 from pathlib import Path
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
-from fairseq_posenc.compare import corpus, pieces, training
-from fairseq_posenc.compare.contenders import Contender
+from fairseq_posenc.compare import corpus, pieces
 from fairseq_posenc.compare.documents import python_library
-from fairseq_posenc.compare.settings import TRAIN_OPTIONS, Settings
-from fairseq_posenc.running.checkpoints import updates_done
-from fairseq_posenc.running.logs import Curve, Entry, read_curve_file
+from fairseq_posenc.compare.judging import Judged, Outcome, judge
+from fairseq_posenc.compare.settings import Settings
+from fairseq_posenc.compare.training import (
+    Run,
+    all_runs,
+    data_folder,
+    model_folder,
+    model_options,
+    train_command,
+    validate_command,
+)
+from fairseq_posenc.running.logs import read_curve_file
 from fairseq_posenc.running.programs import run_logged
-from fairseq_posenc.running.progress import bar, say
+from fairseq_posenc.running.progress import say
 from fairseq_posenc.running.steps import Facts, Step
+from fairseq_posenc.running.trainings import LOG, Trial, perplexity, run_trials
 from fairseq_posenc.version import __version__
-
-
-class Outcome(NamedTuple):
-    """What came out for one model.
-
-    Attributes:
-        contender: the model.
-        curve: its learning curve and speed.
-        perplexity: on the validation text, by ``fairseq-validate``.
-        position_parameters: number of parameters of its position encodings.
-        seconds: time of the training.
-    """
-
-    contender: Contender
-    curve: Curve
-    perplexity: float
-    position_parameters: int
-    seconds: float
 
 
 class Results(NamedTuple):
@@ -43,22 +34,17 @@ class Results(NamedTuple):
     Attributes:
         settings: the user's choices.
         text: figures of the text.
-        outcomes: one for each model, in the user's order.
+        outcomes: one for each training.
     """
 
     settings: Settings
     text: Facts
     outcomes: list[Outcome]
 
-
-def data_folder(settings: Settings) -> Path:
-    """Return the folder that ``fairseq-preprocess`` fills."""
-    return settings.out / "data" / "binary"
-
-
-def model_folder(settings: Settings, contender: Contender) -> Path:
-    """Return the folder of one model's checkpoints and log."""
-    return settings.out / "models" / contender.folder
+    @property
+    def models(self) -> list[Judged]:
+        """Each model over its seeds, at its best learning rate, in the user's order."""
+        return judge(self.outcomes)
 
 
 class Pipeline:
@@ -66,12 +52,13 @@ class Pipeline:
 
     Args:
         settings: the user's choices.
+        jobs: trainings at a time.
         lock: open file that the started programs keep open.
     """
 
-    def __init__(self, settings: Settings, lock: int) -> None:
+    def __init__(self, settings: Settings, jobs: int, lock: int) -> None:
         self._settings = settings
-        self._lock = lock
+        self._jobs, self._lock = jobs, lock
         self._text = settings.out / "text"
 
     def run(self) -> Results:
@@ -83,12 +70,13 @@ class Pipeline:
         text = self._write_text()
         data = self._data_step()
         data.do(lambda: self._make_data(data.folder))
-        steps = [self._training_step(contender, data) for contender in self._settings.contenders]
-        outcomes = []
-        with bar("all models", sum(map(_updates_left, steps)), " updates") as self._bar:
-            for number, (contender, step) in enumerate(zip(self._settings.contenders, steps), 1):
-                label = f"[{number}/{len(steps)}] {contender.name}"
-                outcomes.append(self._model(contender, step, label))
+        runs = all_runs(self._settings)
+        steps = [self._training_step(run, data) for run in runs]
+        facts = run_trials(list(map(self._trial, runs, steps)), self._jobs, self._lock)
+        outcomes = [
+            Outcome(*run, read_curve_file(step.folder / LOG), **figures)
+            for run, step, figures in zip(runs, steps, facts)
+        ]
         return Results(self._settings, text, outcomes)
 
     def _write_text(self) -> Facts:
@@ -133,61 +121,15 @@ class Pipeline:
         run_logged(command, folder / "preprocess.log", self._lock)
         return tokens
 
-    def _training_step(self, contender: Contender, data: Step) -> Step:
-        settings = self._settings
+    def _training_step(self, run: Run, data: Step) -> Step:
         inputs = {
             "data": data.inputs,
-            "options": [*TRAIN_OPTIONS, *contender.options, *settings.train_args],
-            "seed": settings.seed,
+            "options": model_options(self._settings, run),
+            "seed": run.seed,
             "version": __version__,
         }
-        return Step(model_folder(settings, contender), inputs, settings.updates)
+        return Step(model_folder(self._settings, run), inputs, self._settings.updates)
 
-    def _model(self, contender: Contender, step: Step, label: str) -> Outcome:
-        trained = step.do(lambda: self._train(contender, step, label), keep_unfinished=True)
-        validated = self._validate(step, label)
-        say(f"{label}: done; validation perplexity {validated['perplexity']:,.2f}")
-        curve = read_curve_file(step.folder / training.LOG)
-        return Outcome(contender, curve, **trained, **validated)
-
-    def _train(self, contender: Contender, step: Step, label: str) -> Facts:
-        done = updates_done(step.folder)
-        if done >= step.goal:  # stopped between the end of the training and its stamp
-            return training.measure(step.folder)
-        where = f"to continue at update {done:,}" if done else f"for {step.goal:,} updates"
-        say(f"{label}: starting fairseq-train {where}")
-        command = training.train_command(
-            data_folder(self._settings), step.folder, contender, self._settings
-        )
-        return training.train(command, step.folder, self._watch(done), self._lock)
-
-    def _watch(self, done: int) -> Callable[[Entry], None]:
-        """Return what shows the figures of a training that has made some updates."""
-        figures: dict[str, str] = {}
-
-        def watch(entry: Entry) -> None:
-            nonlocal done
-            figures[entry.kind] = f"{entry.perplexity:,.1f}"
-            self._bar.set_postfix(figures, refresh=False)
-            self._bar.update(max(0, entry.updates - done))
-            done = max(done, entry.updates)
-
-        return watch
-
-    def _validate(self, trained: Step, label: str) -> Facts:
-        folder = trained.folder / "validation"
-        step = Step(folder, {"model": trained.inputs, "updates": trained.goal})
-        data = data_folder(self._settings)
-
-        def work() -> Facts:
-            say(f"{label}: starting fairseq-validate")
-            command = training.validate_command(data, trained.folder, self._settings)
-            return training.validate(command, folder / "validate.log", self._lock)
-
-        return step.do(work)
-
-
-def _updates_left(step: Step) -> int:
-    if step.facts is not None:
-        return 0
-    return step.goal - (updates_done(step.folder) if step.can_continue else 0)
+    def _trial(self, run: Run, step: Step) -> Trial:
+        train, measure = train_command(self._settings, run), validate_command(self._settings, run)
+        return Trial(run.label, step, train, measure, perplexity)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
-from fairseq_posenc.compare.contenders import Contender
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.running.contenders import Contender
 
 # Or fairseq leaves out what remains of the last batch after a multiple of 8, in a score too.
 WHOLE = ("--required-batch-size-multiple", "1")
@@ -21,17 +22,20 @@ TRAIN_OPTIONS = (
     *("--arch", "roberta_none_tiny", "--encoder-layers", "2", "--encoder-embed-dim", "128"),
     *("--encoder-ffn-embed-dim", "512", "--encoder-attention-heads", "4"),
     *("--dropout", "0", "--attention-dropout", "0"),
-    *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--lr", "0.003"),
+    *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)"),
     *("--lr-scheduler", "inverse_sqrt", "--warmup-updates", "200"),
 )
+
+LEARNING_RATE = "0.003"
 
 # Options that the comparison sets itself, and what to use in their place.
 RESERVED = {
     "--max-update": "use --updates",
     "--max-epoch": "use --updates",
-    "--seed": "use the comparison's own --seed",
+    "--seed": "use --seeds",
     "--position-encoding": "use --encodings",
     "--attention-directions": "use --encodings",
+    "--lr": "use --lrs",
     "--save-dir": "use --out",
     "--user-dir": "it is set already",
     "--task": "the comparison is made for masked_lm",
@@ -49,7 +53,8 @@ class Settings:
         text: the user's text file, or None for Python's own documentation.
         contenders: the models to compare.
         updates: number of training updates of each model.
-        seed: seed of initial weights, order of the data and masks.
+        seeds: of initial weights, order of the data and masks; one training of each model for each.
+        lrs: learning rates, at the best of which a model is judged; one for each training.
         vocab_size: number of sentencepieces.
         train_args: options added to those of ``fairseq-train``; they win over the demo's.
     """
@@ -58,18 +63,21 @@ class Settings:
     text: Optional[Path]
     contenders: tuple[Contender, ...]
     updates: int
-    seed: int
+    seeds: tuple[int, ...]
     vocab_size: int
+    lrs: tuple[str, ...] = (LEARNING_RATE,)
     train_args: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for option, value, least in (
             ("--updates", self.updates, 1),
-            ("--seed", self.seed, 0),
             ("--vocab-size", self.vocab_size, 16),
         ):
             if value < least:
                 raise UserError(f"{option} {value}: must be at least {least}")
+        for lr in self.lrs:
+            if not _is_rate(lr):
+                raise UserError(f"--lrs {','.join(self.lrs)}: write numbers, as in 0.001,0.003")
         if self.train_args and not self.train_args[0].startswith("-"):
             raise UserError(f"{self.train_args[0]!r} is not an option; the folder is --out's")
         for argument in self.train_args:
@@ -83,11 +91,13 @@ class Settings:
         return words[len(words) - words[::-1].index(name)]
 
     @property
-    def log_every(self) -> int:
-        """Updates between two figures of the training: a few seconds on two cores."""
-        return min(20, self.validate_every)
-
-    @property
     def validate_every(self) -> int:
-        """Updates between two points of a learning curve, about forty in all."""
-        return max(1, self.updates // 40)
+        """Updates between two points of a learning curve, about twenty in all."""
+        return max(1, self.updates // 20)
+
+
+def _is_rate(text: str) -> bool:
+    try:
+        return 0 < float(text) < math.inf
+    except ValueError:
+        return False

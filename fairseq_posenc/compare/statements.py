@@ -1,82 +1,102 @@
-"""Sentences about a comparison, each computed from its figures by a rule."""
+"""Sentences about a comparison, each computed from its figures by a rule.
+
+Nothing is said of two models whose intervals overlap, but that they are not told apart.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Optional
+from collections.abc import Iterable, Sequence
 
-from fairseq_posenc.compare.pipeline import Outcome, Results
+from fairseq_posenc.compare.judging import Judged
 
 # A model counts as having left the plateau of a bag of words at this part of its perplexity: far
 # enough below to be no chance, and more than is gained by knowing just where a block begins.
 _LEFT_PLATEAU = 0.5
 
 
-def statements(results: Results) -> list[str]:
+def statements(models: Sequence[Judged]) -> list[str]:
     """Return what follows from the figures, as sentences in Markdown."""
-    found = [_order(results), _bag_of_words(results), _race(results)]
+    if any(len(model.outcomes) < 2 for model in models):
+        return ["Each model was trained once, so nothing is told apart; use `--seeds 1,2,3`."]
+    found = [*_order(models), _bag_of_words(models), _race(models)]
     return [sentence for sentence in found if sentence]
 
 
-def _order(results: Results) -> str:
-    ranked = sorted(results.outcomes, key=lambda outcome: outcome.perplexity)
-    best, worst = ranked[0], ranked[-1]
-    text = f"After {results.settings.updates:,} updates, {_name(best)} has the lowest validation "
-    text += f"perplexity, {best.perplexity:,.1f}"
-    if best is worst:
-        return f"{_name(best)} has a validation perplexity of {best.perplexity:,.1f}."
-    return (
-        f"{text}; the highest, {worst.perplexity:,.1f} ({_name(worst)}), is "
-        f"{worst.perplexity / best.perplexity:,.2f} times that."
-    )
+def _order(models: Sequence[Judged]) -> list[str]:
+    """Say of each model which others it is below, and which are not told apart from it."""
+    ranked = sorted(models, key=lambda model: model.perplexity.mean)
+    sentences, same = [], []
+    for place, model in enumerate(ranked):
+        after = ranked[place + 1 :]
+        above = [other for other in after if _is_below(model, other)]
+        if above:
+            sentences.append(f"{_name(model)} has a lower perplexity than {_names(above)}.")
+        same += [f"{_name(model)} and {_name(each)}" for each in after if each not in above]
+    return [*sentences, f"Not told apart: {'; '.join(same)}." if same else ""]
 
 
-def _bag_of_words(results: Results) -> str:
-    bag = next((outcome for outcome in results.outcomes if _is_bag_of_words(outcome)), None)
-    others = [outcome for outcome in results.outcomes if outcome is not bag]
-    if bag is None or not bag.curve.points or not others:
+def _bag_of_words(models: Sequence[Judged]) -> str:
+    bag = next((model for model in models if _is_bag_of_words(model)), None)
+    if bag is None or not bag.curve:
         return ""
-    level = min(perplexity for _, perplexity in bag.curve.points)
+    others = [model for model in models if model is not bag and _is_below(model, bag)]
+    level = min(interval.mean for _, interval in bag.curve)
     left = _LEFT_PLATEAU * level
-    return (
+    text = (
         f"{_name(bag)} cannot tell in which order the tokens stand: to it a text is a bag of "
-        f"words. The lowest perplexity it reaches is {level:,.1f}. The others reach "
-        f"{_LEFT_PLATEAU:.0%} of that, {left:,.1f}: {_arrivals(others, left)}."
+        f"words. The lowest perplexity it reaches is {level:,.1f}."
     )
+    if not others:
+        return f"{text} No other is told apart from it."
+    return f"{text} {_LEFT_PLATEAU:.0%} of that, {left:,.1f}, is reached by {_all(others, left)}."
 
 
-def _race(results: Results) -> str:
+def _race(models: Sequence[Judged]) -> str:
     """Say when the others reach the end of a baseline: learned positions, else the first model."""
     # One whose loss was never a number has no end that others could reach.
-    finite = [outcome for outcome in results.outcomes if outcome.curve.points]
-    able = [outcome for outcome in finite if not _is_bag_of_words(outcome)]
-    if len(able) < 2:
+    able = [model for model in models if model.curve and not _is_bag_of_words(model)]
+    if not able:
         return ""
-    baseline = next(
-        (outcome for outcome in able if outcome.contender[1:] == ("learned", "")), able[0]
-    )
-    updates, level = baseline.curve.points[-1]
-    others = [outcome for outcome in able if outcome is not baseline]
+    baseline = next((model for model in able if model.contender[1:] == ("learned", "")), able[0])
+    others = [model for model in able if _is_below(model, baseline)]
+    updates, level = baseline.curve[-1]
+    if not others:
+        return ""
     return (
-        f"{_name(baseline)} ends at perplexity {level:,.1f} after {updates:,} updates. The others "
-        f"reach that: {_arrivals(others, level)}."
+        f"{_name(baseline)} ends at perplexity {level.mean:,.1f} after {updates:,} updates. That "
+        f"is reached by {_all(others, level.mean)}."
     )
 
 
-def _arrivals(outcomes: Iterable[Outcome], level: float) -> str:
-    """Return who gets to a perplexity after how many updates, the soonest first."""
-    reached = [(outcome.curve.first_below(level), outcome) for outcome in outcomes]
-    reached.sort(key=lambda pair: (pair[0] is None, pair[0]))
-    return ", ".join(f"{_name(outcome)} {_when(updates)}" for updates, outcome in reached)
+def _all(models: Iterable[Judged], level: float) -> str:
+    """Return who gets to a perplexity after how many updates, over the seeds."""
+    return ", ".join(f"{_name(model)} {_when(model, level)}" for model in models)
 
 
-def _when(updates: Optional[int]) -> str:
-    return "not in this run" if updates is None else f"after {updates:,} updates"
+def _when(model: Judged, level: float) -> str:
+    arrivals = model.arrivals(level)
+    known = sorted(updates for updates in arrivals if updates is not None)
+    if not known:
+        return "not in this run"
+    first, last = known[0], known[-1]
+    when = f"after {first:,} to {last:,} updates" if first < last else f"after {first:,} updates"
+    return (
+        when if len(known) == len(arrivals) else f"{when} ({len(known)} of {len(arrivals)} seeds)"
+    )
 
 
-def _is_bag_of_words(outcome: Outcome) -> bool:
-    return outcome.contender.position_encoding == "none" and not outcome.contender.directions
+def _is_below(model: Judged, other: Judged) -> bool:
+    low, high = model.perplexity, other.perplexity
+    return low.mean < high.mean and not low.overlaps(high)
 
 
-def _name(outcome: Outcome) -> str:
-    return f"`{outcome.contender.name}`"
+def _is_bag_of_words(model: Judged) -> bool:
+    return model.contender.position_encoding == "none" and not model.contender.directions
+
+
+def _name(model: Judged) -> str:
+    return f"`{model.contender.name}`"
+
+
+def _names(models: Iterable[Judged]) -> str:
+    return ", ".join(map(_name, models))

@@ -1,104 +1,71 @@
-"""One model: training that can be stopped and continued, and validation."""
+"""The commands behind one training: ``fairseq-train`` and ``fairseq-validate``."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Callable
+from typing import NamedTuple
 
-from fairseq_posenc.compare.contenders import Contender
 from fairseq_posenc.compare.settings import TRAIN_OPTIONS, WHOLE, Settings
-from fairseq_posenc.errors import UserError
-from fairseq_posenc.running.host import USER_DIR
-from fairseq_posenc.running.logs import Entry, parse_line
-from fairseq_posenc.running.programs import run_logged
-from fairseq_posenc.running.steps import Facts
-from fairseq_posenc.transformer.adapting import is_position_parameter
-from fairseq_posenc.transformer.mending import LAST, ensure_last
-from fairseq_posenc.transformer.reading import open_mapped
-
-LOG = "train.log"
-# Beyond any run: validation and checkpoints are counted in updates, not in rounds of the data.
-_NEVER = "1000000000"
+from fairseq_posenc.running.contenders import Contender
+from fairseq_posenc.running.trainings import measuring_command, training_options
 
 
-def train_command(data: Path, folder: Path, contender: Contender, settings: Settings) -> list[str]:
+class Run(NamedTuple):
+    """One training of a comparison.
+
+    Attributes:
+        contender: the model.
+        lr: its learning rate, as the user wrote it.
+        seed: of initial weights, order of the data and masks.
+    """
+
+    contender: Contender
+    lr: str
+    seed: int
+
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+        return f"{self.contender.name}, learning rate {self.lr}, seed {self.seed}"
+
+
+def all_runs(settings: Settings) -> list[Run]:
+    """Return the trainings, seed after seed, so that an early end leaves whole seeds."""
+    return [
+        Run(contender, lr, seed)
+        for seed in settings.seeds
+        for contender in settings.contenders
+        for lr in settings.lrs
+    ]
+
+
+def data_folder(settings: Settings) -> Path:
+    """Return the folder that ``fairseq-preprocess`` fills."""
+    return settings.out / "data" / "binary"
+
+
+def model_folder(settings: Settings, run: Run) -> Path:
+    """Return the folder of one model's checkpoints and log."""
+    return settings.out / "models" / run.contender.folder / f"lr-{run.lr}-seed-{run.seed}"
+
+
+def model_options(settings: Settings, run: Run) -> list[str]:
+    """Return the options of ``fairseq-train`` that tell what is trained on what."""
+    return [*TRAIN_OPTIONS, *run.contender.options, *settings.train_args, "--lr", run.lr]
+
+
+def train_command(settings: Settings, run: Run) -> list[str]:
     """Return the command that trains one model, but for where it finds the package."""
-    every = str(settings.validate_every)
+    every = settings.validate_every
     return [
-        *("fairseq-train", str(data), *TRAIN_OPTIONS, *contender.options),
-        *("--max-update", str(settings.updates), "--seed", str(settings.seed)),
-        *("--save-dir", str(folder), "--save-interval-updates", every),
-        *("--validate-interval-updates", every, "--keep-interval-updates", "1"),
-        *("--no-epoch-checkpoints", "--save-interval", _NEVER, "--validate-interval", _NEVER),
-        *("--log-format", "json", "--log-interval", str(settings.log_every)),
-        *("--num-workers", "0", "--distributed-world-size", "1"),
-        *settings.train_args,
+        *("fairseq-train", str(data_folder(settings))),
+        *training_options(model_folder(settings, run), settings.updates, run.seed, every),
+        *model_options(settings, run),
     ]
 
 
-def validate_command(data: Path, folder: Path, settings: Settings) -> list[str]:
+def validate_command(settings: Settings, run: Run) -> list[str]:
     """Return the command that measures one trained model, but for where it finds the package."""
-    return [
-        *("fairseq-validate", str(data), "--task", "masked_lm", "--path", str(folder / LAST)),
-        *("--max-tokens", settings.option("--max-tokens"), *WHOLE),
-        *("--log-format", "json"),
-        *("--num-workers", "0", "--distributed-world-size", "1"),
-    ]
-
-
-def with_user_dir(command: list[str]) -> list[str]:
-    """Return the command as it runs: fairseq has to find the package from any folder."""
-    return [*command, "--user-dir", str(USER_DIR)]
-
-
-def train(command: list[str], folder: Path, watch: Callable[[Entry], None], lock: int) -> Facts:
-    """Train one model from its last checkpoint, if it has one; return its figures.
-
-    Args:
-        command: what :func:`train_command` returns.
-        folder: where the checkpoints are.
-        watch: called with every line of figures.
-        lock: open file that the training keeps open.
-
-    Raises:
-        UserError: the training failed.
-    """
-    ensure_last(folder)
-    run_logged(with_user_dir(command), folder / LOG, lock, _reader(watch))
-    return measure(folder)
-
-
-def _reader(watch: Callable[[Entry], None]) -> Callable[[str], None]:
-    def read(line: str) -> None:
-        if entry := parse_line(line):
-            watch(entry)
-
-    return read
-
-
-def measure(folder: Path) -> Facts:
-    """Return the figures of a trained model that its checkpoint holds.
-
-    The time is fairseq's own: of training, validation and writing checkpoints, summed over the
-    parts of a training that was continued, without starting up.
-    """
-    ensure_last(folder)  # it may have been stopped just while fairseq copied it
-    state = open_mapped(folder / LAST)
-    sizes = {key: value.numel() for key, value in state["model"].items()}
-    return {
-        "position_parameters": sum(n for key, n in sizes.items() if is_position_parameter(key)),
-        "seconds": state["extra_state"]["previous_training_time"],
-    }
-
-
-def validate(command: list[str], log: Path, lock: int) -> Facts:
-    """Measure one trained model on the validation text with ``fairseq-validate``.
-
-    Raises:
-        UserError: the command failed, or its output has no figure.
-    """
-    found: list[Entry] = []
-    run_logged(with_user_dir(command), log, lock, _reader(found.append))
-    if not found:
-        raise UserError(f"fairseq-validate printed no perplexity; see its log {log}")
-    return {"perplexity": found[-1].perplexity}
+    batches = ["--max-tokens", settings.option("--max-tokens"), *WHOLE]
+    data, model = data_folder(settings), model_folder(settings, run)
+    return measuring_command(data, model, "--task", "masked_lm", *batches)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 from fairseq_posenc.reporting.pictures import (
     GREY,
@@ -20,6 +20,7 @@ from fairseq_posenc.reporting.stages import smoothed
 from fairseq_posenc.running.logs import Curve, Entry
 
 Line = Sequence[tuple[int, float]]  # updates and values, NaN where the loss was no number
+Band = Sequence[tuple[int, float, float]]  # updates, and the bounds of values
 _LABEL_HEIGHT = 0.055  # of the height of the axes, for one label at the end of a line
 _MARGIN = 1.08  # room above and below the lines
 
@@ -38,7 +39,13 @@ def _no_numbers(entries: Iterable[Entry]) -> list[tuple[int, float]]:
     return [(entry.updates, math.nan) for entry in entries if not entry.is_finite]
 
 
-def draw_lines(lines: Mapping[str, Line], title: str, path: Path, log: bool) -> bool:
+def draw_lines(
+    lines: Mapping[str, Line],
+    title: str,
+    path: Path,
+    log: bool,
+    bands: Optional[Mapping[str, Band]] = None,
+) -> bool:
     """Draw lines over updates, labelled at their ends, into a PNG file; say whether there are any.
 
     A line breaks where its value is no number. That is marked with a cross above the lines, and a
@@ -49,6 +56,7 @@ def draw_lines(lines: Mapping[str, Line], title: str, path: Path, log: bool) -> 
         title: above the picture.
         path: of the file.
         log: whether the values' scale is logarithmic.
+        bands: around lines, by name; they do not widen the picture.
     """
     values = [y for line in lines.values() for _, y in line if math.isfinite(y)]
     if not values:
@@ -65,6 +73,7 @@ def draw_lines(lines: Mapping[str, Line], title: str, path: Path, log: bool) -> 
     for number, (name, line) in enumerate(lines.items()):
         if line:
             ends.append(_draw_line(axes, name, line, look(number)))
+            _draw_band(axes, (bands or {}).get(name, ()), look(number))
     label_ends(axes, ends, _LABEL_HEIGHT)
     axes.set_title(title, loc="left", fontsize=14, pad=14)
     figure.get_layout_engine().set(w_pad=0.15, h_pad=0.15)
@@ -88,6 +97,11 @@ def _draw_line(
         return f"{name}  diverged at {update:,}", 1.0, style["color"]
     digits = 1 if axes.get_yscale() == "log" else 2
     return f"{name}  {end:,.{digits}f}", height(axes, update, end), style["color"]
+
+
+def _draw_band(axes: Any, band: Band, style: Mapping[str, str]) -> None:
+    if known := [point for point in band if all(map(math.isfinite, point))]:
+        axes.fill_between(*zip(*known), color=style["color"], alpha=0.15, linewidth=0)
 
 
 def _style_updates(axes: Any, updates: Sequence[int]) -> None:

@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Callable, Optional
 
@@ -29,6 +29,7 @@ _TOLD = re.compile(
     re.MULTILINE,
 )
 _PATIENCE = 10.0  # seconds between asking a program to end and ending it
+_RUNNING: set[subprocess.Popen[str]] = set()  # what the threads of this process have started
 
 
 def find_command(name: str) -> str:
@@ -59,6 +60,7 @@ def run_logged(
     log: Path,
     lock: int,
     on_line: Callable[[str], None] = lambda line: None,
+    environment: Optional[Mapping[str, str]] = None,
 ) -> None:
     """Run a command to its end, adding its output to a log file; it does not outlive this process.
 
@@ -67,6 +69,7 @@ def run_logged(
         log: file that gets the command line and both output streams.
         lock: open file that the command keeps open while it lives.
         on_line: called with every line of output.
+        environment: variables that the command gets whatever the user's own are.
 
     Raises:
         UserError: the command failed; the message ends with the last lines of the log.
@@ -81,11 +84,12 @@ def run_logged(
             stderr=subprocess.STDOUT,
             encoding="utf-8",
             errors="replace",
-            env={**_ENVIRONMENT, **os.environ},
+            env={**_ENVIRONMENT, **os.environ, **(environment or {})},
             # A group of its own: Ctrl-C reaches only this program, which then ends the whole group.
             start_new_session=True,
             pass_fds=[lock],
         )
+        _RUNNING.add(process)
         try:
             assert process.stdout is not None
             for line in process.stdout:
@@ -95,8 +99,15 @@ def run_logged(
             process.wait()
         finally:
             _end(process)
+            _RUNNING.discard(process)
     if process.returncode:
         raise UserError(_failure(command[0], process.returncode, log))
+
+
+def end_all() -> None:
+    """End the programs that other threads run; each thread then finds that its own failed."""
+    for process in list(_RUNNING):
+        _end(process)
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -1,0 +1,90 @@
+"""``fairseq-posenc probe``: tasks with known answers, read beyond the trained length."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fairseq_posenc import registry
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.probe import tasks
+from fairseq_posenc.probe.data import BOTH, CAUSAL
+from fairseq_posenc.probe.picture import draw
+from fairseq_posenc.probe.pipeline import run_probe
+from fairseq_posenc.probe.report import PICTURE, RECORD, REPORT, record, tables, write_report
+from fairseq_posenc.probe.results import Results
+from fairseq_posenc.probe.settings import Settings
+from fairseq_posenc.reporting.pictures import can_draw
+from fairseq_posenc.running.contenders import parse_contenders
+from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
+from fairseq_posenc.running.locking import own_folder
+from fairseq_posenc.running.progress import say
+from fairseq_posenc.running.trainings import parse_jobs, parse_seeds
+
+_ALL = "all"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    add = parser.add_argument
+    add("--out", type=Path, default=Path("probe"), help="folder for all results (%(default)s)")
+    add("--tasks", default=_ALL, help=f"of {', '.join(tasks.names())} (default: all)")
+    add(
+        "--encodings",
+        default="none,learned,sinusoidal,t5,alibi,rope",
+        help="position-encoding specs, separated by commas, or all (default: %(default)s)",
+    )
+    add("--family", choices=(CAUSAL, BOTH), default=CAUSAL, help="of models (%(default)s)")
+    add("--seeds", default="1,2,3", help="one training with each (default: %(default)s)")
+    add("--updates", type=int, default=1000, help="of each training (default: %(default)s)")
+    add("--trained", type=int, default=40, help="longest questions trained on (%(default)s)")
+    add("--lengths", default="10,20,40,60,80,120,160,200", help="lengths read (%(default)s)")
+    add("--jobs", type=int, help="trainings at a time (default: one on each core, or on the GPU)")
+    add("--json", action="store_true", help="print the figures as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the probe and write the report; return the exit code.
+
+    Raises:
+        UserError: wrong input, or a fairseq command that failed.
+    """
+    settings, jobs = _settings(args), parse_jobs(args.jobs)
+    with (
+        any_end_like_ctrl_c(CONTINUES),
+        own_folder(settings.out, (REPORT, PICTURE, RECORD)) as lock,
+    ):
+        results = Results(settings, run_probe(settings, jobs, lock))
+        found = record(results)
+        found.write(settings.out / RECORD)
+        if drawn := can_draw():
+            draw(results, settings.out / PICTURE)
+        report = write_report(results, drawn)
+    print(found.text() if args.json else tables(results))
+    say(f"report: {report}" + ("" if drawn else " (no picture: matplotlib is not installed)"))
+    return 0
+
+
+def _settings(args: argparse.Namespace) -> Settings:
+    names = tasks.names() if args.tasks == _ALL else args.tasks.split(",")
+    encodings = args.encodings
+    if encodings == _ALL:
+        both = args.family == BOTH
+        encodings = ",".join(registry.names_for(encoder=both, decoder=True))
+    return Settings(
+        out=args.out,
+        family=args.family,
+        tasks=tuple(tasks.get(name.strip()) for name in dict.fromkeys(names)),
+        contenders=parse_contenders(encodings),
+        seeds=parse_seeds(args.seeds),
+        updates=args.updates,
+        trained=args.trained,
+        lengths=_lengths(args.lengths),
+    )
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError:
+        raise UserError(f"--lengths {text}: write whole numbers, as in 20,40,80") from None

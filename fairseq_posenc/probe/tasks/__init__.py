@@ -1,0 +1,49 @@
+"""The tasks, a module each: the module's name is the task's.
+
+A module has ``SYMBOLS``, all words that may occur, and ``example(chance, length)``, which returns
+the words of a question about ``length`` long and those of its only right answer. How the length is
+meant where it is not the number of words, the module's docstring says.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+import random
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, Callable, NamedTuple
+
+from fairseq_posenc.errors import UserError
+
+Example = tuple[list[str], list[str]]  # words of the question, of the answer
+
+
+class Task(NamedTuple):
+    """A task.
+
+    Attributes:
+        name: of its module.
+        symbols: all words that may occur.
+        example: makes a question and its answer from a source of randomness and a length.
+    """
+
+    name: str
+    symbols: Sequence[str]
+    example: Callable[[random.Random, int], Example]
+
+
+def names() -> list[str]:
+    """Return the names of all tasks."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def get(name: str) -> Task:
+    """Return a task.
+
+    Raises:
+        UserError: there is none of this name.
+    """
+    if name not in names():
+        raise UserError(f"--tasks: {name!r} is none of {', '.join(names())}")
+    module: Any = import_module(f"{__name__}.{name}")
+    return Task(name, tuple(module.SYMBOLS), module.example)

@@ -1,0 +1,67 @@
+"""Means over seeds, with intervals, and what they allow one to say."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable
+from typing import NamedTuple
+
+LEVEL = 0.95
+NOTE = f"Student's t, {LEVEL:.0%}, over the seeds"
+
+
+class Interval(NamedTuple):
+    """A mean over seeds and where the true one lies, by Student's t, with a chance of ``LEVEL``.
+
+    One value says nothing of chance: its interval has no bounds, so it overlaps every other.
+    """
+
+    mean: float
+    low: float
+    high: float
+
+    def overlaps(self, other: Interval) -> bool:
+        """Return whether the two have a number in common, so that they are not told apart."""
+        return self.low <= other.high and other.low <= self.high
+
+    def figures(self, name: str) -> dict[str, float]:
+        """Return mean and bounds by names for a record."""
+        return {name: self.mean, f"{name}_low": self.low, f"{name}_high": self.high}
+
+    def show(self, digits: int) -> str:
+        """Return the mean and, if there are any, the bounds."""
+        mean = f"{self.mean:,.{digits}f}"
+        if not math.isfinite(self.high - self.low):
+            return mean
+        return f"{mean} ({self.low:,.{digits}f} to {self.high:,.{digits}f})"
+
+
+def interval(values: Iterable[float]) -> Interval:
+    """Return the mean of some values with its interval; unbounded if any is no number."""
+    from scipy import stats  # a second to import
+
+    known = list(values)
+    mean = statistics.fmean(known)
+    if len(known) < 2 or not math.isfinite(mean):
+        return Interval(mean, -math.inf, math.inf)
+    reach = stats.t.ppf((1 + LEVEL) / 2, len(known) - 1) * statistics.stdev(known)
+    reach = float(reach) / math.sqrt(len(known))
+    return Interval(mean, mean - reach, mean + reach)
+
+
+def interval_of_share(values: Iterable[float]) -> Interval:
+    """Return the mean of shares of a whole with its interval, which ends at 0 and 1."""
+    mean, low, high = interval(values)
+    return Interval(mean, max(low, 0.0), min(high, 1.0)) if math.isfinite(low) else interval([mean])
+
+
+def interval_of_perplexity(values: Iterable[float]) -> Interval:
+    """Return the perplexity of the mean loss, with the interval of that."""
+    known = [math.log(value) for value in values]
+    mean, low, high = interval(known)
+    return Interval(_exp(mean), math.exp(low), math.inf if high == math.inf else _exp(high))
+
+
+def _exp(value: float) -> float:
+    return math.exp(min(value, 700.0))
