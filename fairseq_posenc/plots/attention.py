@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # it brings fairseq, which pictures of specs do without
     from fairseq_posenc.transformer.watching import Attention
 
 _LABEL, _LETTER = 0.1, 0.06  # inches of a line of letters, and of one of them
+_ALONE = 1.7  # times as large is a map that has a row for itself
 _FEW = 4  # maps in a row that have room for whole titles
 
 
@@ -75,9 +76,11 @@ def draw_attention(maps: Maps, title: str, signed: bool = False) -> Any:
     """
     rows, columns, tgt_len, src_len = maps.weights.shape
     ratio = min(max(tgt_len / src_len, 0.5), 1.5)
-    side = grids.WIDTH / (max(columns, 2) + 1)
+    side = grids.side(columns) * (_ALONE if columns == 1 else 1.0)
     below = max(map(len, maps.keys)) * _LETTER if _fits(maps.keys, side) else 0.0
-    figure, panels = grids.new(rows * columns, title, columns, ratio, below)
+    figure, panels = grids.new(
+        rows * columns, title, columns, ratio * side / grids.side(columns), below
+    )
     limit = float(maps.weights.abs().max())
     form = "layer {}, head {}" if columns <= _FEW else "{}.{}"
     for number, axes in enumerate(panels):

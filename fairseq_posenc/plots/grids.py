@@ -32,13 +32,20 @@ def new(
     """
     columns = min(columns, count)
     rows = -(-count // columns)
-    height = _HEADER + below + rows * (0.5 + ratio * (WIDTH / max(columns, 2) - 0.7))
+    tall = ratio * side(columns)
+    height = _HEADER + below + rows * (min(0.5, 0.5 * tall) + tall)
     figure = pictures.new_figure(WIDTH, height, DPI)
     figure.suptitle(title, fontsize=11, x=0.01, ha="left")
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes in panels[count:]:
         axes.remove()
     return figure, panels[:count]
+
+
+def side(columns: int) -> float:
+    """Return how many inches wide a panel is at least; a single one is taken for half a row."""
+    width = WIDTH / max(columns, 2)
+    return width - min(0.7, 0.2 * width)
 
 
 def heat(
