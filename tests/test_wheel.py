@@ -20,7 +20,7 @@ from test_glue_commands import arguments
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ["fairseq_posenc", "preprocess", "finetune_configs"]
-KINDS = ("*.py", "*.yaml", "*.json")
+KINDS = ("*.py", "*.html", "*.yaml", "*.json")
 
 
 def pip(*words: Any) -> None:
