@@ -47,6 +47,7 @@ setup(
         # fairseq-fixed is the same toolkit, under the same import name, that can.
         'fairseq-fixed==0.12.3.1; python_version >= "3.11"',
         'fairseq>=0.12.2; python_version < "3.11"',
+        "argcomplete",
         "numpy",
         "regex",
         "sacrebleu",

@@ -48,7 +48,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "user-dir": Command("print the path to give fairseq as --user-dir", ".user_dir"),
-    "list": Command("list the position encodings", ".analysis.catalogue", "list"),
+    "list": Command("list the position encodings", ".analysis.listing"),
     "describe": Command(
         "say what an encoding computes and costs", ".analysis.catalogue", "describe"
     ),
@@ -100,6 +100,8 @@ COMMANDS = {
     "doctor": Command("say what works on this machine, and test it", ".doctor"),
 }
 
+_COMPLETING = "_ARGCOMPLETE"  # set by the function that argcomplete gives a shell
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand and return its exit code.
@@ -132,12 +134,16 @@ def _run(argv: Sequence[str] | None) -> int:
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     # fairseq asks for tensorboardX when it is imported; nothing here needs it.
     logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
-    words = sys.argv[1:] if argv is None else list(argv)
+    words = _words() if argv is None else list(argv)
     chosen = next((word for word in words if not word.startswith("-")), None)
     for name, command in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=command.help, description=command.help)
         if name == chosen:
             command.add_arguments(subparser)
+    if _COMPLETING in os.environ:
+        import argcomplete  # not needed for anything else
+
+        argcomplete.autocomplete(parser)  # ends the program
     end = len(words)
     if chosen in COMMANDS and COMMANDS[chosen].passes and "--" in words:
         end = words.index("--")
@@ -152,3 +158,10 @@ def _run(argv: Sequence[str] | None) -> int:
             raise
         print(f"fairseq-posenc: error: {message}", file=sys.stderr)
         return 2
+
+
+def _words() -> list[str]:
+    """Return what follows the program's name, on the line that a shell asks about if it does."""
+    if _COMPLETING in os.environ:
+        return os.environ["COMP_LINE"].split()[1:]
+    return sys.argv[1:]
