@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from fairseq_posenc.errors import one_line
-from fairseq_posenc.running.interruption import STOPPED
+from fairseq_posenc.running.ending import ended
 from fairseq_posenc.version import __version__
 
 
@@ -104,26 +103,8 @@ _COMPLETING = "_ARGCOMPLETE"  # set by the function that argcomplete gives a she
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand and return its exit code.
-
-    A :class:`~fairseq_posenc.errors.UserError` becomes one line on standard error and code 2. If
-    whoever reads the output has enough, as ``head`` has at some time, the command ends quietly.
-    Ctrl-C is a line too, whatever it interrupts; what has to be cleaned up is by then.
-    """
-    try:
-        try:
-            return _run(argv)
-        finally:
-            sys.stdout.flush()  # at Python's exit it would be too late to notice
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt as interruption:
-        print(
-            f"fairseq-posenc: {'; '.join(['stopped', *filter(None, interruption.args)])}",
-            file=sys.stderr,
-        )
-        return STOPPED
+    """Run a subcommand and return its exit code."""
+    return ended(lambda: _run(argv))
 
 
 def _run(argv: Sequence[str] | None) -> int:
@@ -150,14 +131,7 @@ def _run(argv: Sequence[str] | None) -> int:
     args = parser.parse_args(words[:end])
     args.passed = words[end + 1 :]
     logging.getLogger().setLevel(logging.WARNING)  # importing fairseq turns everything on
-    try:
-        return COMMANDS[args.command].run(args)
-    except Exception as error:
-        message = one_line(error)
-        if message is None:
-            raise
-        print(f"fairseq-posenc: error: {message}", file=sys.stderr)
-        return 2
+    return COMMANDS[args.command].run(args)
 
 
 def _words() -> list[str]:

@@ -103,4 +103,4 @@ def start(name: str, arguments: Sequence[object], monkeypatch: pytest.MonkeyPatc
     path = str(PROGRAMS / f"{name}.py")
     monkeypatch.setattr(sys, "argv", [path, *map(str, arguments)])
     monkeypatch.syspath_prepend(str(PROGRAMS))
-    runpy.run_path(path, run_name="__main__")
+    runpy.run_path(path)["main"]()

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.glue.cluster import work_on_cluster
 from fairseq_posenc.glue.configuration import CONFIGS, Grid, grid, read_settings
 from fairseq_posenc.glue.plan import RESULT, Request, Run, all_runs, prepare
@@ -59,7 +59,8 @@ def run(args: argparse.Namespace) -> int:
     """Make all runs that are not finished, and report; return the exit code.
 
     Raises:
-        UserError: wrong input, or runs that failed.
+        UserError: wrong input.
+        RunError: runs that failed.
     """
     if args.jobs is not None and args.jobs < 1:
         raise UserError(f"--jobs {args.jobs}: give 1 or more")
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         failures = _work(args, waiting, out)
     found = _write_results(all_runs(out, like=runs[0]), out, pretrained, name)
     if failures:
-        raise UserError(
+        raise RunError(
             f"{len(failures)} of {len(runs)} runs failed; the same command tries them again: "
             + "; ".join(failures)
         )

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Callable, Optional
 
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.running.tethered import tethered
 
 _SHOWN_LINES = 15
@@ -69,7 +69,7 @@ def run_logged(
         on_line: called with every line of output.
 
     Raises:
-        UserError: the command failed; the message ends with the last lines of the log.
+        RunError: the command failed; the message ends with the last lines of the log.
     """
     with open(log, "a", encoding="utf-8") as output:
         output.write(f"$ {shlex.join(command)}\n")
@@ -96,7 +96,7 @@ def run_logged(
         finally:
             _end(process)
     if process.returncode:
-        raise UserError(_failure(command[0], process.returncode, log))
+        raise RunError(_failure(command[0], process.returncode, log))
 
 
 def _end(process: subprocess.Popen[str]) -> None:
