@@ -12,16 +12,13 @@ from fairseq_posenc.compare.settings import Settings
 from fairseq_posenc.compare.statements import statements
 from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
 from fairseq_posenc.running.locking import own_folder
+from fairseq_posenc.running.options import add_json, add_out
 from fairseq_posenc.running.progress import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument(
-        "--out",
-        type=Path,
-        help="folder for all results (default: demo; compare-NAME for --text NAME.txt)",
-    )
+    add_out(parser, told="demo; compare-NAME for --text NAME.txt")
     parser.add_argument(
         "--text", type=Path, help="UTF-8 text file (default: the documentation inside Python)"
     )
@@ -41,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             name, type=int, metavar="N", default=default, help=f"{text} (default: {default})"
         )
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    add_json(parser)
     parser.add_argument(
         "train_args",
         nargs="*",
@@ -54,7 +51,8 @@ def run(args: argparse.Namespace) -> int:
     """Run the comparison and write the report; return the exit code.
 
     Raises:
-        UserError: wrong input, or a fairseq command that failed.
+        UserError: wrong input.
+        RunError: a fairseq command that failed.
     """
     settings = _settings(args)
     with (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -76,3 +77,12 @@ def write_whole(path: Path, text: str) -> None:
     temporary = path.with_name(path.name + ".new")
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)
+
+
+def checksum(path: Path) -> str:
+    """Return the SHA-256 sum of a file."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

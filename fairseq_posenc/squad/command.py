@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
+from fairseq_posenc.running.options import add_data, add_json, add_out, add_set
 from fairseq_posenc.running.progress import say
 from fairseq_posenc.squad import command_predict
 from fairseq_posenc.squad.data import read_odds, read_predictions, read_squad
@@ -39,17 +40,10 @@ def run(args: argparse.Namespace) -> int:
 def _add_train(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--checkpoint", type=Path, required=True, metavar="FILE", help="the pre-trained model")
-    add("--data", type=Path, required=True, metavar="DIR", help="made by preprocess/squad.py")
-    add("--out", type=Path, required=True, metavar="DIR", help="folder of the results")
+    add_data(parser, "made by preprocess/squad.py", required=True)
+    add_out(parser)
     add("--config", type=Path, metavar="YAML", help="(default: finetune_configs/squadNN.yaml)")
-    add(
-        "--set",
-        dest="changes",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="override the configuration, as in optimization.lr=[2e-5]; can be repeated",
-    )
+    add_set(parser, "optimization.lr=[2e-5]")
 
 
 def _add_score(parser: argparse.ArgumentParser) -> None:
@@ -64,13 +58,13 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="2.0: odds above it replace the prediction by no answer (default: 1)",
     )
-    add("--json", action="store_true", help="print the record, for fairseq-posenc report")
+    add_json(parser)
 
 
 def _train(args: argparse.Namespace) -> int:
     with any_end_like_ctrl_c(CONTINUES):
         model = train(args.checkpoint, args.data, args.out, args.config, args.changes)
-    print(f"{model}: written; next: fairseq-posenc squad predict --checkpoint {model} ...")
+    say(f"{model}: written; next: fairseq-posenc squad predict --checkpoint {model} ...")
     return 0
 
 

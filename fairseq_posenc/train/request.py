@@ -59,7 +59,7 @@ class Run(NamedTuple):
             if "--restore-file" in asked:
                 raise UserError(
                     f"{last} would be lost: leave --restore-file out to go on from it, or choose "
-                    "another --save-dir"
+                    "another --out"
                 )
             return f"going on from {last}"
         goes = f"checkpoints go to {self.folder}"
@@ -93,7 +93,7 @@ def runs(recipe: Recipe, encoding: str, args: Namespace, model: str = "") -> Ite
     _check(recipe, args)
     devices = choose(args, recipe.name)
     identity = Identity(recipe.name, spec, data.name, model, changes_of(args.passed))
-    folder = args.save_dir or identity.folder
+    folder = args.out or identity.folder
     options = {
         **_model(recipe, model),
         "position_encoding": encoding,
@@ -114,7 +114,7 @@ def runs(recipe: Recipe, encoding: str, args: Namespace, model: str = "") -> Ite
 def _check(recipe: Recipe, args: Namespace) -> None:
     passed = options_of(args.passed)
     if "--save-dir" in passed:
-        raise UserError("give --save-dir before the two dashes")
+        raise UserError("name the folder by --out, before the two dashes")
     if "--seed" in passed and (args.seeds or recipe.seeds):
         raise UserError("set the seeds by --seeds 1,2 before the two dashes")
     if args.init and recipe.init == "random":

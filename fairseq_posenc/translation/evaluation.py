@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import NamedTuple, Optional
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.running.steps import Step, write_whole
+from fairseq_posenc.running.steps import Step, checksum, write_whole
 from fairseq_posenc.tokens.lines import read_lines
 from fairseq_posenc.translation.average import average_checkpoints, last_checkpoints
 from fairseq_posenc.translation.checkpoint import DataBin, any_data_bin, data_bin, load_translation
-from fairseq_posenc.translation.generate import Generation, Options, Search, checksum
+from fairseq_posenc.translation.generate import Generation, Options, Search
 from fairseq_posenc.translation.piece_bleu import PieceBleu
 from fairseq_posenc.translation.report import Evaluation, Row
 from fairseq_posenc.translation.scores import Scorer

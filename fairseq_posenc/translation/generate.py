@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +12,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.running.host import USER_DIR
 from fairseq_posenc.running.programs import run_logged
 from fairseq_posenc.running.progress import say
-from fairseq_posenc.running.steps import Facts, Step
+from fairseq_posenc.running.steps import Facts, Step, checksum
 from fairseq_posenc.tokens.lines import read_lines
 from fairseq_posenc.translation.checkpoint import DataBin
 from fairseq_posenc.version import __version__
@@ -148,12 +147,3 @@ def read_hypotheses(path: Path) -> dict[int, str]:
             # Hypotheses come best first; an empty one has lost its tab with the end of its line.
             found.setdefault(int(number[len("D-") :]), rest[1] if len(rest) > 1 else "")
     return found
-
-
-def checksum(path: Path) -> str:
-    """Return the SHA-256 sum of a file."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
