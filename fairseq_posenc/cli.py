@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from fairseq_posenc.examples import EXAMPLES
 from fairseq_posenc.running.ending import ended
+from fairseq_posenc.running.options import show_examples
 from fairseq_posenc.version import __version__
 
 
@@ -121,6 +123,7 @@ def _run(argv: Sequence[str] | None) -> int:
         subparser = subparsers.add_parser(name, help=command.help, description=command.help)
         if name == chosen:
             command.add_arguments(subparser)
+            show_examples(subparser, EXAMPLES[name])
     if _COMPLETING in os.environ:
         import argcomplete  # not needed for anything else
 

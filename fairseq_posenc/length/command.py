@@ -74,9 +74,9 @@ def run(args: argparse.Namespace) -> int:
     candidates = parse_candidates(args.models)
     dictionary = read_dictionary(args.data)
     stream = read_stream(args.data, args.split, dictionary)
-    if request.lengths[-1] > len(stream):
+    if (longest := request.lengths[-1]) > len(stream):
         raise UserError(
-            f"--lengths {request.lengths[-1]}: the split {args.split} has only {len(stream):,} tokens"
+            f"--lengths {longest}: the split {args.split} has only {len(stream):,} tokens"
         )
     with any_end_like_ctrl_c(CONTINUES), own_folder(args.out, (REPORT, FIGURES, PICTURE)):
         for candidate in candidates:  # so that a wrong one is told before the first is measured

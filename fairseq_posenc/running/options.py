@@ -84,7 +84,7 @@ def add_json(parser: ArgumentParser) -> None:
 def show_examples(parser: ArgumentParser, lines: Sequence[str]) -> None:
     """End the help with examples, each a whole command."""
     parser.formatter_class = RawDescriptionHelpFormatter
-    before = f"{parser.epilog.strip()}\n\n" if parser.epilog else ""
+    before = f"{parser.epilog.rstrip()}\n\n" if parser.epilog else ""
     parser.epilog = before + "\n  ".join(["examples:", *lines])
 
 

@@ -13,27 +13,16 @@ from fairseq_posenc.running.options import add_device, add_out, add_precision, a
 from fairseq_posenc.train import launching
 from fairseq_posenc.train.request import Run, runs
 
-_EXAMPLES = """examples:
-  fairseq-posenc train a_small m4m data-bin/books-wiki --dry-run
-  fairseq-posenc train b_small none data-bin/wiki --model decbert_same -- --lr 2e-4
-  fairseq-posenc train translation_iwslt17 rope data-bin/iwslt17.fr-en --seeds 1
-"""
-_ABLATION_EXAMPLES = """examples:
-  fairseq-posenc ablation scale_factor data-bin/books-wiki
-  fairseq-posenc ablation layers data-bin/wiki --gpus 4
-  fairseq-posenc ablation sinusoidal data-bin/wiki -- --max-update 40000
-"""
 _MORE = """
 What follows -- goes to fairseq-train and overrides the rest. The same command again goes on from
 the last checkpoint. Several GPUs run under torchrun, and several nodes: start it on each of them.
-
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``train``."""
     known = recipes.trainings()
-    _describe(parser, {name: entry["title"] for name, entry in known.items()}, _EXAMPLES)
+    _describe(parser, {name: entry["title"] for name, entry in known.items()})
     add = parser.add_argument
     add("recipe", choices=known, metavar="RECIPE", help="one of those below")
     add("encoding", metavar="ENCODING", help="spec of the positions (fairseq-posenc list)")
@@ -47,17 +36,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_ablation_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``ablation``."""
     known = recipes.load()["ablations"]
-    _describe(parser, {name: entry["title"] for name, entry in known.items()}, _ABLATION_EXAMPLES)
+    _describe(parser, {name: entry["title"] for name, entry in known.items()})
     parser.add_argument("name", choices=known, metavar="NAME", help="one of those below")
     _add_common(parser)
     parser.set_defaults(out=None, init=None, seeds=None)
 
 
-def _describe(parser: argparse.ArgumentParser, names: dict[str, str], examples: str) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+def _describe(parser: argparse.ArgumentParser, names: dict[str, str]) -> None:
     width = max(map(len, names))
     lines = [f"  {name:{width}}  {title}" for name, title in names.items()]
-    parser.epilog = "\n".join(lines) + "\n" + _MORE + examples
+    parser.epilog = "\n".join(lines) + "\n" + _MORE
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
