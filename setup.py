@@ -7,9 +7,9 @@ from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
 # Read, not imported: importing the package would need torch and fairseq.
-VERSION = re.search(
+(VERSION,) = re.findall(
     r'__version__ = "(.+)"', (HERE / "fairseq_posenc" / "version.py").read_text(encoding="utf-8")
-).group(1)
+)
 
 PLOT = ["matplotlib"]
 # The last line of releases whose BERT still has `relative_key` attention.

@@ -45,8 +45,10 @@ def compile_form(
 ) -> list[Compiled]:
     """Return every kernel of a forward and a backward pass, as often as it is started."""
     with compiling(arch) as started:
-        qkv = [torch.zeros(1, HEADS, LENGTH, WIDTH, dtype=dtype, requires_grad=True) for _ in "qkv"]
-        out, _ = backend.attend(*qkv, terms_of(form, reset), Mask(), 0.1 if dropout else 0.0)
+        q, k, v = (
+            torch.zeros(1, HEADS, LENGTH, WIDTH, dtype=dtype, requires_grad=True) for _ in "qkv"
+        )
+        out, _ = backend.attend(q, k, v, terms_of(form, reset), Mask(), 0.1 if dropout else 0.0)
         out.sum().backward()
     codes = {kernel.hash: (kernel, options["N"] ** 2) for _, options, kernel in started}
     read_once = {key: read(kernel, tile) for key, (kernel, tile) in codes.items()}

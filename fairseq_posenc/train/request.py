@@ -18,6 +18,7 @@ from fairseq_posenc.train.devices import Devices, choose, share_batch
 from fairseq_posenc.train.identity import LAST, Identity, changes_of, options_of
 
 USER_DIR = Path(fairseq_posenc.__file__).parent
+_SAID = {"update_epoch_batch_itr"}  # by fairseq's command line as --OPTION True
 _BATCH_OPTIONS = {"--batch-size", "--max-tokens", "--update-freq"}
 
 
@@ -170,6 +171,6 @@ def _arguments(data: Data, options: Mapping[str, Any]) -> list[str]:
         words.append(f"--{name.replace('_', '-')}")
         if isinstance(value, list):
             words.append(",".join(map(str, value)))
-        elif value is not True:
+        elif value is not True or name in _SAID:
             words.append(str(value))
     return words
