@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
@@ -9,9 +10,10 @@ import subprocess
 
 import pytest
 
-from commands import script
+from commands import run, script, sentences
 from fairseq_posenc import cli, registry
 from fairseq_posenc.analysis import catalogue, listing
+from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.running.interruption import STOPPED, any_end_like_ctrl_c
 
 
@@ -38,6 +40,40 @@ def test_a_command_says_how_to_go_on(monkeypatch, capsys):
     assert cli.main(["list"]) == STOPPED
     assert capsys.readouterr().err == "fairseq-posenc: stopped; the same command continues\n"
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UserError("wrong"), 2),
+        (RunError("it failed"), 1),
+        (OSError(errno.ENOSPC, "no room", "file"), 1),
+        (FileNotFoundError("what nobody told"), None),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_a_command_ends_with(error, code, monkeypatch, capsys):
+    """Alike where it is the cause of another, as fairseq wraps what goes wrong."""
+
+    def fail(*_):
+        raise RuntimeError("while loading") from error
+
+    monkeypatch.setattr(cli.Command, "run", fail)
+    if code is None:
+        with pytest.raises(RuntimeError):
+            cli.main(["list"])
+    else:
+        assert cli.main(["list"]) == code
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_training_that_fails_is_a_failed_run_and_no_mistake(tmp_path):
+    training = ["fairseq-train", sentences(), "--arch", "roberta", "--max-update", "nonsense"]
+    done = run("fairseq-posenc", "plan", "--", *training, cwd=tmp_path, fails=True)
+    assert done.status == 1
+    assert "fairseq-train: " in done.err
+    assert not done.out
 
 
 @pytest.mark.parametrize("text", ["x" * 100_000, "a " * 50_000], ids=["a word", "many"])

@@ -212,7 +212,7 @@ def test_mistakes_are_told_in_one_line(arguments, message, capsys):
 @slow
 def test_a_training_that_fails_is_told_by_its_own_error(capsys, tmp_path):
     log = str(tmp_path / "probe.log")
-    assert main(["plan", "--log", log, "--", "fairseq-train", "nowhere", "--arch", "x"]) == 2
+    assert main(["plan", "--log", log, "--", "fairseq-train", "nowhere", "--arch", "x"]) == 1
     (told,) = capsys.readouterr().err.splitlines()
     assert "invalid choice: 'x'" in told
     assert "invalid choice: 'x'" in Path(log).read_text(encoding="utf-8")

@@ -62,6 +62,7 @@ def test_a_mistake_is_one_line(tmp_path):
     program = PROGRAMS / "plain_text.py"
     failed = commands.run("python", program, *files, "--words", fails=True)
     assert failed.error() == "nowhere is not there; give local files or directories"
+    assert failed.status == 2
     assert not list(tmp_path.iterdir())
 
 
