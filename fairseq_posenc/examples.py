@@ -83,13 +83,14 @@ EXAMPLES = {
         "fairseq-posenc plan --json fairseq-posenc train b_small m4m data-bin/wiki --device cpu",
     ],
     "glue": [
-        "fairseq-posenc glue --checkpoint bert.pt --data data-bin/glue --protocol m4m --dry-run",
+        "fairseq-posenc glue --checkpoint bert.pt --data data-bin/glue --protocol m4m "
+        "--tasks CoLA --dry-run",
         "fairseq-posenc glue --checkpoint bert.pt --data data-bin/glue --protocol decbert "
         "--tasks CoLA --seeds 1 --set model.dropout=0.2",
     ],
     "report": [
         "fairseq-posenc report --tables all",
-        "fairseq-posenc report checkpoints/ curves/ --json",
+        "fairseq-posenc report checkpoints/ --json",
     ],
     "docs": ["fairseq-posenc docs --check", "fairseq-posenc docs --root . --check"],
     "doctor": ["fairseq-posenc doctor"],

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,7 @@ import pytest
 import test_glue_commands as glue
 import test_squad_commands as squad
 import test_translation_commands as translation
-from commands import new_directory, sentences, train, trained
+from commands import Training, new_directory, sentences, train, trained
 from fairseq_posenc import cli
 from fairseq_posenc.examples import EXAMPLES
 from fairseq_posenc.squad.command import ACTIONS
@@ -51,40 +54,60 @@ def test_the_help_ends_with_them(name, capsys):
     assert not told.err
 
 
+@cache
+def model(encoding: str) -> Training:
+    return train("causal_lm", "--position-encoding", encoding, "--max-epoch", 2)
+
+
+def log(encoding: str) -> Path:
+    path = new_directory() / "train.log"
+    path.write_text(model(encoding).run.log)
+    return path
+
+
+def book() -> Path:
+    path = new_directory() / "book.txt"
+    rng = random.Random(0)
+    lines = (" ".join(f"w{rng.randrange(20)}" for _ in range(10)) for _ in range(800))
+    path.write_text("".join(f"{line}.\n\n" for line in lines))
+    return path
+
+
+# What the examples name, made when the first one that names it runs.
+FILES: dict[str, Callable[[], Path]] = {
+    "data-bin/wiki": sentences,
+    "data-bin/fr-en": translation.data,
+    "data-bin/squad20": lambda: squad.files().data,
+    "data-bin/glue": lambda: glue.data() / "glue",
+    "rope.pt": lambda: model("rope").save_dir / "checkpoint_last.pt",
+    "alibi.pt": lambda: model("alibi").save_dir / "checkpoint_last.pt",
+    "rope.log": lambda: log("rope"),
+    "alibi.log": lambda: log("alibi"),
+    "fr-en.pt": translation.checkpoint,
+    "old.en": lambda: translation.raw() / "test.en",
+    "test.fr": lambda: translation.raw() / "test.fr",
+    "book.txt": book,
+    "a.txt": lambda: sentences().parent / "train",
+    "b.txt": lambda: sentences().parent / "valid",
+    "dev-v2.0.json": lambda: squad.files().raw,
+    "roberta.base/model.pt": lambda: squad.files().pretrained,
+    "bert.pt": glue.pretrained,
+    "checkpoints": lambda: trained("masked_lm").save_dir,
+    "train_scripts": lambda: ROOT / "train_scripts",
+}
+
+
 @pytest.fixture(scope="module")
 def folder():
-    """A folder with all that the examples name."""
-    here = new_directory()
-    lm = {name: train("causal_lm", "--position-encoding", name) for name in ("rope", "alibi")}
-    links = {
-        "data-bin/wiki": sentences(),
-        "data-bin/fr-en": translation.data(),
-        "data-bin/squad20": squad.files().data,
-        "data-bin/glue": glue.data() / "glue",
-        "fr-en.pt": translation.checkpoint(),
-        "old.en": translation.raw() / "test.en",
-        "test.fr": translation.raw() / "test.fr",
-        "a.txt": sentences().parent / "train",
-        "b.txt": sentences().parent / "valid",
-        "dev-v2.0.json": squad.files().raw,
-        "roberta.base/model.pt": squad.files().pretrained,
-        "bert.pt": glue.pretrained(),
-        "checkpoints/bert": trained("masked_lm").save_dir,
-        "train_scripts": ROOT / "train_scripts",
-    }
-    for name, model in lm.items():
-        links[f"{name}.pt"] = model.save_dir / "checkpoint_last.pt"
-        (here / f"{name}.log").write_text(model.run.log)
-    for name, path in links.items():
-        (here / name).parent.mkdir(exist_ok=True)
-        (here / name).symlink_to(path)
-    text = (sentences().parent / "train").read_text()
-    (here / "book.txt").write_text(text.replace("\n", ".\n\n") * 20)
-    return here
+    return new_directory()
 
 
 def run(name: str, folder: Path) -> None:
     for line in EXAMPLES[name]:
+        for file, make in FILES.items():
+            if file in line and not (folder / file).exists():
+                (folder / file).parent.mkdir(exist_ok=True)
+                (folder / file).symlink_to(make())
         if name in LESS and "--dry-run" not in line:
             line, dashes, rest = line.partition(" -- ")
             line = f"{line} {LESS[name]}{dashes}{rest}"
