@@ -27,7 +27,7 @@ TINY = (
 )
 # Behind the examples of commands that would take hours: less of the same, or the command alone.
 LESS = {
-    "compare": "--updates 2 --vocab-size 40",
+    "compare": "--updates 2 --vocab-size 30",
     "squad train": " ".join(squad.changes(**{"optimization.max_epoch": 1})),
     "train": "--dry-run",
     "ablation": "--dry-run",
