@@ -34,7 +34,7 @@ gpu: install ## all that needs a GPU: tests, memory checks, speed; the results g
 lint: install ## check style and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy fairseq_posenc
+	$(BIN)/mypy
 
 format: install ## rewrite the code in the project's style
 	$(BIN)/ruff check --fix

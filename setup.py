@@ -7,9 +7,9 @@ from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
 # Read, not imported: importing the package would need torch and fairseq.
-VERSION = re.search(
+(VERSION,) = re.findall(
     r'__version__ = "(.+)"', (HERE / "fairseq_posenc" / "version.py").read_text(encoding="utf-8")
-).group(1)
+)
 
 PLOT = ["matplotlib", "scikit-learn"]
 # Models carried to transformers and back. Tests compare with the last line of releases whose BERT
@@ -54,6 +54,7 @@ setup(
         # fairseq-fixed is the same toolkit, under the same import name, that can.
         'fairseq-fixed==0.12.3.1; python_version >= "3.11"',
         'fairseq>=0.12.2; python_version < "3.11"',
+        "argcomplete",
         "numpy",
         "regex",
         "sacrebleu",

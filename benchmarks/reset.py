@@ -90,8 +90,8 @@ def ratios(args: argparse.Namespace) -> list[tuple[Contender, float, float]]:
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Return a row for each encoding: medians over the processes, and both ends."""
-    fresh = {"max_workers": 1, "max_tasks_per_child": 1, "initializer": begin}
-    with ProcessPoolExecutor(mp_context=get_context("spawn"), **fresh) as pool:
+    spawn = get_context("spawn")
+    with ProcessPoolExecutor(1, spawn, begin, max_tasks_per_child=1) as pool:
         runs = list(pool.map(ratios, [args] * args.processes))
     rows = []
     for of_encoding in zip(*runs):

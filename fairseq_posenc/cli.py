@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from fairseq_posenc.errors import one_line
-from fairseq_posenc.running.interruption import STOPPED
+from fairseq_posenc.examples import EXAMPLES
+from fairseq_posenc.running.ending import ended
+from fairseq_posenc.running.options import show_examples
 from fairseq_posenc.version import __version__
 
 
@@ -48,7 +49,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "user-dir": Command("print the path to give fairseq as --user-dir", ".user_dir"),
-    "list": Command("list the position encodings", ".analysis.catalogue", "list"),
+    "list": Command("list the position encodings", ".analysis.listing"),
     "describe": Command(
         "say what an encoding computes and costs", ".analysis.catalogue", "describe"
     ),
@@ -117,28 +118,12 @@ COMMANDS = {
     "doctor": Command("say what works on this machine, and test it", ".doctor"),
 }
 
+_COMPLETING = "_ARGCOMPLETE"  # set by the function that argcomplete gives a shell
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand and return its exit code.
-
-    A :class:`~fairseq_posenc.errors.UserError` becomes one line on standard error and code 2. If
-    whoever reads the output has enough, as ``head`` has at some time, the command ends quietly.
-    Ctrl-C is a line too, whatever it interrupts; what has to be cleaned up is by then.
-    """
-    try:
-        try:
-            return _run(argv)
-        finally:
-            sys.stdout.flush()  # at Python's exit it would be too late to notice
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt as interruption:
-        print(
-            f"fairseq-posenc: {'; '.join(['stopped', *filter(None, interruption.args)])}",
-            file=sys.stderr,
-        )
-        return STOPPED
+    """Run a subcommand and return its exit code."""
+    return ended(lambda: _run(argv))
 
 
 def _run(argv: Sequence[str] | None) -> int:
@@ -149,23 +134,28 @@ def _run(argv: Sequence[str] | None) -> int:
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     # fairseq asks for tensorboardX when it is imported; nothing here needs it.
     logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
-    words = sys.argv[1:] if argv is None else list(argv)
+    words = _words() if argv is None else list(argv)
     chosen = next((word for word in words if not word.startswith("-")), None)
     for name, command in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=command.help, description=command.help)
         if name == chosen:
             command.add_arguments(subparser)
+            show_examples(subparser, EXAMPLES[name])
+    if _COMPLETING in os.environ:
+        import argcomplete  # not needed for anything else
+
+        argcomplete.autocomplete(parser)  # ends the program
     end = len(words)
     if chosen in COMMANDS and COMMANDS[chosen].passes and "--" in words:
         end = words.index("--")
     args = parser.parse_args(words[:end])
     args.passed = words[end + 1 :]
     logging.getLogger().setLevel(logging.WARNING)  # importing fairseq turns everything on
-    try:
-        return COMMANDS[args.command].run(args)
-    except Exception as error:
-        message = one_line(error)
-        if message is None:
-            raise
-        print(f"fairseq-posenc: error: {message}", file=sys.stderr)
-        return 2
+    return COMMANDS[args.command].run(args)
+
+
+def _words() -> list[str]:
+    """Return what follows the program's name, on the line that a shell asks about if it does."""
+    if _COMPLETING in os.environ:
+        return os.environ["COMP_LINE"].split()[1:]
+    return sys.argv[1:]

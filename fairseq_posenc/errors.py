@@ -41,6 +41,13 @@ class UserError(ValueError):
         super().__init__(message)
 
 
+class RunError(UserError):
+    """A run of a program failed, whatever was wrong: told as a mistake is, but not taken for one.
+
+    Commands end with 1 for it.
+    """
+
+
 def shortened(text: str) -> str:
     """Return the beginning of a text, as messages quote it; all of it if it is not long."""
     if len(text) <= _LONGEST:
@@ -59,6 +66,15 @@ def one_line(error: BaseException) -> str | None:
     # Of a checkpoint, the first thing that went wrong tells most.
     messages += [_unreadable(link) for link in reversed(links)]
     return next((message for message in messages if message), None)
+
+
+def exit_code(error: BaseException) -> int:
+    """Return what a command ends with that told an error in one line.
+
+    2 is for what its user can mend before it runs, 1 for a run that failed or found no room.
+    """
+    told = next((link for link in chain(error) if _told(link)), error)
+    return 1 if isinstance(told, RunError) or _is_no_room(told) else 2
 
 
 def damage(error: BaseException) -> str:
@@ -92,7 +108,7 @@ def _told(error: BaseException) -> str | None:
         return str(error)
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return f"{shortened(str(error.filename))}: the name is too long for a file"
-    if isinstance(error, OSError) and error.errno in DISK_FULL:
+    if isinstance(error, OSError) and _is_no_room(error):
         return (
             f"{error.filename or 'a file'} could not be written ({error.strerror}); the "
             "checkpoints written before are whole. Make room and start the same command again "
@@ -101,6 +117,10 @@ def _told(error: BaseException) -> str | None:
     told_by_rank = _RANK.search(str(error)) if "Process" in type(error).__name__ else None
     # torch hands on an error of another process as text
     return told_by_rank[1] if told_by_rank else None
+
+
+def _is_no_room(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in DISK_FULL
 
 
 def _runs_code(error: BaseException) -> bool:

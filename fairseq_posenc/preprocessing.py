@@ -9,16 +9,10 @@ import sys
 from fairseq_posenc.shipped import shipped
 
 FOLDER = shipped("preprocess")
-_EXAMPLES = """examples:
-  fairseq-posenc preprocess plain_text --train a.txt --valid b.txt --words --out data-bin/text
-  fairseq-posenc preprocess wikitext --help
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the name of a program, and all that it is given."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = _EXAMPLES
     programs = sorted(path.stem for path in FOLDER.glob("*.py"))
     parser.add_argument("program", choices=programs, help="which; PROGRAM --help tells its options")
     parser.add_argument("options", nargs=argparse.REMAINDER, metavar="...", help="its options")

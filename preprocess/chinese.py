@@ -8,7 +8,10 @@ The dictionary is made from the training text, unless --dict names one. Text is 
 
 from __future__ import annotations
 
+import sys
+
 from binarize import command, formats, options
+from fairseq_posenc.running.ending import ended
 
 
 def main() -> None:
@@ -18,4 +21,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(ended(main))

@@ -26,6 +26,8 @@ from binarize.folder import Folder
 from binarize.store import sha256
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.glue.submission import write_predictions
+from fairseq_posenc.running.ending import ended
+from fairseq_posenc.running.interruption import CONTINUES
 from fairseq_posenc.tasks.glue.definitions import WNLI, Task, parse_tasks
 from fairseq_posenc.tokens.numbers import Encoder, Symbols
 from glue_tasks.binary import Writer
@@ -57,7 +59,7 @@ def main() -> None:
         if (args.tasks, args.splits) == ("all", _SPLITS) and (args.raw / WNLI.name).is_dir():
             _write_majority(args)
     except KeyboardInterrupt:
-        sys.exit("interrupted; start the same command again to go on")
+        raise KeyboardInterrupt(CONTINUES) from None
 
 
 def _write_task(
@@ -152,4 +154,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(ended(main))

@@ -10,7 +10,10 @@ One field of each object holds a document. Parquet is read likewise, each row as
 
 from __future__ import annotations
 
+import sys
+
 from binarize import command, formats, options
+from fairseq_posenc.running.ending import ended
 
 
 def main() -> None:
@@ -27,4 +30,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(ended(main))

@@ -29,6 +29,8 @@ from binarize.options import add_invalid_lines, add_workers
 from binarize.shards import Part, find_files, parts_of_shard
 from binarize.sources import Input
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.running.ending import ended
+from fairseq_posenc.running.interruption import CONTINUES
 from mixing.corpora import Corpus, parse_corpus
 from mixing.draw import DOCUMENTS, LINES
 from mixing.mixture import Mixture, Rules
@@ -57,7 +59,7 @@ def main() -> None:
             content = Mixture(corpora, rules, folder, saved).make()
             folder.finish(content)
     except KeyboardInterrupt:
-        sys.exit("interrupted; start the same command again to go on")
+        raise KeyboardInterrupt(CONTINUES) from None
     for (corpus, _), counts in zip(corpora, content["drawn"]):
         shown = ", ".join(f"{value:,} {key.replace('_', ' ')}" for key, value in counts.items())
         print(f"{corpus.name}: {shown}")
@@ -119,4 +121,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(ended(main))

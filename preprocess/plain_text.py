@@ -9,7 +9,10 @@ A line is a paragraph or a sentence; an empty line, and the end of a file, end a
 
 from __future__ import annotations
 
+import sys
+
 from binarize import command, formats, options
+from fairseq_posenc.running.ending import ended
 
 
 def main() -> None:
@@ -18,4 +21,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(ended(main))

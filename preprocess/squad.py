@@ -23,6 +23,7 @@ from binarize import vocabulary
 from binarize.folder import Folder
 from binarize.store import sha256
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.running.ending import ended
 from fairseq_posenc.squad import databin
 from fairseq_posenc.squad.data import Squad, read_squad
 from fairseq_posenc.tasks.squad.databin import Limits
@@ -114,4 +115,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(ended(main))

@@ -20,12 +20,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.running.devices import cores
+from fairseq_posenc.running.ending import ended
 from parallel.files import read_files
 from parallel.folder import MANIFEST, is_made, written_whole
 from parallel.given import GivenPieces
@@ -157,4 +159,4 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(ended(main))

@@ -10,7 +10,10 @@ Each article stands between <doc ...> and </doc>; its title is its first line.
 
 from __future__ import annotations
 
+import sys
+
 from binarize import command, formats, options
+from fairseq_posenc.running.ending import ended
 
 
 def main() -> None:
@@ -19,4 +22,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(ended(main))

@@ -12,7 +12,10 @@ items, the empty ones too: that is fairseq's own recipe for its language models 
 
 from __future__ import annotations
 
+import sys
+
 from binarize import command, formats, options
+from fairseq_posenc.running.ending import ended
 
 
 def main() -> None:
@@ -27,4 +30,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(ended(main))

@@ -78,7 +78,7 @@ def start(name: str, arguments: Sequence[object]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [path, *map(str, arguments)])
         patch.syspath_prepend(str(PREPROCESS))
-        runpy.run_path(path, run_name="__main__")
+        runpy.run_path(path)["main"]()
 
 
 def train_pieces(folder: Path) -> Path:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import signal
 import subprocess
 
 import pytest
 
-from commands import script
-from fairseq_posenc import cli
+from commands import run, script, sentences
+from fairseq_posenc import cli, registry
+from fairseq_posenc.analysis import catalogue, listing
+from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.running.interruption import STOPPED, any_end_like_ctrl_c
 
 
@@ -38,6 +42,40 @@ def test_a_command_says_how_to_go_on(monkeypatch, capsys):
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UserError("wrong"), 2),
+        (RunError("it failed"), 1),
+        (OSError(errno.ENOSPC, "no room", "file"), 1),
+        (FileNotFoundError("what nobody told"), None),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_a_command_ends_with(error, code, monkeypatch, capsys):
+    """Alike where it is the cause of another, as fairseq wraps what goes wrong."""
+
+    def fail(*_):
+        raise RuntimeError("while loading") from error
+
+    monkeypatch.setattr(cli.Command, "run", fail)
+    if code is None:
+        with pytest.raises(RuntimeError):
+            cli.main(["list"])
+    else:
+        assert cli.main(["list"]) == code
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_training_that_fails_is_a_failed_run_and_no_mistake(tmp_path):
+    training = ["fairseq-train", sentences(), "--arch", "roberta", "--max-update", "nonsense"]
+    done = run("fairseq-posenc", "plan", "--", *training, cwd=tmp_path, fails=True)
+    assert done.status == 1
+    assert "fairseq-train: " in done.err
+    assert not done.out
+
+
 @pytest.mark.parametrize("text", ["x" * 100_000, "a " * 50_000], ids=["a word", "many"])
 @pytest.mark.parametrize(
     "command",
@@ -63,6 +101,42 @@ def test_endless_arguments_are_one_short_line(command, text, capsys, monkeypatch
     assert told.startswith("fairseq-posenc: error: ")
     assert told.count("\n") == 1
     assert len(told) < 1000
+
+
+@pytest.mark.parametrize("words", [["--help"], ["user-dir"], ["list"]], ids=lambda words: words[0])
+def test_what_needs_no_torch_starts_at_once(words):
+    def seconds():
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime
+
+    before = seconds()
+    subprocess.run([script("fairseq-posenc"), *words], check=True, stdout=subprocess.DEVNULL)
+    assert seconds() - before < 0.6  # a sixth of it where nothing else runs; torch takes 1.5
+
+
+def test_the_list_says_what_the_modules_say():
+    found = {entry.name: entry for entry in listing.entries()}
+    assert list(found) == registry.names()
+    for name, entry in found.items():
+        assert entry.acts_on == registry.get(name).acts_on
+        assert entry.summary == catalogue.page(name).summary
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("fairseq-posenc us", {"user-dir"}),
+        ("fairseq-posenc count --max", {"--max-positions"}),
+        ("fairseq-posenc preprocess wiki", {"wikipedia", "wikitext"}),
+    ],
+)
+def test_a_shell_is_told_how_words_go_on(line, found, tmp_path):
+    answer = tmp_path / "answer"
+    shell = {"COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE": "1"}
+    shell.update({"_ARGCOMPLETE_STDOUT_FILENAME": str(answer), "IFS": "\n"})
+    program = [script("fairseq-posenc")]
+    subprocess.run(program, env={**os.environ, **shell}, check=True)
+    assert {word.strip() for word in answer.read_text().split("\v")} == found
 
 
 @pytest.mark.slow

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 import shutil
+import signal
+import subprocess
 from functools import cache
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import torch
 from fairseq.data import Dictionary
 from torch.nn import functional as F
 
-from commands import USER_DIR, new_directory, run, sentences, train, trained
+from commands import USER_DIR, new_directory, run, script, sentences, train, trained
 from conftest import make_model, make_tokens
 from fairseq_posenc import cli, registry
 from fairseq_posenc.errors import UserError
@@ -23,6 +25,7 @@ from fairseq_posenc.length.scoring import score
 from fairseq_posenc.length.stream import Stream, read_dictionary, read_stream
 from fairseq_posenc.length.windows import Window, batches, windows
 from fairseq_posenc.reporting.record import read
+from programs import true_start
 
 slow = pytest.mark.slow
 EOS = 2
@@ -164,6 +167,7 @@ def test_names_may_be_specs_and_paths_may_have_an_at(tmp_path):
         (["model.pt"], "cannot read 'model.pt': write NAME=CHECKPOINT or NAME=CHECKPOINT@SPEC"),
         (["=model.pt"], "cannot read"),
         (["rope="], "cannot read"),
+        (["a/b={0}"], "the name must be one that a folder can have"),
         (["rope=no.pt"], "rope: the checkpoint no.pt does not exist"),
         (["rope={0}@rotary"], "unknown position encoding 'rotary'"),
         (["rope={0}", "rope={0}"], "two models are called 'rope'"),
@@ -320,6 +324,44 @@ def test_a_model_of_fairseqs_own_is_measured_up_to_its_limit(measure):
     assert short["position_encoding"] == "fairseq's TransformerLanguageModel"
     told = measure(f"stock={checkpoint(None)}@learned", "--lengths", "64", fails=True)
     assert "is a model of fairseq's own: no @SPEC" in told
+
+
+@slow
+def test_a_killed_measurement_goes_on_with_the_figure_that_it_was_at(measure, tmp_path):
+    options = [f"rope={checkpoint('rope')}", "--lengths", "8,12,16,24,32,48", "--stride", "1"]
+    command = ["lm-length", "--data", sentences(), "--out", tmp_path / "out", *options]
+    with subprocess.Popen(
+        [script("fairseq-posenc"), *map(str, command)],
+        env={**true_start(), "CUDA_VISIBLE_DEVICES": ""},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        told = next(line for line in process.stderr if "non-overlapping, 8: " in line)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL, "it ended before it could be killed"
+    resumed = measure(*options)
+    assert told.partition(" (")[0] not in resumed["said"]
+    assert "rope, sliding, 48: perplexity" in resumed["said"]
+    shutil.rmtree(tmp_path / "out")
+    whole = measure(*options)
+    seconds = {"seconds": 0}
+    assert [{**row, **seconds} for row in resumed["rows"]] == [
+        {**row, **seconds} for row in whole["rows"]
+    ]
+    assert "perplexity" not in measure(*options)["said"]  # all is there
+    assert "perplexity" in measure(*options, "--max-tokens", 64)["said"]
+
+
+@slow
+def test_precision_is_a_choice(measure):
+    options = [f"rope={checkpoint('rope')}", "--lengths", 16, "--mode", "non-overlapping"]
+    (single,) = measure(*options, "--device", "cpu")["rows"]
+    (half,) = measure(*options, "--bf16")["rows"]
+    assert half["loss"] == pytest.approx(single["loss"], rel=1e-2)
+    assert half["loss"] != single["loss"]
+    told = measure(*options, "--device", "cpu", "--fp16", fails=True)
+    assert told == "--fp16 is for GPUs; leave it out, or use --device cuda"
 
 
 # ------------------------------------------------------------------------------------ bad input

@@ -175,7 +175,7 @@ def test_a_probe_of_a_script_says_how_long_its_recipe_takes(tmp_path):
     last = tmp_path / "mine" / "checkpoint_last.pt"
     last.parent.mkdir(parents=True)
     last.write_text("not to be read", encoding="utf-8")
-    options = ["none", sentences(), "--cpu", "--save-dir", last.parent, "--", *tiny]
+    options = ["none", sentences(), "--device", "cpu", "--out", last.parent, "--", *tiny]
     done = run(
         "fairseq-posenc", "plan", "--updates", 12, SCRIPTS / "b_small.sh", *options, cwd=tmp_path
     )
@@ -198,7 +198,7 @@ def test_a_probe_of_a_script_says_how_long_its_recipe_takes(tmp_path):
         ([], "which training? for example"),
         (["--updates", "3", "--", "fairseq-train", "x"], "--updates 3: a probe needs at least 10"),
         (
-            [str(SCRIPTS / "b_small.sh"), "none", "nowhere", "--cpu"],
+            [str(SCRIPTS / "b_small.sh"), "none", "nowhere", "--device", "cpu"],
             "there is no folder nowhere",
         ),
     ],
@@ -212,7 +212,7 @@ def test_mistakes_are_told_in_one_line(arguments, message, capsys):
 @slow
 def test_a_training_that_fails_is_told_by_its_own_error(capsys, tmp_path):
     log = str(tmp_path / "probe.log")
-    assert main(["plan", "--log", log, "--", "fairseq-train", "nowhere", "--arch", "x"]) == 2
+    assert main(["plan", "--log", log, "--", "fairseq-train", "nowhere", "--arch", "x"]) == 1
     (told,) = capsys.readouterr().err.splitlines()
     assert "invalid choice: 'x'" in told
     assert "invalid choice: 'x'" in Path(log).read_text(encoding="utf-8")

@@ -62,6 +62,7 @@ def test_a_mistake_is_one_line(tmp_path):
     program = PROGRAMS / "plain_text.py"
     failed = commands.run("python", program, *files, "--words", fails=True)
     assert failed.error() == "nowhere is not there; give local files or directories"
+    assert failed.status == 2
     assert not list(tmp_path.iterdir())
 
 
@@ -103,4 +104,4 @@ def start(name: str, arguments: Sequence[object], monkeypatch: pytest.MonkeyPatc
     path = str(PROGRAMS / f"{name}.py")
     monkeypatch.setattr(sys, "argv", [path, *map(str, arguments)])
     monkeypatch.syspath_prepend(str(PROGRAMS))
-    runpy.run_path(path, run_name="__main__")
+    runpy.run_path(path)["main"]()

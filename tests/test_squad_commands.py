@@ -208,20 +208,20 @@ def test_a_training_goes_on_where_it_was_interrupted():
 @slow
 def test_twenty_questions_learnt_by_heart_are_answered(tmp_path, capsys):
     out, _ = trained()
-    arguments = ["--checkpoint", out / "checkpoint_last.pt", "--data", files().raw]
-    done = run("fairseq-posenc", "squad", "predict", *arguments, "--out", tmp_path / "p.json")
+    arguments = ["--checkpoint", out / "checkpoint_last.pt", "--questions", files().raw]
+    done = run("fairseq-posenc", "squad", "predict", *arguments, "--out", tmp_path)
     figures = json.loads(done.out)
     assert figures["total"] == 20
     assert figures["exact"] >= 95
     assert figures["HasAns_exact"] >= 93
     assert figures["best_exact"] >= figures["exact"]
     found = {
-        name: json.loads((tmp_path / f"p{name}.json").read_text(encoding="utf-8"))
-        for name in ("", ".answers", ".nbest", ".null_odds", ".score")
+        name: json.loads((tmp_path / f"{name}.json").read_text(encoding="utf-8"))
+        for name in ("predictions", "answers", "nbest", "null_odds", "score")
     }
-    assert found[".score"]["spec"] == "learned+m4(max_distance=30)"
-    assert found[".score"]["figures"] == {"scores": [figures]}
-    assert cli.main(["report", "--json", str(tmp_path / "p.score.json")]) == 0
+    assert found["score"]["spec"] == "learned+m4(max_distance=30)"
+    assert found["score"]["figures"] == {"scores": [figures]}
+    assert cli.main(["report", "--json", str(tmp_path / "score.json")]) == 0
     (reported,) = json.loads(capsys.readouterr().out)["others"]
     assert (reported["kind"], reported["name"], reported["notes"]) == ("squad", out.name, [])
     assert reported["encoding"] == "learned+m4(max_distance=30)"
@@ -231,14 +231,14 @@ def test_twenty_questions_learnt_by_heart_are_answered(tmp_path, capsys):
     raw = json.loads(files().raw.read_text(encoding="utf-8"))["data"][0]["paragraphs"]
     for paragraph in raw:
         for qa in paragraph["qas"]:
-            candidates = found[".nbest"][qa["id"]]
+            candidates = found["nbest"][qa["id"]]
             assert sum(each["probability"] for each in candidates) == pytest.approx(1)
             assert 2 <= len(candidates) <= 21
             for each in candidates:
                 assert paragraph["context"][each["start"] : each["end"]] == each["text"]
-            odds = found[".null_odds"][qa["id"]]
-            answer = found[".answers"][qa["id"]]
-            assert found[""][qa["id"]] == ("" if odds > 0 else answer)
+            odds = found["null_odds"][qa["id"]]
+            answer = found["answers"][qa["id"]]
+            assert found["predictions"][qa["id"]] == ("" if odds > 0 else answer)
             assert answer in paragraph["context"]
             assert answer
 
@@ -247,15 +247,15 @@ def test_twenty_questions_learnt_by_heart_are_answered(tmp_path, capsys):
         assert cli.main(["squad", "score", str(files().raw), *map(str, words)]) == 0
         return capsys.readouterr().out
 
-    odds = ["--na-prob-file", tmp_path / "p.null_odds.json", "--na-prob-thresh", 0]
-    assert scored(tmp_path / "p.answers.json", *odds) == done.out
-    plain = json.loads(scored(tmp_path / "p.json"))
+    odds = ["--na-prob-file", tmp_path / "null_odds.json", "--na-prob-thresh", 0]
+    assert scored(tmp_path / "answers.json", *odds) == done.out
+    plain = json.loads(scored(tmp_path / "predictions.json"))
     assert plain == {key: value for key, value in figures.items() if "best" not in key}
 
 
-def told(capsys, *arguments):
-    """Return the line in which a command told a mistake."""
-    assert cli.main([str(word) for word in arguments]) == 2
+def told(capsys, *arguments, code=2):
+    """Return the line in which a command told a mistake, or a failure."""
+    assert cli.main([str(word) for word in arguments]) == code
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     return err.removeprefix("fairseq-posenc: error: ").rstrip("\n")
@@ -264,7 +264,7 @@ def told(capsys, *arguments):
 @slow
 def test_wrong_input_is_told_in_one_line(tmp_path, capsys):
     made = files()
-    predict = ["squad", "predict", "--data", made.raw, "--out", tmp_path / "p.json", "--checkpoint"]
+    predict = ["squad", "predict", "--questions", made.raw, "--out", tmp_path, "--checkpoint"]
     assert "was not fine-tuned on SQuAD" in told(capsys, *predict, made.pretrained)
     assert told(capsys, *predict, "none.pt") == "--checkpoint none.pt: no such file"
     half = told(capsys, *predict, "none.pt", "--device", "cpu", "--fp16")
@@ -274,7 +274,7 @@ def test_wrong_input_is_told_in_one_line(tmp_path, capsys):
     out, _ = trained()
     other = told(capsys, *train_words(out, **{"common.seed": 2}))
     assert other.endswith("(common.seed: 1 before, 2 now); choose another --out")
-    within = told(capsys, *train_words(tmp_path, **{"model.attention_directions": "up"}))
+    within = told(capsys, *train_words(tmp_path, **{"model.attention_directions": "up"}), code=1)
     assert within == (
         "fairseq-hydra-train: --attention-directions up: 'up' is none of both, lr, rl "
         f"(its log: {tmp_path}/train.log)"

@@ -212,7 +212,10 @@ def test_a_script_hands_on_all_that_it_is_given():
     own = ["--gpus", 1, "--", "--lr", "1e-3"]
     assert words[1:] == dry_run("b_small", "rope(base=500)", *own)[0][1:]
     assert words[-2:] == ["--lr", "1e-3"]
-    assert "is no data-bin folder" in start("b_small", "learned", ".", "--cpu", status=2).stderr
+    assert (
+        "is no data-bin folder"
+        in start("b_small", "learned", ".", "--device", "cpu", status=2).stderr
+    )
 
 
 # -------------------------------------------------------------------------------- data and start
@@ -229,7 +232,7 @@ def test_shards_are_given_as_a_folder_or_joined_by_colons():
     folder = shards(3)
     joined = ":".join(str(folder / f"shard{number}") for number in range(3))
     for data in (folder, joined):
-        words, _ = dry_run("a_c4", "m4m", "--cpu", data=data)
+        words, _ = dry_run("a_c4", "m4m", "--device", "cpu", data=data)
         args = settings(words)
         assert (args.data, args.save_dir) == (joined, "checkpoints/a_c4/text/m4m")
 
@@ -237,11 +240,11 @@ def test_shards_are_given_as_a_folder_or_joined_by_colons():
 def test_shards_that_do_not_fit_together_are_refused():
     folder = shards(2)
     (folder / "shard1" / "dict.txt").write_text("other 1\n", encoding="utf-8")
-    told = refusal("train", "a_c4", "m4m", folder, "--cpu")
+    told = refusal("train", "a_c4", "m4m", folder, "--device", "cpu")
     assert "shard1/dict.txt is not that of" in told
     folder = shards(1)
     (folder / "shard1.partial").mkdir()
-    told = refusal("train", "a_c4", "m4m", folder, "--cpu")
+    told = refusal("train", "a_c4", "m4m", folder, "--device", "cpu")
     assert "shard1.partial is not finished" in told
 
 
@@ -249,7 +252,7 @@ def test_some_of_the_shards_are_not_the_whole_corpus():
     folder = shards(2)
     for number, other in ((0, 0), (1, 2)):
         (folder / f"shard{number}").rename(folder / f"shard{other}-of-4")
-    told = refusal("train", "a_c4", "m4m", folder, "--cpu")
+    told = refusal("train", "a_c4", "m4m", folder, "--device", "cpu")
     assert "shard0-of-4 is one of 4 shards, and 2 are given" in told
 
 
@@ -261,23 +264,39 @@ def test_some_of_the_shards_are_not_the_whole_corpus():
         ("a_base", ["--gpus", 1, "--init", "nowhere.pt"], "--init nowhere.pt does not exist"),
         (
             "a_small",
-            ["--cpu", "--init", "x.pt"],
+            ["--device", "cpu", "--init", "x.pt"],
             "a_small starts from new weights: leave",
         ),
         ("a_small", ["--model", "bert"], "a_small has no models to choose from: leave --model out"),
         ("b_small", ["--model", "bart"], "argument --model: invalid choice: 'bart'"),
-        ("b_small", ["--cpu", "--", "--save-dir", "x"], "give --save-dir before the two dashes"),
-        ("b_small", ["--cpu", "--seeds", "1,2", "--", "--seed=3"], "set the seeds by --seeds 1,2"),
+        (
+            "b_small",
+            ["--device", "cpu", "--", "--save-dir", "x"],
+            "name the folder by --out, before the two dashes",
+        ),
+        (
+            "b_small",
+            ["--device", "cpu", "--seeds", "1,2", "--", "--seed=3"],
+            "set the seeds by --seeds 1,2",
+        ),
         ("b_small", ["--gpus", 3], "a batch of 256 sequences cannot be made of steps of 3 (3 x 1)"),
         ("b_lm", ["--gpus", 3], "a batch of 128 sequences cannot be made of steps of 3 (3 x 1)"),
         ("b_small", ["--gpus", 1, "--nodes", 2], "--nodes 2 needs --head HOST:PORT outside SLURM"),
-        ("b_lm", ["--cpu", "--gpus", 2], "--cpu goes without --gpus, --nodes and --bf16"),
-        ("b_lm", ["--cpu", "--bf16"], "--cpu goes without --gpus, --nodes and --bf16"),
+        (
+            "b_lm",
+            ["--device", "cpu", "--gpus", 2],
+            "--device cpu goes without --gpus, --nodes, --fp16 and --bf16",
+        ),
+        (
+            "b_lm",
+            ["--device", "cpu", "--bf16"],
+            "--device cpu goes without --gpus, --nodes, --fp16 and --bf16",
+        ),
         ("b_lm", ["--gpus"], "argument --gpus: expected one argument"),
         ("b_lm", ["--gpus", 0], "argument --gpus: must be a whole number of at least 1, not '0'"),
         ("b_lm", ["--per-gpu", "x"], "argument --per-gpu: must be a whole number of at least 1"),
         ("b_lm", ["--lr", 1], "unrecognized arguments: --lr 1"),
-        ("b_lm", [], "no GPU is visible; --cpu trains on the processor, which takes long"),
+        ("b_lm", [], "no GPU is visible; --device cpu trains on the processor, which takes long"),
     ],
 )
 def test_wrong_arguments_are_told_in_one_line(name, arguments, message):
@@ -290,8 +309,8 @@ def test_wrong_arguments_are_told_in_one_line(name, arguments, message):
     [
         (["a_huge", "learned", "x"], "argument RECIPE: invalid choice: 'a_huge' (choose from"),
         (["b_lm", "learned"], "the following arguments are required: DATA"),
-        (["b_lm", "learned", "nowhere", "--cpu"], "there is no folder nowhere"),
-        (["b_lm", "leant", "x", "--cpu"], "unknown position encoding 'leant'"),
+        (["b_lm", "learned", "nowhere", "--device", "cpu"], "there is no folder nowhere"),
+        (["b_lm", "leant", "x", "--device", "cpu"], "unknown position encoding 'leant'"),
     ],
 )
 def test_what_is_not_there_is_told_in_one_line(words, message):
@@ -316,7 +335,7 @@ def test_a_gpu_takes_what_the_user_says_and_several_run_under_torchrun(gpus, eac
 
 
 def test_the_users_options_come_last():
-    own = ["--cpu", "--save-dir", "a b", "--", "--lr", "1e-3", "--seed", 7]
+    own = ["--device", "cpu", "--out", "a b", "--", "--lr", "1e-3", "--seed", 7]
     args = settings(dry_run("b_lm", "learned", *own)[0])
     assert (args.cpu, args.fp16) == (True, False)
     assert (args.lr, args.seed, args.save_dir) == ([1e-3], 7, "a b")
@@ -342,7 +361,7 @@ def test_the_users_options_come_last():
 )
 def test_a_folder_is_named_by_all_that_makes_another_run(words, folder):
     name, encoding, *more = words
-    found, _ = dry_run(name, encoding, "--cpu", *more)
+    found, _ = dry_run(name, encoding, "--device", "cpu", *more)
     expected = f"checkpoints/{name}/{sentences().name}/{folder}"
     assert found[found.index("--save-dir") + 1] == expected
 
@@ -350,7 +369,7 @@ def test_a_folder_is_named_by_all_that_makes_another_run(words, folder):
 def test_many_changes_make_a_short_name_of_their_own():
     folders = set()
     for lr in ("1e-4", "2e-4"):
-        words, _ = dry_run("b_lm", "none", "--cpu", "--", *TINY, "--lr", lr)
+        words, _ = dry_run("b_lm", "none", "--device", "cpu", "--", *TINY, "--lr", lr)
         folders.add(Path(words[words.index("--save-dir") + 1]).name)
     assert len(folders) == 2
     assert all(name.startswith("none,7-changes-") and len(name) < 30 for name in folders)
@@ -363,7 +382,7 @@ def test_a_folder_goes_on_with_its_own_run_only(tmp_path):
     folder.mkdir()
     (folder / "checkpoint_last.pt").touch()
     (folder / "run.txt").write_text(f"b_small\nencoding learned\ndata {data.name}\nmodel bert\n")
-    same = ["--save-dir", folder]
+    same = ["--out", folder]
     call(*words, *same, cwd=tmp_path)
     more_steps = ["--", "--max-update", 7, "--log-interval", 1, "--num-workers", 0]
     call(*words, *same, *more_steps, cwd=tmp_path)
@@ -379,13 +398,13 @@ def test_a_folder_goes_on_with_its_own_run_only(tmp_path):
 
 
 def test_overrides_of_the_batch_are_said():
-    _, said = dry_run("b_small", "learned", "--cpu", "--", "--batch-size", 4)
+    _, said = dry_run("b_small", "learned", "--device", "cpu", "--", "--batch-size", 4)
     assert "the options after the two dashes change the batch" in said
 
 
 def test_a_restore_file_cannot_replace_the_last_checkpoint():
     folder = new_directory()
-    restore = ["--cpu", "--save-dir", folder, "--", "--restore-file", "x.pt"]
+    restore = ["--device", "cpu", "--out", folder, "--", "--restore-file", "x.pt"]
     _, said = dry_run("a_base", "m4m", *restore)
     assert "starting as its options for fairseq-train say" in said
     (folder / "checkpoint_last.pt").touch()
@@ -396,7 +415,7 @@ def test_a_restore_file_cannot_replace_the_last_checkpoint():
 def test_help_names_all_recipes_and_options():
     told, _ = call("train", "--help")
     assert all(f"\n  {name} " in told for name in recipes.trainings())
-    for option in ("--gpus N", "--nodes N", "--per-gpu N", "--save-dir DIR", "--bf16", "--dry-run"):
+    for option in ("--gpus N", "--nodes N", "--per-gpu N", "--out DIR", "--bf16", "--dry-run"):
         assert option in told
     assert all(f"\n  {name} " in call("ablation", "--help")[0] for name in ABLATIONS)
 
@@ -408,7 +427,7 @@ def test_help_names_all_recipes_and_options():
 def test_an_ablation_trains_its_models_each_in_a_folder_of_its_own(name):
     """With its recipe's settings otherwise, and in the folder of that recipe's own runs."""
     ablation = ABLATIONS[name]
-    lines = call("ablation", name, sentences(), "--dry-run", "--cpu")[0].splitlines()
+    lines = call("ablation", name, sentences(), "--dry-run", "--device", "cpu")[0].splitlines()
     found = [settings(shlex.split(line)) for line in lines]
     expected = of_recipe(ablation["recipe"])
     for args, run_ in zip(found, ablation["runs"], strict=True):
@@ -439,8 +458,8 @@ def test_what_an_ablation_is_given_reaches_every_model():
     [
         (["depth", "x"], "argument NAME: invalid choice: 'depth' (choose from"),
         (["heads"], "the following arguments are required: DATA"),
-        (["heads", "x", "--save-dir", "y"], "unrecognized arguments: --save-dir y"),
-        (["heads", "x", "--cpu", "--", "--save-dir", "y"], "there is no folder x"),
+        (["heads", "x", "--out", "y"], "unrecognized arguments: --out y"),
+        (["heads", "x", "--device", "cpu", "--", "--save-dir", "y"], "there is no folder x"),
     ],
 )
 def test_wrong_ablations_are_told_in_one_line(arguments, message):
@@ -531,7 +550,18 @@ def test_a_killed_training_goes_on_from_its_own_checkpoint_and_not_from_the_firs
     shutil.copy(trained("masked_lm").save_dir / "checkpoint_last.pt", init)
     folder = tmp_path / "run"
     last = folder / "checkpoint_last.pt"
-    arguments = ["m4m", sentences(), "--cpu", "--init", init, "--save-dir", folder, "--", *TINY]
+    arguments = [
+        "m4m",
+        sentences(),
+        "--device",
+        "cpu",
+        "--init",
+        init,
+        "--out",
+        folder,
+        "--",
+        *TINY,
+    ]
     endless = ["--save-interval-updates", 1, "--max-update", 1_000_000]
     command = [SCRIPTS / "a_base.sh", *arguments, *endless]
     kill_in_training(command, last, tmp_path)
@@ -583,7 +613,7 @@ def test_the_same_command_goes_on_and_its_exit_code_is_the_trainings(tmp_path):
     """Trains for real: one update holds all of the text, so an update is an epoch."""
     tiny = ["--decoder-layers", 1, "--decoder-embed-dim", 32, "--decoder-ffn-embed-dim", 32]
     tiny += ["--decoder-attention-heads", 4, "--tokens-per-sample", 16, "--num-workers", 0]
-    words = ["train", "b_lm", "alibi", sentences(), "--cpu", "--save-dir", "mine", "--", *tiny]
+    words = ["train", "b_lm", "alibi", sentences(), "--device", "cpu", "--out", "mine", "--", *tiny]
     first, second = (
         run("fairseq-posenc", *words, "--max-update", updates_, cwd=tmp_path) for updates_ in (1, 3)
     )

@@ -116,7 +116,7 @@ def test_the_batch_is_shared_out_and_smaller_steps_make_more_updates():
     assert "global batch: 8192 tokens = 2 GPU(s) x 4096 x 1 steps (--update-freq)" in said
     assert [(args.distributed_world_size, args.update_freq) for args in settings] == [(2, [1])] * 3
     assert updates_told(said) == 1  # all sentences fit into one batch
-    settings, said = dry_run("rope", "--cpu", "--", *TINY)
+    settings, said = dry_run("rope", "--device", "cpu", "--", *TINY)
     assert "= 1 processor(s) x 4096 x 2 steps" in said
     assert [(args.fp16, args.cpu, args.max_tokens) for args in settings] == [(False, True, 48)] * 3
     assert updates_told(said) > 1
@@ -141,10 +141,22 @@ def test_nodes_share_the_batches_of_an_epoch_as_gpus_do():
     ("arguments", "message"),
     [
         (["--gpus", 3], "a batch of 8192 tokens cannot be made of steps"),
-        (["--cpu", "--seeds", "one"], "argument --seeds: must be a whole number of at least 1"),
-        (["--cpu", "--", "--seed", 4], "set the seeds by --seeds 1,2 before the two dashes"),
-        (["--cpu", "--", "--save-dir=x"], "give --save-dir before the two dashes"),
-        (["--cpu", "--", "--update-freq", "1,2"], "--update-freq: give one number, so that"),
+        (
+            ["--device", "cpu", "--seeds", "one"],
+            "argument --seeds: must be a whole number of at least 1",
+        ),
+        (
+            ["--device", "cpu", "--", "--seed", 4],
+            "set the seeds by --seeds 1,2 before the two dashes",
+        ),
+        (
+            ["--device", "cpu", "--", "--save-dir=x"],
+            "name the folder by --out, before the two dashes",
+        ),
+        (
+            ["--device", "cpu", "--", "--update-freq", "1,2"],
+            "--update-freq: give one number, so that",
+        ),
     ],
 )
 def test_wrong_arguments_are_told_in_one_line(arguments, message):
@@ -168,7 +180,7 @@ def test_a_killed_training_goes_on_and_the_best_seed_is_named(tmp_path):
     options = [*TINY, "--clip-norm", 1.0, "--log-interval", 1]
     endless = ["--save-interval-updates", 1, "--keep-interval-updates", 1, "--max-epoch", 100_000]
     last = tmp_path / "runs" / "seed1" / "checkpoint_last.pt"
-    words = ["train", NAME, "rope", pairs(), "--cpu", "--save-dir", "runs", "--seeds"]
+    words = ["train", NAME, "rope", pairs(), "--device", "cpu", "--out", "runs", "--seeds"]
     command = [script("fairseq-posenc"), *words, "1,2", "--", *options, *endless]
     kill_in_training(command, last, tmp_path)
     epoch, before, _ = checkpoint(last)
@@ -194,7 +206,7 @@ def test_a_killed_training_goes_on_and_the_best_seed_is_named(tmp_path):
 
 @slow
 def test_a_run_of_several_ends_with_its_command(tmp_path):
-    words = ["train", NAME, "rope", pairs(), "--cpu", "--save-dir", "runs", "--seeds", "1,2"]
+    words = ["train", NAME, "rope", pairs(), "--device", "cpu", "--out", "runs", "--seeds", "1,2"]
     command = [script("fairseq-posenc"), *words, "--", *TINY, "--max-epoch", 100_000]
     quiet = subprocess.DEVNULL
     process = subprocess.Popen([*map(str, command)], cwd=tmp_path, stdout=quiet, stderr=quiet)

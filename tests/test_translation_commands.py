@@ -666,9 +666,9 @@ def test_what_is_to_be_evaluated_must_be_there(capsys, tmp_path, monkeypatch):
         capsys,
         "bleu",
         f"rope={checkpoint()}",
-        "--subset",
+        "--split",
         "other",
         "--reference",
         raw() / "test.en",
     )
-    assert "has no subset 'other' of fr and en" in message
+    assert "has no split 'other' of fr and en" in message

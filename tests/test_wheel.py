@@ -84,7 +84,9 @@ def test_a_recipe_trains_with_the_plugin_of_the_wheel():
     assert words[words.index("--user-dir") + 1] == str(installed() / "fairseq_posenc")
     tiny = ["--decoder-layers", 1, "--decoder-embed-dim", 8, "--decoder-ffn-embed-dim", 8]
     tiny += ["--decoder-attention-heads", 2, "--tokens-per-sample", 16, "--max-update", 1]
-    said = far("train", "b_lm", "rope", sentences(), "--cpu", "--save-dir", "here", "--", *tiny)
+    said = far(
+        "train", "b_lm", "rope", sentences(), "--device", "cpu", "--out", "here", "--", *tiny
+    )
     assert "position encoding: rope" in said
 
 

@@ -18,6 +18,11 @@ from fairseq_posenc.encodings.base import Terms
 from fairseq_posenc.errors import UserError
 
 
+def unavailable() -> str:
+    """Return why it cannot run on this machine, or an empty string."""
+    return ""
+
+
 def refuses(terms: Terms, call: Call) -> str:
     """Return why FlexAttention cannot compute such terms here, or an empty string."""
     if call.need_weights:

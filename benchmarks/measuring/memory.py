@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
@@ -33,7 +35,8 @@ def peak(run: Pass, device: torch.device) -> int:
 
 
 def _highest(profiled: profile) -> int:
-    found = profiled.profiler.kineto_results.events()
+    results: Any = profiled.profiler  # as torch has no public way to them
+    found = results.kineto_results.events()
     events = [e for e in found if e.name() == "[memory]" and e.device_type() == DeviceType.CPU]
     held = highest = 0
     for event in sorted(events, key=lambda event: event.start_ns()):

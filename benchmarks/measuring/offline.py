@@ -45,8 +45,11 @@ def compile_form(
 ) -> list[Compiled]:
     """Return every kernel of a forward and a backward pass, as often as it is started."""
     with compiling(arch) as started:
-        qkv = [torch.zeros(1, HEADS, LENGTH, width, dtype=dtype, requires_grad=True) for _ in "qkv"]
-        out, _ = backend.attend(*qkv, terms_of(form, reset, width), Mask(), 0.1 if dropout else 0.0)
+        q, k, v = (
+            torch.zeros(1, HEADS, LENGTH, width, dtype=dtype, requires_grad=True) for _ in "qkv"
+        )
+        terms = terms_of(form, reset, width)
+        out, _ = backend.attend(q, k, v, terms, Mask(), 0.1 if dropout else 0.0)
         out.sum().backward()
     codes = {kernel.hash: (kernel, options["N"] ** 2) for _, options, kernel in started}
     read_once = {key: read(kernel, tile) for key, (kernel, tile) in codes.items()}

@@ -57,7 +57,7 @@ def has_picture(result: Result) -> bool:
 
 def growth(rows: Rows) -> list[str]:
     """Return a table of how the peaks grow with n, if both ends were measured; else nothing."""
-    peaks = {_line(row): {} for row in rows}
+    peaks: dict[Any, dict[int, int]] = {_line(row): {} for row in rows}
     for row in rows:
         peaks[_line(row)][row["length"]] = row["memory"]
     cells = [

@@ -81,10 +81,10 @@ def operation(contender: Contender, case: Case) -> Pass:
     )
     if contender == STOCK:
 
-        def attend() -> Tensor:
+        def plain() -> Tensor:
             return F.scaled_dot_product_attention(query, key, value, dropout_p=case.dropout)
 
-        return _pass(attend, case, nn.ModuleList(), [query, key, value])
+        return _pass(plain, case, nn.ModuleList(), [query, key, value])
     layer, shared = layer_and_shared(contender.encoding, case.dims)
     attention = PositionalAttention(case.embed_dim, case.num_heads, layer)
     modules = nn.ModuleList([attention, shared]).to(case.device, case.dtype)

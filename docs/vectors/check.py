@@ -16,7 +16,7 @@ VECTORS = Path(__file__).with_name("vectors.safetensors")
 TYPES = {"F64": "<f8", "I64": "<i8", "BOOL": "?"}
 
 
-def load(path):
+def load(path: Path) -> dict[str, np.ndarray]:
     """Return the arrays of a safetensors file by name."""
     data = Path(path).read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
@@ -28,12 +28,12 @@ def load(path):
     return arrays
 
 
-def difference(mine, theirs):
+def difference(mine: np.ndarray, theirs: np.ndarray) -> float:
     """Return the largest difference; NaN in the vectors is padding, and not compared."""
     if mine.shape != theirs.shape:
         return np.inf
     real = ~np.isnan(theirs)
-    return np.max(np.nan_to_num(np.abs(mine - theirs)[real], nan=np.inf), initial=0.0)
+    return float(np.max(np.nan_to_num(np.abs(mine - theirs)[real], nan=np.inf), initial=0.0))
 
 
 if __name__ == "__main__":

@@ -65,17 +65,6 @@ def count_at_base_size(name: str) -> int:
     return count(registry.parse(name), dims, BASE_LAYERS)
 
 
-def run_list(args: argparse.Namespace) -> int:
-    """Print each encoding's name and what it is, a line each; or all of it as JSON."""
-    if args.json:
-        print(json.dumps([_as_data(name) for name in registry.names()], indent=2))
-        return 0
-    width = max(map(len, registry.names()))
-    for name in registry.names():
-        print(f"{name:<{width}}  {registry.get(name).acts_on:<8}  {page(name).summary}")
-    return 0
-
-
 def run_describe(args: argparse.Namespace) -> int:
     """Print an encoding's sections, options, costs, and number of parameters."""
     described = page(args.name)
@@ -108,11 +97,6 @@ def run_count(args: argparse.Namespace) -> int:
     return 0
 
 
-def add_list_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``fairseq-posenc list``."""
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
-
-
 def add_describe_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the argument of ``fairseq-posenc describe``."""
     parser.add_argument("name", help="name of an encoding")
@@ -132,7 +116,8 @@ def add_count_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _as_data(name: str) -> dict[str, Any]:
+def as_data(name: str) -> dict[str, Any]:
+    """Return all that is known of an encoding, as JSON values."""
     return {
         "name": name,
         "acts_on": registry.get(name).acts_on,

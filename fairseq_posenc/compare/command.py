@@ -12,17 +12,14 @@ from fairseq_posenc.compare.statements import statements
 from fairseq_posenc.running import contenders
 from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
 from fairseq_posenc.running.locking import own_folder
+from fairseq_posenc.running.options import add_json, add_out
 from fairseq_posenc.running.progress import say
 from fairseq_posenc.running.trainings import parse_jobs, parse_seeds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument(
-        "--out",
-        type=Path,
-        help="folder for all results (default: demo; compare-NAME for --text NAME.txt)",
-    )
+    add_out(parser, told="demo; compare-NAME for --text NAME.txt")
     parser.add_argument(
         "--text", type=Path, help="UTF-8 text file (default: the documentation inside Python)"
     )
@@ -59,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="trainings at a time (default: one on each core, or on the GPU)",
     )
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    add_json(parser)
     parser.add_argument(
         "train_args",
         nargs="*",
@@ -72,7 +69,8 @@ def run(args: argparse.Namespace) -> int:
     """Run the comparison and write the report; return the exit code.
 
     Raises:
-        UserError: wrong input, or a fairseq command that failed.
+        UserError: wrong input.
+        RunError: a fairseq command that failed.
     """
     settings, jobs = _settings(args), parse_jobs(args.jobs)
     with (

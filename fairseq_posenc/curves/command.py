@@ -16,6 +16,7 @@ from fairseq_posenc.reporting.learning import draw_lines, training_line, validat
 from fairseq_posenc.reporting.pictures import can_draw
 from fairseq_posenc.reporting.record import Record, make_folder, own_command
 from fairseq_posenc.running.logs import Curve, read_curve_file
+from fairseq_posenc.running.options import add_json, add_out
 from fairseq_posenc.running.steps import write_whole
 
 TABLE, RECORD = "curves.md", "curves.json"
@@ -37,8 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FIRST:LAST",
         help="part of the training to draw, as in 0:16000 or 80000: (default: all of it)",
     )
-    add("--out", type=Path, default=Path("curves"), help="folder of the results (%(default)s)")
-    add("--json", action="store_true", help="print the figures as JSON")
+    add_out(parser, "curves")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:

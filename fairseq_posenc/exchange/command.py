@@ -66,7 +66,7 @@ def run_import(options: argparse.Namespace) -> int:
     from fairseq_posenc.running.checkpoints import write_state
     from fairseq_posenc.running.starts import check_out, start_of
 
-    check_out(options.out, options.overwrite)
+    check_out("--out", options.out, options.overwrite)
     folder = read_folder(options.source)
     built = build(folder)
     weights = load(folder, built)

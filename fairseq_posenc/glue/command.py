@@ -6,9 +6,8 @@ import argparse
 import shlex
 import shutil
 from pathlib import Path
-from typing import Any
 
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.glue.cluster import work_on_cluster
 from fairseq_posenc.glue.configuration import CONFIGS, Grid, grid, read_settings
 from fairseq_posenc.glue.plan import RESULT, Request, Run, all_runs, prepare
@@ -18,6 +17,14 @@ from fairseq_posenc.glue.summary import best_result, read_result, record, report
 from fairseq_posenc.glue.workers import Workers
 from fairseq_posenc.reporting.record import Record
 from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
+from fairseq_posenc.running.options import (
+    add_data,
+    add_jobs,
+    add_json,
+    add_out,
+    add_seeds,
+    add_set,
+)
 from fairseq_posenc.running.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.running.progress import say
 from fairseq_posenc.running.steps import write_whole
@@ -30,18 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--checkpoint", type=Path, required=True, help="pre-trained masked LM")
     add("--protocol", choices=PROTOCOLS, required=True, help="of which paper")
-    add(
-        "--data",
-        type=Path,
-        default=Path("data-bin/glue"),
-        help="folder that preprocess/glue.py made (default: %(default)s)",
-    )
+    add_data(parser, "made by preprocess/glue.py", required=True)
     add("--tasks", default="all", help="names separated by commas (default: all eight)")
     add("--learning-rates", help="as in 1e-5,2e-5 (default: the paper's)")
-    add("--seeds", help="as in 1,2,3 (default: the paper's; one for m4m)")
+    add_seeds(parser, "the paper's; one for m4m")
     add("--name", help="of the model, in the report (default: the checkpoint's folder)")
-    add("--out", type=Path, help="folder of the results (default: glue-NAME-PROTOCOL)")
-    add("--jobs", type=int, help="runs at a time (default: one on each GPU)")
+    add_out(parser, told="glue-NAME-PROTOCOL")
+    add_jobs(parser, "one on each GPU")
     add(
         "--submitit",
         nargs="+",
@@ -51,18 +53,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--configs", type=Path, default=CONFIGS, help="folder of the YAML files")
     add("--dry-run", action="store_true", help="show the commands, run nothing")
-    add("--json", action="store_true", help="print the figures as JSON")
-    add("overrides", nargs="*", metavar="-- SETTING", help="for hydra, as in model.dropout=0.2")
+    add_set(parser, "model.dropout=0.2")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Make all runs that are not finished, and report; return the exit code.
 
     Raises:
-        UserError: wrong input, or runs that failed.
+        UserError: wrong input.
+        RunError: runs that failed.
     """
-    if args.jobs is not None and args.jobs < 1:
-        raise UserError(f"--jobs {args.jobs}: give 1 or more")
     pretrained = read_pretrained(args.checkpoint, "--checkpoint")
     pretrained = pretrained._replace(path=pretrained.path.resolve())
     name = args.name or pretrained.path.parent.name
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         failures = _work(args, waiting, out)
     found = _write_results(all_runs(out, like=runs[0]), out, pretrained, name)
     if failures:
-        raise UserError(
+        raise RunError(
             f"{len(failures)} of {len(runs)} runs failed; the same command tries them again: "
             + "; ".join(failures)
         )
@@ -91,30 +92,27 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace, pretrained: Pretrained, out: Path) -> list[Run]:
-    request = Request(args.protocol, out, args.configs, pretrained, args.overrides)
+    request = Request(args.protocol, out, args.configs, pretrained, args.changes)
     runs = []
     for task in parse_tasks(args.tasks):
         data = find_data(args.data, task)
         pretrained.check_dictionary(data.dictionary)
         data.check_lengths(pretrained.max_positions, pretrained.path)
         examples = data.splits["train"]["examples"]
-        settings = read_settings(args.configs, args.protocol, task, examples, args.overrides)
+        settings = read_settings(args.configs, args.protocol, task, examples, args.changes)
         paper = grid(args.protocol, task)
-        rates = _numbers("--learning-rates", args.learning_rates, float, paper.learning_rates)
-        seeds = _numbers("--seeds", args.seeds, int, paper.seeds)
-        runs += request.runs(data, settings, Grid(rates, seeds))
+        rates = _rates(args.learning_rates) or paper.learning_rates
+        runs += request.runs(data, settings, Grid(rates, tuple(args.seeds or paper.seeds)))
     return runs
 
 
-def _numbers(option: str, text: str | None, kind: Any, default: tuple[Any, ...]) -> Any:
-    if text is None:
-        return default
+def _rates(text: str | None) -> tuple[float, ...]:
     try:
-        found = tuple(map(kind, text.split(",")))
+        found = tuple(map(float, text.split(","))) if text else ()
     except ValueError:
-        raise UserError(f"{option} {text}: give numbers separated by commas") from None
+        raise UserError(f"--learning-rates {text}: give numbers separated by commas") from None
     if len(set(found)) < len(found):
-        raise UserError(f"{option} {text}: a number is given twice")
+        raise UserError(f"--learning-rates {text}: a number is given twice")
     return found
 
 

@@ -15,12 +15,12 @@ from fairseq_posenc.running import host  # noqa: F401  (before fairseq, see ther
 
 # isort: split
 
-from fairseq_posenc.errors import UserError
 from fairseq_posenc.glue.evaluation import BEST, evaluate
 from fairseq_posenc.glue.plan import RESULT, Run, override, read_run
 from fairseq_posenc.running.checkpoints import updates_done
 from fairseq_posenc.running.devices import choose_device
-from fairseq_posenc.running.interruption import STOPPED, any_end_like_ctrl_c
+from fairseq_posenc.running.ending import ended
+from fairseq_posenc.running.interruption import any_end_like_ctrl_c
 from fairseq_posenc.running.locking import hold
 from fairseq_posenc.running.logs import read_line
 from fairseq_posenc.running.programs import run_logged
@@ -37,7 +37,8 @@ def work(folder: Path) -> None:
     """Train and evaluate the run of a folder, if it is not finished.
 
     Raises:
-        UserError: another process is at it, or it failed.
+        UserError: another process is at it.
+        RunError: it failed.
     """
     run = read_run(folder)
     with hold(folder, "run") as lock:
@@ -85,19 +86,12 @@ class _Watch:
         say(f"{self._run.label}: update {update:,} of {self._run.max_update:,}{more}")
 
 
-def main() -> int:
-    """Work on the folder that is the only argument; return the exit code."""
+def main() -> None:
+    """Work on the folder that is the only argument."""
     logging.getLogger().setLevel(logging.WARNING)  # importing fairseq turns everything on
-    try:
-        with any_end_like_ctrl_c():
-            work(Path(sys.argv[1]))
-    except KeyboardInterrupt:
-        return STOPPED
-    except UserError as error:
-        print(f"fairseq-posenc: error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    with any_end_like_ctrl_c():
+        work(Path(sys.argv[1]))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended(main))

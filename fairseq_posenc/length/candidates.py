@@ -48,6 +48,8 @@ def _parse_one(text: str) -> Candidate:
     if len(parts) < 2 or not all(parts):
         raise UserError(f"cannot read {text!r}: write {FORM}")
     name, value = parts
+    if "/" in name or name in (".", ".."):
+        raise UserError(f"cannot read {text!r}: the name must be one that a folder can have")
     path, at, spec = value.rpartition("@")
     if not at or Path(value).exists():
         path, spec = value, ""

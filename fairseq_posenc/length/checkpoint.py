@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
+import torch
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
 from fairseq.dataclass.utils import overwrite_args_by_name
@@ -15,7 +16,6 @@ from fairseq_posenc.length.candidates import Candidate
 from fairseq_posenc.models.causal_lm import PositionalLM
 from fairseq_posenc.registry import Spec
 from fairseq_posenc.running.checkpoints import load_state, updates_of
-from fairseq_posenc.running.devices import choose_device
 from fairseq_posenc.transformer.identity import restate
 from fairseq_posenc.transformer.options import resolve
 
@@ -27,7 +27,7 @@ class LoadedModel(NamedTuple):
     """A model that is ready to score.
 
     Attributes:
-        model: in float32, in evaluation mode, on the GPU if there is one.
+        model: in evaluation mode, on its device.
         encoding: its position encodings, as it was read; None for a model of fairseq's own.
         trained_length: tokens in a training sample.
         updates: training updates; None if the file does not tell.
@@ -41,13 +41,21 @@ class LoadedModel(NamedTuple):
     limit: Optional[int]
 
 
-def load(candidate: Candidate, data: Path, dictionary: Dictionary) -> LoadedModel:
+def load(
+    candidate: Candidate,
+    data: Path,
+    dictionary: Dictionary,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> LoadedModel:
     """Read a model from its checkpoint.
 
     Args:
         candidate: which one, and with which positions.
         data: folder of the text, whose dictionary must be the model's.
         dictionary: of that folder.
+        device: to compute on.
+        dtype: to compute in.
 
     Raises:
         UserError: no checkpoint of a causal language model, a dictionary that is not the model's,
@@ -68,7 +76,7 @@ def load(candidate: Candidate, data: Path, dictionary: Dictionary) -> LoadedMode
     model = _build(candidate, {**state, "args": None, "cfg": settings}, data, dictionary)
     ours = isinstance(model, PositionalLM)
     return LoadedModel(
-        model=model.float().eval().to(choose_device()),
+        model=model.eval().to(device, dtype),
         encoding=model.decoder.assembly.spec if ours else None,
         trained_length=int(settings.task.tokens_per_sample),
         updates=updates_of(state) or None,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+
+import torch
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.length.candidates import parse_candidates
+from fairseq_posenc.length.candidates import Candidate, parse_candidates
 from fairseq_posenc.length.checkpoint import load
-from fairseq_posenc.length.evaluation import evaluate
+from fairseq_posenc.length.evaluation import Request, evaluate
 from fairseq_posenc.length.picture import draw
 from fairseq_posenc.length.report import (
     MODES,
@@ -21,8 +22,20 @@ from fairseq_posenc.length.report import (
 )
 from fairseq_posenc.length.stream import read_dictionary, read_stream
 from fairseq_posenc.reporting.pictures import can_draw
-from fairseq_posenc.running.locking import hold
+from fairseq_posenc.running.devices import choose_device
+from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
+from fairseq_posenc.running.locking import own_folder
+from fairseq_posenc.running.options import (
+    add_data,
+    add_device,
+    add_json,
+    add_out,
+    add_precision,
+    add_split,
+)
 from fairseq_posenc.running.progress import say
+from fairseq_posenc.running.steps import Facts, checksum
+from fairseq_posenc.version import __version__
 
 REPORT, FIGURES, PICTURE = "lm-length.md", "lm-length.json", "lm-length.png"
 
@@ -37,14 +50,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a checkpoint and what to call it; with @SPEC it is read with other options of its "
         "position encoding, as in 'yarn=model.pt@rope(scaling=yarn:4)'",
     )
-    add("--data", type=Path, required=True, help="folder made by fairseq-preprocess --only-source")
-    add("--split", default="valid", help="split of the data (default: valid)")
+    add_data(parser, "made by fairseq-preprocess --only-source", required=True)
+    add_split(parser, "valid")
     add("--lengths", default="64,128,256,512,1024", help="context lengths (default: %(default)s)")
     add("--mode", choices=(*MODES, "both"), default="both", help="evaluation (default: both)")
     add("--stride", type=int, default=64, help="of the sliding window, in tokens (default: 64)")
     add("--max-tokens", type=int, default=4096, help="tokens to read at a time (default: 4096)")
-    add("--out", type=Path, default=Path("lm-length"), help="folder of the results (%(default)s)")
-    add("--json", action="store_true", help="print the figures as JSON")
+    add_out(parser, "lm-length")
+    add_device(parser)
+    add_precision(parser)
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -53,23 +68,25 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: wrong input.
     """
-    lengths, strides = _lengths(args.lengths), _strides(args)
-    _refuse_bad_sizes(args, lengths, strides)
+    request = Request(_lengths(args.lengths), _strides(args), args.max_tokens)
+    _refuse_bad_sizes(args, request)
+    how = choose_device(args.device, args.fp16), _precision(args)
     candidates = parse_candidates(args.models)
     dictionary = read_dictionary(args.data)
     stream = read_stream(args.data, args.split, dictionary)
-    if lengths[-1] > len(stream):
+    if (longest := request.lengths[-1]) > len(stream):
         raise UserError(
-            f"--lengths {lengths[-1]}: the split {args.split} has only {len(stream):,} tokens"
+            f"--lengths {longest}: the split {args.split} has only {len(stream):,} tokens"
         )
-    with hold(args.out):
+    with any_end_like_ctrl_c(CONTINUES), own_folder(args.out, (REPORT, FIGURES, PICTURE)):
         for candidate in candidates:  # so that a wrong one is told before the first is measured
             load(candidate, args.data, dictionary)
         say(f"{len(stream):,} tokens of {args.data / args.split}, all scored once for each figure")
         rows = []
         for candidate in candidates:
-            loaded = load(candidate, args.data, dictionary)
-            scores = evaluate(candidate.name, loaded, stream, lengths, strides, args.max_tokens)
+            loaded = load(candidate, args.data, dictionary, *how)
+            inputs = _inputs(candidate, args, how[1])
+            scores = evaluate(loaded, stream, request, args.out / candidate.name, inputs)
             rows.append(Row.of(candidate, loaded, scores))
         results = Results(args.data, args.split, len(stream), args.stride, rows)
         found = record(results)
@@ -93,18 +110,33 @@ def _strides(args: argparse.Namespace) -> dict[str, int | None]:
     return {mode: args.stride if mode == SLIDING else None for mode in modes}
 
 
-def _refuse_bad_sizes(
-    args: argparse.Namespace, lengths: list[int], strides: dict[str, int | None]
-) -> None:
+def _precision(args: argparse.Namespace) -> torch.dtype:
+    return torch.float16 if args.fp16 else torch.bfloat16 if args.bf16 else torch.float32
+
+
+def _inputs(candidate: Candidate, args: argparse.Namespace, dtype: torch.dtype) -> Facts:
+    """Return all that figures depend on, but for their lengths."""
+    text = [args.data / name for name in ("dict.txt", f"{args.split}.idx", f"{args.split}.bin")]
+    return {
+        "checkpoint": checksum(candidate.path),
+        "override": str(candidate.override),
+        "text": [checksum(path) for path in text],
+        "precision": str(dtype),
+        "version": __version__,
+    }
+
+
+def _refuse_bad_sizes(args: argparse.Namespace, request: Request) -> None:
+    shortest = request.lengths[0]
     for option, value in (
-        ("--lengths", lengths[0]),
+        ("--lengths", shortest),
         ("--stride", args.stride),
         ("--max-tokens", args.max_tokens),
     ):
         if value < 1:
             raise UserError(f"{option} {value}: must be at least 1")
-    if SLIDING in strides and args.stride > lengths[0]:
+    if SLIDING in request.strides and args.stride > shortest:
         raise UserError(
-            f"--stride {args.stride} is more than the context length {lengths[0]}: tokens in "
+            f"--stride {args.stride} is more than the context length {shortest}: tokens in "
             "between would not be scored; choose a smaller stride"
         )

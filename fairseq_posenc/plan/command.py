@@ -16,6 +16,7 @@ from fairseq_posenc.plan.training import Training, read_training
 from fairseq_posenc.reporting.record import Record, own_command
 from fairseq_posenc.running.interruption import any_end_like_ctrl_c
 from fairseq_posenc.running.locking import hold
+from fairseq_posenc.running.options import add_json
 from fairseq_posenc.running.programs import run_logged
 from fairseq_posenc.running.progress import bar
 
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="length of the probe (default: %(default)s)",
     )
-    add("--json", action="store_true", help="print the figures as JSON")
+    add_json(parser)
     add("--log", type=Path, metavar="FILE", help="keep the log of the probe in this file")
     add(
         "training",
@@ -43,7 +44,8 @@ def run(args: argparse.Namespace) -> int:
     """Run the probe and print what it gave; return the exit code.
 
     Raises:
-        UserError: wrong input, or the training failed.
+        UserError: wrong input.
+        RunError: the training failed.
     """
     words = args.training[1:] if args.training[:1] == ["--"] else args.training
     if not words:

@@ -42,13 +42,13 @@ def training(row: Entry) -> tuple[str, str]:
     init = f"fairseq-posenc init --from {start}/model.pt --arch roberta_{encoding}{size}"
     if row.get("released"):
         test = "test_init.py::test_with_learned_positions_the_start_is_the_released_model"
-        return f"{init} --out CHECKPOINT", test
+        return f"{init} --to CHECKPOINT", test
     directions = row.get("attention_directions", "both")
     command = f"train_scripts/{recipe}.sh {quoted} DATA-BIN"
     if recipe in ("b_small", "b_large"):
         command += f" --model {recipes.model_of(directions)}"
     if start.startswith("roberta."):
-        command = f"{init} --out start.pt && {command} --init start.pt"
+        command = f"{init} --to start.pt && {command} --init start.pt"
     return command, _test(recipe, encoding, directions)
 
 
@@ -93,7 +93,7 @@ def _squad(version: str) -> Iterator[tuple[str, str]]:
     out = f"squad{version.replace('.', '')}"
     train = f"fairseq-posenc squad train --checkpoint CHECKPOINT --data DATA-BIN --out {out}"
     yield train, "test_squad_commands.py::test_the_recipe_is_the_papers"
-    files = f"--data dev-v{version}.json --out {out}/dev.json"
+    files = f"--questions dev-v{version}.json --out {out}/dev"
     predict = f"fairseq-posenc squad predict --checkpoint {out}/checkpoint_last.pt {files}"
     yield predict, "test_squad_commands.py::test_twenty_questions_learnt_by_heart_are_answered"
 

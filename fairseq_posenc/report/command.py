@@ -10,6 +10,7 @@ from fairseq_posenc.recipes.reported import TABLES
 from fairseq_posenc.report.markdown import as_data, as_text
 from fairseq_posenc.report.search import Found, find
 from fairseq_posenc.report.tables import collect
+from fairseq_posenc.running.options import add_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help=f"of {', '.join(TABLES)}, or all (default: those with a figure of ours)",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON, not Markdown")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-import torch
-
 from fairseq_posenc.running import host  # noqa: F401  (registers models and tasks)
-from fairseq_posenc.transformer.reading import reading
+from fairseq_posenc.transformer.reading import open_mapped, reading
 
 PRETRAINING = ("masked_lm", "language_modeling")  # fairseq's tasks
 NAMES = ("checkpoint_last.pt", "checkpoint_best.pt")
@@ -85,7 +83,7 @@ def read(path: Path) -> Training:
         UserError: it is no checkpoint of fairseq.
     """
     with reading(str(path)):
-        state = _load(path)
+        state = open_mapped(path)
         settings = _flat(state)
         history = state["optimizer_history"][-1]
         extra = state["extra_state"]
@@ -102,14 +100,6 @@ def read_folder(folder: Path) -> Optional[Training]:
     """Read the training of a ``--save-dir``, None if the folder is not of one."""
     path = next((folder / name for name in NAMES if (folder / name).is_file()), None)
     return None if path is None else read(path)
-
-
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        state: dict[str, Any] = torch.load(path, map_location="cpu", mmap=True)
-    except RuntimeError:  # a file of before torch 1.6, which cannot be mapped
-        state = torch.load(path, map_location="cpu")
-    return state
 
 
 def _flat(state: dict[str, Any]) -> dict[str, Any]:

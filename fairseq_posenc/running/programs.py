@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Callable, Optional
 
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.running.tethered import tethered
 
 _SHOWN_LINES = 15
@@ -72,7 +72,7 @@ def run_logged(
         environment: variables that the command gets whatever the user's own are.
 
     Raises:
-        UserError: the command failed; the message ends with the last lines of the log.
+        RunError: the command failed; the message ends with the last lines of the log.
     """
     with open(log, "a", encoding="utf-8") as output:
         output.write(f"$ {shlex.join(command)}\n")
@@ -101,7 +101,7 @@ def run_logged(
             _end(process)
             _RUNNING.discard(process)
     if process.returncode:
-        raise UserError(_failure(command[0], process.returncode, log))
+        raise RunError(_failure(command[0], process.returncode, log))
 
 
 def end_all() -> None:

@@ -10,16 +10,21 @@ from torch import Tensor
 from fairseq_posenc.errors import UserError
 
 
-def check_out(out: Path, overwrite: bool) -> None:
+def check_out(option: str, out: Path, overwrite: bool) -> None:
     """Refuse to write where something is, or where nothing can be.
+
+    Args:
+        option: that named the file.
+        out: the file.
+        overwrite: whether an older one may go.
 
     Raises:
         UserError: says which.
     """
     if out.exists() and not overwrite:
-        raise UserError(f"--out {out} exists: name another file, or add --overwrite")
+        raise UserError(f"{option} {out} exists: name another file, or add --overwrite")
     if not out.parent.is_dir():
-        raise UserError(f"--out {out}: there is no folder {out.parent}")
+        raise UserError(f"{option} {out}: there is no folder {out.parent}")
 
 
 def start_of(settings: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, Any]:

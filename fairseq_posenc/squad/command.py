@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from fairseq_posenc.examples import EXAMPLES
 from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
+from fairseq_posenc.running.options import add_data, add_json, add_out, add_set, show_examples
 from fairseq_posenc.running.progress import say
 from fairseq_posenc.squad import command_predict
 from fairseq_posenc.squad.data import read_odds, read_predictions, read_squad
@@ -19,11 +21,10 @@ _SHOWN_IDS = 5
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommands and their options."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    _add_train(actions.add_parser("train", help="fine-tune a pre-trained model, or go on with it"))
-    command_predict.add_arguments(
-        actions.add_parser("predict", help="answer questions with a fine-tuned model")
-    )
-    _add_score(actions.add_parser("score", help="print the official figures of predictions"))
+    for name, (text, add, _) in ACTIONS.items():
+        action = actions.add_parser(name, help=text, description=text)
+        add(action)
+        show_examples(action, EXAMPLES[f"squad {name}"])
 
 
 def run(args: argparse.Namespace) -> int:
@@ -32,24 +33,17 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: wrong input.
     """
-    run_action = {"train": _train, "predict": command_predict.run, "score": _score}[args.action]
+    _, _, run_action = ACTIONS[args.action]
     return run_action(args)
 
 
 def _add_train(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--checkpoint", type=Path, required=True, metavar="FILE", help="the pre-trained model")
-    add("--data", type=Path, required=True, metavar="DIR", help="made by preprocess/squad.py")
-    add("--out", type=Path, required=True, metavar="DIR", help="folder of the results")
+    add_data(parser, "made by preprocess/squad.py", required=True)
+    add_out(parser)
     add("--config", type=Path, metavar="YAML", help="(default: finetune_configs/squadNN.yaml)")
-    add(
-        "--set",
-        dest="changes",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="override the configuration, as in optimization.lr=[2e-5]; can be repeated",
-    )
+    add_set(parser, "optimization.lr=[2e-5]")
 
 
 def _add_score(parser: argparse.ArgumentParser) -> None:
@@ -64,13 +58,13 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="2.0: odds above it replace the prediction by no answer (default: 1)",
     )
-    add("--json", action="store_true", help="print the record, for fairseq-posenc report")
+    add_json(parser)
 
 
 def _train(args: argparse.Namespace) -> int:
     with any_end_like_ctrl_c(CONTINUES):
         model = train(args.checkpoint, args.data, args.out, args.config, args.changes)
-    print(f"{model}: written; next: fairseq-posenc squad predict --checkpoint {model} ...")
+    say(f"{model}: written; next: fairseq-posenc squad predict --checkpoint {model} ...")
     return 0
 
 
@@ -87,3 +81,14 @@ def _score(args: argparse.Namespace) -> int:
     else:
         print_figures(squad, figures)
     return 0
+
+
+ACTIONS = {
+    "train": ("fine-tune a pre-trained model, or go on with it", _add_train, _train),
+    "predict": (
+        "answer questions with a fine-tuned model",
+        command_predict.add_arguments,
+        command_predict.run,
+    ),
+    "score": ("print the official figures of predictions", _add_score, _score),
+}

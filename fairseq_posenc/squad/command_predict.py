@@ -7,6 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.reporting.record import make_folder
+from fairseq_posenc.running.options import (
+    add_data,
+    add_device,
+    add_json,
+    add_out,
+    add_precision,
+)
 from fairseq_posenc.running.progress import say
 from fairseq_posenc.squad.data import V2, Squad, read_squad
 from fairseq_posenc.squad.predict import Predictor
@@ -19,17 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fairseq-posenc squad predict``."""
     add = parser.add_argument
     add("--checkpoint", type=Path, required=True, metavar="FILE", help="the fine-tuned model")
-    add("--data", type=Path, required=True, metavar="JSON", help="questions: a file of SQuAD")
-    add("--out", type=Path, required=True, metavar="JSON", help="predictions; others lie beside it")
-    add(
-        "--data-bin",
-        type=Path,
-        metavar="DIR",
-        help="made by preprocess/squad.py (default: the one that the model was trained on)",
-    )
+    add("--questions", type=Path, required=True, metavar="JSON", help="a file of SQuAD")
+    add_data(parser, "made by preprocess/squad.py (default: the one that the model was trained on)")
+    add_out(parser)
     add("--max-tokens", type=int, default=8192, help="tokens of a batch (default: %(default)s)")
-    add("--device", choices=("cpu", "cuda"), help="(default: a GPU if there is one)")
-    add("--fp16", action="store_true", help="half precision, on a GPU")
+    add_device(parser)
+    add_precision(parser, bf16=False)
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,41 +43,39 @@ def run(args: argparse.Namespace) -> int:
         UserError: wrong input.
     """
     _refuse_bad_options(args)
-    squad = read_squad(args.data)
-    predictor = Predictor.load(args.checkpoint, args.data_bin, args.device, args.fp16)
+    squad = read_squad(args.questions)
+    predictor = Predictor.load(args.checkpoint, args.data, args.device, args.fp16)
     if predictor.version != squad.version:
         say(f"note: a model of SQuAD {predictor.version} answers SQuAD {squad.version}")
+    make_folder(args.out)
     predictions = predictor.predict(squad.questions, args.max_tokens)
     if cut := predictor.encoder.questions_cut:
         say(f"{cut:,} questions were longer than the limit and lost their end")
     final = {
         each.id: each.final(0.0) if squad.version == V2 else each.answer for each in predictions
     }
-    write(args.out, final)
-    write(_beside(args.out, "nbest"), {each.id: _nbest(each, squad) for each in predictions})
+    write(args.out / "predictions.json", final)
+    write(args.out / "nbest.json", {each.id: _nbest(each, squad) for each in predictions})
     answers = {each.id: each.answer for each in predictions}
     odds = {each.id: each.null_odds for each in predictions} if squad.version == V2 else None
     if odds is not None:
-        write(_beside(args.out, "answers"), answers)
-        write(_beside(args.out, "null_odds"), odds)
+        write(args.out / "answers.json", answers)
+        write(args.out / "null_odds.json", odds)
     if squad.answered:
         figures = evaluate(squad, answers, odds, threshold=0.0)
-        print_figures(squad, figures)
-        model = predictor.model.encoder.sentence_encoder
-        write(
-            _beside(args.out, "score"),
-            record(
-                squad, figures, _name(args.checkpoint), args.checkpoint, str(model.assembly.spec)
-            ),
-        )
+        spec = str(predictor.model.encoder.sentence_encoder.assembly.spec)
+        found = record(squad, figures, _name(args.checkpoint), args.checkpoint, spec)
+        write(args.out / "score.json", found)
+        if args.json:
+            print(found.text())
+        else:
+            print_figures(squad, figures)
     return 0
 
 
 def _refuse_bad_options(args: argparse.Namespace) -> None:
     if args.max_tokens < 1:
         raise UserError(f"--max-tokens {args.max_tokens}: must be at least 1")
-    if not args.out.parent.is_dir() or args.out.is_dir():
-        raise UserError(f"--out {args.out}: name a file in a folder that there is")
 
 
 def _nbest(prediction: Prediction, squad: Squad) -> list[dict[str, Any]]:
@@ -83,7 +85,3 @@ def _nbest(prediction: Prediction, squad: Squad) -> list[dict[str, Any]]:
 def _name(checkpoint: Path) -> str:
     """Return what to call a model: its folder, since its file is ``checkpoint_last.pt``."""
     return checkpoint.resolve().parent.name
-
-
-def _beside(out: Path, what: str) -> Path:
-    return out.with_name(f"{out.stem}.{what}.json")

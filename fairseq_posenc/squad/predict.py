@@ -72,7 +72,7 @@ class Predictor:
         folder = data or Path(state["cfg"].task.data)
         if not folder.is_dir():
             raise UserError(
-                f"{folder}, which {path} was trained on, is not there: name it with --data-bin"
+                f"{folder}, which {path} was trained on, is not there: name it with --data"
             )
         data_bin = open_data_bin(folder)
         overwrite_args_by_name(state["cfg"], {"data": str(folder), "init_positions": False})

@@ -9,87 +9,60 @@ from pathlib import Path
 from fairseq_posenc import recipes
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
+from fairseq_posenc.running.options import add_device, add_out, add_precision, add_seeds, count
 from fairseq_posenc.train import launching
 from fairseq_posenc.train.request import Run, runs
 
-_EXAMPLES = """examples:
-  fairseq-posenc train a_small m4m data-bin/books-wiki --dry-run
-  fairseq-posenc train b_small none data-bin/wiki --model decbert_same -- --lr 2e-4
-  fairseq-posenc train translation_iwslt17 rope data-bin/iwslt17.fr-en --seeds 1
-"""
-_ABLATION_EXAMPLES = """examples:
-  fairseq-posenc ablation scale_factor data-bin/books-wiki
-  fairseq-posenc ablation layers data-bin/wiki --gpus 4
-  fairseq-posenc ablation sinusoidal data-bin/wiki -- --max-update 40000
-"""
 _MORE = """
 What follows -- goes to fairseq-train and overrides the rest. The same command again goes on from
 the last checkpoint. Several GPUs run under torchrun, and several nodes: start it on each of them.
-
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``train``."""
     known = recipes.trainings()
-    _describe(parser, {name: entry["title"] for name, entry in known.items()}, _EXAMPLES)
+    _describe(parser, {name: entry["title"] for name, entry in known.items()})
     add = parser.add_argument
     add("recipe", choices=known, metavar="RECIPE", help="one of those below")
     add("encoding", metavar="ENCODING", help="spec of the positions (fairseq-posenc list)")
     _add_common(parser)
-    add(
-        "--save-dir",
-        type=Path,
-        metavar="DIR",
-        help="for checkpoints and train.log (default: checkpoints/RECIPE/DATA/, then the encoding "
-        "and what was changed)",
-    )
+    add_out(parser, told="checkpoints/RECIPE/DATA/, then the encoding and what was changed")
     add("--init", type=Path, metavar="FILE", help="start checkpoint, of fairseq-posenc init")
     add("--model", choices=recipes.load()["models"], help="b_small, b_large: default bert")
-    add("--seeds", type=_seeds, metavar="N,N", help="a run for each, in a folder of its own")
+    add_seeds(parser, "the recipe's, if it has several")
 
 
 def add_ablation_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``ablation``."""
     known = recipes.load()["ablations"]
-    _describe(parser, {name: entry["title"] for name, entry in known.items()}, _ABLATION_EXAMPLES)
+    _describe(parser, {name: entry["title"] for name, entry in known.items()})
     parser.add_argument("name", choices=known, metavar="NAME", help="one of those below")
     _add_common(parser)
-    parser.set_defaults(save_dir=None, init=None, seeds=None)
+    parser.set_defaults(out=None, init=None, seeds=None)
 
 
-def _describe(parser: argparse.ArgumentParser, names: dict[str, str], examples: str) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+def _describe(parser: argparse.ArgumentParser, names: dict[str, str]) -> None:
     width = max(map(len, names))
     lines = [f"  {name:{width}}  {title}" for name, title in names.items()]
-    parser.epilog = "\n".join(lines) + "\n" + _MORE + examples
+    parser.epilog = "\n".join(lines) + "\n" + _MORE
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("data", metavar="DATA", help="a data-bin, several joined by colons, or a folder of shards")
-    add("--gpus", type=_count, metavar="N", help="of this machine (default: all that are visible)")
-    add("--nodes", type=_count, metavar="N", help="machines (default: those of the SLURM step)")
+    add("--gpus", type=count, metavar="N", help="of this machine (default: all that are visible)")
+    add("--nodes", type=count, metavar="N", help="machines (default: those of the SLURM step)")
     add("--head", metavar="HOST:PORT", help="where they meet (default: the SLURM step's first)")
     add(
         "--per-gpu",
-        type=_count,
+        type=count,
         metavar="N",
         help="what a GPU takes at a time; the global batch stays what it is",
     )
-    add("--bf16", action="store_true", help="bfloat16 in place of float16")
-    add("--cpu", action="store_true", help="train on the processor, in float32")
+    add_device(parser)
+    add_precision(parser)
     add("--dry-run", action="store_true", help="print the command and stop")
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not '{text}'")
-    return int(text)
-
-
-def _seeds(text: str) -> list[int]:
-    return [_count(part) for part in text.split(",")]
 
 
 def run(args: argparse.Namespace) -> int:

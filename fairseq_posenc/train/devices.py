@@ -42,16 +42,16 @@ def choose(args: Namespace, name: str) -> Devices:
     """Choose the devices from a user's options, or from what is there.
 
     Args:
-        args: with ``gpus``, ``nodes``, ``head``, ``bf16``, ``cpu`` and ``dry_run``.
+        args: with ``gpus``, ``nodes``, ``head``, ``device``, ``fp16``, ``bf16`` and ``dry_run``.
         name: by which the nodes know the run.
 
     Raises:
         UserError: there is none, or options contradict each other.
     """
     nodes = args.nodes or int(os.environ.get("SLURM_STEP_NUM_NODES", 1))
-    if args.cpu:
-        if args.gpus or args.bf16 or nodes > 1:
-            raise UserError("--cpu goes without --gpus, --nodes and --bf16")
+    if args.device == "cpu":
+        if args.gpus or args.fp16 or args.bf16 or nodes > 1:
+            raise UserError("--device cpu goes without --gpus, --nodes, --fp16 and --bf16")
         return Devices(1, 1, [], "--cpu")
     gpus = args.gpus or _visible(args.dry_run)
     meeting = ["--standalone"] if gpus > 1 else []
@@ -69,10 +69,11 @@ def _visible(dry_run: bool) -> int:
 
     gpus = torch.cuda.device_count()
     if gpus == 0 and not dry_run:
-        raise UserError("no GPU is visible; --cpu trains on the processor, which takes long")
+        raise UserError("no GPU is visible; --device cpu trains on the processor, which takes long")
     if gpus == 0:
         print(
-            "no GPU is visible here: this is the command for one (--gpus N, or --cpu, for another)",
+            "no GPU is visible here: this is the command for one (--gpus N, or --device cpu, for "
+            "another)",
             file=sys.stderr,
         )
     return gpus or 1

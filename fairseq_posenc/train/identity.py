@@ -67,9 +67,7 @@ class Identity(NamedTuple):
         told = [f'it was started with "{line}"' for line in sorted(kept - now)]
         told += [f'this is with "{line}"' for line in sorted(now - kept)]
         if told:
-            raise UserError(
-                f"{folder} holds another run: {'; '.join(told)}; choose another --save-dir"
-            )
+            raise UserError(f"{folder} holds another run: {'; '.join(told)}; choose another --out")
 
 
 def options_of(words: Sequence[str]) -> dict[str, str]:

@@ -18,6 +18,7 @@ from fairseq_posenc.train.devices import Devices, choose, share_batch
 from fairseq_posenc.train.identity import LAST, Identity, changes_of, options_of
 
 USER_DIR = Path(fairseq_posenc.__file__).parent
+_SAID = {"update_epoch_batch_itr"}  # by fairseq's command line as --OPTION True
 _BATCH_OPTIONS = {"--batch-size", "--max-tokens", "--update-freq"}
 
 
@@ -59,7 +60,7 @@ class Run(NamedTuple):
             if "--restore-file" in asked:
                 raise UserError(
                     f"{last} would be lost: leave --restore-file out to go on from it, or choose "
-                    "another --save-dir"
+                    "another --out"
                 )
             return f"going on from {last}"
         goes = f"checkpoints go to {self.folder}"
@@ -93,7 +94,7 @@ def runs(recipe: Recipe, encoding: str, args: Namespace, model: str = "") -> Ite
     _check(recipe, args)
     devices = choose(args, recipe.name)
     identity = Identity(recipe.name, spec, data.name, model, changes_of(args.passed))
-    folder = args.save_dir or identity.folder
+    folder = args.out or identity.folder
     options = {
         **_model(recipe, model),
         "position_encoding": encoding,
@@ -114,7 +115,7 @@ def runs(recipe: Recipe, encoding: str, args: Namespace, model: str = "") -> Ite
 def _check(recipe: Recipe, args: Namespace) -> None:
     passed = options_of(args.passed)
     if "--save-dir" in passed:
-        raise UserError("give --save-dir before the two dashes")
+        raise UserError("name the folder by --out, before the two dashes")
     if "--seed" in passed and (args.seeds or recipe.seeds):
         raise UserError("set the seeds by --seeds 1,2 before the two dashes")
     if args.init and recipe.init == "random":
@@ -170,6 +171,6 @@ def _arguments(data: Data, options: Mapping[str, Any]) -> list[str]:
         words.append(f"--{name.replace('_', '-')}")
         if isinstance(value, list):
             words.append(",".join(map(str, value)))
-        elif value is not True:
+        elif value is not True or name in _SAID:
             words.append(str(value))
     return words

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.running.logs import in_nats
-from fairseq_posenc.transformer.commands import prepare
+from fairseq_posenc.transformer.reading import allow_safe_classes, open_mapped, reading
 
 
 def best_losses(folder: Path) -> dict[Path, float]:
@@ -18,13 +16,13 @@ def best_losses(folder: Path) -> dict[Path, float]:
         folder: with a folder for each run.
 
     Raises:
-        UserError: there is no checkpoint.
+        UserError: there is no checkpoint, or one that is not whole.
     """
-    prepare()  # allows what fairseq's checkpoints hold
+    allow_safe_classes()
     losses = {}
     for path in sorted(folder.glob("*/checkpoint_best.pt")):
-        state = torch.load(path, map_location="cpu", mmap=True)
-        losses[path] = float(state["extra_state"]["val_loss"])
+        with reading(str(path)):
+            losses[path] = float(open_mapped(path)["extra_state"]["val_loss"])
     if not losses:
         raise UserError(f"{folder}: no folder in it has a checkpoint_best.pt; train first")
     return dict(sorted(losses.items(), key=lambda item: item[1]))

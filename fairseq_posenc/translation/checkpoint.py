@@ -62,7 +62,7 @@ class DataBin(NamedTuple):
             if data is not None:
                 return len(data)
         raise UserError(
-            f"--data {self.folder}: has no subset {subset!r} of {self.source} and {self.target}; "
+            f"--data {self.folder}: has no split {subset!r} of {self.source} and {self.target}; "
             "fairseq-preprocess makes it with --testpref"
         )
 

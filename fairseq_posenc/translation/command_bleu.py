@@ -9,6 +9,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.running.devices import choose_device
 from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
 from fairseq_posenc.running.locking import own_folder
+from fairseq_posenc.running.options import add_json, add_out, add_split
 from fairseq_posenc.running.progress import say
 from fairseq_posenc.translation.command_translate import add_model_arguments
 from fairseq_posenc.translation.evaluation import Request, evaluate
@@ -27,15 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--average, or a text file with a translation a line; the others are compared with the "
         "first",
     )
-    parser.add_argument(
-        "--out", type=Path, default=Path("bleu"), metavar="DIR", help="folder for all results"
-    )
+    add_out(parser, "bleu")
     parser.add_argument(
         "--reference",
         type=Path,
         metavar="FILE",
         help="untouched text of the test set in the target language, packed by gzip or not "
-        "(default: SUBSET.raw.LANGUAGE in the data folder)",
+        "(default: SPLIT.raw.LANGUAGE in the data folder)",
     )
     parser.add_argument(
         "--source",
@@ -44,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the same in the source language, for BLEU by length of the source",
     )
     add_model_arguments(parser)
-    parser.add_argument("--subset", default="test", help="part of the data (default: %(default)s)")
+    add_split(parser, "test")
     parser.add_argument(
         "--average", type=int, metavar="N", help="average the last N epochs' checkpoints"
     )
@@ -59,14 +58,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             name, type=int, default=default, metavar="N", help=f"{text} (default: {default})"
         )
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate and report; return the exit code.
 
     Raises:
-        UserError: wrong input, or ``fairseq-generate`` failed.
+        UserError: wrong input.
+        RunError: ``fairseq-generate`` failed.
     """
     request = _request(args)
     with any_end_like_ctrl_c(CONTINUES), own_folder(args.out, (REPORT, FIGURES)) as lock:
@@ -91,6 +91,6 @@ def _request(args: argparse.Namespace) -> Request:
         source=args.source,
         searches=[Search(beam, args.lenpen) for beam in sorted({1, args.beam})],
         options=Options(
-            args.subset, args.num_shards, args.max_tokens, cpu=device == "cpu", fp16=args.fp16
+            args.split, args.num_shards, args.max_tokens, cpu=device == "cpu", fp16=args.fp16
         ),
     )

@@ -13,6 +13,7 @@ from fairseq.utils import split_paths
 
 from fairseq_posenc import recipes
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.running.options import add_data, add_device, add_precision
 from fairseq_posenc.tokens.lines import arriving_lines
 from fairseq_posenc.translation.translator import Hypothesis, Translator
 
@@ -50,12 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that say with what, and how, to search."""
-    parser.add_argument(
-        "--data",
-        type=Path,
-        metavar="DIR",
-        help="folder with the dictionaries and the sentencepiece model "
-        "(default: the one that the model was trained on)",
+    add_data(
+        parser,
+        "with dictionaries and sentencepieces (default: the one that the model was trained on)",
     )
     parser.add_argument(
         "--beam", type=int, default=5, metavar="N", help="beam size (default: %(default)s)"
@@ -67,12 +65,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="length penalty: below 1 favours short translations, above 1 long ones (default: 1)",
     )
-    parser.add_argument(
-        "--device",
-        choices=("cpu", "cuda"),
-        help="where to compute (default: a GPU if there is one)",
-    )
-    parser.add_argument("--fp16", action="store_true", help="half precision, on a GPU")
+    add_device(parser)
+    add_precision(parser, bf16=False)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 from fairseq.data import Dictionary
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.running.interruption import CONTINUES
 from fairseq_posenc.tokens.numbers import Encoder, Symbols, load_dictionary
 from fairseq_posenc.tokens.symbols import Characters, Splitter, SymbolEncoder, words
 
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace, lines: LineFormat) -> None:
         else:
             _write_folder(args, text)
     except KeyboardInterrupt:
-        sys.exit("interrupted; start the same command again to go on")
+        raise KeyboardInterrupt(CONTINUES) from None
 
 
 def _write_dictionary(args: argparse.Namespace, text: Text) -> None:

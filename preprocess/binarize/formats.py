@@ -8,12 +8,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Callable, NamedTuple, Optional
+from typing import NamedTuple, Optional, Protocol
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tokens.files import PARQUET
 
-LineFormat = Callable[[str], Sequence[str]]
+
+class LineFormat(Protocol):
+    """What a line of a corpus holds: the lines of text in it, "" where a document ends."""
+
+    def __call__(self, line: str, /) -> Sequence[str]:
+        """Return the lines of text."""
+
 
 # WikiText marks its headings with spaced equal signs: one for the title of an article.
 _HEADING = re.compile(r"\s*=\s.*\s=\s*")

@@ -11,7 +11,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any, Callable, TypeVar
 
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import RunError
 
 from .items import start_worker
 
@@ -41,7 +41,7 @@ class Pool:
         """Yield each chunk's mark with the function's result, in order.
 
         Raises:
-            UserError: a worker was killed.
+            RunError: a worker was killed.
         """
         pending: deque[tuple[Mark, Future[Any]]] = deque()
         try:
@@ -54,7 +54,7 @@ class Pool:
                 mark, future = pending.popleft()
                 yield mark, future.result()
         except BrokenProcessPool:
-            raise UserError(
+            raise RunError(
                 "a worker process was ended from outside, often for lack of memory; "
                 "start the same command again, perhaps with fewer --workers, to go on"
             ) from None

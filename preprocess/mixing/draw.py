@@ -86,7 +86,8 @@ class Draw:
         return (self._there[BYTES] - self.done[BYTES]) * share
 
     def _without_lines(self, document: bytes) -> tuple[bytes, bytes]:
-        kept, held = [], []
+        kept: list[bytes] = []
+        held: list[bytes] = []
         for number, line in enumerate(document.splitlines(keepends=True), self.done[LINES]):
             (held if self._is_held_out(number) else kept).append(line)
         return b"".join(kept), b"".join(held)

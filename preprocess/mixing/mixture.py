@@ -66,7 +66,7 @@ class State:
     @classmethod
     def of(cls, saved: dict[str, Any]) -> State:
         """Return a state that was saved as JSON."""
-        counts = {name: list(map(Counter, saved[name])) for name in ("there", "done")}
+        counts = {name: [Counter[str](each) for each in saved[name]] for name in ("there", "done")}
         return cls(**{**saved, **counts, "place": Place(*saved["place"])})
 
 

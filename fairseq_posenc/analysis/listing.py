@@ -1,0 +1,83 @@
+"""The encodings and what each is, in a line, read from their files: importing torch takes seconds.
+
+A test compares what is read with the modules themselves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+_FOLDER = Path(__file__).resolve().parent.parent / "encodings"
+
+
+class Entry(NamedTuple):
+    """A line of the list: an encoding, what it acts on, and the start of its docstring."""
+
+    name: str
+    acts_on: str
+    summary: str
+
+
+def entries() -> list[Entry]:
+    """Return an entry for each encoding, by name."""
+    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in _FOLDER.glob("*.py"))
+    classes = {
+        node.name: node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)
+    }
+    found = [
+        Entry(name, _acts_on(node, classes), _summary(node))
+        for node in classes.values()
+        if (name := _registered(node))
+    ]
+    return sorted(found)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``fairseq-posenc list``."""
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print each encoding's name and what it is, a line each; or all of it as JSON."""
+    if args.json:
+        from fairseq_posenc.analysis.catalogue import as_data  # imports torch
+
+        print(json.dumps([as_data(entry.name) for entry in entries()], indent=2))
+        return 0
+    found = entries()
+    width = max(len(entry.name) for entry in found)
+    for name, acts_on, summary in found:
+        print(f"{name:<{width}}  {acts_on:<8}  {summary}")
+    return 0
+
+
+def _registered(node: ast.ClassDef) -> Optional[str]:
+    """Return the name that ``@register`` gives a class, None if it has none."""
+    for each in node.decorator_list:
+        if isinstance(each, ast.Call) and isinstance(each.func, ast.Name):
+            (name,) = each.args
+            return str(ast.literal_eval(name))
+    return None
+
+
+def _acts_on(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> str:
+    """Return a class's ``acts_on``, its own or the first base's that has one."""
+    for each in node.body:
+        if isinstance(each, ast.AnnAssign) and each.value and _is_name(each.target, "acts_on"):
+            return str(ast.literal_eval(each.value))
+    (base,) = (classes[base.id] for base in node.bases if isinstance(base, ast.Name))
+    return _acts_on(base, classes)
+
+
+def _is_name(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def _summary(node: ast.ClassDef) -> str:
+    """Return the docstring up to its first heading, as one line."""
+    text = ast.get_docstring(node) or ""
+    return " ".join(text.partition("\nEquation:\n")[0].split())
