@@ -94,7 +94,8 @@ EXAMPLES = {
     ],
     "probe": [
         "fairseq-posenc probe --tasks copy,sort --encodings none,rope",
-        "fairseq-posenc probe --tasks addition --encodings alibi --family encoder-decoder --out sums",
+        "fairseq-posenc probe --tasks addition --encodings alibi --family encoder-decoder "
+        "--out sums",
     ],
     "plot": [
         "fairseq-posenc plot table --encoding sinusoidal --out sinusoidal.png",

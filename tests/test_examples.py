@@ -76,7 +76,8 @@ def book() -> Path:
 
 def exported() -> Path:
     path = new_directory() / "model"
-    assert cli.main(["export", "--checkpoint", str(glue.pretrained()), "--out", str(path)]) == 0
+    words = ["export", "--checkpoint", str(glue.pretrained()), "--to", "hf", "--out", str(path)]
+    assert cli.main(words) == 0
     return path
 
 
