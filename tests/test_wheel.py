@@ -20,7 +20,7 @@ from test_glue_commands import arguments
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ["fairseq_posenc", "preprocess", "finetune_configs"]
-KINDS = ("*.py", "*.html", "*.yaml", "*.json")
+KINDS = (".py", ".html", ".yaml", ".json")
 
 
 def pip(*words: Any) -> None:
@@ -67,9 +67,7 @@ def test_nothing_of_the_sources_is_left_out():
     names = set(zipfile.ZipFile(wheel()).namelist())
     for folder in SOURCES:
         within = "" if folder == "fairseq_posenc" else "fairseq_posenc/"
-        files = [
-            path for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".yaml", ".json")
-        ]
+        files = [path for path in (ROOT / folder).rglob("*") if path.suffix in KINDS]
         assert len(files) > 10
         assert {f"{within}{path.relative_to(ROOT)}" for path in files} <= names
 
