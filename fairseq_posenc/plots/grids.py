@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import fill
 from typing import Any, Optional
 
 import torch
@@ -15,6 +16,7 @@ WIDTH, DPI = 8.0, 100  # 800 pixels
 # Both can be told apart by colour-blind people, and in print.
 SIGNED, AMOUNTS = "PuOr", "cividis"
 _SMALL = 8
+_LETTERS = 85  # of a line of a title
 _HEADER = 0.6  # inches for the title and the legend
 
 
@@ -35,7 +37,7 @@ def new(
     tall = ratio * side(columns)
     height = _HEADER + below + rows * (min(0.5, 0.5 * tall) + tall)
     figure = pictures.new_figure(WIDTH, height, DPI)
-    figure.suptitle(title, fontsize=11, x=0.01, ha="left")
+    figure.suptitle(fill(title, _LETTERS), fontsize=11, x=0.01, ha="left")
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes in panels[count:]:
         axes.remove()

@@ -171,5 +171,5 @@ def _trained() -> Any:
 
 
 def _named(path: Path) -> str:
-    """Return a file as titles name it, with the folder, which tells trainings apart."""
-    return f"{path.resolve().parent.name}/{path.name}"
+    """Return a file as titles name it, with the folders that tell trainings apart."""
+    return "/".join(path.resolve().parts[-3:])
