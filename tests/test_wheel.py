@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 import subprocess
@@ -15,17 +14,19 @@ from typing import Any
 import pytest
 
 from commands import new_directory, sentences
+from programs import true_start
 from test_glue_commands import arguments
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ["fairseq_posenc", "preprocess", "finetune_configs"]
+PYTHON = sys.executable  # itself, not what stands in for it in slow tests
 KINDS = (".py", ".html", ".yaml", ".json")
 
 
 def pip(*words: Any) -> None:
-    command = [sys.executable, "-m", "pip", *map(str, words), "--no-deps", "--quiet"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [PYTHON, "-m", "pip", *map(str, words), "--no-deps", "--quiet"]
+    done = subprocess.run(command, env=true_start(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -54,7 +55,7 @@ def far(*words: Any, cwd: Path | None = None) -> str:
     done = subprocess.run(
         [installed() / "bin" / "fairseq-posenc", *map(str, words)],
         cwd=cwd or new_directory(),
-        env={**os.environ, "PYTHONPATH": str(installed()), "CUDA_VISIBLE_DEVICES": ""},
+        env={**true_start(), "PYTHONPATH": str(installed()), "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
         check=False,
