@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from types import FrameType
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_RANK = re.compile(r"^fairseq_posenc\.errors\.UserError: (.+)$", re.MULTILINE)
+_RANK = re.compile(r"^fairseq_posenc\.errors\.(?:User|Run)Error: (.+)$", re.MULTILINE)
 _MISFIT = re.compile(r"Error\(s\) in loading state_dict for .*:\s*(.+)")
 _MISSING = "Model file not found: "
 _BARE = "Neither args nor cfg exist"

@@ -305,7 +305,7 @@ def test_a_job_of_a_cluster_goes_on_when_its_time_was_up(tmp_path, capsys):
     assert "[1/1] CoLA, learning rate 0.003, seed 1: finished" in said
     (output,) = (tmp_path / "submitit").glob("*_log.out")
     assert str(output) in said
-    assert output.read_text().count("going on from update") == 1
+    assert output.with_suffix(".err").read_text().count("going on from update") == 1
     ours, whole = (out / "CoLA" / "lr0.003-seed1" / "result.json" for out in (tmp_path, finished()))
     assert read(ours) == read(whole)
 

@@ -61,7 +61,7 @@ def find_way(given: Optional[str], folder: Path, language: str) -> Path | str:
     if (place / ENCODER).is_file() or place.is_file():
         return place
     manifest = place / "manifest.json"
-    options = json.loads(manifest.read_text())["options"] if manifest.is_file() else {}
+    options = json.loads(manifest.read_text()).get("options", {}) if manifest.is_file() else {}
     if way := next((way for way in ("words", "characters") if options.get(way)), None):
         return way
     raise UserError(

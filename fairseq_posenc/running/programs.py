@@ -25,7 +25,7 @@ _ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
 # started. Nothing else in the log says more.
 _TOLD = re.compile(
     r"^(?:fairseq-[a-z-]+: error: |Error executing job with overrides: .*\n(?!fairseq-)"
-    r"|fairseq_posenc\.errors\.UserError: )(?!Traceback)(\S.*)",
+    r"|fairseq_posenc\.errors\.(?:User|Run)Error: )(?!Traceback)(\S.*)",
     re.MULTILINE,
 )
 _PATIENCE = 10.0  # seconds between asking a program to end and ending it
