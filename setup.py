@@ -71,6 +71,7 @@ setup(
         "nltk": NLTK,
         "parquet": PARQUET,
         "submitit": SUBMITIT,
+        "browser": BROWSER,
         "tensorboard": TENSORBOARD,
         "wandb": WANDB,
         "dev": DEV + PLOT + HF + OLD_HF + NLTK + PARQUET + SUBMITIT + TENSORBOARD + TRITON,
