@@ -69,10 +69,12 @@ def test_what_a_command_ends_with(error, code, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_a_training_that_fails_is_a_failed_run_and_no_mistake(tmp_path):
-    training = ["fairseq-train", sentences(), "--arch", "roberta", "--max-update", "nonsense"]
+    training = ["fairseq-train", sentences(), "--task", "masked_lm", "--arch", "roberta", "--cpu"]
+    training += ["--optimizer", "adam", "--max-tokens", 64, "--max-update", 9]
+    training += ["--encoder-embed-dim", 10, "--encoder-attention-heads", 3]  # 3 heads of 10 / 3
     done = run("fairseq-posenc", "plan", "--", *training, cwd=tmp_path, fails=True)
     assert done.status == 1
-    assert "fairseq-train: " in done.err
+    assert "fairseq-train failed with exit status 1" in done.err
     assert not done.out
 
 
