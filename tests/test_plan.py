@@ -230,9 +230,11 @@ def test_a_probe_that_is_ended_leaves_nothing_running(tmp_path):
         stderr=subprocess.PIPE,
         text=True,
     )
-    for line in process.stderr:
-        if line.startswith("probe: 10 of"):
-            break
+    deadline = time.monotonic() + 120
+    while not (log.exists() and "begin training epoch" in log.read_text(encoding="utf-8")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     process.terminate()
     assert process.stderr.read().splitlines()[-1].startswith("fairseq-posenc: stopped; ")
     assert process.wait(60) == STOPPED
