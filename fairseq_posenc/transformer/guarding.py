@@ -17,6 +17,7 @@ from fairseq_posenc.transformer.mending import LAST, mend
 from fairseq_posenc.transformer.reading import is_torn, reading, refuse_swelling
 
 TRAINER = "fairseq.trainer"
+WRITER = "fairseq.checkpoint_utils"
 _COMMANDS = ["train", "generate", "interactive", "eval_lm", "validate"]
 logger = logging.getLogger(__name__)
 _LOADED = re.compile(r"Loaded checkpoint (.+) \(epoch \d+ @ (\d+) updates\)", re.DOTALL)
@@ -40,6 +41,8 @@ class _CheckpointGuard(logging.Filter):
             hold_save_dir(record.msg)
         elif record.name == TRAINER:
             self._hear(record.getMessage())
+        elif record.name == WRITER and record.getMessage().startswith("Traceback"):
+            return False  # fairseq raises it as well, and then a line tells it
         elif models := record.getMessage().partition("loading model(s) from ")[2]:
             for path in models.split(os.pathsep):
                 _refuse_swelling(Path(path))
@@ -141,6 +144,7 @@ def guard_checkpoints() -> None:
     if any(isinstance(f, _CheckpointGuard) for f in trainer.filters):
         return
     guard = _CheckpointGuard()
-    for heard in (trainer, *(logging.getLogger(f"fairseq_cli.{name}") for name in _COMMANDS)):
+    for name in (TRAINER, WRITER, *(f"fairseq_cli.{command}" for command in _COMMANDS)):
+        heard = logging.getLogger(name)
         heard.setLevel(logging.INFO)
         heard.addFilter(guard)
