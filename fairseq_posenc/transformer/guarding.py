@@ -39,6 +39,10 @@ class _CheckpointGuard(logging.Filter):
         if isinstance(record.msg, DictConfig):
             self._settings = record.msg
             hold_save_dir(record.msg)
+            # Else rank 0 alone reads a checkpoint, and sends it to the others in classes of
+            # fairseq's that torch loads only where a file may run code: no training of several
+            # ranks could go on.
+            record.msg.checkpoint.load_checkpoint_on_all_dp_ranks = True
         elif record.name == TRAINER:
             self._hear(record.getMessage())
         elif record.name == WRITER and record.getMessage().startswith("Traceback"):
