@@ -221,9 +221,12 @@ def disturb(bench: Bench, fault: Fault, mark: str) -> tuple[bool, Said]:
         if fault.kind == "two at once":
             while process.poll() is None and not bench.is_held():
                 time.sleep(0.01)
-            second = bench.run()
+            process.send_signal(signal.SIGSTOP)  # or it might come to its end meanwhile
             met = process.poll() is None
-            return met, second if met else started.end()
+            second = bench.run()
+            process.send_signal(signal.SIGCONT)
+            first = started.end()
+            return met, second if met else first
         with suppress(subprocess.TimeoutExpired):
             process.wait(fault.moment)
         met = process.poll() is None
