@@ -15,9 +15,9 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.reporting.learning import draw_lines, training_line, validation_line
 from fairseq_posenc.reporting.pictures import can_draw
 from fairseq_posenc.reporting.record import Record, make_folder, own_command
+from fairseq_posenc.running.files import write_whole
 from fairseq_posenc.running.logs import Curve, read_curve_file
 from fairseq_posenc.running.options import add_json, add_out
-from fairseq_posenc.running.steps import write_whole
 
 TABLE, RECORD = "curves.md", "curves.json"
 PICTURE, TRAINING = "curves.png", "training.png"

@@ -16,6 +16,7 @@ from fairseq_posenc.glue.submission import complete
 from fairseq_posenc.glue.summary import best_result, read_result, record, reported_metric
 from fairseq_posenc.glue.workers import Workers
 from fairseq_posenc.reporting.record import Record
+from fairseq_posenc.running.files import write_whole
 from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
 from fairseq_posenc.running.options import (
     add_data,
@@ -27,7 +28,6 @@ from fairseq_posenc.running.options import (
 )
 from fairseq_posenc.running.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.running.progress import say
-from fairseq_posenc.running.steps import write_whole
 from fairseq_posenc.tasks.glue.data import find_data
 from fairseq_posenc.tasks.glue.definitions import PROTOCOLS, TASKS, parse_tasks
 

@@ -23,6 +23,7 @@ from fairseq_posenc.length.report import (
 from fairseq_posenc.length.stream import read_dictionary, read_stream
 from fairseq_posenc.reporting.pictures import can_draw
 from fairseq_posenc.running.devices import choose_device
+from fairseq_posenc.running.files import checksum
 from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
 from fairseq_posenc.running.locking import own_folder
 from fairseq_posenc.running.options import (
@@ -34,7 +35,7 @@ from fairseq_posenc.running.options import (
     add_split,
 )
 from fairseq_posenc.running.progress import say
-from fairseq_posenc.running.steps import Facts, checksum
+from fairseq_posenc.running.steps import Facts
 from fairseq_posenc.version import __version__
 
 REPORT, FIGURES, PICTURE = "lm-length.md", "lm-length.json", "lm-length.png"

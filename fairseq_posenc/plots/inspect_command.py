@@ -10,8 +10,8 @@ from fairseq_posenc.plots.opening import open_checkpoint
 from fairseq_posenc.plots.page import Watched, inspect, page
 from fairseq_posenc.plots.reading import read
 from fairseq_posenc.reporting.record import own_command
+from fairseq_posenc.running.files import write_whole
 from fairseq_posenc.running.progress import say
-from fairseq_posenc.running.steps import write_whole
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

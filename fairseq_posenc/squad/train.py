@@ -14,12 +14,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.running.checkpoints import updates_done
+from fairseq_posenc.running.files import write_whole
 from fairseq_posenc.running.locking import hold
 from fairseq_posenc.running.logs import shown
 from fairseq_posenc.running.pretrained import read_pretrained
 from fairseq_posenc.running.programs import run_logged
 from fairseq_posenc.running.progress import say
-from fairseq_posenc.running.steps import write_whole
 from fairseq_posenc.squad.config import configuration, recipe
 from fairseq_posenc.tasks.squad.databin import open_data_bin
 from fairseq_posenc.transformer.mending import LAST, ensure_last
