@@ -294,7 +294,7 @@ def test_what_is_done_is_not_done_again_and_never_overwritten(tmp_path, text, ca
     with pytest.raises(UserError, match="other options, empty_lines: documents, not drop; name"):
         run(*arguments, "--empty-lines", "drop")
     (tmp_path / "by_hand").mkdir()
-    with pytest.raises(UserError, match="by_hand is there already"):
+    with pytest.raises(UserError, match="by_hand: is there already, and was not made by this program"):
         run("--train", text, "--out", tmp_path / "by_hand")
     assert content(tmp_path / "bin") == before
 
@@ -342,12 +342,8 @@ def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path, text, monkeyp
 
 
 def test_two_runs_do_not_write_the_same_folder(tmp_path, text):
-    with (
-        locking.hold(tmp_path / "bin.partial"),
-        pytest.raises(
-            UserError, match=rf"bin.partial: process {os.getpid()} on .* is at work there"
-        ),
-    ):
+    told = rf"bin.partial: process {os.getpid()} on .* is at work there"
+    with locking.hold(tmp_path / "bin.partial"), pytest.raises(UserError, match=told):
         run("--train", text, "--out", tmp_path / "bin")
     run("--train", text, "--out", tmp_path / "bin")
 
