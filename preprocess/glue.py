@@ -28,6 +28,7 @@ from fairseq_posenc.running.ending import ended
 from fairseq_posenc.running.files import checksum
 from fairseq_posenc.running.folders import Folder
 from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
+from fairseq_posenc.running.options import Parser
 from fairseq_posenc.running.progress import format_counts, say
 from fairseq_posenc.tasks.glue.definitions import WNLI, Task, parse_tasks
 from fairseq_posenc.tokens.numbers import Encoder, Symbols
@@ -128,9 +129,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__)
     add = parser.add_argument
     add("raw", type=Path, help="folder with CoLA/train.tsv and so on; also .gz, .bz2, .xz, .zst")
     add("--out", type=Path, required=True, help="folder to make, with a folder for each task")

@@ -24,6 +24,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.running.ending import ended
 from fairseq_posenc.running.files import checksum
 from fairseq_posenc.running.folders import Folder
+from fairseq_posenc.running.options import Parser
 from fairseq_posenc.running.progress import format_counts, say
 from fairseq_posenc.squad import databin
 from fairseq_posenc.squad.data import Squad, read_squad
@@ -92,9 +93,7 @@ def _plan(squads: dict[str, Squad], files: dict[str, Path], limits: Limits) -> d
 
 
 def _parser() -> argparse.ArgumentParser:
-    description, rest = (__doc__ or "").split("\n\n", maxsplit=1)
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=description, epilog=rest, formatter_class=raw)
+    parser = Parser(description=__doc__)
     add = parser.add_argument
     add("--train", type=Path, required=True, help="train-v1.1.json or train-v2.0.json")
     add("--valid", type=Path, required=True, help="dev-v1.1.json or dev-v2.0.json")

@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.running.devices import cores
 from fairseq_posenc.running.ending import ended
 from fairseq_posenc.running.files import checksum
 from fairseq_posenc.running.folders import Folder
+from fairseq_posenc.running.options import Parser, add_workers, count
 from parallel.files import read_files
 from parallel.given import GivenPieces
 from parallel.iwslt import TESTS, read_iwslt
@@ -101,9 +101,7 @@ def _multi30k(args: argparse.Namespace) -> Corpus:
 
 
 def _parser() -> argparse.ArgumentParser:
-    description, examples = (__doc__ or "").split("\n\n", maxsplit=1)
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=description, epilog=examples, formatter_class=raw)
+    parser = Parser(description=__doc__)
     corpora = parser.add_subparsers(dest="corpus", required=True, metavar="CORPUS")
     iwslt = corpora.add_parser("iwslt17", help="a release of IWSLT 2017, for one pair of languages")
     iwslt.add_argument("path", type=Path, help="its .tgz, or a folder with its files")
@@ -148,12 +146,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="pieces that were learnt elsewhere, in the format of Helsinki-NLP's models: "
         "source.spm and target.spm, with vocab.json beside the first (default: learn them)",
     )
-    add("--vocab-size", type=int, help="number of pieces (default: 16384)")
+    add("--vocab-size", type=count, help="number of pieces (default: 16384)")
     add("--model-type", choices=["bpe", "unigram"], help="(default: bpe)")
     add("--separate", action="store_true", help="pieces of its own for each language")
-    add("--max-length", type=int, default=250, help="most pieces to train on (default: 250)")
+    add("--max-length", type=count, default=250, help="most pieces to train on (default: 250)")
     add("--max-ratio", type=float, default=3, help="most times as many pieces (default: 3)")
-    add("--workers", type=int, default=cores(), help="processes (default: all cores)")
+    add_workers(parser)
 
 
 if __name__ == "__main__":

@@ -371,7 +371,7 @@ def test_a_dictionary_can_be_made_first(tmp_path, text):
         (["--train", "TEXT", "--num-shards", "2"], "shards need one dictionary"),
         (["--train", "TEXT", "--encoder-json", "x"], "choose the tokens"),
         (["--train", "TEXT", "--longest-line", "3"], "give 4 or more"),
-        (["--train", "TEXT", "--workers", "0"], "--workers 0: give 1"),
+        (["--train", "TEXT", "--workers", "0"], "--workers: must be a whole number of at least 1"),
     ],
 )
 def test_bad_options_are_one_line(tmp_path, arguments, message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import multiprocessing
 import os
@@ -15,8 +16,8 @@ import pytest
 import torch
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.running import checkpoints, locking, programs, progress, steps
-from fairseq_posenc.running.devices import choose_device
+from fairseq_posenc.running import checkpoints, locking, options, programs, progress, steps
+from fairseq_posenc.running.devices import Computing, choose_device, hydra_words
 from fairseq_posenc.running.folders import Folder
 
 
@@ -188,6 +189,61 @@ class TestFolders:
             (tmp_path / "manifest.json").write_text(manifest)
         with pytest.raises(UserError, match="is there already, and was not made by this program"):
             Folder(tmp_path, self.PLAN).is_done()
+
+
+class TestOptions:
+    @staticmethod
+    def parse(*words: str) -> argparse.Namespace:
+        parser = options.Parser(prog="ours")
+        options.add_seeds(parser, (1, 2, 3))
+        options.add_jobs(parser, "one")
+        options.add_lengths(parser, "read", "8,16")
+        options.add_computing(parser)
+        return parser.parse_args(words)
+
+    def test_values(self) -> None:
+        found = self.parse("--seeds", "3, 0", "--lengths", "9, 4,9", "--jobs", "2")
+        assert (found.seeds, found.lengths, found.jobs) == ((3, 0), (4, 9), 2)
+        assert (self.parse().seeds, self.parse().lengths) == ((1, 2, 3), (8, 16))
+
+    @pytest.mark.parametrize(
+        ("words", "told"),
+        [
+            ("--seeds 1,01", "argument --seeds: 1,01: a number is given twice"),
+            ("--seeds 1,-2", "argument --seeds: must be whole numbers, as in 1,2,3, not '1,-2'"),
+            ("--jobs 0", "argument --jobs: must be a whole number of at least 1, not '0'"),
+            ("--lengths 4,x", "argument --lengths: must be a whole number of at least 1, not 'x'"),
+            ("--fp16 --bf16", "argument --bf16: not allowed with argument --fp16"),
+            ("--job 2 more", "unrecognized arguments: more"),
+        ],
+    )
+    def test_a_mistake_is_a_line(self, words: str, told: str) -> None:
+        with pytest.raises(UserError) as refused:
+            self.parse(*words.split())
+        assert str(refused.value) == f"{told} (see ours --help)"
+
+    def test_names_may_be_specs(self) -> None:
+        found = options.named(["m4(max_distance=8)=a=b.pt", " x = y"], "NAME=FILE", "models")
+        assert found == {"m4(max_distance=8)": "a=b.pt", "x": "y"}
+
+    @pytest.mark.parametrize(
+        ("words", "words_of_hydra"),
+        [
+            ("", []),
+            ("--fp16", ["common.fp16=true", "common.bf16=false"]),
+            ("--bf16 --device cuda", ["common.fp16=false", "common.bf16=true"]),
+            ("--device cpu", ["common.cpu=true", "common.fp16=false", "common.bf16=false"]),
+        ],
+    )
+    def test_precision_in_words_of_hydra(self, words: str, words_of_hydra: list[str]) -> None:
+        assert hydra_words(self.parse(*words.split())) == words_of_hydra
+
+    @pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), (None, torch.float32)])
+    def test_a_model_is_placed_as_asked_for(self, name: str | None, dtype: torch.dtype) -> None:
+        how = Computing.chosen("cpu", **({name: True} if name else {}))
+        model = how.place(torch.nn.Linear(2, 2).double())
+        assert model.weight.dtype == dtype
+        assert not model.training
 
 
 class TestProgress:

@@ -112,19 +112,19 @@ class Folder:
                 f"--out {where}: is there already, and was not made by this program; name another "
                 "folder"
             )
-        if found := _differences(plan, self._plan):
+        if found := differences(plan, self._plan):
             raise UserError(
                 f"--out {where}: was made with other {'; other '.join(found)}; name another "
                 "folder, or delete that one"
             )
 
 
-def _differences(old: Any, new: Any, name: str = "") -> list[str]:
+def differences(old: Any, new: Any, name: str = "") -> list[str]:
     """Return how two plans differ, in words; of files, whose checksums tell nobody, which."""
     if isinstance(old, dict) and isinstance(new, dict):
         found: list[str] = []
         for key in dict.fromkeys([*new, *old]):
-            found += _differences(old.get(key), new.get(key), f"{name}, {key}".lstrip(", "))
+            found += differences(old.get(key), new.get(key), f"{name}, {key}".lstrip(", "))
         return found
     if old == new:
         return []
