@@ -47,7 +47,7 @@ class Folder:
         """
         if not self.path.exists():
             return False
-        self._compare((_read(self.path / MANIFEST) or {}).get(self._called), self.path)
+        self._compare(plan_of(self.path, self._called), self.path)
         say(f"{self.path} is there already, made from the same inputs with the same options")
         return True
 
@@ -117,6 +117,11 @@ class Folder:
                 f"--out {where}: was made with other {'; other '.join(found)}; name another "
                 "folder, or delete that one"
             )
+
+
+def plan_of(folder: Path, called: str = "plan") -> Any:
+    """Return what a folder was made from, None if it does not tell."""
+    return (_read(folder / MANIFEST) or {}).get(called)
 
 
 def differences(old: Any, new: Any, name: str = "") -> list[str]:
