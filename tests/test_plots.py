@@ -358,7 +358,7 @@ class TestCommand:
             ("table --checkpoint missing.pt", "missing.pt: no such file"),
             ("table --checkpoint x.pt --heads 4", "--heads goes with --encoding"),
             ("curves --encoding alibi --head 5", "--head 5: alibi has heads 1 to 4"),
-            ("curves --encoding alibi --reach 0", "--reach 0: must be at least 1"),
+            ("curves --encoding alibi --reach 0", "--reach: must be a whole number of at least 1"),
             ("map --encoding raffel", "no table has rows of several numbers"),
             ("products --encoding alibi", "alibi adds no vectors at the input"),
             ("decay --encoding t5", "t5 is not rope"),
