@@ -93,12 +93,13 @@ def hide(problem, scores, batch, m, n, DIRECTION: tl.constexpr, FULL: tl.constex
 @triton.jit
 def is_kept(problem, sequence, m, n, FULL: tl.constexpr):
     """Return which weights dropout keeps: the same whenever and in whichever tile order."""
-    queries = sequence.to(tl.int64) * problem.tgt_len + m
-    keys = sequence.to(tl.int64) * problem.src_len + n
+    queries = sequence.to(tl.int64) * problem.tgt_len
+    keys = sequence.to(tl.int64) * problem.src_len
     seen_m = None if FULL else m < problem.tgt_len
     seen_n = None if FULL else n < problem.src_len
-    bits = tl.load(problem.drop.first + queries, seen_m) ^ tl.load(problem.drop.keys + keys, seen_n)
-    bits = (bits * FIRST) ^ tl.load(problem.drop.second + queries, seen_m)
+    bits = tl.load(problem.drop.first + queries + m, seen_m)
+    bits = (bits ^ tl.load(problem.drop.keys + keys + n, seen_n)) * FIRST
+    bits = bits ^ tl.load(problem.drop.second + queries + m, seen_m)
     return bits * SECOND < problem.drop.threshold
 
 
