@@ -114,8 +114,11 @@ class TestSteps:
         with locking.hold(tmp_path):
             child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
             child.start()
+        deadline = time.monotonic() + 10  # it lets go once it runs
+        while locking.is_held(tmp_path):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         assert child.is_alive()
-        assert not locking.is_held(tmp_path)
         child.kill()
         child.join()
 

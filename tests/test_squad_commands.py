@@ -174,7 +174,7 @@ def test_nothing_is_written_once_a_training_was_killed(tmp_path, capsys):
         stderr=subprocess.DEVNULL,
     )
     try:
-        while not (tmp_path / "checkpoint_last.pt").exists():
+        while not (tmp_path / "train.log").exists():  # the training has begun, and has long to go
             assert process.poll() is None
             time.sleep(0.02)
         second = told(capsys, *train_words(tmp_path))
