@@ -32,7 +32,7 @@ LESS = {
     "compare": "--updates 2 --vocab-size 30 --seeds 1",
     "bleu": "--num-shards 1",
     "squad train": " ".join(squad.changes(**{"optimization.max_epoch": 1})),
-    "probe": "--updates 2 --trained 6 --lengths 4,8 --seeds 1",
+    "probe": "--updates 2 --trained 6 --lengths 8 --seeds 1",
     "train": "--dry-run",
     "ablation": "--dry-run",
     "plan": f"-- {TINY}",
