@@ -162,3 +162,15 @@ def test_a_program_finds_others_that_start_fast():
     assert python("-c", code, true=True).stdout == f"{BIN}/fairseq-train\n"
     done = subprocess.run(["sh", "-c", "command -v fairseq-train"], capture_output=True, text=True)
     assert done.stdout == f"{script('fairseq-train')}\n"
+
+
+@both
+def test_ignored_signals_stay_so(true):
+    """As those are that a shell starts in the background."""
+    code = "import signal; print(*map(signal.getsignal, (signal.SIGINT, signal.SIGHUP)))"
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        told = python("-c", code, true=true).stdout
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert told == f"{signal.SIG_IGN} {signal.SIG_DFL}\n"
