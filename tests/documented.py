@@ -86,6 +86,10 @@ def named(script: str, files: Iterable[str]) -> list[str]:
 # ----------------------------------------------------------------------------------- small data
 
 
+# Those that commands give as a text, too.
+WORDS = "a sentence of the text keys dictionary are returned as list w1 w2 w3".split()
+
+
 @cache
 def model(encoding: str) -> Training:
     return train("causal_lm", "--position-encoding", encoding, "--max-epoch", 2)
@@ -106,7 +110,7 @@ def log(encoding: str) -> Path:
 def book() -> Path:
     path = new_directory() / "book.txt"
     rng = random.Random(0)
-    lines = (" ".join(f"w{rng.randrange(20)}" for _ in range(10)) for _ in range(800))
+    lines = (" ".join(rng.choice(WORDS) for _ in range(10)) for _ in range(800))
     path.write_text("".join(f"{line}.\n\n" for line in lines))
     return path
 

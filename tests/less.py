@@ -16,10 +16,10 @@ QUICK = [
 ]
 SQUAD = ["--set", "optimization.max_epoch=1", "--set", "dataset.num_workers=0"]
 SQUAD += ["--set", "lr_scheduler.warmup_updates=2", "--set", "dataset.batch_size=8"]
-AT_ONCE = ["--seeds", "1", "--lrs", "0.003", "--updates", "1", "--vocab-size", "30"]
+AT_ONCE = ["--seeds", "1", "--lrs", "0.003", "--updates", "1", "--vocab-size", "34"]
 # By command of fairseq-posenc.
 OPTIONS = {
-    "choose": ["--seeds", "1", "--vocab-size", "30", "--budget", "1s", "--encodings", "none,rope"],
+    "choose": ["--seeds", "1", "--vocab-size", "34", "--budget", "1s", "--encodings", "none,rope"],
     "compare": AT_ONCE,
     "export": ["--tokens", "words"],
     "glue": QUICK,
@@ -82,6 +82,8 @@ def ours(words: list[str]) -> list[str]:
         passed += sizes("roberta")
     if command == "glue":
         asked += ["--tasks", "CoLA"]
+    if command == "probe" and "--tasks" not in asked:
+        asked += ["--tasks", "copy"]
     if command == "plan":
         asked += [] if "--device" in asked else ["--device", "cpu"]
         passed += START if "--init" in asked else sizes("roberta")
