@@ -87,7 +87,8 @@ def named(script: str, files: Iterable[str]) -> list[str]:
 
 
 # Those that commands give as a text, too.
-WORDS = "a sentence of the text keys dictionary are returned as list w1 w2 w3".split()
+WORDS = [*("a", "sentence", "of", "the", "text"), *("keys", "dictionary", "returned", "list")]
+WORDS += ["are", "as", "w1", "w2", "w3"]
 
 
 @cache

@@ -85,6 +85,7 @@ def ours(words: list[str]) -> list[str]:
     if command == "probe" and "--tasks" not in asked:
         asked += ["--tasks", "copy"]
     if command == "plan":
+        asked[1:1] = ["--updates", "12"]
         asked += [] if "--device" in asked else ["--device", "cpu"]
         passed += START if "--init" in asked else sizes("roberta")
         passed += ["--num-workers", "0"]

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from fairseq import options
+from safetensors.numpy import load_file
 
 import documented
 import test_glue_commands as glue
+import test_squad_commands as squad
 import test_translation_commands as translation
 from commands import USER_DIR, new_directory, trained
 from documented import FENCED, FILES, LEFT_OUT, ROOT, commands, run, scripts
@@ -100,6 +104,23 @@ def masked() -> Path:
     return trained("masked_lm").save_dir / "checkpoint_last.pt"
 
 
+def unanswered() -> Path:
+    """Return a folder as predictions for SQuAD 2.0 leave it: no answer to any question."""
+    folder = new_directory()
+    articles = json.loads(squad.files().raw.read_text())["data"]
+    ids = [qa["id"] for each in articles for text in each["paragraphs"] for qa in text["qas"]]
+    (folder / "answers.json").write_text(json.dumps(dict.fromkeys(ids, "")))
+    (folder / "null_odds.json").write_text(json.dumps(dict.fromkeys(ids, 0.0)))
+    return folder
+
+
+def array_of_rope() -> Path:
+    path = new_directory() / "mine.npz"
+    name = "rope/scores"
+    np.savez(path, **{name: load_file(DOCS / "vectors" / "vectors.safetensors")[name]})
+    return path
+
+
 # What a page means by a name that others use for something else.
 OWN = {
     "exchange.md": {"checkpoint_best.pt": glue.pretrained},
@@ -114,9 +135,14 @@ OWN = {
         "checkpoints/a_base/my/m4m/train.log": FILES["rope.log"],
         "checkpoints/a_base/my/m4m/checkpoint_last.pt": masked,
     },
+    "squad.md": {"runs/squad20/dev": unanswered},
+    "vectors/README.md": {"mine.npz": array_of_rope},
     "report.md": {
         name: lambda: trained("masked_lm").save_dir
-        for name in ("checkpoints/b_small", "results", "lm-length", "curves")
+        for name in (
+            *("checkpoints/b_small", "results", "lm-length", "curves"),
+            *("runs/m4m", "runs/m4m-54gb"),
+        )
     }
     | {"demo/compare.json": lambda: DOCS / "results" / "stages.json"},
 }
