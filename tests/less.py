@@ -1,7 +1,7 @@
 """Stands before a program on the PATH, and has a documented command do less of the same.
 
 ``python -IS less.py PROGRAM WORD...`` becomes the program, with options after its own that make
-models tiny and trainings short, and with two of the encodings that it names. It needs nothing but
+models tiny and trainings short, and with a few of the encodings that it names. It needs nothing but
 Python's own modules, as it starts before each command.
 """
 
@@ -38,7 +38,7 @@ DATA = {
 START = ["--max-positions", "48", "--tokens-per-sample", "48", "--encoder-layers", "2"]
 START += ["--encoder-embed-dim", "64", "--encoder-ffn-embed-dim", "128"]
 START += ["--encoder-attention-heads", "4"]
-FEWER = {"--encodings": 2, "--tasks": 1}  # of the values of a list, so many from the end
+FEWER = {"--encodings": 3, "--tasks": 1}  # of the values of a list, so many from the end
 
 
 def sizes(arch: str) -> list[str]:
@@ -46,9 +46,12 @@ def sizes(arch: str) -> list[str]:
     masked, causal = arch.startswith(("roberta", "decbert")), arch.startswith("transformer_lm")
     stacks = ["encoder"] if masked else ["decoder"] if causal else ["encoder", "decoder"]
     size = {"layers": 1, "embed-dim": 16, "ffn-embed-dim": 16, "attention-heads": 2}
-    return [
+    found = [
         word for stack in stacks for n, v in size.items() for word in (f"--{stack}-{n}", str(v))
     ]
+    if len(stacks) == 2:  # or an untrained model writes long translations
+        found += ["--max-source-positions", "40", "--max-target-positions", "40"]
+    return found
 
 
 def less(program: str, words: list[str]) -> list[str]:
@@ -56,7 +59,8 @@ def less(program: str, words: list[str]) -> list[str]:
     if program == "fairseq-train":
         arch = words[words.index("--arch") + 1]
         words = [word for word in words if word != "--fp16"]  # needs a GPU
-        return [*words, *sizes(arch), "--max-update", "1", "--cpu", "--num-workers", "0"]
+        words = [*words, *sizes(arch), "--max-update", "1", "--cpu", "--num-workers", "0"]
+        return [*words, "--required-batch-size-multiple", "1"]
     if program == "python":
         name = os.path.basename(words[0])[: -len(".py")]
         return [*words, *(DATA.get(name, []) if words[0].startswith("preprocess/") else [])]
