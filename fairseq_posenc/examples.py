@@ -37,7 +37,7 @@ EXAMPLES = {
         "'ntk=rope.pt@rope(scaling=ntk:4)'",
     ],
     "init": [
-        "fairseq-posenc init --from roberta.base/model.pt --arch roberta_m4m --to start.pt",
+        "fairseq-posenc init --from roberta.base/model.pt --arch roberta_m4m --out start.pt",
         "fairseq-posenc init --from roberta.base/model.pt --arch decbert_diff "
         "--max-positions 1024 --extend copy",
     ],
