@@ -10,6 +10,7 @@ import pytest
 import oracles
 from fairseq_posenc import cli, pages, registry
 from fairseq_posenc.analysis import catalogue, costs, equations
+from fairseq_posenc.evidence import page as choosing
 
 ROOT = Path(__file__).parents[1]
 
@@ -21,6 +22,8 @@ def test_the_documentation_is_up_to_date():
 def test_an_outdated_file_is_noticed_and_mended(tmp_path, capsys):
     readme = tmp_path / "README.md"
     readme.write_text(f"before\n{pages.START}\nold\n{pages.END}\nafter\n")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "choose.md").write_text(f"{choosing.START}\nold\n{choosing.END}\n")
     assert cli.main(["docs", "--check", "--root", str(tmp_path)]) == 2
     assert "README.md is out of date: run make docs" in capsys.readouterr().err
     assert cli.main(["docs", "--root", str(tmp_path)]) == 0
@@ -29,6 +32,7 @@ def test_an_outdated_file_is_noticed_and_mended(tmp_path, capsys):
     assert text.startswith("before\n")
     assert text.endswith("\nafter\n")
     assert "[`m4m`](docs/encodings/m4m.md)" in text
+    assert "| `m4m` |" in (tmp_path / "docs" / "choose.md").read_text()
     pages_there = {path.stem for path in (tmp_path / "docs" / "encodings").glob("*.md")}
     assert pages_there == set(registry.names())
 

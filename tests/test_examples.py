@@ -30,6 +30,7 @@ TINY = (
 LESS = {
     "export": "--tokens words",
     "compare": "--updates 2 --vocab-size 30",
+    "choose": f"--budget 1s --vocab-size 30 --encodings none,rope --seeds 1 -- {TINY}",
     "squad train": " ".join(squad.changes(**{"optimization.max_epoch": 1})),
     "probe": "--updates 2 --trained 6 --lengths 4,8 --seeds 1",
     "train": "--dry-run",

@@ -26,7 +26,7 @@ def page(path: Path) -> str:
     Raises:
         UserError: it has no place for them.
     """
-    old = path.read_text(encoding="utf-8")
+    old = path.read_text(encoding="utf-8") if path.is_file() else ""
     if START not in old or END not in old:
         raise UserError(f"{path} has no line {START!r}, or none {END!r} after it")
     parts = [part for family in measured.FAMILIES for part in _family(family)]
