@@ -468,6 +468,18 @@ class TestReport:
         assert all(b - a > 0.0499 for a, b in zip(places, places[1:]))
 
 
+def test_the_report_of_causal_models_speaks_of_no_masks(tmp_path: Path) -> None:
+    results = make_results(tmp_path, FOUR | {"rope": FOUR["m4m"]})
+    contenders = parse_contenders("none,learned,m4m,rope")
+    outcomes = [each for each in results.outcomes if each.contender in contenders]
+    settings = make_settings(tmp_path, "none,learned,m4m,rope", family="causal-lm")
+    text = report.write_report(Results(settings, results.text, outcomes)).read_text()
+    assert text.startswith("# Position encodings compared\n\nCausal language models on")
+    assert "mask" not in text.replace("masked_lm", "")
+    assert "fairseq-posenc compare --family causal-lm --encodings none,learned,m4m,rope" in text
+    assert "--decoder-layers 6" in text
+
+
 class TestTraining:
     def test_models_differ_only_in_their_positions(self, tmp_path: Path) -> None:
         settings = make_settings(tmp_path, seeds=(1,))

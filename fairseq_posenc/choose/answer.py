@@ -63,11 +63,15 @@ def answer(question: Question) -> str:
 
 
 def candidates(question: Question) -> list[str]:
-    """Return whom to train where a user names none: those with the lowest figures."""
-    column = deciding(question)
-    known = set(measured.names(question.family))
-    first = [name for name in column.ranked() if name in known] if column else []
-    return (first or sorted(known))[:_FEW]
+    """Return whom to train where a user names none: those with the lowest figures.
+
+    Those that decide come first, then those of one seed.
+    """
+    columns = (deciding(question), measured.early(question.family)[0])
+    ranked = [name for column in columns if column for name in column.ranked()]
+    known = measured.names(question.family)
+    first = [name for name in dict.fromkeys(ranked) if name in known]
+    return [*first, *(name for name in known if name not in first)][:_FEW]
 
 
 def _line(what: str, names: list[str]) -> list[str]:
