@@ -103,6 +103,7 @@ def parse_args(*words: str) -> argparse.Namespace:
         ("--length 64 --text t --budget soon", "--budget soon: write a time"),
         ("--length 64 --text t --budget 0m", "--budget 0m: write a time"),
         ("--length 64 --text t --encodings none", "--encodings none: name two or more"),
+        ("--length 64 --text t", "--text t: No such file"),
         ("--length 64 --text t --seeds x", "--seeds x: write whole numbers"),
     ],
 )

@@ -11,6 +11,7 @@ from fairseq_posenc.choose.halving import Halving
 from fairseq_posenc.choose.report import RECORD, REPORT, record, told
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.evidence import measured
+from fairseq_posenc.running.comparison.corpus import read_text
 from fairseq_posenc.running.comparison.settings import Settings
 from fairseq_posenc.running.contenders import parse_contenders
 from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
@@ -56,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     settings, jobs = _settings(question, args), parse_jobs(args.jobs)
     budget = _seconds(args.budget)
+    read_text(args.text)  # so that a wrong one is told before anything is made
     with any_end_like_ctrl_c(CONTINUES), own_folder(settings.out, (REPORT, RECORD)) as lock:
         names = ", ".join(each.name for each in settings.contenders)
         say(f"{names} on {args.text} within {format_time(budget)}; all goes to {settings.out}/")

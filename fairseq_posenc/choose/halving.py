@@ -24,7 +24,8 @@ from fairseq_posenc.running.comparison.settings import Settings
 from fairseq_posenc.running.contenders import Contender
 from fairseq_posenc.running.logs import Curve
 from fairseq_posenc.running.progress import format_time, say
-from fairseq_posenc.running.steps import Facts, Step
+from fairseq_posenc.running.steps import Facts, Step, checksum
+from fairseq_posenc.version import __version__
 
 _FIRST = 20  # updates that tell the speed; they are the beginning of the first round
 _LEAST = 1.2  # times the updates before, for a round to be worth its starts
@@ -113,17 +114,17 @@ class Halving:
         settings = replace(self._settings, contenders=tuple(contenders))
         inputs = {
             "candidates": [each.name for each in contenders],
-            "text": str(settings.text),
+            "updates": updates,
+            "text": checksum(settings.text) if settings.text else None,
             "budget": self._budget,
             "how": [settings.family, settings.seeds, settings.read, settings.vocab_size],
             "options": settings.train_args,
+            "version": __version__,
         }
-        folder = settings.out / "rounds" / str(number)
-        planned = Step(folder / "planned", inputs).do(lambda: {"updates": updates})["updates"]
-        say(f"round {number}: {len(contenders)} candidates, to update {planned:,}")
-        done = Step(folder / "done", {**inputs, "updates": planned})
-        facts = done.do(lambda: self._train(replace(settings, updates=planned)))
-        return Round(before, planned, facts["seconds"], _judged(contenders, settings, facts))
+        say(f"round {number}: {len(contenders)} candidates, to update {updates:,}")
+        done = Step(settings.out / "rounds" / str(number), inputs)
+        facts = done.do(lambda: self._train(replace(settings, updates=updates)))
+        return Round(before, updates, facts["seconds"], _judged(contenders, settings, facts))
 
     def _train(self, settings: Settings) -> Facts:
         began = time.monotonic()

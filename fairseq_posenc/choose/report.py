@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 
 from fairseq_posenc.choose.halving import Round
@@ -59,10 +60,10 @@ def real_training(rounds: Sequence[Round], settings: Settings) -> str:
     """Return the command of a whole training with the best candidate."""
     _, best = next(last_of_each(rounds))
     recipe = _RECIPES.get(settings.family, "a_small")
-    spec = best.contender.position_encoding
-    quoted = f"'{spec}'" if "(" in spec else spec
-    length = f"--tokens-per-sample {settings.trained}"
-    return f"fairseq-posenc train {recipe} {quoted} DATA-BIN -- {length}"
+    spec, directions = best.contender[1:]
+    options = ["--tokens-per-sample", str(settings.trained)]
+    options += ["--attention-directions", directions] if directions else []
+    return f"fairseq-posenc train {recipe} {shlex.quote(spec)} DATA-BIN -- {shlex.join(options)}"
 
 
 def record(rounds: Sequence[Round], settings: Settings) -> Record:
