@@ -33,7 +33,9 @@ def start(connection: socket.socket, python: str, words: list) -> None:
         "words": words,
         "python": python,
         "files": inherited(),
-        "ignored": [number for number in SIGNALS if signal.getsignal(number) == signal.SIG_IGN],
+        "ignored": [
+            int(number) for number in SIGNALS if signal.getsignal(number) == signal.SIG_IGN
+        ],
         "directory": os.getcwd(),
         "umask": os.umask(0),
         "environment": dict(os.environ),

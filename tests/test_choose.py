@@ -104,7 +104,6 @@ def parse_args(*words: str) -> argparse.Namespace:
         ("--length 64 --text t --budget 0m", "--budget 0m: write a time"),
         ("--length 64 --text t --encodings none", "--encodings none: name two or more"),
         ("--length 64 --text t", "--text t: No such file"),
-        ("--length 64 --text t --seeds x", "--seeds x: write whole numbers"),
     ],
 )
 def test_bad_options_are_found_before_any_work(words, message, tmp_path, monkeypatch):

@@ -29,13 +29,14 @@ from fairseq_posenc.running.comparison.settings import Settings
 from fairseq_posenc.running.contenders import parse_contenders
 from fairseq_posenc.running.interruption import STOPPED
 from fairseq_posenc.running.logs import Curve, Entry
+from fairseq_posenc.running.options import Parser
 from fairseq_posenc.running.trainings import LOG
 
 DEMO = "none,learned,decbert_diff,m4m"
 
 
 def parse_args(*words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
+    parser = Parser()
     command.add_arguments(parser)
     return parser.parse_args(words)
 
@@ -497,11 +498,11 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("words", "message"),
         [
-            (["--updates", "0"], "--updates 0: must be at least 1"),
-            (["--seeds", "1,x"], "--seeds 1,x: write whole numbers"),
-            (["--seeds=-1"], "--seeds -1: write whole numbers"),
+            (["--updates", "0"], "--updates: must be a whole number of at least 1, not '0'"),
+            (["--seeds", "1,x"], "--seeds: must be whole numbers, as in 1,2,3, not '1,x'"),
+            (["--seeds=-1"], "--seeds: must be whole numbers"),
             (["--lrs", "0.1,fast"], "--lrs 0.1,fast: write numbers"),
-            (["--jobs", "0"], "--jobs 0: must be at least 1"),
+            (["--jobs", "0"], "--jobs: must be a whole number of at least 1, not '0'"),
             (["--", "--lr", "5"], "--lr cannot be set here; use --lrs"),
             (["--vocab-size", "3"], "--vocab-size 3: must be at least"),
             (["--", "--max-update", "5"], "--max-update cannot be set here; use --updates"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import script
+from commands import USER_DIR, script
 from programs import BIN, true_start
 
 pytestmark = pytest.mark.slow
@@ -26,11 +27,27 @@ def python(*words: str, true: bool = False, **how) -> subprocess.CompletedProces
     )
 
 
-def test_torch_is_there_but_nothing_of_fairseq_or_ours():
+def test_torch_and_fairseq_are_there_but_nothing_of_ours():
     found = python("-c", "import sys; print(*sys.modules)").stdout.split()
-    assert "torch" in found
-    assert not [name for name in found if name.startswith("fairseq")]
+    assert {"torch", "fairseq"} <= set(found)
+    assert not [name for name in found if name.startswith(("fairseq_cli", "fairseq_posenc"))]
     assert "torch" not in python("-c", "import sys; print(*sys.modules)", true=True).stdout
+
+
+def test_fairseqs_commands_say_the_same(tmp_path):
+    """Their log is set up before they import fairseq, whose import sets up another one."""
+    words = ["nowhere", "--user-dir", str(USER_DIR), "--arch", "roberta_none_tiny", "--cpu"]
+    told = []
+    for environment in (true_start(), os.environ):
+        done = subprocess.run(
+            [script("fairseq-train"), *words], capture_output=True, text=True, env=environment
+        )
+        lines = [re.sub(r"^[-0-9]+ [0-9:]+ ", "", line) for line in done.stdout.splitlines()]
+        told.append((done.returncode, lines, done.stderr))
+    imported, *said = told[0][1]
+    assert "tensorboardX" in imported
+    assert said
+    assert told[1] == (told[0][0], said, told[0][2])
 
 
 TELL = """

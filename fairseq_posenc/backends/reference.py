@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_posenc.backends.base import Call, Mask, full, row_index, scale_of
+from fairseq_posenc.backends.base import Call, Mask, by_distance, full, scale_of, with_reset
 from fairseq_posenc.encodings.base import Terms
 
 
@@ -53,42 +53,48 @@ def scores(query: Tensor, key: Tensor, terms: Terms) -> Tensor:
     """Return the scores before masks and softmax, ``(B, H, T, S)`` in float32 or float64."""
     assert terms.content_rows is None, "a layer projects them first"
     query, key = full(query), full(key)
-    index = _index(terms, query.size(2), key.size(2), query.device)
+    sizes = query.size(2), key.size(2), terms.first
     dot_products = _of_one_query if query.size(2) == 1 else _of_queries
-    combined, by_table = dot_products(query, key, terms, index)
+    combined, by_table = dot_products(query, key, terms)
     if terms.gain is not None:
-        combined = combined * _by_distance(terms.gain, index)
+        combined = combined * by_distance(full(terms.gain), *sizes)
     for term in by_table:
         combined = combined * term if terms.product else combined + term
     combined = combined * scale_of(terms, query.size(-1))
     if terms.bias is not None:
-        combined = combined + _by_distance(terms.bias, index)
+        combined = combined + by_distance(full(terms.bias), *sizes)
     if terms.pair_bias is not None:
         combined = combined + full(terms.pair_bias)
     return combined
 
 
-def _of_queries(
-    query: Tensor, key: Tensor, terms: Terms, index: Tensor | None
-) -> tuple[Tensor, list[Tensor]]:
+def _of_queries(query: Tensor, key: Tensor, terms: Terms) -> tuple[Tensor, list[Tensor]]:
     """Return the content term and those of both tables, each ``(B, H, T, S)``."""
-    assert index is not None
+    tgt_len, src_len = query.size(2), key.size(2)
     if terms.channel_gain is None:
         content = query @ key.transpose(-1, -2)
     else:
+        index = _index(terms, tgt_len, src_len, query.device)
         content = ChannelGain.apply(query, key, full(terms.channel_gain), index)
     by_table = []
     if terms.query_table is not None:
-        by_table.append(_pick(_products(query, terms.query_table), index))
+        products = _products(query, terms.query_table)
+        pairs = _pairs(products, src_len)
+        if terms.first is not None:
+            pairs = with_reset(pairs, products[..., -2:-1], products[..., -1:], terms.first)
+        by_table.append(pairs)
     if terms.key_table is not None:
-        rows = _pick(_products(key, terms.key_table), index.transpose(-1, -2))
-        by_table.append(rows.transpose(-1, -2))
+        # By key, distances fall from query to query, so the rows come last one first.
+        rows = terms.key_table[:, : tgt_len + src_len - 1].flip(1)
+        pairs = _pairs(_products(key, rows), tgt_len).transpose(2, 3)
+        if terms.first is not None:
+            here, there = _products(key, terms.key_table[:, -2:]).unsqueeze(2).unbind(-1)
+            pairs = with_reset(pairs, here, there, terms.first)
+        by_table.append(pairs)
     return content, by_table
 
 
-def _of_one_query(
-    query: Tensor, key: Tensor, terms: Terms, index: Tensor | None
-) -> tuple[Tensor, list[Tensor]]:
+def _of_one_query(query: Tensor, key: Tensor, terms: Terms) -> tuple[Tensor, list[Tensor]]:
     """Return what :func:`_of_queries` does, where T is 1."""
     by_key, with_content = terms.key_table, query
     plain_sum = terms.first is None and not terms.multiplies
@@ -98,13 +104,14 @@ def _of_one_query(
     if terms.channel_gain is None:
         content = with_content @ key.transpose(-1, -2)
     else:
-        gain = _of_keys(terms.channel_gain, index)
+        gain = _of_keys(terms.channel_gain, terms, key.size(2))
         content = (query * gain * key).sum(-1).unsqueeze(2)
     by_table = []
     if terms.query_table is not None:
-        by_table.append(_products_of_one(query, _of_keys(terms.query_table, index)))
+        rows = _of_keys(terms.query_table, terms, key.size(2))
+        by_table.append(_products_of_one(query, rows))
     if by_key is not None:
-        rows = _of_keys(by_key, index)
+        rows = _of_keys(by_key, terms, key.size(2))
         by_table.append((key * rows).sum(-1).unsqueeze(2))
     return content, by_table
 
@@ -119,7 +126,7 @@ def softmax(scores: Tensor, mask: Mask) -> Tensor:
         return scores.softmax(-1)
     # A finite fill, then exact zeros: a row of -inf would give NaN, also in the gradient.
     weights = scores.masked_fill(forbidden, torch.finfo(scores.dtype).min).softmax(-1)
-    return weights.masked_fill(forbidden, 0.0)
+    return weights.masked_fill(forbidden, 0.0) if mask.may_hide_all else weights
 
 
 class ChannelGain(torch.autograd.Function):
@@ -136,7 +143,7 @@ class ChannelGain(torch.autograd.Function):
         total = query.new_zeros(*query.shape[:3], key.size(2))
         for t in range(query.size(-1)):
             products = query[..., t, None] * key[..., None, :, t]
-            total += products * _by_distance(gain[..., t], index)
+            total += products * _picked(gain[..., t], index)
         return total
 
     @staticmethod
@@ -146,7 +153,7 @@ class ChannelGain(torch.autograd.Function):
         grads = [torch.zeros_like(x) for x in (query, key, gain)]
         for t in range(query.size(-1)):
             q, k = query[..., t, None], key[..., None, :, t]
-            by_gain = grad * _by_distance(gain[..., t], index)
+            by_gain = grad * _picked(gain[..., t], index)
             grads[0][..., t] = (by_gain * k).sum(-1)
             grads[1][..., t] = (by_gain * q).sum(-2)
             grads[2][..., t] = _sum_by_distance(grad * q * k, index, gain.shape[:2])
@@ -166,20 +173,36 @@ def _sum_by_distance(x: Tensor, index: Tensor, shape: torch.Size) -> Tensor:
 def _values_by_distance(weights: Tensor, terms: Terms) -> Tensor:
     """Return ``sum_j w_ij V_r``, ``(B, H, T, D)``: the weights are first added up by distance."""
     assert terms.value_table is not None
-    index = _index(terms, weights.size(2), weights.size(3), weights.device)
-    if weights.size(2) == 1:
-        return weights @ _of_keys(terms.value_table, index)
-    assert index is not None
+    tgt_len, src_len = weights.shape[2:]
+    if tgt_len == 1:
+        return weights @ _of_keys(terms.value_table, terms, src_len)
+    index = _index(terms, tgt_len, src_len, weights.device)
     table = full(terms.value_table)
     summed = weights.new_zeros(*weights.shape[:3], table.size(1))
     return summed.scatter_add(-1, index.unsqueeze(1).expand(weights.shape), weights) @ table
 
 
-def _index(terms: Terms, tgt_len: int, src_len: int, device: torch.device) -> Tensor | None:
-    """Return the table rows of all pairs, or None where they are a table's rows in their order."""
-    if tgt_len == 1 and terms.first is None:
-        return None
-    return row_index(terms, tgt_len, src_len, device)
+def _index(terms: Terms, tgt_len: int, src_len: int, device: torch.device) -> Tensor:
+    """Return the table row of each query and key, ``(1 or B, T, S)`` of int64."""
+    rows = tgt_len + src_len - 1
+    index = torch.arange(rows, device=device)[None]
+    pairs = by_distance(index, tgt_len, src_len)
+    if terms.first is not None:
+        pairs = with_reset(pairs, rows, rows + 1, terms.first)
+    return pairs[:, 0]
+
+
+def _pairs(products: Tensor, others: int) -> Tensor:
+    """Return products of n tokens with rows, by token and other: ``(B, H, n, others)``, a view.
+
+    Args:
+        products: ``(B, H, n, R)``. Each token's others begin one row before those of the token
+            before it: in a flat list, at the same place of lines that are shorter by one.
+        others: how many there are.
+    """
+    tokens, rows = products.shape[2:]
+    lines = products.flatten(2)[..., tokens - 1 : tokens * rows - 1]
+    return lines.unflatten(2, (tokens, rows - 1))[..., :others]
 
 
 def _products(x: Tensor, table: Tensor) -> Tensor:
@@ -200,21 +223,14 @@ def _products_of_one(query: Tensor, rows: Tensor) -> Tensor:
     return by_head.transpose(0, 1).unsqueeze(2)
 
 
-def _by_distance(table: Tensor, index: Tensor | None) -> Tensor:
-    """Return the entries of ``(G, R)`` at ``(1 or B, T, S)``: ``(1 or B, G, T, S)``."""
-    return full(table)[None, :, None] if index is None else _picked(table, index)
-
-
-def _of_keys(table: Tensor, index: Tensor | None) -> Tensor:
+def _of_keys(table: Tensor, terms: Terms, src_len: int) -> Tensor:
     """Return the rows of ``(G, R, D)`` at a single query's keys, ``(1 or B, G, S, D)``."""
-    return full(table).unsqueeze(0) if index is None else _picked(table, index[:, 0])
+    table = full(table)[None, :, None]
+    rows = table[:, :, :, :src_len]
+    if terms.first is not None:
+        rows = with_reset(rows, table[..., -2:-1, :], table[..., -1:, :], terms.first)
+    return rows.squeeze(2)
 
 
 def _picked(table: Tensor, index: Tensor) -> Tensor:
-    return full(table)[:, index].transpose(0, 1)
-
-
-def _pick(x: Tensor, index: Tensor) -> Tensor:
-    """Return ``x[b, h, t, index[b, t, s]]`` of ``(B, H, T, R)``: ``(B, H, T, S)``."""
-    shape = (*x.shape[:3], index.size(-1))
-    return x.gather(-1, index.unsqueeze(1).expand(shape))
+    return table[:, index].transpose(0, 1)

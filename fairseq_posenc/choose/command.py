@@ -14,12 +14,12 @@ from fairseq_posenc.evidence import measured
 from fairseq_posenc.running.comparison.corpus import read_text
 from fairseq_posenc.running.comparison.settings import Settings
 from fairseq_posenc.running.contenders import parse_contenders
+from fairseq_posenc.running.files import write_whole
 from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
 from fairseq_posenc.running.locking import own_folder
-from fairseq_posenc.running.options import add_json, add_out, count
+from fairseq_posenc.running.options import add_count, add_jobs, add_json, add_out, add_seeds, count
 from fairseq_posenc.running.progress import format_time, say
-from fairseq_posenc.running.steps import write_whole
-from fairseq_posenc.running.trainings import parse_jobs, parse_seeds
+from fairseq_posenc.running.trainings import default_jobs
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 _TIME = re.compile(r"(\d+)([smh])")
@@ -30,15 +30,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--family", choices=measured.FAMILIES, required=True, help="of models")
     add("--length", type=count, required=True, metavar="N", help="of what is read, in tokens")
-    add("--trained", type=count, metavar="N", help="length of training (default: --length)")
+    add_count(parser, "--trained", "length of training, in tokens (default: --length)")
     add("--text", type=Path, help="UTF-8 text to train candidates on; without it records answer")
     add("--budget", metavar="TIME", default="30m", help="as in 90s, 30m, 2h (default: %(default)s)")
     add(
         "--encodings", help="candidates, separated by commas (default: those the records put first)"
     )
-    add("--seeds", default="1,2,3", help="a training of each with each (default: %(default)s)")
-    add("--vocab-size", type=count, metavar="N", default=512, help="sentencepieces (%(default)s)")
-    add("--jobs", type=int, help="trainings at a time (default: one on each core, or on the GPU)")
+    add_seeds(parser, (1, 2, 3))
+    add_count(parser, "--vocab-size", "number of sentencepieces", 512)
+    add_jobs(parser, "one on each core, or on the GPU")
     add_out(parser, told="choose-NAME for --text NAME.txt")
     add_json(parser)
     add("train_args", nargs="*", metavar="-- OPTION", help="for fairseq-train, as in compare")
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     if args.text is None:
         print(answer(question))
         return 0
-    settings, jobs = _settings(question, args), parse_jobs(args.jobs)
+    settings, jobs = _settings(question, args), args.jobs or default_jobs()
     budget = _seconds(args.budget)
     read_text(args.text)  # so that a wrong one is told before anything is made
     with any_end_like_ctrl_c(CONTINUES), own_folder(settings.out, (REPORT, RECORD)) as lock:
@@ -98,7 +98,7 @@ def _settings(question: Question, args: argparse.Namespace) -> Settings:
         text=args.text,
         contenders=contenders,
         updates=1,
-        seeds=parse_seeds(args.seeds),
+        seeds=args.seeds,
         vocab_size=args.vocab_size,
         family=question.family,
         read=question.length,

@@ -22,9 +22,10 @@ from fairseq_posenc.running.comparison.judging import Judged, Outcome
 from fairseq_posenc.running.comparison.pipeline import Pipeline
 from fairseq_posenc.running.comparison.settings import Settings
 from fairseq_posenc.running.contenders import Contender
+from fairseq_posenc.running.files import checksum
 from fairseq_posenc.running.logs import Curve
 from fairseq_posenc.running.progress import format_time, say
-from fairseq_posenc.running.steps import Facts, Step, checksum
+from fairseq_posenc.running.steps import Facts, Step
 from fairseq_posenc.version import __version__
 
 _FIRST = 20  # updates that tell the speed; they are the beginning of the first round

@@ -18,8 +18,8 @@ from fairseq_posenc.reporting.record import Record, own_command
 from fairseq_posenc.running.comparison.judging import Judged, Outcome
 from fairseq_posenc.running.comparison.pipeline import Results
 from fairseq_posenc.running.comparison.settings import CAUSAL, MASKED, Settings
+from fairseq_posenc.running.files import write_whole
 from fairseq_posenc.running.progress import format_time, say
-from fairseq_posenc.running.steps import write_whole
 
 REPORT, PICTURE, RECORD = "report.md", "curves.png", "compare.json"
 

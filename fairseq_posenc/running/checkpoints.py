@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import warnings
 from pathlib import Path
@@ -13,6 +12,7 @@ from fairseq import checkpoint_utils
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.running import host  # noqa: F401  (registers models and tasks)
+from fairseq_posenc.running.files import written_whole
 from fairseq_posenc.transformer.mending import newest
 from fairseq_posenc.transformer.reading import open_mapped, reading
 
@@ -59,14 +59,11 @@ def write_state(state: State, path: Path) -> None:
     Raises:
         UserError: it cannot be written.
     """
-    temporary = path.with_name(f"{path.name}.new")
     try:
-        torch.save(state, temporary)
-        os.replace(temporary, path)
+        with written_whole(path) as temporary:
+            torch.save(state, temporary)
     except (OSError, RuntimeError) as error:  # torch tells a full disk as a RuntimeError
         raise UserError(f"{path} could not be written: {error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def updates_of(state: State) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Callable, NamedTuple, Optional
+from typing import Callable, NamedTuple
 
 from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.running.checkpoints import updates_done
@@ -44,6 +44,11 @@ class Trial(NamedTuple):
     train: Sequence[str]
     measure: Sequence[str]
     read: Callable[[list[str]], Facts]
+
+
+def default_jobs() -> int:
+    """Return how many trainings to run at a time: one on a GPU, else one on each core."""
+    return 1 if choose_device() == "cuda" else cores()
 
 
 def training_options(folder: Path, updates: int, seed: int, every: int) -> list[str]:
@@ -154,29 +159,6 @@ def perplexity(lines: list[str]) -> Facts:
     """Return the perplexity on the validation text from what ``fairseq-validate`` printed."""
     entries = [entry for entry in map(parse_line, lines) if entry]
     return {"perplexity": entries[-1].perplexity} if entries else {}
-
-
-def parse_seeds(text: str) -> tuple[int, ...]:
-    """Return the seeds of an option ``--seeds``, each once.
-
-    Raises:
-        UserError: it is no list of whole numbers from 0 on.
-    """
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() for word in words):
-        raise UserError(f"--seeds {text}: write whole numbers, as in 1,2,3")
-    return tuple(dict.fromkeys(map(int, words)))
-
-
-def parse_jobs(jobs: Optional[int]) -> int:
-    """Return the value of an option ``--jobs``; by default one on a GPU, else one on each core.
-
-    Raises:
-        UserError: it is less than 1.
-    """
-    if jobs is not None and jobs < 1:
-        raise UserError(f"--jobs {jobs}: must be at least 1")
-    return jobs or (1 if choose_device() == "cuda" else cores())
 
 
 def _facts(folder: Path) -> Facts:

@@ -47,6 +47,7 @@ TRAIN_OPTIONS = {
 }
 
 LEARNING_RATE = "0.003"
+_FEWEST = 16  # sentencepieces
 
 # Options that the comparison sets itself, and what to use in their place.
 RESERVED = {
@@ -95,12 +96,8 @@ class Settings:
     train_args: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for option, value, least in (
-            ("--updates", self.updates, 1),
-            ("--vocab-size", self.vocab_size, 16),
-        ):
-            if value < least:
-                raise UserError(f"{option} {value}: must be at least {least}")
+        if self.vocab_size < _FEWEST:
+            raise UserError(f"--vocab-size {self.vocab_size}: must be at least {_FEWEST}")
         for contender in self.contenders:
             if self.family == CAUSAL and contender.directions:
                 raise UserError(
