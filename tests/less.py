@@ -24,7 +24,7 @@ OPTIONS = {
     "compare": AT_ONCE,
     "export": ["--tokens", "words"],
     "glue": QUICK,
-    "probe": ["--updates", "2", "--trained", "6", "--lengths", "4,8", "--seeds", "1"],
+    "probe": ["--updates", "2", "--trained", "6", "--lengths", "8", "--seeds", "1"],
     "squad train": SQUAD,
     "train": ["--dry-run"],
     "ablation": ["--dry-run"],
