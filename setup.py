@@ -23,6 +23,8 @@ TRITON = ['triton; sys_platform == "linux"']
 NLTK = ["nltk"]
 # Drives the Chromium of the system, which the attention report is tested in.
 BROWSER = ["playwright"]
+# The site of docs/.
+SITE = ["furo", "myst-parser", "sphinx"]
 # Corpora that are published as Parquet.
 PARQUET = ["pyarrow"]
 # Runs of GLUE as jobs of a cluster.
@@ -72,6 +74,7 @@ setup(
         "parquet": PARQUET,
         "submitit": SUBMITIT,
         "browser": BROWSER,
+        "site": SITE,
         "tensorboard": TENSORBOARD,
         "wandb": WANDB,
         "dev": DEV + PLOT + HF + OLD_HF + NLTK + PARQUET + SUBMITIT + TENSORBOARD + TRITON,

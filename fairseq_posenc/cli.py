@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from fairseq_posenc.examples import EXAMPLES
 from fairseq_posenc.running.ending import ended
-from fairseq_posenc.running.options import show_examples
+from fairseq_posenc.running.options import Parser, show_examples
 from fairseq_posenc.version import __version__
 
 
@@ -127,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="fairseq-posenc", description="Position encodings as parts of fairseq's Transformers."
     )
     parser.add_argument("--version", action="version", version=__version__)

@@ -1,4 +1,4 @@
-"""The generated documentation: README's table, encodings' pages, the papers' rows."""
+"""The generated documentation: the encodings' table and pages, the papers' rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRAINED = "models/models/{}/lr-0.003-seed-1/checkpoint_best.pt"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fairseq-posenc docs``."""
-    parser.add_argument("--root", type=Path, default=Path(), help="folder of README.md and docs/")
+    parser.add_argument("--root", type=Path, default=Path(), help="folder of docs/")
     parser.add_argument("--check", action="store_true", help="only say whether all is up to date")
 
 
@@ -29,10 +29,10 @@ def run(args: argparse.Namespace) -> int:
     """Write the generated parts of the documentation, or check them.
 
     Raises:
-        UserError: with ``--check``, a file is out of date; or the README has no place for it.
+        UserError: with ``--check``, a file is out of date; or the table has no place.
     """
     folder = args.root / "docs" / "encodings"
-    texts = {args.root / "README.md": readme(args.root / "README.md")}
+    texts = {folder / "README.md": overview(folder / "README.md")}
     texts[args.root / "docs" / "papers.md"] = papers.page()
     texts.update(layouts.files(args.root))
     texts.update({folder / f"{name}.md": encoding_page(name) for name in registry.names()})
@@ -47,8 +47,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def readme(path: Path) -> str:
-    """Return the README with the table of encodings between its markers."""
+def overview(path: Path) -> str:
+    """Return the page of all encodings with their table between its markers."""
     old = path.read_text(encoding="utf-8")
     if START not in old or END not in old:
         raise UserError(f"{path} has no line {START!r}, or none {END!r} after it")
@@ -62,7 +62,7 @@ def table() -> str:
     for name in registry.names():
         formula, _ = equations.split(catalogue.page(name).equation)
         options = ", ".join(f"`{option}`" for option in registry.options(name)) or "-"
-        link = f"[`{name}`](docs/encodings/{name}.md)"
+        link = f"[`{name}`]({name}.md)"
         number = f"{catalogue.count_at_base_size(name):,}"
         where = catalogue.families(name)
         rows.append((link, f"${equations.to_latex(formula)}$", where, options, number))

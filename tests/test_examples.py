@@ -29,7 +29,8 @@ TINY = (
 # and what cut the text of the tests.
 LESS = {
     "export": "--tokens words",
-    "compare": "--updates 2 --vocab-size 30",
+    "compare": "--updates 2 --vocab-size 30 --seeds 1",
+    "bleu": "--num-shards 1",
     "squad train": " ".join(squad.changes(**{"optimization.max_epoch": 1})),
     "probe": "--updates 2 --trained 6 --lengths 4,8 --seeds 1",
     "train": "--dry-run",

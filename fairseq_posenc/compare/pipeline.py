@@ -106,15 +106,17 @@ class Pipeline:
         return Step(self._settings.out / "data", inputs)
 
     def _make_data(self, folder: Path) -> Facts:
-        vocab_size = self._settings.vocab_size
+        vocab_size, binary = self._settings.vocab_size, data_folder(self._settings)
         say(f"text: learning {vocab_size:,} sentencepieces, then fairseq-preprocess")
-        pieces.train_pieces(self._text / "train.txt", folder / "sentencepiece", vocab_size)
+        binary.mkdir()
+        # Beside the dictionary, where all that reads text with a model looks for what cut it.
+        pieces.train_pieces(self._text / "train.txt", binary / "sentencepiece", vocab_size)
         tokens = {}
         for part in ("train", "valid"):
             text, encoded = self._text / f"{part}.txt", folder / f"{part}.pieces"
-            tokens[f"{part}_tokens"] = pieces.encode(folder / "sentencepiece.model", text, encoded)
+            tokens[f"{part}_tokens"] = pieces.encode(binary / "sentencepiece.model", text, encoded)
         command = [
-            *("fairseq-preprocess", "--only-source", "--destdir", str(data_folder(self._settings))),
+            *("fairseq-preprocess", "--only-source", "--destdir", str(binary)),
             *("--trainpref", str(folder / "train.pieces")),
             *("--validpref", str(folder / "valid.pieces")),
         ]

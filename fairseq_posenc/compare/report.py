@@ -16,8 +16,8 @@ from fairseq_posenc.reporting.intervals import NOTE
 from fairseq_posenc.reporting.learning import draw_lines
 from fairseq_posenc.reporting.pictures import can_draw
 from fairseq_posenc.reporting.record import Record, own_command
+from fairseq_posenc.running.files import write_whole
 from fairseq_posenc.running.progress import format_time, say
-from fairseq_posenc.running.steps import write_whole
 
 REPORT, PICTURE, RECORD = "report.md", "curves.png", "compare.json"
 

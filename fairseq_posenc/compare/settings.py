@@ -27,6 +27,7 @@ TRAIN_OPTIONS = (
 )
 
 LEARNING_RATE = "0.003"
+_FEWEST = 16  # sentencepieces
 
 # Options that the comparison sets itself, and what to use in their place.
 RESERVED = {
@@ -69,12 +70,8 @@ class Settings:
     train_args: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for option, value, least in (
-            ("--updates", self.updates, 1),
-            ("--vocab-size", self.vocab_size, 16),
-        ):
-            if value < least:
-                raise UserError(f"{option} {value}: must be at least {least}")
+        if self.vocab_size < _FEWEST:
+            raise UserError(f"--vocab-size {self.vocab_size}: must be at least {_FEWEST}")
         for lr in self.lrs:
             if not _is_rate(lr):
                 raise UserError(f"--lrs {','.join(self.lrs)}: write numbers, as in 0.001,0.003")

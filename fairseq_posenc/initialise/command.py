@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from fairseq_posenc.initialise.matching import RULES, Parameter, Start, match
 from fairseq_posenc.initialise.target import SIZES, Choice, arguments, build, training_options
 from fairseq_posenc.running.checkpoints import write_state
+from fairseq_posenc.running.options import add_count
 from fairseq_posenc.running.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.running.starts import check_out, start_of
 from fairseq_posenc.transformer.options import resolve
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arch", required=True, metavar="NAME", help="as in roberta_m4m")
     parser.add_argument("--position-encoding", metavar="SPEC", help="default: the architecture's")
     parser.add_argument("--attention-directions", metavar="LIST", help="as in lr,rl; likewise")
-    parser.add_argument("--max-positions", type=int, metavar="N", help="default: the source's")
+    add_count(parser, "--max-positions", "default: the source's")
     parser.add_argument(
         "--extend", choices=RULES, help="how tables by position become longer (default: refuse)"
     )

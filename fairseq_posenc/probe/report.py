@@ -11,8 +11,8 @@ from fairseq_posenc.probe.results import Results
 from fairseq_posenc.reporting import markdown
 from fairseq_posenc.reporting.intervals import NOTE, Interval
 from fairseq_posenc.reporting.record import Record, own_command
+from fairseq_posenc.running.files import write_whole
 from fairseq_posenc.running.progress import format_time
-from fairseq_posenc.running.steps import write_whole
 
 REPORT, RECORD, PICTURE = "probe.md", "probe.json", "probe.png"
 

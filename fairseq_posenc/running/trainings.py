@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Callable, NamedTuple, Optional
+from typing import Callable, NamedTuple
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.running.checkpoints import updates_done
@@ -148,29 +148,6 @@ def perplexity(lines: list[str]) -> Facts:
     """Return the perplexity on the validation text from what ``fairseq-validate`` printed."""
     entries = [entry for entry in map(parse_line, lines) if entry]
     return {"perplexity": entries[-1].perplexity} if entries else {}
-
-
-def parse_seeds(text: str) -> tuple[int, ...]:
-    """Return the seeds of an option ``--seeds``, each once.
-
-    Raises:
-        UserError: it is no list of whole numbers from 0 on.
-    """
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() for word in words):
-        raise UserError(f"--seeds {text}: write whole numbers, as in 1,2,3")
-    return tuple(dict.fromkeys(map(int, words)))
-
-
-def parse_jobs(jobs: Optional[int]) -> int:
-    """Return the value of an option ``--jobs``, or its default.
-
-    Raises:
-        UserError: it is less than 1.
-    """
-    if jobs is not None and jobs < 1:
-        raise UserError(f"--jobs {jobs}: must be at least 1")
-    return jobs or default_jobs()
 
 
 def _facts(folder: Path) -> Facts:
