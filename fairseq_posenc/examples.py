@@ -23,7 +23,7 @@ EXAMPLES = {
     ],
     "translate": [
         'fairseq-posenc translate --checkpoint fr-en.pt --data data-bin/fr-en "Un homme dort."',
-        "fairseq-posenc translate --checkpoint fr-en.pt --input test.fr --plain",
+        "fairseq-posenc translate --checkpoint fr-en.pt --input test.fr --plain --bf16",
         "fairseq-posenc translate --checkpoint fr-en.pt --example",
     ],
     "bleu": [
@@ -50,13 +50,13 @@ EXAMPLES = {
         "fairseq-posenc squad train --checkpoint roberta.base/model.pt --data data-bin/squad20 "
         "--out squad",
         "fairseq-posenc squad train --checkpoint roberta.base/model.pt --data data-bin/squad20 "
-        "--out slow --set optimization.lr=[1e-5]",
+        "--out slow --bf16 --set optimization.lr=[1e-5]",
     ],
     "squad predict": [
         "fairseq-posenc squad predict --checkpoint squad/checkpoint_last.pt "
         "--questions dev-v2.0.json --out squad/dev",
         "fairseq-posenc squad predict --checkpoint squad/checkpoint_last.pt "
-        "--questions dev-v2.0.json --out squad/dev --device cpu --json",
+        "--questions dev-v2.0.json --out squad/dev --device cpu --bf16 --json",
     ],
     "squad score": [
         "fairseq-posenc squad score dev-v2.0.json squad/dev/predictions.json",
@@ -86,7 +86,7 @@ EXAMPLES = {
         "fairseq-posenc glue --checkpoint bert.pt --data data-bin/glue --protocol m4m "
         "--tasks CoLA --dry-run",
         "fairseq-posenc glue --checkpoint bert.pt --data data-bin/glue --protocol decbert "
-        "--tasks CoLA --seeds 1 --set model.dropout=0.2",
+        "--tasks CoLA --seeds 1 --bf16 --set model.dropout=0.2",
     ],
     "report": [
         "fairseq-posenc report --tables all",

@@ -15,6 +15,7 @@ import gc
 import importlib
 import logging
 import marshal
+import multiprocessing.spawn
 import os
 import re
 import runpy
@@ -90,6 +91,7 @@ def become(asked: dict[str, Any], files: list[int]) -> list[str]:
     os.environ.clear()
     os.environ.update(asked["environment"])
     sys.executable = asked["python"]
+    multiprocessing.spawn.set_executable(sys.executable)
     if action := os.environ.get("PYTHONWARNINGS"):
         warnings.simplefilter(action, append=True)
     if os.environ.get("PYTHONUNBUFFERED"):

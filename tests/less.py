@@ -21,6 +21,7 @@ AT_ONCE = ["--seeds", "1", "--lrs", "0.003", "--updates", "1", "--vocab-size", "
 OPTIONS = {
     "choose": ["--seeds", "1", "--vocab-size", "34", "--budget", "1s", "--encodings", "none,rope"],
     "compare": AT_ONCE,
+    "bleu": ["--num-shards", "1"],
     "export": ["--tokens", "words"],
     "glue": QUICK,
     "probe": ["--updates", "2", "--trained", "6", "--lengths", "4,8", "--seeds", "1"],

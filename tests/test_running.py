@@ -233,13 +233,17 @@ class TestOptions:
         ("words", "words_of_hydra"),
         [
             ("", []),
-            ("--fp16", ["common.fp16=true", "common.bf16=false"]),
-            ("--bf16 --device cuda", ["common.fp16=false", "common.bf16=true"]),
+            ("--fp16 --device cuda", ["common.fp16=true", "common.bf16=false"]),
+            ("--bf16", ["common.fp16=false", "common.bf16=true"]),
             ("--device cpu", ["common.cpu=true", "common.fp16=false", "common.bf16=false"]),
         ],
     )
     def test_precision_in_words_of_hydra(self, words: str, words_of_hydra: list[str]) -> None:
-        assert hydra_words(self.parse(*words.split())) == words_of_hydra
+        given = self.parse(*words.split())
+        assert hydra_words(given, here=False) == words_of_hydra
+        if "cuda" in words and not torch.cuda.is_available():
+            with pytest.raises(UserError, match="torch finds no GPU here"):
+                hydra_words(given)
 
     @pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), (None, torch.float32)])
     def test_a_model_is_placed_as_asked_for(self, name: str | None, dtype: torch.dtype) -> None:

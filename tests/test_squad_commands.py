@@ -98,7 +98,7 @@ def files():
     command += ["--dict", folder / "dict.txt", "--out", folder / "bin"]
     command = [str(word) for word in command]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "questions left out 0, answers moved 0, answers in no window 0" in done.stdout
+    assert "0 questions left out, 0 answers moved, 0 answers in no window" in done.stdout
     args = Namespace(
         arch="roberta_learned_tiny",
         encoder_layers=2,

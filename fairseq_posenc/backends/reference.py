@@ -7,13 +7,12 @@ order of the keys, and no product is computed for other pairs.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from fairseq_posenc.backends.base import Call, Mask, by_distance, full, scale_of, with_reset
+from fairseq_posenc.backends.indexed import ChannelGain, pick, row_index
 from fairseq_posenc.encodings.base import Terms
 
 
@@ -71,26 +70,24 @@ def scores(query: Tensor, key: Tensor, terms: Terms) -> Tensor:
 def _of_queries(query: Tensor, key: Tensor, terms: Terms) -> tuple[Tensor, list[Tensor]]:
     """Return the content term and those of both tables, each ``(B, H, T, S)``."""
     tgt_len, src_len = query.size(2), key.size(2)
+    index = None  # of the pairs' rows; without a reset, views have them in their places
+    if terms.first is not None or terms.channel_gain is not None:
+        index = row_index(terms, tgt_len, src_len, query.device)
     if terms.channel_gain is None:
         content = query @ key.transpose(-1, -2)
     else:
-        index = _index(terms, tgt_len, src_len, query.device)
         content = ChannelGain.apply(query, key, full(terms.channel_gain), index)
     by_table = []
     if terms.query_table is not None:
         products = _products(query, terms.query_table)
-        pairs = _pairs(products, src_len)
-        if terms.first is not None:
-            pairs = with_reset(pairs, products[..., -2:-1], products[..., -1:], terms.first)
-        by_table.append(pairs)
+        by_table.append(_pairs(products, src_len) if index is None else pick(products, index))
     if terms.key_table is not None:
-        # By key, distances fall from query to query, so the rows come last one first.
-        rows = terms.key_table[:, : tgt_len + src_len - 1].flip(1)
-        pairs = _pairs(_products(key, rows), tgt_len).transpose(2, 3)
-        if terms.first is not None:
-            here, there = _products(key, terms.key_table[:, -2:]).unsqueeze(2).unbind(-1)
-            pairs = with_reset(pairs, here, there, terms.first)
-        by_table.append(pairs)
+        if index is None:
+            # By key, distances fall from query to query, so the rows come last one first.
+            by_key = _pairs(_products(key, terms.key_table.flip(1)), tgt_len)
+        else:
+            by_key = pick(_products(key, terms.key_table), index.transpose(1, 2))
+        by_table.append(by_key.transpose(2, 3))
     return content, by_table
 
 
@@ -129,67 +126,16 @@ def softmax(scores: Tensor, mask: Mask) -> Tensor:
     return weights.masked_fill(forbidden, 0.0) if mask.may_hide_all else weights
 
 
-class ChannelGain(torch.autograd.Function):
-    """Dot products with a gain for each channel, ``sum_t q_it k_jt a_rt``.
-
-    No matrix product computes it, so it is summed channel by channel, forward and backward; then no
-    tensor of size T * S * D is ever held.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, gain: Tensor, index: Tensor) -> Tensor:
-        """Return ``(B, H, T, S)`` of ``(B, H, T, D)``, ``(B, H, S, D)``, ``(G, R, D)``."""
-        ctx.save_for_backward(query, key, gain, index)
-        total = query.new_zeros(*query.shape[:3], key.size(2))
-        for t in range(query.size(-1)):
-            products = query[..., t, None] * key[..., None, :, t]
-            total += products * _picked(gain[..., t], index)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        """Return the gradients of query, key and gain."""
-        query, key, gain, index = ctx.saved_tensors
-        grads = [torch.zeros_like(x) for x in (query, key, gain)]
-        for t in range(query.size(-1)):
-            q, k = query[..., t, None], key[..., None, :, t]
-            by_gain = grad * _picked(gain[..., t], index)
-            grads[0][..., t] = (by_gain * k).sum(-1)
-            grads[1][..., t] = (by_gain * q).sum(-2)
-            grads[2][..., t] = _sum_by_distance(grad * q * k, index, gain.shape[:2])
-        return grads[0], grads[1], grads[2], None
-
-
-def _sum_by_distance(x: Tensor, index: Tensor, shape: torch.Size) -> Tensor:
-    """Return the sums of ``(B, H, T, S)`` over equal rows of ``index``: ``(G, R)``."""
-    groups, rows = shape
-    if groups == 1:
-        x = x.sum(1, keepdim=True)
-    summed = x.new_zeros(*x.shape[:2], rows)
-    flat = index.expand(x.size(0), *index.shape[1:]).flatten(1).unsqueeze(1)
-    return summed.scatter_add(-1, flat.expand(-1, x.size(1), -1), x.flatten(2)).sum(0)
-
-
 def _values_by_distance(weights: Tensor, terms: Terms) -> Tensor:
     """Return ``sum_j w_ij V_r``, ``(B, H, T, D)``: the weights are first added up by distance."""
     assert terms.value_table is not None
     tgt_len, src_len = weights.shape[2:]
     if tgt_len == 1:
         return weights @ _of_keys(terms.value_table, terms, src_len)
-    index = _index(terms, tgt_len, src_len, weights.device)
+    index = row_index(terms, tgt_len, src_len, weights.device)
     table = full(terms.value_table)
     summed = weights.new_zeros(*weights.shape[:3], table.size(1))
     return summed.scatter_add(-1, index.unsqueeze(1).expand(weights.shape), weights) @ table
-
-
-def _index(terms: Terms, tgt_len: int, src_len: int, device: torch.device) -> Tensor:
-    """Return the table row of each query and key, ``(1 or B, T, S)`` of int64."""
-    rows = tgt_len + src_len - 1
-    index = torch.arange(rows, device=device)[None]
-    pairs = by_distance(index, tgt_len, src_len)
-    if terms.first is not None:
-        pairs = with_reset(pairs, rows, rows + 1, terms.first)
-    return pairs[:, 0]
 
 
 def _pairs(products: Tensor, others: int) -> Tensor:
@@ -230,7 +176,3 @@ def _of_keys(table: Tensor, terms: Terms, src_len: int) -> Tensor:
     if terms.first is not None:
         rows = with_reset(rows, table[..., -2:-1, :], table[..., -1:, :], terms.first)
     return rows.squeeze(2)
-
-
-def _picked(table: Tensor, index: Tensor) -> Tensor:
-    return table[:, index].transpose(0, 1)

@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace, pretrained: Pretrained, out: Path) -> list[Run]:
-    changes = [*hydra_words(args), *args.changes]
+    changes = [*hydra_words(args, here=not args.submitit), *args.changes]
     request = Request(args.protocol, out, args.configs, pretrained, changes)
     runs = []
     for task in parse_tasks(args.tasks):

@@ -66,8 +66,18 @@ class Computing(NamedTuple):
 PLAIN = Computing()
 
 
-def hydra_words(args: Namespace) -> list[str]:
-    """Return what ``--device``, ``--fp16`` and ``--bf16`` are in settings of fairseq's."""
+def hydra_words(args: Namespace, here: bool = True) -> list[str]:
+    """Return what ``--device``, ``--fp16`` and ``--bf16`` are in settings of fairseq's.
+
+    Args:
+        args: with these options.
+        here: whether it is this machine that computes.
+
+    Raises:
+        UserError: see :func:`choose_device`.
+    """
+    if here:
+        choose_device(args.device, args.fp16)
     words = ["common.cpu=true"] if args.device == "cpu" else []
     if args.fp16 or args.bf16 or words:
         values = {"fp16": args.fp16, "bf16": args.bf16}

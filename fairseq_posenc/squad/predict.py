@@ -12,7 +12,7 @@ from fairseq.data import Dictionary, data_utils
 from fairseq.dataclass.utils import overwrite_args_by_name
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.running.checkpoints import State, load_state
+from fairseq_posenc.running.checkpoints import State, data_folder, load_state
 from fairseq_posenc.running.devices import PLAIN, Computing
 from fairseq_posenc.running.progress import bar
 from fairseq_posenc.squad.data import Question
@@ -66,11 +66,7 @@ class Predictor:
             raise UserError(
                 f"--checkpoint {path}: was not fine-tuned on SQuAD; fairseq-posenc squad train does"
             )
-        folder = data or Path(state["cfg"].task.data)
-        if not folder.is_dir():
-            raise UserError(
-                f"{folder}, which {path} was trained on, is not there: name it with --data"
-            )
+        folder = data_folder(path, state, data)
         data_bin = open_data_bin(folder)
         overwrite_args_by_name(state["cfg"], {"data": str(folder), "init_positions": False})
         (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], state=state)
