@@ -36,6 +36,7 @@ WANDB = ["wandb"]
 # Folders that stand at the top of a checkout, and are within the package in a wheel.
 PREPROCESS = ["preprocess", *(f"preprocess.{name}" for name in find_packages("preprocess"))]
 CONFIGS = ["finetune_configs", "finetune_configs.glue"]
+RESULTS = "docs.results"
 
 setup(
     name="fairseq-posenc",
@@ -47,9 +48,12 @@ setup(
     python_requires=">=3.9",
     packages=[
         *find_packages(include=["fairseq_posenc", "fairseq_posenc.*"]),
-        *(f"fairseq_posenc.{name}" for name in [*PREPROCESS, *CONFIGS]),
+        *(f"fairseq_posenc.{name}" for name in [*PREPROCESS, *CONFIGS, RESULTS]),
     ],
-    package_dir={f"fairseq_posenc.{name}": name for name in ("preprocess", "finetune_configs")},
+    package_dir={
+        **{f"fairseq_posenc.{name}": name for name in ("preprocess", "finetune_configs")},
+        f"fairseq_posenc.{RESULTS}": RESULTS.replace(".", "/"),
+    },
     package_data={"": ["py.typed", "*.html", "*.json", "*.yaml"]},
     install_requires=[
         # The official fairseq cannot be imported on Python 3.11 and later;

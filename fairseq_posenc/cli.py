@@ -58,6 +58,10 @@ COMMANDS = {
         "train models that differ in their positions only, on a text, and report",
         ".compare.command",
     ),
+    "choose": Command(
+        "say which encoding to take, by what was measured or by training on a text",
+        ".choose.command",
+    ),
     "probe": Command(
         "train models on tasks with known answers, and read beyond the trained length",
         ".probe.command",

@@ -17,6 +17,10 @@ EXAMPLES = {
         "fairseq-posenc compare --text book.txt --encodings none,rope",
         "fairseq-posenc compare --text book.txt --encodings learned,m4m --out m4m --json",
     ],
+    "choose": [
+        "fairseq-posenc choose --family causal-lm --length 1024 --trained 512",
+        "fairseq-posenc choose --family masked-lm --length 64 --text book.txt --budget 30m",
+    ],
     "curves": [
         "fairseq-posenc curves rope=rope.log alibi=alibi.log",
         "fairseq-posenc curves rope=rope.log --updates 0:16000 --out begin",
@@ -37,7 +41,7 @@ EXAMPLES = {
         "'ntk=rope.pt@rope(scaling=ntk:4)'",
     ],
     "init": [
-        "fairseq-posenc init --from roberta.base/model.pt --arch roberta_m4m --to start.pt",
+        "fairseq-posenc init --from roberta.base/model.pt --arch roberta_m4m --out start.pt",
         "fairseq-posenc init --from roberta.base/model.pt --arch decbert_diff "
         "--max-positions 1024 --extend copy",
     ],

@@ -8,6 +8,7 @@ from pathlib import Path
 from fairseq_posenc import registry
 from fairseq_posenc.analysis import catalogue, costs, equations
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.evidence import page as choosing
 from fairseq_posenc.recipes import layouts, papers
 from fairseq_posenc.reporting import markdown
 
@@ -43,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
     folder = args.root / "docs" / "encodings"
     texts = {folder / "README.md": overview(folder / "README.md")}
     texts[args.root / "docs" / "papers.md"] = papers.page()
+    texts[args.root / "docs" / "choose.md"] = choosing.page(args.root / "docs" / "choose.md")
     texts.update(layouts.files(args.root))
     texts.update({folder / f"{name}.md": encoding_page(name) for name in registry.names()})
     if args.check:

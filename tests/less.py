@@ -19,13 +19,13 @@ SQUAD += ["--set", "lr_scheduler.warmup_updates=2", "--set", "dataset.batch_size
 AT_ONCE = ["--seeds", "1", "--lrs", "0.003", "--updates", "1", "--vocab-size", "34"]
 # By command of fairseq-posenc.
 OPTIONS = {
+    "bleu": ["--num-shards", "1"],
     "choose": ["--seeds", "1", "--vocab-size", "34", "--budget", "1s", "--encodings", "none,rope"],
     "compare": AT_ONCE,
-    "bleu": ["--num-shards", "1"],
     "export": ["--tokens", "words"],
     "glue": QUICK,
     "lm-length": ["--lengths", "16,32"],
-    "probe": ["--updates", "2", "--trained", "6", "--lengths", "4,8", "--seeds", "1"],
+    "probe": ["--updates", "2", "--trained", "6", "--lengths", "8", "--seeds", "1"],
     "squad train": SQUAD,
     "train": ["--dry-run"],
     "ablation": ["--dry-run"],

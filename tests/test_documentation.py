@@ -10,6 +10,7 @@ import pytest
 import oracles
 from fairseq_posenc import cli, pages, registry
 from fairseq_posenc.analysis import catalogue, costs, equations
+from fairseq_posenc.evidence import page as choosing
 
 ROOT = Path(__file__).parents[1]
 
@@ -22,6 +23,8 @@ def test_an_outdated_file_is_noticed_and_mended(tmp_path, capsys):
     overview = tmp_path / "docs" / "encodings" / "README.md"
     overview.parent.mkdir(parents=True)
     overview.write_text(f"before\n{pages.START}\nold\n{pages.END}\nafter\n")
+    choose = tmp_path / "docs" / "choose.md"
+    choose.write_text(f"{choosing.START}\nold\n{choosing.END}\n")
     assert cli.main(["docs", "--check", "--root", str(tmp_path)]) == 2
     assert "README.md is out of date: run make docs" in capsys.readouterr().err
     assert cli.main(["docs", "--root", str(tmp_path)]) == 0
@@ -32,6 +35,7 @@ def test_an_outdated_file_is_noticed_and_mended(tmp_path, capsys):
     assert "[`m4m`](m4m.md)" in text
     pages_there = {path.stem for path in overview.parent.glob("*.md")}
     assert pages_there == {"README", *registry.names()}
+    assert "| `m4m` |" in choose.read_text()
 
 
 def test_every_encoding_has_its_page_and_picture():

@@ -33,7 +33,7 @@ def test_the_help_ends_with_them(name, capsys):
     assert not told.err
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def folder():
     return new_directory()
 

@@ -40,7 +40,18 @@ def imports(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-JOBS = {"compare", "curves", "doctor", "glue", "initialise", "length", "plan", "report", "squad"}
+JOBS = {
+    "choose",
+    "compare",
+    "curves",
+    "doctor",
+    "glue",
+    "initialise",
+    "length",
+    "plan",
+    "report",
+    "squad",
+}
 JOBS |= {"plots", "probe", "train", "translation", "exchange"}
 
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fairseq_posenc.compare.pipeline import Pipeline
-from fairseq_posenc.compare.report import PICTURE, RECORD, REPORT, record, table, write_report
-from fairseq_posenc.compare.settings import LEARNING_RATE, Settings
-from fairseq_posenc.compare.statements import statements
+from fairseq_posenc.compare.report import PICTURE, RECORD, REPORT, record, table, told, write_report
 from fairseq_posenc.running import contenders
+from fairseq_posenc.running.comparison.pipeline import Pipeline
+from fairseq_posenc.running.comparison.settings import LEARNING_RATE, MASKED, TASKS, Settings
 from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
 from fairseq_posenc.running.locking import own_folder
 from fairseq_posenc.running.options import add_count, add_jobs, add_json, add_out, add_seeds
@@ -22,6 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_out(parser, told="demo; compare-NAME for --text NAME.txt")
     parser.add_argument(
         "--text", type=Path, help="UTF-8 text file (default: the documentation inside Python)"
+    )
+    parser.add_argument(
+        "--family", choices=list(TASKS), default=MASKED, help="of models (default: %(default)s)"
     )
     parser.add_argument(
         "--encodings",
@@ -70,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(found.text())
     else:
-        print("\n".join([table(results.models), "", *statements(results.models)]))
+        print("\n".join([table(results.models), "", *told(results)]))
     say(f"report: {report}")
     return 0
 
@@ -80,6 +82,7 @@ def _settings(args: argparse.Namespace) -> Settings:
     return Settings(
         out=args.out or own or Path("demo"),
         text=args.text,
+        family=args.family,
         contenders=contenders.parse_contenders(args.encodings),
         updates=args.updates,
         seeds=args.seeds,

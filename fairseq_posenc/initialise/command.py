@@ -36,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--extend", choices=RULES, help="how tables by position become longer (default: refuse)"
     )
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of what is new (1)")
-    parser.add_argument("--to", type=Path, metavar="FILE", help="default: NAME.pt")
-    parser.add_argument("--overwrite", action="store_true", help="replace an older --to")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="default: NAME.pt")
+    parser.add_argument("--overwrite", action="store_true", help="replace an older --out")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -46,8 +46,8 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         UserError: see the parts' own.
     """
-    out = options.to or Path(f"{options.arch}.pt")
-    check_out("--to", out, options.overwrite)
+    out = options.out or Path(f"{options.arch}.pt")
+    check_out("--out", out, options.overwrite)
     source = read_pretrained(options.source, "--from", with_weights=True)
     choice = Choice(
         options.arch, options.position_encoding, options.attention_directions, options.max_positions

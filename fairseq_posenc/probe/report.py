@@ -30,7 +30,8 @@ def write_report(results: Results, drawn: bool) -> Path:
 
 def _introduction(results: Results) -> str:
     settings = results.settings
-    seconds = format_time(fmean(outcome.seconds for outcome in results.outcomes))
+    known = [outcome.seconds for outcome in results.outcomes if outcome.seconds is not None]
+    seconds = format_time(fmean(known)) if known else "-"
     return (
         f"Models ({settings.family}), each trained on one task for {settings.updates:,} updates "
         f"with questions of up to {settings.trained} words, once with each of the seeds "
