@@ -24,6 +24,7 @@ OPTIONS = {
     "compare": AT_ONCE,
     "export": ["--tokens", "words"],
     "glue": QUICK,
+    "lm-length": ["--lengths", "16,32"],
     "probe": ["--updates", "2", "--trained", "6", "--lengths", "8", "--seeds", "1"],
     "squad train": SQUAD,
     "train": ["--dry-run"],
@@ -73,8 +74,10 @@ def ours(words: list[str]) -> list[str]:
     command = " ".join(words[:2]) if words[0] == "squad" else words[0]
     end = words.index("--") if "--" in words else len(words)
     asked, passed = words[:end], words[end + 1 :]
-    if {"--dry-run", "--help"} & {*asked}:
-        return words
+    if command == "glue" and "--tasks" in asked:
+        asked[asked.index("--tasks") + 1] = "CoLA"
+    if "--dry-run" in asked or "--help" in asked:
+        return [*asked, *words[end:]]
     for option, number in FEWER.items():
         if option in asked and command in ("compare", "probe"):
             at = asked.index(option) + 1
@@ -85,8 +88,6 @@ def ours(words: list[str]) -> list[str]:
         asked += [] if "--text" in asked else ["--text", "my.txt"]
     if command in ("compare", "choose") and "--text" in asked:
         passed += sizes("roberta")
-    if command == "glue":
-        asked += ["--tasks", "CoLA"]
     if command == "probe" and "--tasks" not in asked:
         asked += ["--tasks", "copy"]
     if command == "plan":
