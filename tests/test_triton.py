@@ -191,13 +191,14 @@ def test_a_query_that_sees_no_key_gets_zeros_and_gives_none():
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float16, 2e-3), (torch.bfloat16, 2e-2)])
-@pytest.mark.parametrize("product", [False, True])
-def test_half_precision_is_close_to_float64(product, dtype, bound):
+@pytest.mark.parametrize(("product", "reset"), [(False, False), (True, False), (True, True)])
+def test_half_precision_is_close_to_float64(product, reset, dtype, bound):
     """Errors are relative to the largest number of each tensor.
 
     In products they are largest where a query sees one key alone: its scores have no gradient.
     """
-    terms = make_terms({**EVERYTHING, "product": product}, 7, 7)
+    first = torch.eye(1, 7, device=DEVICE).bool() if reset else None
+    terms = make_terms({**EVERYTHING, "product": product}, 7, 7, first)
     terms = Terms(*(_cast(x, dtype) for x in terms))
     exact_terms = Terms(*(_cast(x, torch.float64) for x in terms))
     qkv = [leaf(1, H, 7, D, dtype=dtype) for _ in range(3)]
@@ -214,7 +215,8 @@ def test_half_precision_is_close_to_float64(product, dtype, bound):
 
 
 def _cast(x, dtype):
-    return x.detach().to(dtype).requires_grad_() if isinstance(x, torch.Tensor) else x
+    floats = isinstance(x, torch.Tensor) and x.is_floating_point()
+    return x.detach().to(dtype).requires_grad_() if floats else x
 
 
 def test_mixed_precision_takes_tables_of_float32():
@@ -259,11 +261,13 @@ def test_dropout_differs_between_heads_and_queries(kept):
     assert kept[0].unique().numel() > 3
 
 
-@pytest.mark.parametrize("block", [16, 32])
-def test_dropout_is_the_same_backward_and_in_blocks_of_any_size(block, monkeypatch):
+@pytest.mark.parametrize(("block", "reset"), [(16, False), (32, False), (32, True)])
+def test_dropout_is_the_same_backward_and_in_blocks_of_any_size(block, reset, monkeypatch):
     """Values that are unit vectors show the weights, and so which of them are kept."""
     query, key, value = (leaf(1, H, 20, 24) for _ in range(3))
-    terms = Terms(query_table=leaf(1, 39, 24), key_table=leaf(H, 39, 24))
+    first = torch.eye(1, 20, device=DEVICE).bool() if reset else None
+    rows = 41 if reset else 39
+    terms = Terms(query_table=leaf(1, rows, 24), key_table=leaf(H, rows, 24), first=first)
     torch.manual_seed(3)
     units = torch.eye(20, 24, device=DEVICE).expand_as(value)
     weights, _ = backend.attend(query, key, units, terms, Mask("lr"), dropout=0.3)
@@ -346,8 +350,8 @@ def test_waves_of_any_size(direction, product, numbers, monkeypatch):
 
 def test_waves_cover_every_pair_once():
     problem = attention.problem_of(
-        attention.Settings(None, None, None, None, 1.0, "both", False),
-        [torch.zeros(3, H, n, D) for n in (20, 37, 37)] + [None] * 7,
+        attention.Settings(None, None, None, 1.0, "both", product=False, exact=False),
+        [torch.zeros(3, H, n, D) for n in (20, 37, 37)] + [None] * 5,
     )
     for numbers in (10**6, 6_000, 2_000, 1):
         with pytest.MonkeyPatch.context() as patch:

@@ -19,7 +19,7 @@ from test_glue_commands import arguments
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = ["fairseq_posenc", "preprocess", "finetune_configs"]
+SOURCES = ["fairseq_posenc", "preprocess", "finetune_configs", "docs/results"]
 PYTHON = sys.executable  # itself, not what stands in for it in slow tests
 KINDS = (".py", ".html", ".yaml", ".json")
 
@@ -76,6 +76,10 @@ def test_nothing_of_the_sources_is_left_out():
 def test_the_command_is_that_of_the_wheel():
     assert Path(far("user-dir").strip()) == installed() / "fairseq_posenc"
     assert "m4m" in far("list")
+
+
+def test_the_records_are_at_hand():
+    assert "- lowest: `" in far("choose", "--family", "encoder-decoder", "--length", 64)
 
 
 def test_a_recipe_trains_with_the_plugin_of_the_wheel():

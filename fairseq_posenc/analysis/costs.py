@@ -35,7 +35,7 @@ def _in_words(name: str, each: list[str], together: list[str]) -> str:
             said[-1] += ", once for all layers"
     if any(together):
         said.append(f"``{_sum(together)}`` for all sentences together")
-        if _terms(name).pair_bias is not None:
+        if terms_of(name).pair_bias is not None:
             # Positions differ from row to row only where padding comes first.
             said[-1] += ", or for each if one is padded on the left"
         if registry.get(name).shared and any(registry.get(name).cost):
@@ -57,13 +57,13 @@ def _sum(formulas: list[str]) -> str:
 def _parts(name: str) -> list[Cost]:
     """Return the costs of an encoding's parts: its own, and those of its terms."""
     parts = [registry.get(name).cost]
-    for _, term, tensor in _terms(name).given():
+    for _, term, tensor in terms_of(name).given():
         groups = "h " if term.per_head(tensor) else ""
         parts.append(Cost(*(part.format(g=groups) for part in term.cost)))
     return parts
 
 
-def _terms(name: str) -> Terms:
+def terms_of(name: str) -> Terms:
     """Return what an encoding adds to the scores of a token."""
     causal = name not in registry.names_for(encoder=True)
     return Assembly(registry.parse(name), Dims(8, 2, 4, causal)).check("auto")

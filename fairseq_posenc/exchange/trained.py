@@ -14,7 +14,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.models.causal_lm import PositionalLM
 from fairseq_posenc.models.masked_lm import PositionalRoberta
 from fairseq_posenc.models.translation import PositionalTransformer
-from fairseq_posenc.running.pretrained import load_state
+from fairseq_posenc.running.checkpoints import data_folder, load_state
 
 FAMILIES = {
     PositionalRoberta: "masked_lm",
@@ -97,7 +97,7 @@ def open_trained(path: Path, data: Path | None) -> Trained:
     """
     state = load_state(path, "--checkpoint")
     settings = state["cfg"]
-    folder = data or Path(str(settings.task.get("data")).split(":")[0])
+    folder = data_folder(path, state, data)
     names = _dictionaries(settings.task, folder)
     for name in names:
         if not (folder / name).is_file():

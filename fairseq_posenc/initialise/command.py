@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from fairseq_posenc.initialise.matching import RULES, Parameter, Start, match
 from fairseq_posenc.initialise.target import SIZES, Choice, arguments, build, training_options
 from fairseq_posenc.running.checkpoints import write_state
+from fairseq_posenc.running.options import add_count
 from fairseq_posenc.running.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.running.starts import check_out, start_of
 from fairseq_posenc.transformer.options import resolve
@@ -30,13 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arch", required=True, metavar="NAME", help="as in roberta_m4m")
     parser.add_argument("--position-encoding", metavar="SPEC", help="default: the architecture's")
     parser.add_argument("--attention-directions", metavar="LIST", help="as in lr,rl; likewise")
-    parser.add_argument("--max-positions", type=int, metavar="N", help="default: the source's")
+    add_count(parser, "--max-positions", "default: the source's")
     parser.add_argument(
         "--extend", choices=RULES, help="how tables by position become longer (default: refuse)"
     )
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of what is new (1)")
-    parser.add_argument("--to", type=Path, metavar="FILE", help="default: NAME.pt")
-    parser.add_argument("--overwrite", action="store_true", help="replace an older --to")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="default: NAME.pt")
+    parser.add_argument("--overwrite", action="store_true", help="replace an older --out")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -45,8 +46,8 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         UserError: see the parts' own.
     """
-    out = options.to or Path(f"{options.arch}.pt")
-    check_out("--to", out, options.overwrite)
+    out = options.out or Path(f"{options.arch}.pt")
+    check_out("--out", out, options.overwrite)
     source = read_pretrained(options.source, "--from", with_weights=True)
     choice = Choice(
         options.arch, options.position_encoding, options.attention_directions, options.max_positions
