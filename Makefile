@@ -8,11 +8,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-<<<<<<< HEAD
-.PHONY: help install demo test test-unit test-trust test-gpu gpu lint format docs clean
-=======
-.PHONY: help install demo test test-unit test-gpu gpu lint format docs site clean
->>>>>>> main
+.PHONY: help install demo test test-unit test-trust test-gpu gpu lint format docs site clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' Makefile | expand -t 20
