@@ -39,8 +39,8 @@ def imports(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-JOBS = {"compare", "curves", "doctor", "glue", "initialise", "length", "plan", "report", "squad"}
-JOBS |= {"plots", "probe", "train", "translation", "exchange"}
+JOBS = {"compare", "curves", "doctor", "glue", "length", "plan", "report", "squad"}
+JOBS |= {"plots", "swap", "probe", "train", "translation", "exchange"}
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 ROOMS = {room_of(path) for path in FILES}

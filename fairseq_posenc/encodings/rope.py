@@ -115,6 +115,13 @@ class Rope(Encoding):
         gain = 0.1 * math.log(self.factor) + 1.0 if self.scaling == "yarn" else 1.0
         return Rotation(torch.polar(torch.full_like(angles, gain), angles), self.layout == "half")
 
+    def order(self) -> Tensor:
+        """Return a head's coordinates, ``(D,)``, in the order of the pairs that are turned."""
+        order = torch.arange(self.dims.head_dim)
+        if self.layout == "half":
+            order[: self.rotated] = order[: self.rotated].view(2, -1).t().flatten()
+        return order
+
     @property
     def frequencies(self) -> Tensor:
         """The angle per position of each pair, ``(rotated / 2,)``, in float32 in any model."""

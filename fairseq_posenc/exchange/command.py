@@ -62,8 +62,8 @@ def run_import(options: argparse.Namespace) -> int:
     """
     _ask_for("safetensors")
     from fairseq_posenc.exchange.incoming import build, load, read_folder
-    from fairseq_posenc.exchange.trained import stacks_of
     from fairseq_posenc.running.checkpoints import write_state
+    from fairseq_posenc.running.families import stacks_of
     from fairseq_posenc.running.starts import check_out, start_of
 
     check_out("--out", options.out, options.overwrite)

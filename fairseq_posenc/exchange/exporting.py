@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.exchange import tokens
 from fairseq_posenc.exchange.card import card
-from fairseq_posenc.exchange.checking import ALLOWED, largest_difference, read_back
+from fairseq_posenc.exchange.checking import largest_difference, read_back
 from fairseq_posenc.exchange.folder import (
     CODE,
     FAIRSEQ,
@@ -25,6 +25,7 @@ from fairseq_posenc.exchange.folder import (
 from fairseq_posenc.exchange.naming import configuration, exported, generation
 from fairseq_posenc.exchange.native import as_native
 from fairseq_posenc.exchange.trained import Trained
+from fairseq_posenc.running.comparing import ALLOWED
 
 
 def export(trained: Trained, target: str, given: str | None, out: Path) -> list[str]:

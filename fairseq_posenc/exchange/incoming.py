@@ -5,22 +5,16 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from fairseq import options
-from fairseq.data import Dictionary
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.models import ARCH_MODEL_REGISTRY
-from omegaconf import OmegaConf
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.exchange.folder import CONFIG, FAIRSEQ, WEIGHTS
 from fairseq_posenc.exchange.native import collect, settings_of
-from fairseq_posenc.exchange.trained import FAMILIES, NO_WEIGHTS, stacks_of
-from fairseq_posenc.running import host  # noqa: F401  (registers models and tasks)
+from fairseq_posenc.running.families import NO_WEIGHTS, defaults, family_of, stacks_of
+from fairseq_posenc.running.families import build as build_model
 
 _TASKS = ("masked_lm", "language_modeling", "translation")
 _MOST_TENSORS = 50_000
@@ -96,7 +90,7 @@ class Built(NamedTuple):
 
     Attributes:
         model: built, its parameters drawn: none of them may stay.
-        family: see :data:`FAMILIES`.
+        family: see :class:`~fairseq_posenc.running.families.Family`.
         settings: fairseq's configuration, plain.
     """
 
@@ -119,34 +113,21 @@ def build(folder: Folder) -> Built:
             "ones the way back is not there"
         )
     arch = str(given.get("_name") or given.get("arch"))
-    kind = ARCH_MODEL_REGISTRY.get(arch)
-    if kind is None or not issubclass(kind, tuple(FAMILIES)):
+    family = family_of(arch)
+    if family is None:
         raise UserError(f"{folder.path}: {shortened(arch)} is no architecture of fairseq_posenc")
-    config = _defaults(arch, task["_name"])
+    config = defaults(arch, task["_name"])
     plain = isinstance(config["model"], dict)
     values = {**(config["model"] if plain else vars(config["model"])), **given}
     _refuse_other_sizes(values, folder)
     symbols = _symbols(folder)
     try:
-        model = kind.build_model(Namespace(**values), _task(symbols, values))
+        model = build_model({**values, "_name": arch}, symbols)
     except (TypeError, ValueError, AttributeError, KeyError, AssertionError) as error:
         raise UserError(f"{folder.path}: no model can be built of its settings: {error}") from None
-    family = next(name for base, name in FAMILIES.items() if isinstance(model, base))
     config["model"] = values if plain else Namespace(**values)
     config["task"] = {**config["task"], **task, "data": str(folder.path)}
-    return Built(model.eval(), family, config)
-
-
-def _defaults(arch: str, task: str) -> dict[str, Any]:
-    """Return fairseq's configuration of a training, plain, with defaults everywhere."""
-    words = [".", "--task", task, "--arch", arch]
-    if task == "translation":
-        words += ["--source-lang", "src", "--target-lang", "tgt"]
-    args = options.parse_args_and_arch(options.get_training_parser(task), words)
-    found: Any = OmegaConf.to_container(
-        convert_namespace_to_omegaconf(args), resolve=True, enum_to_str=True
-    )
-    return dict(found)
+    return Built(model.eval(), family.name, config)
 
 
 def _symbols(folder: Folder) -> list[int]:
@@ -157,21 +138,6 @@ def _symbols(folder: Folder) -> list[int]:
     if not all(isinstance(size, int) and size > 4 for size in found):
         raise UserError(f"{folder.path / CONFIG}: has no vocab_size of more than 4")
     return found
-
-
-def _task(symbols: list[int], values: dict[str, Any]) -> SimpleNamespace:
-    """Return what a model asks its task for."""
-    dictionaries = []
-    for size in symbols:
-        dictionary = Dictionary()
-        for number in range(size - len(dictionary)):
-            dictionary.add_symbol(f"symbol{number}")
-        dictionaries.append(dictionary)
-    return SimpleNamespace(
-        source_dictionary=dictionaries[0],
-        target_dictionary=dictionaries[-1],
-        max_positions=lambda: values["max_positions"],
-    )
 
 
 def _refuse_other_sizes(values: dict[str, Any], folder: Folder) -> None:

@@ -17,8 +17,9 @@ from fairseq_posenc.encodings.native import Carried, Meant, Native
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.exchange.layouts import BERT, EPSILON, LAYOUTS, Layout
 from fairseq_posenc.exchange.naming import ACTIVATIONS, ARCHITECTURES, name_there
-from fairseq_posenc.exchange.trained import Trained, stacks_of
+from fairseq_posenc.exchange.trained import Trained
 from fairseq_posenc.registry import Item, Spec
+from fairseq_posenc.running.families import stacks_of
 
 _OWN = (
     r"(?:encoder|decoder)\."
