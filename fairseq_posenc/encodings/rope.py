@@ -125,6 +125,8 @@ class Rope(Encoding):
     @property
     def frequencies(self) -> Tensor:
         """The angle per position of each pair, ``(rotated / 2,)``, in float32 in any model."""
+        if torch.compiler.is_exporting():  # to formats that do not read bits as another type
+            return self._frequencies()
         return self.bits.view(torch.float32)
 
     def _frequencies(self) -> Tensor:

@@ -15,10 +15,10 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", type=Path, required=True, metavar="FILE", help="a trained model")
     add(
         "--to",
-        choices=["hf", "hf4"],
+        choices=["hf", "hf4", "onnx"],
         required=True,
         help="hf: Hugging Face's transformers; hf4: its last version before 5, whose RoBERTa still "
-        "has the positions of shaw and m4",
+        "has the positions of shaw and m4; onnx: an encoder as a graph",
     )
     add("--out", type=Path, required=True, metavar="FOLDER", help="new or empty")
     add("--data", type=Path, metavar="FOLDER", help="with the dictionaries (default: as trained)")
@@ -31,12 +31,14 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_export(options: argparse.Namespace) -> int:
-    """Write a folder that transformers reads, and say how equal the two models are.
+    """Write a folder that others read, and say how equal the two models are.
 
     Raises:
         UserError: see the parts' own.
     """
-    _ask_for("transformers", "tokenizers", "safetensors")
+    _ask_for("hf", "transformers", "tokenizers", "safetensors")
+    if options.to == "onnx":
+        _ask_for("onnx", "onnx", "onnxruntime", "onnxscript")
     from fairseq_posenc.exchange.exporting import export
     from fairseq_posenc.exchange.trained import open_trained
 
@@ -60,7 +62,7 @@ def run_import(options: argparse.Namespace) -> int:
     Raises:
         UserError: see the parts' own.
     """
-    _ask_for("safetensors")
+    _ask_for("hf", "safetensors")
     from fairseq_posenc.exchange.incoming import build, load, read_folder
     from fairseq_posenc.running.checkpoints import write_state
     from fairseq_posenc.running.families import stacks_of
@@ -77,8 +79,8 @@ def run_import(options: argparse.Namespace) -> int:
     return 0
 
 
-def _ask_for(*libraries: str) -> None:
+def _ask_for(extra: str, *libraries: str) -> None:
     """Refuse to begin without libraries that nothing else needs."""
     missing = [name for name in libraries if find_spec(name) is None]
     if missing:
-        raise UserError(f"needs {', '.join(missing)}: pip install 'fairseq-posenc[hf]'")
+        raise UserError(f"needs {', '.join(missing)}: pip install 'fairseq-posenc[{extra}]'")

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.exchange import tokens
-from fairseq_posenc.exchange.card import card
+from fairseq_posenc.exchange.card import card, graph_usage, model_usage
 from fairseq_posenc.exchange.checking import largest_difference, read_back
 from fairseq_posenc.exchange.folder import (
     CODE,
@@ -33,7 +33,7 @@ def export(trained: Trained, target: str, given: str | None, out: Path) -> list[
 
     Args:
         trained: the model.
-        target: ``hf``, or ``hf4`` for the last version before 5.
+        target: ``hf``, ``hf4`` for the last version before 5, or ``onnx``.
         given: what cut its text, as a user says it.
         out: the folder.
 
@@ -45,12 +45,36 @@ def export(trained: Trained, target: str, given: str | None, out: Path) -> list[
     """
     with whole(out) as folder:
         unknown, notes = _write_tokenizers(trained, given, folder)
-        config = _write_model(trained, target, unknown, folder, notes)
-        if trained.family != "masked_lm":
-            write_json(folder / "generation_config.json", generation(trained))
-        (folder / "README.md").write_text(card(trained, config, notes), encoding="utf-8")
-        _keep_for_fairseq(trained, folder)
-    return [f"wrote {out}: {config['architectures'][0]}", *notes]
+        if target == "onnx":
+            what = _write_graph(trained, folder, notes)
+        else:
+            what = _write_for_transformers(trained, target, unknown, folder, notes)
+    return [f"wrote {out}: {what}", *notes]
+
+
+def _write_graph(trained: Trained, folder: Path, notes: list[str]) -> str:
+    """Write an ONNX graph with its card; return what it gives."""
+    from fairseq_posenc.exchange.graph import GRAPH, write_graph  # whose libraries are an extra
+
+    names, difference = write_graph(trained, folder)
+    notes.append(f"equal to {difference:.1e} of the largest number, on padded sentences")
+    text = card(trained, "onnx", graph_usage(names), notes)
+    (folder / "README.md").write_text(text, encoding="utf-8")
+    what = "the encoder of a translation model" if trained.family == "translation" else GRAPH
+    return f"{what}, with {' and '.join(names)}"
+
+
+def _write_for_transformers(
+    trained: Trained, target: str, unknown: int, folder: Path, notes: list[str]
+) -> str:
+    """Write what transformers reads, and what the way back needs; return the class."""
+    config = _write_model(trained, target, unknown, folder, notes)
+    if trained.family != "masked_lm":
+        write_json(folder / "generation_config.json", generation(trained))
+    text = card(trained, target, model_usage(config), notes)
+    (folder / "README.md").write_text(text, encoding="utf-8")
+    _keep_for_fairseq(trained, folder)
+    return str(config["architectures"][0])
 
 
 def _write_model(
