@@ -163,11 +163,25 @@ class Rope(Encoding):
 
 
 def to_hf(encoding: Rope) -> list[Native]:
-    """Return RoFormer, which has a table of all angles; it knows no other form than the paper's."""
-    papers = (encoding.layout, encoding.base, encoding.scaling) == ("interleaved", 10000.0, "none")
-    if not papers or encoding.rotated != encoding.dims.head_dim:
-        return []
+    """Return RoFormer, which has a table of all angles as in the paper, or GPT-NeoX for halves."""
     rows = encoding.dims.max_positions
+    if encoding.scaling != "none":
+        return []
+    if encoding.layout == "half":
+        base, part = float(encoding.base), encoding.rotated / encoding.dims.head_dim
+        config = {
+            "max_position_embeddings": rows,
+            "rotary_emb_base": base,  # up to transformers 4
+            "rotary_pct": part,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": base,
+                "partial_rotary_factor": part,
+            },
+        }
+        return [Native("GPTNeoXForCausalLM", config)]
+    if encoding.base != 10000.0 or encoding.rotated != encoding.dims.head_dim:
+        return []
     angles = torch.arange(rows)[:, None] * encoding.frequencies
     table = torch.cat([angles.sin(), angles.cos()], dim=1)
     config = {"max_position_embeddings": rows, "rotary_value": False}

@@ -75,6 +75,8 @@ def run_import(options: argparse.Namespace) -> int:
     write_state(start_of(built.settings, weights), options.out)
     stacks = [f"{name} {stack.identity.told()}" for name, stack in stacks_of(built.model)]
     print(f"wrote {options.out}: {len(folder.weights):,} tensors; {'; '.join(stacks)}")
+    if built.head in ("classes", "spans"):
+        print("its head for masked tokens is not in the folder: here it is zeros")
     print(f"train from it: fairseq-train DATA ... --finetune-from-model {options.out}")
     return 0
 

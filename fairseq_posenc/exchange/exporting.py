@@ -26,6 +26,7 @@ from fairseq_posenc.exchange.naming import configuration, exported, generation
 from fairseq_posenc.exchange.native import as_native
 from fairseq_posenc.exchange.trained import Trained
 from fairseq_posenc.running.comparing import ALLOWED
+from fairseq_posenc.running.families import model_options
 
 
 def export(trained: Trained, target: str, given: str | None, out: Path) -> list[str]:
@@ -145,17 +146,25 @@ def _places(trained: Trained, folder: Path) -> dict[str, Path]:
 
 
 def _keep_for_fairseq(trained: Trained, folder: Path) -> None:
-    """Write what an import needs: options and dictionaries."""
-    settings = {name: _plain(trained.settings[name]) for name in ("model", "task")}
-    settings["task"]["data"] = "."
-    write_json(folder / FAIRSEQ, settings)
+    """Write what an import needs: options of the model and of its task, and dictionaries."""
+    model, task = (_plain(trained.settings[name]) for name in ("model", "task"))
+    if trained.family != "causal_lm":  # whose configuration has no other options
+        names = {"_name", *(option.dest for option in model_options(model["_name"]))}
+        model = {name: value for name, value in model.items() if name in names}
+    kept: dict[str, Any] = {"model": model, "task": {**task, "data": "."}, "head": trained.head}
+    if trained.head == "classes":
+        ((name, head),) = trained.model.classification_heads.items()
+        kept |= {"head_name": name, "classes": head.out_proj.out_features}
+    write_json(folder / FAIRSEQ, kept)
     for name in trained.dictionaries:
         (folder / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(trained.data / name, folder / name)
 
 
 def _plain(options: Any) -> dict[str, Any]:
-    """Return options as JSON has them."""
+    """Return options as JSON has them, without paths, which are nobody's business elsewhere."""
     if OmegaConf.is_config(options):
         options = OmegaConf.to_container(options, resolve=True, enum_to_str=True)
-    return dict(options if isinstance(options, dict) else vars(options))
+    values = options if isinstance(options, dict) else vars(options)
+    is_path = {name for name, value in values.items() if isinstance(value, str) and "/" in value}
+    return {name: value for name, value in values.items() if name not in is_path}

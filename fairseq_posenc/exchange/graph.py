@@ -135,7 +135,7 @@ def _largest_difference(trained: Trained, session: Any) -> float:
 
 
 def _outputs(trained: Trained, tokens: Tensor) -> Tensor:
-    """Return fairseq's numbers for a graph's: scores, or ``(B, T, C)`` of a translation's source."""
+    """Return fairseq's numbers for a graph's: scores, or a source encoded, ``(B, T, C)``."""
     if trained.family != "translation":
         return outputs(trained, tokens)
     encoder = trained.model.encoder

@@ -7,16 +7,19 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.exchange.folder import CONFIG, FAIRSEQ, WEIGHTS
+from fairseq_posenc.exchange.joining import separated
 from fairseq_posenc.exchange.native import collect, settings_of
 from fairseq_posenc.running.families import NO_WEIGHTS, defaults, family_of, stacks_of
 from fairseq_posenc.running.families import build as build_model
 
-_TASKS = ("masked_lm", "language_modeling", "translation")
+_TASKS = ("masked_lm", "language_modeling", "translation", "glue", "squad")
+_UNUSED = "encoder.lm_head."  # by fine-tuned models: an export leaves it out
 _MOST_TENSORS = 50_000
 _LARGEST_HEADER = 20_000_000  # bytes
 _LARGEST_SETTINGS = 10_000_000
@@ -92,11 +95,13 @@ class Built(NamedTuple):
         model: built, its parameters drawn: none of them may stay.
         family: see :class:`~fairseq_posenc.running.families.Family`.
         settings: fairseq's configuration, plain.
+        head: what the model was trained for: ``spans``, ``classes``, or its family.
     """
 
     model: Any
     family: str
     settings: dict[str, Any]
+    head: str
 
 
 def build(folder: Folder) -> Built:
@@ -109,8 +114,7 @@ def build(folder: Folder) -> Built:
     given, task = own.get("model"), own.get("task")
     if not isinstance(given, dict) or not isinstance(task, dict) or task.get("_name") not in _TASKS:
         raise UserError(
-            f"{folder.path}: its model is none that is pre-trained or translates; of fine-tuned "
-            "ones the way back is not there"
+            f"{folder.path}: its model is of a task that is none of {', '.join(_TASKS)}"
         )
     arch = str(given.get("_name") or given.get("arch"))
     family = family_of(arch)
@@ -119,15 +123,24 @@ def build(folder: Folder) -> Built:
     config = defaults(arch, task["_name"])
     plain = isinstance(config["model"], dict)
     values = {**(config["model"] if plain else vars(config["model"])), **given}
-    _refuse_other_sizes(values, folder)
+    _refuse_other_sizes({**values, "classes": own.get("classes")}, folder)
     symbols = _symbols(folder)
     try:
         model = build_model({**values, "_name": arch}, symbols)
+        _add_head(model, own)
     except (TypeError, ValueError, AttributeError, KeyError, AssertionError) as error:
         raise UserError(f"{folder.path}: no model can be built of its settings: {error}") from None
     config["model"] = values if plain else Namespace(**values)
     config["task"] = {**config["task"], **task, "data": str(folder.path)}
-    return Built(model.eval(), family.name, config)
+    return Built(model.eval(), family.name, config, str(own.get("head") or family.name))
+
+
+def _add_head(model: Any, own: dict[str, Any]) -> None:
+    """Give a model the head that it was fine-tuned with."""
+    if own.get("head") == "spans":
+        model.register_span_head()
+    elif own.get("head") == "classes":
+        model.register_classification_head(str(own["head_name"]), num_classes=int(own["classes"]))
 
 
 def _symbols(folder: Folder) -> list[int]:
@@ -150,7 +163,7 @@ def _refuse_other_sizes(values: dict[str, Any], folder: Folder) -> None:
         if all(isinstance(size, int) for size in sizes):
             layers, width, inner = sizes
             numbers.append(layers * width * (4 * width + 2 * inner))
-    positions = ("max_positions", "max_source_positions", "max_target_positions")
+    positions = ("max_positions", "max_source_positions", "max_target_positions", "classes")
     numbers += [values.get(name) or 0 for name in positions]
     if not all(isinstance(each, int) and 0 <= each <= max(2 * there, 10_000) for each in numbers):
         raise UserError(
@@ -165,9 +178,12 @@ def load(folder: Folder, built: Built) -> dict[str, Any]:
         UserError: a tensor is missing, left over, or of another shape or kind.
     """
     own: dict[str, Any] = built.model.state_dict()
-    wanted = [name for name in own if not name.endswith(NO_WEIGHTS)]
-    found, used = collect(folder.config, folder.weights, wanted, built.model)
-    left = sorted(folder.weights.keys() - used)
+    (_, stack), *_ = stacks_of(built.model)
+    weights = separated(folder.weights, stack.assembly.dims.num_heads)
+    unused = _unused(built, own)
+    wanted = [name for name in own if not name.endswith(NO_WEIGHTS) and name not in unused]
+    found, used = collect(folder.config, weights, wanted, built.model)
+    left = sorted(weights.keys() - used)
     missing = [name for name in wanted if name not in found]
     other = [name for name in found if found[name].shape != own[name].shape]
     for names, what in (
@@ -179,10 +195,24 @@ def load(folder: Folder, built: Built) -> dict[str, Any]:
             raise UserError(
                 f"{folder.path / WEIGHTS}: {len(names):,} {what}, such as {shortened(names[0])}"
             )
+    found |= {name: torch.zeros_like(own[name]) for name in unused}
     state = {**own, **found}
     built.model.load_state_dict(dict(state))  # strict, and the package's own checks
     _restate(folder.config, built)
     return {**built.model.state_dict(), **found}
+
+
+def _unused(built: Built, own: dict[str, Any]) -> list[str]:
+    """Return what a fine-tuned model has of its pre-training's head, tied embeddings apart.
+
+    An export leaves it out. It is zeros here: what was drawn would pass for trained.
+    """
+    if built.head not in ("classes", "spans"):
+        return []
+    head = built.model.encoder.lm_head
+    tied = head.weight is built.model.encoder.sentence_encoder.embed_tokens.weight
+    names = [name for name in own if name.startswith(_UNUSED)]
+    return [name for name in names if not (tied and name == f"{_UNUSED}weight")]
 
 
 def _restate(config: dict[str, Any], built: Built) -> None:

@@ -63,6 +63,23 @@ OPT = Style(
     {"do_layer_norm_before": True, "tie_word_embeddings": False},
 )
 
+GPT_NEOX = Style(
+    "decoder_stack",
+    {
+        **_COMMON,
+        "ffn_dim": "intermediate_size",
+        "activation": "hidden_act",
+        "dropout": "hidden_dropout",
+        "attention_dropout": "attention_dropout",
+    },
+    OPT.fields,
+    {
+        "layer_norm_eps": EPSILON,
+        "use_parallel_residual": False,
+        "tie_word_embeddings": False,
+    },
+)
+
 
 class Layout(NamedTuple):
     """A family of model classes.
@@ -141,6 +158,21 @@ _MPNET = (
     *_layers("mpnet", "attn.{0[0]}", "attn.o", "LayerNorm"),
     ("lm_head.", "lm_head."),
 )
+_GPT_NEOX = (
+    ("decoder.embed_tokens.", "embed_out."),
+    ("decoder.layer_norm.", "gpt_neox.final_layer_norm."),
+    *(
+        (f"decoder.layers.{{}}.{ours}.", f"gpt_neox.layers.{{}}.{theirs}.")
+        for ours, theirs in (
+            *((f"self_attn.{part}_proj", f"attention.query_key_value.{part}") for part in "qkv"),
+            ("self_attn.out_proj", "attention.dense"),
+            ("self_attn_layer_norm", "input_layernorm"),
+            ("final_layer_norm", "post_attention_layernorm"),
+            ("fc1", "mlp.dense_h_to_4h"),
+            ("fc2", "mlp.dense_4h_to_h"),
+        )
+    ),
+)
 _OPT = (
     ("decoder.embed_tokens.", "lm_head."),
     ("decoder.layer_norm.", "model.decoder.final_layer_norm."),
@@ -168,6 +200,13 @@ LAYOUTS = {
         _OPT,
         style=OPT,
         scaled="model.decoder.embed_tokens.weight",
+    ),
+    "GPTNeoXForCausalLM": Layout(
+        "gpt_neox",
+        {"causal_lm": "GPTNeoXForCausalLM"},
+        _GPT_NEOX,
+        style=GPT_NEOX,
+        scaled="gpt_neox.embed_in.weight",
     ),
     "MPNetForMaskedLM": Layout(
         "mpnet", {"masked_lm": "MPNetForMaskedLM"}, _MPNET, {"masked_lm": "gelu"}

@@ -15,6 +15,7 @@ from fairseq_posenc import registry
 from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.encodings.native import Carried, Meant, Native
 from fairseq_posenc.errors import UserError, shortened
+from fairseq_posenc.exchange.joining import joined
 from fairseq_posenc.exchange.layouts import BERT, EPSILON, LAYOUTS, Layout
 from fairseq_posenc.exchange.naming import ACTIVATIONS, ARCHITECTURES, name_there
 from fairseq_posenc.exchange.trained import Trained
@@ -81,7 +82,8 @@ def as_native(
             return None, f"{layout.heads[trained.head]} {why_not}"
         scale = config[layout.style.stack]["embed_scale"]
         carried = _weights(weights, native, layout, scale)
-        return Export(_config(config, native, layout), carried), ""
+        heads = config[layout.style.stack]["num_heads"]
+        return Export(_config(config, native, layout), joined(carried, heads)), ""
     return None, f"transformers has no class with {stack.identity.positions} in such a model"
 
 
@@ -185,10 +187,10 @@ def _of_config(config: dict[str, Any], model: Any) -> tuple[Layout, Native]:
     name = str((config.get("architectures") or [None])[0])
     ((_, stack),) = stacks_of(model)
     encoding, *_ = encodings_of(stack)
-    native = next((each for each in natives(encoding) if each.model == name), None)
-    if native is None:
-        raise UserError(f"a {shortened(str(name))} has no positions such as {encoding.name}")
-    return LAYOUTS[name], native
+    for native in natives(encoding):
+        if name in LAYOUTS[native.model].heads.values():
+            return LAYOUTS[native.model], native
+    raise UserError(f"a {shortened(name)} has no positions such as {encoding.name}")
 
 
 def _place_there(name: str, layout: Layout, native: Native) -> Carried:
