@@ -63,7 +63,8 @@ def run_import(options: argparse.Namespace) -> int:
         UserError: see the parts' own.
     """
     _ask_for("hf", "safetensors")
-    from fairseq_posenc.exchange.incoming import build, load, read_folder
+    from fairseq_posenc.exchange.incoming import build, load
+    from fairseq_posenc.exchange.reading import read_folder
     from fairseq_posenc.running.checkpoints import write_state
     from fairseq_posenc.running.families import stacks_of
     from fairseq_posenc.running.starts import check_out, start_of

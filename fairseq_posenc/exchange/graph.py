@@ -140,4 +140,4 @@ def _outputs(trained: Trained, tokens: Tensor) -> Tensor:
         return outputs(trained, tokens)
     encoder = trained.model.encoder
     encoded = encoder(tokens, tokens.ne(encoder.padding_idx).sum(1))
-    return encoded["encoder_out"][0].transpose(0, 1)  # type: ignore[no-any-return]
+    return encoded["encoder_out"][0].transpose(0, 1)
