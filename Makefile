@@ -8,7 +8,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-unit test-gpu gpu lint format docs clean
+.PHONY: help install demo test test-unit test-gpu gpu lint format docs site clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' Makefile | expand -t 20
@@ -45,6 +45,12 @@ docs: install ## rewrite the generated parts of the documentation
 	$(BIN)/python tests/support.py
 	$(BIN)/python tests/vectors.py
 
+site: install ## build the site of docs/ in site/; what it needs is installed once
+	@$(BIN)/python -c "import furo, myst_parser" 2>/dev/null || $(BIN)/python -m pip install \
+		--quiet --no-build-isolation --constraint constraints.txt --editable '.[site]'
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs site
+	@echo "open site/index.html"
+
 clean: ## remove what the other targets made, .venv excepted
-	rm -rf demo build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	rm -rf demo build dist site *.egg-info .pytest_cache .ruff_cache .mypy_cache
 	find fairseq_posenc tests -name __pycache__ -exec rm -rf {} +

@@ -25,6 +25,8 @@ TRITON = ['triton; sys_platform == "linux"']
 NLTK = ["nltk"]
 # Drives the Chromium of the system, which the attention report is tested in.
 BROWSER = ["playwright"]
+# The site of docs/.
+SITE = ["furo", "myst-parser", "sphinx"]
 # Corpora that are published as Parquet.
 PARQUET = ["pyarrow"]
 # Runs of GLUE as jobs of a cluster.
@@ -36,6 +38,7 @@ WANDB = ["wandb"]
 # Folders that stand at the top of a checkout, and are within the package in a wheel.
 PREPROCESS = ["preprocess", *(f"preprocess.{name}" for name in find_packages("preprocess"))]
 CONFIGS = ["finetune_configs", "finetune_configs.glue"]
+RESULTS = "docs.results"
 
 setup(
     name="fairseq-posenc",
@@ -47,9 +50,12 @@ setup(
     python_requires=">=3.9",
     packages=[
         *find_packages(include=["fairseq_posenc", "fairseq_posenc.*"]),
-        *(f"fairseq_posenc.{name}" for name in [*PREPROCESS, *CONFIGS]),
+        *(f"fairseq_posenc.{name}" for name in [*PREPROCESS, *CONFIGS, RESULTS]),
     ],
-    package_dir={f"fairseq_posenc.{name}": name for name in ("preprocess", "finetune_configs")},
+    package_dir={
+        **{f"fairseq_posenc.{name}": name for name in ("preprocess", "finetune_configs")},
+        f"fairseq_posenc.{RESULTS}": RESULTS.replace(".", "/"),
+    },
     package_data={"": ["py.typed", "*.html", "*.json", "*.yaml"]},
     install_requires=[
         # The official fairseq cannot be imported on Python 3.11 and later;
@@ -75,6 +81,7 @@ setup(
         "parquet": PARQUET,
         "submitit": SUBMITIT,
         "browser": BROWSER,
+        "site": SITE,
         "tensorboard": TENSORBOARD,
         "wandb": WANDB,
         "dev": DEV + PLOT + HF + OLD_HF + NLTK + PARQUET + SUBMITIT + TENSORBOARD + TRITON,

@@ -7,6 +7,7 @@ important first: what would be too late is cut and said. No step stops the other
 
     python benchmarks/gpu.py --out demo/gpu             # results.json, tables.md
     python benchmarks/gpu.py --out demo/gpu --dry-run   # as far as it goes on Triton's interpreter
+    python benchmarks/gpu.py --out demo/gpu --keep      # results.json goes to docs
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fairseq_posenc.reporting.markdown import table
+from measuring import gpu_page
 
 ROOT = Path(__file__).parents[1]
 PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0"]
@@ -31,6 +32,7 @@ CASE = "tests/test_triton.py::test_reset_with_padding_on_the_left[both-False]"
 NAMES = ["none", "rope", "alibi", "t5", "shaw", "m4", "m4m", "deberta", "tupe"]
 FEW = ["alibi", "shaw", "m4m", "deberta"]
 RIVALS = ["alibi", "shaw", "deberta"]  # FlexAttention compiles each at each length for seconds
+EACH = "128 512 2048 8192"  # lengths
 BOTH, EAGER = "triton sdpa", "triton sdpa reference"
 LIMIT = 9 * 60
 TIMED = ("layers", "updates")
@@ -65,15 +67,17 @@ def steps(dry_run: bool) -> list[Step]:
         Step("memory checker", "checker", 80, [*PYTEST, CASE]),
         _measure("survival", 120, "bfloat16", "0.1", "--updates 300", ["all"]),
         _measure("survival", 120, "float16", "0.1", "--updates 300", ["all"]),
-        _measure("layers", 85, "bfloat16", "0.1", "--lengths 128 512 2048 --batch 8", NAMES, BOTH),
+        _measure("layers", 75, "bfloat16", "0.1", "--lengths 128 512 2048 --batch 8", NAMES, BOTH),
         _measure("updates", 55, "bfloat16", "0.1", "--length 512 --batch 8", NAMES),
-        _measure("layers", 35, "bfloat16", "0.1", "--lengths 8192 --batch 1", NAMES),
-        _measure("layers", 70, "bfloat16", "0", "--lengths 512 2048 8192 --batch 1 --flex", RIVALS),
-        _measure("updates", 35, "bfloat16", "0.1", "--length 2048 --batch 2", FEW),
-        _measure("layers", 40, "float16", "0.1", "--lengths 128 512 2048 --batch 8", NAMES),
-        _measure("layers", 30, "bfloat16", "0.1", "--lengths 128 512 2048 --batch 8", FEW, EAGER),
-        _measure("updates", 35, "float16", "0.1", "--length 512 --batch 8", FEW),
-        _measure("updates", 35, "bfloat16", "0", "--length 512 --batch 8", FEW, EAGER),
+        _measure("layers", 30, "bfloat16", "0.1", "--lengths 8192 --batch 1", NAMES),
+        _measure("layers", 70, "bfloat16", "0", f"--lengths {EACH} --batch 1 --flex", RIVALS),
+        _measure("updates", 30, "bfloat16", "0.1", "--length 2048 --batch 2", FEW),
+        _measure("updates", 25, "bfloat16", "0.1", "--length 128 --batch 32", FEW),
+        _measure("updates", 30, "bfloat16", "0.1", "--length 8192 --batch 1", FEW),
+        _measure("layers", 25, "float16", "0.1", f"--lengths {EACH} --batch 1", FEW),
+        _measure("layers", 25, "bfloat16", "0.1", f"--lengths {EACH} --batch 1", FEW, EAGER),
+        _measure("updates", 25, "float16", "0.1", "--length 512 --batch 8", FEW),
+        _measure("updates", 30, "bfloat16", "0", "--length 512 --batch 8", FEW, EAGER),
     ]
     if dry_run:
         # The same steps with other sizes are one step.
@@ -153,22 +157,6 @@ def run_all(found: list[Step], dry_run: bool) -> Iterator[dict[str, Any]]:
     yield from map(one, [step for step in found if step.kind in TIMED])
 
 
-def tables(results: list[dict[str, Any]]) -> list[str]:
-    """Return the results as Markdown."""
-    cells = [[x["step"], x["end"], f"{x['seconds']:.0f}"] for x in results]
-    lines = [table(["step", "end", "seconds"], cells, "llr")]
-    for result in results:
-        if rows := result.get("rows"):
-            header = list(rows[0])
-            cells = [[_cell(row[x]) for x in header] for row in rows]
-            lines += ["", f"**{result['step']}**", "", table(header, cells, "lllllr")]
-    return lines
-
-
-def _cell(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
 def main() -> None:
     """Run everything, and keep what was found after every step."""
     parser = argparse.ArgumentParser(
@@ -178,14 +166,21 @@ def main() -> None:
         "--out", type=Path, default=Path("demo/gpu"), help="folder (default: demo/gpu)"
     )
     parser.add_argument("--dry-run", action="store_true", help="tiny, on Triton's interpreter")
+    keep = "measure nothing; keep the folder's results.json, and write the tables of docs/gpu.md"
+    parser.add_argument("--keep", action="store_true", help=keep)
     args = parser.parse_args()
+    if args.keep:
+        gpu_page.keep(args.out / "results.json")
+        return
     args.out.mkdir(parents=True, exist_ok=True)
     results: list[dict[str, Any]] = []
     for result in run_all(steps(args.dry_run), args.dry_run):
         print(f"{result['step']}: {result['end']}", file=sys.stderr, flush=True)
         results.append(result)
         (args.out / "results.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
-        (args.out / "tables.md").write_text("\n".join(tables(results)) + "\n", encoding="utf-8")
+        (args.out / "tables.md").write_text(
+            "\n".join(gpu_page.tables(results)) + "\n", encoding="utf-8"
+        )
     print((args.out / "tables.md").read_text("utf-8"))
     sys.exit(any(result["end"].startswith(("failed", "stopped", "cut")) for result in results))
 

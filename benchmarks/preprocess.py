@@ -28,6 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_posenc.reporting.markdown import table
+from fairseq_posenc.running.devices import cores
+from fairseq_posenc.running.options import count
 
 PROGRAM = Path(__file__).parents[1] / "preprocess" / "plain_text.py"
 _encoder: Any = None
@@ -106,7 +108,7 @@ def describe_machine() -> str:
     ]
     packages = ", ".join(f"{name} {version(name)}" for name in ("fairseq-fixed", "tiktoken"))
     return (
-        f"{names[0] if names else platform.processor()}, {os.cpu_count()} cores, load "
+        f"{names[0] if names else platform.processor()}, {cores()} cores, load "
         f"{os.getloadavg()[0]:.1f} before the run; Python {platform.python_version()}, {packages}"
     )
 
@@ -119,7 +121,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, required=True, help="text file, also .gz")
     parser.add_argument("--bpe", type=Path, required=True, help="encoder.json vocab.bpe dict.txt")
     parser.add_argument("--megabytes", type=int, default=100)
-    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    parser.add_argument("--workers", type=count, default=cores())
     args = parser.parse_args()
     machine = describe_machine()
     with tempfile.TemporaryDirectory() as temporary:

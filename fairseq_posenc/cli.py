@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from fairseq_posenc.examples import EXAMPLES
 from fairseq_posenc.running.ending import ended
-from fairseq_posenc.running.options import show_examples
+from fairseq_posenc.running.options import Parser, show_examples
 from fairseq_posenc.version import __version__
 
 
@@ -57,6 +57,10 @@ COMMANDS = {
     "compare": Command(
         "train models that differ in their positions only, on a text, and report",
         ".compare.command",
+    ),
+    "choose": Command(
+        "say which encoding to take, by what was measured or by training on a text",
+        ".choose.command",
     ),
     "probe": Command(
         "train models on tasks with known answers, and read beyond the trained length",
@@ -131,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="fairseq-posenc", description="Position encodings as parts of fairseq's Transformers."
     )
     parser.add_argument("--version", action="version", version=__version__)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from types import FrameType
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NOT_ALLOWED = (errno.EROFS, errno.EACCES)
 _RANK = re.compile(r"^fairseq_posenc\.errors\.(?:User|Run)Error: (.+)$", re.MULTILINE)
 _MISFIT = re.compile(r"Error\(s\) in loading state_dict for .*:\s*(.+)")
 _MISSING = "Model file not found: "
@@ -108,6 +109,8 @@ def _told(error: BaseException) -> str | None:
         return str(error)
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return f"{shortened(str(error.filename))}: the name is too long for a file"
+    if isinstance(error, OSError) and error.errno in _NOT_ALLOWED and error.filename:
+        return f"{error.filename}: {error.strerror}; change that, or name another place"
     if isinstance(error, OSError) and _is_no_room(error):
         return (
             f"{error.filename or 'a file'} could not be written ({error.strerror}); the "

@@ -17,13 +17,17 @@ EXAMPLES = {
         "fairseq-posenc compare --text book.txt --encodings none,rope",
         "fairseq-posenc compare --text book.txt --encodings learned,m4m --out m4m --json",
     ],
+    "choose": [
+        "fairseq-posenc choose --family causal-lm --length 1024 --trained 512",
+        "fairseq-posenc choose --family masked-lm --length 64 --text book.txt --budget 30m",
+    ],
     "curves": [
         "fairseq-posenc curves rope=rope.log alibi=alibi.log",
         "fairseq-posenc curves rope=rope.log --updates 0:16000 --out begin",
     ],
     "translate": [
         'fairseq-posenc translate --checkpoint fr-en.pt --data data-bin/fr-en "Un homme dort."',
-        "fairseq-posenc translate --checkpoint fr-en.pt --input test.fr --plain",
+        "fairseq-posenc translate --checkpoint fr-en.pt --input test.fr --plain --bf16",
         "fairseq-posenc translate --checkpoint fr-en.pt --example",
     ],
     "bleu": [
@@ -37,13 +41,13 @@ EXAMPLES = {
         "'ntk=rope.pt@rope(scaling=ntk:4)'",
     ],
     "init": [
-        "fairseq-posenc init --from roberta.base/model.pt --arch roberta_m4m --to start.pt",
+        "fairseq-posenc init --from roberta.base/model.pt --arch roberta_m4m --out start.pt",
         "fairseq-posenc init --from roberta.base/model.pt --arch decbert_diff "
         "--max-positions 1024 --extend copy",
     ],
     "swap": [
         "fairseq-posenc swap --checkpoint fr-en.pt --position-encoding rope --out start.pt",
-        "fairseq-posenc swap --checkpoint lm.pt --position-encoding none --out start.pt",
+        "fairseq-posenc swap --checkpoint rope.pt --position-encoding none --out start.pt",
     ],
     "squad": [
         "fairseq-posenc squad train --help",
@@ -54,13 +58,13 @@ EXAMPLES = {
         "fairseq-posenc squad train --checkpoint roberta.base/model.pt --data data-bin/squad20 "
         "--out squad",
         "fairseq-posenc squad train --checkpoint roberta.base/model.pt --data data-bin/squad20 "
-        "--out slow --set optimization.lr=[1e-5]",
+        "--out slow --bf16 --set optimization.lr=[1e-5]",
     ],
     "squad predict": [
         "fairseq-posenc squad predict --checkpoint squad/checkpoint_last.pt "
         "--questions dev-v2.0.json --out squad/dev",
         "fairseq-posenc squad predict --checkpoint squad/checkpoint_last.pt "
-        "--questions dev-v2.0.json --out squad/dev --device cpu --json",
+        "--questions dev-v2.0.json --out squad/dev --device cpu --bf16 --json",
     ],
     "squad score": [
         "fairseq-posenc squad score dev-v2.0.json squad/dev/predictions.json",
@@ -90,7 +94,7 @@ EXAMPLES = {
         "fairseq-posenc glue --checkpoint bert.pt --data data-bin/glue --protocol m4m "
         "--tasks CoLA --dry-run",
         "fairseq-posenc glue --checkpoint bert.pt --data data-bin/glue --protocol decbert "
-        "--tasks CoLA --seeds 1 --set model.dropout=0.2",
+        "--tasks CoLA --seeds 1 --bf16 --set model.dropout=0.2",
     ],
     "report": [
         "fairseq-posenc report --tables all",

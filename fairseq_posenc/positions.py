@@ -116,7 +116,7 @@ class Positions(NamedTuple):
 
         One row does where none is padded on the left; padding on the right is then counted too.
         """
-        if self.left_padded:
+        if self.left_padded or not self.padded:
             return self.ids
         return torch.arange(self.tokens.size(1), device=self.tokens.device).unsqueeze(0)
 

@@ -1,4 +1,4 @@
-"""Folders that users work in, which a wheel has too: ``preprocess``, ``finetune_configs``."""
+"""Folders beside the package that a wheel has too, as ``preprocess``, ``docs/results``."""
 
 from __future__ import annotations
 

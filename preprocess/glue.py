@@ -22,12 +22,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from binarize import vocabulary
-from binarize.folder import Folder
-from binarize.store import sha256
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.glue.submission import write_predictions
 from fairseq_posenc.running.ending import ended
-from fairseq_posenc.running.interruption import CONTINUES
+from fairseq_posenc.running.files import checksum
+from fairseq_posenc.running.folders import Folder
+from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
+from fairseq_posenc.running.options import Parser
+from fairseq_posenc.running.progress import format_counts, say
 from fairseq_posenc.tasks.glue.definitions import WNLI, Task, parse_tasks
 from fairseq_posenc.tokens.numbers import Encoder, Symbols
 from glue_tasks.binary import Writer
@@ -53,13 +55,11 @@ def main() -> None:
     files = {task.name: _files(task, args) for task in tasks}  # before any work is done
     dictionary = vocabulary.dictionary(args)
     encoder = vocabulary.encoder(args, dictionary)
-    try:
+    with any_end_like_ctrl_c(CONTINUES):
         for task in tasks:
             _write_task(task, files[task.name], args, encoder, dictionary)
         if (args.tasks, args.splits) == ("all", _SPLITS) and (args.raw / WNLI.name).is_dir():
             _write_majority(args)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(CONTINUES) from None
 
 
 def _write_task(
@@ -71,22 +71,19 @@ def _write_task(
 ) -> None:
     folder = Folder(args.out / task.name, _plan(args, files))
     if folder.is_done():
-        print(f"{folder.path} is there already, made from the same files with the same options")
         return
-    with folder.open():
+    with folder.begun():
         writer = Writer(folder.partial, encoder, Symbols.of(dictionary), args.max_tokens)
         writer.write_dictionaries(task, dictionary)
         splits = {}
         for split, path in files.items():
             splits[split] = writer.write(task, split, read_examples(path, task, split))
-            shown = ", ".join(f"{value:,} {key}" for key, value in splits[split].items())
-            print(f"{task.name} {split}: {shown}", flush=True)
+            print(f"{task.name} {split}: {format_counts(splits[split])}", flush=True)
         summary = {
             "symbols": len(dictionary),
-            "sha256": sha256(folder.partial / "input0" / "dict.txt"),
+            "sha256": checksum(folder.partial / "input0" / "dict.txt"),
         }
         folder.finish({"glue_task": task.name, "dict.txt": summary, "splits": splits})
-    print(f"wrote {folder.path}")
 
 
 def _write_majority(args: argparse.Namespace) -> None:
@@ -96,7 +93,7 @@ def _write_majority(args: argparse.Namespace) -> None:
     ((label, count),) = Counter(train.labels).most_common(1)
     path = args.out / f"{WNLI.name}.tsv"
     write_predictions(path, test.ids, [label] * len(test.ids))
-    print(f"wrote {path}: {label} for all, the label of {count:,} of {len(train.labels):,}")
+    say(f"wrote {path}: {label} for all, the label of {count:,} of {len(train.labels):,}")
 
 
 def _files(task: Task, args: argparse.Namespace) -> dict[str, Path]:
@@ -117,7 +114,7 @@ def _plan(args: argparse.Namespace, files: dict[str, Path]) -> dict[str, Any]:
         "format": _FORMAT,
         "options": {"max_tokens": args.max_tokens},
         "files": vocabulary.checksums(args),
-        "inputs": {split: sha256(path) for split, path in files.items()},
+        "inputs": {split: checksum(path) for split, path in files.items()},
         "packages": {name: version(name) for name in vocabulary.PACKAGES},
     }
 
@@ -132,9 +129,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__)
     add = parser.add_argument
     add("raw", type=Path, help="folder with CoLA/train.tsv and so on; also .gz, .bz2, .xz, .zst")
     add("--out", type=Path, required=True, help="folder to make, with a folder for each task")

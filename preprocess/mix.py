@@ -23,14 +23,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from binarize.folder import Folder
 from binarize.formats import check_format
-from binarize.options import add_invalid_lines, add_workers
+from binarize.options import add_invalid_lines
 from binarize.shards import Part, find_files, parts_of_shard
 from binarize.sources import Input
-from fairseq_posenc.errors import UserError
 from fairseq_posenc.running.ending import ended
-from fairseq_posenc.running.interruption import CONTINUES
+from fairseq_posenc.running.folders import Folder
+from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
+from fairseq_posenc.running.options import Parser, add_workers, count
+from fairseq_posenc.running.progress import format_counts
 from mixing.corpora import Corpus, parse_corpus
 from mixing.draw import DOCUMENTS, LINES
 from mixing.mixture import Mixture, Rules
@@ -45,25 +46,17 @@ def main() -> None:
         UserError: wrong input; the message says what, where, and what to do.
     """
     args = _parser().parse_args()
-    if args.files < 1 or args.workers < 1:
-        raise UserError("--files and --workers: give 1 or more")
     corpora = [(corpus, _inputs(corpus)) for corpus in map(parse_corpus, args.corpus)]
     skip_invalid = args.invalid_lines == "skip"
     rules = Rules(args.seed, args.sentences, args.unit, args.files, skip_invalid, args.workers)
     folder = Folder(args.out, _plan(corpora, rules))
     if folder.is_done():
-        print(f"{args.out} is there already, made from the same text with the same options")
         return
-    try:
-        with folder.open() as saved:
-            content = Mixture(corpora, rules, folder, saved).make()
-            folder.finish(content)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(CONTINUES) from None
+    with any_end_like_ctrl_c(CONTINUES), folder.continued() as saved:
+        content = Mixture(corpora, rules, folder, saved).make()
+        folder.finish(content)
     for (corpus, _), counts in zip(corpora, content["drawn"]):
-        shown = ", ".join(f"{value:,} {key.replace('_', ' ')}" for key, value in counts.items())
-        print(f"{corpus.name}: {shown}")
-    print(f"wrote {args.out}")
+        print(f"{corpus.name}: {format_counts(counts)}")
 
 
 def _inputs(corpus: Corpus) -> list[Input]:
@@ -93,9 +86,7 @@ def _plan(corpora: list[tuple[Corpus, list[Input]]], rules: Rules) -> dict[str, 
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__)
     add = parser.add_argument
     add(
         "--corpus",
@@ -114,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
         default=DOCUMENTS,
         help="what is held out; lines are sentences with --sentences (default: %(default)s)",
     )
-    add("--files", type=int, default=16, metavar="N", help="to train on (default: %(default)s)")
+    add("--files", type=count, default=16, metavar="N", help="to train on (default: %(default)s)")
     add_invalid_lines(parser)
     add_workers(parser)
     return parser

@@ -20,10 +20,12 @@ from pathlib import Path
 from typing import Any, Optional
 
 from binarize import vocabulary
-from binarize.folder import Folder
-from binarize.store import sha256
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.running.ending import ended
+from fairseq_posenc.running.files import checksum
+from fairseq_posenc.running.folders import Folder
+from fairseq_posenc.running.options import Parser
+from fairseq_posenc.running.progress import format_counts, say
 from fairseq_posenc.squad import databin
 from fairseq_posenc.squad.data import Squad, read_squad
 from fairseq_posenc.tasks.squad.databin import Limits
@@ -49,9 +51,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     squads = {split: read_squad(getattr(args, split)) for split in SPLITS}
     folder = Folder(args.out, _plan(squads, files, limits))
     if folder.is_done():
-        print(f"{args.out}: made before, from the same files with the same options")
         return
-    with folder.open():
+    with folder.begun():
         for name, path in files.items():
             shutil.copyfile(path, folder.partial / name)
         dictionary = load_dictionary(folder.partial / DICTIONARY)
@@ -59,13 +60,12 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         encoder = databin.Encoder(tokenizer, dictionary, limits)
         counts = {}
         for split, squad in squads.items():
-            print(f"{split}: {len(squad.questions):,} questions", file=sys.stderr, flush=True)
+            say(f"{split}: {len(squad.questions):,} questions")
             prefix = folder.partial / split
             counts[split] = databin.write_split(squad, encoder, len(dictionary), prefix)
         folder.finish({"splits": counts})
     for split, count in counts.items():
-        print(f"{split}: " + ", ".join(f"{k.replace('_', ' ')} {n:,}" for k, n in count.items()))
-    print(f"{args.out}: written")
+        print(f"{split}: {format_counts(count)}")
 
 
 def _vocabulary(args: argparse.Namespace) -> dict[str, Path]:
@@ -87,15 +87,13 @@ def _plan(squads: dict[str, Squad], files: dict[str, Path], limits: Limits) -> d
     return {
         "version": train.version,
         "limits": limits._asdict(),
-        "inputs": {split: sha256(squad.path) for split, squad in squads.items()},
-        "vocabulary": {name: sha256(path) for name, path in files.items()},
+        "inputs": {split: checksum(squad.path) for split, squad in squads.items()},
+        "vocabulary": {name: checksum(path) for name, path in files.items()},
     }
 
 
 def _parser() -> argparse.ArgumentParser:
-    description, rest = (__doc__ or "").split("\n\n", maxsplit=1)
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=description, epilog=rest, formatter_class=raw)
+    parser = Parser(description=__doc__)
     add = parser.add_argument
     add("--train", type=Path, required=True, help="train-v1.1.json or train-v2.0.json")
     add("--valid", type=Path, required=True, help="dev-v1.1.json or dev-v2.0.json")

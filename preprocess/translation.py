@@ -19,21 +19,21 @@ are the years one by one.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.running.devices import cores
 from fairseq_posenc.running.ending import ended
+from fairseq_posenc.running.files import checksum
+from fairseq_posenc.running.folders import Folder
+from fairseq_posenc.running.options import Parser, add_workers, count
 from parallel.files import read_files
-from parallel.folder import MANIFEST, is_made, written_whole
 from parallel.given import GivenPieces
 from parallel.iwslt import TESTS, read_iwslt
 from parallel.preparation import Preparation
-from parallel.texts import Corpus, sha256
+from parallel.texts import Corpus
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> None:
@@ -46,17 +46,15 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     _choose_pieces(args)
     corpus = args.read(args)
     if args.given is not None:
-        corpus.inputs.update(zip(map(str, args.given.paths), map(sha256, args.given.contents)))
-    request = _request(args, corpus)
-    if is_made(args.out, request):
-        print(f"{args.out}: made before, with the same options and inputs; nothing to do")
+        corpus.inputs.update({str(path): checksum(path) for path in args.given.paths})
+    folder = Folder(args.out, _request(args, corpus), called="request")
+    if "," in str(folder.partial):
+        raise UserError(f"--out {args.out}: fairseq-preprocess cannot have commas in names")
+    if folder.is_done():
         return
-    with written_whole(args.out) as (work, lock):
-        results = Preparation(corpus, args, work, lock).run()
-        manifest = {"request": request, "left_out": corpus.left_out, "results": results}
-        text = json.dumps(manifest, indent=1, ensure_ascii=False)
-        (work / MANIFEST).write_text(text + "\n", encoding="utf-8")
-    print(f"{args.out}: written")
+    with folder.begun() as lock:
+        results = Preparation(corpus, args, folder.partial, lock).run()
+        folder.finish({"left_out": corpus.left_out, "results": results})
 
 
 def _choose_pieces(args: argparse.Namespace) -> None:
@@ -103,9 +101,7 @@ def _multi30k(args: argparse.Namespace) -> Corpus:
 
 
 def _parser() -> argparse.ArgumentParser:
-    description, examples = (__doc__ or "").split("\n\n", maxsplit=1)
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=description, epilog=examples, formatter_class=raw)
+    parser = Parser(description=__doc__)
     corpora = parser.add_subparsers(dest="corpus", required=True, metavar="CORPUS")
     iwslt = corpora.add_parser("iwslt17", help="a release of IWSLT 2017, for one pair of languages")
     iwslt.add_argument("path", type=Path, help="its .tgz, or a folder with its files")
@@ -150,12 +146,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="pieces that were learnt elsewhere, in the format of Helsinki-NLP's models: "
         "source.spm and target.spm, with vocab.json beside the first (default: learn them)",
     )
-    add("--vocab-size", type=int, help="number of pieces (default: 16384)")
+    add("--vocab-size", type=count, help="number of pieces (default: 16384)")
     add("--model-type", choices=["bpe", "unigram"], help="(default: bpe)")
     add("--separate", action="store_true", help="pieces of its own for each language")
-    add("--max-length", type=int, default=250, help="most pieces to train on (default: 250)")
+    add("--max-length", type=count, default=250, help="most pieces to train on (default: 250)")
     add("--max-ratio", type=float, default=3, help="most times as many pieces (default: 3)")
-    add("--workers", type=int, default=cores(), help="processes (default: all cores)")
+    add_workers(parser)
 
 
 if __name__ == "__main__":

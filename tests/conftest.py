@@ -77,6 +77,7 @@ OPTION_VALUES = {
     "width": ["16"],
     "threshold": ["4"],
     "scale_base": ["20"],
+    "scale": ["0.03"],
 }
 COMPOSITIONS = [
     "learned+m4m",

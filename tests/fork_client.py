@@ -12,6 +12,7 @@ import socket
 import sys
 
 SIGNALS = [signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2]
+OPTIONS = {"-B": "PYTHONDONTWRITEBYTECODE", "-u": "PYTHONUNBUFFERED"}  # of Python, and its names
 PATIENCE = 120  # seconds: until the server has imported, on a busy machine
 
 
@@ -33,7 +34,9 @@ def start(connection: socket.socket, python: str, words: list) -> None:
         "words": words,
         "python": python,
         "files": inherited(),
-        "ignored": [number for number in SIGNALS if signal.getsignal(number) == signal.SIG_IGN],
+        "ignored": [
+            int(number) for number in SIGNALS if signal.getsignal(number) == signal.SIG_IGN
+        ],
         "directory": os.getcwd(),
         "umask": os.umask(0),
         "environment": dict(os.environ),
@@ -69,9 +72,12 @@ def main(program: str, words: list) -> None:
     if name != "python":
         words = [os.path.join(os.path.dirname(sys.executable), name), *words]
     server = os.environ.get("FAIRSEQ_POSENC_TESTS_SERVER")
+    end = next((n for n, word in enumerate(words) if word not in OPTIONS), len(words))
     # Python's other options are about its own start, or ask for a terminal's dialogue.
-    if not server or not words or (words[0].startswith("-") and words[0] not in ("-c", "-m")):
+    if not server or not words[end:] or (words[end][:1] == "-" and words[end] not in ("-c", "-m")):
         os.execv(sys.executable, [sys.executable, *words])
+    os.environ.update({OPTIONS[option]: "1" for option in words[:end]})
+    words = words[end:]
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(server)
         start(connection, os.path.join(folder, "python"), words)

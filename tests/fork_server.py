@@ -1,8 +1,7 @@
-"""A Python that has imported torch and what fairseq imports beside it, and forks for each program.
+"""A Python that has imported torch and fairseq, and forks for each program.
 
-These imports are most of what a start costs. fairseq itself and this package are left to the
-program: what they do when they are imported (logging, registration, which comes first) is then its
-own, as in a new process.
+These imports are most of what a start costs. This package is left to the program: what it does when
+it is imported (registration, what it changes) is then its own, as in a new process.
 
 ``python fork_server.py NUMBER`` answers ``fork_client.py`` on the listening socket of this number
 until its standard input ends, as it does with the tests.
@@ -14,8 +13,11 @@ import atexit
 import fcntl
 import gc
 import importlib
+import logging
 import marshal
+import multiprocessing.spawn
 import os
+import re
 import runpy
 import select
 import signal
@@ -30,7 +32,9 @@ THIRD_PARTY = [
     *("bitarray", "hydra", "numpy", "omegaconf", "sacrebleu", "scipy.stats", "sklearn.metrics"),
     *("torch", "torch.distributed"),
     "torch._dynamo",  # by optimizers at their first step
+    "fairseq",
 ]
+COMMANDS = re.compile(r"fairseq-(?!posenc)|fairseq_cli\.")
 
 
 def serve(listener: socket.socket) -> tuple[dict[str, Any], list[int]]:
@@ -87,6 +91,7 @@ def become(asked: dict[str, Any], files: list[int]) -> list[str]:
     os.environ.clear()
     os.environ.update(asked["environment"])
     sys.executable = asked["python"]
+    multiprocessing.spawn.set_executable(sys.executable)
     if action := os.environ.get("PYTHONWARNINGS"):
         warnings.simplefilter(action, append=True)
     if os.environ.get("PYTHONUNBUFFERED"):
@@ -97,6 +102,10 @@ def become(asked: dict[str, Any], files: list[int]) -> list[str]:
 
 def run(words: list[str]) -> None:
     """Run what follows ``python`` on a command line."""
+    if any(COMMANDS.match(os.path.basename(word)) for word in words[:2]):
+        # They set up logging before they import fairseq, which then leaves it as it is.
+        logging.root.handlers.clear()
+        logging.root.setLevel(logging.WARNING)
     if words[0] == "-m":
         sys.argv, sys.path[0] = words[1:], os.getcwd()
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)

@@ -83,7 +83,7 @@ def start(name: str, arguments: Sequence[object]) -> None:
 
 def train_pieces(folder: Path) -> Path:
     """Return a sentencepiece model of the words."""
-    from fairseq_posenc.compare import pieces
+    from fairseq_posenc.running.comparison import pieces
 
     rng = random.Random(0)
     text = folder / "pieces.txt"

@@ -22,10 +22,10 @@ from omegaconf import OmegaConf
 from commands import new_directory, pairs
 from commands import sentences as sentences_bin
 from conftest import ARCHITECTURES, STOCK, logits, make_dictionary, make_model, make_tokens
-from fairseq_posenc.compare.settings import TRAIN_OPTIONS, Settings
-from fairseq_posenc.compare.training import all_runs, validate_command
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.models.masked_lm import PositionalRoberta
+from fairseq_posenc.running.comparison.settings import TRAIN_OPTIONS, Settings
+from fairseq_posenc.running.comparison.training import all_runs, measure_command
 from fairseq_posenc.running.contenders import parse_contenders
 from fairseq_posenc.transformer.attention import PositionalAttention
 
@@ -96,8 +96,8 @@ def test_no_command_that_gives_a_score_leaves_out_sentences():
     assert {line.split()[0] for line in commands} == {"fairseq-generate", "fairseq-eval-lm"}
     folder = Path("data")
     settings = Settings(folder, None, parse_contenders("none"), 1, (1,), 16)
-    commands += [" ".join(validate_command(settings, run)) for run in all_runs(settings)]
-    commands += [" ".join(TRAIN_OPTIONS)]  # which validate too
+    commands += [" ".join(measure_command(settings, run)) for run in all_runs(settings)]
+    commands += map(" ".join, TRAIN_OPTIONS.values())  # which validate too
     for command in commands:
         assert "--required-batch-size-multiple 1" in command, command
 

@@ -287,7 +287,7 @@ def test_attention_prints_json_and_nothing_else():
     short = ("--scopes", "op", "--lengths", "32", "--rounds", "3", "--encodings", "rope")
     done = script("attention.py", *short, "--json")
     found = json.loads(done.stdout)
-    figures = ["ratio", "memory_ratio"]
+    figures = ["ratio", "memory_ratio", "batch", "dtype", "seconds"]
     keys = ["scope", "device", "mode", "encoding", "backend", "length", "dropout", *figures]
     assert all(list(row) == keys for row in found)
     ours = [row for row in found if row["encoding"] == "rope"]

@@ -86,7 +86,7 @@ def test_a_training_that_fails_is_a_failed_run_and_no_mistake(tmp_path):
         ["compare", "--text"],
         ["curves"],
         ["glue", "--data", "x", "--protocol", "m4m", "--checkpoint"],
-        ["init", "--arch", "roberta_m4m", "--to", "x", "--from"],
+        ["init", "--arch", "roberta_m4m", "--out", "x", "--from"],
         ["lm-length", "--data", "x"],
         ["plan"],
         ["report"],

@@ -17,32 +17,26 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairseq_posenc.compare import (
-    command,
-    corpus,
-    documents,
-    pieces,
-    report,
-    statements,
-    training,
-)
-from fairseq_posenc.compare.judging import Outcome, judge
-from fairseq_posenc.compare.pipeline import Results
-from fairseq_posenc.compare.settings import Settings
+from fairseq_posenc.compare import command, report, statements
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.reporting import pictures, record
 from fairseq_posenc.running import contenders
 from fairseq_posenc.running import logs as curves
+from fairseq_posenc.running.comparison import corpus, documents, pieces, training
+from fairseq_posenc.running.comparison.judging import Outcome, judge
+from fairseq_posenc.running.comparison.pipeline import Results
+from fairseq_posenc.running.comparison.settings import Settings
 from fairseq_posenc.running.contenders import parse_contenders
 from fairseq_posenc.running.interruption import STOPPED
 from fairseq_posenc.running.logs import Curve, Entry
+from fairseq_posenc.running.options import Parser
 from fairseq_posenc.running.trainings import LOG
 
 DEMO = "none,learned,decbert_diff,m4m"
 
 
 def parse_args(*words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
+    parser = Parser()
     command.add_arguments(parser)
     return parser.parse_args(words)
 
@@ -338,11 +332,10 @@ class TestStatements:
     def test_the_other_way_round(self, tmp_path: Path) -> None:
         """No conclusion is written in advance: with other figures the sentences turn round."""
         reverse = dict(zip(FOUR, reversed(FOUR.values())))
-        first, *_, bag = statements.statements(make_results(tmp_path, reverse).models)
+        models = make_results(tmp_path, reverse).models
+        first, *_, bag = statements.statements(models)
         assert first.startswith("`none` has a lower perplexity than `learned`")
-        assert "No other is told apart from it" in statements._bag_of_words(
-            make_results(tmp_path, reverse).models
-        )
+        assert "No other is told apart from it" in statements._bag_of_words(models[0], models[1:])
         assert "`learned` ends at" not in bag
 
     def test_overlapping_intervals_are_not_told_apart(self, tmp_path: Path) -> None:
@@ -353,6 +346,24 @@ class TestStatements:
             "`t5` has a lower perplexity than `none`.",
         ]
         assert order[2] == "Not told apart: `m4m` and `t5`."
+
+    def test_a_causal_model_without_positions_is_no_bag_of_words(self, tmp_path: Path) -> None:
+        found = statements.statements(make_results(tmp_path, FOUR).models, masked=False)
+        assert not any("bag of words" in sentence for sentence in found)
+
+    def test_a_seed_that_diverged_is_told_and_the_others_are_compared(self, tmp_path: Path) -> None:
+        results = make_results(tmp_path, FOUR)
+        broken = next(each for each in results.outcomes if each.contender.name == "learned")
+        broken = Outcome(*broken[:4], diverged=140)
+        outcomes = [each for each in results.outcomes if each[:3] != broken[:3]]
+        models = results._replace(outcomes=[*outcomes, broken]).models
+        first, second, *_ = statements.statements(models)
+        assert first == "`learned` diverged at update 140 (seed 1)."
+        assert second == "`m4m` has a lower perplexity than `decbert_diff`, `none`."
+        (row,) = (line for line in report.table(models).splitlines() if "`learned`" in line)
+        assert "| diverged at update 140 (seed 1) |" in row
+        learned = next(model for model in models if model.contender.name == "learned")
+        assert math.isnan(dict(report._line(learned))[140])
 
     def test_one_seed_says_nothing(self, tmp_path: Path) -> None:
         (only,) = statements.statements(make_results(tmp_path, FOUR, seeds=1).models)
@@ -458,6 +469,18 @@ class TestReport:
         assert all(b - a > 0.0499 for a, b in zip(places, places[1:]))
 
 
+def test_the_report_of_causal_models_speaks_of_no_masks(tmp_path: Path) -> None:
+    results = make_results(tmp_path, FOUR | {"rope": FOUR["m4m"]})
+    contenders = parse_contenders("none,learned,m4m,rope")
+    outcomes = [each for each in results.outcomes if each.contender in contenders]
+    settings = make_settings(tmp_path, "none,learned,m4m,rope", family="causal-lm")
+    text = report.write_report(Results(settings, results.text, outcomes)).read_text()
+    assert text.startswith("# Position encodings compared\n\nCausal language models on")
+    assert "mask" not in text.replace("masked_lm", "")
+    assert "fairseq-posenc compare --family causal-lm --encodings none,learned,m4m,rope" in text
+    assert "--decoder-layers 6" in text
+
+
 class TestTraining:
     def test_models_differ_only_in_their_positions(self, tmp_path: Path) -> None:
         settings = make_settings(tmp_path, seeds=(1,))
@@ -475,11 +498,11 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("words", "message"),
         [
-            (["--updates", "0"], "--updates 0: must be at least 1"),
-            (["--seeds", "1,x"], "--seeds 1,x: write whole numbers"),
-            (["--seeds=-1"], "--seeds -1: write whole numbers"),
+            (["--updates", "0"], "--updates: must be a whole number of at least 1, not '0'"),
+            (["--seeds", "1,x"], "--seeds: must be whole numbers, as in 1,2,3, not '1,x'"),
+            (["--seeds=-1"], "--seeds: must be whole numbers"),
             (["--lrs", "0.1,fast"], "--lrs 0.1,fast: write numbers"),
-            (["--jobs", "0"], "--jobs 0: must be at least 1"),
+            (["--jobs", "0"], "--jobs: must be a whole number of at least 1, not '0'"),
             (["--", "--lr", "5"], "--lr cannot be set here; use --lrs"),
             (["--vocab-size", "3"], "--vocab-size 3: must be at least"),
             (["--", "--max-update", "5"], "--max-update cannot be set here; use --updates"),
@@ -519,12 +542,12 @@ def small_text(path: Path) -> Path:
     return path
 
 
-def compare_call(out: Path, *options: str) -> list[str]:
+def compare_call(out: Path, encodings: str, *options: str) -> list[str]:
     return [
         *(sys.executable, "-c", "import fairseq_posenc.cli as cli; raise SystemExit(cli.main())"),
         "compare",
         *("--text", str(small_text(out.parent / "text.txt")), "--out", str(out)),
-        *("--encodings", "none,decbert_diff", "--updates", "40", "--vocab-size", "60", *options),
+        *("--encodings", encodings, "--updates", "40", "--vocab-size", "60", *options),
         *("--", "--encoder-embed-dim", "16", "--encoder-ffn-embed-dim", "16"),
         *("--max-tokens", "1024"),
     ]
@@ -533,7 +556,7 @@ def compare_call(out: Path, *options: str) -> list[str]:
 @pytest.mark.slow
 def test_compare_is_interrupted_and_continued(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    call = compare_call(out, "--seeds", "1")
+    call = compare_call(out, "none,decbert_diff", "--seeds", "1")
     both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     first = subprocess.Popen(call, **both, encoding="utf-8")
     folders = {name: out / "models" / name / "lr-0.003-seed-1" for name in ("none", "decbert_diff")}
@@ -569,17 +592,33 @@ def test_seeds_added_later_and_jobs_change_nothing(tmp_path: Path) -> None:
         for number, jobs in enumerate(rounds, start=3 - len(rounds)):
             out = tmp_path / name / "out"
             out.parent.mkdir(exist_ok=True)
-            call = compare_call(out, "--seeds", ",".join("12"[:number]), jobs)
+            call = compare_call(out, "decbert_diff", "--seeds", ",".join("12"[:number]), jobs)
             told = subprocess.run(call, capture_output=True, encoding="utf-8", check=True).stderr
-            assert told.count("starting fairseq-train") == (2 if name == "alone" else 4)
+            assert told.count("starting fairseq-train") == (1 if name == "alone" else 2)
         record_of = record.read(out / report.RECORD)
         perplexities = [row["perplexity"] for row in record_of.figures["trainings"]]
         weights = {
             path.relative_to(out): torch.load(path, weights_only=False)["model"]
             for path in out.glob("models/*/*/checkpoint_last.pt")
         }
-        assert len(weights) == 4
+        assert len(weights) == 2
         found.append((perplexities, weights))
     (one, ours), (other, theirs) = found
     assert one == other
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_a_training_that_diverges_is_a_result_and_ends_no_other(tmp_path: Path) -> None:
+    call = compare_call(tmp_path / "out", "--seeds", "1", "--lrs", "1e30,0.003", "--jobs", "1")
+    call[call.index("none,decbert_diff")] = "none"
+    call[call.index("40")] = "4"
+    for starts in (2, 0):  # what diverged would again
+        told = subprocess.run(call, capture_output=True, encoding="utf-8", check=True)
+        assert told.stderr.count("starting fairseq-train") == starts
+    broken, whole = record.read(tmp_path / "out" / report.RECORD).figures["trainings"]
+    assert broken["lr"] == "1e30"
+    assert 1 < broken["diverged"] <= 4
+    assert broken["perplexity"] is None
+    assert whole["diverged"] is None
+    assert "| `none` | 0 | 0.003 | 1 |" in told.stdout

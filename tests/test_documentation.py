@@ -10,6 +10,7 @@ import pytest
 import oracles
 from fairseq_posenc import cli, pages, registry
 from fairseq_posenc.analysis import catalogue, costs, equations
+from fairseq_posenc.evidence import page as choosing
 
 ROOT = Path(__file__).parents[1]
 
@@ -19,18 +20,22 @@ def test_the_documentation_is_up_to_date():
 
 
 def test_an_outdated_file_is_noticed_and_mended(tmp_path, capsys):
-    readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{pages.START}\nold\n{pages.END}\nafter\n")
+    overview = tmp_path / "docs" / "encodings" / "README.md"
+    overview.parent.mkdir(parents=True)
+    overview.write_text(f"before\n{pages.START}\nold\n{pages.END}\nafter\n")
+    choose = tmp_path / "docs" / "choose.md"
+    choose.write_text(f"{choosing.START}\nold\n{choosing.END}\n")
     assert cli.main(["docs", "--check", "--root", str(tmp_path)]) == 2
     assert "README.md is out of date: run make docs" in capsys.readouterr().err
     assert cli.main(["docs", "--root", str(tmp_path)]) == 0
     assert cli.main(["docs", "--check", "--root", str(tmp_path)]) == 0
-    text = readme.read_text()
+    text = overview.read_text()
     assert text.startswith("before\n")
     assert text.endswith("\nafter\n")
-    assert "[`m4m`](docs/encodings/m4m.md)" in text
-    pages_there = {path.stem for path in (tmp_path / "docs" / "encodings").glob("*.md")}
-    assert pages_there == set(registry.names())
+    assert "[`m4m`](m4m.md)" in text
+    pages_there = {path.stem for path in overview.parent.glob("*.md")}
+    assert pages_there == {"README", *registry.names()}
+    assert "| `m4m` |" in choose.read_text()
 
 
 def test_every_encoding_has_its_page_and_picture():
@@ -120,7 +125,9 @@ def test_user_dir_is_the_package(capsys):
 
 
 def test_a_missing_marker_is_one_line(tmp_path, capsys):
-    (tmp_path / "README.md").write_text("nothing")
+    folder = tmp_path / "docs" / "encodings"
+    folder.mkdir(parents=True)
+    (folder / "README.md").write_text("nothing")
     assert cli.main(["docs", "--root", str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith("fairseq-posenc: error: ")
 

@@ -108,15 +108,16 @@ def test_half_precision_leaves_angles_exact(spec, dtype):
     torch.testing.assert_close(half.double(), exact, rtol=2 * torch.finfo(dtype).eps, atol=2e-3)
 
 
+@pytest.mark.parametrize("scale", [1, 0.03])
 @pytest.mark.parametrize("layout", ["interleaved", "fairseq"])
-def test_sinusoids_equal_the_formula(layout):
-    built = make(f"sinusoidal(layout={layout})")
+def test_sinusoids_equal_the_formula(layout, scale):
+    built = make(f"sinusoidal(layout={layout},scale={scale})")
     tokens = torch.tensor([[0, 7, 8, 9, 2], [PAD, PAD, 0, 7, 2]])
     ours = built["sinusoidal"].embed(Positions.of(tokens, PAD, EOS, 5))
     if layout == "interleaved":
-        table = oracles.sinusoidal(5, 16)
+        table = scale * oracles.sinusoidal(5, 16)
     else:
-        table = oracles.sinusoidal_half(7, 16)[2:]  # fairseq counts from padding_idx + 1
+        table = scale * oracles.sinusoidal_half(7, 16)[2:]  # fairseq counts from padding_idx + 1
     torch.testing.assert_close(ours[0].double(), table, rtol=0, atol=1e-6)
     torch.testing.assert_close(ours[1, 2:].double(), table[:3], rtol=0, atol=1e-6)
 

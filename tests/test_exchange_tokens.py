@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import random
+import sys
+from pathlib import Path
 
 import pytest
 import sentencepiece
@@ -17,6 +19,9 @@ from exchanged import checkpoint, data_bin
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.exchange import tokens
 from test_exchange import export
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "preprocess"))
+from binarize import command, formats, options
 
 SYLLABLES = ["ba", "ré", "ti", "nou", "ß", "ka", "lo", "1", "2", ",", "ment"]
 
@@ -157,8 +162,14 @@ def test_pieces_that_the_dictionary_lacks_need_code_of_its_own(capsys):
 def test_a_data_folder_says_what_cut_its_text(tmp_path):
     with pytest.raises(UserError, match="say with --tokens"):
         tokens.find_way(None, tmp_path, "")
-    (tmp_path / "manifest.json").write_text('{"options": {"words": false, "characters": true}}')
-    assert tokens.find_way(None, tmp_path, "") == "characters"
+    (tmp_path / "text").write_text("one two\n")
+    for way in ("words", "characters"):
+        made = tmp_path / way
+        parser = options.make_parser("", characters=way == "characters")
+        given = ["--train", tmp_path / "text", "--out", made, "--workers", 1]
+        words = ["--words"] if way == "words" else []
+        command.run(parser.parse_args([*map(str, given), *words]), formats.plain)
+        assert tokens.find_way(None, made, "") == way
     (tmp_path / "sentencepiece.de.model").touch()
     assert tokens.find_way(None, tmp_path, "de").name == "sentencepiece.de.model"
     assert tokens.find_way("words", tmp_path, "de") == "words"

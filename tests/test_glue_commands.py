@@ -37,7 +37,7 @@ pytestmark = pytest.mark.slow
 SIZES = {"train": 96, "valid": 29, "test": 7}
 ALL_SIZES = {**SIZES, "valid1": 13, "test1": 5, "test2": 6}
 CHOSEN = ("MNLI", "CoLA", "STS-B")
-EPOCHS = 20  # of 3 updates
+EPOCHS = 12  # of 3 updates
 SPEC, DIRECTIONS = "learned+m4m(max_distance=20)", "lr,rl"
 TINY = ["--encoder-layers", 2, "--encoder-embed-dim", 32, "--encoder-ffn-embed-dim", 32]
 TINY += ["--encoder-attention-heads", 4]

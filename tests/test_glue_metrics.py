@@ -12,10 +12,11 @@ from sklearn import metrics as theirs
 
 from fairseq_posenc import recipes
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.glue import workers
 from fairseq_posenc.glue.cluster import parse_options
 from fairseq_posenc.glue.configuration import CONFIGS, config_name, grid, read_settings
 from fairseq_posenc.glue.evaluation import has_collapsed, measure
-from fairseq_posenc.glue.plan import override
+from fairseq_posenc.glue.plan import Run, override
 from fairseq_posenc.glue.report import report
 from fairseq_posenc.glue.submission import predictions
 from fairseq_posenc.glue.summary import best_result, record
@@ -204,6 +205,39 @@ def test_all_figures_of_a_task_are_of_the_run_that_is_best_by_its_metric():
     ]
     rows = results("m4m", MNLI=("accuracy_m", runs)).figures["tasks"]
     assert [row["best"] for row in rows] == [2, 3]
+
+
+WORKER = """
+import sys
+for update in (400, 1000):
+    print(f"{sys.argv[1]}: update {update:,} of 1,000, accuracy 50.00", flush=True)
+sys.exit(sys.argv[1].endswith("seed2"))
+"""
+
+
+def test_runs_on_this_machine_are_one_bar_of_updates(tmp_path, monkeypatch, capsys):
+    (tmp_path / "stand_in.py").write_text(WORKER)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(workers, "_WORKER", "stand_in")
+    shown = []
+
+    class Bar:
+        def __init__(self, label, total, unit):
+            shown.append((label, total, unit))
+
+        update = shown.append
+
+        def close(self):
+            shown.append("closed")
+
+    monkeypatch.setattr(workers, "bar", Bar)
+    runs = [Run("m4m", "RTE", 2e-5, seed, "accuracy", 1000, "", "", 0, []) for seed in (1, 2)]
+    (failure,) = workers.Workers(runs, tmp_path, 1).work()
+    assert failure == "RTE, learning rate 2e-05, seed 2: ended with status 1"
+    assert shown == [("glue", 2000, " updates"), 400, 600, 0, 400, 600, 0, "closed"]
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "[1 of 2 runs ended] " in told.err
 
 
 def test_the_report_stands_beside_the_paper():

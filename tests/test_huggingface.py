@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fairseq_posenc import registry
-from fairseq_posenc.backends.base import row_index
+from fairseq_posenc.backends.base import by_distance
 from fairseq_posenc.encodings.base import Dims, Encodings
 from fairseq_posenc.encodings.deberta_v2 import DebertaV2
 from fairseq_posenc.encodings.t5 import bucket_of
@@ -100,7 +100,7 @@ def bias_of(encodings: Encodings, length: int) -> Tensor:
     positions = plain_positions(length)
     terms = encodings.terms(Span.of(length, length, positions.tokens.device), positions)
     assert terms.bias is not None
-    return terms.bias[:, row_index(terms, length, length, terms.bias.device)[0]]
+    return by_distance(terms.bias, length, length)[0]
 
 
 def plain_positions(length: int) -> Positions:

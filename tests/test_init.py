@@ -94,7 +94,7 @@ def ours(path, **options):
 def initialise(source, arch, *more):
     """Run the command; return the checkpoint that it wrote."""
     out = source.with_name("start.pt")
-    assert main(["init", "--from", str(source), "--arch", arch, "--to", str(out), *more]) == 0
+    assert main(["init", "--from", str(source), "--arch", arch, "--out", str(out), *more]) == 0
     return torch.load(out)
 
 
@@ -168,7 +168,7 @@ def test_training_begins_at_update_0(source):
 
 def test_a_longer_table_is_refused_with_the_rules(source, capsys):
     arguments = ["--from", str(source), "--arch", "roberta_learned", "--max-positions", "60"]
-    assert main(["init", *arguments, "--to", str(source.with_name("start.pt"))]) == 2
+    assert main(["init", *arguments, "--out", str(source.with_name("start.pt"))]) == 2
     error = capsys.readouterr().err
     assert "has 24 rows in the source and would have 60" in error
     assert "--extend copy" in error
@@ -267,13 +267,13 @@ MISTAKES = [
     (["--arch", "roberta_m4m", "--position-encoding", "m5"], "unknown position encoding 'm5'"),
     (["--arch", "roberta_m4m", "--from", "no.pt"], "--from no.pt: no such file"),
     (["--arch", "roberta_m4m", "--from", __file__], "--from " + __file__ + ": checkpoint refused"),
-    (["--arch", "roberta_m4m", "--to", "/no/such/start.pt"], "there is no folder /no/such"),
+    (["--arch", "roberta_m4m", "--out", "/no/such/start.pt"], "there is no folder /no/such"),
 ]
 
 
 @pytest.mark.parametrize(("arguments", "message"), MISTAKES)
 def test_mistakes_are_told_in_a_line(arguments, message, source, capsys):
-    given = ["--from", str(source), "--to", str(source.with_name("start.pt")), *arguments]
+    given = ["--from", str(source), "--out", str(source.with_name("start.pt")), *arguments]
     assert main(["init", *given]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
@@ -324,7 +324,7 @@ def test_nothing_is_overwritten_unasked(source, capsys):
     initialise(source, "roberta_m4m")
     out = source.with_name("start.pt")
     before = out.read_bytes()
-    assert main(["init", "--from", str(source), "--arch", "roberta_m4", "--to", str(out)]) == 2
+    assert main(["init", "--from", str(source), "--arch", "roberta_m4", "--out", str(out)]) == 2
     assert "exists: name another file, or add --overwrite" in capsys.readouterr().err
     assert out.read_bytes() == before
 
@@ -339,7 +339,7 @@ def test_a_failed_write_leaves_the_old_file_alone(source, monkeypatch, capsys):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("torch.save", fill_disk)
-    given = ["--from", str(source), "--arch", "roberta_m4", "--to", str(out), "--overwrite"]
+    given = ["--from", str(source), "--arch", "roberta_m4", "--out", str(out), "--overwrite"]
     assert main(["init", *given]) == 2
     assert "No space left on device" in capsys.readouterr().err
     assert out.read_bytes() == before
@@ -376,7 +376,7 @@ def trained_by_stock():
 
 def start_of(source, arch):
     out = new_directory() / "start.pt"
-    assert main(["init", "--from", str(source), "--arch", arch, "--to", str(out)]) == 0
+    assert main(["init", "--from", str(source), "--arch", arch, "--out", str(out)]) == 0
     return out
 
 

@@ -149,10 +149,8 @@ def test_the_numbers_are_the_models(shown, screen):
         shown(screen, f"kind={kind}&layer={layer.layer}&head=3&query={query}")
         head, *rows = table(screen, "row")
         assert [row[0] for row in rows] == [f"{word} ({i})" for i, word in enumerate(WORDS)]
-        planes = {"weight": layer.weights}
-        if layer.split is not None:
-            planes["score"] = layer.split.scores
-            planes |= {part: getattr(layer.split, part) for part in ("content", "position", "both")}
+        planes = {"weight": layer.weights, "score": layer.split.scores}
+        planes |= {part: getattr(layer.split, part) for part in ("content", "position", "both")}
         assert head[1:] == list(planes)
         for column, values in enumerate(planes.values(), start=1):
             for row, value in zip(rows, values[0, 3, query].tolist()):

@@ -9,20 +9,22 @@ from pathlib import Path
 
 import pytest
 
+from fairseq_posenc.reporting.record import read
 from programs import SERVER, true_start
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import launches  # noqa: E402
-from gpu import LIMIT, estimate, run, steps, tables  # noqa: E402
+from gpu import LIMIT, estimate, run, steps  # noqa: E402
+from measuring import gpu_page  # noqa: E402
 
 # Instructions of lanes for each pair of query and key, with dropout: some percent above what was
 # counted with Triton 3.7, so that a change that makes kernels much dearer is seen.
 LIMITS = {"plain": 50, "bias": 60, "gain": 64, "shaw": 72, "m4": 92, "deberta": 92, "m4m": 102}
+WITH_PADDING = 7  # more, as a reset has it: its key is left out as padding is
 FORMS = [*LIMITS, "shaw+values"]
 RESETS = ["gain", "m4m", "shaw+values"]
-SPILLED = {("m4m", True): 16, ("shaw+values", True): 344}  # bytes; nothing elsewhere
 SHARED = {80: 166_912, 90: 232_448}  # bytes that a program can have
 
 pytestmark = [
@@ -67,13 +69,14 @@ def test_matrix_units_run_at_full_width(compiled):
 
 @pytest.mark.parametrize("form", LIMITS)
 def test_a_pair_costs_little(compiled, form):
-    row = next(x for x in compiled["sums"] if x["form"] == form and not x["reset"])
-    assert row["instructions"] <= LIMITS[form]
+    rows = [x for x in compiled["sums"] if x["form"] == form and x["arch"] == 90]
+    for row in rows:
+        assert row["instructions"] <= LIMITS[form] + WITH_PADDING * row["reset"], row
 
 
 def test_registers_suffice(compiled):
     for row in compiled["sums"]:
-        assert row["spilled"] <= SPILLED.get((row["form"], row["reset"]), 0), row
+        assert row["spilled"] == 0, row
 
 
 def test_shared_memory_suffices_for_wide_heads_too(compiled):
@@ -81,8 +84,9 @@ def test_shared_memory_suffices_for_wide_heads_too(compiled):
         assert row["shared_bytes"] <= SHARED[row["arch"]], row
 
 
-# Of alibi, putting the biases by distance into place for each pair; of m4m, that and two products.
-ADDED = {"none": 0, "rope": 2, "alibi": 7, "m4m": 13}
+# Of alibi, putting the biases by distance into place for each pair, and adding them; of m4m, two
+# products with their copies of the inputs, a table turned round, and scores that are not torch's.
+ADDED = {"none": 0, "rope": 2, "alibi": 2, "m4m": 7}
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -106,7 +110,24 @@ def test_what_needs_a_gpu_can_be_tried_without(monkeypatch):
     assert result["end"] == "done", result
     assert [row["encoding"] for row in result["rows"]] == ["none", "shaw", "m4m"]
     assert all(row["finite"] for row in result["rows"])
-    assert "\n| shaw |" in "\n".join(tables([result]))
+    assert "\n| shaw |" in "\n".join(gpu_page.tables([result]))
+
+
+def test_results_go_to_the_page_beside_what_was_published(tmp_path):
+    row = {"scope": "layer", "encoding": "deberta", "backend": "triton", "length": 8192}
+    row |= {"dropout": 0.0, "dtype": "bfloat16", "seconds": 0.0777}
+    results = [{"step": "layers", "end": "done", "seconds": 9.0, "rows": [row]}]
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    page = tmp_path / "gpu.md"
+    page.write_text(f"a\n{gpu_page.START}\nold\n{gpu_page.END}\nb\n")
+    gpu_page.keep(tmp_path / "results.json", tmp_path / "kept.json", page)
+    text = page.read_text()
+    assert "| eager, as published |  | 119.3 |" in text
+    assert "| `deberta`, triton | 0 | 77.7 |" in text
+    assert text.startswith("a\n")
+    assert text.endswith("b\n")
+    assert "old" not in text
+    assert read(tmp_path / "kept.json").figures["layers"] == [row]
 
 
 def test_a_step_that_fails_is_told_and_stops_nothing():

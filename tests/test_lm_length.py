@@ -373,9 +373,9 @@ def test_precision_is_a_choice(measure):
     ("arguments", "message"),
     [
         (["--stride", 9, "--lengths", "8,16"], "--stride 9 is more than the context length 8"),
-        (["--stride", 0], "--stride 0: must be at least 1"),
-        (["--lengths", "0,8"], "--lengths 0: must be at least 1"),
-        (["--lengths", "8,x"], "--lengths 8,x: write whole numbers"),
+        (["--stride", 0], "--stride: must be a whole number of at least 1, not '0'"),
+        (["--lengths", "0,8"], "--lengths: must be a whole number of at least 1, not '0'"),
+        (["--lengths", "8,x"], "--lengths: must be a whole number of at least 1, not 'x'"),
         (["--lengths", "64,4096"], "--lengths 4096: the split valid has only"),
         (["--split", "dev"], "--split dev: .* its splits: test, train, valid"),
         (["--data", "nowhere"], "--data nowhere: nowhere/dict.txt does not exist"),

@@ -20,6 +20,7 @@ import zstandard
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.running import locking
 from programs import true_start
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "preprocess"))
@@ -180,7 +181,7 @@ def test_a_run_interrupted_at_the_very_end_goes_on(tmp_path, text, monkeypatch):
     monkeypatch.setattr(split, "SECONDS_BETWEEN_SAVES", 0.0)
     run("--train", text, "--out", tmp_path / "whole")
     with monkeypatch.context() as patch:
-        patch.setattr(split, "sha256", _interrupt)  # the index is written then
+        patch.setattr(split, "checksum", _interrupt)  # the index is written then
         with pytest.raises(_InterruptedError):
             run("--train", text, "--out", tmp_path / "resumed")
     with monkeypatch.context() as patch:
@@ -289,11 +290,11 @@ def test_what_is_done_is_not_done_again_and_never_overwritten(tmp_path, text, ca
     run(*arguments)
     before = content(tmp_path / "bin")
     run(*arguments)
-    assert "is there already, made from the same text" in capsys.readouterr().out
-    with pytest.raises(UserError, match=r"made from something else \(different: options\)"):
+    assert "is there already, made from the same inputs" in capsys.readouterr().err
+    with pytest.raises(UserError, match="other options, empty_lines: documents, not drop; name"):
         run(*arguments, "--empty-lines", "drop")
     (tmp_path / "by_hand").mkdir()
-    with pytest.raises(UserError, match="by_hand is there already"):
+    with pytest.raises(UserError, match="by_hand: is there already, and was not made by"):
         run("--train", text, "--out", tmp_path / "by_hand")
     assert content(tmp_path / "bin") == before
 
@@ -306,7 +307,7 @@ def test_text_that_changed_is_noticed_by_its_content(tmp_path, text):
     text.write_bytes(data.replace(b"w1 ", b"w2 ", 1))
     os.utime(text, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert text.stat().st_size == len(data)
-    with pytest.raises(UserError, match=r"made from something else \(different: inputs\)"):
+    with pytest.raises(UserError, match="made with other inputs, train; name another folder"):
         run(*arguments)
 
 
@@ -318,7 +319,7 @@ def test_a_text_that_was_moved_is_the_same_text(tmp_path, text, monkeypatch):
     make_text(old / "2", seed=1)
     monkeypatch.setattr(split, "SECONDS_BETWEEN_SAVES", 0.0)
     with monkeypatch.context() as patch:
-        patch.setattr(split, "sha256", _interrupt)
+        patch.setattr(split, "checksum", _interrupt)
         with pytest.raises(_InterruptedError):
             run("--train", old, "--out", tmp_path / "resumed")
     old.rename(new)
@@ -341,16 +342,9 @@ def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path, text, monkeyp
 
 
 def test_two_runs_do_not_write_the_same_folder(tmp_path, text):
-    partial = tmp_path / "bin.partial"
-    partial.mkdir()
-    code = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX); "
-    code += "print('locked', flush=True); sys.stdin.read()"
-    command_line = [sys.executable, "-c", code, str(partial / "lock")]
-    with subprocess.Popen(command_line, stdin=-1, stdout=-1) as other:
-        assert other.stdout.readline() == b"locked\n"
-        with pytest.raises(UserError, match="another process is writing"):
-            run("--train", text, "--out", tmp_path / "bin")
-        other.stdin.close()
+    told = rf"bin.partial: process {os.getpid()} on .* is at work there"
+    with locking.hold(tmp_path / "bin.partial"), pytest.raises(UserError, match=told):
+        run("--train", text, "--out", tmp_path / "bin")
     run("--train", text, "--out", tmp_path / "bin")
 
 
@@ -377,7 +371,7 @@ def test_a_dictionary_can_be_made_first(tmp_path, text):
         (["--train", "TEXT", "--num-shards", "2"], "shards need one dictionary"),
         (["--train", "TEXT", "--encoder-json", "x"], "choose the tokens"),
         (["--train", "TEXT", "--longest-line", "3"], "give 4 or more"),
-        (["--train", "TEXT", "--workers", "0"], "--workers 0: give 1"),
+        (["--train", "TEXT", "--workers", "0"], "--workers: must be a whole number of at least 1"),
     ],
 )
 def test_bad_options_are_one_line(tmp_path, arguments, message):

@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import json
 import random
-import signal
 import subprocess
 import sys
 import tarfile
@@ -19,6 +18,7 @@ from fairseq.data import Dictionary
 from fairseq.data.data_utils import load_indexed_dataset, post_process
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.running.interruption import STOPPED
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PROGRAM = REPOSITORY / "preprocess" / "translation.py"
@@ -27,7 +27,6 @@ sys.path.insert(0, str(PROGRAM.parent))  # where the program looks for its modul
 
 import translation  # noqa: E402
 from parallel.filters import Limits, keep  # noqa: E402
-from parallel.folder import is_made, written_whole  # noqa: E402
 from parallel.pieces import Encoder, train  # noqa: E402
 
 slow = pytest.mark.slow
@@ -221,7 +220,7 @@ def test_the_same_again_does_nothing_and_anything_else_is_refused(iwslt, capsys)
     data, arguments = iwslt
     before = {path: path.stat().st_mtime_ns for path in data.iterdir()}
     make(*arguments)
-    assert "nothing to do" in capsys.readouterr().out
+    assert "is there already, made from the same inputs" in capsys.readouterr().err
     with pytest.raises(UserError, match=r"other options, vocab_size: 60, not 61; name another"):
         make(*arguments, "--vocab-size", 61)
     with pytest.raises(UserError, match=r"other options, test: \[.*\], not \['tst2015'\]"):
@@ -557,23 +556,10 @@ def test_filters_that_leave_nothing(tmp_path):
 # ----------------------------------------------------------------------------------- all or nothing
 
 
-def test_a_folder_is_there_as_a_whole_or_not_at_all(tmp_path):
-    out = tmp_path / "out"
-    left = tmp_path / ".out.unfinished" / "folder"  # by a killed run
-    left.mkdir(parents=True)
-    with pytest.raises(FileExistsError), written_whole(out) as (work, _):
-        (work / "folder").mkdir() or (work / "folder").mkdir()  # the old one is gone
-    assert list(tmp_path.iterdir()) == []
-    with written_whole(out) as (work, _):
-        assert not out.exists()
-        with pytest.raises(UserError, match="another run is making it"):
-            written_whole(out).__enter__()
-        (work / "file").write_text("")
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    with pytest.raises(UserError, match="was not made by this program"):
-        is_made(out, {})
+def test_a_folder_that_fairseq_cannot_write_is_refused(tmp_path):
+    data = write_corpus(tmp_path / "text")
     with pytest.raises(UserError, match="cannot have commas"):
-        written_whole(tmp_path / "a,b").__enter__()
+        make(*files(data, tmp_path / "a,b"))
 
 
 @slow
@@ -582,10 +568,10 @@ def test_a_stopped_run_leaves_nothing(tmp_path):
     out = tmp_path / "out" / "bin"
     process = subprocess.Popen([sys.executable, PROGRAM, *files(data, out)])
     try:
-        while not (out.with_name(".bin.unfinished") / "dict.fr.txt").exists():
+        while not (out.with_name("bin.partial") / "dict.fr.txt").exists():
             assert process.poll() is None  # fairseq-preprocess is not at work yet
             time.sleep(0.01)
     finally:
         process.terminate()
-    assert process.wait(60) == 128 + signal.SIGTERM
+    assert process.wait(60) == STOPPED
     assert list(out.parent.iterdir()) == []

@@ -27,6 +27,7 @@ from fairseq_posenc.probe.results import Results
 from fairseq_posenc.probe.settings import Settings
 from fairseq_posenc.reporting import intervals, record
 from fairseq_posenc.running.contenders import parse_contenders
+from fairseq_posenc.running.options import Parser
 from fairseq_posenc.tasks.answers import ASKS
 
 NAMES = tasks.names()
@@ -331,7 +332,7 @@ class TestReport:
 
 
 def parse(*words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
+    parser = Parser()
     command.add_arguments(parser)
     return parser.parse_args(words)
 
@@ -343,12 +344,12 @@ class TestCommand:
             (["--tasks", "copy,chess"], "--tasks: 'chess' is none of addition, copy"),
             (["--encodings", "quantum"], "quantum"),
             (["--encodings", "decbert_diff"], "directions, which are for encoders"),
-            (["--lengths", "10,x"], "--lengths 10,x: write whole numbers"),
-            (["--lengths", "10,501"], "--lengths 501: must be from 1 to 500"),
-            (["--trained", "0"], "--trained 0: must be from 1"),
-            (["--updates", "0"], "--updates 0: must be from 1"),
-            (["--seeds", "one"], "--seeds one: write whole numbers"),
-            (["--jobs", "0"], "--jobs 0: must be at least 1"),
+            (["--lengths", "10,x"], "--lengths: must be a whole number of at least 1, not 'x'"),
+            (["--lengths", "10,501"], "--lengths 501: must be at most 500"),
+            (["--trained", "0"], "--trained: must be a whole number of at least 1, not '0'"),
+            (["--updates", "0"], "--updates: must be a whole number of at least 1, not '0'"),
+            (["--seeds", "one"], "--seeds: must be whole numbers"),
+            (["--jobs", "0"], "--jobs: must be a whole number of at least 1, not '0'"),
         ],
     )
     def test_bad_options_are_found_before_any_work(self, tmp_path, words, message):

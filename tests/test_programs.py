@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import script
+from commands import USER_DIR, script
 from programs import BIN, true_start
 
 pytestmark = pytest.mark.slow
@@ -26,11 +27,29 @@ def python(*words: str, true: bool = False, **how) -> subprocess.CompletedProces
     )
 
 
-def test_torch_is_there_but_nothing_of_fairseq_or_ours():
+def test_torch_and_fairseq_are_there_but_nothing_of_ours():
     found = python("-c", "import sys; print(*sys.modules)").stdout.split()
-    assert "torch" in found
-    assert not [name for name in found if name.startswith("fairseq")]
+    assert {"torch", "fairseq"} <= set(found)
+    assert not [name for name in found if name.startswith(("fairseq_cli", "fairseq_posenc"))]
     assert "torch" not in python("-c", "import sys; print(*sys.modules)", true=True).stdout
+
+
+def test_fairseqs_commands_say_the_same(tmp_path):
+    """Their log is set up before they import fairseq, whose import sets up another one."""
+    words = ["nowhere", "--user-dir", str(USER_DIR), "--arch", "roberta_none_tiny", "--cpu"]
+    told = []
+    for environment in (true_start(), os.environ):
+        done = subprocess.run(
+            [script("fairseq-train"), *words], capture_output=True, text=True, env=environment
+        )
+        lines = [re.sub(r"^[-0-9]+ [0-9:]+ ", "", line) for line in done.stdout.splitlines()]
+        *logged, error = done.stderr.splitlines()
+        logged = [line for line in logged if line.startswith(("DEBUG", "INFO"))]
+        told.append((done.returncode, lines, [*logged, error]))
+    status, (imported, *said), errors = told[0]
+    assert "tensorboardX" in imported
+    assert "batch-size" in errors[-1]
+    assert told[1] == (status, said, errors)
 
 
 TELL = """
@@ -85,6 +104,29 @@ def test_open_files_are_handed_on(tmp_path, true):
         assert python("-c", code, true=true, pass_fds=[file.fileno()]).returncode == 0
         assert python("-c", code, true=true).returncode == 1
     assert (tmp_path / "file").read_text() == "written"
+
+
+SPAWN = """
+import multiprocessing, os, sys
+def work(number, queue):
+    queue.put((number, "fairseq" in sys.modules))
+    sys.exit(number)
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=work, args=(3, queue))
+    process.start()
+    print(queue.get())
+    process.join()
+    print(process.exitcode)
+"""
+
+
+@both
+def test_what_it_spawns_is_such_a_program_too(tmp_path, true):
+    (tmp_path / "spawning.py").write_text(SPAWN)
+    done = python(str(tmp_path / "spawning.py"), true=true)
+    assert done.stdout == f"(3, {not true})\n3\n", done.stderr
 
 
 ENDLESS = """

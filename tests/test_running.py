@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
+import json
+import multiprocessing
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.running import checkpoints, locking, programs, progress, steps
-from fairseq_posenc.running.devices import choose_device
+from fairseq_posenc.running import checkpoints, locking, options, programs, progress, steps
+from fairseq_posenc.running.devices import Computing, choose_device, hydra_words
+from fairseq_posenc.running.folders import Folder
 
 
 class TestSteps:
@@ -105,10 +110,147 @@ class TestSteps:
         with locking.hold(tmp_path):
             pass
 
+    def test_a_forked_process_that_outlives_its_run_does_not(self, tmp_path: Path) -> None:
+        with locking.hold(tmp_path):
+            child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+            child.start()
+        deadline = time.monotonic() + 10  # it lets go once it runs
+        while locking.is_held(tmp_path):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert child.is_alive()
+        child.kill()
+        child.join()
+
     def test_folder_that_cannot_be_made(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         with pytest.raises(UserError, match="--out"), locking.own_folder(tmp_path / "file" / "out"):
             pass
+
+
+class TestFolders:
+    PLAN: ClassVar = {"format": 1, "options": {"size": 60, "unit": None}, "inputs": {"a": "0" * 64}}
+
+    def make(self, path: Path, plan: dict | None = None, called: str = "plan") -> Folder:
+        folder = Folder(path, plan or self.PLAN, called)
+        with folder.begun():
+            (folder.partial / "data").write_text("x")
+            folder.finish({"counts": {"items": 1}})
+        return folder
+
+    @pytest.mark.parametrize("called", ["plan", "request"])
+    def test_it_is_there_as_a_whole_with_a_manifest(self, tmp_path: Path, called: str) -> None:
+        folder = self.make(tmp_path / "out", called=called)
+        assert sorted(os.listdir(tmp_path / "out")) == ["data", "manifest.json"]
+        manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+        assert manifest == {called: self.PLAN, "counts": {"items": 1}}
+        assert folder.is_done()
+        assert os.listdir(tmp_path) == ["out"]
+
+    def test_nothing_is_left_where_it_fails_nor_by_one_killed_before(self, tmp_path: Path) -> None:
+        folder = Folder(tmp_path / "out", {})
+        (folder.partial / "data").mkdir(parents=True)  # by a killed run
+
+        def fail() -> None:
+            with folder.begun():
+                (folder.partial / "data").write_text("x")
+                raise KeyError
+
+        with pytest.raises(KeyError):
+            fail()
+        assert os.listdir(tmp_path) == []
+
+    def test_a_beginning_is_continued_with_what_was_saved(self, tmp_path: Path) -> None:
+        folder = Folder(tmp_path / "out", self.PLAN)
+        with folder.continued() as saved:
+            assert saved == {}
+            folder.save({"items": 3})
+        with folder.continued() as saved:
+            assert saved == {"items": 3}
+            with pytest.raises(UserError, match="is at work there"):
+                folder.begun().__enter__()
+        other = Folder(tmp_path / "out", {**self.PLAN, "format": 2})
+        with pytest.raises(UserError, match=r"out.partial: was made with other format: 1, not 2;"):
+            other.continued().__enter__()
+
+    @pytest.mark.parametrize(
+        ("change", "told"),
+        [
+            ({"options": {"size": 61, "unit": None}}, "options, size: 60, not 61; name another"),
+            ({"inputs": {"a": "1" * 64}}, "inputs, a; name another folder"),
+            ({"format": 2, "inputs": {}}, "format: 1, not 2; other inputs, a; name"),
+        ],
+    )
+    def test_what_differs_is_named(self, tmp_path: Path, change: dict, told: str) -> None:
+        self.make(tmp_path / "out")
+        with pytest.raises(UserError, match=f"--out .*out: was made with other {told}"):
+            Folder(tmp_path / "out", {**self.PLAN, **change}).is_done()
+
+    @pytest.mark.parametrize("manifest", [None, "", "[]", '{"plan": 1}', '{"request": {}}'])
+    def test_what_others_made_is_left_alone(self, tmp_path: Path, manifest: str | None) -> None:
+        if manifest is not None:
+            (tmp_path / "manifest.json").write_text(manifest)
+        with pytest.raises(UserError, match="is there already, and was not made by this program"):
+            Folder(tmp_path, self.PLAN).is_done()
+
+
+class TestOptions:
+    @staticmethod
+    def parse(*words: str) -> argparse.Namespace:
+        parser = options.Parser(prog="ours")
+        options.add_seeds(parser, (1, 2, 3))
+        options.add_jobs(parser, "one")
+        options.add_lengths(parser, "read", "8,16")
+        options.add_computing(parser)
+        return parser.parse_args(words)
+
+    def test_values(self) -> None:
+        found = self.parse("--seeds", "3, 0", "--lengths", "9, 4,9", "--jobs", "2")
+        assert (found.seeds, found.lengths, found.jobs) == ((3, 0), (4, 9), 2)
+        assert (self.parse().seeds, self.parse().lengths) == ((1, 2, 3), (8, 16))
+
+    @pytest.mark.parametrize(
+        ("words", "told"),
+        [
+            ("--seeds 1,01", "argument --seeds: 1,01: a number is given twice"),
+            ("--seeds 1,-2", "argument --seeds: must be whole numbers, as in 1,2,3, not '1,-2'"),
+            ("--jobs 0", "argument --jobs: must be a whole number of at least 1, not '0'"),
+            ("--lengths 4,x", "argument --lengths: must be a whole number of at least 1, not 'x'"),
+            ("--fp16 --bf16", "argument --bf16: not allowed with argument --fp16"),
+            ("--job 2 more", "unrecognized arguments: more"),
+        ],
+    )
+    def test_a_mistake_is_a_line(self, words: str, told: str) -> None:
+        with pytest.raises(UserError) as refused:
+            self.parse(*words.split())
+        assert str(refused.value) == f"{told} (see ours --help)"
+
+    def test_names_may_be_specs(self) -> None:
+        found = options.named(["m4(max_distance=8)=a=b.pt", " x = y"], "NAME=FILE", "models")
+        assert found == {"m4(max_distance=8)": "a=b.pt", "x": "y"}
+
+    @pytest.mark.parametrize(
+        ("words", "words_of_hydra"),
+        [
+            ("", []),
+            ("--fp16 --device cuda", ["common.fp16=true", "common.bf16=false"]),
+            ("--bf16", ["common.fp16=false", "common.bf16=true"]),
+            ("--device cpu", ["common.cpu=true", "common.fp16=false", "common.bf16=false"]),
+        ],
+    )
+    def test_precision_in_words_of_hydra(self, words: str, words_of_hydra: list[str]) -> None:
+        given = self.parse(*words.split())
+        assert hydra_words(given, here=False) == words_of_hydra
+        if "cuda" in words and not torch.cuda.is_available():
+            with pytest.raises(UserError, match="torch finds no GPU here"):
+                hydra_words(given)
+
+    @pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), (None, torch.float32)])
+    def test_a_model_is_placed_as_asked_for(self, name: str | None, dtype: torch.dtype) -> None:
+        how = Computing.chosen("cpu", **({name: True} if name else {}))
+        model = how.place(torch.nn.Linear(2, 2).double())
+        assert model.weight.dtype == dtype
+        assert not model.training
 
 
 class TestProgress:

@@ -98,7 +98,7 @@ def files():
     command += ["--dict", folder / "dict.txt", "--out", folder / "bin"]
     command = [str(word) for word in command]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "questions left out 0, answers moved 0, answers in no window 0" in done.stdout
+    assert "0 questions left out, 0 answers moved, 0 answers in no window" in done.stdout
     args = Namespace(
         arch="roberta_learned_tiny",
         encoder_layers=2,
@@ -174,7 +174,7 @@ def test_nothing_is_written_once_a_training_was_killed(tmp_path, capsys):
         stderr=subprocess.DEVNULL,
     )
     try:
-        while not (tmp_path / "checkpoint_last.pt").exists():
+        while not (tmp_path / "train.log").exists():  # the training has begun, and has long to go
             assert process.poll() is None
             time.sleep(0.02)
         second = told(capsys, *train_words(tmp_path))
@@ -286,7 +286,7 @@ def test_wrong_input_is_told_in_one_line(tmp_path, capsys):
     assert cli.main(short) == 0
     assert read(tmp_path / "finetune.yaml")["model"]["attention_directions"] == "lr"
     again = subprocess.run(made.preprocess, capture_output=True, text=True, check=True)
-    assert "made before, from the same files with the same options" in again.stdout
+    assert "is there already, made from the same inputs with the same options" in again.stderr
 
 
 # --------------------------------------------------------------------------------------- the recipe

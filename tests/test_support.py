@@ -1,4 +1,4 @@
-"""The README's support table says what runs."""
+"""The support table says what runs."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ import support
 
 
 def test_the_support_table_is_what_runs():
-    assert support.README.read_text(encoding="utf-8") == support.readme(), "run make docs"
+    assert support.PAGE.read_text(encoding="utf-8") == support.page(), "run make docs"

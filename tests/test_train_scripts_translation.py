@@ -143,7 +143,7 @@ def test_nodes_share_the_batches_of_an_epoch_as_gpus_do():
         (["--gpus", 3], "a batch of 8192 tokens cannot be made of steps"),
         (
             ["--device", "cpu", "--seeds", "one"],
-            "argument --seeds: must be a whole number of at least 1",
+            "argument --seeds: must be whole numbers, as in 1,2,3, not 'one'",
         ),
         (
             ["--device", "cpu", "--", "--seed", 4],

@@ -82,10 +82,5 @@ def test_a_command_can_be_given_variables(tmp_path, monkeypatch):
 def test_a_job_for_each_core_or_for_the_gpu(device, jobs, monkeypatch):
     monkeypatch.setattr(trainings, "choose_device", lambda: device)
     monkeypatch.setattr(trainings, "cores", lambda: 3)
-    assert trainings.parse_jobs(None) == jobs
-    assert trainings.parse_jobs(5) == 5
+    assert trainings.default_jobs() == jobs
     assert devices.cores() >= 1
-
-
-def test_seeds_are_taken_once_each():
-    assert trainings.parse_seeds("3, 1,3") == (3, 1)

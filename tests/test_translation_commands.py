@@ -575,7 +575,7 @@ def refused(capsys, *command) -> str:
         ),
         "beam": (
             ["translate", "--checkpoint", "no.pt", "--beam", "0", "x"],
-            "--beam 0: must be at",
+            "argument --beam: must be a whole number of at least 1",
         ),
         "both": (
             ["translate", "--checkpoint", "x.pt", "--input", "y", "z"],
@@ -585,9 +585,9 @@ def refused(capsys, *command) -> str:
             ["translate", "--checkpoint", "no.pt", "--input", "no"],
             "--input no: No such file",
         ),
-        "shards": (["bleu", "a=a.txt", "--num-shards", "0"], "--num-shards 0: must be at least 1"),
+        "shards": (["bleu", "a=a.txt", "--num-shards", "0"], "argument --num-shards: must be a"),
         "same name": (["bleu", "a=b.txt", "a=c.txt"], "two systems are called 'a'"),
-        "bad name": (["bleu", "a/b=c.txt"], "'a/b=c.txt': write NAME=PATH"),
+        "bad name": (["bleu", "a/b=c.txt"], "'a/b': the name must be one that a folder can have"),
         "average": (["bleu", "a=b.pt", "--average", "2"], "--average 2: b.pt is no folder"),
         "no reference": (["bleu", "a=b.txt"], "name the text to score against with --reference"),
         "half precision": (["bleu", "a=b.txt", "--device", "cpu", "--fp16"], "--fp16 is for GPUs"),

@@ -25,6 +25,7 @@ from commands import (
     trained,
     validate,
 )
+from programs import true_start
 
 pytestmark = pytest.mark.slow
 BY_NAME = "fairseq_posenc"
@@ -68,6 +69,7 @@ def test_a_program_that_has_imported_the_package_before(user_dir):
         text=True,
         check=False,
         cwd=new_directory(),
+        env=true_start(),  # what comes first is what this is about
     )
     assert done.returncode == 0, done.stderr
 
@@ -76,7 +78,11 @@ def test_another_copy_is_not_taken_for_the_package(tmp_path):
     other = tmp_path / "fairseq_posenc"
     other.mkdir()
     done = subprocess.run(
-        [sys.executable, "-c", BEFORE, str(other)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", BEFORE, str(other)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=true_start(),
     )
     assert "is not globally unique" in done.stderr
 

@@ -12,20 +12,27 @@ PAD = 1
 LAYERS = {"masked_lm": 3, "causal_lm": 2, "translation": 6}  # of translation, two are crosswise
 
 
-@pytest.mark.parametrize("family", ARCHITECTURES)
-@pytest.mark.parametrize("spec", ["learned+m4m", "rope+shaw(reset=true)", "tupe", "t5"])
+SPECS = ["learned+m4m", "rope+shaw(reset=true)", "tupe", "t5", None]  # None for fairseq's own
+CASES = [(family, spec) for family in ARCHITECTURES for spec in SPECS]
+
+
+@pytest.mark.parametrize(
+    ("family", "spec"), [*CASES, ("translation", "rope(cross_attention=true)")]
+)
 def test_weights_are_the_softmax_of_the_parts(family, spec):
-    model = make_model(family, position_encoding=spec)
+    model = (
+        make_model(family, position_encoding=spec) if spec else make_model(family, STOCK[family])
+    )
     tokens = make_tokens()
     tokens[1, -2:] = PAD
     before = logits(model, family, tokens)
     seen = watch(model, lambda: logits(model, family, tokens))
     assert len(seen) == LAYERS[family]
     for attention in seen:
-        if attention.cross:
-            assert attention.split is None
-            continue
-        causal = attention.stack == "decoder"
+        if not spec or (attention.cross and "cross" not in spec):
+            assert not attention.split.position.any()
+            assert not attention.split.both.any()
+        causal = attention.stack == "decoder" and not attention.cross
         hidden = tokens.eq(PAD)[:, None, None, :].expand(-1, -1, 9, -1).clone()
         if causal:
             hidden |= torch.ones(9, 9).triu(1).bool()
@@ -51,7 +58,6 @@ def test_models_of_fairseqs_own_are_seen(family):
     assert len(seen) == LAYERS[family]
     torch.testing.assert_close(found[0], expected, rtol=1e-4, atol=1e-5)
     for attention in seen:
-        assert attention.split is None
         assert attention.weights.shape == (3, 4, 9, 9)
         total = attention.weights.sum(-1)
         torch.testing.assert_close(total, torch.ones_like(total))

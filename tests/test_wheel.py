@@ -19,7 +19,7 @@ from test_glue_commands import arguments
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = ["fairseq_posenc", "preprocess", "finetune_configs"]
+SOURCES = ["fairseq_posenc", "preprocess", "finetune_configs", "docs/results"]
 PYTHON = sys.executable  # itself, not what stands in for it in slow tests
 KINDS = (".py", ".html", ".yaml", ".json")
 

@@ -11,6 +11,7 @@ import pytest
 import fairseq_posenc
 
 PACKAGE = Path(fairseq_posenc.__file__).resolve().parent
+PREPROCESS = PACKAGE.parent / "preprocess"
 LIBRARY = {
     *("api", "assembly", "positions", "registry", "errors", "version"),
     *("encodings", "backends", "analysis"),
@@ -39,7 +40,17 @@ def imports(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-JOBS = {"compare", "curves", "doctor", "glue", "length", "plan", "report", "squad"}
+JOBS = {
+    "choose",
+    "compare",
+    "curves",
+    "doctor",
+    "glue",
+    "length",
+    "plan",
+    "report",
+    "squad",
+}
 JOBS |= {"plots", "swap", "probe", "train", "translation", "exchange"}
 
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -70,6 +81,31 @@ def test_no_job_imports_another(path):
     """Nor does anything that they share import one of them; the command line does so by name."""
     rooms = {module.split(".")[1] for module in imports(path) if module.startswith(SELF)}
     assert rooms & JOBS <= {room_of(path)}
+
+
+# What the programs of preprocess/ are made of, and whose it is; `binarize` is for all of them.
+PARTS = {"mixing": "mix", "parallel": "translation", "glue_tasks": "glue"}
+PROGRAMS = sorted(PREPROCESS.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: str(path.relative_to(PREPROCESS)))
+def test_a_program_of_preprocess_has_to_do_with_its_own_job_alone(path):
+    """Those for GLUE and SQuAD read and write with the modules of these jobs."""
+    room = path.relative_to(PREPROCESS).parts[0].removesuffix(".py")
+    own = PARTS.get(room, room)
+    names = {each.stem for each in PREPROCESS.glob("*.py")} | PARTS.keys()
+    for module in imports(path):
+        first, *rest = module.split(".")
+        if first == "fairseq_posenc" and rest:
+            assert rest[0] not in JOBS - {own}
+        elif first in names:
+            assert PARTS.get(first) == own != "binarize", f"imports {module}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_nothing_imports_preprocess(path):
+    rooms = {each.name for each in PREPROCESS.iterdir() if each.is_dir()} | {"preprocess"}
+    assert not {module.split(".")[0] for module in imports(path)} & rooms
 
 
 def test_fairseq_finds_what_registers_by_scanning():

@@ -14,7 +14,7 @@ RESULTS = Path(__file__).parents[2] / "docs" / "results"
 PREFIX, KIND = "benchmark_", "benchmark-"  # of the names of files and kinds
 JSON_KEYS = (
     *("scope", "device", "mode", "encoding", "backend"),
-    *("length", "dropout", "ratio", "memory_ratio"),
+    *("length", "dropout", "ratio", "memory_ratio", "batch", "dtype", "seconds"),
 )
 
 

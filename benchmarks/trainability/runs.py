@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from fairseq_posenc.compare.settings import LEARNING_RATE, TRAIN_OPTIONS, WHOLE
+from fairseq_posenc.running.comparison.settings import LEARNING_RATE, MASKED, TRAIN_OPTIONS, WHOLE
 
 NEVER = "1000000000"
 VALIDATE_EVERY = 50
@@ -16,7 +16,7 @@ _ADAM = (
     *WHOLE,
 )
 FAMILIES: dict[str, tuple[str, ...]] = {
-    "masked LM": (*TRAIN_OPTIONS, "--lr", LEARNING_RATE, *SIZES),
+    "masked LM": (*TRAIN_OPTIONS[MASKED], "--lr", LEARNING_RATE, *SIZES),
     "translation": (
         *("--task", "translation", "--arch", "transformer_none_tiny", *_ADAM),
         *("--encoder-embed-dim", "128", "--encoder-ffn-embed-dim", "512"),

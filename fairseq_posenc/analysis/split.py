@@ -37,14 +37,21 @@ class Split(NamedTuple):
         return self.content + self.position + self.both
 
 
-def split(query: Tensor, key: Tensor, terms: Terms, rotation: Optional[Rotation] = None) -> Split:
+def split(
+    query: Tensor,
+    key: Tensor,
+    terms: Terms,
+    rotation: Optional[Rotation] = None,
+    of_keys: Optional[Rotation] = None,
+) -> Split:
     """Return the parts of the scores.
 
     Args:
         query: projected, neither scaled nor rotated, ``(B, H, T, D)``.
-        key: of the same tokens, ``(B, H, S, D)``.
+        key: likewise, ``(B, H, S, D)``.
         terms: with content rows projected.
         rotation: of both, if there is one.
+        of_keys: that of the keys, where they are not the queries' tokens.
     """
     query, key = query.double(), key.double()
     exact: dict[str, Any] = {name: term.double() for name, _, term in terms.given()}
@@ -52,7 +59,7 @@ def split(query: Tensor, key: Tensor, terms: Terms, rotation: Optional[Rotation]
     bare = Terms(scale_factor=terms.scale_factor, first=terms.first)
     content = reference.scores(query, key, bare)
     if rotation is not None:
-        query, key = rotation.of_queries(query), rotation.of_keys(key)
+        query, key = rotation.of_queries(query), (of_keys or rotation).of_keys(key)
     rotated = reference.scores(query, key, bare)
 
     def alone(name: str) -> Tensor:

@@ -28,6 +28,11 @@ class Mask(NamedTuple):
     key_padding: Tensor | None = None
     pairs: Tensor | None = None
 
+    @property
+    def may_hide_all(self) -> bool:
+        """Whether a query may see no key: a direction alone leaves each its own."""
+        return self.key_padding is not None or self.pairs is not None
+
     def forbidden(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor | None:
         """Return True where a query must not see a key, ``(B or 1, 1, T or 1, S)``, or None."""
         parts = []
@@ -130,17 +135,34 @@ def full(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def row_index(terms: Terms, tgt_len: int, src_len: int, device: torch.device) -> Tensor:
-    """Return the table row of each query and key, ``(1 or B, T, S)`` of int64.
+def by_distance(table: Tensor, tgt_len: int, src_len: int, first: Tensor | None = None) -> Tensor:
+    """Return the numbers of a table for each query and key, ``(1 or B, G, T, S)``.
 
-    Rows are those of ``Span.of(tgt_len, src_len)``, with the reset's two rows behind them.
+    Args:
+        table: ``(G, R)``; rows are those of ``Span.of(tgt_len, src_len)``, and the reset's two.
+        tgt_len: T.
+        src_len: S.
+        first: of :class:`~fairseq_posenc.encodings.base.Terms`, for the reset.
     """
-    queries = torch.arange(src_len - tgt_len, src_len, device=device)
-    keys = torch.arange(src_len, device=device)
-    index = (keys - queries[:, None] + src_len - 1)[None]
-    if terms.first is None:
-        return index
-    rows = tgt_len + src_len - 1
-    from_first = terms.first[:, src_len - tgt_len :, None]
-    to_first = terms.first[:, None, :]
-    return index.masked_fill(to_first, rows + 1).masked_fill(from_first, rows)
+    # The last query's rows are the first S of the table, those of the one before begin one later.
+    last = table[:, None, :src_len]
+    pairs = last if tgt_len == 1 else table.unfold(1, src_len, 1)[:, :tgt_len].flip(1)
+    if first is None:
+        return pairs[None]
+    here, there = table[:, -2:, None, None].unbind(1)
+    return with_reset(pairs[None], here, there, first)
+
+
+def with_reset(pairs: Tensor, here: Tensor | int, there: Tensor | int, first: Tensor) -> Tensor:
+    """Return what pairs have by distance, with the reset's two lines in their places.
+
+    Args:
+        pairs: ``(1 or B, G, T, S)``, or with one dimension more.
+        here: what the pairs of the first token's query have, as broad as needed.
+        there: the same of the first token's key, seen from any other query.
+        first: see :class:`~fairseq_posenc.encodings.base.Terms`.
+    """
+    more = [1] * (pairs.dim() - 4)
+    queries = first[:, -pairs.size(2) :].reshape(first.size(0), 1, -1, 1, *more)
+    keys = first.reshape(first.size(0), 1, 1, -1, *more)
+    return torch.where(queries, here, torch.where(keys, there, pairs))

@@ -7,13 +7,12 @@ order of the keys, and no product is computed for other pairs.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_posenc.backends.base import Call, Mask, full, row_index, scale_of
+from fairseq_posenc.backends.base import Call, Mask, by_distance, full, scale_of, with_reset
+from fairseq_posenc.backends.indexed import ChannelGain, pick, row_index
 from fairseq_posenc.encodings.base import Terms
 
 
@@ -53,42 +52,46 @@ def scores(query: Tensor, key: Tensor, terms: Terms) -> Tensor:
     """Return the scores before masks and softmax, ``(B, H, T, S)`` in float32 or float64."""
     assert terms.content_rows is None, "a layer projects them first"
     query, key = full(query), full(key)
-    index = _index(terms, query.size(2), key.size(2), query.device)
+    sizes = query.size(2), key.size(2), terms.first
     dot_products = _of_one_query if query.size(2) == 1 else _of_queries
-    combined, by_table = dot_products(query, key, terms, index)
+    combined, by_table = dot_products(query, key, terms)
     if terms.gain is not None:
-        combined = combined * _by_distance(terms.gain, index)
+        combined = combined * by_distance(full(terms.gain), *sizes)
     for term in by_table:
         combined = combined * term if terms.product else combined + term
     combined = combined * scale_of(terms, query.size(-1))
     if terms.bias is not None:
-        combined = combined + _by_distance(terms.bias, index)
+        combined = combined + by_distance(full(terms.bias), *sizes)
     if terms.pair_bias is not None:
         combined = combined + full(terms.pair_bias)
     return combined
 
 
-def _of_queries(
-    query: Tensor, key: Tensor, terms: Terms, index: Tensor | None
-) -> tuple[Tensor, list[Tensor]]:
+def _of_queries(query: Tensor, key: Tensor, terms: Terms) -> tuple[Tensor, list[Tensor]]:
     """Return the content term and those of both tables, each ``(B, H, T, S)``."""
-    assert index is not None
+    tgt_len, src_len = query.size(2), key.size(2)
+    index = None  # of the pairs' rows; without a reset, views have them in their places
+    if terms.first is not None or terms.channel_gain is not None:
+        index = row_index(terms, tgt_len, src_len, query.device)
     if terms.channel_gain is None:
         content = query @ key.transpose(-1, -2)
     else:
         content = ChannelGain.apply(query, key, full(terms.channel_gain), index)
     by_table = []
     if terms.query_table is not None:
-        by_table.append(_pick(_products(query, terms.query_table), index))
+        products = _products(query, terms.query_table)
+        by_table.append(_pairs(products, src_len) if index is None else pick(products, index))
     if terms.key_table is not None:
-        rows = _pick(_products(key, terms.key_table), index.transpose(-1, -2))
-        by_table.append(rows.transpose(-1, -2))
+        if index is None:
+            # By key, distances fall from query to query, so the rows come last one first.
+            by_key = _pairs(_products(key, terms.key_table.flip(1)), tgt_len)
+        else:
+            by_key = pick(_products(key, terms.key_table), index.transpose(1, 2))
+        by_table.append(by_key.transpose(2, 3))
     return content, by_table
 
 
-def _of_one_query(
-    query: Tensor, key: Tensor, terms: Terms, index: Tensor | None
-) -> tuple[Tensor, list[Tensor]]:
+def _of_one_query(query: Tensor, key: Tensor, terms: Terms) -> tuple[Tensor, list[Tensor]]:
     """Return what :func:`_of_queries` does, where T is 1."""
     by_key, with_content = terms.key_table, query
     plain_sum = terms.first is None and not terms.multiplies
@@ -98,13 +101,14 @@ def _of_one_query(
     if terms.channel_gain is None:
         content = with_content @ key.transpose(-1, -2)
     else:
-        gain = _of_keys(terms.channel_gain, index)
+        gain = _of_keys(terms.channel_gain, terms, key.size(2))
         content = (query * gain * key).sum(-1).unsqueeze(2)
     by_table = []
     if terms.query_table is not None:
-        by_table.append(_products_of_one(query, _of_keys(terms.query_table, index)))
+        rows = _of_keys(terms.query_table, terms, key.size(2))
+        by_table.append(_products_of_one(query, rows))
     if by_key is not None:
-        rows = _of_keys(by_key, index)
+        rows = _of_keys(by_key, terms, key.size(2))
         by_table.append((key * rows).sum(-1).unsqueeze(2))
     return content, by_table
 
@@ -119,67 +123,32 @@ def softmax(scores: Tensor, mask: Mask) -> Tensor:
         return scores.softmax(-1)
     # A finite fill, then exact zeros: a row of -inf would give NaN, also in the gradient.
     weights = scores.masked_fill(forbidden, torch.finfo(scores.dtype).min).softmax(-1)
-    return weights.masked_fill(forbidden, 0.0)
-
-
-class ChannelGain(torch.autograd.Function):
-    """Dot products with a gain for each channel, ``sum_t q_it k_jt a_rt``.
-
-    No matrix product computes it, so it is summed channel by channel, forward and backward; then no
-    tensor of size T * S * D is ever held.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, gain: Tensor, index: Tensor) -> Tensor:
-        """Return ``(B, H, T, S)`` of ``(B, H, T, D)``, ``(B, H, S, D)``, ``(G, R, D)``."""
-        ctx.save_for_backward(query, key, gain, index)
-        total = query.new_zeros(*query.shape[:3], key.size(2))
-        for t in range(query.size(-1)):
-            products = query[..., t, None] * key[..., None, :, t]
-            total += products * _by_distance(gain[..., t], index)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        """Return the gradients of query, key and gain."""
-        query, key, gain, index = ctx.saved_tensors
-        grads = [torch.zeros_like(x) for x in (query, key, gain)]
-        for t in range(query.size(-1)):
-            q, k = query[..., t, None], key[..., None, :, t]
-            by_gain = grad * _by_distance(gain[..., t], index)
-            grads[0][..., t] = (by_gain * k).sum(-1)
-            grads[1][..., t] = (by_gain * q).sum(-2)
-            grads[2][..., t] = _sum_by_distance(grad * q * k, index, gain.shape[:2])
-        return grads[0], grads[1], grads[2], None
-
-
-def _sum_by_distance(x: Tensor, index: Tensor, shape: torch.Size) -> Tensor:
-    """Return the sums of ``(B, H, T, S)`` over equal rows of ``index``: ``(G, R)``."""
-    groups, rows = shape
-    if groups == 1:
-        x = x.sum(1, keepdim=True)
-    summed = x.new_zeros(*x.shape[:2], rows)
-    flat = index.expand(x.size(0), *index.shape[1:]).flatten(1).unsqueeze(1)
-    return summed.scatter_add(-1, flat.expand(-1, x.size(1), -1), x.flatten(2)).sum(0)
+    return weights.masked_fill(forbidden, 0.0) if mask.may_hide_all else weights
 
 
 def _values_by_distance(weights: Tensor, terms: Terms) -> Tensor:
     """Return ``sum_j w_ij V_r``, ``(B, H, T, D)``: the weights are first added up by distance."""
     assert terms.value_table is not None
-    index = _index(terms, weights.size(2), weights.size(3), weights.device)
-    if weights.size(2) == 1:
-        return weights @ _of_keys(terms.value_table, index)
-    assert index is not None
+    tgt_len, src_len = weights.shape[2:]
+    if tgt_len == 1:
+        return weights @ _of_keys(terms.value_table, terms, src_len)
+    index = row_index(terms, tgt_len, src_len, weights.device)
     table = full(terms.value_table)
     summed = weights.new_zeros(*weights.shape[:3], table.size(1))
     return summed.scatter_add(-1, index.unsqueeze(1).expand(weights.shape), weights) @ table
 
 
-def _index(terms: Terms, tgt_len: int, src_len: int, device: torch.device) -> Tensor | None:
-    """Return the table rows of all pairs, or None where they are a table's rows in their order."""
-    if tgt_len == 1 and terms.first is None:
-        return None
-    return row_index(terms, tgt_len, src_len, device)
+def _pairs(products: Tensor, others: int) -> Tensor:
+    """Return products of n tokens with rows, by token and other: ``(B, H, n, others)``, a view.
+
+    Args:
+        products: ``(B, H, n, R)``. Each token's others begin one row before those of the token
+            before it: in a flat list, at the same place of lines that are shorter by one.
+        others: how many there are.
+    """
+    tokens, rows = products.shape[2:]
+    lines = products.flatten(2)[..., tokens - 1 : tokens * rows - 1]
+    return lines.unflatten(2, (tokens, rows - 1))[..., :others]
 
 
 def _products(x: Tensor, table: Tensor) -> Tensor:
@@ -200,21 +169,10 @@ def _products_of_one(query: Tensor, rows: Tensor) -> Tensor:
     return by_head.transpose(0, 1).unsqueeze(2)
 
 
-def _by_distance(table: Tensor, index: Tensor | None) -> Tensor:
-    """Return the entries of ``(G, R)`` at ``(1 or B, T, S)``: ``(1 or B, G, T, S)``."""
-    return full(table)[None, :, None] if index is None else _picked(table, index)
-
-
-def _of_keys(table: Tensor, index: Tensor | None) -> Tensor:
+def _of_keys(table: Tensor, terms: Terms, src_len: int) -> Tensor:
     """Return the rows of ``(G, R, D)`` at a single query's keys, ``(1 or B, G, S, D)``."""
-    return full(table).unsqueeze(0) if index is None else _picked(table, index[:, 0])
-
-
-def _picked(table: Tensor, index: Tensor) -> Tensor:
-    return full(table)[:, index].transpose(0, 1)
-
-
-def _pick(x: Tensor, index: Tensor) -> Tensor:
-    """Return ``x[b, h, t, index[b, t, s]]`` of ``(B, H, T, R)``: ``(B, H, T, S)``."""
-    shape = (*x.shape[:3], index.size(-1))
-    return x.gather(-1, index.unsqueeze(1).expand(shape))
+    table = full(table)[None, :, None]
+    rows = table[:, :, :, :src_len]
+    if terms.first is not None:
+        rows = with_reset(rows, table[..., -2:-1, :], table[..., -1:, :], terms.first)
+    return rows.squeeze(2)

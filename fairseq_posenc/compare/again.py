@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import shlex
 
-from fairseq_posenc.compare.settings import Settings
-from fairseq_posenc.compare.training import all_runs, train_command, validate_command
+from fairseq_posenc.running.comparison.settings import MASKED, STACKS, Settings
+from fairseq_posenc.running.comparison.training import all_runs, measure_command, train_command
 
 _USER_DIR = ' --user-dir "$(fairseq-posenc user-dir)"'  # finds the package on every machine
-_BIGGER = (
-    "--encoder-layers 6 --encoder-embed-dim 512 --encoder-ffn-embed-dim 2048 "
-    "--encoder-attention-heads 8 --dropout 0.1 --tokens-per-sample 256 --max-tokens 16384"
-)
 
 
 def again(settings: Settings) -> str:
@@ -29,7 +25,7 @@ def again(settings: Settings) -> str:
         ("each model at the best of three learning rates", rates),
         (
             "bigger: for a text of millions of words, and a GPU, which is used if torch finds one",
-            [*bigger, "--out", f"{out}-big", "--", _BIGGER],
+            [*bigger, "--out", f"{out}-big", "--", _bigger(STACKS[settings.family])],
         ),
         ("your own text", ["--text", "my.txt", "--out", f"{out}-my-text"]),
     ]
@@ -37,9 +33,17 @@ def again(settings: Settings) -> str:
     return "```sh\n" + "\n\n".join(shown) + "\n```"
 
 
+def _bigger(stack: str) -> str:
+    return (
+        f"--{stack}-layers 6 --{stack}-embed-dim 512 --{stack}-ffn-embed-dim 2048 "
+        f"--{stack}-attention-heads 8 --dropout 0.1 --tokens-per-sample 256 --max-tokens 16384"
+    )
+
+
 def _compare_command(settings: Settings, changes: list[str]) -> str:
     """Return the command of this comparison with some options changed."""
     options = {
+        "--family": settings.family if settings.family != MASKED else "",
         "--text": str(settings.text) if settings.text else "",
         "--encodings": ",".join(contender.name for contender in settings.contenders),
         "--updates": str(settings.updates),
@@ -63,7 +67,7 @@ def commands(settings: Settings) -> str:
         lines += [
             f"# {run.label}",
             shlex.join(train_command(settings, run)) + _USER_DIR,
-            shlex.join(validate_command(settings, run)) + _USER_DIR,
+            shlex.join(measure_command(settings, run)) + _USER_DIR,
         ]
     commands = "```sh\n" + "\n".join(lines) + "\n```"
     summary = "fairseq-train and fairseq-validate, as they were called, on one thread each"

@@ -5,16 +5,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fairseq_posenc.compare.pipeline import Pipeline
-from fairseq_posenc.compare.report import PICTURE, RECORD, REPORT, record, table, write_report
-from fairseq_posenc.compare.settings import LEARNING_RATE, Settings
-from fairseq_posenc.compare.statements import statements
+from fairseq_posenc.compare.report import PICTURE, RECORD, REPORT, record, table, told, write_report
 from fairseq_posenc.running import contenders
+from fairseq_posenc.running.comparison.pipeline import Pipeline
+from fairseq_posenc.running.comparison.settings import LEARNING_RATE, MASKED, TASKS, Settings
 from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
 from fairseq_posenc.running.locking import own_folder
-from fairseq_posenc.running.options import add_json, add_out
+from fairseq_posenc.running.options import add_count, add_jobs, add_json, add_out, add_seeds
 from fairseq_posenc.running.progress import say
-from fairseq_posenc.running.trainings import parse_jobs, parse_seeds
+from fairseq_posenc.running.trainings import default_jobs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--text", type=Path, help="UTF-8 text file (default: the documentation inside Python)"
     )
     parser.add_argument(
+        "--family", choices=list(TASKS), default=MASKED, help="of models (default: %(default)s)"
+    )
+    parser.add_argument(
         "--encodings",
         default=contenders.DEFAULT,
         help="models to compare, separated by commas: position-encoding specs such as "
@@ -31,31 +33,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         + ", ".join(contenders.SHORTHANDS)
         + " (default: %(default)s)",
     )
-    for name, default, text in (
-        ("--updates", 400, "training updates of each model"),
-        ("--vocab-size", 512, "number of sentencepieces"),
-    ):
-        parser.add_argument(
-            name, type=int, metavar="N", default=default, help=f"{text} (default: {default})"
-        )
-    parser.add_argument(
-        "--seeds",
-        default="1,2,3",
-        help="of initial weights, order of the data, and masks: each model is trained once with "
-        "each; more can be added later (default: %(default)s)",
-    )
+    add_count(parser, "--updates", "training updates of each model", 400)
+    add_count(parser, "--vocab-size", "number of sentencepieces", 512)
+    add_seeds(parser, (1, 2, 3))
     parser.add_argument(
         "--lrs",
         default=LEARNING_RATE,
         help="learning rates, as in 0.001,0.003: each model is trained with each and judged at its "
         "best (default: %(default)s)",
     )
-    parser.add_argument(
-        "--jobs",
-        type=int,
-        metavar="N",
-        help="trainings at a time (default: one on each core, or on the GPU)",
-    )
+    add_jobs(parser, "one on each core, or on the GPU")
     add_json(parser)
     parser.add_argument(
         "train_args",
@@ -72,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         UserError: wrong input.
         RunError: a fairseq command that failed.
     """
-    settings, jobs = _settings(args), parse_jobs(args.jobs)
+    settings, jobs = _settings(args), args.jobs or default_jobs()
     with (
         any_end_like_ctrl_c(CONTINUES),
         own_folder(settings.out, (REPORT, PICTURE, RECORD)) as lock,
@@ -85,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(found.text())
     else:
-        print("\n".join([table(results.models), "", *statements(results.models)]))
+        print("\n".join([table(results.models), "", *told(results)]))
     say(f"report: {report}")
     return 0
 
@@ -95,9 +82,10 @@ def _settings(args: argparse.Namespace) -> Settings:
     return Settings(
         out=args.out or own or Path("demo"),
         text=args.text,
+        family=args.family,
         contenders=contenders.parse_contenders(args.encodings),
         updates=args.updates,
-        seeds=parse_seeds(args.seeds),
+        seeds=args.seeds,
         vocab_size=args.vocab_size,
         lrs=tuple(dict.fromkeys(lr.strip() for lr in args.lrs.split(","))),
         train_args=tuple(args.train_args),

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 
 from fairseq_posenc.compare.again import again, commands
-from fairseq_posenc.compare.judging import Judged
-from fairseq_posenc.compare.pipeline import Results
 from fairseq_posenc.compare.statements import statements
 from fairseq_posenc.reporting import markdown
 from fairseq_posenc.reporting.intervals import NOTE
 from fairseq_posenc.reporting.learning import draw_lines
 from fairseq_posenc.reporting.pictures import can_draw
 from fairseq_posenc.reporting.record import Record, own_command
+from fairseq_posenc.running.comparison.judging import Judged, Outcome
+from fairseq_posenc.running.comparison.pipeline import Results
+from fairseq_posenc.running.comparison.settings import CAUSAL, MASKED, Settings
+from fairseq_posenc.running.files import write_whole
 from fairseq_posenc.running.progress import format_time, say
-from fairseq_posenc.running.steps import write_whole
 
 REPORT, PICTURE, RECORD = "report.md", "curves.png", "compare.json"
 
@@ -28,9 +30,9 @@ def write_report(results: Results) -> Path:
     drawn = False
     if can_draw():
         curves = {model.contender.name: model.curve for model in results.models}
-        lines = {name: [(x, y.mean) for x, y in curve] for name, curve in curves.items()}
+        lines = {model.contender.name: _line(model) for model in results.models}
         bands = {name: [(x, y.low, y.high) for x, y in curve] for name, curve in curves.items()}
-        title = "Validation perplexity of the masked language model"
+        title = f"Validation perplexity of the {_FAMILIES[results.settings.family]}"
         drawn = draw_lines(lines, title, out / PICTURE, log=True, bands=bands)
     else:
         say("no picture of the curves: matplotlib is not installed (pip install matplotlib)")
@@ -38,10 +40,10 @@ def write_report(results: Results) -> Path:
         "# Position encodings compared",
         _introduction(results),
         table(results.models),
-        _TABLE_NOTE,
+        _note(results.settings),
         f"![Learning curves: validation perplexity over updates]({PICTURE})" if drawn else "",
         "## What follows from the figures",
-        "\n".join(f"- {sentence}" for sentence in statements(results.models)),
+        "\n".join(f"- {sentence}" for sentence in told(results)),
         _RULE,
         "## Run it again, or bigger",
         again(results.settings),
@@ -53,15 +55,32 @@ def write_report(results: Results) -> Path:
     return path
 
 
-_TABLE_NOTE = (
-    "Validation perplexity is `fairseq-validate`'s, of the masked tokens; lower is better. It is "
-    f"that of the mean loss over the seeds, with its interval ({NOTE}); the picture's bands are "
-    "that too. The masks of a seed are the same for every encoding. Where there are several "
-    "learning rates, a model is judged at the one with the lowest mean loss on this same text. "
-    "Tokens per second is the median during training; time is that of a training with its "
-    "validations, each on one thread: means over the seeds. Both are slower where the machine had "
-    "other work meanwhile."
-)
+def told(results: Results) -> list[str]:
+    """Return what follows from the figures, as sentences."""
+    return statements(results.models, results.settings.family == MASKED)
+
+
+def _line(model: Judged) -> list[tuple[int, float]]:
+    """Return the mean curve, which ends without a number where a seed diverged first."""
+    end = min(model.diverged.values(), default=0)
+    return [*((x, y.mean) for x, y in model.curve), *([(end, math.nan)] if end else [])]
+
+
+def _note(settings: Settings) -> str:
+    masked = settings.family == MASKED
+    return (
+        f"Validation perplexity is `fairseq-validate`'s, of {'the masked' if masked else 'all'} "
+        "tokens; lower is better. It is that of the mean loss over the seeds, with its interval "
+        f"({NOTE}); the picture's bands are that too. "
+        f"{'The masks of a seed are the same for every encoding. ' if masked else ''}"
+        "Where there are several learning rates, a model is judged at the one with the lowest mean "
+        "loss on this same text. Tokens per second is the median during training; time is that of "
+        "a training with its validations, each on one thread: means over the seeds. Both are "
+        "slower where the machine had other work meanwhile."
+    )
+
+
+_FAMILIES = {MASKED: "masked language model", CAUSAL: "causal language model"}
 _RULE = (
     "These sentences are computed from the figures by fixed rules. One model is said to be below "
     "another only where their intervals do not overlap."
@@ -76,17 +95,18 @@ def _introduction(results: Results) -> str:
         else f"the documentation inside Python {platform.python_version()}"
     )
     return (
-        f"Masked language models on real text: {source}, {words['words']:,} words in "
-        f"{words['documents']:,} documents, of which {words['valid_words']:,} words are kept for "
-        f"validation, cut into {settings.vocab_size:,} sentencepieces. The models have "
-        f"{settings.option('--encoder-layers')} layers of width "
-        f"{settings.option('--encoder-embed-dim')} with "
-        f"{settings.option('--encoder-attention-heads')} attention heads, and read blocks of "
-        f"{settings.option('--tokens-per-sample')} tokens. They differ only in what tells them the "
+        f"{_FAMILIES[settings.family].capitalize()}s on real text: {source}, {words['words']:,} "
+        f"words in {words['documents']:,} documents, of which {words['valid_words']:,} words are "
+        f"kept for validation, cut into {settings.vocab_size:,} sentencepieces. The models have "
+        f"{settings.size('layers')} layers of width "
+        f"{settings.size('embed-dim')} with "
+        f"{settings.size('attention-heads')} attention heads, and read blocks of "
+        f"{settings.trained} tokens. They differ only in what tells them the "
         f"order of the tokens. Each was trained for {settings.updates:,} updates, "
         f"{int(settings.option('--max-tokens')):,} tokens at a time, once with each of the seeds "
         f"{_list(settings.seeds)}, at each of the learning rates {_list(settings.lrs)}. With the "
-        "same seed they read the same text in the same order, with the same masks."
+        "same seed they read the same text in the same order"
+        f"{', with the same masks' if settings.family == MASKED else ''}."
     )
 
 
@@ -100,16 +120,20 @@ def table(models: Sequence[Judged]) -> str:
         *("encoding", "position parameters", "learning rate", "seeds", "validation perplexity"),
         *("tokens/s", "time"),
     )
-    rows = [
-        (
-            *(f"`{model.contender.name}`", f"{model.outcomes[0].position_parameters:,}"),
-            *(model.lr, str(len(model.outcomes)), model.perplexity.show(2)),
-            f"{fmean(outcome.curve.speed for outcome in model.outcomes):,.0f}",
-            format_time(fmean(outcome.seconds for outcome in model.outcomes)),
-        )
-        for model in models
-    ]
-    return markdown.table(header, rows)
+    return markdown.table(header, map(_row, models))
+
+
+def _row(model: Judged) -> tuple[str, ...]:
+    def mean(figure: Callable[[Outcome], float], show: Callable[[float], str]) -> str:
+        return show(fmean(map(figure, model.ended))) if model.ended else "-"
+
+    return (
+        f"`{model.contender.name}`",
+        mean(lambda each: each.position_parameters, "{:,.0f}".format),
+        *(model.lr, str(len(model.outcomes)), model.shown(2)),
+        mean(lambda each: each.curve.speed, "{:,.0f}".format),
+        mean(lambda each: each.seconds, format_time),
+    )
 
 
 def record(results: Results) -> Record:
@@ -121,7 +145,7 @@ def record(results: Results) -> Record:
             "position_encoding": model.contender.position_encoding,
             "attention_directions": model.contender.directions,
             "updates": settings.updates,
-            "position_parameters": model.outcomes[0].position_parameters,
+            "position_parameters": model.ended[0].position_parameters if model.ended else None,
             "lr": model.lr,
             "seeds": len(model.outcomes),
             **model.perplexity.figures("perplexity"),
@@ -136,10 +160,12 @@ def record(results: Results) -> Record:
             "perplexity": outcome.perplexity,
             "tokens_per_second": outcome.curve.speed,
             "seconds": outcome.seconds,
+            "diverged": outcome.diverged or None,
         }
         for outcome in results.outcomes
     ]
     text = str(settings.text) if settings.text else "the documentation inside Python"
-    data = {"text": text, **results.text, "vocab_size": settings.vocab_size}
+    data = {"family": settings.family, "text": text, **results.text}
+    data |= {"vocab_size": settings.vocab_size, "trained_length": settings.trained}
     figures = {"models": models, "trainings": trainings}
     return Record("compare", figures, data, command=own_command())

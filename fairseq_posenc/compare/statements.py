@@ -6,44 +6,38 @@ Nothing is said of two models whose intervals overlap, but that they are not tol
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Optional
 
-from fairseq_posenc.compare.judging import Judged
+from fairseq_posenc.running.comparison.judging import Judged, is_below, name, order
 
 # A model counts as having left the plateau of a bag of words at this part of its perplexity: far
 # enough below to be no chance, and more than is gained by knowing just where a block begins.
 _LEFT_PLATEAU = 0.5
 
 
-def statements(models: Sequence[Judged]) -> list[str]:
-    """Return what follows from the figures, as sentences in Markdown."""
+def statements(models: Sequence[Judged], masked: bool = True) -> list[str]:
+    """Return what follows from the figures of masked or of causal LMs, as sentences in Markdown."""
     if any(len(model.outcomes) < 2 for model in models):
         return ["Each model was trained once, so nothing is told apart; use `--seeds 1,2,3`."]
-    found = [*_order(models), _bag_of_words(models), _race(models)]
+    able = [model for model in models if not model.diverged]
+    bag = next((each for each in able if masked and _is_bag_of_words(each)), None)
+    others = [model for model in able if model is not bag]
+    found = [*map(_divergence, models), *order(able), _bag_of_words(bag, others), _race(others)]
     return [sentence for sentence in found if sentence]
 
 
-def _order(models: Sequence[Judged]) -> list[str]:
-    """Say of each model which others it is below, and which are not told apart from it."""
-    ranked = sorted(models, key=lambda model: model.perplexity.mean)
-    sentences, same = [], []
-    for place, model in enumerate(ranked):
-        after = ranked[place + 1 :]
-        above = [other for other in after if _is_below(model, other)]
-        if above:
-            sentences.append(f"{_name(model)} has a lower perplexity than {_names(above)}.")
-        same += [f"{_name(model)} and {_name(each)}" for each in after if each not in above]
-    return [*sentences, f"Not told apart: {'; '.join(same)}." if same else ""]
+def _divergence(model: Judged) -> str:
+    return f"{name(model)} {model.shown(2)}." if model.diverged else ""
 
 
-def _bag_of_words(models: Sequence[Judged]) -> str:
-    bag = next((model for model in models if _is_bag_of_words(model)), None)
+def _bag_of_words(bag: Optional[Judged], others: Sequence[Judged]) -> str:
     if bag is None or not bag.curve:
         return ""
-    others = [model for model in models if model is not bag and _is_below(model, bag)]
+    others = [model for model in others if is_below(model, bag)]
     level = min(interval.mean for _, interval in bag.curve)
     left = _LEFT_PLATEAU * level
     text = (
-        f"{_name(bag)} cannot tell in which order the tokens stand: to it a text is a bag of "
+        f"{name(bag)} cannot tell in which order the tokens stand: to it a text is a bag of "
         f"words. The lowest perplexity it reaches is {level:,.1f}."
     )
     if not others:
@@ -54,23 +48,23 @@ def _bag_of_words(models: Sequence[Judged]) -> str:
 def _race(models: Sequence[Judged]) -> str:
     """Say when the others reach the end of a baseline: learned positions, else the first model."""
     # One whose loss was never a number has no end that others could reach.
-    able = [model for model in models if model.curve and not _is_bag_of_words(model)]
+    able = [model for model in models if model.curve]
     if not able:
         return ""
     baseline = next((model for model in able if model.contender[1:] == ("learned", "")), able[0])
-    others = [model for model in able if _is_below(model, baseline)]
+    others = [model for model in able if is_below(model, baseline)]
     updates, level = baseline.curve[-1]
     if not others:
         return ""
     return (
-        f"{_name(baseline)} ends at perplexity {level.mean:,.1f} after {updates:,} updates. That "
+        f"{name(baseline)} ends at perplexity {level.mean:,.1f} after {updates:,} updates. That "
         f"is reached by {_all(others, level.mean)}."
     )
 
 
 def _all(models: Iterable[Judged], level: float) -> str:
     """Return who gets to a perplexity after how many updates, over the seeds."""
-    return ", ".join(f"{_name(model)} {_when(model, level)}" for model in models)
+    return ", ".join(f"{name(model)} {_when(model, level)}" for model in models)
 
 
 def _when(model: Judged, level: float) -> str:
@@ -85,18 +79,5 @@ def _when(model: Judged, level: float) -> str:
     )
 
 
-def _is_below(model: Judged, other: Judged) -> bool:
-    low, high = model.perplexity, other.perplexity
-    return low.mean < high.mean and not low.overlaps(high)
-
-
 def _is_bag_of_words(model: Judged) -> bool:
     return model.contender.position_encoding == "none" and not model.contender.directions
-
-
-def _name(model: Judged) -> str:
-    return f"`{model.contender.name}`"
-
-
-def _names(models: Iterable[Judged]) -> str:
-    return ", ".join(map(_name, models))

@@ -15,9 +15,9 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.reporting.learning import draw_lines, training_line, validation_line
 from fairseq_posenc.reporting.pictures import can_draw
 from fairseq_posenc.reporting.record import Record, make_folder, own_command
+from fairseq_posenc.running.files import write_whole
 from fairseq_posenc.running.logs import Curve, read_curve_file
-from fairseq_posenc.running.options import add_json, add_out
-from fairseq_posenc.running.steps import write_whole
+from fairseq_posenc.running.options import add_json, add_out, named
 
 TABLE, RECORD = "curves.md", "curves.json"
 PICTURE, TRAINING = "curves.png", "training.png"
@@ -85,17 +85,10 @@ def _part(text: Optional[str]) -> tuple[float, float]:
 
 
 def _logs(texts: Sequence[str]) -> dict[str, Path]:
-    logs: dict[str, Path] = {}
-    for text in texts:
-        # The name may be a spec itself, as in 'm4(max_distance=64)=train.log'.
-        name, *rest = re.split(r"=(?![^(]*\))", text, maxsplit=1)
-        if not name or not rest:
-            raise UserError(f"cannot read {text!r}: write NAME=LOG")
-        if name in logs:
-            raise UserError(f"two trainings are called {name!r}: give each its own name")
-        logs[name] = Path(rest[0])
-        if not logs[name].is_file():
-            raise UserError(f"{name}: the log {logs[name]} does not exist")
+    logs = {name: Path(path) for name, path in named(texts, "NAME=LOG", "trainings").items()}
+    for name, log in logs.items():
+        if not log.is_file():
+            raise UserError(f"{name}: the log {log} does not exist")
     return logs
 
 

@@ -21,8 +21,8 @@ class Sinusoidal(Encoding):
     """Sines and cosines of the position are added to the token embeddings.
 
     Equation:
-        x_i = w_i + p_i, where p_i[2t] = sin(i / 10000^(2t/C)) and
-        p_i[2t+1] = cos(i / 10000^(2t/C)).
+        x_i = w_i + s p_i, where p_i[2t] = sin(i / 10000^(2t/C)) and
+        p_i[2t+1] = cos(i / 10000^(2t/C)); s is the option ``scale``.
     Shapes:
         adds ``(B or 1, T, C)``.
     Parameters:
@@ -30,33 +30,41 @@ class Sinusoidal(Encoding):
     Source:
         Vaswani et al. (2017), "Attention Is All You Need", arXiv:1706.03762, section 3.5.
     Differs:
-        nothing with ``layout=interleaved``. ``layout=fairseq`` is fairseq's own form: all sines,
-        then all cosines, with frequencies 10000^(-i/(C/2 - 1)), positions counted from
-        padding_idx + 1; choose it for checkpoints of fairseq's own models.
+        nothing with ``layout=interleaved`` and ``scale=1``. ``layout=fairseq`` is fairseq's own
+        form: all sines, then all cosines, with frequencies 10000^(-i/(C/2 - 1)), positions counted
+        from padding_idx + 1; choose it for checkpoints of fairseq's own models. ``scale`` is for
+        masked LMs: their token embeddings start with a standard deviation of 0.02 and are not
+        scaled up as those of the others are, so that sinusoids of 0.7 drown them; 0.03 makes both
+        alike.
     """
 
     acts_on: ClassVar[Literal["input"]] = "input"
     cost: ClassVar[Cost] = Cost("n C", "n C")
 
     def __init__(
-        self, dims: Dims, *, layout: Literal["interleaved", "fairseq"] = "interleaved"
+        self,
+        dims: Dims,
+        *,
+        layout: Literal["interleaved", "fairseq"] = "interleaved",
+        scale: float = 1.0,
     ) -> None:
         super().__init__(dims)
         if dims.embed_dim % 2:
             raise UserError(f"sinusoidal needs an even width, not {dims.embed_dim}")
         self.layout = layout
+        self.scale = scale
 
     def embed(self, positions: Positions) -> Tensor:
         """Return the vectors of the queries' positions in float32, ``(B or 1, T, C)``."""
         ids = positions.queries(positions.ids)
         before = positions.padding_idx + 1 if self.layout == "fairseq" else 0
         if ids.size(0) == 1 or ids.size(1) == 1:
-            return self.vectors(ids + before)
+            return self.scale * self.vectors(ids + before)
         rows = torch.arange(positions.longest, device=ids.device)
-        return F.embedding(ids, self.vectors(rows + before))
+        return F.embedding(ids, self.scale * self.vectors(rows + before))
 
     def vectors(self, index: Tensor) -> Tensor:
-        """Return PE of positions ``index`` of any shape: ``(*index.shape, C)`` in float32."""
+        """Return p of positions ``index`` of any shape: ``(*index.shape, C)`` in float32."""
         half = self.dims.embed_dim // 2
         steps = half if self.layout == "interleaved" else half - 1
         exponents = torch.arange(half, dtype=torch.float32, device=index.device) / max(steps, 1)

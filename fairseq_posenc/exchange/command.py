@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.running.options import add_data
 
 
 def add_export_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +22,7 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
         "has the positions of shaw and m4; onnx: an encoder as a graph",
     )
     add("--out", type=Path, required=True, metavar="FOLDER", help="new or empty")
-    add("--data", type=Path, metavar="FOLDER", help="with the dictionaries (default: as trained)")
+    add_data(parser, "with the dictionaries (default: as trained)")
     add(
         "--tokens",
         metavar="WHAT",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +16,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.exchange.source import Symbol, module
 from fairseq_posenc.exchange.standalone import standalone
 from fairseq_posenc.exchange.tokens import Text
+from fairseq_posenc.running.folders import Folder
 from fairseq_posenc.version import __version__
 
 WEIGHTS, CONFIG, CODE = "model.safetensors", "config.json", "modeling_fairseq_posenc.py"
@@ -38,16 +37,13 @@ def whole(folder: Path) -> Iterator[Path]:
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"--out {folder}: is there and not empty; name another folder")
-    partial = folder.with_name(f"{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of an export that was killed
+    made = Folder(folder, {})
     try:
-        partial.mkdir(parents=True)
-        yield partial
-        os.replace(partial, folder)
+        with made.begun():
+            yield made.partial
+            made.publish()
     except OSError as error:
         raise UserError(f"--out {folder}: cannot be written: {error.strerror}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

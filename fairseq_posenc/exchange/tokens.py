@@ -15,6 +15,7 @@ from tokenizers.processors import TemplateProcessing
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.exchange.sentencepieces import settings_of
+from fairseq_posenc.running.folders import plan_of
 
 ENCODER, MERGES = "encoder.json", "vocab.bpe"
 SPACE = "▁"
@@ -61,8 +62,7 @@ def find_way(given: Optional[str], folder: Path, language: str) -> Path | str:
         return found
     if (place / ENCODER).is_file() or place.is_file():
         return place
-    manifest = place / "manifest.json"
-    options = json.loads(manifest.read_text()).get("options", {}) if manifest.is_file() else {}
+    options = (plan_of(place) or {}).get("options", {})
     if way := next((way for way in ("words", "characters") if options.get(way)), None):
         return way
     raise UserError(

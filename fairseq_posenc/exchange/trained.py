@@ -11,7 +11,7 @@ from fairseq.dataclass.utils import overwrite_args_by_name
 from torch import Tensor
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.running.checkpoints import load_state
+from fairseq_posenc.running.checkpoints import data_folder, load_state
 from fairseq_posenc.running.families import FAMILIES, NO_WEIGHTS, stacks_of
 
 
@@ -81,7 +81,7 @@ def open_trained(path: Path, data: Path | None) -> Trained:
     """
     state = load_state(path, "--checkpoint")
     settings = state["cfg"]
-    folder = data or Path(str(settings.task.get("data")).split(":")[0])
+    folder = data_folder(path, state, data)
     names = _dictionaries(settings.task, folder)
     for name in names:
         if not (folder / name).is_file():

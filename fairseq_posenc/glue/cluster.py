@@ -10,11 +10,11 @@ from typing import Any
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.glue.plan import RESULT, Run
 from fairseq_posenc.glue.worker import work
+from fairseq_posenc.running.files import write_whole
 from fairseq_posenc.running.interruption import Ended
 from fairseq_posenc.running.locking import is_held
 from fairseq_posenc.running.programs import told_mistake
 from fairseq_posenc.running.progress import say
-from fairseq_posenc.running.steps import write_whole
 
 JOB = "job.txt"  # in a run's folder, the job that was submitted for it last
 _PAUSE = 10.0  # seconds between two looks at the jobs

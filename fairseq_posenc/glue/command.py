@@ -16,8 +16,11 @@ from fairseq_posenc.glue.submission import complete
 from fairseq_posenc.glue.summary import best_result, read_result, record, reported_metric
 from fairseq_posenc.glue.workers import Workers
 from fairseq_posenc.reporting.record import Record
+from fairseq_posenc.running.devices import hydra_words
+from fairseq_posenc.running.files import write_whole
 from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
 from fairseq_posenc.running.options import (
+    add_computing,
     add_data,
     add_jobs,
     add_json,
@@ -27,7 +30,6 @@ from fairseq_posenc.running.options import (
 )
 from fairseq_posenc.running.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.running.progress import say
-from fairseq_posenc.running.steps import write_whole
 from fairseq_posenc.tasks.glue.data import find_data
 from fairseq_posenc.tasks.glue.definitions import PROTOCOLS, TASKS, parse_tasks
 
@@ -53,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--configs", type=Path, default=CONFIGS, help="folder of the YAML files")
     add("--dry-run", action="store_true", help="show the commands, run nothing")
+    add_computing(parser)
     add_set(parser, "model.dropout=0.2")
     add_json(parser)
 
@@ -92,14 +95,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace, pretrained: Pretrained, out: Path) -> list[Run]:
-    request = Request(args.protocol, out, args.configs, pretrained, args.changes)
+    changes = [*hydra_words(args, here=not args.submitit), *args.changes]
+    request = Request(args.protocol, out, args.configs, pretrained, changes)
     runs = []
     for task in parse_tasks(args.tasks):
         data = find_data(args.data, task)
         pretrained.check_dictionary(data.dictionary)
         data.check_lengths(pretrained.max_positions, pretrained.path)
         examples = data.splits["train"]["examples"]
-        settings = read_settings(args.configs, args.protocol, task, examples, args.changes)
+        settings = read_settings(args.configs, args.protocol, task, examples, changes)
         paper = grid(args.protocol, task)
         rates = _rates(args.learning_rates) or paper.learning_rates
         runs += request.runs(data, settings, Grid(rates, tuple(args.seeds or paper.seeds)))

@@ -15,7 +15,7 @@ from fairseq_posenc.glue.plan import RESULT, Run
 from fairseq_posenc.glue.submission import write_submission
 from fairseq_posenc.running.checkpoints import load_state, updates_of, write_state
 from fairseq_posenc.running.devices import choose_device
-from fairseq_posenc.running.steps import write_whole
+from fairseq_posenc.running.files import write_whole
 from fairseq_posenc.tasks.glue import metrics
 from fairseq_posenc.tasks.glue.criterion import HEAD
 from fairseq_posenc.tasks.glue.data import open_data

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.glue.configuration import Grid, Settings
 from fairseq_posenc.running.checkpoints import updates_done
+from fairseq_posenc.running.files import write_whole
 from fairseq_posenc.running.host import USER_DIR
 from fairseq_posenc.running.locking import hold
 from fairseq_posenc.running.pretrained import Pretrained
-from fairseq_posenc.running.steps import write_whole
 from fairseq_posenc.tasks.glue.data import DataBin
 
 _CALLED = {"modified": "version of the checkpoint"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fairseq_posenc.running.steps import write_whole
+from fairseq_posenc.running.files import write_whole
 from fairseq_posenc.tasks.glue.data import DataBin
 from fairseq_posenc.tasks.glue.definitions import SCORE_MAXIMUM, SUBMISSION, WNLI, Task
 

@@ -57,7 +57,7 @@ def _train(run: Run, folder: Path, lock: int) -> None:
     done = updates_done(folder)
     how = f"going on from update {done:,}" if done else f"starting, {run.max_update:,} updates"
     say(f"{run.label}: {how}")
-    machine = [] if choose_device() == "cuda" else _ON_CPU
+    machine = [] if choose_device() == "cuda" or _ON_CPU[0] in run.command else _ON_CPU
     if machine:
         say(f"{run.label}: no GPU here, so on the processor and without fp16")
     # fairseq starts from it unless the folder has a last checkpoint.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,10 +15,11 @@ import torch
 
 from fairseq_posenc.glue.plan import Run
 from fairseq_posenc.running.programs import told_mistake
-from fairseq_posenc.running.progress import format_time, say
+from fairseq_posenc.running.progress import bar, say
 from fairseq_posenc.running.tethered import tethered
 
 _WORKER = "fairseq_posenc.glue.worker"
+UPDATE = re.compile(r"update ([\d,]+)")  # as it tells how far it is
 
 
 class Workers:
@@ -36,9 +37,8 @@ class Workers:
         self._jobs = min(jobs or len(self._gpus) or 1, len(runs))
         self._processes: dict[int, subprocess.Popen[str]] = {}
         self._failures: list[str] = []
-        self._ended = self._updates_done = 0
-        self._updates = sum(run.max_update for run in runs)
-        self._began = time.monotonic()
+        self._ended = 0
+        self._bar = bar("glue", sum(run.max_update for run in runs), " updates")
         self._lock = threading.Lock()
 
     def work(self) -> list[str]:
@@ -61,18 +61,23 @@ class Workers:
                     process.terminate()
             for thread in threads:
                 thread.join()
+            self._bar.close()
         return self._failures
 
     def _serve(self, slot: int) -> None:
         while (started := self._start(slot)) is not None:
             run, process = started
-            message = ""
+            message, updates = "", 0
             assert process.stdout is not None
             for line in process.stdout:
                 if told := told_mistake(line):
                     message = told.rstrip(" :")
                 else:
                     say(f"{self._state()} {line.rstrip()}")
+                if done := UPDATE.search(line):
+                    self._bar.update(int(done[1].replace(",", "")) - updates)
+                    updates = int(done[1].replace(",", ""))
+            self._bar.update(run.max_update - updates)
             self._end(slot, run, process.wait(), message)
 
     def _start(self, slot: int) -> tuple[Run, subprocess.Popen[str]] | None:
@@ -98,14 +103,9 @@ class Workers:
         with self._lock:
             del self._processes[slot]
             self._ended += 1
-            self._updates_done += run.max_update
             if status:
                 self._failures.append(f"{run.label}: {message or f'ended with status {status}'}")
                 say(f"{self._state()} {self._failures[-1]}")
-            left = self._updates - self._updates_done
-            seconds = (time.monotonic() - self._began) / self._updates_done * left
-            if left and self._waiting:
-                say(f"{self._state()} about {format_time(seconds)} left in all")
 
     def _state(self) -> str:
         return f"[{self._ended} of {self._total} runs ended]"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-import torch
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
 from fairseq.dataclass.utils import overwrite_args_by_name
@@ -16,6 +15,7 @@ from fairseq_posenc.length.candidates import Candidate
 from fairseq_posenc.models.causal_lm import PositionalLM
 from fairseq_posenc.registry import Spec
 from fairseq_posenc.running.checkpoints import load_state, updates_of
+from fairseq_posenc.running.devices import PLAIN, Computing
 from fairseq_posenc.transformer.identity import restate
 from fairseq_posenc.transformer.options import resolve
 
@@ -45,8 +45,7 @@ def load(
     candidate: Candidate,
     data: Path,
     dictionary: Dictionary,
-    device: str = "cpu",
-    dtype: torch.dtype = torch.float32,
+    how: Computing = PLAIN,
 ) -> LoadedModel:
     """Read a model from its checkpoint.
 
@@ -54,8 +53,7 @@ def load(
         candidate: which one, and with which positions.
         data: folder of the text, whose dictionary must be the model's.
         dictionary: of that folder.
-        device: to compute on.
-        dtype: to compute in.
+        how: on what, and in what, to compute.
 
     Raises:
         UserError: no checkpoint of a causal language model, a dictionary that is not the model's,
@@ -76,7 +74,7 @@ def load(
     model = _build(candidate, {**state, "args": None, "cfg": settings}, data, dictionary)
     ours = isinstance(model, PositionalLM)
     return LoadedModel(
-        model=model.eval().to(device, dtype),
+        model=how.place(model),
         encoding=model.decoder.assembly.spec if ours else None,
         trained_length=int(settings.task.tokens_per_sample),
         updates=updates_of(state) or None,

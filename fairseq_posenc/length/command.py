@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-import torch
-
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.length.candidates import Candidate, parse_candidates
 from fairseq_posenc.length.checkpoint import load
@@ -22,19 +20,21 @@ from fairseq_posenc.length.report import (
 )
 from fairseq_posenc.length.stream import read_dictionary, read_stream
 from fairseq_posenc.reporting.pictures import can_draw
-from fairseq_posenc.running.devices import choose_device
+from fairseq_posenc.running.devices import Computing
+from fairseq_posenc.running.files import checksum
 from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
 from fairseq_posenc.running.locking import own_folder
 from fairseq_posenc.running.options import (
+    add_computing,
+    add_count,
     add_data,
-    add_device,
     add_json,
+    add_lengths,
     add_out,
-    add_precision,
     add_split,
 )
 from fairseq_posenc.running.progress import say
-from fairseq_posenc.running.steps import Facts, checksum
+from fairseq_posenc.running.steps import Facts
 from fairseq_posenc.version import __version__
 
 REPORT, FIGURES, PICTURE = "lm-length.md", "lm-length.json", "lm-length.png"
@@ -52,13 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_data(parser, "made by fairseq-preprocess --only-source", required=True)
     add_split(parser, "valid")
-    add("--lengths", default="64,128,256,512,1024", help="context lengths (default: %(default)s)")
+    add_lengths(parser, "context lengths", "64,128,256,512,1024")
     add("--mode", choices=(*MODES, "both"), default="both", help="evaluation (default: both)")
-    add("--stride", type=int, default=64, help="of the sliding window, in tokens (default: 64)")
-    add("--max-tokens", type=int, default=4096, help="tokens to read at a time (default: 4096)")
+    add_count(parser, "--stride", "of the sliding window, in tokens", 64)
+    add_count(parser, "--max-tokens", "tokens to read at a time", 4096)
     add_out(parser, "lm-length")
-    add_device(parser)
-    add_precision(parser)
+    add_computing(parser)
     add_json(parser)
 
 
@@ -68,9 +67,9 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: wrong input.
     """
-    request = Request(_lengths(args.lengths), _strides(args), args.max_tokens)
-    _refuse_bad_sizes(args, request)
-    how = choose_device(args.device, args.fp16), _precision(args)
+    request = Request(list(args.lengths), _strides(args), args.max_tokens)
+    _refuse_bad_stride(args, request)
+    how = Computing.chosen(args.device, args.fp16, args.bf16)
     candidates = parse_candidates(args.models)
     dictionary = read_dictionary(args.data)
     stream = read_stream(args.data, args.split, dictionary)
@@ -84,8 +83,8 @@ def run(args: argparse.Namespace) -> int:
         say(f"{len(stream):,} tokens of {args.data / args.split}, all scored once for each figure")
         rows = []
         for candidate in candidates:
-            loaded = load(candidate, args.data, dictionary, *how)
-            inputs = _inputs(candidate, args, how[1])
+            loaded = load(candidate, args.data, dictionary, how)
+            inputs = _inputs(candidate, args, how)
             scores = evaluate(loaded, stream, request, args.out / candidate.name, inputs)
             rows.append(Row.of(candidate, loaded, scores))
         results = Results(args.data, args.split, len(stream), args.stride, rows)
@@ -98,43 +97,25 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _lengths(text: str) -> list[int]:
-    try:
-        return sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        raise UserError(f"--lengths {text}: write whole numbers, as in 64,128,256") from None
-
-
 def _strides(args: argparse.Namespace) -> dict[str, int | None]:
     modes = MODES if args.mode == "both" else (args.mode,)
     return {mode: args.stride if mode == SLIDING else None for mode in modes}
 
 
-def _precision(args: argparse.Namespace) -> torch.dtype:
-    return torch.float16 if args.fp16 else torch.bfloat16 if args.bf16 else torch.float32
-
-
-def _inputs(candidate: Candidate, args: argparse.Namespace, dtype: torch.dtype) -> Facts:
+def _inputs(candidate: Candidate, args: argparse.Namespace, how: Computing) -> Facts:
     """Return all that figures depend on, but for their lengths."""
     text = [args.data / name for name in ("dict.txt", f"{args.split}.idx", f"{args.split}.bin")]
     return {
         "checkpoint": checksum(candidate.path),
         "override": str(candidate.override),
         "text": [checksum(path) for path in text],
-        "precision": str(dtype),
+        "precision": str(how.dtype),
         "version": __version__,
     }
 
 
-def _refuse_bad_sizes(args: argparse.Namespace, request: Request) -> None:
+def _refuse_bad_stride(args: argparse.Namespace, request: Request) -> None:
     shortest = request.lengths[0]
-    for option, value in (
-        ("--lengths", shortest),
-        ("--stride", args.stride),
-        ("--max-tokens", args.max_tokens),
-    ):
-        if value < 1:
-            raise UserError(f"{option} {value}: must be at least 1")
     if SLIDING in request.strides and args.stride > shortest:
         raise UserError(
             f"--stride {args.stride} is more than the context length {shortest}: tokens in "

@@ -12,7 +12,7 @@ from fairseq_posenc.length.checkpoint import LoadedModel
 from fairseq_posenc.length.scoring import Score
 from fairseq_posenc.reporting import markdown
 from fairseq_posenc.reporting.record import Record, own_command
-from fairseq_posenc.running.steps import write_whole
+from fairseq_posenc.running.files import write_whole
 from fairseq_posenc.version import __version__
 
 NON_OVERLAPPING, SLIDING = "non-overlapping", "sliding"

@@ -16,7 +16,7 @@ from fairseq_posenc.plan.training import Training, read_training
 from fairseq_posenc.reporting.record import Record, own_command
 from fairseq_posenc.running.interruption import any_end_like_ctrl_c
 from fairseq_posenc.running.locking import hold
-from fairseq_posenc.running.options import add_json
+from fairseq_posenc.running.options import add_count, add_json
 from fairseq_posenc.running.programs import run_logged
 from fairseq_posenc.running.progress import bar
 
@@ -24,13 +24,7 @@ from fairseq_posenc.running.progress import bar
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = parser.add_argument
-    add(
-        "--updates",
-        type=int,
-        default=50,
-        metavar="N",
-        help="length of the probe (default: %(default)s)",
-    )
+    add_count(parser, "--updates", "length of the probe", 50)
     add_json(parser)
     add("--log", type=Path, metavar="FILE", help="keep the log of the probe in this file")
     add(

@@ -8,6 +8,7 @@ from pathlib import Path
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.plots.kinds import KINDS, SIZES, Kind
 from fairseq_posenc.reporting import pictures
+from fairseq_posenc.running.options import add_count, add_data
 
 _FORMATS = (".png", ".svg")
 
@@ -49,17 +50,12 @@ def _add_options(parser: argparse.ArgumentParser, kind: Kind) -> None:
         help="a masked LM, causal LM or translation model"
         + ("; twice: the second is taken from the first" if kind.checkpoints == 2 else ""),
     )
-    add(
-        "--data",
-        type=Path,
-        metavar="DIR",
-        help="folder with its dictionaries (default: the one that it was trained on)",
-    )
+    add_data(parser, "with its dictionaries (default: the one that it was trained on)")
     if kind.of_spec:
         add("--encoding", metavar="SPEC", help="in place of a checkpoint: as before training")
         for size, default in SIZES.items():
             text = f"of the SPEC (default: {default})"
-            add(f"--{size.replace('_', '-')}", type=int, metavar="N", help=text)
+            add_count(parser, f"--{size.replace('_', '-')}", text)
         add("--decoder", action="store_true", help="take the SPEC for that of a causal stack")
     if kind.text != "no":
         add("--text", required=kind.text == "must", help="what the model reads")
@@ -69,7 +65,7 @@ def _add_options(parser: argparse.ArgumentParser, kind: Kind) -> None:
     for option in ("--layer", "--head"):
         add(option, type=int, nargs="+", metavar="N", help="counted from 1 (default: all)")
     if kind.reach:
-        add("--reach", type=int, default=kind.reach, metavar="N", help="distance: %(default)s")
+        add_count(parser, "--reach", "the largest distance", kind.reach)
 
 
 def _check_source(args: argparse.Namespace, kind: Kind) -> None:
@@ -84,5 +80,3 @@ def _check_source(args: argparse.Namespace, kind: Kind) -> None:
     if given and sizes:
         option = sizes[0].replace("_", "-")
         raise UserError(f"--{option} goes with --encoding: a checkpoint has sizes of its own")
-    if kind.reach and args.reach < 1:
-        raise UserError(f"--reach {args.reach}: must be at least 1")

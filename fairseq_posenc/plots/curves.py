@@ -52,7 +52,9 @@ def curves_of(
             (:meth:`~fairseq_posenc.api.PositionEncoding.distance_curve`).
     """
     reach = stack.furthest(reach)
-    scores = {each.layer: each.split for each in seen if each.stack == stack.name and each.split}
+    scores = {
+        each.layer: each.split for each in seen if each.stack == stack.name and not each.cross
+    }
     found = []
     for layer in layers if scores else ():
         distances, means = mean_by_distance(scores[layer].scores)

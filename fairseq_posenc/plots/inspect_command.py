@@ -10,8 +10,9 @@ from fairseq_posenc.plots.opening import open_checkpoint
 from fairseq_posenc.plots.page import Watched, inspect, page
 from fairseq_posenc.plots.reading import read
 from fairseq_posenc.reporting.record import own_command
+from fairseq_posenc.running.files import write_whole
+from fairseq_posenc.running.options import add_data
 from fairseq_posenc.running.progress import say
-from fairseq_posenc.running.steps import write_whole
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,12 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--text", required=True, help="what it reads; of a translation model, the source")
     add("--target", metavar="TEXT", help="the translation (default: the model's own)")
-    add(
-        "--data",
-        type=Path,
-        metavar="DIR",
-        help="folder with the dictionaries and what cut the text (default: the one that each model "
-        "was trained on)",
+    add_data(
+        parser,
+        "with the dictionaries and what cut the text (default: the one that each model was trained "
+        "on)",
     )
     add("--out", type=Path, default=Path("attention.html"), metavar="FILE", help="(%(default)s)")
 

@@ -17,10 +17,9 @@ from fairseq.models.transformer import (
     TransformerModelBase,
 )
 from fairseq.models.transformer_lm import TransformerLanguageModel
-from fairseq.utils import split_paths
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.running.checkpoints import State, load_state
+from fairseq_posenc.running.checkpoints import State, data_folder, load_state
 from fairseq_posenc.transformer.weights import refuse_broken_weights
 
 MASKED, CAUSAL, TRANSLATION = "masked LM", "causal LM", "translation"
@@ -81,7 +80,7 @@ def open_checkpoint(path: Path, data: Optional[Path] = None) -> Opened:
     what = f"--checkpoint {path}"
     state = load_state(path, what)
     family = _family(what, state["cfg"].model)
-    folder = _folder(path, state["cfg"].task, data)
+    folder = data_folder(path, state, data)
     _check_dictionaries(folder, state["cfg"].task, family)
     overwrite_args_by_name(state["cfg"], {"data": str(folder), "init_positions": False})
     task = fairseq_tasks.setup_task(state["cfg"].task)
@@ -97,14 +96,6 @@ def _family(what: str, settings: Any) -> str:
         if issubclass(kind, base):
             return family
     raise UserError(f"{what}: a model of the kind {name}; those of {', '.join(_FAMILIES)} are read")
-
-
-def _folder(path: Path, task: Any, data: Optional[Path]) -> Path:
-    folder = data or Path(split_paths(str(task.get("data")))[0])
-    if not folder.is_dir():
-        why = "" if data else f": {path} was trained on it; name its new place with --data"
-        raise UserError(f"--data {folder}: no such folder{why}")
-    return folder
 
 
 def _check_dictionaries(folder: Path, task: Any, family: str) -> None:

@@ -20,7 +20,7 @@ from fairseq_posenc.plots.planes import (
     visible,
 )
 from fairseq_posenc.plots.reading import Reading
-from fairseq_posenc.running.steps import checksum
+from fairseq_posenc.running.files import checksum
 from fairseq_posenc.transformer.watching import Attention, watch
 from fairseq_posenc.version import __version__
 

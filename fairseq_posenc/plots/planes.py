@@ -64,11 +64,9 @@ def by_kind(seen: Sequence[Attention]) -> dict[str, list[Attention]]:
 
 
 def planes(layers: Sequence[Attention]) -> Iterator[Plane]:
-    """Yield what is known of one kind of attention; the split where there is one."""
+    """Yield what is known of one kind of attention."""
     yield Plane("weight", "weight", torch.cat([each.weights for each in layers]).double())
-    splits = [each.split for each in layers if each.split is not None]
-    if not splits:
-        return
+    splits = [each.split for each in layers]
     for part in ("content", "position", "both"):
         yield Plane(part, "part", torch.cat([getattr(split, part) for split in splits]))
     names = list(splits[0].details)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from fairseq_posenc import registry
-from fairseq_posenc.errors import UserError
 from fairseq_posenc.probe import tasks
 from fairseq_posenc.probe.data import BOTH, CAUSAL
 from fairseq_posenc.probe.picture import draw
@@ -18,8 +16,16 @@ from fairseq_posenc.reporting.pictures import can_draw
 from fairseq_posenc.running.contenders import parse_contenders
 from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
 from fairseq_posenc.running.locking import own_folder
+from fairseq_posenc.running.options import (
+    add_count,
+    add_jobs,
+    add_json,
+    add_lengths,
+    add_out,
+    add_seeds,
+)
 from fairseq_posenc.running.progress import say
-from fairseq_posenc.running.trainings import parse_jobs, parse_seeds
+from fairseq_posenc.running.trainings import default_jobs
 
 _ALL = "all"
 
@@ -27,7 +33,7 @@ _ALL = "all"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = parser.add_argument
-    add("--out", type=Path, default=Path("probe"), help="folder for all results (%(default)s)")
+    add_out(parser, "probe")
     add("--tasks", default=_ALL, help=f"of {', '.join(tasks.names())} (default: all)")
     add(
         "--encodings",
@@ -35,12 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="position-encoding specs, separated by commas, or all (default: %(default)s)",
     )
     add("--family", choices=(CAUSAL, BOTH), default=CAUSAL, help="of models (%(default)s)")
-    add("--seeds", default="1,2,3", help="one training with each (default: %(default)s)")
-    add("--updates", type=int, default=1000, help="of each training (default: %(default)s)")
-    add("--trained", type=int, default=40, help="longest questions trained on (%(default)s)")
-    add("--lengths", default="10,20,40,60,80,120,160,200", help="lengths read (%(default)s)")
-    add("--jobs", type=int, help="trainings at a time (default: one on each core, or on the GPU)")
-    add("--json", action="store_true", help="print the figures as JSON")
+    add_seeds(parser, (1, 2, 3))
+    add_count(parser, "--updates", "of each training", 1000)
+    add_count(parser, "--trained", "longest questions trained on", 40)
+    add_lengths(parser, "lengths read", "10,20,40,60,80,120,160,200")
+    add_jobs(parser, "one on each core, or on the GPU")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -49,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: wrong input, or a fairseq command that failed.
     """
-    settings, jobs = _settings(args), parse_jobs(args.jobs)
+    settings, jobs = _settings(args), args.jobs or default_jobs()
     with (
         any_end_like_ctrl_c(CONTINUES),
         own_folder(settings.out, (REPORT, PICTURE, RECORD)) as lock,
@@ -76,15 +82,8 @@ def _settings(args: argparse.Namespace) -> Settings:
         family=args.family,
         tasks=tuple(tasks.get(name.strip()) for name in dict.fromkeys(names)),
         contenders=parse_contenders(encodings),
-        seeds=parse_seeds(args.seeds),
+        seeds=args.seeds,
         updates=args.updates,
         trained=args.trained,
-        lengths=_lengths(args.lengths),
+        lengths=args.lengths,
     )
-
-
-def _lengths(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(sorted({int(part) for part in text.split(",")}))
-    except ValueError:
-        raise UserError(f"--lengths {text}: write whole numbers, as in 20,40,80") from None

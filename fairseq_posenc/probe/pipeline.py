@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 from fairseq_posenc.probe.data import (
     DATA_SEED,
@@ -32,21 +33,25 @@ class Outcome(NamedTuple):
         task: the task's name.
         contender: the model.
         seed: of everything random in it.
-        exact: share of right answers by the questions' length.
-        seconds: time of the training.
+        exact: share of right answers by the questions' length; none is where it diverged.
+        seconds: time of the training; None where it diverged.
     """
 
     task: str
     contender: Contender
     seed: int
     exact: dict[int, float]
-    seconds: float
+    seconds: Optional[float]
 
 
 class _Run(NamedTuple):
     task: Task
     contender: Contender
     seed: int
+
+    @property
+    def named(self) -> tuple[str, Contender, int]:
+        return self.task.name, self.contender, self.seed
 
     @property
     def label(self) -> str:
@@ -74,7 +79,7 @@ def run_probe(settings: Settings, jobs: int, lock: int) -> list[Outcome]:
     data = {task.name: _data_steps(settings, task) for task in settings.tasks}
     trials = [_trial(settings, run, *data[run.task.name]) for run in runs]
     return [
-        Outcome(run.task.name, run.contender, run.seed, _by_length(facts), facts["seconds"])
+        Outcome(*run.named, _by_length(facts, settings.lengths), facts.get("seconds"))
         for run, facts in zip(runs, run_trials(trials, jobs, lock))
     ]
 
@@ -112,5 +117,5 @@ def read_shares(lines: list[str]) -> Facts:
     return {found[1]: float(found[2]) for line in lines if (found := _RIGHT.search(line))}
 
 
-def _by_length(facts: Facts) -> dict[int, float]:
-    return {int(name): value for name, value in facts.items() if name.isdecimal()}
+def _by_length(facts: Facts, lengths: Sequence[int]) -> dict[int, float]:
+    return {length: facts.get(str(length), 0.0) for length in lengths}

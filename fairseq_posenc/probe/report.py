@@ -11,8 +11,8 @@ from fairseq_posenc.probe.results import Results
 from fairseq_posenc.reporting import markdown
 from fairseq_posenc.reporting.intervals import NOTE, Interval
 from fairseq_posenc.reporting.record import Record, own_command
+from fairseq_posenc.running.files import write_whole
 from fairseq_posenc.running.progress import format_time
-from fairseq_posenc.running.steps import write_whole
 
 REPORT, RECORD, PICTURE = "probe.md", "probe.json", "probe.png"
 
@@ -30,7 +30,8 @@ def write_report(results: Results, drawn: bool) -> Path:
 
 def _introduction(results: Results) -> str:
     settings = results.settings
-    seconds = format_time(fmean(outcome.seconds for outcome in results.outcomes))
+    known = [outcome.seconds for outcome in results.outcomes if outcome.seconds is not None]
+    seconds = format_time(fmean(known)) if known else "-"
     return (
         f"Models ({settings.family}), each trained on one task for {settings.updates:,} updates "
         f"with questions of up to {settings.trained} words, once with each of the seeds "

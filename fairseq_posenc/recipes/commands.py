@@ -42,13 +42,13 @@ def training(row: Entry) -> tuple[str, str]:
     init = f"fairseq-posenc init --from {start}/model.pt --arch roberta_{encoding}{size}"
     if row.get("released"):
         test = "test_init.py::test_with_learned_positions_the_start_is_the_released_model"
-        return f"{init} --to CHECKPOINT", test
+        return f"{init} --out CHECKPOINT", test
     directions = row.get("attention_directions", "both")
     command = f"train_scripts/{recipe}.sh {quoted} DATA-BIN"
     if recipe in ("b_small", "b_large"):
         command += f" --model {recipes.model_of(directions)}"
     if start.startswith("roberta."):
-        command = f"{init} --to start.pt && {command} --init start.pt"
+        command = f"{init} --out start.pt && {command} --init start.pt"
     return command, _test(recipe, encoding, directions)
 
 

@@ -64,4 +64,4 @@ def interval_of_perplexity(values: Iterable[float]) -> Interval:
 
 
 def _exp(value: float) -> float:
-    return math.exp(min(value, 700.0))
+    return value if value == math.inf else math.exp(min(value, 700.0))

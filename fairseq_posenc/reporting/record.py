@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 from fairseq_posenc.errors import UserError, shortened
-from fairseq_posenc.running.steps import write_whole
+from fairseq_posenc.running.files import write_whole
 
 VERSION = 1  # of the form of records
 _HEAD = 4096  # characters of a file in which its kind has to be named

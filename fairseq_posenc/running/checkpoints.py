@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from fairseq import checkpoint_utils
+from fairseq.utils import split_paths
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.running import host  # noqa: F401  (registers models and tasks)
+from fairseq_posenc.running.files import written_whole
 from fairseq_posenc.transformer.mending import newest
 from fairseq_posenc.transformer.reading import open_mapped, reading
 
@@ -59,14 +60,29 @@ def write_state(state: State, path: Path) -> None:
     Raises:
         UserError: it cannot be written.
     """
-    temporary = path.with_name(f"{path.name}.new")
     try:
-        torch.save(state, temporary)
-        os.replace(temporary, path)
+        with written_whole(path) as temporary:
+            torch.save(state, temporary)
     except (OSError, RuntimeError) as error:  # torch tells a full disk as a RuntimeError
         raise UserError(f"{path} could not be written: {error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+
+
+def data_folder(path: Path, state: State, given: Optional[Path] = None) -> Path:
+    """Return the data-bin of a checkpoint: the one that it was trained on, or a copy of it.
+
+    Args:
+        path: of the checkpoint, for messages.
+        state: what it holds.
+        given: the copy, as ``--data`` names it.
+
+    Raises:
+        UserError: there is no such folder.
+    """
+    folder = given or Path(split_paths(str(state["cfg"].task.get("data")))[0])
+    if not folder.is_dir():
+        why = "" if given else f": {path} was trained on it; name its new place with --data"
+        raise UserError(f"--data {folder}: no such folder{why}")
+    return folder
 
 
 def updates_of(state: State) -> int:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import Optional
+from argparse import Namespace
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from fairseq_posenc.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
 
 
 def choose_device(device: Optional[str] = None, fp16: bool = False) -> str:
@@ -27,6 +31,58 @@ def choose_device(device: Optional[str] = None, fp16: bool = False) -> str:
     if fp16 and device == "cpu":
         raise UserError("--fp16 is for GPUs; leave it out, or use --device cuda")
     return device
+
+
+class Computing(NamedTuple):
+    """On what a model runs, and in what.
+
+    Attributes:
+        device: ``cpu`` or ``cuda``.
+        dtype: of its parameters; None for that which they have.
+    """
+
+    device: str = "cpu"
+    dtype: Optional[torch.dtype] = None
+
+    @classmethod
+    def chosen(
+        cls, device: Optional[str] = None, fp16: bool = False, bf16: bool = False
+    ) -> Computing:
+        """Return what ``--device``, ``--fp16`` and ``--bf16`` ask for; float32 without either.
+
+        Raises:
+            UserError: see :func:`choose_device`.
+        """
+        import torch
+
+        dtype = torch.float16 if fp16 else torch.bfloat16 if bf16 else torch.float32
+        return cls(choose_device(device, fp16), dtype)
+
+    def place(self, model: Any) -> Any:
+        """Return a model on the device, in evaluation mode."""
+        return model.to(device=self.device, dtype=self.dtype).eval()
+
+
+PLAIN = Computing()
+
+
+def hydra_words(args: Namespace, here: bool = True) -> list[str]:
+    """Return what ``--device``, ``--fp16`` and ``--bf16`` are in settings of fairseq's.
+
+    Args:
+        args: with these options.
+        here: whether it is this machine that computes.
+
+    Raises:
+        UserError: see :func:`choose_device`.
+    """
+    if here:
+        choose_device(args.device, args.fp16)
+    words = ["common.cpu=true"] if args.device == "cpu" else []
+    if args.fp16 or args.bf16 or words:
+        values = {"fp16": args.fp16, "bf16": args.bf16}
+        words += [f"common.{name}={str(value).lower()}" for name, value in values.items()]
+    return words
 
 
 def cores() -> int:

@@ -11,7 +11,8 @@ from pathlib import Path
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.holding import read_holder, write_holder
 
-_LOCK = ".fairseq-posenc"
+LOCK = ".fairseq-posenc"
+_held: set[int] = set()
 
 
 @contextlib.contextmanager
@@ -20,7 +21,8 @@ def hold(folder: Path, what: str = "--out") -> Iterator[int]:
 
     A program that outlives the run keeps the lock, so that nobody writes beside it: ``flock``
     belongs to the open file, which a program inherits. The locks of kept libraries (filelock,
-    portalocker) and ``lockf`` end with the process that took them.
+    portalocker) and ``lockf`` end with the process that took them. Processes that are forked, as
+    workers are, have no part in it: they end a moment after a run that is killed.
 
     Args:
         folder: the folder; made if it does not exist.
@@ -31,7 +33,7 @@ def hold(folder: Path, what: str = "--out") -> Iterator[int]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise UserError(f"{what} {folder}: {error.strerror}; name another folder") from None
     try:
@@ -44,9 +46,20 @@ def hold(folder: Path, what: str = "--out") -> Iterator[int]:
         ) from None
     try:
         write_holder(lock)
+        _held.add(lock)
         yield lock
     finally:
+        _held.discard(lock)
         os.close(lock)
+
+
+def _let_go() -> None:
+    for lock in _held:
+        os.close(lock)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 @contextlib.contextmanager
@@ -62,7 +75,7 @@ def own_folder(folder: Path, known: Collection[str] = ()) -> Iterator[int]:
         UserError: see :func:`hold`; or the folder holds files of somebody else.
     """
     others = set(os.listdir(folder) if folder.is_dir() else ()) - set(known)
-    if others and _LOCK not in others:
+    if others and LOCK not in others:
         raise UserError(
             f"--out {folder}: holds other files ({min(others)}); name a new or empty folder"
         )
@@ -73,7 +86,7 @@ def own_folder(folder: Path, known: Collection[str] = ()) -> Iterator[int]:
 def is_held(folder: Path) -> bool:
     """Return whether a run is at work in a folder."""
     try:
-        lock = os.open(folder / _LOCK, os.O_RDWR)
+        lock = os.open(folder / LOCK, os.O_RDWR)
     except OSError:
         return False
     try:

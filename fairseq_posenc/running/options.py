@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
+import re
+from argparse import (
+    ArgumentParser,
+    ArgumentTypeError,
+    RawDescriptionHelpFormatter,
+    _ActionsContainer,
+)
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Optional
+from typing import Any, NoReturn, Optional, Union
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.running.devices import cores
+
+
+class Parser(ArgumentParser):
+    """A parser that tells a mistake as all else does: in a line. Texts stay as they are written."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings, formatter_class=RawDescriptionHelpFormatter)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse found.
+
+        Raises:
+            UserError: always.
+        """
+        raise UserError(f"{message} (see {self.prog} --help)")
 
 
 def add_data(parser: ArgumentParser, what: str, required: bool = False) -> None:
@@ -37,31 +61,54 @@ def add_split(parser: ArgumentParser, default: str) -> None:
     parser.add_argument("--split", default=default, help="part of the data (default: %(default)s)")
 
 
-def add_device(parser: ArgumentParser) -> None:
-    """Add ``--device``."""
+def add_computing(parser: ArgumentParser, bf16: bool = True) -> None:
+    """Add ``--device`` and ``--fp16`` and, where it can be had, ``--bf16``: on what, and in what.
+
+    :mod:`fairseq_posenc.running.devices` reads them.
+    """
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), help="to compute on (default: a GPU if there is one)"
     )
-
-
-def add_precision(parser: ArgumentParser, bf16: bool = True) -> None:
-    """Add ``--fp16`` and, where it can be had, ``--bf16``."""
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--fp16", action="store_true", help="half precision, on a GPU")
     if bf16:
         group.add_argument("--bf16", action="store_true", help="bfloat16")
 
 
-def add_seeds(parser: ArgumentParser, default: str) -> None:
-    """Add ``--seeds``; ``default`` says what is taken without it."""
-    text = f"a run for each, as in 1,2,3 (default: {default})"
-    parser.add_argument("--seeds", type=_seeds, metavar="N,N", help=text)
+def add_count(parser: ArgumentParser, name: str, text: str, default: Optional[int] = None) -> None:
+    """Add an option that is a whole number of at least 1; ``text`` says what is counted."""
+    said = f"{text} (default: {default})" if default else text
+    parser.add_argument(name, type=count, metavar="N", default=default, help=said)
+
+
+def add_lengths(parser: ArgumentParser, text: str, default: str) -> None:
+    """Add ``--lengths``; ``text`` says of what."""
+    said = f"{text} (default: {default})"
+    parser.add_argument("--lengths", type=counts, metavar="N,N", default=default, help=said)
+
+
+def add_seeds(parser: ArgumentParser, default: Union[str, Sequence[int]]) -> None:
+    """Add ``--seeds``; ``default`` is what is taken without it, or says it."""
+    told = default if isinstance(default, str) else ",".join(map(str, default))
+    parser.add_argument(
+        "--seeds",
+        type=_seeds,
+        metavar="N,N",
+        default=None if isinstance(default, str) else default,
+        help=f"of all that is random, a run for each, as in 1,2,3 (default: {told})",
+    )
 
 
 def add_jobs(parser: ArgumentParser, default: str) -> None:
     """Add ``--jobs``; ``default`` says what is taken without it."""
-    text = f"runs at a time (default: {default})"
-    parser.add_argument("--jobs", type=count, metavar="N", help=text)
+    add_count(parser, "--jobs", f"runs at a time (default: {default})")
+
+
+def add_workers(parser: _ActionsContainer) -> None:
+    """Add ``--workers``, the processes of a preprocessing."""
+    parser.add_argument(
+        "--workers", type=count, metavar="N", default=cores(), help="processes (default: all cores)"
+    )
 
 
 def add_set(parser: ArgumentParser, example: str) -> None:
@@ -83,7 +130,6 @@ def add_json(parser: ArgumentParser) -> None:
 
 def show_examples(parser: ArgumentParser, lines: Sequence[str]) -> None:
     """End the help with examples, each a whole command."""
-    parser.formatter_class = RawDescriptionHelpFormatter
     before = f"{parser.epilog.rstrip()}\n\n" if parser.epilog else ""
     parser.epilog = before + "\n  ".join(["examples:", *lines])
 
@@ -99,8 +145,50 @@ def count(text: str) -> int:
     return int(text)
 
 
-def _seeds(text: str) -> list[int]:
-    found = [count(part) for part in text.split(",")]
+def counts(text: str) -> tuple[int, ...]:
+    """Return whole numbers of at least 1, separated by commas: each once, the smallest first.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    return tuple(sorted({count(part.strip()) for part in text.split(",")}))
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() for word in words):
+        raise ArgumentTypeError(f"must be whole numbers, as in 1,2,3, not '{text}'")
+    found = tuple(map(int, words))
     if len(set(found)) < len(found):
         raise ArgumentTypeError(f"{text}: a number is given twice")
     return found
+
+
+def named(texts: Sequence[str], form: str, what: str) -> dict[str, str]:
+    """Return the values of arguments ``NAME=VALUE``, by name.
+
+    The name may be a spec itself, as in ``m4(max_distance=64)=model.pt``.
+
+    Args:
+        texts: the arguments.
+        form: how messages say to write them.
+        what: what has the names, in messages.
+
+    Raises:
+        UserError: one is not written so, or two have one name.
+    """
+    found: dict[str, str] = {}
+    for text in texts:
+        parts = [part.strip() for part in re.split(r"=(?![^(]*\))", text, maxsplit=1)]
+        if len(parts) < 2 or not all(parts):
+            raise UserError(f"cannot read {text!r}: write {form}")
+        name, value = parts
+        if name in found:
+            raise UserError(f"two {what} are called {name!r}: give each its own name")
+        found[name] = value
+    return found
+
+
+def names_folder(name: str) -> bool:
+    """Return whether a folder can have a name that a user gave."""
+    return "/" not in name and name not in (".", "..")

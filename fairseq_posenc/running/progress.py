@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from tqdm import tqdm
@@ -23,6 +24,11 @@ def bar(label: str, total: int, unit: str) -> Any:
         unit: of the length, as in ``" tokens"``.
     """
     return tqdm(desc=label, total=total, unit=unit, unit_scale=True, file=sys.stderr, disable=None)
+
+
+def format_counts(counts: Mapping[str, int]) -> str:
+    """Return counts in a line: ``1,200 items, 3 long lines``."""
+    return ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in counts.items())
 
 
 def format_time(seconds: float) -> str:

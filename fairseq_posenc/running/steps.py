@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any, Callable, Optional
+
+from fairseq_posenc.running.files import write_whole
 
 Facts = dict[str, Any]  # figures that come out of a step, as JSON values
 _STAMP = "stamp.json"
@@ -70,19 +70,3 @@ class Step:
     def _write(self, facts: Optional[Facts]) -> None:
         stamp = {"inputs": self.inputs, "goal": self.goal, "facts": facts}
         write_whole(self.folder / _STAMP, json.dumps(stamp, indent=1) + "\n")
-
-
-def checksum(path: Path) -> str:
-    """Return the SHA-256 sum of a file."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that an interruption leaves the old one or the new one, never half of it."""
-    temporary = path.with_name(path.name + ".new")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Callable, NamedTuple, Optional
+from typing import Callable, NamedTuple
 
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.running.checkpoints import updates_done
 from fairseq_posenc.running.devices import choose_device, cores
 from fairseq_posenc.running.host import USER_DIR
@@ -16,14 +16,15 @@ from fairseq_posenc.running.progress import bar, say
 from fairseq_posenc.running.side_by_side import side_by_side
 from fairseq_posenc.running.steps import Facts, Step
 from fairseq_posenc.transformer.adapting import is_position_parameter
+from fairseq_posenc.transformer.divergence import stopped_at
 from fairseq_posenc.transformer.mending import LAST, ensure_last
 from fairseq_posenc.transformer.reading import open_mapped
 
 LOG = "train.log"
 # Beyond any run: validation and checkpoints are counted in updates, not in rounds of the data.
 _NEVER = "1000000000"
-# A sum over several threads depends on their number. With one each, the figures of a seed are the
-# same on any number of cores; and small models train faster so than one by one on all cores.
+# A sum over several threads depends on their number: with one, a seed's figures are the same on any
+# number of cores. Small models train faster so, too, than one by one on all cores.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
@@ -34,7 +35,7 @@ class Trial(NamedTuple):
         label: what messages call it.
         step: the folder of its checkpoints and log, and the updates it is to make.
         train: command of ``fairseq-train``, but for where it finds the package.
-        measure: command of ``fairseq-validate``, but for that.
+        measure: command that measures the model, but for that if it is fairseq's.
         read: takes the lines that the latter prints; returns figures by name.
     """
 
@@ -80,7 +81,8 @@ def measuring_command(data: Path, folder: Path, *options: str) -> list[str]:
 def run_trials(trials: Sequence[Trial], jobs: int, lock: int) -> list[Facts]:
     """Train and measure all models, but for what is done; return the figures of each.
 
-    These are ``position_parameters``, ``seconds``, and those that were measured.
+    These are ``position_parameters``, ``seconds``, and those that were measured. A training that
+    diverged has ``diverged`` alone, the update: it is an outcome too, and ends no other.
 
     Args:
         trials: each with a folder of its own.
@@ -88,7 +90,7 @@ def run_trials(trials: Sequence[Trial], jobs: int, lock: int) -> list[Facts]:
         lock: open file that the started programs keep open.
 
     Raises:
-        UserError: a program failed.
+        UserError: a program failed, but for a training that diverged.
     """
     left = sum(map(_updates_left, trials))
     with bar("all models", left, " updates") as progress:
@@ -106,6 +108,8 @@ class _Work:
     def do(self) -> Facts:
         step = self._trial.step
         trained = step.do(self._train, keep_unfinished=True)
+        if "diverged" in trained:
+            return trained
         inputs = {"model": step.inputs, "updates": step.goal, "command": list(self._trial.measure)}
         measured = Step(step.folder / "measured", inputs)
         return {**trained, **measured.do(lambda: self._measure(measured.folder))}
@@ -117,7 +121,13 @@ class _Work:
             where = f"to continue at update {self._updates:,}" if self._updates else ""
             say(f"{label}: starting fairseq-train {where or f'for {step.goal:,} updates'}")
             ensure_last(step.folder)
-            self._run(command, step.folder / LOG, self._watch)
+            try:
+                self._run(command, step.folder / LOG, self._watch)
+            except RunError as error:
+                if not (update := stopped_at(str(error))):
+                    raise
+                say(f"{label}: diverged at update {update:,}")
+                return {"diverged": update}
         return _facts(step.folder)
 
     def _measure(self, folder: Path) -> Facts:
@@ -125,7 +135,7 @@ class _Work:
         log = folder / "validate.log"
         self._run(self._trial.measure, log, lines.append)
         if not (figures := self._trial.read(lines)):
-            raise UserError(f"fairseq-validate printed no figures; see its log {log}")
+            raise UserError(f"{self._trial.measure[0]} told no figures; see its log {log}")
         shown = ", ".join(f"{name} {value:,.4g}" for name, value in figures.items())
         say(f"{self._trial.label}: done; {shown}")
         return figures
@@ -140,8 +150,9 @@ class _Work:
 
 
 def with_user_dir(command: Sequence[str]) -> list[str]:
-    """Return the command as it runs: fairseq has to find the package from any folder."""
-    return [*command, "--user-dir", str(USER_DIR)]
+    """Return the command as it runs: fairseq's have to find the package from any folder."""
+    ours = command[0] == "fairseq-posenc"
+    return [*command] if ours else [*command, "--user-dir", str(USER_DIR)]
 
 
 def perplexity(lines: list[str]) -> Facts:
@@ -150,34 +161,11 @@ def perplexity(lines: list[str]) -> Facts:
     return {"perplexity": entries[-1].perplexity} if entries else {}
 
 
-def parse_seeds(text: str) -> tuple[int, ...]:
-    """Return the seeds of an option ``--seeds``, each once.
-
-    Raises:
-        UserError: it is no list of whole numbers from 0 on.
-    """
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() for word in words):
-        raise UserError(f"--seeds {text}: write whole numbers, as in 1,2,3")
-    return tuple(dict.fromkeys(map(int, words)))
-
-
-def parse_jobs(jobs: Optional[int]) -> int:
-    """Return the value of an option ``--jobs``, or its default.
-
-    Raises:
-        UserError: it is less than 1.
-    """
-    if jobs is not None and jobs < 1:
-        raise UserError(f"--jobs {jobs}: must be at least 1")
-    return jobs or default_jobs()
-
-
 def _facts(folder: Path) -> Facts:
     """Return the figures of a trained model that its checkpoint holds.
 
-    The time is fairseq's own: of training, validation and writing checkpoints, summed over the
-    parts of a training that was continued, without starting up.
+    The time is fairseq's own: of training, validation and writing checkpoints, over all parts of a
+    training that was continued, without starting up.
     """
     ensure_last(folder)  # it may have been stopped just while fairseq copied it
     state = open_mapped(folder / LAST)

@@ -6,8 +6,16 @@ import argparse
 from pathlib import Path
 
 from fairseq_posenc.examples import EXAMPLES
+from fairseq_posenc.running.devices import hydra_words
 from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
-from fairseq_posenc.running.options import add_data, add_json, add_out, add_set, show_examples
+from fairseq_posenc.running.options import (
+    add_computing,
+    add_data,
+    add_json,
+    add_out,
+    add_set,
+    show_examples,
+)
 from fairseq_posenc.running.progress import say
 from fairseq_posenc.squad import command_predict
 from fairseq_posenc.squad.data import read_odds, read_predictions, read_squad
@@ -43,6 +51,7 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     add_data(parser, "made by preprocess/squad.py", required=True)
     add_out(parser)
     add("--config", type=Path, metavar="YAML", help="(default: finetune_configs/squadNN.yaml)")
+    add_computing(parser)
     add_set(parser, "optimization.lr=[2e-5]")
 
 
@@ -62,8 +71,9 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(args: argparse.Namespace) -> int:
+    changes = [*hydra_words(args), *args.changes]
     with any_end_like_ctrl_c(CONTINUES):
-        model = train(args.checkpoint, args.data, args.out, args.config, args.changes)
+        model = train(args.checkpoint, args.data, args.out, args.config, changes)
     say(f"{model}: written; next: fairseq-posenc squad predict --checkpoint {model} ...")
     return 0
 

@@ -6,15 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from fairseq_posenc.errors import UserError
 from fairseq_posenc.reporting.record import make_folder
-from fairseq_posenc.running.options import (
-    add_data,
-    add_device,
-    add_json,
-    add_out,
-    add_precision,
-)
+from fairseq_posenc.running.devices import Computing
+from fairseq_posenc.running.options import add_computing, add_count, add_data, add_json, add_out
 from fairseq_posenc.running.progress import say
 from fairseq_posenc.squad.data import V2, Squad, read_squad
 from fairseq_posenc.squad.predict import Predictor
@@ -30,9 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--questions", type=Path, required=True, metavar="JSON", help="a file of SQuAD")
     add_data(parser, "made by preprocess/squad.py (default: the one that the model was trained on)")
     add_out(parser)
-    add("--max-tokens", type=int, default=8192, help="tokens of a batch (default: %(default)s)")
-    add_device(parser)
-    add_precision(parser, bf16=False)
+    add_count(parser, "--max-tokens", "tokens of a batch", 8192)
+    add_computing(parser)
     add_json(parser)
 
 
@@ -42,9 +35,9 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: wrong input.
     """
-    _refuse_bad_options(args)
+    how = Computing.chosen(args.device, args.fp16, args.bf16)
     squad = read_squad(args.questions)
-    predictor = Predictor.load(args.checkpoint, args.data, args.device, args.fp16)
+    predictor = Predictor.load(args.checkpoint, args.data, how)
     if predictor.version != squad.version:
         say(f"note: a model of SQuAD {predictor.version} answers SQuAD {squad.version}")
     make_folder(args.out)
@@ -71,11 +64,6 @@ def run(args: argparse.Namespace) -> int:
         else:
             print_figures(squad, figures)
     return 0
-
-
-def _refuse_bad_options(args: argparse.Namespace) -> None:
-    if args.max_tokens < 1:
-        raise UserError(f"--max-tokens {args.max_tokens}: must be at least 1")
 
 
 def _nbest(prediction: Prediction, squad: Squad) -> list[dict[str, Any]]:

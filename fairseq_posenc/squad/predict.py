@@ -12,8 +12,8 @@ from fairseq.data import Dictionary, data_utils
 from fairseq.dataclass.utils import overwrite_args_by_name
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.running.checkpoints import State, load_state
-from fairseq_posenc.running.devices import choose_device
+from fairseq_posenc.running.checkpoints import State, data_folder, load_state
+from fairseq_posenc.running.devices import PLAIN, Computing
 from fairseq_posenc.running.progress import bar
 from fairseq_posenc.squad.data import Question
 from fairseq_posenc.squad.databin import Encoder
@@ -49,35 +49,28 @@ class Predictor:
         cls,
         path: Path,
         data: Optional[Path] = None,
-        device: Optional[str] = None,
-        fp16: bool = False,
+        how: Computing = PLAIN,
     ) -> Predictor:
         """Read a model that ``fairseq-posenc squad train`` made.
 
         Args:
             path: its checkpoint.
             data: folder that it was trained on; None for the place that the checkpoint tells.
-            device: ``cpu`` or ``cuda``; None for a GPU if there is one.
-            fp16: half precision; the scores of the head are float32 all the same.
+            how: on what, and in what, to compute; the scores of the head are float32 all the same.
 
         Raises:
             UserError: another model, or its folder is not there.
         """
-        place = choose_device(device, fp16)
         state = load_state(path, "--checkpoint")
         if state["cfg"].task._name != "squad" or not _has_head(state):
             raise UserError(
                 f"--checkpoint {path}: was not fine-tuned on SQuAD; fairseq-posenc squad train does"
             )
-        folder = data or Path(state["cfg"].task.data)
-        if not folder.is_dir():
-            raise UserError(
-                f"{folder}, which {path} was trained on, is not there: name it with --data"
-            )
+        folder = data_folder(path, state, data)
         data_bin = open_data_bin(folder)
         overwrite_args_by_name(state["cfg"], {"data": str(folder), "init_positions": False})
         (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], state=state)
-        model = (model.half() if fp16 else model.float()).eval().to(place)
+        model = how.place(model)
         tokenizer = load_tokenizer(folder, task.dictionary)
         encoder = Encoder(tokenizer, task.dictionary, data_bin.limits)
         return cls(model, encoder, task.dictionary, data_bin.version)

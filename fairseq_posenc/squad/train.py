@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Optional
 
 from omegaconf import DictConfig, OmegaConf
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.running.checkpoints import updates_done
+from fairseq_posenc.running.files import write_whole
+from fairseq_posenc.running.folders import differences
 from fairseq_posenc.running.locking import hold
 from fairseq_posenc.running.logs import shown
 from fairseq_posenc.running.pretrained import read_pretrained
 from fairseq_posenc.running.programs import run_logged
 from fairseq_posenc.running.progress import say
-from fairseq_posenc.running.steps import write_whole
 from fairseq_posenc.squad.config import configuration, recipe
 from fairseq_posenc.tasks.squad.databin import open_data_bin
 from fairseq_posenc.transformer.mending import LAST, ensure_last
@@ -63,24 +64,14 @@ def _write(config: DictConfig, path: Path) -> None:
         UserError: it differs; the message says where.
     """
     if path.exists() and updates_done(path.parent):
-        before = _flat(OmegaConf.to_container(OmegaConf.load(path)))
-        now = _flat(OmegaConf.to_container(config))
-        changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
-        if changed:
-            key = changed[0]
+        before = OmegaConf.to_container(OmegaConf.load(path))
+        if found := differences(before, OmegaConf.to_container(config)):
             raise UserError(
-                f"--out {path.parent}: holds a training with other settings ({key}: "
-                f"{before.get(key)} before, {now.get(key)} now); choose another --out"
+                f"--out {path.parent}: holds a training with other settings ({found[0]}); choose "
+                "another --out"
             )
         return
     write_whole(path, f"# @package _group_\n{OmegaConf.to_yaml(config)}")
-
-
-def _flat(value: Any, name: str = "") -> dict[str, Any]:
-    if not isinstance(value, dict):
-        return {name: value}
-    parts = [_flat(part, f"{name}.{key}" if name else str(key)) for key, part in value.items()]
-    return {key: leaf for part in parts for key, leaf in part.items()}
 
 
 def _show(line: str) -> None:

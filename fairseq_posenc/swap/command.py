@@ -13,6 +13,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.running.checkpoints import write_state
 from fairseq_posenc.running.comparing import ALLOWED, largest_difference
 from fairseq_posenc.running.families import stacks_of
+from fairseq_posenc.running.options import add_count
 from fairseq_posenc.running.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.running.starts import check_out, start_of
 from fairseq_posenc.swap.extending import RULES
@@ -40,14 +41,14 @@ def add_init_arguments(parser: argparse.ArgumentParser) -> None:
     add("--from", dest="checkpoint", type=Path, required=True, metavar="FILE", help=what)
     add("--arch", required=True, metavar="NAME", help="as in roberta_m4m")
     add("--position-encoding", metavar="SPEC", help="default: the architecture's")
-    add("--to", type=Path, metavar="FILE", help="default: NAME.pt")
+    add("--out", type=Path, metavar="FILE", help="default: NAME.pt")
     _add_common(parser, "default: the architecture's")
 
 
 def _add_common(parser: argparse.ArgumentParser, directions: str) -> None:
     add = parser.add_argument
     add("--attention-directions", metavar="LIST", help=f"as in lr,rl; {directions}")
-    add("--max-positions", type=int, metavar="N", help="default: the source's")
+    add_count(parser, "--max-positions", "default: the source's")
     add("--extend", choices=RULES, help="how tables by position become longer (default: refuse)")
     add("--seed", type=int, default=1, metavar="N", help="of what is new (1)")
     add("--overwrite", action="store_true", help="replace an older file")
@@ -80,8 +81,8 @@ def run_init(options: argparse.Namespace) -> int:
     Raises:
         UserError: see the parts' own.
     """
-    out = options.to or Path(f"{options.arch}.pt")
-    check_out("--to", out, options.overwrite)
+    out = options.out or Path(f"{options.arch}.pt")
+    check_out("--out", out, options.overwrite)
     source = read_pretrained(options.checkpoint, "--from", with_weights=True)
     choice = Choice(
         options.position_encoding,

@@ -9,7 +9,7 @@ from pathlib import Path
 from fairseq_posenc import recipes
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
-from fairseq_posenc.running.options import add_device, add_out, add_precision, add_seeds, count
+from fairseq_posenc.running.options import add_computing, add_count, add_out, add_seeds
 from fairseq_posenc.train import launching
 from fairseq_posenc.train.request import Run, runs
 
@@ -51,17 +51,11 @@ def _describe(parser: argparse.ArgumentParser, names: dict[str, str]) -> None:
 def _add_common(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("data", metavar="DATA", help="a data-bin, several joined by colons, or a folder of shards")
-    add("--gpus", type=count, metavar="N", help="of this machine (default: all that are visible)")
-    add("--nodes", type=count, metavar="N", help="machines (default: those of the SLURM step)")
+    add_count(parser, "--gpus", "of this machine (default: all that are visible)")
+    add_count(parser, "--nodes", "machines (default: those of the SLURM step)")
     add("--head", metavar="HOST:PORT", help="where they meet (default: the SLURM step's first)")
-    add(
-        "--per-gpu",
-        type=count,
-        metavar="N",
-        help="what a GPU takes at a time; the global batch stays what it is",
-    )
-    add_device(parser)
-    add_precision(parser)
+    add_count(parser, "--per-gpu", "what a GPU takes at a time; the global batch stays what it is")
+    add_computing(parser)
     add("--dry-run", action="store_true", help="print the command and stop")
 
 

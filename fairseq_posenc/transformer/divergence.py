@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from fairseq_posenc.errors import chain
 from fairseq_posenc.transformer.watching import watch
 
+_STOPPED = re.compile(r"training stopped at update ([\d,]+): ")
 _SENTENCES = 8  # of the batch that are looked at
 
 
@@ -41,6 +43,12 @@ def explain(error: BaseException) -> str | None:
                 if isinstance(trainer, Trainer) and samples:
                     return _told(link, trainer, samples)
     return None
+
+
+def stopped_at(message: str) -> int:
+    """Return the update at which a training diverged, from what it told; 0 if it tells none."""
+    found = _STOPPED.search(message)
+    return int(found[1].replace(",", "")) if found else 0
 
 
 def _told(error: BaseException, trainer: Trainer, samples: list[Any]) -> str:

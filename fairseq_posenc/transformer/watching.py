@@ -5,16 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import torch
 from fairseq.modules import MultiheadAttention
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fairseq_posenc.analysis.split import Split, split
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Span
 from fairseq_posenc.transformer.attention import PositionalAttention
+from fairseq_posenc.transformer.cross_attention import RotaryCrossAttention
 from fairseq_posenc.transformer.passing import carried
 
 _NAME = re.compile(r"(encoder|decoder)\.(?:.+\.)?layers\.(\d+)\.(self_attn|encoder_attn)$")
@@ -29,14 +32,15 @@ class Attention(NamedTuple):
         cross: whether keys are the other stack's.
         layer: counted from 0.
         weights: ``(batch, heads, tgt_len, src_len)``.
-        split: the parts of its scores; None for cross-attention and for fairseq's own models.
+        split: the parts of its scores; content alone where no encoding acts on them, as in
+            cross-attention and in fairseq's own models.
     """
 
     stack: str
     cross: bool
     layer: int
     weights: Tensor
-    split: Optional[Split]
+    split: Split
 
 
 @torch.no_grad()
@@ -70,24 +74,31 @@ def _ask(
 def _note(place: re.Match[str], seen: list[Attention]) -> Hook:
     def note(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         weights = out[1].transpose(0, 1)  # of the heads first
-        ours = isinstance(module, PositionalAttention)
-        parts = _split(module, kwargs["query"]) if ours else None
+        parts = _split(module, kwargs["query"], kwargs["key"])
         cross = place[3] == "encoder_attn"
         seen.append(Attention(place[1], cross, int(place[2]), weights, parts))
 
     return note
 
 
-def _split(attention: PositionalAttention, x: Tensor) -> Split:
-    """Return the parts of the scores for what came in, ``(T, B, C)``."""
-    shared = carried()
-    assert shared is not None, "a layer of a stack"
+def _split(attention: MultiheadAttention, queries: Tensor, keys: Tensor) -> Split:
+    """Return the parts of the scores for what came in, ``(T, B, C)`` and ``(S, B, C)``."""
     query, key = (
-        projection(x).unflatten(-1, (attention.num_heads, -1)).permute(1, 2, 0, 3)
-        for projection in (attention.q_proj, attention.k_proj)
+        # Not by calling the projection: that of rotary cross-attention rotates.
+        F.linear(x, projection.weight, projection.bias)
+        .unflatten(-1, (attention.num_heads, -1))
+        .permute(1, 2, 0, 3)
+        for x, projection in ((queries, attention.q_proj), (keys, attention.k_proj))
     )
-    terms = attention.terms(Span.of(x.size(0), x.size(0), x.device), shared)
-    return split(query, key, terms, shared.rotation)
+    shared = carried()
+    if isinstance(attention, PositionalAttention):
+        assert shared is not None, "a layer of a stack"
+        span = Span.of(queries.size(0), keys.size(0), queries.device)
+        return split(query, key, attention.terms(span, shared), shared.rotation)
+    if isinstance(attention, RotaryCrossAttention):
+        assert shared is not None, "a layer of a stack"
+        return split(query, key, Terms(), shared.rotation, shared.source)
+    return split(query, key, Terms())
 
 
 @contextmanager

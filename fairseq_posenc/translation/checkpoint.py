@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import NamedTuple, Optional
 
 import torch
-from fairseq import utils
 from fairseq.data import data_utils
 from fairseq.tasks import TASK_REGISTRY
 from fairseq.tasks.translation import TranslationTask
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.running.checkpoints import State, load_state
+from fairseq_posenc.running.checkpoints import State, data_folder, load_state
 
 
 class DataBin(NamedTuple):
@@ -96,10 +95,7 @@ def data_bin(path: Path, state: State, given: Optional[Path] = None) -> DataBin:
         UserError: the folder does not exist or has other dictionaries.
     """
     task = state["cfg"].task
-    folder = given or Path(utils.split_paths(task.data)[0])
-    if not folder.is_dir():
-        why = "" if given else f": {path} was trained on it; name its new place with --data"
-        raise UserError(f"--data {folder}: no such folder{why}")
+    folder = data_folder(path, state, given)
     languages = task.source_lang, task.target_lang
     found = DataBin(folder, *languages) if all(languages) else any_data_bin(folder)
     _check_dictionaries(path, state["model"], found)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fairseq_posenc.errors import UserError
 from fairseq_posenc.running.devices import choose_device
 from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
 from fairseq_posenc.running.locking import own_folder
-from fairseq_posenc.running.options import add_json, add_out, add_split
+from fairseq_posenc.running.options import add_computing, add_count, add_json, add_out, add_split
 from fairseq_posenc.running.progress import say
 from fairseq_posenc.translation.command_translate import add_model_arguments
 from fairseq_posenc.translation.evaluation import Request, evaluate
@@ -44,20 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_model_arguments(parser)
     add_split(parser, "test")
-    parser.add_argument(
-        "--average", type=int, metavar="N", help="average the last N epochs' checkpoints"
-    )
-    for name, default, text in (
-        (
-            "--num-shards",
-            4,
-            "parts of the test set; an interrupted evaluation goes on with the next",
-        ),
-        ("--max-tokens", 12000, "source tokens translated at a time"),
-    ):
-        parser.add_argument(
-            name, type=int, default=default, metavar="N", help=f"{text} (default: {default})"
-        )
+    add_computing(parser, bf16=False)  # which fairseq-generate takes, and does not use
+    add_count(parser, "--average", "average the last N epochs' checkpoints")
+    parts = "parts of the test set; an interrupted evaluation goes on with the next"
+    add_count(parser, "--num-shards", parts, 4)
+    add_count(parser, "--max-tokens", "source tokens translated at a time", 12000)
     add_json(parser)
 
 
@@ -78,10 +68,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _request(args: argparse.Namespace) -> Request:
-    for name in ("beam", "num_shards", "max_tokens", "average"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise UserError(f"--{name.replace('_', '-')} {value}: must be at least 1")
     device = choose_device(args.device, args.fp16)
     return Request(
         systems=parse_systems(args.systems, args.average),

@@ -13,7 +13,7 @@ from fairseq.utils import split_paths
 
 from fairseq_posenc import recipes
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.running.options import add_data, add_device, add_precision
+from fairseq_posenc.running.options import add_computing, add_count, add_data
 from fairseq_posenc.tokens.lines import arriving_lines
 from fairseq_posenc.translation.translator import Hypothesis, Translator
 
@@ -41,7 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the French sentence of the report on IWSLT 2017, and its reference translation",
     )
     add_model_arguments(parser)
-    parser.add_argument("--nbest", type=int, metavar="N", help="hypotheses to show (default: 3)")
+    add_computing(parser)
+    add_count(parser, "--nbest", "hypotheses to show (default: 3)")
     parser.add_argument(
         "--plain",
         action="store_true",
@@ -55,9 +56,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "with dictionaries and sentencepieces (default: the one that the model was trained on)",
     )
-    parser.add_argument(
-        "--beam", type=int, default=5, metavar="N", help="beam size (default: %(default)s)"
-    )
+    add_count(parser, "--beam", "beam size", 5)
     parser.add_argument(
         "--lenpen",
         type=float,
@@ -65,8 +64,6 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="length penalty: below 1 favours short translations, above 1 long ones (default: 1)",
     )
-    add_device(parser)
-    add_precision(parser, bf16=False)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -75,14 +72,16 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: wrong input.
     """
-    if args.beam < 1:
-        raise UserError(f"--beam {args.beam}: must be at least 1")
-    nbest = min(_SHOWN, args.beam) if args.nbest is None else args.nbest
-    if not 1 <= nbest <= args.beam:
+    nbest = args.nbest or min(_SHOWN, args.beam)
+    if nbest > args.beam:
         raise UserError(f"--nbest {nbest}: must be from 1 to the beam of {args.beam}")
     with _source(args) as sentences:
         translator = Translator.load(
-            *split_paths(args.checkpoint), data=args.data, device=args.device, fp16=args.fp16
+            *split_paths(args.checkpoint),
+            data=args.data,
+            device=args.device,
+            fp16=args.fp16,
+            bf16=args.bf16,
         )
         for some in sentences:
             _answer(translator, some, args, nbest)

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import NamedTuple, Optional
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.running.steps import Step, checksum, write_whole
+from fairseq_posenc.running.files import checksum, write_whole
+from fairseq_posenc.running.steps import Step
 from fairseq_posenc.tokens.lines import read_lines
 from fairseq_posenc.translation.average import average_checkpoints, last_checkpoints
 from fairseq_posenc.translation.checkpoint import DataBin, any_data_bin, data_bin, load_translation

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.running.files import checksum
 from fairseq_posenc.running.host import USER_DIR
 from fairseq_posenc.running.programs import run_logged
 from fairseq_posenc.running.progress import say
-from fairseq_posenc.running.steps import Facts, Step, checksum
+from fairseq_posenc.running.steps import Facts, Step
 from fairseq_posenc.tokens.lines import read_lines
 from fairseq_posenc.translation.checkpoint import DataBin
 from fairseq_posenc.version import __version__

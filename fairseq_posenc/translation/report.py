@@ -7,7 +7,7 @@ from typing import NamedTuple, Optional
 
 from fairseq_posenc.reporting.markdown import table
 from fairseq_posenc.reporting.record import Record, own_command
-from fairseq_posenc.running.steps import write_whole
+from fairseq_posenc.running.files import write_whole
 from fairseq_posenc.translation.generate import Search
 from fairseq_posenc.translation.piece_bleu import NAME
 from fairseq_posenc.translation.scores import METRICS, Difference, LengthGroup

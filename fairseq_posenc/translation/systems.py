@@ -9,6 +9,7 @@ from typing import NamedTuple
 from fairseq.utils import split_paths
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.running.options import named, names_folder
 
 
 class System(NamedTuple):
@@ -51,19 +52,15 @@ def parse_systems(texts: Sequence[str], average: int | None) -> list[System]:
         UserError: a name that cannot be a folder's, or two alike; a folder without ``average``, or
             a checkpoint with it.
     """
-    systems: list[System] = []
-    for text in texts:
-        name, equals, path = text.partition("=")
-        system = System(name, path) if equals else System(_name(text), text)
-        if not system.path or not system.name or "/" in system.name or system.name in (".", ".."):
-            raise UserError(f"{text!r}: write NAME=PATH, with a name that can be a folder's")
-        if system.name in [other.name for other in systems]:
-            raise UserError(f"two systems are called {system.name!r}; write NAME=PATH")
+    given = [text if "=" in text else f"{_name(text)}={text}" for text in texts]
+    systems = [System(*each) for each in named(given, "NAME=PATH", "systems").items()]
+    for system in systems:
+        if not names_folder(system.name):
+            raise UserError(f"{system.name!r}: the name must be one that a folder can have")
         if system.is_folder and not average:
-            raise UserError(f"{path or text} is a folder; name a checkpoint in it, or --average N")
+            raise UserError(f"{system.path} is a folder; name a checkpoint in it, or --average N")
         if system.is_model and not system.is_folder and average:
             raise UserError(f"--average {average}: {system.path} is no folder of checkpoints")
-        systems.append(system)
     return systems
 
 

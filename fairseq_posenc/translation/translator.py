@@ -13,7 +13,7 @@ from fairseq.dataclass.configs import GenerationConfig
 from torch import Tensor, nn
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.running.devices import choose_device
+from fairseq_posenc.running.devices import Computing
 from fairseq_posenc.tokens.pieces import Pieces
 from fairseq_posenc.translation.checkpoint import DataBin, data_bin, load_translation
 
@@ -62,6 +62,7 @@ class Translator:
         data: Union[str, Path, None] = None,
         device: Optional[str] = None,
         fp16: bool = False,
+        bf16: bool = False,
     ) -> Translator:
         """Load a model, or several as an ensemble.
 
@@ -71,11 +72,12 @@ class Translator:
                 the first model was trained on.
             device: ``cpu`` or ``cuda``; by default, a GPU if there is one.
             fp16: compute in half precision, on a GPU.
+            bf16: compute in bfloat16.
 
         Raises:
             UserError: a file is missing, damaged or does not fit the others.
         """
-        device = choose_device(device, fp16)
+        how = Computing.chosen(device, fp16, bf16)
         found: Optional[DataBin] = None
         task, models = None, []
         for path in map(Path, checkpoints):
@@ -86,8 +88,7 @@ class Translator:
             (model,), config = checkpoint_utils.load_model_ensemble(
                 [str(path)], task=task, state=state
             )
-            model = model.half() if fp16 else model.float()
-            model.to(device).eval().prepare_for_inference_(config)
+            how.place(model).prepare_for_inference_(config)
             models.append(model)
         if found is None:
             raise UserError("no checkpoint to load")

@@ -5,7 +5,7 @@ The parts, in the order in which text passes them: ``shards`` (which bytes of wh
 sentence a line), ``vocabulary`` (which of :mod:`fairseq_posenc.tokens` makes them numbers),
 ``lengths`` (long lines, ends of documents), ``items`` (all of that for one chunk, in a process of a
 ``pool``), ``store`` (fairseq's .bin and .idx), ``split`` (train, valid or test, resumable),
-``folder`` (the data-bin with its manifest), ``options`` and ``command`` (what the programs share).
+``options`` and ``command`` (what the programs share).
 """
 
 from fairseq_posenc.running import host  # noqa: F401  (before fairseq: keeps it quiet, errors short)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import os
-import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,20 +11,21 @@ from typing import Any
 from fairseq.data import Dictionary
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.running.interruption import CONTINUES
+from fairseq_posenc.running.files import checksum, written_whole
+from fairseq_posenc.running.folders import Folder
+from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
+from fairseq_posenc.running.progress import format_counts, say
 from fairseq_posenc.tokens.numbers import Encoder, Symbols, load_dictionary
 from fairseq_posenc.tokens.symbols import Characters, Splitter, SymbolEncoder, words
 
 from . import options, vocabulary
 from .dictionary import build_dictionary
-from .folder import Folder
 from .formats import LineFormat, check_format
 from .items import Numbers, Text, make_items
 from .pool import Pool, pool
 from .shards import Part, find_files, parts_of_shard
 from .sources import Input
 from .split import Split, State
-from .store import sha256
 
 _FORMAT = 2  # of manifest.json
 # What the numbers depend on, apart from the files.
@@ -46,22 +45,19 @@ def run(args: argparse.Namespace, lines: LineFormat) -> None:
     """
     options.check(args)
     text = Text(lines, args.sentences, args.empty_lines)
-    try:
+    with any_end_like_ctrl_c(CONTINUES):
         if args.dict_only:
             _write_dictionary(args, text)
         else:
             _write_folder(args, text)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(CONTINUES) from None
 
 
 def _write_dictionary(args: argparse.Namespace, text: Text) -> None:
     path = args.out / "dict.txt"
     if path.exists():
         raise UserError(f"{path} is there already; delete it, or choose another --out")
-    _new_dictionary(args, text).save(str(path) + ".new")
-    os.replace(str(path) + ".new", path)
-    print(f"wrote {path}")
+    _save(_new_dictionary(args, text), path)
+    say(f"wrote {path}")
 
 
 def _write_folder(args: argparse.Namespace, text: Text) -> None:
@@ -74,9 +70,8 @@ def _write_folder(args: argparse.Namespace, text: Text) -> None:
         path = args.out / f"shard{number}-of-{args.num_shards}"
     folder = Folder(path, _plan(args, text, inputs))
     if folder.is_done():
-        print(f"{path} is there already, made from the same text with the same options")
         return
-    with folder.open() as done:
+    with folder.continued() as done:
         dictionary = _dictionary(args, text, folder.partial / "dict.txt")
         numbers = Numbers(
             _encoder(args, dictionary), Symbols.of(dictionary), args.longest_line, args.long_lines
@@ -84,9 +79,8 @@ def _write_folder(args: argparse.Namespace, text: Text) -> None:
         with pool(args.workers, make_items, text, numbers) as opened:
             for split in inputs:
                 _write_split(split, inputs[split], args, folder, numbers.symbols, opened, done)
-        summary = {"symbols": len(dictionary), "sha256": sha256(folder.partial / "dict.txt")}
+        summary = {"symbols": len(dictionary), "sha256": checksum(folder.partial / "dict.txt")}
         folder.finish({"dict.txt": summary, "splits": {split: done[split] for split in inputs}})
-    print(f"wrote {path}")
 
 
 def _write_split(
@@ -103,7 +97,7 @@ def _write_split(
 
         def save(state: State) -> None:
             folder.save({**done, name: state.to_json()})
-            print(f"{name}: {state.counts['tokens']:,} tokens", file=sys.stderr, flush=True)
+            say(f"{name}: {state.counts['tokens']:,} tokens")
 
         documents, skip = args.empty_lines == "documents", args.invalid_lines == "skip"
         state = State.of(done[name]) if name in done else State()
@@ -115,13 +109,11 @@ def _write_split(
 
 
 def _report(name: str, counts: dict[str, int]) -> None:
-    shown = ", ".join(f"{value:,} {key.replace('_', ' ')}" for key, value in counts.items())
-    print(f"{name}: {shown}")
+    print(f"{name}: {format_counts(counts)}")
     if counts.get("special_tokens"):
-        print(
+        say(
             f"warning: {name} has {counts['special_tokens']:,} words that fairseq takes for <s>, "
-            "</s> or <pad>",
-            file=sys.stderr,
+            "</s> or <pad>"
         )
 
 
@@ -157,9 +149,13 @@ def _dictionary(args: argparse.Namespace, text: Text, path: Path) -> Dictionary:
             dictionary = vocabulary.dictionary(args)
         else:
             dictionary = _new_dictionary(args, text)
-        dictionary.save(str(path) + ".new")
-        os.replace(str(path) + ".new", path)
+        _save(dictionary, path)
     return load_dictionary(path)
+
+
+def _save(dictionary: Dictionary, path: Path) -> None:
+    with written_whole(path) as temporary:
+        dictionary.save(str(temporary))
 
 
 def _new_dictionary(args: argparse.Namespace, text: Text) -> Dictionary:

@@ -149,6 +149,8 @@ def count_symbols(data: bytes, text: Text, split: Splitter) -> tuple[Counter[str
 def start_worker() -> None:
     """Let the main process alone answer Ctrl-C, and end when it ends, even if it is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # which the main process answers likewise
+        signal.signal(number, signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.running.devices import cores
+from fairseq_posenc.running.options import Parser, add_workers, count
 
 from . import vocabulary
 
@@ -20,9 +20,7 @@ def make_parser(description: str | None, *, characters: bool = False) -> argpars
         description: the program's docstring.
         characters: the program is for characters; otherwise its user chooses the tokens.
     """
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=description)
     files = parser.add_argument_group("files")
     for split in SPLITS:
         files.add_argument(
@@ -37,7 +35,7 @@ def make_parser(description: str | None, *, characters: bool = False) -> argpars
     _add_lines(parser)
     machine = parser.add_argument_group("machines")
     machine.add_argument("--shard", type=int, default=0, metavar="K", help="make shard K, from 0")
-    machine.add_argument("--num-shards", type=int, default=1, metavar="N", help="of N shards")
+    machine.add_argument("--num-shards", type=count, default=1, metavar="N", help="of N shards")
     add_workers(machine)
     return parser
 
@@ -100,13 +98,6 @@ def add_invalid_lines(group: argparse._ActionsContainer) -> None:
     )
 
 
-def add_workers(group: argparse._ActionsContainer) -> None:
-    """Add the number of processes."""
-    group.add_argument(
-        "--workers", type=int, default=cores(), help="processes (default: all cores)"
-    )
-
-
 def check(args: argparse.Namespace) -> None:
     """Refuse options that contradict each other.
 
@@ -119,8 +110,6 @@ def check(args: argparse.Namespace) -> None:
         raise UserError(f"--shard {args.shard}: shards are numbered 0 to {args.num_shards - 1}")
     if args.longest_line is not None and args.longest_line < 4:
         raise UserError(f"--longest-line {args.longest_line}: give 4 or more")
-    if args.workers < 1:
-        raise UserError(f"--workers {args.workers}: give 1 or more")
     if not any(getattr(args, split) for split in SPLITS):
         raise UserError("nothing to do: give --train, --valid or --test")
     if args.dict_only and (not counted or args.dict or not args.train):

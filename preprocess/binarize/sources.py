@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.running.files import checksum
 from fairseq_posenc.tokens.files import DAMAGED, contents
 
 from .shards import Part
-from .store import sha256
 
 CHUNK_BYTES = 1 << 20
 _LONGEST_LINE = 1 << 28  # bytes; a chunk is held in memory several times
@@ -41,7 +41,7 @@ class Input(NamedTuple):
     @classmethod
     def of(cls, part: Part) -> Input:
         """Return a part with its checksum, for which it is read once."""
-        return cls(part, sha256(Path(part.path), part.start, part.end))
+        return cls(part, checksum(Path(part.path), part.start, part.end))
 
 
 class Place(NamedTuple):

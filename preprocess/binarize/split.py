@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -13,12 +12,14 @@ from typing import Any, Callable
 import numpy as np
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.running.files import checksum
+from fairseq_posenc.running.progress import say
 from fairseq_posenc.tokens.numbers import Symbols
 
 from .items import Items, describe_invalid
 from .pool import Pool
 from .sources import Input, Mark, Place, read_chunks
-from .store import SIZE, Position, Store, sha256
+from .store import SIZE, Position, Store
 
 SECONDS_BETWEEN_SAVES = 10.0
 _SHOWN = 10  # messages about invalid lines; the counts are complete
@@ -135,7 +136,7 @@ class Split:
                 raise UserError(f"{where}; mend the file, or use --invalid-lines skip")
             if len(self._state.messages) < _SHOWN:
                 self._state.messages.append(where)
-                print(f"skipped {where}", file=sys.stderr)
+                say(f"skipped {where}")
 
     def _save_state(self) -> None:
         self._state.position = self._store.sync()
@@ -151,11 +152,11 @@ class Split:
             "counts": dict(sorted(counts.items())),
             "invalid_lines": self._state.messages,
             "inputs": [
-                {**part._asdict(), "lines": lines, "sha256": checksum}
-                for (part, checksum), lines in zip(self._inputs, self._state.part_lines)
+                {**part._asdict(), "lines": lines, "sha256": found}
+                for (part, found), lines in zip(self._inputs, self._state.part_lines)
             ],
             "outputs": {
-                path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)}
+                path.name: {"bytes": path.stat().st_size, "sha256": checksum(path)}
                 for path in outputs
             },
         }

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import struct
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -101,14 +99,3 @@ def _blocks(path: Path) -> Iterator[np.ndarray]:
     with open(path, "rb") as file:
         while block := file.read(_BLOCK * SIZE.itemsize):
             yield np.frombuffer(block, dtype=SIZE)
-
-
-def sha256(path: Path, start: int = 0, end: int = sys.maxsize) -> str:
-    """Return the checksum of a file, or of its bytes from start to end."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        file.seek(start)
-        while start < end and (block := file.read(min(_BLOCK, end - start))):
-            digest.update(block)
-            start += len(block)
-    return digest.hexdigest()

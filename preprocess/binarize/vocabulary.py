@@ -8,12 +8,11 @@ from pathlib import Path
 from fairseq.data import Dictionary
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.running.files import checksum
 from fairseq_posenc.tokens.gpt2 import GPT2
 from fairseq_posenc.tokens.numbers import load_dictionary
 from fairseq_posenc.tokens.pieces import PieceEncoder, Pieces
 from fairseq_posenc.tokens.tokenizer import Tokenizer
-
-from .store import sha256
 
 PACKAGES = ("regex", "sentencepiece", "tiktoken")  # what the numbers depend on beside the files
 _FILES = ("encoder_json", "vocab_bpe", "sentencepiece_model", "dict")
@@ -50,7 +49,7 @@ def check(args: argparse.Namespace, other_way: bool = False, more: str = "") -> 
 
 def checksums(args: argparse.Namespace) -> dict[str, str]:
     """Return the SHA-256 of the files that are given, by the options' names."""
-    return {name: sha256(path) for name, path in _given(args).items()}
+    return {name: checksum(path) for name, path in _given(args).items()}
 
 
 def _given(args: argparse.Namespace) -> dict[str, Path]:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from binarize.folder import Folder
 from binarize.items import Text
 from binarize.pool import pool
 from binarize.sources import Input, Place
-from binarize.store import sha256
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.running.files import checksum
+from fairseq_posenc.running.folders import Folder
+from fairseq_posenc.running.progress import say
 
 from .corpora import Corpus
 from .documents import Documents, cut_documents
@@ -154,7 +154,7 @@ class Mixture:
         self._folder.save(vars(state))
         self._saved = time.monotonic()
         read = sum(counts[BYTES] for counts in (*state.there, *state.done))
-        print(f"step {state.step} of {2 * len(self._corpora)}: {read:,} bytes", file=sys.stderr)
+        say(f"step {state.step} of {2 * len(self._corpora)}: {read:,} bytes")
 
     def _summary(self) -> dict[str, Any]:
         return {
@@ -162,7 +162,7 @@ class Mixture:
             "outputs": {
                 str(path.relative_to(self._folder.partial)): {
                     "bytes": path.stat().st_size,
-                    "sha256": sha256(path),
+                    "sha256": checksum(path),
                 }
                 for path in self._texts.paths
             },

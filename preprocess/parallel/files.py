@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.running.files import checksum
 from fairseq_posenc.tokens.files import DAMAGED, contents
-from parallel.texts import Corpus, Split, Text, check, decode, sha256
+from parallel.texts import Corpus, Split, Text, check, decode
 
 
 def read_bytes(path: Path) -> bytes:
@@ -55,7 +56,7 @@ def _read_side(prefix: str, language: str, inputs: dict[str, str]) -> Text:
         raise UserError(f"there is neither {plain} nor {packed}; check the name and the language")
     path = plain if plain.exists() else packed
     content = read_bytes(path)
-    inputs[str(path) if path.name in inputs else path.name] = sha256(content)
+    inputs[str(path) if path.name in inputs else path.name] = checksum(path)
     if path is packed:
         try:
             content = contents(path, io.BytesIO(content)).read()

@@ -17,8 +17,9 @@ from typing import NamedTuple
 from xml.sax.saxutils import unescape
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.running.files import checksum
 from parallel.files import read_bytes
-from parallel.texts import Corpus, Split, Text, check, decode, joined, sha256
+from parallel.texts import Corpus, Split, Text, check, decode, joined
 
 # Lines about a talk; all other lines of a train file are its text. Titles and descriptions are
 # about the talk, too: they are written by others, and are not always translated.
@@ -51,19 +52,21 @@ class _Release:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._contents = _read_folder(path) if path.is_dir() else _read_archive(path)
-        self.inputs = {} if path.is_dir() else {path.name: sha256(read_bytes(path))}
+        self._files: dict[str, Path] = _find(path) if path.is_dir() else {}
+        self._contents = {} if path.is_dir() else _read_archive(path)
+        self.inputs = {} if path.is_dir() else {path.name: checksum(path)}
 
     def read(self, pattern: str, languages: tuple[str, str], language: str) -> Text:
         """Return one side of a file; the pair may be named in either order."""
         source, target = languages
         names = [pattern.format(f"{a}-{b}.{language}") for a, b in (languages, (target, source))]
         for name in names:
+            if name in self._files:
+                self._contents[name] = read_bytes(self._files[name])
+                self.inputs[name] = checksum(self._files[name])
             if name in self._contents:
-                if self._path.is_dir():
-                    self.inputs[name] = sha256(self._contents[name])
                 return decode(self._contents[name], f"{self._path}: {name}")
-        there = ", ".join(sorted(self._contents)[:20]) or "nothing"
+        there = ", ".join(sorted({**self._files, **self._contents})[:20]) or "nothing"
         raise UserError(
             f"{self._path}: {names[0]} is not in it, but {there}; give the release of {source}-"
             f"{target}, and name sets that it has"
@@ -105,9 +108,9 @@ def read_iwslt(
     )
 
 
-def _read_folder(path: Path) -> dict[str, bytes]:
+def _find(path: Path) -> dict[str, Path]:
     names = ("train.tags.*", "IWSLT17.TED.*.xml")
-    return {file.name: read_bytes(file) for name in names for file in sorted(path.rglob(name))}
+    return {file.name: file for name in names for file in sorted(path.rglob(name))}
 
 
 def _read_archive(path: Path) -> dict[str, bytes]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.running.programs import run_logged
+from fairseq_posenc.running.progress import say
 from parallel.filters import Limits, Pieces, keep
 from parallel.pieces import Encoder, train
 from parallel.texts import Corpus, Split
@@ -53,7 +54,7 @@ class Preparation:
             for name, model in zip(names, args.given.contents):
                 (self._work / name).write_bytes(model)
             return args.given.encoders
-        print(f"learning {args.vocab_size:,} sentencepieces ({args.model_type})", flush=True)
+        say(f"learning {args.vocab_size:,} sentencepieces ({args.model_type})")
         sides = [split.source.lines, split.target.lines]
         texts = sides if args.separate else [[*sides[0], *sides[1]]]
         encoders = []
@@ -103,7 +104,7 @@ class Preparation:
         for kind in ("train", "valid", "test"):
             names = [str(self._text / name) for name in self._splits if name.startswith(kind)]
             command += [f"--{kind}pref", ",".join(names)]
-        print("running fairseq-preprocess", flush=True)
+        say("running fairseq-preprocess")
         run_logged(command, self._text / "preprocess.log", self._lock)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -109,8 +108,3 @@ def joined(name: str, splits: Sequence[Split]) -> Split:
         return Text(" and ".join(text.origin for text in texts), every, range(1, len(every) + 1))
 
     return Split(name, side([s.source for s in splits]), side([s.target for s in splits]))
-
-
-def sha256(content: bytes) -> str:
-    """Return the SHA-256 of a file's content."""
-    return hashlib.sha256(content).hexdigest()

@@ -9,13 +9,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from fairseq_posenc.backends.base import Call, Mask, scale_of
+from fairseq_posenc.backends.triton import resets
 from fairseq_posenc.backends.triton.dropout import Dropout
 from fairseq_posenc.encodings.base import Terms
 
@@ -69,49 +70,52 @@ def attend(
     need_weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """See :class:`~fairseq_posenc.backends.base.Backend`."""
+    query, key = query.type_as(value), key.type_as(value)
+    with torch.autocast(query.device.type, enabled=False):
+        if terms.first is not None:
+            return resets.attend(_exactly, query, key, value, terms, mask, dropout), None
+        return _by_distance(query, key, value, terms, mask, dropout, exact=False)[0], None
+
+
+def _by_distance(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    terms: Terms,
+    mask: Mask,
+    dropout: float,
+    exact: bool,
+) -> tuple[Tensor, Tensor]:
     # Only here, for triton takes long to import and is not everywhere.
     from fairseq_posenc.backends.triton.attention import Attention, Settings
-    from fairseq_posenc.backends.triton.resets import products
 
     apply = Attention.apply
     if torch.compiler.is_compiling():
         from fairseq_posenc.backends.triton.operation import attend as apply
-    query, key = query.type_as(value), key.type_as(value)
-    first = None if terms.first is None else terms.first.expand(query.size(0), -1)
     settings = Settings(
-        first=_index(first),
         padding=_bytes(mask.key_padding),
         pairs=_bytes(mask.pairs),
         dropout=Dropout.of(dropout, query, key) if dropout else None,
         scale=scale_of(terms, query.size(-1)),
         direction=mask.direction,
         product=terms.product,
+        exact=exact,
     )
-    with torch.autocast(query.device.type, enabled=False):
-        attended, value_sums = apply(
-            settings,
-            query,
-            key,
-            value,
-            terms.query_table,
-            terms.key_table,
-            terms.value_table,
-            terms.gain,
-            terms.bias,
-            None if first is None else products(query, terms.query_table),
-            None if first is None else products(key, terms.key_table),
-        )
-        if first is not None and terms.value_table is not None:
-            rows = terms.value_table[:, -2:].float()
-            attended = attended + (value_sums @ rows).type_as(attended)
-    return attended, None
+    attended, log_sums = apply(
+        settings,
+        query,
+        key,
+        value,
+        terms.query_table,
+        terms.key_table,
+        terms.value_table,
+        terms.gain,
+        terms.bias,
+    )
+    return attended, log_sums
 
 
-def _index(first: Tensor | None) -> Tensor | None:
-    """Return which token of each row is marked, ``(B,)`` of int32; -T where none is."""
-    if first is None:
-        return None
-    return torch.where(first.any(1), first.int().argmax(1), -first.size(1)).int()
+_exactly = partial(_by_distance, exact=True)
 
 
 def _version() -> str:

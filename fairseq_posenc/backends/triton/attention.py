@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -19,15 +20,18 @@ from fairseq_posenc.backends.triton.problem import Drop, Problem, Saved, Table
 
 
 class Settings(NamedTuple):
-    """What a call is given beside the tensors that have gradients; see :class:`Problem`."""
+    """What a call is given beside the tensors that have gradients; see :class:`Problem`.
 
-    first: Tensor | None
+    ``exact`` leaves the attended values in float32, for more to be added to them.
+    """
+
     padding: Tensor | None
     pairs: Tensor | None
     dropout: Dropout | None
     scale: float
     direction: str
     product: bool
+    exact: bool
 
 
 class Attention(torch.autograd.Function):
@@ -35,21 +39,24 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, settings: Settings, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the attended values, and the weights on V's two reset rows if it has them."""
-        attended, log_sums, value_sums = run_forward(settings, inputs)
+        """Return the attended values and the logarithms of the sums; see :class:`Found`."""
+        found = run_forward(settings, inputs)
         ctx.settings = settings
-        ctx.save_for_backward(attended, log_sums, value_sums, *inputs)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*found, *inputs)
         assert inputs[0] is not None
-        return attended.type_as(inputs[0]), value_sums
+        return found.attended if settings.exact else found.attended.type_as(
+            inputs[0]
+        ), found.log_sums
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, grad_sums: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor, by_log_sums: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return the gradients of all inputs."""
-        attended, log_sums, value_sums, *inputs = ctx.saved_tensors
-        found = Found(attended, log_sums, value_sums)
+        attended, log_sums, *inputs = ctx.saved_tensors
         wanted = ctx.needs_input_grad[4:9]
-        return None, *run_backward(ctx.settings, inputs, found, grad, grad_sums, wanted)
+        found = Found(attended, log_sums)
+        return None, *run_backward(ctx.settings, inputs, found, grad, by_log_sums, wanted)
 
 
 class Found(NamedTuple):
@@ -58,29 +65,22 @@ class Found(NamedTuple):
     Attributes:
         attended: values ``(B, H, T, D)`` of float32.
         log_sums: ``(B, H, T)``; see :class:`Saved`.
-        value_sums: weights on the value table's reset rows, ``(B, H, T, 2)``, or 0 without them.
     """
 
     attended: Tensor
     log_sums: Tensor
-    value_sums: Tensor
 
 
 def run_forward(settings: Settings, inputs: Sequence[Tensor | None]) -> Found:
     """Start the forward kernel."""
     problem = problem_of(settings, inputs)
-    shape = problem.query.shape[:3]
-    resets = problem.value_table is not None and problem.first is not None
     attended = torch.empty_like(problem.query, dtype=torch.float32)
-    log_sums = attended.new_empty(shape)
-    value_sums = attended.new_empty(*shape, 2 if resets else 0)
+    log_sums = attended.new_empty(problem.query.shape[:3])
     options = options_of(problem, settings)
-    blocks = shape[0] * shape[1] * triton.cdiv(problem.tgt_len, options["N"])
+    blocks = log_sums[..., 0].numel() * triton.cdiv(problem.tgt_len, options["N"])
     with torch.cuda.device_of(attended):
-        forward_kernel[(blocks,)](
-            problem, attended, log_sums, value_sums if resets else None, **options
-        )
-    return Found(attended, log_sums, value_sums)
+        forward_kernel[(blocks,)](problem, attended, log_sums, **options)
+    return Found(attended, log_sums)
 
 
 def run_backward(
@@ -88,7 +88,7 @@ def run_backward(
     inputs: Sequence[Tensor | None],
     found: Found,
     grad: Tensor,
-    grad_sums: Tensor,
+    by_log_sums: Tensor | None,
     wanted: tuple[bool, ...],
 ) -> list[Tensor | None]:
     """Start the backward kernels, and return the gradients of the inputs.
@@ -98,25 +98,26 @@ def run_backward(
         inputs: as for the forward pass.
         found: by the forward pass.
         grad: of the attended values.
-        grad_sums: of ``found.value_sums``.
+        by_log_sums: gradients of ``found.log_sums``, or None.
         wanted: which of query table, key table, value table, gain and bias need a gradient.
     """
     problem = problem_of(settings, inputs)
-    dots = (grad * found.attended).sum(-1) + (grad_sums * found.value_sums).sum(-1)
+    dots = (grad * found.attended).sum(-1)
+    if by_log_sums is not None:
+        dots = dots - by_log_sums / math.log(2)
     rows = grad.type_as(problem.query).contiguous()
-    saved = Saved(rows, found.log_sums, dots * problem.scale, grad_sums.contiguous())
+    saved = Saved(rows, found.log_sums, dots * problem.scale)
     with torch.cuda.device_of(grad):
         gradients = Gradients(problem, settings.product, wanted)
         gradients.run(saved, options_of(problem, settings))
     return gradients.of(inputs)
 
 
-def _padded(table: Tensor, query: Tensor, key: Tensor) -> Tensor:
+def _padded(table: Tensor, query: Tensor) -> Tensor:
     """Return a table of vectors as the kernels take it; see :class:`Table`."""
-    rows = query.size(2) + key.size(2) - 1
     block = sizes.block_size(query.dtype)
     columns = sizes.width_of(query) - table.size(-1)
-    return F.pad(table[:, :rows].type_as(query), (0, columns, block, block))
+    return F.pad(table.type_as(query), (0, columns, block, block))
 
 
 def threshold(rate: float) -> int:
@@ -127,8 +128,8 @@ def threshold(rate: float) -> int:
 def problem_of(settings: Settings, inputs: Sequence[Any]) -> Problem:
     """Return what the kernels are given."""
     contiguous: list[Any] = [None if x is None else x.contiguous() for x in inputs]
-    query, key, value, *tables, query_reset, key_reset = contiguous
-    vectors = [None if x is None else _padded(x, query, key) for x in tables[:3]]
+    query, key, value, *tables = contiguous
+    vectors = [None if x is None else _padded(x, query) for x in tables[:3]]
     if _same(inputs[3], inputs[4]):
         vectors[1] = vectors[0]
     scalars = [None if x is None else x.float() for x in tables[3:]]
@@ -136,9 +137,6 @@ def problem_of(settings: Settings, inputs: Sequence[Any]) -> Problem:
     values.update(zip(Problem._fields[3:], map(Table.of, vectors + scalars)))
     return Problem(
         **values,
-        query_reset=query_reset,
-        key_reset=key_reset,
-        first=settings.first,
         padding=settings.padding,
         pairs=settings.pairs,
         drop=_drop(settings.dropout),

@@ -17,7 +17,6 @@ from fairseq_posenc.backends.triton.bands import (
     products,
     store_rows,
 )
-from fairseq_posenc.backends.triton.first_token import near_range, tile_at, with_products
 from fairseq_posenc.backends.triton.tiles import (
     hide,
     is_kept,
@@ -40,32 +39,41 @@ def load_queries(
 
 
 @triton.jit
-def by_weights(
-    problem,
-    saved,
-    grad,
-    v,
-    sequence,
-    m,
-    n,
-    m0,
-    n0,
-    NEAR: tl.constexpr,
-    N: tl.constexpr,
-    W: tl.constexpr,
-):
+def by_weights(problem, grad, v, head, m0, n0, N: tl.constexpr, W: tl.constexpr):
     """Return the gradients of the weights, by (key, query)."""
     by_weight = multiply(v, tl.trans(grad))
     if problem.value_table is not None:
-        head = sequence % problem.heads
         band = load_band(problem, problem.value_table, head, n0 - m0 - N, 2 * N, N, W)
-        rows = products(grad, band, False, N, True)
-        if NEAR:
-            batch = sequence // problem.heads
-            pairs = saved.value_reset + sequence.to(tl.int64) * problem.tgt_len * 2
-            rows = with_products(problem, rows, pairs, batch, m, n, True)
-        by_weight += rows
+        by_weight += products(grad, band, False, N, True)
     return by_weight
+
+
+@triton.jit
+def by_scores(
+    problem,
+    saved,
+    scores,
+    by_weight,
+    sequence,
+    m,
+    n,
+    FULL: tl.constexpr,
+):
+    """Return the weights after dropout without its factor, and the gradients of the scores.
+
+    These come times the scale, which all but the bias are multiplied by.
+    """
+    queries = sequence.to(tl.int64) * problem.tgt_len
+    inside = m < problem.tgt_len
+    log_sum = tl.load(saved.log_sums + queries + m, inside, float("inf"))
+    weights = tl.exp2(scores - log_sum)
+    dot = tl.load(saved.dots + queries + m, inside, 0.0)
+    factor = problem.scale * problem.gained
+    if problem.drop is not None:
+        dropped = tl.where(is_kept(problem, sequence, m, n, FULL), weights, 0.0)
+        return dropped, dropped * by_weight * factor - weights * dot
+    else:
+        return weights, weights * (by_weight * factor - dot)
 
 
 @triton.jit
@@ -149,43 +157,30 @@ def key_kernel(
     here = tl.program_id(0) // blocks  # the sequence, counted from the wave's first
     sequence = first_sequence + here
     n0 = layout.start + tl.program_id(0) % blocks * N
-    batch = sequence // problem.heads
+    batch, head = sequence // problem.heads, sequence % problem.heads
     k, v = load_keys(problem, sequence, n0, FULL, N, W)
     n = n0 + tl.arange(0, N)[:, None]
     by_k = tl.zeros((N, W), tl.float32)
     by_v = tl.zeros((N, W), tl.float32)
     start, end = query_range(problem, n0, DIRECTION, N)
-    queries = sequence.to(tl.int64) * problem.tgt_len
-    low, high = near_range(problem, batch, n0, start, end, False, N)
-    for near in tl.static_range(1 if problem.first is None else 2):
-        for at in range(low if near else start, high if near else end - (high - low), N):
-            m0 = tile_at(problem, at, low, high, near)
-            m = m0 + tl.arange(0, N)[None, :]
-            q, grad = load_queries(problem, saved, sequence, m0, FULL, N, W)
-            parts = parts_of(problem, q, k, sequence, m, n, m0, n0, True, PRODUCT, SAME, near, N, W)
-            # Before the weights, so that fewer tiles are held at a time.
-            by_weight = by_weights(problem, saved, grad, v, sequence, m, n, m0, n0, near, N, W)
-            scores = score(problem, parts, sequence, m, n, m0, n0, True, PRODUCT, near, N)
-            scores = hide(problem, scores, batch, m, n, DIRECTION, FULL)
-            log_sum = tl.load(saved.log_sums + queries + m, m < problem.tgt_len, float("inf"))
-            weights = tl.exp2(scores - log_sum)
-            dot = tl.load(saved.dots + queries + m, m < problem.tgt_len, 0.0)
-            factor = problem.scale * problem.gained
-            if problem.drop is not None:
-                dropped = tl.where(is_kept(problem, sequence, m, n, FULL), weights, 0.0)
-                by_score = dropped * by_weight * factor - weights * dot
-            else:
-                dropped = weights
-                by_score = weights * (by_weight * factor - dot)
-            if tiles.weights is not None:
-                store_turned(tiles.weights, dropped, layout, here, m0, n0, N)
-            if grad_value is not None:
-                by_v += multiply(dropped.to(v.dtype), grad)
-            store_tiles(tiles, layout, parts, by_score, here, m0, n0, PRODUCT, N)
-            tile = by_content(parts, by_score, PRODUCT).to(q.dtype)
-            store_turned(tiles.content, tile, layout, here, m0, n0, N)
-            if grad_key is not None:
-                by_k += multiply(tile, q)
+    for m0 in range(start, end, N):
+        m = m0 + tl.arange(0, N)[None, :]
+        q, grad = load_queries(problem, saved, sequence, m0, FULL, N, W)
+        parts = parts_of(problem, q, k, head, m0, n0, True, PRODUCT, SAME, N, W)
+        # Before the weights, so that fewer tiles are held at a time.
+        by_weight = by_weights(problem, grad, v, head, m0, n0, N, W)
+        scores = score(problem, parts, head, m0, n0, True, PRODUCT, N)
+        scores = hide(problem, scores, batch, m, n, DIRECTION, FULL)
+        dropped, by_score = by_scores(problem, saved, scores, by_weight, sequence, m, n, FULL)
+        if tiles.weights is not None:
+            store_turned(tiles.weights, dropped, layout, here, m0, n0, N)
+        if grad_value is not None:
+            by_v += multiply(dropped.to(v.dtype), grad)
+        store_tiles(tiles, layout, parts, by_score, here, m0, n0, PRODUCT, N)
+        tile = by_content(parts, by_score, PRODUCT).to(q.dtype)
+        store_turned(tiles.content, tile, layout, here, m0, n0, N)
+        if grad_key is not None:
+            by_k += multiply(tile, q)
     keys = sequence.to(tl.int64) * problem.src_len * problem.width
     if grad_key is not None:
         store_rows(grad_key + keys, by_k, n0, problem.src_len, problem.width, N, W)

@@ -17,12 +17,6 @@ from fairseq_posenc.backends.triton.bands import (
     store_rows,
     turn,
 )
-from fairseq_posenc.backends.triton.first_token import (
-    near_range,
-    store_pairs,
-    take_weights,
-    tile_at,
-)
 from fairseq_posenc.backends.triton.tiles import (
     hide,
     is_kept,
@@ -32,6 +26,8 @@ from fairseq_posenc.backends.triton.tiles import (
     place,
     score,
 )
+
+NOTHING = tl.constexpr(-1e30)  # log2 of a sum of nothing: far below any other
 
 
 @triton.jit
@@ -45,10 +41,31 @@ def weigh(scores, highest, total):
 
 
 @triton.jit
+def add_values(problem, sums, weights, v, head, m0, n0, N: tl.constexpr, W: tl.constexpr):
+    """Return sums after those of a tile's values and of its rows of V, by weight."""
+    sums = add_exactly(sums, weights, v)
+    if problem.value_table is not None:
+        turned = turn(weights, N)
+        for half in tl.static_range(2):
+            distance = n0 - m0 + (half - 1) * N
+            rows = load_band(problem, problem.value_table, head, distance, N, N, W)
+            sums = add_exactly(sums, half_of(turned, half, N), rows)
+    return sums
+
+
+@triton.jit
 def store_sums(
-    problem, attended, log_sums, value_sums, sums, total, highest, first, second, sequence, m0,
-    N: tl.constexpr, W: tl.constexpr,
-):  # fmt: skip
+    problem,
+    attended,
+    log_sums,
+    sums,
+    total,
+    highest,
+    sequence,
+    m0,
+    N: tl.constexpr,
+    W: tl.constexpr,
+):
     """Divide the sums of a block of queries by their totals, and store them."""
     queries = sequence.to(tl.int64) * problem.tgt_len
     m = m0 + tl.arange(0, N)
@@ -56,10 +73,8 @@ def store_sums(
     share = tl.where(blind, 0.0, problem.gained) / tl.where(blind, 1.0, total)
     rows = attended + queries * problem.width
     store_rows(rows, sums * share[:, None], m0, problem.tgt_len, problem.width, N, W)
-    if value_sums is not None:
-        store_pairs(value_sums + queries * 2, first * share, second * share, m, problem.tgt_len)
-    # With an infinite sum, the backward pass finds weights of zero for a query that sees no key.
-    log_sum = tl.where(blind, float("inf"), highest + tl.log2(tl.where(blind, 1.0, total)))
+    # Finite, so that the backward pass finds weights of zero for a query that sees no key.
+    log_sum = tl.where(blind, NOTHING, highest + tl.log2(tl.where(blind, 1.0, total)))
     tl.store(log_sums + queries + m, log_sum, mask=m < problem.tgt_len)
 
 
@@ -68,7 +83,6 @@ def forward_kernel(
     problem,
     attended,
     log_sums,
-    value_sums,
     DIRECTION: tl.constexpr,
     PRODUCT: tl.constexpr,
     SAME: tl.constexpr,
@@ -78,8 +92,8 @@ def forward_kernel(
 ):
     """Write attended values ``(B, H, T, D)``, log2 of the sums of exponentials ``(B, H, T)``.
 
-    And, with a reset, the weights on the two rows of the value table, ``(B, H, T, 2)``. Values are
-    hardly rounded: the backward pass subtracts them from numbers that can be nearly as large.
+    Values are hardly rounded: the backward pass subtracts them from numbers that can be nearly as
+    large.
     """
     sequence, m0 = place(problem.tgt_len, N)
     batch, head = sequence // problem.heads, sequence % problem.heads
@@ -88,38 +102,17 @@ def forward_kernel(
     m = m0 + tl.arange(0, N)[:, None]
     sums = tl.zeros((N, W), tl.float32)
     total = tl.zeros((N,), tl.float32)
-    first = tl.zeros((N,), tl.float32)
-    second = tl.zeros((N,), tl.float32)
     highest = tl.full((N,), float("-inf"), tl.float32)
     start, end = key_range(problem, m0, DIRECTION, N)
-    low, high = near_range(problem, batch, m0, start, end, True, N)
-    for near in tl.static_range(1 if problem.first is None else 2):
-        for at in range(low if near else start, high if near else end - (high - low), N):
-            n0 = tile_at(problem, at, low, high, near)
-            n = n0 + tl.arange(0, N)[None, :]
-            k, v = load_keys(problem, sequence, n0, FULL, N, W)
-            parts = parts_of(
-                problem, q, k, sequence, m, n, m0, n0, False, PRODUCT, SAME, near, N, W
-            )
-            scores = score(problem, parts, sequence, m, n, m0, n0, False, PRODUCT, near, N)
-            # Masks come last: they are applied to the whole score, and never multiplied.
-            scores = hide(problem, scores, batch, m, n, DIRECTION, FULL)
-            weights, decay, highest, total = weigh(scores, highest, total)
-            if problem.drop is not None:
-                weights = tl.where(is_kept(problem, sequence, m, n, FULL), weights, 0.0)
-            sums = add_exactly(sums * decay[:, None], weights, v)
-            if problem.value_table is not None:
-                if near:  # which come last, so that the others need no decay
-                    first, second = first * decay, second * decay
-                    weights, first, second = take_weights(
-                        problem, weights, first, second, batch, m, n
-                    )
-                turned = turn(weights, N)
-                for half in tl.static_range(2):
-                    distance = n0 - m0 + (half - 1) * N
-                    rows = load_band(problem, problem.value_table, head, distance, N, N, W)
-                    sums = add_exactly(sums, half_of(turned, half, N), rows)
-    store_sums(
-        problem, attended, log_sums, value_sums, sums, total, highest, first, second, sequence, m0,
-        N, W,
-    )  # fmt: skip
+    for n0 in range(start, end, N):
+        n = n0 + tl.arange(0, N)[None, :]
+        k, v = load_keys(problem, sequence, n0, FULL, N, W)
+        parts = parts_of(problem, q, k, head, m0, n0, False, PRODUCT, SAME, N, W)
+        scores = score(problem, parts, head, m0, n0, False, PRODUCT, N)
+        # Masks come last: they are applied to the whole score, and never multiplied.
+        scores = hide(problem, scores, batch, m, n, DIRECTION, FULL)
+        weights, decay, highest, total = weigh(scores, highest, total)
+        if problem.drop is not None:
+            weights = tl.where(is_kept(problem, sequence, m, n, FULL), weights, 0.0)
+        sums = add_values(problem, sums * decay[:, None], weights, v, head, m0, n0, N, W)
+    store_sums(problem, attended, log_sums, sums, total, highest, sequence, m0, N, W)

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq_posenc.backends.triton import resets
 from fairseq_posenc.backends.triton.backward import key_kernel
 from fairseq_posenc.backends.triton.problem import Problem, Saved, Side, Tiles, Wave
 from fairseq_posenc.backends.triton.sizes import warps
@@ -44,16 +43,13 @@ class Gradients:
         self.key = torch.empty_like(problem.key)
         self.value = torch.empty_like(problem.value)
         self.tables = [self._table(x) if want else None for x, want in zip(problem[3:8], wanted)]
-        pairs = problem.query_reset, problem.key_reset
-        self.pairs = [None if x is None else torch.zeros_like(x) for x in pairs]
 
     def run(self, saved: Saved, options: dict[str, Any]) -> None:
         """Compute everything, with the options of the large kernels."""
         tiles, last = None, None
         self.sizes = {key: options[key] for key in ("FULL", "N", "W", "num_warps", "num_stages")}
         # Where most tiles are held at a time, and none of their products is multiplied again.
-        crowded = options["PRODUCT"] or self.problem.first is not None
-        key_options = {**options, "num_warps": warps(spread=crowded)}
+        key_options = {**options, "num_warps": warps(spread=options["PRODUCT"])}
         for wave in waves(self.problem, options["N"], self.stored):
             if tiles is None or last != wave.layout:
                 tiles, last = empty_tiles(self.problem, wave, self.stored), wave.layout
@@ -66,7 +62,6 @@ class Gradients:
                 self.problem, saved, wave.sequence, wave.layout, tiles, *grads, **key_options
             )
             self._values(wave, tiles, saved)
-            self._resets(wave, tiles)
             self._rows(wave, tiles)
             self._tables(wave, tiles, saved)
         # The kernels leave out what can be multiplied once.
@@ -78,42 +73,16 @@ class Gradients:
 
     def of(self, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return the gradients of the inputs of :class:`Attention`, in their types."""
-        found = [self.query, self.key, self.value, *self.tables, *self.pairs]
+        found = [self.query, self.key, self.value, *self.tables]
         return [
             None if x is None or y is None else x.sum_to_size(y.shape).type_as(y)
             for x, y in zip(found, inputs)
         ]
 
     def _table(self, table: Any) -> Tensor:
-        rows = (
-            self.problem.tgt_len + self.problem.src_len - 1 + 2 * (self.problem.first is not None)
-        )
+        rows = self.problem.tgt_len + self.problem.src_len - 1
         size = (self.problem.width,) if table.rows.dim() == 3 else ()
         return torch.zeros(self.problem.heads, rows, *size, device=table.rows.device)
-
-    def _resets(self, wave: Wave, tiles: Tiles) -> None:
-        """Take what belongs to the reset out of the tiles of the terms by distance."""
-        if self.problem.first is None:
-            return
-        for name, tile in tiles._asdict().items():
-            if tile is None or name == "content":
-                continue
-            taken = resets.take(self.problem, wave, self._inner(wave, tile, name == "key"))
-            if name in ("query", "key"):
-                pairs = self.pairs[name == "key"]
-                assert pairs is not None
-                resets.add_to_pairs(pairs, taken, wave, name == "query")
-            elif name in ("gain", "bias"):
-                table = self.tables[("gain", "bias").index(name) + 3]
-                assert table is not None
-                resets.add_to_scalars(table, taken, self.problem, wave)
-
-    def _inner(self, wave: Wave, tile: Tensor, by_key: bool) -> Tensor:
-        """Return tiles by query and key without the zeros around them."""
-        block = self.sizes["N"]
-        queries, keys = self.problem.tgt_len, wave.layout.end - wave.layout.start
-        tile = tile[: wave.sequences, :, block:-block]
-        return (tile.transpose(1, 2) if by_key else tile)[:, :queries, :keys]
 
     def _rows(self, wave: Wave, tiles: Tiles) -> None:
         """Write or add to the gradients of queries, and those of keys if they are left."""
@@ -131,7 +100,7 @@ class Gradients:
             rows_kernel[(blocks,)](wave.sequence, side, *given, ADD=False, SIGN=-1, **self.sizes)
 
     def _values(self, wave: Wave, tiles: Tiles, saved: Saved) -> None:
-        """Write the gradients of values if they are left; before weights are taken out."""
+        """Write the gradients of values if they are left."""
         if self.late_values:
             side = key_side(self.problem, wave.layout)._replace(factor=self.problem.gained)
             given = tiles.weights, saved.grad, None, None, self.value

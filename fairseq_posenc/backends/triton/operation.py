@@ -14,13 +14,13 @@ from torch import Tensor
 from fairseq_posenc.backends.triton.attention import Found, Settings, run_backward, run_forward
 from fairseq_posenc.backends.triton.dropout import Dropout
 
-INPUTS = 10  # tensors that may have gradients, the first fields of ``Problem``
-MASKS = 5  # first, padding, pairs, and the keys of dropout for queries and keys
+INPUTS = 8  # tensors that may have gradients, the first fields of ``Problem``
+MASKS = 4  # padding, pairs, and the keys of dropout for queries and keys
 TENSORS = ", ".join(
     [
         "Tensor query, Tensor key, Tensor value, Tensor? query_table, Tensor? key_table",
-        "Tensor? value_table, Tensor? gain, Tensor? bias, Tensor? query_reset, Tensor? key_reset",
-        "Tensor? first, Tensor? padding, Tensor? pairs, Tensor? query_keys, Tensor? key_keys",
+        "Tensor? value_table, Tensor? gain, Tensor? bias",
+        "Tensor? padding, Tensor? pairs, Tensor? query_keys, Tensor? key_keys",
         "float rate, float scale, str direction, bool product",
     ]
 )
@@ -29,42 +29,41 @@ TENSORS = ", ".join(
 @torch.library.custom_op(
     "fairseq_posenc::attention",
     mutates_args=(),
-    schema=f"({TENSORS}) -> (Tensor, Tensor, Tensor)",
+    schema=f"({TENSORS}) -> (Tensor, Tensor)",
 )
-def attention(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Return attended values in float32, and the rest of :class:`Found`."""
+def attention(*given: Any) -> tuple[Tensor, Tensor]:
+    """Return what :class:`Found` says."""
     found = run_forward(_settings(given), given[:INPUTS])
-    return found.attended, found.log_sums, found.value_sums
+    return found.attended, found.log_sums
 
 
 @attention.register_fake
-def _shapes(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
-    query, value_table, first = given[0], given[5], given[INPUTS]
+def _shapes(*given: Any) -> tuple[Tensor, Tensor]:
+    query = given[0]
     attended = torch.empty_like(query, dtype=torch.float32, memory_format=torch.contiguous_format)
-    sums = 2 if value_table is not None and first is not None else 0
-    return attended, attended.new_empty(query.shape[:3]), attended.new_empty(*query.shape[:3], sums)
+    return attended, attended.new_empty(query.shape[:3])
 
 
 @torch.library.custom_op(
     "fairseq_posenc::attention_backward",
     mutates_args=(),
-    schema=f"(Tensor attended, Tensor log_sums, Tensor value_sums, Tensor grad, Tensor grad_sums, "
-    f"bool[] wanted, {TENSORS}) -> Tensor[]",
+    schema=f"(Tensor attended, Tensor log_sums, Tensor grad, Tensor? by_log_sums, bool[] wanted, "
+    f"{TENSORS}) -> Tensor[]",
 )
 def attention_backward(*given: Any) -> list[Tensor]:
     """Return the gradients of the inputs; of those that have none, nothing, as ``(0,)``."""
-    *found, grad, grad_sums, wanted = given[:6]
-    inputs = given[6:][:INPUTS]
+    *found, grad, by_log_sums, wanted = given[:5]
+    inputs = given[5:][:INPUTS]
     every = run_backward(
-        _settings(given[6:]), inputs, Found(*found), grad, grad_sums, tuple(wanted)
+        _settings(given[5:]), inputs, Found(*found), grad, by_log_sums, tuple(wanted)
     )
     return [grad.new_empty(0) if x is None else x for x in every]
 
 
 @attention_backward.register_fake
 def _shapes_backward(*given: Any) -> list[Tensor]:
-    inputs = given[6:][:INPUTS]
-    wanted = [True] * 3 + list(given[5]) + [True] * 2
+    inputs = given[5:][:INPUTS]
+    wanted = [True] * 3 + list(given[4])
     return [
         given[0].new_empty(0)
         if x is None or not want
@@ -74,10 +73,10 @@ def _shapes_backward(*given: Any) -> list[Tensor]:
 
 
 def _settings(given: tuple[Any, ...]) -> Settings:
-    first, padding, pairs, query_keys, key_keys = given[INPUTS : INPUTS + MASKS]
+    padding, pairs, query_keys, key_keys = given[INPUTS : INPUTS + MASKS]
     rate, scale, direction, product = given[INPUTS + MASKS :]
     dropout = None if query_keys is None else Dropout(rate, query_keys, key_keys)
-    return Settings(first, padding, pairs, dropout, scale, direction, product)
+    return Settings(padding, pairs, dropout, scale, direction, product, exact=True)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -85,10 +84,10 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     ctx.numbers = inputs[INPUTS + MASKS :]
 
 
-def _backward(ctx: Any, grad: Tensor, _: Tensor, grad_sums: Tensor) -> tuple[Any, ...]:
+def _backward(ctx: Any, grad: Tensor, by_log_sums: Tensor | None) -> tuple[Any, ...]:
     saved = ctx.saved_tensors
     wanted = list(ctx.needs_input_grad[3:8])
-    found = attention_backward(*saved[:3], grad, grad_sums, wanted, *saved[3:], *ctx.numbers)
+    found = attention_backward(*saved[:2], grad, by_log_sums, wanted, *saved[2:], *ctx.numbers)
     needed = zip(found, ctx.needs_input_grad)
     return *(x if need else None for x, need in needed), *[None] * (MASKS + len(ctx.numbers))
 
@@ -100,8 +99,8 @@ def attend(settings: Settings, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
     """Do what ``Attention.apply`` does, where ``torch.compile`` can see it."""
     drop = settings.dropout
     keys = (None, None, 0.0) if drop is None else (drop.queries, drop.keys, drop.rate)
-    attended, _, value_sums = torch.ops.fairseq_posenc.attention(
-        *inputs, settings.first, settings.padding, settings.pairs, *keys, settings.scale,
-        settings.direction, settings.product,
+    attended, log_sums = torch.ops.fairseq_posenc.attention(
+        *inputs, settings.padding, settings.pairs, *keys, settings.scale, settings.direction,
+        settings.product,
     )  # fmt: skip
-    return attended.type_as(inputs[0]), value_sums
+    return attended if settings.exact else attended.type_as(inputs[0]), log_sums

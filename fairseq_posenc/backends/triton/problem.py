@@ -11,8 +11,8 @@ class Table(NamedTuple):
     """A table by distance, as the kernels take it.
 
     Attributes:
-        rows: ``(G, R, D)`` or ``(G, R)``, contiguous; G is 1 or H. Vectors are without the reset's
-            rows, with N rows of zeros on either side, and D is filled up to a power of 2.
+        rows: ``(G, R, D)`` or ``(G, R)``, contiguous; G is 1 or H. Vectors have N rows of zeros on
+            either side, and D is filled up to a power of 2.
         head_stride: numbers from one head's rows to the next one's; 0 if the heads share them.
     """
 
@@ -59,9 +59,6 @@ class Problem(NamedTuple):
         value_table: vectors V.
         gain: scalars of float32.
         bias: scalars of float32.
-        query_reset: ``(B, H, T, 2)`` of float32, products of the queries with the reset rows of Q.
-        key_reset: ``(B, H, S, 2)`` of float32, products of the keys with the reset rows of K.
-        first: ``(B,)`` of int32, which key is the first token; negative if none is.
         padding: ``(B, S)``, keys that nobody may see.
         pairs: ``(T, S)``, keys that a query must not see.
         drop: None for no dropout.
@@ -81,9 +78,6 @@ class Problem(NamedTuple):
     value_table: Table | None
     gain: Table | None
     bias: Table | None
-    query_reset: Tensor | None
-    key_reset: Tensor | None
-    first: Tensor | None
     padding: Tensor | None
     pairs: Tensor | None
     drop: Drop | None
@@ -103,13 +97,11 @@ class Saved(NamedTuple):
         log_sums: ``(B, H, T)`` of float32, base-2 logarithms of the sums of exponentials.
         dots: ``(B, H, T)`` of float32, the sum of each query's weights times their gradients, times
             the scale.
-        value_reset: ``(B, H, T, 2)`` of float32, gradients of the weights on the reset rows of V.
     """
 
     grad: Tensor
     log_sums: Tensor
     dots: Tensor
-    value_reset: Tensor | None
 
 
 class Layout(NamedTuple):
@@ -186,7 +178,7 @@ class Side(NamedTuple):
         others: S if rows are queries, else T.
         other_start: what the first column after the zeros belongs to.
         zero: the table's row for a distance of zero, where distances are counted from 0.
-        table_rows: R without the reset's.
+        table_rows: R.
         factor: of the gradients of queries, keys or values.
     """
 

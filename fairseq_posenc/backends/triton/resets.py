@@ -1,100 +1,129 @@
-"""The reset's two rows outside the kernels: their products with queries, keys and weights.
+"""The reset around the kernels, which know nothing of it.
 
-In stored tiles they are the row of the query at the first token, and the column of the key there.
+What it changes is one token against all others, at rows of the tables that no distance chooses:
+each of its two lines is a step of decoding, linear in the length, which the reference computes. The
+first token's key is left out of the kernels, and joins their sums as a last block of keys would;
+its query's row is put in place of theirs.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import math
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from fairseq_posenc.backends.triton.problem import Problem, Wave
-
-
-def products(x: Tensor, table: Tensor | None) -> Tensor | None:
-    """Return products of ``(B, H, T, D)`` with a table's last two rows, ``(B, H, T, 2)``."""
-    return None if table is None else Products.apply(x, table[:, -2:])
+from fairseq_posenc.backends import reference
+from fairseq_posenc.backends.base import Mask
+from fairseq_posenc.encodings.base import Terms
 
 
-class Products(torch.autograd.Function):
-    """``x @ rows^T`` in float32. A float32 copy of ``x`` is made, but not kept."""
+class Kernels(Protocol):
+    """Attention without a reset."""
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: Tensor) -> Tensor:
-        """Return ``(B, H, T, 2)`` of ``(B, H, T, D)`` and ``(G, 2, D)``."""
-        ctx.save_for_backward(x, rows)
-        return x.float() @ rows.float().transpose(-1, -2)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the gradients of both."""
-        x, rows = ctx.saved_tensors
-        with torch.autocast(x.device.type, enabled=False):
-            by_head = (grad.transpose(-1, -2) @ x.float()).sum(0)  # [H, 2, D]
-            by_rows = by_head.sum_to_size(rows.shape)
-            return (grad @ rows.float()).type_as(x), by_rows.type_as(rows)
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, terms: Terms, mask: Mask, dropout: float
+    ) -> tuple[Tensor, Tensor]:
+        """Return attended values in float32, and log2 of the sums, as :class:`Found` has them."""
 
 
-class Taken(NamedTuple):
-    """The gradients of a term that a wave's tiles hold for the reset.
-
-    Attributes:
-        here: of a query at the first token and each key, ``(sequences, keys)`` of float32.
-        there: of each other query and a key there, ``(sequences, T)`` of float32.
-        query: which query the first token is, ``(sequences,)``; one that exists if none is.
-        key: which key, counted from the wave's first one, ``(sequences,)``; as before.
-    """
-
-    here: Tensor
-    there: Tensor
-    query: Tensor
-    key: Tensor
-
-
-def take(problem: Problem, wave: Wave, tile: Tensor) -> Taken:
-    """Return the reset's gradients, and put zeros in their places.
+def attend(
+    kernels: Kernels,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    terms: Terms,
+    mask: Mask,
+    dropout: float,
+) -> Tensor:
+    """Return the attended values of :meth:`Backend.attend` for terms with a reset.
 
     Args:
-        problem: one with a reset.
-        wave: the wave.
-        tile: gradients by query and key without the zeros around, ``(sequences, T, keys)``.
+        kernels: compute all the rest.
+        query: as for the backend, like all that follows.
+        key: as above.
+        value: as above.
+        terms: as above.
+        mask: as above.
+        dropout: as above.
     """
-    assert problem.first is not None
-    each = torch.arange(wave.sequences, device=tile.device)
-    first = problem.first[(wave.sequence + each) // problem.heads].long()
-    query, key = first - (problem.src_len - problem.tgt_len), first - wave.layout.start
-    no_query, no_key = query < 0, (key < 0) | (key >= tile.size(2))
-    query, key = query.clamp(0), key.clamp(0, tile.size(2) - 1)
-    row = tile[each, query]
-    tile[each, query] = row.masked_fill(~no_query[:, None], 0.0)
-    column = tile[each, :, key]
-    tile[each, :, key] = column.masked_fill(~no_key[:, None], 0.0)
-    return Taken(
-        row.float().masked_fill(no_query[:, None], 0.0),
-        column.float().masked_fill(no_key[:, None], 0.0),
-        query,
-        key,
+    tgt_len, src_len = query.size(2), key.size(2)
+    assert terms.first is not None
+    first = terms.first.expand(query.size(0), -1)
+    place = first.int().argmax(1)
+    others, of_query, of_key = _split(terms, tgt_len, src_len)
+    left_out = first if mask.key_padding is None else first | mask.key_padding
+    attended, log_sums = kernels(
+        query, key, value, others, mask._replace(key_padding=left_out), dropout
+    )
+    scores = reference.scores(_pick(key, place), query, of_key).transpose(2, 3)  # [B, H, T, 1]
+    # What a last block of keys adds to the online softmax, where there is a single key.
+    weights = torch.sigmoid(scores - math.log(2) * log_sums.unsqueeze(3))
+    weights = weights.masked_fill(_hidden_key(first, place, mask, tgt_len)[:, None, :, None], 0.0)
+    last = _pick(value, place).float()
+    if of_key.value_table is not None:
+        last = last + of_key.value_table[:, :1].float()
+    attended = attended * (1 - weights) + F.dropout(weights, dropout) * last
+    at = (place - (src_len - tgt_len)).clamp(0)
+    hidden = _hidden_of_query(place, at, mask, src_len)
+    row, _ = reference.attend(_pick(query, at), key, value, of_query, hidden, dropout)
+    is_query = first[:, None, src_len - tgt_len :, None]
+    return torch.where(is_query, row, attended).type_as(value)
+
+
+def _split(terms: Terms, tgt_len: int, src_len: int) -> tuple[Terms, Terms, Terms]:
+    """Return the terms by distance, those of the first token's query, and those of its key.
+
+    The last ones are for that key in the place of a query, and queries in that of keys.
+    """
+    bare = terms._replace(first=None)
+    sizes = [tgt_len + src_len - 1, 1, 1]
+    lines = {name: table.split(sizes, 1) for name, _, table in terms.given()}
+
+    def at(row: int, length: int) -> dict[str, Any]:
+        tables = {name: parts[row] for name, parts in lines.items()}
+        return {name: x.expand(-1, length, *x.shape[2:]) for name, x in tables.items()}
+
+    of_key = bare._replace(**at(2, tgt_len))
+    return (
+        bare._replace(**{name: parts[0] for name, parts in lines.items()}),
+        bare._replace(**at(1, src_len)),
+        of_key._replace(query_table=of_key.key_table, key_table=of_key.query_table),
     )
 
 
-def add_to_pairs(grad: Tensor, taken: Taken, wave: Wave, of_query: bool) -> None:
-    """Add to the gradients of products with the reset's rows, ``(B, H, T or S, 2)``."""
-    each = torch.arange(wave.sequences, device=grad.device)
-    grad = grad.flatten(0, 1)[wave.sequence : wave.sequence + wave.sequences]
-    if of_query:
-        grad[each, taken.query, 0] += taken.here.sum(1)
-        grad[..., 1] += taken.there
-    else:
-        grad = grad[:, wave.layout.start : wave.layout.end]
-        grad[..., 0] += taken.here
-        grad[each, taken.key, 1] += taken.there.sum(1)
+def _pick(x: Tensor, at: Tensor) -> Tensor:
+    """Return one of the tokens of ``(B, H, n, D)`` at ``(B,)``: ``(B, H, 1, D)``."""
+    return x.gather(2, at[:, None, None, None].expand(-1, x.size(1), 1, x.size(3)))
 
 
-def add_to_scalars(grad: Tensor, taken: Taken, problem: Problem, wave: Wave) -> None:
-    """Add to the gradients of a table of scalars by head, ``(H, R)``, of which two are last."""
-    sums = torch.stack([taken.here.sum(1), taken.there.sum(1)], dim=1)
-    full = sums.new_zeros(problem.query.size(0) * problem.heads, 2)
-    full[wave.sequence : wave.sequence + wave.sequences] = sums
-    grad[:, -2:] += full.unflatten(0, (-1, problem.heads)).sum(0)
+def _hidden_key(first: Tensor, place: Tensor, mask: Mask, tgt_len: int) -> Tensor:
+    """Return which queries must not see the first token's key, or have none, ``(B, T)``."""
+    hidden = ~first.any(1, keepdim=True)
+    if mask.key_padding is not None:
+        hidden = hidden | mask.key_padding.gather(1, place[:, None])
+    queries = torch.arange(first.size(1) - tgt_len, first.size(1), device=first.device)
+    if mask.direction == "lr":
+        hidden = hidden | (queries < place[:, None])
+    if mask.direction == "rl":
+        hidden = hidden | (queries > place[:, None])
+    if mask.pairs is not None:
+        hidden = hidden | mask.pairs[:, place].T
+    return hidden.expand(-1, tgt_len)
+
+
+def _hidden_of_query(place: Tensor, at: Tensor, mask: Mask, src_len: int) -> Mask:
+    """Return which keys the first token's query must not see, as a mask of one query."""
+    hidden = mask.key_padding
+    if hidden is None:
+        hidden = torch.zeros(place.size(0), src_len, dtype=torch.bool, device=place.device)
+    keys = torch.arange(src_len, device=place.device)
+    if mask.direction == "lr":
+        hidden = hidden | (keys > place[:, None])
+    if mask.direction == "rl":
+        hidden = hidden | (keys < place[:, None])
+    if mask.pairs is not None:
+        hidden = hidden | mask.pairs[at]
+    return Mask("both", hidden)

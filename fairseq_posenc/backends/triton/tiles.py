@@ -18,7 +18,6 @@ from fairseq_posenc.backends.triton.bands import (
     products,
     scalars,
 )
-from fairseq_posenc.backends.triton.first_token import with_products, with_scalars
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 # Odd, without patterns: the multipliers of the hash functions Murmur2 and xxHash.
@@ -94,58 +93,14 @@ def hide(problem, scores, batch, m, n, DIRECTION: tl.constexpr, FULL: tl.constex
 @triton.jit
 def is_kept(problem, sequence, m, n, FULL: tl.constexpr):
     """Return which weights dropout keeps: the same whenever and in whichever tile order."""
-    queries = sequence.to(tl.int64) * problem.tgt_len + m
-    keys = sequence.to(tl.int64) * problem.src_len + n
+    queries = sequence.to(tl.int64) * problem.tgt_len
+    keys = sequence.to(tl.int64) * problem.src_len
     seen_m = None if FULL else m < problem.tgt_len
     seen_n = None if FULL else n < problem.src_len
-    bits = tl.load(problem.drop.first + queries, seen_m) ^ tl.load(problem.drop.keys + keys, seen_n)
-    bits = (bits * FIRST) ^ tl.load(problem.drop.second + queries, seen_m)
+    bits = tl.load(problem.drop.first + queries + m, seen_m)
+    bits = (bits ^ tl.load(problem.drop.keys + keys + n, seen_n)) * FIRST
+    bits = bits ^ tl.load(problem.drop.second + queries + m, seen_m)
     return bits * SECOND < problem.drop.threshold
-
-
-@triton.jit
-def query_term(
-    problem, q, band, sequence, m, n, FLIP: tl.constexpr, NEAR: tl.constexpr, N: tl.constexpr
-):
-    """Return the products of queries with rows of Q for a tile, ``(N, N)``."""
-    tile = products(q, band, not FLIP, N, FLIP)
-    if NEAR:
-        batch = sequence // problem.heads
-        pairs = problem.query_reset + sequence.to(tl.int64) * problem.tgt_len * 2
-        tile = with_products(problem, tile, pairs, batch, m, n, True)
-    return tile
-
-
-@triton.jit
-def key_term(
-    problem, k, band, sequence, m, n, FLIP: tl.constexpr, NEAR: tl.constexpr, N: tl.constexpr
-):
-    """Return the products of keys with rows of K for a tile, ``(N, N)``."""
-    tile = products(k, band, FLIP, N, FLIP)
-    if NEAR:
-        batch = sequence // problem.heads
-        pairs = problem.key_reset + sequence.to(tl.int64) * problem.src_len * 2
-        tile = with_products(problem, tile, pairs, batch, m, n, False)
-    return tile
-
-
-@triton.jit
-def scalar_term(
-    problem,
-    table,
-    sequence,
-    m,
-    n,
-    m0,
-    n0,
-    FLIP: tl.constexpr,
-    NEAR: tl.constexpr,
-    N: tl.constexpr,
-):
-    """Return the scalars of a table for a tile, ``(N, N)``."""
-    batch, head = sequence // problem.heads, sequence % problem.heads
-    tile = scalars(problem, table, head, m0, n0, N, FLIP)
-    return with_scalars(problem, tile, table, batch, head, m, n) if NEAR else tile
 
 
 @triton.jit
@@ -153,15 +108,12 @@ def parts_of(
     problem,
     q,
     k,
-    sequence,
-    m,
-    n,
+    head,
     m0,
     n0,
     FLIP: tl.constexpr,
     PRODUCT: tl.constexpr,
     SAME: tl.constexpr,
-    NEAR: tl.constexpr,
     N: tl.constexpr,
     W: tl.constexpr,
 ):
@@ -169,20 +121,19 @@ def parts_of(
 
     Where the terms are nothing but summed, the first is their sum: less has to be kept.
     """
-    head = sequence % problem.heads
     gain = 1.0
     by_query = 1.0 if PRODUCT else 0.0
     by_key = 1.0 if PRODUCT else 0.0
     # What takes most registers on its way comes first.
     if problem.query_table is not None:
         band = load_band(problem, problem.query_table, head, n0 - m0 - N, 2 * N, N, W)
-        by_query = query_term(problem, q, band, sequence, m, n, FLIP, NEAR, N)
+        by_query = products(q, band, not FLIP, N, FLIP)
     if problem.key_table is not None:
         if not SAME:
             band = load_band(problem, problem.key_table, head, n0 - m0 - N, 2 * N, N, W)
-        by_key = key_term(problem, k, band, sequence, m, n, FLIP, NEAR, N)
+        by_key = products(k, band, FLIP, N, FLIP)
     if problem.gain is not None:
-        gain = scalar_term(problem, problem.gain, sequence, m, n, m0, n0, FLIP, NEAR, N)
+        gain = scalars(problem, problem.gain, head, m0, n0, N, FLIP)
     x, y = (k, q) if FLIP else (q, k)
     alone: tl.constexpr = problem.query_table is None and problem.key_table is None
     if alone or PRODUCT or problem.gain is not None:
@@ -200,14 +151,11 @@ def parts_of(
 def score(
     problem,
     parts,
-    sequence,
-    m,
-    n,
+    head,
     m0,
     n0,
     FLIP: tl.constexpr,
     PRODUCT: tl.constexpr,
-    NEAR: tl.constexpr,
     N: tl.constexpr,
 ):
     """Return the scores of a tile, times log2(e), so that their exponentials are powers of 2."""
@@ -222,6 +170,5 @@ def score(
             combined += by_key
     combined *= problem.scale * LOG2_E
     if problem.bias is not None:
-        bias = scalar_term(problem, problem.bias, sequence, m, n, m0, n0, FLIP, NEAR, N)
-        combined += bias * LOG2_E
+        combined += scalars(problem, problem.bias, head, m0, n0, N, FLIP) * LOG2_E
     return combined

@@ -25,8 +25,8 @@ def stored(problem: Problem, product: bool, wanted: tuple[bool, ...]) -> tuple[b
         product: whether the terms are combined by product.
         wanted: which of query table, key table, value table, gain and bias need a gradient.
     """
-    # The gradient of a sum is that of each of its parts; but a reset takes some out of a table's.
-    same = not product and problem.gain is None and problem.first is None
+    # The gradient of a sum is that of each of its parts.
+    same = not product and problem.gain is None
     _, _, value_table, gain, bias = wanted
     query = problem.query_table is not None
     key = problem.key_table is not None
@@ -36,13 +36,13 @@ def stored(problem: Problem, product: bool, wanted: tuple[bool, ...]) -> tuple[b
 
 def late_keys(problem: Problem) -> bool:
     """Return whether the gradient of keys is made from stored tiles, for want of registers."""
-    return problem.first is not None or any(table is not None for table in problem[3:6])
+    return any(table is not None for table in problem[3:6])
 
 
 def late_values(problem: Problem, product: bool) -> bool:
     """Return whether the gradient of values is made from stored weights, too."""
     both = problem.query_table is not None and problem.key_table is not None
-    return product or both or problem.first is not None
+    return product or both
 
 
 def waves(problem: Problem, block: int, tiles: tuple[bool, ...]) -> Iterator[Wave]:

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Optional
 
-from fairseq_posenc.compare.documents import (
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.running.comparison.documents import (
     Document,
     python_documents,
     python_library,
     split_paragraphs,
 )
-from fairseq_posenc.errors import UserError
 from fairseq_posenc.tokens.lines import decode
 
 # With fewer words the validation text has only a few hundred, and perplexities are mere chance.

@@ -1,4 +1,4 @@
-"""What a comparison is made of: the user's choices and the sizes of the demo."""
+"""What a comparison is made of: the user's choices and the sizes of its models."""
 
 from __future__ import annotations
 
@@ -13,20 +13,41 @@ from fairseq_posenc.running.contenders import Contender
 # Or fairseq leaves out what remains of the last batch after a multiple of 8, in a score too.
 WHOLE = ("--required-batch-size-multiple", "1")
 
+MASKED, CAUSAL = "masked-lm", "causal-lm"
+
 # Small enough that two processor cores train a model in minutes, large enough that the loss
 # leaves the level of a bag of words. Dropout would only slow down runs that see each text a few
 # times. The schedule does not depend on the length of the run, so a longer run continues a shorter.
-TRAIN_OPTIONS = (
-    *("--task", "masked_lm", "--criterion", "masked_lm", "--sample-break-mode", "none"),
-    *("--tokens-per-sample", "64", "--max-tokens", "4096", *WHOLE),
-    *("--arch", "roberta_none_tiny", "--encoder-layers", "2", "--encoder-embed-dim", "128"),
-    *("--encoder-ffn-embed-dim", "512", "--encoder-attention-heads", "4"),
+_DATA = ("--sample-break-mode", "none", "--tokens-per-sample", "64", "--max-tokens", "4096", *WHOLE)
+_LEARNING = (
     *("--dropout", "0", "--attention-dropout", "0"),
     *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)"),
     *("--lr-scheduler", "inverse_sqrt", "--warmup-updates", "200"),
 )
 
+
+def _sizes(stack: str) -> tuple[str, ...]:
+    return (
+        *(f"--{stack}-layers", "2", f"--{stack}-embed-dim", "128"),
+        *(f"--{stack}-ffn-embed-dim", "512", f"--{stack}-attention-heads", "4"),
+    )
+
+
+TASKS = {MASKED: "masked_lm", CAUSAL: "language_modeling"}
+STACKS = {MASKED: "encoder", CAUSAL: "decoder"}  # which has the layers, in names of options
+TRAIN_OPTIONS = {
+    MASKED: (
+        *("--task", TASKS[MASKED], "--criterion", "masked_lm", *_DATA),
+        *("--arch", "roberta_none_tiny", *_sizes(STACKS[MASKED]), *_LEARNING),
+    ),
+    CAUSAL: (
+        *("--task", TASKS[CAUSAL], "--criterion", "cross_entropy", *_DATA),
+        *("--arch", "transformer_lm_none_tiny", *_sizes(STACKS[CAUSAL]), *_LEARNING),
+    ),
+}
+
 LEARNING_RATE = "0.003"
+_FEWEST = 16  # sentencepieces
 
 # Options that the comparison sets itself, and what to use in their place.
 RESERVED = {
@@ -38,7 +59,7 @@ RESERVED = {
     "--lr": "use --lrs",
     "--save-dir": "use --out",
     "--user-dir": "it is set already",
-    "--task": "the comparison is made for masked_lm",
+    "--task": "use --family",
     "--log-format": "the learning curves are read from the log",
     "--log-file": "the log is kept already",
 }
@@ -54,8 +75,11 @@ class Settings:
         contenders: the models to compare.
         updates: number of training updates of each model.
         seeds: of initial weights, order of the data and masks; one training of each model for each.
+        family: one of ``TRAIN_OPTIONS``.
+        read: length at which a model is measured, in tokens, where it is not that of training.
         lrs: learning rates, at the best of which a model is judged; one for each training.
         vocab_size: number of sentencepieces.
+        points: of a learning curve, so validations of a training.
         train_args: options added to those of ``fairseq-train``; they win over the demo's.
     """
 
@@ -65,16 +89,21 @@ class Settings:
     updates: int
     seeds: tuple[int, ...]
     vocab_size: int
+    family: str = MASKED
+    read: int = 0
     lrs: tuple[str, ...] = (LEARNING_RATE,)
+    points: int = 20
     train_args: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for option, value, least in (
-            ("--updates", self.updates, 1),
-            ("--vocab-size", self.vocab_size, 16),
-        ):
-            if value < least:
-                raise UserError(f"{option} {value}: must be at least {least}")
+        if self.vocab_size < _FEWEST:
+            raise UserError(f"--vocab-size {self.vocab_size}: must be at least {_FEWEST}")
+        for contender in self.contenders:
+            if self.family == CAUSAL and contender.directions:
+                raise UserError(
+                    f"--encodings: {contender.name!r} has directions, which are for encoders; a "
+                    "causal LM sees only lr"
+                )
         for lr in self.lrs:
             if not _is_rate(lr):
                 raise UserError(f"--lrs {','.join(self.lrs)}: write numbers, as in 0.001,0.003")
@@ -87,13 +116,23 @@ class Settings:
 
     def option(self, name: str) -> str:
         """Return the value that ``fairseq-train`` gets for an option."""
-        words = [word for given in (*TRAIN_OPTIONS, *self.train_args) for word in given.split("=")]
+        given = (*TRAIN_OPTIONS[self.family], *self.train_args)
+        words = [word for each in given for word in each.split("=")]
         return words[len(words) - words[::-1].index(name)]
+
+    def size(self, name: str) -> str:
+        """Return the value of an option of the layers, as in ``embed-dim``."""
+        return self.option(f"--{STACKS[self.family]}-{name}")
+
+    @property
+    def trained(self) -> int:
+        """The length of training, in tokens."""
+        return int(self.option("--tokens-per-sample"))
 
     @property
     def validate_every(self) -> int:
-        """Updates between two points of a learning curve, about twenty in all."""
-        return max(1, self.updates // 20)
+        """Updates between two points of a learning curve."""
+        return max(1, self.updates // self.points)
 
 
 def _is_rate(text: str) -> bool:

@@ -19,18 +19,20 @@ class Outcome(NamedTuple):
         lr: its learning rate, as the user wrote it.
         seed: of everything random in it.
         curve: its learning curve and speed.
-        perplexity: on the validation text, by ``fairseq-validate``.
+        perplexity: on the validation text; infinite where it cannot be read at that length.
         position_parameters: number of parameters of its position encodings.
         seconds: time of the training.
+        diverged: the update at which it did, 0 if it did not; then it has none of the three.
     """
 
     contender: Contender
     lr: str
     seed: int
     curve: Curve
-    perplexity: float
-    position_parameters: int
-    seconds: float
+    perplexity: float = math.nan
+    position_parameters: int = 0
+    seconds: float = math.nan
+    diverged: int = 0
 
 
 class Judged(NamedTuple):
@@ -50,6 +52,28 @@ class Judged(NamedTuple):
     def perplexity(self) -> Interval:
         """That at the end."""
         return interval_of_perplexity(outcome.perplexity for outcome in self.outcomes)
+
+    @property
+    def diverged(self) -> dict[int, int]:
+        """The update at which it did, by the seeds with which it did."""
+        return {each.seed: each.diverged for each in self.outcomes if each.diverged}
+
+    def shown(self, digits: int) -> str:
+        """Return its perplexity as tables have it, or where it diverged."""
+        seeds = [f"{update:,} (seed {seed})" for seed, update in self.diverged.items()]
+        if seeds:
+            return f"diverged at update {', '.join(seeds)}"
+        return self.perplexity.show(digits) if self.is_read else "cannot be read"
+
+    @property
+    def is_read(self) -> bool:
+        """Whether it can be read at the length at which it is measured."""
+        return not math.isinf(self.perplexity.mean)
+
+    @property
+    def ended(self) -> list[Outcome]:
+        """The outcomes of the trainings that did not diverge."""
+        return [each for each in self.outcomes if not each.diverged]
 
     @property
     def curve(self) -> list[tuple[int, Interval]]:
@@ -77,3 +101,28 @@ def _best(outcomes: Sequence[Outcome]) -> Judged:
     ]
     # NaN compares as neither less nor more, so one would hide all that come after it.
     return min(judged, key=lambda each: (math.isnan(each.perplexity.mean), each.perplexity.mean))
+
+
+def is_below(model: Judged, other: Judged) -> bool:
+    """Return whether a model's perplexity is lower than another's, beyond what is chance."""
+    low, high = model.perplexity, other.perplexity
+    return low.mean < high.mean and not low.overlaps(high)
+
+
+def order(models: Sequence[Judged]) -> list[str]:
+    """Say of each model which others it is below, and which are not told apart from it."""
+    ranked = sorted(models, key=lambda model: model.perplexity.mean)
+    sentences, same = [], []
+    for place, model in enumerate(ranked):
+        after = ranked[place + 1 :]
+        above = [other for other in after if is_below(model, other)]
+        if above:
+            names = ", ".join(map(name, above))
+            sentences.append(f"{name(model)} has a lower perplexity than {names}.")
+        same += [f"{name(model)} and {name(each)}" for each in after if each not in above]
+    return [*sentences, *([f"Not told apart: {'; '.join(same)}."] if same else [])]
+
+
+def name(model: Judged) -> str:
+    """Return what sentences call a model."""
+    return f"`{model.contender.name}`"

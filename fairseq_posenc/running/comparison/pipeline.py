@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from fairseq_posenc.compare import corpus, pieces
-from fairseq_posenc.compare.documents import python_library
-from fairseq_posenc.compare.judging import Judged, Outcome, judge
-from fairseq_posenc.compare.settings import Settings
-from fairseq_posenc.compare.training import (
+from fairseq_posenc.running.comparison import corpus, pieces
+from fairseq_posenc.running.comparison.documents import python_library
+from fairseq_posenc.running.comparison.judging import Judged, Outcome, judge
+from fairseq_posenc.running.comparison.settings import Settings
+from fairseq_posenc.running.comparison.training import (
     Run,
     all_runs,
     data_folder,
+    measure_command,
     model_folder,
     model_options,
+    read_folder,
     train_command,
-    validate_command,
 )
 from fairseq_posenc.running.logs import read_curve_file
 from fairseq_posenc.running.programs import run_logged
@@ -74,7 +77,7 @@ class Pipeline:
         steps = [self._training_step(run, data) for run in runs]
         facts = run_trials(list(map(self._trial, runs, steps)), self._jobs, self._lock)
         outcomes = [
-            Outcome(*run, read_curve_file(step.folder / LOG), **figures)
+            Outcome(*run, curve=read_curve_file(step.folder / LOG), **figures)
             for run, step, figures in zip(runs, steps, facts)
         ]
         return Results(self._settings, text, outcomes)
@@ -106,15 +109,17 @@ class Pipeline:
         return Step(self._settings.out / "data", inputs)
 
     def _make_data(self, folder: Path) -> Facts:
-        vocab_size = self._settings.vocab_size
+        vocab_size, binary = self._settings.vocab_size, data_folder(self._settings)
         say(f"text: learning {vocab_size:,} sentencepieces, then fairseq-preprocess")
-        pieces.train_pieces(self._text / "train.txt", folder / "sentencepiece", vocab_size)
+        binary.mkdir()
+        # Beside the dictionary, where all that reads text with a model looks for what cut it.
+        pieces.train_pieces(self._text / "train.txt", binary / "sentencepiece", vocab_size)
         tokens = {}
         for part in ("train", "valid"):
             text, encoded = self._text / f"{part}.txt", folder / f"{part}.pieces"
-            tokens[f"{part}_tokens"] = pieces.encode(folder / "sentencepiece.model", text, encoded)
+            tokens[f"{part}_tokens"] = pieces.encode(binary / "sentencepiece.model", text, encoded)
         command = [
-            *("fairseq-preprocess", "--only-source", "--destdir", str(data_folder(self._settings))),
+            *("fairseq-preprocess", "--only-source", "--destdir", str(binary)),
             *("--trainpref", str(folder / "train.pieces")),
             *("--validpref", str(folder / "valid.pieces")),
         ]
@@ -131,5 +136,13 @@ class Pipeline:
         return Step(model_folder(self._settings, run), inputs, self._settings.updates)
 
     def _trial(self, run: Run, step: Step) -> Trial:
-        train, measure = train_command(self._settings, run), validate_command(self._settings, run)
-        return Trial(run.label, step, train, measure, perplexity)
+        train, measure = train_command(self._settings, run), measure_command(self._settings, run)
+        figures = read_folder(self._settings, run) / "lm-length.json"
+
+        def at_length(_: list[str]) -> Facts:
+            """Return the perplexity that was found; infinite where it could not be read."""
+            (row,) = json.loads(figures.read_text(encoding="utf-8"))["figures"]["perplexity"]
+            return {"perplexity": math.inf if row["perplexity"] is None else row["perplexity"]}
+
+        read = perplexity if measure[0] == "fairseq-validate" else at_length
+        return Trial(run.label, step, train, measure, read)

@@ -1,13 +1,14 @@
-"""The commands behind one training: ``fairseq-train`` and ``fairseq-validate``."""
+"""The commands behind one training: ``fairseq-train``, and what measures the model."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import NamedTuple
 
-from fairseq_posenc.compare.settings import TRAIN_OPTIONS, WHOLE, Settings
+from fairseq_posenc.running.comparison.settings import TASKS, TRAIN_OPTIONS, WHOLE, Settings
 from fairseq_posenc.running.contenders import Contender
 from fairseq_posenc.running.trainings import measuring_command, training_options
+from fairseq_posenc.transformer.mending import LAST
 
 
 class Run(NamedTuple):
@@ -51,7 +52,13 @@ def model_folder(settings: Settings, run: Run) -> Path:
 
 def model_options(settings: Settings, run: Run) -> list[str]:
     """Return the options of ``fairseq-train`` that tell what is trained on what."""
-    return [*TRAIN_OPTIONS, *run.contender.options, *settings.train_args, "--lr", run.lr]
+    return [
+        *TRAIN_OPTIONS[settings.family],
+        *run.contender.options,
+        *settings.train_args,
+        "--lr",
+        run.lr,
+    ]
 
 
 def train_command(settings: Settings, run: Run) -> list[str]:
@@ -64,8 +71,22 @@ def train_command(settings: Settings, run: Run) -> list[str]:
     ]
 
 
-def validate_command(settings: Settings, run: Run) -> list[str]:
-    """Return the command that measures one trained model, but for where it finds the package."""
-    batches = ["--max-tokens", settings.option("--max-tokens"), *WHOLE]
+def measure_command(settings: Settings, run: Run) -> list[str]:
+    """Return the command that measures one trained model, but for where it finds the package.
+
+    It is ``fairseq-validate`` at the length of training, ``lm-length`` at another.
+    """
     data, model = data_folder(settings), model_folder(settings, run)
-    return measuring_command(data, model, "--task", "masked_lm", *batches)
+    if settings.read in (0, settings.trained):
+        batches = ["--max-tokens", settings.option("--max-tokens"), *WHOLE]
+        return measuring_command(data, model, "--task", TASKS[settings.family], *batches)
+    return [
+        *("fairseq-posenc", "lm-length", "--data", str(data), "--lengths", str(settings.read)),
+        *("--mode", "non-overlapping", "--out", str(read_folder(settings, run))),
+        f"read={model / LAST}",
+    ]
+
+
+def read_folder(settings: Settings, run: Run) -> Path:
+    """Return where ``lm-length`` puts its figures of one model."""
+    return model_folder(settings, run) / f"read-{settings.read}"

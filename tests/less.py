@@ -1,0 +1,102 @@
+"""Stands before a program on the PATH, and has a documented command do less of the same.
+
+``python -IS less.py PROGRAM WORD...`` becomes the program, with options after its own that make
+models tiny and trainings short, and with a few of the encodings that it names. It needs nothing but
+Python's own modules, as it starts before each command.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+QUICK = [
+    *("--learning-rates", "3e-3", "--set", "optimization.max_epoch=1"),
+    *("--set", "dataset.num_workers=0", "--set", "lr_scheduler.warmup_updates=2"),
+]
+SQUAD = ["--set", "optimization.max_epoch=1", "--set", "dataset.num_workers=0"]
+SQUAD += ["--set", "lr_scheduler.warmup_updates=2", "--set", "dataset.batch_size=8"]
+AT_ONCE = ["--seeds", "1", "--lrs", "0.003", "--updates", "1", "--vocab-size", "34"]
+# By command of fairseq-posenc.
+OPTIONS = {
+    "bleu": ["--num-shards", "1"],
+    "choose": ["--seeds", "1", "--vocab-size", "34", "--budget", "1s", "--encodings", "none,rope"],
+    "compare": AT_ONCE,
+    "export": ["--tokens", "words"],
+    "glue": QUICK,
+    "probe": ["--updates", "2", "--trained", "6", "--lengths", "8", "--seeds", "1"],
+    "squad train": SQUAD,
+    "train": ["--dry-run"],
+    "ablation": ["--dry-run"],
+}
+# By program of preprocess/.
+DATA = {
+    "squad": ["--max-length", "48", "--stride", "16", "--max-question", "16"],
+    "glue": ["--tasks", "CoLA", "--max-tokens", "40"],
+    "translation": ["--vocab-size", "72"],
+}
+# The sizes of what a training starts from.
+START = ["--max-positions", "48", "--tokens-per-sample", "48", "--encoder-layers", "2"]
+START += ["--encoder-embed-dim", "64", "--encoder-ffn-embed-dim", "128"]
+START += ["--encoder-attention-heads", "4"]
+FEWER = {"--encodings": 3, "--tasks": 1}  # of the values of a list, so many from the end
+
+
+def sizes(arch: str) -> list[str]:
+    """Return options for a tiny model of an architecture's family."""
+    masked, causal = arch.startswith(("roberta", "decbert")), arch.startswith("transformer_lm")
+    stacks = ["encoder"] if masked else ["decoder"] if causal else ["encoder", "decoder"]
+    size = {"layers": 1, "embed-dim": 16, "ffn-embed-dim": 16, "attention-heads": 2}
+    found = [
+        word for stack in stacks for n, v in size.items() for word in (f"--{stack}-{n}", str(v))
+    ]
+    if len(stacks) == 2:  # or an untrained model writes long translations
+        found += ["--max-source-positions", "40", "--max-target-positions", "40"]
+    return found
+
+
+def less(program: str, words: list[str]) -> list[str]:
+    """Return the words of a command that does less of the same."""
+    if program == "fairseq-train":
+        arch = words[words.index("--arch") + 1]
+        words = [word for word in words if word != "--fp16"]  # needs a GPU
+        words = [*words, *sizes(arch), "--max-update", "1", "--cpu", "--num-workers", "0"]
+        return [*words, "--required-batch-size-multiple", "1"]
+    if program == "python":
+        name = os.path.basename(words[0])[: -len(".py")]
+        return [*words, *(DATA.get(name, []) if words[0].startswith("preprocess/") else [])]
+    return ours(words)
+
+
+def ours(words: list[str]) -> list[str]:
+    """Return the words of a command of fairseq-posenc that does less of the same."""
+    command = " ".join(words[:2]) if words[0] == "squad" else words[0]
+    end = words.index("--") if "--" in words else len(words)
+    asked, passed = words[:end], words[end + 1 :]
+    if {"--dry-run", "--help"} & {*asked}:
+        return words
+    for option, number in FEWER.items():
+        if option in asked and command in ("compare", "probe"):
+            at = asked.index(option) + 1
+            asked[at] = ",".join(asked[at].split(",")[-number:])
+    if command != "choose" or "--text" in asked:  # without one it trains nothing
+        asked += OPTIONS.get(command, [])
+    if command == "compare":
+        asked += [] if "--text" in asked else ["--text", "my.txt"]
+    if command in ("compare", "choose") and "--text" in asked:
+        passed += sizes("roberta")
+    if command == "glue":
+        asked += ["--tasks", "CoLA"]
+    if command == "probe" and "--tasks" not in asked:
+        asked += ["--tasks", "copy"]
+    if command == "plan":
+        asked[1:1] = ["--updates", "12"]
+        asked += [] if "--device" in asked else ["--device", "cpu"]
+        passed += START if "--init" in asked else sizes("roberta")
+        passed += ["--num-workers", "0"]
+    return [*asked, *(["--", *passed] if passed else [])]
+
+
+if __name__ == "__main__":
+    path, *given = sys.argv[1:]
+    os.execv(path, [path, *less(os.path.basename(path), given)])
