@@ -16,6 +16,8 @@ PLOT = ["matplotlib", "scikit-learn"]
 # still has `relative_key` attention.
 HF = ["safetensors", "tokenizers", "transformers>=4.57"]
 OLD_HF = ["transformers<5"]
+# Encoders as graphs.
+ONNX = ["onnx", "onnxruntime", "onnxscript"]
 DEV = ["hypothesis", "mypy", "pre-commit", "pytest", "pytest-timeout", "pytest-xdist", "ruff"]
 # torch for CUDA brings it; without a GPU its interpreter runs the kernels' tests.
 TRITON = ['triton; sys_platform == "linux"']
@@ -74,6 +76,7 @@ setup(
     extras_require={
         "plot": PLOT,
         "hf": HF,
+        "onnx": HF + ONNX,
         "nltk": NLTK,
         "parquet": PARQUET,
         "submitit": SUBMITIT,

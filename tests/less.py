@@ -24,7 +24,7 @@ OPTIONS = {
     "compare": AT_ONCE,
     "export": ["--tokens", "words"],
     "glue": QUICK,
-    "lm-length": ["--lengths", "16,32"],
+    "lm-length": ["--lengths", "16,32", "--stride", "8"],
     "probe": ["--updates", "2", "--trained", "6", "--lengths", "8", "--seeds", "1"],
     "squad train": SQUAD,
     "train": ["--dry-run"],
