@@ -16,7 +16,9 @@ PLOT = ["matplotlib", "scikit-learn"]
 # still has `relative_key` attention.
 HF = ["safetensors", "tokenizers", "transformers>=4.57"]
 OLD_HF = ["transformers<5"]
-DEV = ["mypy", "pre-commit", "pytest", "pytest-timeout", "pytest-xdist", "ruff"]
+# Encoders as graphs.
+ONNX = ["onnx", "onnxruntime", "onnxscript"]
+DEV = ["hypothesis", "mypy", "pre-commit", "pytest", "pytest-timeout", "pytest-xdist", "ruff"]
 # torch for CUDA brings it; without a GPU its interpreter runs the kernels' tests.
 TRITON = ['triton; sys_platform == "linux"']
 # BLEU-4 as reports of course work have it, beside sacreBLEU's.
@@ -74,6 +76,7 @@ setup(
     extras_require={
         "plot": PLOT,
         "hf": HF,
+        "onnx": HF + ONNX,
         "nltk": NLTK,
         "parquet": PARQUET,
         "submitit": SUBMITIT,

@@ -80,7 +80,11 @@ COMMANDS = {
     ),
     "init": Command(
         "make a start checkpoint from a trained RoBERTa, with other positions",
-        ".initialise.command",
+        ".swap.command",
+        "init",
+    ),
+    "swap": Command(
+        "replace the positions of a trained model of any family", ".swap.command", "swap"
     ),
     "squad": Command(
         "fine-tune a model on SQuAD, answer its questions, score answers", ".squad.command"

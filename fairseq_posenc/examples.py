@@ -45,6 +45,10 @@ EXAMPLES = {
         "fairseq-posenc init --from roberta.base/model.pt --arch decbert_diff "
         "--max-positions 1024 --extend copy",
     ],
+    "swap": [
+        "fairseq-posenc swap --checkpoint fr-en.pt --position-encoding rope --out start.pt",
+        "fairseq-posenc swap --checkpoint rope.pt --position-encoding none --out start.pt",
+    ],
     "squad": [
         "fairseq-posenc squad train --help",
         "fairseq-posenc squad predict --help",

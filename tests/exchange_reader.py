@@ -1,7 +1,7 @@
 """What a user of transformers does with a folder: run by a Python that may know nothing of fairseq.
 
-``python exchange_reader.py FOLDER ASKED ANSWERS``: both files are torch's. ASKED is a dictionary
-with the name of an ``AutoModelFor...`` and what to compute.
+``python exchange_reader.py ASKED ANSWERS``: both files are torch's. ASKED is a list of folders,
+each with a dictionary: the name of an ``AutoModelFor...`` and what to compute.
 """
 
 from __future__ import annotations
@@ -57,6 +57,6 @@ def answer(folder: str, asked: dict[str, Any]) -> dict[str, Any]:
 if __name__ == "__main__":
     for name in ("fairseq", "fairseq_posenc"):
         assert importlib.util.find_spec(name) is None, f"{name} is there, which proves nothing"
-    folder, asked, answers = sys.argv[1:]
+    asked, answers = sys.argv[1:]
     torch.set_num_threads(1)
-    torch.save(answer(folder, torch.load(asked)), answers)
+    torch.save([answer(folder, each) for folder, each in torch.load(asked)], answers)

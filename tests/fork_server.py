@@ -15,7 +15,6 @@ import gc
 import importlib
 import logging
 import marshal
-import multiprocessing.spawn
 import os
 import re
 import runpy
@@ -91,7 +90,6 @@ def become(asked: dict[str, Any], files: list[int]) -> list[str]:
     os.environ.clear()
     os.environ.update(asked["environment"])
     sys.executable = asked["python"]
-    multiprocessing.spawn.set_executable(sys.executable)
     if action := os.environ.get("PYTHONWARNINGS"):
         warnings.simplefilter(action, append=True)
     if os.environ.get("PYTHONUNBUFFERED"):

@@ -17,6 +17,8 @@ from exchanged import checkpoint
 from fairseq_posenc.cli import main
 from fairseq_posenc.running.pretrained import load_state
 from test_exchange import HARD, export, padded, scores
+from test_glue_commands import data as glue_data
+from test_squad_commands import files as squad_files
 
 NATIVE = [
     ("masked_lm", "learned", "hf", {}),
@@ -24,6 +26,7 @@ NATIVE = [
     ("masked_lm", "m4", "hf4", {}),
     ("masked_lm", "rope", "hf", {}),
     ("masked_lm", "t5", "hf", {}),
+    ("causal_lm", "rope(layout=half,fraction=0.5)", "hf", {}),
 ]
 DEBERTA = {
     "relative_attention": True,
@@ -226,7 +229,51 @@ def test_what_an_export_keeps_for_the_way_back_is_checked(capsys):
         ("model", {"position_encoding": "rope+m4m"}, "has rope+m4m, that of config.json m4m"),
         ("model", {"attention_directions": "lr"}, "or other attention directions"),
         ("model", {"position_encoding": "shaw"}, "tensors of the model are not there"),
-        ("task", {"_name": "squad"}, "of fine-tuned ones the way back is not there"),
+        ("task", {"_name": "bart"}, "its model is of a task that is none of masked_lm"),
     ):
         path.write_text(json.dumps({**kept, part: {**kept[part], **change}}))
         assert told in refused(folder, capsys)
+
+
+def test_nothing_of_the_machine_is_in_a_folder():
+    trained = checkpoint("masked_lm", "m4m", save_dir="/private/runs", restore_file="/private/x.pt")
+    folder = export(trained)
+    for path in folder.rglob("*"):
+        if path.is_file():
+            content = path.read_bytes()
+            assert b"/private" not in content, path
+            assert str(trained.data).encode() not in content, path
+            assert str(trained.path.parent).encode() not in content, path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", ["learned", "m4m+rope"])
+@pytest.mark.parametrize("task", ["glue", "squad"])
+def test_fine_tuned_heads_come_back_bit_for_bit(task, spec, capsys):
+    tanh = {"pooler_activation_fn": "tanh", "max_positions": 48}
+    if task == "glue":
+        data, pieces = glue_data() / "glue" / "STS-B", glue_data() / "pieces.model"
+        trained = checkpoint("masked_lm", spec, data, "glue", **tanh, max_update=2)
+    else:
+        data = pieces = squad_files().data
+        trained = checkpoint("masked_lm", spec, data, "squad", **tanh)
+    folder = export(trained, tokens=str(pieces))
+    before, after = (load_state(path, "it")["model"] for path in (trained.path, import_(folder)))
+    assert "its head for masked tokens is not in the folder: here it is zeros" in (
+        capsys.readouterr().out
+    )
+    assert before.keys() == after.keys()
+    for name in before:
+        left_out = "lm_head" in name and name != "encoder.lm_head.weight"
+        expected = torch.zeros_like(before[name]) if left_out else before[name]
+        assert torch.equal(after[name], expected), name
+    path = folder / "fairseq.json"
+    kept = json.loads(path.read_text())
+    for change, told in (
+        ({"head": "masked_lm"}, "tensors of the model are not there"),
+        ({"classes": 10**12}, "its settings are of a model that its"),
+        ({"classes": 7}, "tensors have other shapes"),
+    ):
+        if task == "glue" or "head" in change:
+            path.write_text(json.dumps({**kept, **change}))
+            assert told in refused(folder, capsys)

@@ -106,29 +106,6 @@ def test_open_files_are_handed_on(tmp_path, true):
     assert (tmp_path / "file").read_text() == "written"
 
 
-SPAWN = """
-import multiprocessing, os, sys
-def work(number, queue):
-    queue.put((number, "fairseq" in sys.modules))
-    sys.exit(number)
-if __name__ == "__main__":
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    process = context.Process(target=work, args=(3, queue))
-    process.start()
-    print(queue.get())
-    process.join()
-    print(process.exitcode)
-"""
-
-
-@both
-def test_what_it_spawns_is_such_a_program_too(tmp_path, true):
-    (tmp_path / "spawning.py").write_text(SPAWN)
-    done = python(str(tmp_path / "spawning.py"), true=true)
-    assert done.stdout == f"(3, {not true})\n3\n", done.stderr
-
-
 ENDLESS = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
@@ -162,3 +139,15 @@ def test_a_program_finds_others_that_start_fast():
     assert python("-c", code, true=True).stdout == f"{BIN}/fairseq-train\n"
     done = subprocess.run(["sh", "-c", "command -v fairseq-train"], capture_output=True, text=True)
     assert done.stdout == f"{script('fairseq-train')}\n"
+
+
+@both
+def test_ignored_signals_stay_so(true):
+    """As those are that a shell starts in the background."""
+    code = "import signal; print(*map(signal.getsignal, (signal.SIGINT, signal.SIGHUP)))"
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        told = python("-c", code, true=true).stdout
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert told == f"{signal.SIG_IGN} {signal.SIG_DFL}\n"

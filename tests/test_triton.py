@@ -191,13 +191,14 @@ def test_a_query_that_sees_no_key_gets_zeros_and_gives_none():
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float16, 2e-3), (torch.bfloat16, 2e-2)])
-@pytest.mark.parametrize("product", [False, True])
-def test_half_precision_is_close_to_float64(product, dtype, bound):
+@pytest.mark.parametrize(("product", "reset"), [(False, False), (True, False), (True, True)])
+def test_half_precision_is_close_to_float64(product, reset, dtype, bound):
     """Errors are relative to the largest number of each tensor.
 
     In products they are largest where a query sees one key alone: its scores have no gradient.
     """
-    terms = make_terms({**EVERYTHING, "product": product}, 7, 7)
+    first = torch.eye(1, 7, device=DEVICE).bool() if reset else None
+    terms = make_terms({**EVERYTHING, "product": product}, 7, 7, first)
     terms = Terms(*(_cast(x, dtype) for x in terms))
     exact_terms = Terms(*(_cast(x, torch.float64) for x in terms))
     qkv = [leaf(1, H, 7, D, dtype=dtype) for _ in range(3)]
@@ -214,7 +215,8 @@ def test_half_precision_is_close_to_float64(product, dtype, bound):
 
 
 def _cast(x, dtype):
-    return x.detach().to(dtype).requires_grad_() if isinstance(x, torch.Tensor) else x
+    floats = isinstance(x, torch.Tensor) and x.is_floating_point()
+    return x.detach().to(dtype).requires_grad_() if floats else x
 
 
 def test_mixed_precision_takes_tables_of_float32():

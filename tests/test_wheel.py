@@ -78,6 +78,10 @@ def test_the_command_is_that_of_the_wheel():
     assert "m4m" in far("list")
 
 
+def test_the_records_are_at_hand():
+    assert "- lowest: `" in far("choose", "--family", "encoder-decoder", "--length", 64)
+
+
 def test_a_recipe_trains_with_the_plugin_of_the_wheel():
     words = shlex.split(far("train", "a_small", "m4m", sentences(), "--gpus", 2, "--dry-run"))
     assert words[words.index("--user-dir") + 1] == str(installed() / "fairseq_posenc")

@@ -46,13 +46,12 @@ JOBS = {
     "curves",
     "doctor",
     "glue",
-    "initialise",
     "length",
     "plan",
     "report",
     "squad",
 }
-JOBS |= {"plots", "probe", "train", "translation", "exchange"}
+JOBS |= {"plots", "swap", "probe", "train", "translation", "exchange"}
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 ROOMS = {room_of(path) for path in FILES}

@@ -117,7 +117,6 @@ class Halving:
             "candidates": [each.name for each in contenders],
             "updates": updates,
             "text": checksum(settings.text) if settings.text else None,
-            "budget": self._budget,
             "how": [settings.family, settings.seeds, settings.read, settings.vocab_size],
             "options": settings.train_args,
             "version": __version__,

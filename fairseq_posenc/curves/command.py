@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
@@ -18,6 +17,7 @@ from fairseq_posenc.reporting.record import Record, make_folder, own_command
 from fairseq_posenc.running.files import write_whole
 from fairseq_posenc.running.logs import Curve, read_curve_file
 from fairseq_posenc.running.options import add_json, add_out, named
+from fairseq_posenc.running.progress import say
 
 TABLE, RECORD = "curves.md", "curves.json"
 PICTURE, TRAINING = "curves.png", "training.png"
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     written = (
         "tables and pictures" if can_draw() else "tables (matplotlib, for pictures, is missing)"
     )
-    print(f"{written}: {args.out}", file=sys.stderr)
+    say(f"{written}: {args.out}")
     return 0
 
 

@@ -115,9 +115,18 @@ class Rope(Encoding):
         gain = 0.1 * math.log(self.factor) + 1.0 if self.scaling == "yarn" else 1.0
         return Rotation(torch.polar(torch.full_like(angles, gain), angles), self.layout == "half")
 
+    def order(self) -> Tensor:
+        """Return a head's coordinates, ``(D,)``, in the order of the pairs that are turned."""
+        order = torch.arange(self.dims.head_dim)
+        if self.layout == "half":
+            order[: self.rotated] = order[: self.rotated].view(2, -1).t().flatten()
+        return order
+
     @property
     def frequencies(self) -> Tensor:
         """The angle per position of each pair, ``(rotated / 2,)``, in float32 in any model."""
+        if torch.compiler.is_exporting():  # to formats that do not read bits as another type
+            return self._frequencies()
         return self.bits.view(torch.float32)
 
     def _frequencies(self) -> Tensor:
@@ -154,11 +163,25 @@ class Rope(Encoding):
 
 
 def to_hf(encoding: Rope) -> list[Native]:
-    """Return RoFormer, which has a table of all angles; it knows no other form than the paper's."""
-    papers = (encoding.layout, encoding.base, encoding.scaling) == ("interleaved", 10000.0, "none")
-    if not papers or encoding.rotated != encoding.dims.head_dim:
-        return []
+    """Return RoFormer, which has a table of all angles as in the paper, or GPT-NeoX for halves."""
     rows = encoding.dims.max_positions
+    if encoding.scaling != "none":
+        return []
+    if encoding.layout == "half":
+        base, part = float(encoding.base), encoding.rotated / encoding.dims.head_dim
+        config = {
+            "max_position_embeddings": rows,
+            "rotary_emb_base": base,  # up to transformers 4
+            "rotary_pct": part,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": base,
+                "partial_rotary_factor": part,
+            },
+        }
+        return [Native("GPTNeoXForCausalLM", config)]
+    if encoding.base != 10000.0 or encoding.rotated != encoding.dims.head_dim:
+        return []
     angles = torch.arange(rows)[:, None] * encoding.frequencies
     table = torch.cat([angles.sin(), angles.cos()], dim=1)
     config = {"max_position_embeddings": rows, "rotary_value": False}

@@ -57,13 +57,23 @@ class Rotation(NamedTuple):
 
     def _turned_whole(self, x: Tensor) -> Tensor:
         exact = x.to(torch.promote_types(x.dtype, torch.float32))
-        if self.half:
+        if torch.compiler.is_exporting():  # to formats that have no complex numbers
+            turned = self._turned_by_parts(exact)
+        elif self.half:
             pairs = torch.complex(*exact.chunk(2, dim=-1)) * self.turn
             turned = torch.cat([pairs.real, pairs.imag], dim=-1)
         else:
             pairs = torch.view_as_complex(exact.view(*exact.shape[:-1], -1, 2)) * self.turn
             turned = torch.view_as_real(pairs).flatten(-2)
         return turned.to(x.dtype)
+
+    def _turned_by_parts(self, x: Tensor) -> Tensor:
+        """Return what a product of complex numbers gives, of real ones."""
+        place = -2 if self.half else -1
+        cos, sin = torch.view_as_real(self.turn).unbind(-1)
+        first, second = x.unflatten(-1, (2, -1) if self.half else (-1, 2)).unbind(place)
+        pairs = (first * cos - second * sin, first * sin + second * cos)
+        return torch.stack(pairs, dim=place).flatten(-2)
 
 
 def _narrowed(x: Tensor, like: Tensor) -> Tensor:

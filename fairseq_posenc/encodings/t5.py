@@ -98,7 +98,8 @@ def bucket_of(distances: Tensor, buckets: int, max_distance: int, both_sides: bo
     exact = side // 2
     # At least `exact` steps, so that the logarithm is of 1 or more.
     grown = (steps.clamp(min=exact).double() / exact).log() / math.log(max_distance / exact)
-    logarithmic = (exact + (grown * (side - exact)).long()).clamp(max=side - 1)
+    # Where a bucket begins exactly, another library's logarithm may be a little less.
+    logarithmic = (exact + (grown * (side - exact) + 1e-6).long()).clamp(max=side - 1)
     found = torch.where(steps < exact, steps, logarithmic)
     return found + side * distances.gt(0) if both_sides else found
 

@@ -9,36 +9,67 @@ from fairseq_posenc.exchange.trained import Trained
 from fairseq_posenc.version import __version__
 
 _CARD = """---
-library_name: transformers
+library_name: {library}
 tags: [fairseq, position-encoding]
 ---
 
 # {title}
 
 Trained with [fairseq](https://github.com/facebookresearch/fairseq) and fairseq-posenc, and written
-by its version {version} with `fairseq-posenc export --checkpoint {file} --to hf`.
+by its version {version} with `fairseq-posenc export --checkpoint {file} --to {target}`.
 
 | | |
 | --- | --- |
 {rows}
 
 ```python
-from transformers import {auto}, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("FOLDER")
-model = {auto}.from_pretrained("FOLDER"{trust})
+{usage}
 ```
 
 {notes}
 """
 
 
-def card(trained: Trained, config: dict[str, Any], notes: Sequence[str]) -> str:
+_MODEL = """from transformers import {auto}, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+model = {auto}.from_pretrained("FOLDER"{trust})"""
+_GRAPH = """import onnxruntime
+from transformers import AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+session = onnxruntime.InferenceSession("FOLDER/model.onnx")
+inputs = tokenizer(["a text"], return_tensors="np", padding=True)
+{outputs} = session.run(None, dict(inputs))"""
+
+
+def model_usage(config: dict[str, Any]) -> str:
+    """Return the lines that read a model with transformers.
+
+    Args:
+        config: config.json.
+    """
+    kind = config["architectures"][0].partition("For")[2]
+    trust = ", trust_remote_code=True" if "auto_map" in config else ""
+    return _MODEL.format(auto=f"AutoModelFor{kind}", trust=trust)
+
+
+def graph_usage(outputs: Sequence[str]) -> str:
+    """Return the lines that run a graph with onnxruntime.
+
+    Args:
+        outputs: their names.
+    """
+    return _GRAPH.format(outputs=", ".join(outputs) if len(outputs) > 1 else f"({outputs[0]},)")
+
+
+def card(trained: Trained, target: str, usage: str, notes: Sequence[str]) -> str:
     """Return the text of README.md.
 
     Args:
         trained: the model.
-        config: its configuration there.
+        target: what it was exported to.
+        usage: lines of Python.
         notes: of the export: what was compared, what is not there.
     """
     rows = [(f"positions, {side}", f"`{s.identity.told()}`") for side, s in trained.stacks.items()]
@@ -46,15 +77,14 @@ def card(trained: Trained, config: dict[str, Any], notes: Sequence[str]) -> str:
     rows.append(("architecture in fairseq", f"`{trained.settings.model._name}`"))
     rows.append(("data", f"`{trained.data.resolve().name}`"))
     rows += _figures(trained)
-    (architecture,) = config["architectures"]
-    kind = architecture.partition("For")[2]
     return _CARD.format(
         title=trained.path.resolve().parent.name or trained.path.stem,
         version=__version__,
         file=trained.path.name,
         rows="\n".join(f"| {name} | {value} |" for name, value in rows),
-        auto=f"AutoModelFor{kind}",
-        trust=", trust_remote_code=True" if "auto_map" in config else "",
+        library="onnx" if target == "onnx" else "transformers",
+        target=target,
+        usage=usage,
         notes="\n".join(f"- {note}" for note in notes),
     )
 

@@ -14,9 +14,7 @@ from torch import Tensor
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.exchange.folder import CODE
 from fairseq_posenc.exchange.trained import Trained
-
-ALLOWED = 1e-5  # relative to the largest score, in float32
-_LONGEST = 512
+from fairseq_posenc.running.comparing import relative, scores, sentences
 
 
 def read_back(folder: Path, architecture: str) -> Any:
@@ -66,28 +64,11 @@ def largest_difference(trained: Trained, model: Any) -> float:
     first token alone; scores of padding are not compared.
     """
     sides = ("right",) if trained.head == "classes" else ("right", "left")
-    return max(_difference(trained, model, *_batch(trained, side)) for side in sides)
-
-
-def _batch(trained: Trained, side: str) -> list[Tensor]:
-    """Return random sentences for each stack, ``(B, T)``, the longest as long as may be."""
-    generator = torch.Generator().manual_seed(1)
-    made = []
-    for stack in trained.stacks.values():
-        longest = min(_LONGEST, stack.assembly.dims.max_positions)
-        symbols = stack.embed_tokens.num_embeddings
-        tokens = torch.randint(4, symbols, (3, longest), generator=generator)
-        tokens[:, 0], tokens[:, -1] = 0, stack.eos_idx
-        tokens[:, longest // 2] = stack.eos_idx  # the end of a sentence in a block
-        for row, length in enumerate((longest, longest // 2 + 1, min(3, longest))):
-            keep = slice(length, None) if side == "right" else slice(None, longest - length)
-            tokens[row, keep] = stack.padding_idx
-        made.append(tokens)
-    return made
+    return max(_difference(trained, model, *sentences(trained.model, side)) for side in sides)
 
 
 def _difference(trained: Trained, model: Any, *tokens: Tensor) -> float:
-    ours = _scores(trained, *tokens)
+    ours = outputs(trained, *tokens)
     names = ("input_ids", "decoder_input_ids")
     masks = {} if trained.family == "translation" else {"attention_mask": tokens[0].ne(1).long()}
     found = model(**dict(zip(names, tokens)), **masks)
@@ -98,10 +79,10 @@ def _difference(trained: Trained, model: Any, *tokens: Tensor) -> float:
     if trained.head != "classes":
         real = tokens[-1].ne(trained.stacks[list(trained.stacks)[-1]].padding_idx)
         ours, theirs = ours[real], theirs[real]
-    return float((ours - theirs).abs().max() / ours.abs().max())
+    return relative(ours, theirs)
 
 
-def _scores(trained: Trained, *tokens: Tensor) -> Tensor:
+def outputs(trained: Trained, *tokens: Tensor) -> Tensor:
     """Return fairseq's scores, ``(B, T, ...)``; of classes ``(B, classes)``."""
     model = trained.model
     if trained.head == "spans":
@@ -109,6 +90,4 @@ def _scores(trained: Trained, *tokens: Tensor) -> Tensor:
     if trained.head == "classes":
         (name,) = model.classification_heads
         return model(tokens[0], features_only=True, classification_head_name=name)[0]
-    if trained.family == "translation":
-        return model(tokens[0], tokens[0].ne(1).sum(1), tokens[1])[0]
-    return model(tokens[0])[0]
+    return scores(model, *tokens)

@@ -16,10 +16,10 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", type=Path, required=True, metavar="FILE", help="a trained model")
     add(
         "--to",
-        choices=["hf", "hf4"],
+        choices=["hf", "hf4", "onnx"],
         required=True,
         help="hf: Hugging Face's transformers; hf4: its last version before 5, whose RoBERTa still "
-        "has the positions of shaw and m4",
+        "has the positions of shaw and m4; onnx: an encoder as a graph",
     )
     add("--out", type=Path, required=True, metavar="FOLDER", help="new or empty")
     add_data(parser, "with the dictionaries (default: as trained)")
@@ -32,12 +32,14 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_export(options: argparse.Namespace) -> int:
-    """Write a folder that transformers reads, and say how equal the two models are.
+    """Write a folder that others read, and say how equal the two models are.
 
     Raises:
         UserError: see the parts' own.
     """
-    _ask_for("transformers", "tokenizers", "safetensors")
+    _ask_for("hf", "transformers", "tokenizers", "safetensors")
+    if options.to == "onnx":
+        _ask_for("onnx", "onnx", "onnxruntime", "onnxscript")
     from fairseq_posenc.exchange.exporting import export
     from fairseq_posenc.exchange.trained import open_trained
 
@@ -61,10 +63,11 @@ def run_import(options: argparse.Namespace) -> int:
     Raises:
         UserError: see the parts' own.
     """
-    _ask_for("safetensors")
-    from fairseq_posenc.exchange.incoming import build, load, read_folder
-    from fairseq_posenc.exchange.trained import stacks_of
+    _ask_for("hf", "safetensors")
+    from fairseq_posenc.exchange.incoming import build, load
+    from fairseq_posenc.exchange.reading import read_folder
     from fairseq_posenc.running.checkpoints import write_state
+    from fairseq_posenc.running.families import stacks_of
     from fairseq_posenc.running.starts import check_out, start_of
 
     check_out("--out", options.out, options.overwrite)
@@ -74,12 +77,14 @@ def run_import(options: argparse.Namespace) -> int:
     write_state(start_of(built.settings, weights), options.out)
     stacks = [f"{name} {stack.identity.told()}" for name, stack in stacks_of(built.model)]
     print(f"wrote {options.out}: {len(folder.weights):,} tensors; {'; '.join(stacks)}")
+    if built.head in ("classes", "spans"):
+        print("its head for masked tokens is not in the folder: here it is zeros")
     print(f"train from it: fairseq-train DATA ... --finetune-from-model {options.out}")
     return 0
 
 
-def _ask_for(*libraries: str) -> None:
+def _ask_for(extra: str, *libraries: str) -> None:
     """Refuse to begin without libraries that nothing else needs."""
     missing = [name for name in libraries if find_spec(name) is None]
     if missing:
-        raise UserError(f"needs {', '.join(missing)}: pip install 'fairseq-posenc[hf]'")
+        raise UserError(f"needs {', '.join(missing)}: pip install 'fairseq-posenc[{extra}]'")

@@ -10,8 +10,8 @@ from omegaconf import OmegaConf
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.exchange import tokens
-from fairseq_posenc.exchange.card import card
-from fairseq_posenc.exchange.checking import ALLOWED, largest_difference, read_back
+from fairseq_posenc.exchange.card import card, graph_usage, model_usage
+from fairseq_posenc.exchange.checking import largest_difference, read_back
 from fairseq_posenc.exchange.folder import (
     CODE,
     FAIRSEQ,
@@ -25,6 +25,8 @@ from fairseq_posenc.exchange.folder import (
 from fairseq_posenc.exchange.naming import configuration, exported, generation
 from fairseq_posenc.exchange.native import as_native
 from fairseq_posenc.exchange.trained import Trained
+from fairseq_posenc.running.comparing import ALLOWED
+from fairseq_posenc.running.families import model_options
 
 
 def export(trained: Trained, target: str, given: str | None, out: Path) -> list[str]:
@@ -32,7 +34,7 @@ def export(trained: Trained, target: str, given: str | None, out: Path) -> list[
 
     Args:
         trained: the model.
-        target: ``hf``, or ``hf4`` for the last version before 5.
+        target: ``hf``, ``hf4`` for the last version before 5, or ``onnx``.
         given: what cut its text, as a user says it.
         out: the folder.
 
@@ -44,12 +46,36 @@ def export(trained: Trained, target: str, given: str | None, out: Path) -> list[
     """
     with whole(out) as folder:
         unknown, notes = _write_tokenizers(trained, given, folder)
-        config = _write_model(trained, target, unknown, folder, notes)
-        if trained.family != "masked_lm":
-            write_json(folder / "generation_config.json", generation(trained))
-        (folder / "README.md").write_text(card(trained, config, notes), encoding="utf-8")
-        _keep_for_fairseq(trained, folder)
-    return [f"wrote {out}: {config['architectures'][0]}", *notes]
+        if target == "onnx":
+            what = _write_graph(trained, folder, notes)
+        else:
+            what = _write_for_transformers(trained, target, unknown, folder, notes)
+    return [f"wrote {out}: {what}", *notes]
+
+
+def _write_graph(trained: Trained, folder: Path, notes: list[str]) -> str:
+    """Write an ONNX graph with its card; return what it gives."""
+    from fairseq_posenc.exchange.graph import GRAPH, write_graph  # whose libraries are an extra
+
+    names, difference = write_graph(trained, folder)
+    notes.append(f"equal to {difference:.1e} of the largest number, on padded sentences")
+    text = card(trained, "onnx", graph_usage(names), notes)
+    (folder / "README.md").write_text(text, encoding="utf-8")
+    what = "the encoder of a translation model" if trained.family == "translation" else GRAPH
+    return f"{what}, with {' and '.join(names)}"
+
+
+def _write_for_transformers(
+    trained: Trained, target: str, unknown: int, folder: Path, notes: list[str]
+) -> str:
+    """Write what transformers reads, and what the way back needs; return the class."""
+    config = _write_model(trained, target, unknown, folder, notes)
+    if trained.family != "masked_lm":
+        write_json(folder / "generation_config.json", generation(trained))
+    text = card(trained, target, model_usage(config), notes)
+    (folder / "README.md").write_text(text, encoding="utf-8")
+    _keep_for_fairseq(trained, folder)
+    return str(config["architectures"][0])
 
 
 def _write_model(
@@ -120,17 +146,25 @@ def _places(trained: Trained, folder: Path) -> dict[str, Path]:
 
 
 def _keep_for_fairseq(trained: Trained, folder: Path) -> None:
-    """Write what an import needs: options and dictionaries."""
-    settings = {name: _plain(trained.settings[name]) for name in ("model", "task")}
-    settings["task"]["data"] = "."
-    write_json(folder / FAIRSEQ, settings)
+    """Write what an import needs: options of the model and of its task, and dictionaries."""
+    model, task = (_plain(trained.settings[name]) for name in ("model", "task"))
+    if trained.family != "causal_lm":  # whose configuration has no other options
+        names = {"_name", *(option.dest for option in model_options(model["_name"]))}
+        model = {name: value for name, value in model.items() if name in names}
+    kept: dict[str, Any] = {"model": model, "task": {**task, "data": "."}, "head": trained.head}
+    if trained.head == "classes":
+        ((name, head),) = trained.model.classification_heads.items()
+        kept |= {"head_name": name, "classes": head.out_proj.out_features}
+    write_json(folder / FAIRSEQ, kept)
     for name in trained.dictionaries:
         (folder / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(trained.data / name, folder / name)
 
 
 def _plain(options: Any) -> dict[str, Any]:
-    """Return options as JSON has them."""
+    """Return options as JSON has them, without paths, which are nobody's business elsewhere."""
     if OmegaConf.is_config(options):
         options = OmegaConf.to_container(options, resolve=True, enum_to_str=True)
-    return dict(options if isinstance(options, dict) else vars(options))
+    values = options if isinstance(options, dict) else vars(options)
+    is_path = {name for name, value in values.items() if isinstance(value, str) and "/" in value}
+    return {name: value for name, value in values.items() if name not in is_path}

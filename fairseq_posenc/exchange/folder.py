@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.exchange.standalone import Symbol, module, standalone
+from fairseq_posenc.exchange.source import Symbol, module
+from fairseq_posenc.exchange.standalone import standalone
 from fairseq_posenc.exchange.tokens import Text
 from fairseq_posenc.running.folders import Folder
 from fairseq_posenc.version import __version__

@@ -2,93 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from argparse import Namespace
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from fairseq import options
-from fairseq.data import Dictionary
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.models import ARCH_MODEL_REGISTRY
-from omegaconf import OmegaConf
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
+import torch
 
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.exchange.folder import CONFIG, FAIRSEQ, WEIGHTS
-from fairseq_posenc.exchange.native import collect, settings_of
-from fairseq_posenc.exchange.trained import FAMILIES, NO_WEIGHTS, stacks_of
-from fairseq_posenc.running import host  # noqa: F401  (registers models and tasks)
+from fairseq_posenc.exchange.joining import separated
+from fairseq_posenc.exchange.meaning import settings_of
+from fairseq_posenc.exchange.native import collect
+from fairseq_posenc.exchange.reading import Folder
+from fairseq_posenc.running.families import NO_WEIGHTS, defaults, family_of, stacks_of
+from fairseq_posenc.running.families import build as build_model
 
-_TASKS = ("masked_lm", "language_modeling", "translation")
-_MOST_TENSORS = 50_000
-_LARGEST_HEADER = 20_000_000  # bytes
-_LARGEST_SETTINGS = 10_000_000
-
-
-class Folder(NamedTuple):
-    """What a folder of transformers holds.
-
-    Attributes:
-        path: the folder.
-        config: config.json.
-        settings: options of the model and of its task in fairseq; None if they are not there.
-        weights: by their names there.
-    """
-
-    path: Path
-    config: dict[str, Any]
-    settings: dict[str, Any] | None
-    weights: dict[str, Tensor]
-
-
-def read_folder(path: Path) -> Folder:
-    """Read a folder; no code in it is run.
-
-    Raises:
-        UserError: a file is not there, or is none of its kind.
-    """
-    if not path.is_dir():
-        raise UserError(f"--from {path}: no such folder")
-    settings = _json(path / FAIRSEQ) if (path / FAIRSEQ).exists() else None
-    return Folder(path, _json(path / CONFIG), settings, _weights(path / WEIGHTS))
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        if path.stat().st_size > _LARGEST_SETTINGS:
-            raise ValueError("far too large")
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(content, dict):
-            raise ValueError("no settings in it")
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; a folder of transformers has it") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: cannot be read: {error}") from None
-    return content
-
-
-def _weights(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file whose header is of a size that models have."""
-    try:
-        with open(path, "rb") as file:
-            header = int.from_bytes(file.read(8), "little")
-        if header > _LARGEST_HEADER:
-            raise UserError(f"{path}: its header says that it has {header:,} bytes: no model has")
-        with safe_open(path, "pt") as tensors:
-            names = list(tensors.keys())
-            if len(names) > _MOST_TENSORS:
-                raise UserError(f"{path}: holds {len(names):,} tensors: no model has so many")
-            return {name: tensors.get_tensor(name) for name in names}
-    except FileNotFoundError:
-        raise UserError(
-            f"{path}: no such file; save_pretrained(..., safe_serialization=True) of transformers "
-            "writes it, and max_shard_size makes it one"
-        ) from None
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{path}: no whole file of safetensors: {error}") from None
+_TASKS = ("masked_lm", "language_modeling", "translation", "glue", "squad")
+_UNUSED = "encoder.lm_head."  # by fine-tuned models: an export leaves it out
 
 
 class Built(NamedTuple):
@@ -96,13 +25,15 @@ class Built(NamedTuple):
 
     Attributes:
         model: built, its parameters drawn: none of them may stay.
-        family: see :data:`FAMILIES`.
+        family: see :class:`~fairseq_posenc.running.families.Family`.
         settings: fairseq's configuration, plain.
+        head: what the model was trained for: ``spans``, ``classes``, or its family.
     """
 
     model: Any
     family: str
     settings: dict[str, Any]
+    head: str
 
 
 def build(folder: Folder) -> Built:
@@ -115,38 +46,33 @@ def build(folder: Folder) -> Built:
     given, task = own.get("model"), own.get("task")
     if not isinstance(given, dict) or not isinstance(task, dict) or task.get("_name") not in _TASKS:
         raise UserError(
-            f"{folder.path}: its model is none that is pre-trained or translates; of fine-tuned "
-            "ones the way back is not there"
+            f"{folder.path}: its model is of a task that is none of {', '.join(_TASKS)}"
         )
     arch = str(given.get("_name") or given.get("arch"))
-    kind = ARCH_MODEL_REGISTRY.get(arch)
-    if kind is None or not issubclass(kind, tuple(FAMILIES)):
+    family = family_of(arch)
+    if family is None:
         raise UserError(f"{folder.path}: {shortened(arch)} is no architecture of fairseq_posenc")
-    config = _defaults(arch, task["_name"])
+    config = defaults(arch, task["_name"])
     plain = isinstance(config["model"], dict)
     values = {**(config["model"] if plain else vars(config["model"])), **given}
-    _refuse_other_sizes(values, folder)
+    _refuse_other_sizes({**values, "classes": own.get("classes")}, folder)
     symbols = _symbols(folder)
     try:
-        model = kind.build_model(Namespace(**values), _task(symbols, values))
+        model = build_model({**values, "_name": arch}, symbols)
+        _add_head(model, own)
     except (TypeError, ValueError, AttributeError, KeyError, AssertionError) as error:
         raise UserError(f"{folder.path}: no model can be built of its settings: {error}") from None
-    family = next(name for base, name in FAMILIES.items() if isinstance(model, base))
     config["model"] = values if plain else Namespace(**values)
     config["task"] = {**config["task"], **task, "data": str(folder.path)}
-    return Built(model.eval(), family, config)
+    return Built(model.eval(), family.name, config, str(own.get("head") or family.name))
 
 
-def _defaults(arch: str, task: str) -> dict[str, Any]:
-    """Return fairseq's configuration of a training, plain, with defaults everywhere."""
-    words = [".", "--task", task, "--arch", arch]
-    if task == "translation":
-        words += ["--source-lang", "src", "--target-lang", "tgt"]
-    args = options.parse_args_and_arch(options.get_training_parser(task), words)
-    found: Any = OmegaConf.to_container(
-        convert_namespace_to_omegaconf(args), resolve=True, enum_to_str=True
-    )
-    return dict(found)
+def _add_head(model: Any, own: dict[str, Any]) -> None:
+    """Give a model the head that it was fine-tuned with."""
+    if own.get("head") == "spans":
+        model.register_span_head()
+    elif own.get("head") == "classes":
+        model.register_classification_head(str(own["head_name"]), num_classes=int(own["classes"]))
 
 
 def _symbols(folder: Folder) -> list[int]:
@@ -159,21 +85,6 @@ def _symbols(folder: Folder) -> list[int]:
     return found
 
 
-def _task(symbols: list[int], values: dict[str, Any]) -> SimpleNamespace:
-    """Return what a model asks its task for."""
-    dictionaries = []
-    for size in symbols:
-        dictionary = Dictionary()
-        for number in range(size - len(dictionary)):
-            dictionary.add_symbol(f"symbol{number}")
-        dictionaries.append(dictionary)
-    return SimpleNamespace(
-        source_dictionary=dictionaries[0],
-        target_dictionary=dictionaries[-1],
-        max_positions=lambda: values["max_positions"],
-    )
-
-
 def _refuse_other_sizes(values: dict[str, Any], folder: Folder) -> None:
     """Refuse settings of a model that is far larger than the weights, before it is built."""
     there = sum(weight.numel() for weight in folder.weights.values())
@@ -184,7 +95,7 @@ def _refuse_other_sizes(values: dict[str, Any], folder: Folder) -> None:
         if all(isinstance(size, int) for size in sizes):
             layers, width, inner = sizes
             numbers.append(layers * width * (4 * width + 2 * inner))
-    positions = ("max_positions", "max_source_positions", "max_target_positions")
+    positions = ("max_positions", "max_source_positions", "max_target_positions", "classes")
     numbers += [values.get(name) or 0 for name in positions]
     if not all(isinstance(each, int) and 0 <= each <= max(2 * there, 10_000) for each in numbers):
         raise UserError(
@@ -199,9 +110,12 @@ def load(folder: Folder, built: Built) -> dict[str, Any]:
         UserError: a tensor is missing, left over, or of another shape or kind.
     """
     own: dict[str, Any] = built.model.state_dict()
-    wanted = [name for name in own if not name.endswith(NO_WEIGHTS)]
-    found, used = collect(folder.config, folder.weights, wanted, built.model)
-    left = sorted(folder.weights.keys() - used)
+    (_, stack), *_ = stacks_of(built.model)
+    weights = separated(folder.weights, stack.assembly.dims.num_heads)
+    unused = _unused(built, own)
+    wanted = [name for name in own if not name.endswith(NO_WEIGHTS) and name not in unused]
+    found, used = collect(folder.config, weights, wanted, built.model)
+    left = sorted(weights.keys() - used)
     missing = [name for name in wanted if name not in found]
     other = [name for name in found if found[name].shape != own[name].shape]
     for names, what in (
@@ -213,10 +127,24 @@ def load(folder: Folder, built: Built) -> dict[str, Any]:
             raise UserError(
                 f"{folder.path / WEIGHTS}: {len(names):,} {what}, such as {shortened(names[0])}"
             )
+    found |= {name: torch.zeros_like(own[name]) for name in unused}
     state = {**own, **found}
     built.model.load_state_dict(dict(state))  # strict, and the package's own checks
     _restate(folder.config, built)
     return {**built.model.state_dict(), **found}
+
+
+def _unused(built: Built, own: dict[str, Any]) -> list[str]:
+    """Return what a fine-tuned model has of its pre-training's head, tied embeddings apart.
+
+    An export leaves it out. It is zeros here: what was drawn would pass for trained.
+    """
+    if built.head not in ("classes", "spans"):
+        return []
+    head = built.model.encoder.lm_head
+    tied = head.weight is built.model.encoder.sentence_encoder.embed_tokens.weight
+    names = [name for name in own if name.startswith(_UNUSED)]
+    return [name for name in names if not (tied and name == f"{_UNUSED}weight")]
 
 
 def _restate(config: dict[str, Any], built: Built) -> None:

@@ -4,64 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from fairseq_posenc.exchange.styles import BERT, GPT_NEOX, OPT, Style
 
 Names = tuple[tuple[str, str], ...]
-
-
-class Style(NamedTuple):
-    """How the layers of a family of model classes are.
-
-    Attributes:
-        stack: ``encoder_stack`` or ``decoder_stack``.
-        sizes: fields of a ``StackConfig``, and what they are called there.
-        fields: those that must have a value.
-        config: settings that make it what fairseq's Transformer is.
-    """
-
-    stack: str
-    sizes: Mapping[str, str]
-    fields: Mapping[str, Any]
-    config: Mapping[str, Any]
-
-
-EPSILON = 1e-5  # of fairseq's layer norms
-_COMMON = {
-    "vocab_size": "vocab_size",
-    "embed_dim": "hidden_size",
-    "num_heads": "num_attention_heads",
-    "num_layers": "num_hidden_layers",
-}
-BERT = Style(
-    "encoder_stack",
-    {
-        **_COMMON,
-        "ffn_dim": "intermediate_size",
-        "activation": "hidden_act",
-        "dropout": "hidden_dropout_prob",
-        "attention_dropout": "attention_probs_dropout_prob",
-    },
-    {
-        "embedding_norm": True,
-        "norm_before": False,
-        "final_norm": False,
-        "embed_scale": 1.0,
-        "activation_dropout": 0.0,
-    },
-    {"layer_norm_eps": EPSILON},
-)
-OPT = Style(
-    "decoder_stack",
-    {
-        **_COMMON,
-        "ffn_dim": "ffn_dim",
-        "activation": "activation_function",
-        "dropout": "dropout",
-        "attention_dropout": "attention_dropout",
-    },
-    {"embedding_norm": False, "norm_before": True, "final_norm": True, "activation_dropout": 0.0},
-    {"do_layer_norm_before": True, "tie_word_embeddings": False},
-)
 
 
 class Layout(NamedTuple):
@@ -141,6 +88,21 @@ _MPNET = (
     *_layers("mpnet", "attn.{0[0]}", "attn.o", "LayerNorm"),
     ("lm_head.", "lm_head."),
 )
+_GPT_NEOX = (
+    ("decoder.embed_tokens.", "embed_out."),
+    ("decoder.layer_norm.", "gpt_neox.final_layer_norm."),
+    *(
+        (f"decoder.layers.{{}}.{ours}.", f"gpt_neox.layers.{{}}.{theirs}.")
+        for ours, theirs in (
+            *((f"self_attn.{part}_proj", f"attention.query_key_value.{part}") for part in "qkv"),
+            ("self_attn.out_proj", "attention.dense"),
+            ("self_attn_layer_norm", "input_layernorm"),
+            ("final_layer_norm", "post_attention_layernorm"),
+            ("fc1", "mlp.dense_h_to_4h"),
+            ("fc2", "mlp.dense_4h_to_h"),
+        )
+    ),
+)
 _OPT = (
     ("decoder.embed_tokens.", "lm_head."),
     ("decoder.layer_norm.", "model.decoder.final_layer_norm."),
@@ -168,6 +130,13 @@ LAYOUTS = {
         _OPT,
         style=OPT,
         scaled="model.decoder.embed_tokens.weight",
+    ),
+    "GPTNeoXForCausalLM": Layout(
+        "gpt_neox",
+        {"causal_lm": "GPTNeoXForCausalLM"},
+        _GPT_NEOX,
+        style=GPT_NEOX,
+        scaled="gpt_neox.embed_in.weight",
     ),
     "MPNetForMaskedLM": Layout(
         "mpnet", {"masked_lm": "MPNetForMaskedLM"}, _MPNET, {"masked_lm": "gelu"}

@@ -4,32 +4,24 @@ from __future__ import annotations
 
 import re
 from importlib import import_module
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from fairseq import utils
 from torch import Tensor
 
-from fairseq_posenc import registry
 from fairseq_posenc.encodings.base import Encoding
-from fairseq_posenc.encodings.native import Carried, Meant, Native
+from fairseq_posenc.encodings.native import Carried, Native
 from fairseq_posenc.errors import UserError, shortened
-from fairseq_posenc.exchange.layouts import BERT, EPSILON, LAYOUTS, Layout
-from fairseq_posenc.exchange.naming import ACTIVATIONS, ARCHITECTURES, name_there
-from fairseq_posenc.exchange.trained import Trained, stacks_of
-from fairseq_posenc.registry import Item, Spec
+from fairseq_posenc.exchange.joining import joined
+from fairseq_posenc.exchange.layouts import LAYOUTS, Layout
+from fairseq_posenc.exchange.naming import ARCHITECTURES, name_there
+from fairseq_posenc.exchange.trained import Trained
+from fairseq_posenc.running.families import stacks_of
 
 _OWN = (
     r"(?:encoder|decoder)\."
     r"(?:positions|encodings|layers\.(?P<layer>\d+)\.self_attn\.encodings)\.\w+\."
 )
-_OPTIONS = {
-    "layers": "num_hidden_layers",
-    "embed_dim": "hidden_size",
-    "ffn_embed_dim": "intermediate_size",
-    "attention_heads": "num_attention_heads",
-}
 _OUTPUTS = ("lm_head.weight", "output_projection.weight")
 _TABLE = "embed_positions.encodings.learned.table.weight"
 _TWICE = (
@@ -80,7 +72,8 @@ def as_native(
             return None, f"{layout.heads[trained.head]} {why_not}"
         scale = config[layout.style.stack]["embed_scale"]
         carried = _weights(weights, native, layout, scale)
-        return Export(_config(config, native, layout), carried), ""
+        heads = config[layout.style.stack]["num_heads"]
+        return Export(_config(config, native, layout), joined(carried, heads)), ""
     return None, f"transformers has no class with {stack.identity.positions} in such a model"
 
 
@@ -184,10 +177,10 @@ def _of_config(config: dict[str, Any], model: Any) -> tuple[Layout, Native]:
     name = str((config.get("architectures") or [None])[0])
     ((_, stack),) = stacks_of(model)
     encoding, *_ = encodings_of(stack)
-    native = next((each for each in natives(encoding) if each.model == name), None)
-    if native is None:
-        raise UserError(f"a {shortened(str(name))} has no positions such as {encoding.name}")
-    return LAYOUTS[name], native
+    for native in natives(encoding):
+        if name in LAYOUTS[native.model].heads.values():
+            return LAYOUTS[native.model], native
+    raise UserError(f"a {shortened(name)} has no positions such as {encoding.name}")
 
 
 def _place_there(name: str, layout: Layout, native: Native) -> Carried:
@@ -202,59 +195,3 @@ def _place_there(name: str, layout: Layout, native: Native) -> Carried:
             name = theirs.format(*match.groups()) + name[match.end() :]
             break
     return Carried(name, torch.clone, torch.clone)
-
-
-def settings_of(config: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the options of a masked language model in fairseq for a native class's configuration.
-
-    Raises:
-        UserError: another class, or settings that fairseq's RoBERTa does not have.
-    """
-    model = str((config.get("architectures") or [None])[0])
-    known = {name: layout for name, layout in LAYOUTS.items() if layout.style is BERT}
-    layout = known.get(model)
-    if layout is None:
-        raise UserError(
-            f"{path}: a {shortened(model)}; what can be imported is {', '.join(known)}, and what "
-            "fairseq-posenc export wrote"
-        )
-    epsilon, activation = config.get("layer_norm_eps"), config.get("hidden_act")
-    if epsilon != EPSILON:
-        raise UserError(
-            f"{path}: layer_norm_eps is {epsilon}, and fairseq's layer norms have {EPSILON:g}: the "
-            "model would compute something else"
-        )
-    head = layout.activations.get("masked_lm")
-    if head not in (None, activation):
-        raise UserError(
-            f"{path}: a {model} has {head} in its head and {shortened(str(activation))} in its "
-            "layers, and a RoBERTa of fairseq has one activation"
-        )
-    functions = {ACTIVATIONS.get(name, name): name for name in utils.get_available_activation_fns()}
-    if activation not in functions:
-        raise UserError(f"{path}: fairseq has no activation {shortened(str(activation))}")
-    found = {f"encoder_{ours}": config.get(theirs) for ours, theirs in _OPTIONS.items()}
-    sizes = (*found.values(), config.get("max_position_embeddings"), config.get("vocab_size"))
-    if not all(isinstance(size, int) and size > 0 for size in sizes):
-        raise UserError(f"{path}: its config.json has sizes that are no numbers of 1 or more")
-    spec, max_positions = _positions(model, config, path)
-    return {
-        "model": {
-            **found,
-            "_name": f"roberta_{spec.items[0].name}",
-            "position_encoding": str(spec),
-            "max_positions": max_positions,
-            "activation_fn": functions[activation],
-        },
-        "task": {"_name": "masked_lm"},
-    }
-
-
-def _positions(model: str, config: dict[str, Any], path: Path) -> tuple[Spec, int]:
-    """Return the encoding that a configuration means, and the number of positions."""
-    for name in registry.names():
-        from_hf = getattr(import_module(registry.get(name).__module__), "from_hf", None)
-        meant: Meant | None = None if from_hf is None else from_hf(model, config)
-        if meant is not None:
-            return Spec((Item.of(name, dict(meant.options)),)), meant.max_positions
-    raise UserError(f"{path}: the positions of its {model} are none that the package has")

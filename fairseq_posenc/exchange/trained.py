@@ -11,17 +11,8 @@ from fairseq.dataclass.utils import overwrite_args_by_name
 from torch import Tensor
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.models.causal_lm import PositionalLM
-from fairseq_posenc.models.masked_lm import PositionalRoberta
-from fairseq_posenc.models.translation import PositionalTransformer
 from fairseq_posenc.running.checkpoints import data_folder, load_state
-
-FAMILIES = {
-    PositionalRoberta: "masked_lm",
-    PositionalLM: "causal_lm",
-    PositionalTransformer: "translation",
-}
-NO_WEIGHTS = ("._extra_state", ".version", "._float_tensor")
+from fairseq_posenc.running.families import FAMILIES, NO_WEIGHTS, stacks_of
 
 
 class Trained(NamedTuple):
@@ -78,13 +69,6 @@ class Trained(NamedTuple):
         return {name: state[name] for name in state if not name.endswith(NO_WEIGHTS)}
 
 
-def stacks_of(model: Any) -> list[tuple[str, Any]]:
-    """Return encoder and decoder of a model, by these names."""
-    sides = [side for side in ("encoder", "decoder") if hasattr(model, side)]
-    stacks = [(side, getattr(model, side)) for side in sides]
-    return [(side, getattr(stack, "sentence_encoder", stack)) for side, stack in stacks]
-
-
 def open_trained(path: Path, data: Path | None) -> Trained:
     """Read a checkpoint.
 
@@ -107,11 +91,11 @@ def open_trained(path: Path, data: Path | None) -> Trained:
             )
     overwrite_args_by_name(settings, {"data": str(folder), "init_positions": False})
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], state=state)
-    family = next((name for kind, name in FAMILIES.items() if isinstance(model, kind)), None)
+    family = next((each.name for each in FAMILIES if isinstance(model, each.kind)), None)
     if family is None:
         raise UserError(
             f"--checkpoint {path}: a {type(model).__name__}, and this is for models of "
-            "fairseq_posenc; of a RoBERTa, fairseq-posenc init makes one"
+            "fairseq_posenc; fairseq-posenc swap makes one of it"
         )
     read = (task.source_dictionary, task.target_dictionary) if len(names) > 1 else ()
     dictionaries = read or (task.source_dictionary,)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from fairseq_posenc.report.training import read as read_training
 from fairseq_posenc.report.trainings import of_training
 from fairseq_posenc.report.translations import of_bleu
 from fairseq_posenc.reporting.record import Record, RecordError, read
+from fairseq_posenc.running.progress import say
 
 _KEPT = ("stamp.json", "run.json", "result.json")  # by commands, to go on where they were
 
@@ -60,7 +60,7 @@ def find(argument: str) -> Found:
             passed_over[str(error)].append(each)
     for reason, files in passed_over.items():
         more = f" and {len(files) - 1:,} more" if len(files) > 1 else ""
-        print(f"passed over: {files[0]}{more}: {reason}", file=sys.stderr)
+        say(f"passed over: {files[0]}{more}: {reason}")
     if not (found.runs or found.records or passed_over):
         raise UserError(
             f"{path}: holds no results of a fairseq-posenc command, and no checkpoint of a "

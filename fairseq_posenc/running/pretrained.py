@@ -1,20 +1,19 @@
-"""A trained RoBERTa that something starts from: what builds it again, and its dictionary."""
+"""A trained model that something starts from: what builds it again, and its dictionary."""
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
-from fairseq.models.roberta import RobertaModel
+from fairseq.models import ARCH_CONFIG_REGISTRY
 from torch import Tensor
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.models.masked_lm import PositionalRoberta
 from fairseq_posenc.registry import Spec, parse
 from fairseq_posenc.running.checkpoints import load_state
-from fairseq_posenc.transformer.adapting import STOCK_OFFSET
+from fairseq_posenc.running.families import Family, family_of, model_options
+from fairseq_posenc.transformer.adapting import STOCK_OFFSET, STOCK_SPEC
 from fairseq_posenc.transformer.configuration import plain_args
 from fairseq_posenc.transformer.dictionary import DICTIONARY, load_dictionary
 from fairseq_posenc.transformer.options import resolve
@@ -22,24 +21,26 @@ from fairseq_posenc.transformer.options import resolve
 STOCK_TABLE = ".embed_positions.weight"
 _EMBEDDINGS = ".embed_tokens.weight"
 # About how a checkpoint is loaded, or a training made; not about what the model is.
-_NOT_THE_MODEL = {
+NOT_THE_MODEL = {
     *("help", "init_positions", "load_checkpoint_heads", "position_backend"),
-    *("dropout", "attention_dropout", "activation_dropout", "pooler_dropout", "encoder_layerdrop"),
+    *("dropout", "attention_dropout", "activation_dropout", "relu_dropout", "pooler_dropout"),
+    *("encoder_layerdrop", "decoder_layerdrop", "encoder_embed_path", "decoder_embed_path"),
     *("checkpoint_activations", "offload_activations", "min_params_to_wrap"),
 }
 
 
 class Pretrained(NamedTuple):
-    """A trained model: one of ours, or of fairseq's RoBERTas.
+    """A trained model of any family: one of ours, or of fairseq's own.
 
     Attributes:
         path: its checkpoint.
         settings: fairseq's configuration of its training.
         args: its model options, complete.
         arch: its architecture.
-        spec: its position encodings.
-        max_positions: the positions of its tables.
-        symbols: the size of its dictionary, with ``<mask>``.
+        family: of models.
+        specs: the position encodings of each stack, by ``encoder`` and ``decoder``.
+        positions: how many each stack has room for.
+        sizes: of the dictionaries, with ``<mask>``; the source's first.
         dictionary: of the data that it was trained on, where that was; None if it does not tell.
         weights: its parameters by name, as the file has them; empty unless asked for.
     """
@@ -48,11 +49,27 @@ class Pretrained(NamedTuple):
     settings: Any
     args: Namespace
     arch: str
-    spec: Spec
-    max_positions: int
-    symbols: int
+    family: Family
+    specs: dict[str, Spec]
+    positions: dict[str, int]
+    sizes: list[int]
     dictionary: Optional[Path]
     weights: dict[str, Tensor]
+
+    @property
+    def spec(self) -> Spec:
+        """The position encodings of its first stack."""
+        return next(iter(self.specs.values()))
+
+    @property
+    def max_positions(self) -> int:
+        """The positions of its first stack."""
+        return next(iter(self.positions.values()))
+
+    @property
+    def symbols(self) -> int:
+        """The size of its first dictionary."""
+        return self.sizes[0]
 
     @property
     def directions(self) -> str:
@@ -62,9 +79,10 @@ class Pretrained(NamedTuple):
     @property
     def options(self) -> dict[str, Any]:
         """The model section of a configuration that builds it again, as one of ours."""
-        ours = issubclass(ARCH_MODEL_REGISTRY[self.arch], PositionalRoberta)
+        ours = family_of(self.arch) is not None
+        names = {option.dest for option in model_options("roberta_none")}
         options = {
-            **{name: getattr(self.args, name, None) for name in _model_options()},
+            **{name: getattr(self.args, name, None) for name in sorted(names - NOT_THE_MODEL)},
             "_name": self.arch if ours else f"roberta_{self.spec.items[0].name}",
             "position_encoding": str(self.spec),
             "max_positions": self.max_positions,
@@ -98,28 +116,33 @@ class Pretrained(NamedTuple):
             )
 
 
-def read_pretrained(path: Path, option: str, with_weights: bool = False) -> Pretrained:
+def read_pretrained(
+    path: Path, option: str, with_weights: bool = False, any_family: bool = False
+) -> Pretrained:
     """Read a model's checkpoint.
 
     Args:
         path: the file.
         option: that named it, for messages.
         with_weights: whether the parameters are wanted, too.
+        any_family: whether it may be another model than a RoBERTa.
 
     Raises:
-        UserError: no such file, no whole checkpoint, or no RoBERTa.
+        UserError: no such file, no whole checkpoint, or none of these models.
     """
     state = load_state(path, option)
     settings, weights = state["cfg"], state["model"]
     args = Namespace(**vars(plain_args(settings.model)))
     arch = str(getattr(args, "_name", None) or getattr(args, "arch", None))
-    if not issubclass(ARCH_MODEL_REGISTRY.get(arch, object), RobertaModel):
+    family = family_of(arch, stock=True)
+    if family is None or not (any_family or family.name == "masked_lm"):
+        kinds = "causal language model or encoder-decoder Transformer" if any_family else ""
         raise UserError(
             f"{option} {path}: a model of the architecture {arch}, not a RoBERTa (roberta_... or "
-            "decbert_...)"
+            f"decbert_...){kinds and ', '}{kinds}"
         )
-    embeddings = [value for name, value in weights.items() if name.endswith(_EMBEDDINGS)]
-    if not embeddings:
+    sizes = {name: each.size(0) for name, each in weights.items() if name.endswith(_EMBEDDINGS)}
+    if not sizes:
         raise UserError(f"{option} {path}: holds no token embeddings")
     ARCH_CONFIG_REGISTRY[arch](args)  # old checkpoints lack options that came later
     data = settings.task.get("data")
@@ -128,31 +151,36 @@ def read_pretrained(path: Path, option: str, with_weights: bool = False) -> Pret
         settings=settings,
         args=args,
         arch=arch,
-        spec=_spec(args, arch),
-        max_positions=_max_positions(args, settings, weights),
-        symbols=embeddings[0].size(0),
+        family=family,
+        specs=_specs(args, arch, family),
+        positions=_positions(args, settings, family, weights),
+        sizes=[sizes[name] for name in sorted(sizes, reverse=True)],  # encoder before decoder
         dictionary=Path(str(data).split(":")[0], DICTIONARY) if data else None,
         weights=weights if with_weights else {},
     )
 
 
-def _spec(args: Namespace, arch: str) -> Spec:
-    """Return the position encodings; fairseq's own models say them by other options."""
-    if issubclass(ARCH_MODEL_REGISTRY[arch], PositionalRoberta):
-        return resolve(args).encoder
+def _specs(args: Namespace, arch: str, family: Family) -> dict[str, Spec]:
+    """Return the positions of each stack; fairseq's own models say them by other options."""
+    if family_of(arch):
+        options = resolve(args)
+        return {side: getattr(options, side) for side in family.positions}
     if getattr(args, "no_token_positional_embeddings", False):
-        return parse("none")
-    return parse("learned" if args.encoder_learned_pos else "sinusoidal(layout=fairseq)")
+        return {side: parse("none") for side in family.positions}
+    learned = {side: getattr(args, f"{side}_learned_pos", False) for side in family.positions}
+    return {side: parse("learned" if learned[side] else STOCK_SPEC) for side in learned}
 
 
-def _max_positions(args: Namespace, settings: Any, weights: dict[str, Tensor]) -> int:
-    for name, value in weights.items():
-        if name.endswith(STOCK_TABLE):
-            return value.size(0) - STOCK_OFFSET
-    return int(getattr(args, "max_positions", None) or settings.task.tokens_per_sample)
-
-
-def _model_options() -> list[str]:
-    parser = ArgumentParser(allow_abbrev=False)
-    PositionalRoberta.add_args(parser)
-    return sorted({action.dest for action in parser._actions} - _NOT_THE_MODEL)
+def _positions(
+    args: Namespace, settings: Any, family: Family, weights: dict[str, Tensor]
+) -> dict[str, int]:
+    """Return the positions of each stack, from fairseq's table of them if there is one."""
+    found = {}
+    for side, option in family.positions.items():
+        # The oldest RoBERTas have their encoder under the decoder's name.
+        start = f"{side}." if family.name != "masked_lm" else ""
+        tables = [n for n in weights if n.startswith(start) and n.endswith(STOCK_TABLE)]
+        said = getattr(args, option, None)
+        rows = weights[tables[0]].size(0) - STOCK_OFFSET if tables else said
+        found[side] = int(rows or settings.task.tokens_per_sample)
+    return found

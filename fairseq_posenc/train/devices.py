@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from argparse import Namespace
 from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.recipes import Recipe, largest_share
+from fairseq_posenc.running.progress import say
 
 
 class Devices(NamedTuple):
@@ -71,10 +71,9 @@ def _visible(dry_run: bool) -> int:
     if gpus == 0 and not dry_run:
         raise UserError("no GPU is visible; --device cpu trains on the processor, which takes long")
     if gpus == 0:
-        print(
+        say(
             "no GPU is visible here: this is the command for one (--gpus N, or --device cpu, for "
-            "another)",
-            file=sys.stderr,
+            "another)"
         )
     return gpus or 1
 
@@ -118,9 +117,8 @@ def share_batch(recipe: Recipe, devices: Devices, per_gpu: int | None) -> tuple[
             f"{devices.world * each} ({devices.world} x {each}): choose --gpus or --per-gpu so "
             "that it can"
         )
-    print(
+    say(
         f"global batch: {recipe.batch} {recipe.unit} = {devices.world} {devices.kind}(s) x {each} "
-        f"x {steps} steps (--update-freq)",
-        file=sys.stderr,
+        f"x {steps} steps (--update-freq)"
     )
     return each, steps

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from fairseq_posenc import recipes, registry
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.recipes import Recipe
 from fairseq_posenc.running.programs import find_command
+from fairseq_posenc.running.progress import say
 from fairseq_posenc.train.data import Data, find_data
 from fairseq_posenc.train.devices import Devices, choose, share_batch
 from fairseq_posenc.train.identity import LAST, Identity, changes_of, options_of
@@ -50,7 +50,7 @@ class Run(NamedTuple):
             UserError: the folder has another run, or there is nothing to start from.
         """
         self.identity.refuse_another(self.folder)
-        print(self._start(), file=sys.stderr)
+        say(self._start())
         start = ["--finetune-from-model", str(self.init)] if self.init else []
         return [*self.command, *start, *self.passed]
 
@@ -135,7 +135,7 @@ def _model(recipe: Recipe, name: str) -> dict[str, Any]:
 def _batch(recipe: Recipe, devices: Devices, args: Namespace) -> dict[str, Any]:
     each, steps = share_batch(recipe, devices, args.per_gpu)
     if _BATCH_OPTIONS & options_of(args.passed).keys():
-        print("the options after the two dashes change the batch", file=sys.stderr)
+        say("the options after the two dashes change the batch")
     size = "batch_size" if recipe.unit == "sequences" else "max_tokens"
     return {size: each, "update_freq": steps, "distributed_world_size": devices.world}
 
@@ -150,9 +150,7 @@ def _schedule(
     assert recipe.warmup_epochs is not None
     rise = recipe.warmup_epochs * updates
     fall = recipe.settings["max_epoch"] * updates - rise
-    print(
-        f"an epoch has {updates} updates: warm-up over {rise}, decay over {fall}", file=sys.stderr
-    )
+    say(f"an epoch has {updates} updates: warm-up over {rise}, decay over {fall}")
     return {"warmup_steps": rise, "hold_steps": 0, "decay_steps": fall}
 
 

@@ -14,6 +14,7 @@ from fairseq.utils import split_paths
 from fairseq_posenc import recipes
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.running.options import add_computing, add_count, add_data
+from fairseq_posenc.running.progress import say
 from fairseq_posenc.tokens.lines import arriving_lines
 from fairseq_posenc.translation.translator import Hypothesis, Translator
 
@@ -99,7 +100,7 @@ def _source(args: argparse.Namespace) -> Iterator[Iterator[Sequence[str]]]:
         yield iter([args.sentences or [_example()["source"]]])
     elif args.input is None:
         if sys.stdin.isatty():
-            print("a sentence a line; Ctrl-D ends", file=sys.stderr)
+            say("a sentence a line; Ctrl-D ends")
         yield arriving_lines(sys.stdin.fileno(), "standard input")
     else:
         try:

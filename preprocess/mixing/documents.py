@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -12,6 +11,7 @@ from binarize.items import Text, describe_invalid, read_lines
 from binarize.pool import Pool
 from binarize.sources import Input, Mark, Place, read_chunks
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.running.progress import say
 
 
 class Parts(NamedTuple):
@@ -69,4 +69,4 @@ class Documents:
         for message in describe_invalid(parts.invalid, path, before):
             if not self._skip_invalid:
                 raise UserError(f"{message}; mend the file, or use --invalid-lines skip")
-            print(f"skipped {message}", file=sys.stderr)
+            say(f"skipped {message}")

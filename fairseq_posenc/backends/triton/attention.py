@@ -102,10 +102,11 @@ def run_backward(
         wanted: which of query table, key table, value table, gain and bias need a gradient.
     """
     problem = problem_of(settings, inputs)
-    dots = (grad * found.attended).sum(-1)
+    # Rounded before, so that the two agree: where a query sees one key alone, they cancel out.
+    rows = grad.type_as(problem.query).contiguous()
+    dots = (rows * found.attended).sum(-1)
     if by_log_sums is not None:
         dots = dots - by_log_sums / math.log(2)
-    rows = grad.type_as(problem.query).contiguous()
     saved = Saved(rows, found.log_sums, dots * problem.scale)
     with torch.cuda.device_of(grad):
         gradients = Gradients(problem, settings.product, wanted)

@@ -15,7 +15,7 @@ from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.exchange.modeling.attention import Attention, CrossAttention, Memory
 from fairseq_posenc.exchange.modeling.configuration import StackConfig
-from fairseq_posenc.positions import Positions
+from fairseq_posenc.positions import Positions, may_look
 
 
 class Layer(nn.Module):
@@ -155,7 +155,8 @@ class Stack(nn.Module):
         if attention_mask is not None:
             tokens = tokens.masked_fill(attention_mask.eq(0), self.config.padding_idx)
         pad, eos = self.config.padding_idx, self.config.eos_idx
-        positions = Positions.of(tokens, pad, eos, input_ids.size(1))
+        look = may_look(tokens.device, decoding=past > 0)
+        positions = Positions.of(tokens, pad, eos, input_ids.size(1), look)
         return Shared.of(self.encodings, positions)
 
     def _rotation_of(self, memory: Memory) -> Optional[Rotation]:
