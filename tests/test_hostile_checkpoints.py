@@ -147,7 +147,11 @@ COMMANDS = {
     "translate": ours("translate", "--checkpoint", "CHECKPOINT", "--data", pairs, "w1"),
     "bleu": ours("bleu", "a=CHECKPOINT", "--data", pairs, "--out", "out"),
     "lm-length": ours("lm-length", "--data", sentences, "--lengths", 64, "a=CHECKPOINT"),
-    "init": ours("init", "--from", "CHECKPOINT", "--arch", "roberta_m4m", "--to", "start.pt"),
+    "init": ours("init", "--from", "CHECKPOINT", "--arch", "roberta_m4m", "--out", "start.pt"),
+    "swap": ours(
+        *("swap", "--checkpoint", "CHECKPOINT", "--position-encoding", "alibi"),
+        *("--out", "start.pt"),
+    ),
     "export": ours("export", "--checkpoint", "CHECKPOINT", "--to", "hf", "--out", "out"),
     "inspect": ours("inspect", "--checkpoint", "CHECKPOINT", "--text", "w1 w2"),
     "plot": ours("plot", "curves", "--checkpoint", "CHECKPOINT", "--out", "a.png"),

@@ -130,7 +130,7 @@ def test_sizes_masks_and_types(spec, batch, length, heads, width, causal, dtype,
 @made_up
 @given(
     *[st.integers(-2, 40)] * 2,
-    st.sampled_from([-1, 0, 1, 3, 7, 10**12]),
+    st.sampled_from([-1, 0, 1, 3, 7]),
     st.sampled_from(["m4m", "learned", "rope"]),
 )
 def test_sizes_that_cannot_be(width, heads, positions, spec):
