@@ -87,7 +87,7 @@ def ours(words: list[str]) -> list[str]:
     if command == "compare":
         asked += [] if "--text" in asked else ["--text", "my.txt"]
     if command in ("compare", "choose") and "--text" in asked:
-        passed += sizes("roberta")
+        passed += sizes("transformer_lm" if "causal-lm" in asked else "roberta")
     if command == "probe" and "--tasks" not in asked:
         asked += ["--tasks", "copy"]
     if command == "plan":
