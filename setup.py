@@ -84,7 +84,10 @@ setup(
         "site": SITE,
         "tensorboard": TENSORBOARD,
         "wandb": WANDB,
-        "dev": DEV + PLOT + HF + OLD_HF + NLTK + PARQUET + SUBMITIT + TENSORBOARD + TRITON,
+        "dev": [
+            *(DEV + PLOT + HF + OLD_HF + ONNX + NLTK + PARQUET + SITE + SUBMITIT + TENSORBOARD),
+            *TRITON,
+        ],
     },
     entry_points={"console_scripts": ["fairseq-posenc = fairseq_posenc.cli:main"]},
 )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
 from fairseq_posenc import registry
 from fairseq_posenc.backends import BACKENDS
-from fairseq_posenc.backends.base import Call, Mask
+from fairseq_posenc.backends.base import Call, Mask, by_distance
 from fairseq_posenc.encodings.base import Dims, Terms
 from fairseq_posenc.positions import Positions, Span
 
@@ -74,3 +75,17 @@ def test_gradients_of_a_bias_are_in_full_precision():
         (found,) = torch.autograd.grad(out.float().sum(), bias)
         grads.append(found.double())
     assert (grads[0] - grads[1]).norm() < 1e-3 * grads[1].norm()
+
+
+def test_a_bias_by_distance_is_not_compiled_anew_for_each_length():
+    counter = CompileCounter()
+
+    @torch.compile(backend=counter)
+    def pairs(table, x):
+        return by_distance(table, x.size(0), x.size(0))[0]
+
+    for length in (5, 9, 13, 17, 21, 25):
+        table = torch.randn(2, 2 * length - 1)
+        index = torch.arange(length) - torch.arange(length)[:, None] + length - 1
+        assert torch.equal(pairs(table, torch.empty(length)), table[:, index])
+    assert counter.frame_count <= 2  # the second length makes it dynamic

@@ -144,13 +144,23 @@ def by_distance(table: Tensor, tgt_len: int, src_len: int, first: Tensor | None 
         src_len: S.
         first: of :class:`~fairseq_posenc.encodings.base.Terms`, for the reset.
     """
-    # The last query's rows are the first S of the table, those of the one before begin one later.
-    last = table[:, None, :src_len]
-    pairs = last if tgt_len == 1 else table.unfold(1, src_len, 1)[:, :tgt_len].flip(1)
+    pairs = table[:, None, :src_len] if tgt_len == 1 else _lines(table, tgt_len, src_len)
     if first is None:
         return pairs[None]
     here, there = table[:, -2:, None, None].unbind(1)
     return with_reset(pairs[None], here, there, first)
+
+
+def _lines(table: Tensor, tgt_len: int, src_len: int) -> Tensor:
+    """Return the rows of a table at the places of pairs, ``(G, T, S)`` of ``(G, R)``."""
+    if torch.compiler.is_exporting():  # to formats without overlapping views
+        queries, keys = (torch.arange(n, device=table.device) for n in (tgt_len, src_len))
+        return table[:, keys - queries[:, None] + tgt_len - 1]
+    # The last query's rows are the first S of the table, those of the one before begin one later.
+    # (`unfold` is the same view, but is compiled anew for each length.)
+    group, row = table.stride()
+    size = (table.size(0), tgt_len, src_len)
+    return table.as_strided(size, (group, row, row), table.storage_offset()).flip(1)
 
 
 def with_reset(pairs: Tensor, here: Tensor | int, there: Tensor | int, first: Tensor) -> Tensor:
