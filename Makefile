@@ -8,7 +8,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-unit test-gpu gpu lint format docs site clean
+.PHONY: help install demo test test-unit test-trust test-gpu gpu lint format docs site clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' Makefile | expand -t 20
@@ -24,6 +24,10 @@ test: install ## all tests
 
 test-unit: install ## the fast tests
 	$(PYTEST) -m "not slow" $(ARGS)
+
+test-trust: install ## kill commands while they write, for hours, and make up inputs
+	$(BIN)/python tests/kills.py $(ARGS)
+	TRUST_EXAMPLES=2000 $(BIN)/pytest --timeout 0 tests/test_inputs.py
 
 test-gpu: install ## the tests that need a GPU
 	$(BIN)/pytest -m gpu $(ARGS)

@@ -18,7 +18,7 @@ HF = ["safetensors", "tokenizers", "transformers>=4.57"]
 OLD_HF = ["transformers<5"]
 # Encoders as graphs.
 ONNX = ["onnx", "onnxruntime", "onnxscript"]
-DEV = ["mypy", "pre-commit", "pytest", "pytest-timeout", "pytest-xdist", "ruff"]
+DEV = ["hypothesis", "mypy", "pre-commit", "pytest", "pytest-timeout", "pytest-xdist", "ruff"]
 # torch for CUDA brings it; without a GPU its interpreter runs the kernels' tests.
 TRITON = ['triton; sys_platform == "linux"']
 # BLEU-4 as reports of course work have it, beside sacreBLEU's.

@@ -1,9 +1,13 @@
-"""Whether a small RoBERTa stays free of NaN for some hundred updates, with each encoding.
+r"""Whether small models stay free of NaN for some hundred updates, with each encoding.
 
-fairseq's trainer on its dummy task, with a learning rate that moves the weights. fp16 skips updates
-whose gradients overflow, as fairseq does; what must stay finite is the loss and all weights.
+fairseq's trainer on its dummy tasks, with a learning rate that moves the weights. fp16 skips
+updates whose gradients overflow, as fairseq does; what must stay finite is the loss and all
+weights. With a text, each batch is another part of it, in its most frequent words; with a record,
+what it has already is not run again.
 
     python benchmarks/survive.py --device cuda --dtype float16 --backends triton --encodings all
+    python benchmarks/survive.py --dtype bfloat16 --encodings all --updates 1000 \
+        --families masked_lm causal_lm translation --text wiki.train.tokens --record survived.json
 """
 
 from __future__ import annotations
@@ -14,8 +18,11 @@ if __name__ == "__main__":
     begin()
 
 import argparse
+import json
 import math
 import sys
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +31,7 @@ from fairseq_posenc import registry
 from fairseq_posenc.backends.base import Call
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.reporting.markdown import table
+from fairseq_posenc.running.steps import write_whole
 from measuring.commands import DTYPES, add_common, prepare, report, told
 from measuring.contenders import Contender, backend_names, contenders
 from measuring.families import FAMILIES, Whole, trainer_of
@@ -38,21 +46,61 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--updates", type=int, default=300, help="(default: 300)")
     parser.add_argument("--length", type=int, default=128, help="(default: 128)")
     backends = "names, auto (what the package would choose) or all (default: auto)"
+    add = parser.add_argument
+    add("--families", nargs="+", choices=FAMILIES, default=["masked_lm"], help="(masked_lm)")
+    add("--text", type=Path, metavar="FILE", help="to train on, of words")
+    add("--record", type=Path, metavar="FILE", help="of JSON, to go on with and to write")
     parser.add_argument("--backends", nargs="+", default=["auto"], metavar="NAME", help=backends)
     return parser.parse_args()
 
 
-def survive(contender: Contender, whole: Whole, updates: int) -> dict[str, Any]:
+def read(path: Path, whole: Whole) -> torch.Tensor:
+    """Return a text as numbers of words: the most frequent ones of those that the model has."""
+    words = path.read_text(encoding="utf-8").split()
+    most = Counter(words).most_common(whole.vocabulary - 10)
+    numbers = {word: 4 + number for number, (word, _) in enumerate(most)}
+    return torch.tensor([numbers.get(word, 3) for word in words])
+
+
+def fill(batch: dict[str, Any], text: torch.Tensor, update: int) -> None:
+    """Put a part of a text into a batch of a dummy task, in place of what it always has.
+
+    Masked words stay where they are, a language model predicts the next word, and a translation
+    turns its sentence around.
+    """
+    inputs, target = batch["net_input"], batch["target"]
+    tokens = inputs["src_tokens"]
+    start = update * tokens.numel() % (len(text) - tokens.numel() - 1)
+    words = text[start : start + tokens.numel() + 1].to(tokens.device)
+    here, after = words[:-1].view_as(tokens), words[1:].view_as(tokens)
+    if "prev_output_tokens" in inputs:
+        tokens[:, :-1] = here[:, :-1]
+        target[:, :-1] = here[:, :-1].flip(1)
+        inputs["prev_output_tokens"][:, 1:] = target[:, :-1]
+    elif (target == 1).any():  # padding where nothing is masked
+        masked = target != 1
+        target[masked] = here[masked]
+        tokens.copy_(torch.where(masked, tokens, here))
+    else:
+        tokens.copy_(here)
+        target.copy_(after)
+
+
+def survive(
+    contender: Contender, whole: Whole, updates: int, text: torch.Tensor | None
+) -> dict[str, Any]:
     """Train, and return what became of it."""
     trainer, batch = trainer_of(contender, whole, lr=1e-3)
     losses = []
-    for _ in range(updates):
+    for update in range(updates):
+        if text is not None:
+            fill(batch, text, update)
         log = trainer.train_step([batch])
         losses.append(float("nan") if log is None else float(log["loss"]))
     finite = all(bool(x.isfinite().all()) for x in trainer.model.parameters())
     seen = [x for x in losses if not math.isnan(x)]  # NaN: an update that was skipped
     return {
-        **{"encoding": contender.encoding, "backend": contender.backend},
+        **{"family": whole.family, "encoding": contender.encoding, "backend": contender.backend},
         **{"updates": updates, "skipped": updates - len(seen), "finite": finite and bool(seen)},
         **{"first": seen[0] if seen else None, "last": seen[-1] if seen else None},
     }
@@ -61,23 +109,40 @@ def survive(contender: Contender, whole: Whole, updates: int) -> dict[str, Any]:
 def rows_table(rows: list[dict[str, Any]]) -> str:
     """Return the table of what became of each."""
     header = list(rows[0])
-    return table(header, ([str(x) for x in row.values()] for row in rows), "llr")
+    return table(header, ([str(x) for x in row.values()] for row in rows), "lllr")
+
+
+def asked(args: argparse.Namespace, family: str) -> tuple[Whole, list[Contender]]:
+    """Return the sizes of a family's model, and who trains it."""
+    shared = args.length, args.batch or 8, args.dropout, DTYPES[args.dtype], args.device
+    whole = Whole(family, FAMILIES[family].sizes["tiny"], *shared, vocabulary=1_000)
+    sides = {side: True for side in FAMILIES[family].sides}
+    names = registry.names_for(**sides) if args.encodings == ["all"] else args.encodings
+    sizes = (args.length, args.length, whole.dims.head_dim)
+    call = Call(args.device.type, whole.dtype, *sizes, dropout=args.dropout > 0)
+    return whole, contenders(names, backend_names(args.backends), whole.dims, call)
 
 
 def main() -> None:
     """Train with each encoding in turn, and fail if one does not survive."""
     args = parse_args()
     prepare(args)
-    shared = args.length, args.batch or 8, args.dropout, DTYPES[args.dtype], args.device
-    whole = Whole("masked_lm", FAMILIES["masked_lm"].sizes["tiny"], *shared, vocabulary=1_000)
-    names = registry.names_for(encoder=True) if args.encodings == ["all"] else args.encodings
-    sizes = (args.length, args.length, whole.dims.head_dim)
-    call = Call(args.device.type, whole.dtype, *sizes, dropout=args.dropout > 0)
-    rows = []
-    for contender in contenders(names, backend_names(args.backends), whole.dims, call):
-        print(f"{contender.encoding}, {contender.backend} ...", file=sys.stderr, flush=True)
-        torch.manual_seed(1)
-        rows.append(survive(contender, whole, args.updates))
+    known = args.record.exists() if args.record else False
+    rows = json.loads(args.record.read_text(encoding="utf-8")) if known else []
+    done = {(row["family"], row["encoding"], row["backend"]) for row in rows}
+    for family in args.families:
+        whole, everyone = asked(args, family)
+        text = read(args.text, whole) if args.text else None
+        for contender in everyone:
+            if (family, *contender) in done:
+                continue
+            named = f"{family}, {contender.encoding}, {contender.backend}"
+            print(f"{named} ...", file=sys.stderr, flush=True)
+            torch.manual_seed(1)
+            rows.append(survive(contender, whole, args.updates, text))
+            if args.record:
+                lines = ",\n".join(json.dumps(row) for row in rows)
+                write_whole(args.record, f"[\n{lines}\n]\n")
     args.save = None
     report(args, "survive", rows, rows_table)
     if not all(row["finite"] for row in rows):

@@ -19,7 +19,7 @@ from test_compare import small_text
 # Four updates make an epoch; checkpoints fall into it. fairseq's defaults for all that is random.
 FOUR = ["--batch-size", 4, "--dropout", 0.1, "--attention-dropout", 0.1, "--max-epoch", 3]
 UPDATES = [*FOUR, "--max-update", 10, "--save-interval-updates", 3, "--keep-interval-updates", 2]
-REDRAWN = {"translation": ["--update-epoch-batch-itr", True]}
+REDRAWN = ["--update-epoch-batch-itr", True]
 
 HYDRA = """# @package _global_
 common: {{user_dir: {user_dir}, cpu: true}}
@@ -28,7 +28,8 @@ model: {{_name: transformer_lm_rope_tiny}}
 criterion: cross_entropy
 optimizer: {{_name: adam}}
 optimization: {{lr: [0.001], max_update: 10}}
-dataset: {{batch_size: 4, required_batch_size_multiple: 1, num_workers: 0}}
+dataset: {{batch_size: 4, required_batch_size_multiple: 1, num_workers: 0,
+  update_epoch_batch_itr: true}}
 checkpoint: {{save_dir: {out}, save_interval_updates: 3}}
 hydra: {{run: {{dir: .}}, output_subdir: null}}
 """
@@ -40,7 +41,7 @@ def training(family: str, *options: Any) -> Callable[[Path], list[Any]]:
     def words(out: Path) -> list[Any]:
         chosen = FAMILIES[family]
         model = ["--user-dir", USER_DIR, *chosen.task, *chosen.model, *TRAINING]
-        more = [*options, *REDRAWN.get(family, [])]
+        more = [*options, *REDRAWN]
         return ["fairseq-train", chosen.data(), *model, *more, "--save-dir", out / "run"]
 
     return words

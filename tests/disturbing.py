@@ -105,6 +105,10 @@ class Bench:
         self.out.mkdir()
         self.ledger.unlink(missing_ok=True)
 
+    def is_held(self) -> bool:
+        """Return whether a run has begun to hold its folder."""
+        return any(path.name in LOCKS for path in self.out.rglob(".*"))
+
     def written(self) -> int:
         """Return the writes that were counted."""
         return self.ledger.stat().st_size // 100 if self.ledger.exists() else 0
@@ -214,21 +218,20 @@ def disturb(bench: Bench, fault: Fault, mark: str) -> tuple[bool, Said]:
     sent = SIGNALS.get(fault.kind, signal.SIGKILL)
     with bench.started(mark=mark) as started:
         process = started.process
+        if fault.kind == "two at once":
+            while process.poll() is None and not bench.is_held():
+                time.sleep(0.01)
+            process.send_signal(signal.SIGSTOP)  # or it might come to its end meanwhile
+            met = process.poll() is None
+            second = bench.run()
+            process.send_signal(signal.SIGCONT)
+            first = started.end()
+            return met, second if met else first
         with suppress(subprocess.TimeoutExpired):
             process.wait(fault.moment)
         met = process.poll() is None
-        if fault.kind == "two at once":
-            second = bench.run()
-            met = met and process.poll() is None
-            return met, refused(started.end(), second) if met else started.end()
         process.send_signal(sent)
         return met, started.end()
-
-
-def refused(*two: Said) -> Said:
-    """Return what the one said that was refused; a made-up success if none or both were."""
-    ends = [said for said in two if said.status]
-    return ends[0] if len(ends) == 1 else Said(0, "")
 
 
 def raw_contents(folder: Path) -> dict[str, bytes]:

@@ -61,7 +61,8 @@ def judge(bench: Bench, fault: Fault, met: bool, said: Said, mark: str) -> list[
     """Return what is wrong when a command has met its fault, before it is started again.
 
     No process of it lives on. It says a line, and no stack trace but that of Ctrl-C in a command of
-    fairseq's. It fails where the disk did, or has made everything. Of two at once, one is refused.
+    fairseq's. It fails where the disk did, or has made everything. Of two at once, the second is
+    refused.
     """
     wrong = []
     deadline = time.monotonic() + 10

@@ -49,13 +49,14 @@ def test_a_resumed_run_equals_the_uninterrupted_one(family):
     torch.testing.assert_close(ours, theirs)
 
 
-def test_a_resumed_translation_draws_the_same_batches():
+@pytest.mark.parametrize("family", ["causal_lm", "translation"])
+def test_a_resumed_run_draws_the_same_batches(family):
     """fairseq draws them by the epoch of the start, unless it draws them in each."""
     several = ["--batch-size", 4, "--dropout", 0.1, "--max-epoch", 3]
     several += ["--update-epoch-batch-itr", "True"]
-    whole = train("translation", *several)
+    whole = train(family, *several)
     middle = whole.save_dir / "checkpoint2.pt"
-    resumed = train("translation", *several, "--restore-file", middle)
+    resumed = train(family, *several, "--restore-file", middle)
     ours, theirs = (each.checkpoint()["model"] for each in (resumed, whole))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 

@@ -1,17 +1,30 @@
-"""Training on two processes."""
+"""Training on several processes."""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import socket
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
 
-from commands import EPOCHS, USER_DIR, assert_positions, script, train, trained
+from commands import EPOCHS, FAMILIES, TRAINING, USER_DIR, assert_positions, script, train, trained
+from conftest import logits, make_model, make_tokens
+from programs import true_start
+from test_golden_losses import CASES
 
-pytestmark = pytest.mark.slow
+slow = pytest.mark.slow
 # fairseq finds out about ranks by itself only where there are GPUs.
 RANK = 'exec "$0" "$@" --distributed-rank "$RANK"'
-TORCHRUN = ["torchrun", "--standalone", "--nproc_per_node=2", "--no-python", "sh", "-c", RANK]
+PER_NODE = "--nproc_per_node=2"
+TORCHRUN = ["torchrun", "--standalone", PER_NODE, "--no-python", "sh", "-c", RANK]
 DISTRIBUTED = [
     *("--distributed-world-size", 2, "--distributed-no-spawn"),
     *("--distributed-init-method", "env://", "--distributed-backend", "gloo"),
@@ -19,19 +32,105 @@ DISTRIBUTED = [
 ]
 
 
-def test_two_ranks_give_the_loss_of_one_with_the_double_batch():
-    """The masked LM has a table in each layer, whose gradients must be shared, too."""
-    alone = trained("masked_lm")
-    together = train(
-        "masked_lm",
-        *("--batch-size", 8, "--max-epoch", EPOCHS, *DISTRIBUTED),
-        launcher=[*TORCHRUN, script("fairseq-train")],
-    )
-    assert_positions(together.run, "masked_lm")
-    assert "training on 2 devices" in together.run.log
-    for key in ("loss", "gnorm"):
-        expected = alone.figures("train", key)
-        assert together.figures("train", key) == pytest.approx(expected, rel=1e-4)
+def losses(trained):
+    """Return the loss and the gradient's length of each update, to the digits of the log."""
+    lines = [line for line in trained.run.log.splitlines() if '"gnorm"' in line and "{" in line]
+    found = [json.loads(line[line.index("{") :]) for line in lines]
+    return [float(each[key]) for each in found for key in ("loss", "gnorm") if key in each]
+
+
+def assert_same_weights(ours, theirs):
+    """Sums over ranks have another order, and Adam takes the noise of a gradient of 0 for one.
+
+    That is the gradient of the keys' biases, which move all scores of a query alike.
+    """
+    ours, theirs = (each.checkpoint()["model"] for each in (ours, theirs))
+    for name, weight in ours.items():
+        if not name.endswith("k_proj.bias"):
+            torch.testing.assert_close(weight, theirs[name], rtol=1e-3, atol=1e-4)
+
+
+def train_on(ranks: int, family: str, *options, **how):
+    """Train on so many processes of this machine."""
+    size = [f"--nproc_per_node={ranks}" if word == PER_NODE else word for word in TORCHRUN]
+    given = [*DISTRIBUTED, "--distributed-world-size", ranks, *options]
+    return train(family, *given, launcher=[*size, script("fairseq-train")], **how)
+
+
+@slow
+@pytest.mark.parametrize(("family", "ranks"), [("masked_lm", 2), ("translation", 4)])
+def test_ranks_give_what_one_gives_with_as_many_batches(family, ranks):
+    """Also with a last update in which some have a smaller batch, and some have none."""
+    shared = ["--batch-size", 3, "--max-epoch", 2]
+    alone = train(family, *shared, "--update-freq", ranks)
+    together = train_on(ranks, family, *shared)
+    assert_positions(together.run, family)
+    assert f"training on {ranks} devices" in together.run.log
+    assert losses(together) == pytest.approx(losses(alone), rel=2e-3)
+    ours, theirs = ([float(x["valid_loss"]) for x in run.run.valid()] for run in (together, alone))
+    assert ours == pytest.approx(theirs, rel=2e-3)
+    assert_same_weights(together, alone)
+
+
+@slow
+def test_a_training_goes_on_with_another_number_of_ranks():
+    whole = trained("causal_lm")
+    middle = whole.save_dir / "checkpoint2.pt"
+    options = ["--batch-size", 8, "--max-epoch", EPOCHS, "--restore-file", middle]
+    resumed = train_on(2, "causal_lm", *options)
+    expected = whole.figures("train")[2:]
+    assert resumed.figures("train") == pytest.approx(expected, rel=1e-4)
+    assert_same_weights(resumed, whole)
+
+
+@slow
+def test_a_dead_rank_ends_the_job_and_is_named(tmp_path):
+    """Within a minute, that is; torchrun names it, and its last checkpoint is whole."""
+    chosen = FAMILIES["masked_lm"]
+    words = [*TORCHRUN, script("fairseq-train"), chosen.data(), "--user-dir", USER_DIR]
+    words += [*chosen.task, *chosen.model, *TRAINING, *DISTRIBUTED, "--batch-size", 8]
+    environment = {**true_start(), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    last = tmp_path / "checkpoint_last.pt"
+    with open(tmp_path / "log", "w+") as log:
+        job = subprocess.Popen(
+            [str(script("torchrun")), *map(str, words[1:]), "--save-dir", str(tmp_path)],
+            **{"env": environment, "stdout": log, "stderr": log, "start_new_session": True},
+        )
+        try:
+            while not last.exists():
+                assert job.poll() is None, (tmp_path / "log").read_text()
+                time.sleep(0.05)
+            os.kill(child_of_rank(job.pid, 1), signal.SIGKILL)
+            assert job.wait(60) != 0
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(job.pid, signal.SIGKILL)
+    assert "rank      : 1 (local_rank: 1)" in (tmp_path / "log").read_text()
+
+
+def child_of_rank(pid: int, rank: int) -> int:
+    """Return the process of a rank that torchrun has started."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    told = {child: Path(f"/proc/{child}/environ").read_bytes().split(b"\0") for child in children}
+    return next(int(child) for child in children if f"RANK={rank}".encode() in told[child])
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory):
+    """Join a group of this process alone."""
+    store = tmp_path_factory.mktemp("group") / "store"
+    torch.distributed.init_process_group("gloo", f"file://{store}", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(("family", "spec"), CASES)
+def test_no_encoding_needs_to_look_for_unused_parameters(family, spec, one_rank):
+    """DDP fails in its second pass if a parameter had no gradient in the first."""
+    model = make_model(family, position_encoding=spec).train()
+    wrapped = DistributedDataParallel(model, find_unused_parameters=False)
+    for _ in range(2):
+        logits(wrapped, family, make_tokens()).sum().backward()
 
 
 # fairseq spawns a rank for each GPU that it counts; here the ranks are processes of the CPU.
@@ -54,6 +153,7 @@ def free_port() -> int:
     return port
 
 
+@slow
 @pytest.mark.parametrize("user_dir", ["fairseq_posenc", USER_DIR], ids=["by_name", "by_path"])
 def test_spawned_ranks_find_the_plugin(tmp_path, free_port, user_dir):
     """A new Python for each rank gets the pickled settings; the program has the package already."""

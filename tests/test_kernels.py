@@ -110,7 +110,7 @@ def test_what_needs_a_gpu_can_be_tried_without(monkeypatch):
     assert result["end"] == "done", result
     assert [row["encoding"] for row in result["rows"]] == ["none", "shaw", "m4m"]
     assert all(row["finite"] for row in result["rows"])
-    assert "\n| shaw |" in "\n".join(gpu_page.tables([result]))
+    assert "\n| masked_lm | shaw | triton |" in "\n".join(gpu_page.tables([result]))
 
 
 def test_results_go_to_the_page_beside_what_was_published(tmp_path):

@@ -124,6 +124,7 @@ def build(contender: Contender, whole: Whole) -> tuple[Any, Any, Any]:
     """Return the configuration, task and model that ``fairseq-train`` would make."""
     parser = options.get_training_parser()
     args = options.parse_args_and_arch(parser, arguments(contender, whole))
+    args.tpu = False  # which fairseq makes of --bf16
     config = convert_namespace_to_omegaconf(args)
     torch.manual_seed(SEED)
     task = setup_task(config.task)

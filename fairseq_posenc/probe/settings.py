@@ -23,6 +23,7 @@ _COMMON = (
     *("--dropout", "0", "--attention-dropout", "0", "--max-target-positions", str(POSITIONS)),
     *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--clip-norm", "1.0"),
     *("--lr", "0.003", "--lr-scheduler", "inverse_sqrt", "--warmup-updates", "100"),
+    *("--update-epoch-batch-itr", "True"),  # or a resumed training draws other batches
 )
 TASKS = {
     CAUSAL: ("--task", "language_modeling"),

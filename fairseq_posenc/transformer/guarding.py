@@ -14,9 +14,11 @@ from omegaconf import DictConfig
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.holding import hold_save_dir
 from fairseq_posenc.transformer.mending import LAST, mend
-from fairseq_posenc.transformer.reading import is_torn
+from fairseq_posenc.transformer.reading import is_torn, reading, refuse_swelling
 
 TRAINER = "fairseq.trainer"
+WRITER = "fairseq.checkpoint_utils"
+_COMMANDS = ["train", "generate", "interactive", "eval_lm", "validate"]
 logger = logging.getLogger(__name__)
 _LOADED = re.compile(r"Loaded checkpoint (.+) \(epoch \d+ @ (\d+) updates\)", re.DOTALL)
 
@@ -26,7 +28,7 @@ class _CheckpointGuard(logging.Filter):
 
     fairseq has no hook between reading its options and training, nor one before a checkpoint is
     read or written. But its command logs the configuration itself, wherever an option came from,
-    and its trainer logs what it is about to do.
+    and the commands and the trainer log what they are about to do.
     """
 
     def __init__(self) -> None:
@@ -37,8 +39,17 @@ class _CheckpointGuard(logging.Filter):
         if isinstance(record.msg, DictConfig):
             self._settings = record.msg
             hold_save_dir(record.msg)
+            # Else rank 0 alone reads a checkpoint, and sends it to the others in classes of
+            # fairseq's that torch loads only where a file may run code: no training of several
+            # ranks could go on.
+            record.msg.checkpoint.load_checkpoint_on_all_dp_ranks = True
         elif record.name == TRAINER:
             self._hear(record.getMessage())
+        elif record.name == WRITER and record.getMessage().startswith("Traceback"):
+            return False  # fairseq raises it as well, and then a line tells it
+        elif models := record.getMessage().partition("loading model(s) from ")[2]:
+            for path in models.split(os.pathsep):
+                _refuse_swelling(Path(path))
         # The guard needs to hear INFO; the user need not, if LOGLEVEL says so.
         package = logging.getLogger(record.name.partition(".")[0])
         return record.levelno >= package.getEffectiveLevel()
@@ -77,11 +88,20 @@ def _refuse_fresh_start(path: Path, settings: DictConfig | None) -> None:
 
 def _refuse_torn(path: Path, settings: DictConfig | None) -> None:
     """Mend a last checkpoint that was not written to its end; refuse any other such file."""
-    if not path.is_file() or not is_torn(path):
+    if not path.is_file():
+        return
+    if not is_torn(path):
+        _refuse_swelling(path)
         return
     if path.name != LAST or not _is_first_start(path, settings):
         raise UserError(f"{path} is not a whole checkpoint: it was not written to its end")
     mend(path)
+
+
+def _refuse_swelling(path: Path) -> None:
+    if path.is_file():
+        with reading(str(path)):
+            refuse_swelling(path)
 
 
 def _end_if_finished(path: Path, updates: int, settings: DictConfig) -> None:
@@ -128,6 +148,7 @@ def guard_checkpoints() -> None:
     if any(isinstance(f, _CheckpointGuard) for f in trainer.filters):
         return
     guard = _CheckpointGuard()
-    for heard in (trainer, logging.getLogger("fairseq_cli.train")):
+    for name in (TRAINER, WRITER, *(f"fairseq_cli.{command}" for command in _COMMANDS)):
+        heard = logging.getLogger(name)
         heard.setLevel(logging.INFO)
         heard.addFilter(guard)

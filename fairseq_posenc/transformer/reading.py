@@ -28,6 +28,7 @@ def open_mapped(path: Path) -> dict[str, Any]:
     Raises:
         Exception: it is none, or would run code; what it is depends on what the file holds.
     """
+    refuse_swelling(path)
     mapped = zipfile.is_zipfile(path)  # not before torch 1.6
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     return state
@@ -40,6 +41,22 @@ def is_torn(path: Path) -> bool:
     """
     with open(path, "rb") as file:
         return file.read(1) != _PICKLE and not zipfile.is_zipfile(file)
+
+
+def refuse_swelling(path: Path) -> None:
+    """Refuse an archive that says that it holds more than it is long: torch compresses nothing.
+
+    Raises:
+        UserError: so many bytes would have filled the memory before anything else could be checked.
+    """
+    if not zipfile.is_zipfile(path):
+        return
+    with zipfile.ZipFile(path) as archive:
+        inside = sum(part.file_size for part in archive.infolist())
+    if inside > path.stat().st_size:
+        raise UserError(
+            f"not a checkpoint of torch: its {path.stat().st_size:,} bytes would become {inside:,}"
+        )
 
 
 @contextmanager

@@ -36,6 +36,8 @@ def _wrong(weight: Any) -> str | None:
     if not weight.is_floating_point():
         kind = str(weight.dtype).removeprefix("torch.")
         return f"holds numbers of the type {kind}, not floating-point ones"
+    if weight.numel() * weight.element_size() > weight.untyped_storage().nbytes():
+        return f"says that it has {weight.numel():,} numbers, which are not in the file"
     # A sum reads the tensor once and keeps nothing. Only if it overflows are all parts looked at.
     if weight.sum(dtype=torch.promote_types(weight.dtype, torch.float32)).isfinite():
         return None
