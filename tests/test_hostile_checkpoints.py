@@ -9,7 +9,6 @@ import sys
 import zipfile
 from argparse import Namespace
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from fairseq_cli import eval_lm, generate, interactive, train, validate
 
 import test_glue_commands as glue
 import test_squad_commands as squad
-from commands import FAMILIES, TRAINING, USER_DIR, pairs, sentences, trained
+from commands import FAMILIES, TRAINING, USER_DIR, pairs, sentences
 from fairseq_posenc.cli import main
 from fairseq_posenc.errors import one_line
 from test_checkpoints import BROKEN, saved
@@ -58,20 +57,6 @@ def swelling() -> bytes:
     return buffer.getvalue()
 
 
-@cache
-def changed(**changes: Any) -> bytes:
-    """Return the shared language model with other contents."""
-    state = torch.load(trained("causal_lm").save_dir / "checkpoint_last.pt")
-    return saved({**state, **{name: make() for name, make in changes.items()}})
-
-
-def endless() -> dict[str, torch.Tensor]:
-    """Return weights that say that they are of 10^12 numbers, and are one."""
-    state = torch.load(trained("causal_lm").save_dir / "checkpoint_last.pt")["model"]
-    long = torch.zeros(1).expand(10**6, 10**6)
-    return {name: long if weight.dim() == 2 else weight for name, weight in state.items()}
-
-
 def nested() -> bytes:
     """Return a tuple in a tuple, and so on, 100,000 of them."""
     return b"\x80\x02" + b"(" * 100_000 + b"t" * 100_000 + b"."
@@ -85,7 +70,6 @@ HOSTILE = {
     "imports": lambda: saved({"args": Calls(__import__, "antigravity"), "model": {}}),
     "nested": nested,
     "swelling": swelling,
-    "endless": lambda: changed(model=endless),
     "a model of another program": lambda: saved({"bert.embeddings.weight": torch.ones(9, 9)}),
     **{name: lambda content=content: content for name, content in BROKEN.items()},
 }
