@@ -46,8 +46,8 @@ EXAMPLES = {
         "--max-positions 1024 --extend copy",
     ],
     "swap": [
-        "fairseq-posenc swap --checkpoint fr-en.pt --position-encoding rope --out start.pt",
-        "fairseq-posenc swap --checkpoint rope.pt --position-encoding none --out start.pt",
+        "fairseq-posenc swap --checkpoint fr-en.pt --position-encoding rope --out fr-en-rope.pt",
+        "fairseq-posenc swap --checkpoint rope.pt --position-encoding none --out dropped.pt",
     ],
     "squad": [
         "fairseq-posenc squad train --help",

@@ -92,6 +92,7 @@ def test_the_site_is_built_without_a_warning(tmp_path):
 RECORDS = {
     "benchmarks.md": "measures for minutes, into docs/results; test_benchmarks.py",
     "gpu.md": "as benchmarks.md",
+    "reliability.md": "as benchmarks.md; test_kills.py",
     "results/demo.md": "the record of a run; compare runs on other pages",
 }
 # Pages that are made alike; one that is causal and one without parameters run, as does the gallery.

@@ -457,7 +457,7 @@ def test_data_of_another_model_is_refused():
     ours = open_data(data() / "glue" / "CoLA")
     model = read_pretrained(pretrained(), "--checkpoint")
     with pytest.raises(UserError, match=r"dict.txt has .* symbols with <mask>, but .* has 99; mak"):
-        model._replace(symbols=99).check_dictionary(ours.dictionary)
+        model._replace(sizes=[99]).check_dictionary(ours.dictionary)
     with pytest.raises(UserError, match="takes 8: make it with --max-tokens 8"):
         ours.check_lengths(8, model.path)
     with pytest.raises(UserError, match=r"dict.txt has other symbols than .*dict.txt, which"):

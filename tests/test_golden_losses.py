@@ -18,7 +18,7 @@ from torch import Tensor
 from conftest import ARCHITECTURES, logits, make_model
 from fairseq_posenc import registry
 
-GOLDEN = Path(__file__).parent / "goldens" / "losses.json"
+GOLDEN = Path(__file__).with_name("golden_losses.json")
 SEEN = (1, 10, 20)  # updates
 SIDES = {
     "masked_lm": {"encoder": True},

@@ -24,6 +24,7 @@ from fairseq_posenc import cli
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.models.masked_lm import PositionalRoberta
 from fairseq_posenc.registry import parse
+from fairseq_posenc.running.families import FAMILIES
 from fairseq_posenc.running.interruption import STOPPED
 from fairseq_posenc.running.locking import is_held
 from fairseq_posenc.running.pretrained import Pretrained, read_pretrained
@@ -297,7 +298,16 @@ def configured(monkeypatch, gpus=1, spec="m4m", version="1.1", *set_to):
     model = Namespace(encoder_layers=7)
     data_bin = DataBin(Path("bin"), version, Limits(), 87_777)
     pretrained = Pretrained(
-        *(Path("model.pt"), None, model, "roberta_m4m", parse(spec), 512, 50_265, None, {})
+        path=Path("model.pt"),
+        settings=None,
+        args=model,
+        arch="roberta_m4m",
+        family=FAMILIES[0],
+        specs={"encoder": parse(spec)},
+        positions={"encoder": 512},
+        sizes=[50_265],
+        dictionary=None,
+        weights={},
     )
     path = recipe(data_bin)
     assert path.name == RECIPES[version]

@@ -144,23 +144,30 @@ def by_distance(table: Tensor, tgt_len: int, src_len: int, first: Tensor | None 
         src_len: S.
         first: of :class:`~fairseq_posenc.encodings.base.Terms`, for the reset.
     """
-    pairs = table[:, None, :src_len] if tgt_len == 1 else _lines(table, tgt_len, src_len)
+    if tgt_len == 1:
+        pairs = table[:, None, :src_len]
+    elif torch.compiler.is_compiling():  # which would compile `unfold` anew for each length
+        pairs = in_pairs(table[None, :, None].expand(-1, -1, tgt_len, -1), src_len)[0]
+    else:
+        # The last query's rows are the table's first, those of the one before begin one later.
+        pairs = table.unfold(1, src_len, 1)[:, :tgt_len].flip(1)
     if first is None:
         return pairs[None]
     here, there = table[:, -2:, None, None].unbind(1)
     return with_reset(pairs[None], here, there, first)
 
 
-def _lines(table: Tensor, tgt_len: int, src_len: int) -> Tensor:
-    """Return the rows of a table at the places of pairs, ``(G, T, S)`` of ``(G, R)``."""
-    if torch.compiler.is_exporting():  # to formats without overlapping views
-        queries, keys = (torch.arange(n, device=table.device) for n in (tgt_len, src_len))
-        return table[:, keys - queries[:, None] + tgt_len - 1]
-    # The last query's rows are the first S of the table, those of the one before begin one later.
-    # (`unfold` is the same view, but is compiled anew for each length.)
-    group, row = table.stride()
-    size = (table.size(0), tgt_len, src_len)
-    return table.as_strided(size, (group, row, row), table.storage_offset()).flip(1)
+def in_pairs(products: Tensor, others: int) -> Tensor:
+    """Return products of n tokens with rows, by token and other: ``(B, H, n, others)``, a view.
+
+    Args:
+        products: ``(B, H, n, R)``. Each token's others begin one row before those of the token
+            before it: in a flat list, at the same place of lines that are shorter by one.
+        others: how many there are.
+    """
+    tokens, rows = products.shape[2:]
+    lines = products.flatten(2)[..., tokens - 1 : tokens * rows - 1]
+    return lines.unflatten(2, (tokens, rows - 1))[..., :others]
 
 
 def with_reset(pairs: Tensor, here: Tensor | int, there: Tensor | int, first: Tensor) -> Tensor:

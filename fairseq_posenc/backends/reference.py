@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_posenc.backends.base import Call, Mask, by_distance, full, scale_of, with_reset
+from fairseq_posenc.backends.base import (
+    Call,
+    Mask,
+    by_distance,
+    full,
+    in_pairs,
+    scale_of,
+    with_reset,
+)
 from fairseq_posenc.backends.indexed import ChannelGain, pick, row_index
 from fairseq_posenc.encodings.base import Terms
 
@@ -80,11 +88,11 @@ def _of_queries(query: Tensor, key: Tensor, terms: Terms) -> tuple[Tensor, list[
     by_table = []
     if terms.query_table is not None:
         products = _products(query, terms.query_table)
-        by_table.append(_pairs(products, src_len) if index is None else pick(products, index))
+        by_table.append(in_pairs(products, src_len) if index is None else pick(products, index))
     if terms.key_table is not None:
         if index is None:
             # By key, distances fall from query to query, so the rows come last one first.
-            by_key = _pairs(_products(key, terms.key_table.flip(1)), tgt_len)
+            by_key = in_pairs(_products(key, terms.key_table.flip(1)), tgt_len)
         else:
             by_key = pick(_products(key, terms.key_table), index.transpose(1, 2))
         by_table.append(by_key.transpose(2, 3))
@@ -136,19 +144,6 @@ def _values_by_distance(weights: Tensor, terms: Terms) -> Tensor:
     table = full(terms.value_table)
     summed = weights.new_zeros(*weights.shape[:3], table.size(1))
     return summed.scatter_add(-1, index.unsqueeze(1).expand(weights.shape), weights) @ table
-
-
-def _pairs(products: Tensor, others: int) -> Tensor:
-    """Return products of n tokens with rows, by token and other: ``(B, H, n, others)``, a view.
-
-    Args:
-        products: ``(B, H, n, R)``. Each token's others begin one row before those of the token
-            before it: in a flat list, at the same place of lines that are shorter by one.
-        others: how many there are.
-    """
-    tokens, rows = products.shape[2:]
-    lines = products.flatten(2)[..., tokens - 1 : tokens * rows - 1]
-    return lines.unflatten(2, (tokens, rows - 1))[..., :others]
 
 
 def _products(x: Tensor, table: Tensor) -> Tensor:
