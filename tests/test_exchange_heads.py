@@ -7,9 +7,11 @@ import csv
 import pytest
 import torch
 
+from commands import new_directory
 from exchange_reader import answer
 from exchanged import checkpoint
 from fairseq_posenc.glue.evaluation import predict
+from glue_files import DATA, start
 from test_exchange import export, padded
 from test_glue_commands import data as glue_data
 from test_squad_commands import files as squad_files
@@ -19,9 +21,8 @@ NATIVE = ("learned", {"pooler_activation_fn": "tanh"})
 OWN = ("m4m+rope", {"attention_directions": "lr,rl", "pooler_activation_fn": "relu"})
 
 
-def rows(task, columns):
-    path = glue_data() / "raw" / task / "dev.tsv"
-    with open(path, encoding="utf-8") as file:
+def rows(raw, task, columns):
+    with open(raw / task / "dev.tsv", encoding="utf-8") as file:
         lines = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
     if task == "CoLA":
         return [line[3] for line in lines]
@@ -32,11 +33,27 @@ def rows(task, columns):
 @pytest.mark.parametrize("task", ["CoLA", "STS-B"])
 def test_no_decision_on_a_dev_set_changes(task, spec, more):
     folder = glue_data()
-    more = {**more, "max_positions": 48, "max_update": 2}
-    trained = checkpoint("masked_lm", spec, folder / "glue" / task, "glue", **more)
-    out = export(trained, tokens=str(folder / "pieces.model"))
+    data, tokens = folder / "glue" / task, folder / "pieces.model"
+    no_decision_changes(folder / "raw", task, data, tokens, spec, more)
+
+
+@pytest.mark.skipif(not (DATA / "glue_data").is_dir(), reason="GLUE's files are not here")
+@pytest.mark.parametrize(("spec", "more"), [NATIVE, OWN])
+def test_no_decision_on_the_published_dev_set_changes(spec, more):
+    bpe, out = DATA / "gpt2_bpe", new_directory()
+    tokens = ["--encoder-json", bpe / "encoder.json", "--vocab-bpe", bpe / "vocab.bpe"]
+    words = ["--tasks", "CoLA", *tokens, "--dict", bpe / "dict.txt"]
+    start("glue", [DATA / "glue_data", "--out", out, *words])
+    no_decision_changes(DATA / "glue_data", "CoLA", out / "CoLA", bpe, spec, more)
+
+
+def no_decision_changes(raw, task, data, tokens, spec, more):
+    more = {**more, "max_positions": 64, "max_update": 2}
+    trained = checkpoint("masked_lm", spec, data, "glue", **more)
+    out = export(trained, tokens=str(tokens))
     ours, _ = predict(trained.model, trained.task, "valid")
-    texts = rows(task, ("sentence1", "sentence2"))
+    texts = rows(raw, task, ("sentence1", "sentence2"))
+    assert len(texts) == len(ours)
     asked = {"auto": "AutoModelForSequenceClassification", "texts": texts}
     ids = answer(str(out), asked)["ids"]
     longest = max(map(len, ids))
