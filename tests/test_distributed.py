@@ -58,6 +58,18 @@ def train_on(ranks: int, family: str, *options, **how):
 
 
 @slow
+def test_two_ranks_give_the_loss_of_one_with_the_double_batch():
+    """The masked LM has a table in each layer, whose gradients must be shared, too."""
+    alone = trained("masked_lm")
+    together = train_on(2, "masked_lm", "--batch-size", 8, "--max-epoch", EPOCHS)
+    assert_positions(together.run, "masked_lm")
+    assert "training on 2 devices" in together.run.log
+    for key in ("loss", "gnorm"):
+        expected = alone.figures("train", key)
+        assert together.figures("train", key) == pytest.approx(expected, rel=1e-4)
+
+
+@slow
 @pytest.mark.parametrize(("family", "ranks"), [("masked_lm", 2), ("translation", 4)])
 def test_ranks_give_what_one_gives_with_as_many_batches(family, ranks):
     """Also with a last update in which some have a smaller batch, and some have none."""

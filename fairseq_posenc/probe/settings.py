@@ -8,7 +8,7 @@ from pathlib import Path
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.probe.data import ANSWER, BOTH, CAUSAL, QUESTION
 from fairseq_posenc.probe.tasks import Task
-from fairseq_posenc.running.contenders import Contender
+from fairseq_posenc.running.contenders import Contender, refuse_directions
 
 POSITIONS = 1024  # of the models' tables, read or not; a text is at most twice a question, and ends
 LONGEST = 500
@@ -71,9 +71,5 @@ class Settings:
         for option, value in (("--trained", self.trained), ("--lengths", max(self.lengths))):
             if value > LONGEST:
                 raise UserError(f"{option} {value}: must be at most {LONGEST:,}")
-        for contender in self.contenders:
-            if self.family == CAUSAL and contender.directions:
-                raise UserError(
-                    f"--encodings: {contender.name!r} has directions, which are for encoders; a "
-                    "causal LM sees only lr"
-                )
+        if self.family == CAUSAL:
+            refuse_directions(self.contenders)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError
@@ -63,6 +64,20 @@ def parse_contenders(text: str) -> tuple[Contender, ...]:
                 raise UserError(f"--encodings: {both} would train the same model twice")
         contenders.append(contender)
     return tuple(contenders)
+
+
+def refuse_directions(contenders: Iterable[Contender]) -> None:
+    """Check that all can be causal LMs.
+
+    Raises:
+        UserError: one has directions.
+    """
+    for contender in contenders:
+        if contender.directions:
+            raise UserError(
+                f"--encodings: {contender.name!r} has directions, which are for encoders; a "
+                "causal LM sees only lr"
+            )
 
 
 def _parse_one(item: str, text: str) -> Contender:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Optional
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.running.contenders import Contender
+from fairseq_posenc.running.contenders import Contender, refuse_directions
 
 # Or fairseq leaves out what remains of the last batch after a multiple of 8, in a score too.
 WHOLE = ("--required-batch-size-multiple", "1")
@@ -98,12 +98,8 @@ class Settings:
     def __post_init__(self) -> None:
         if self.vocab_size < _FEWEST:
             raise UserError(f"--vocab-size {self.vocab_size}: must be at least {_FEWEST}")
-        for contender in self.contenders:
-            if self.family == CAUSAL and contender.directions:
-                raise UserError(
-                    f"--encodings: {contender.name!r} has directions, which are for encoders; a "
-                    "causal LM sees only lr"
-                )
+        if self.family == CAUSAL:
+            refuse_directions(self.contenders)
         for lr in self.lrs:
             if not _is_rate(lr):
                 raise UserError(f"--lrs {','.join(self.lrs)}: write numbers, as in 0.001,0.003")
