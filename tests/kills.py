@@ -73,6 +73,8 @@ def judge(bench: Bench, fault: Fault, met: bool, said: Said, mark: str) -> list[
         for each in alive:
             with suppress(ProcessLookupError):
                 os.kill(int(each), signal.SIGKILL)
+        while living(mark):  # what they hold open keeps a disk from being remounted
+            time.sleep(0.1)
     own = bench.words[0] in ("fairseq-posenc", "python")
     if "Traceback" in said.text and (own or fault.kind != "SIGINT"):
         wrong.append(f"a stack trace: {said.text.strip().splitlines()[-1][:200]}")
