@@ -85,7 +85,8 @@ setup(
         "tensorboard": TENSORBOARD,
         "wandb": WANDB,
         "dev": [
-            *(DEV + PLOT + HF + OLD_HF + ONNX + NLTK + PARQUET + SITE + SUBMITIT + TENSORBOARD),
+            *(DEV + PLOT + HF + OLD_HF + ONNX + NLTK + PARQUET + BROWSER + SITE + SUBMITIT),
+            *TENSORBOARD,
             *TRITON,
         ],
     },
