@@ -12,6 +12,7 @@ import socket
 import sys
 
 SIGNALS = [signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2]
+PLUGIN = os.path.join(os.path.dirname(os.path.dirname(__file__)), "fairseq_posenc")
 OPTIONS = {"-B": "PYTHONDONTWRITEBYTECODE", "-u": "PYTHONUNBUFFERED"}  # of Python, and its names
 PATIENCE = 120  # seconds: until the server has imported, on a busy machine
 
@@ -78,6 +79,8 @@ def main(program: str, words: list) -> None:
         os.execv(sys.executable, [sys.executable, *words])
     os.environ.update({OPTIONS[option]: "1" for option in words[:end]})
     words = words[end:]
+    if name == "fairseq-posenc" or PLUGIN in words:
+        server += ".plugin"
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(server)
         start(connection, os.path.join(folder, "python"), words)
