@@ -21,6 +21,7 @@ from omegaconf import OmegaConf
 import programs
 from fairseq_posenc import registry
 from fairseq_posenc.running import host  # noqa: F401  (registers models and tasks)
+from fork_server import hasten_hydra
 
 ARCHITECTURES = {
     "masked_lm": "roberta_none_tiny",
@@ -123,6 +124,7 @@ if importlib.util.find_spec("triton") and not torch.cuda.is_available():
         patch.setenv("TRITON_INTERPRET", "1")
         importlib.import_module("triton.language")
 
+hasten_hydra()
 # Tiny tensors: more threads only wait for each other, in the programs that tests start as well.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import copy
 import fcntl
 import gc
 import importlib
@@ -37,6 +38,25 @@ THIRD_PARTY = [
 ]
 PLUGIN = os.path.join(os.path.dirname(sys.path[0]), "fairseq_posenc")
 COMMANDS = re.compile(r"fairseq-(?!posenc)|fairseq_cli\.")
+
+
+def hasten_hydra() -> None:
+    """Keep Hydra from copying all that is registered, and parsing all settings, for each command.
+
+    The copy is of what it only reads; and a setting means the same each time.
+    """
+    from hydra.core.config_store import ConfigStore
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parse, parsed = OverridesParser.parse_rule, {}
+
+    def parse_once(parser: Any, text: str, rule: str) -> Any:
+        if (text, rule) not in parsed:
+            parsed[text, rule] = parse(parser, text, rule)
+        return copy.copy(parsed[text, rule])
+
+    OverridesParser.parse_rule = parse_once
+    ConfigStore.__deepcopy__ = lambda store, memo: store
 
 
 def warm_up() -> None:
@@ -151,6 +171,7 @@ if __name__ == "__main__":
     logging.disable()  # of what the imports tell, which belongs to no program
     for name in THIRD_PARTY:
         importlib.import_module(name)
+    hasten_hydra()
     warm_up()
     plain, plugin = (socket.socket(fileno=int(number)) for number in sys.argv[1:])
     listener = plain
