@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.backends import check
+from fairseq_posenc.backends.base import Mask, Once
 from fairseq_posenc.encodings.base import Dims, Encodings
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
@@ -92,6 +93,7 @@ class Shared(NamedTuple):
         rotation: of the queries and keys of the last T tokens, or None.
         source: of the source's keys, for rotary encoder-decoder attention.
         span: of the terms, where they have room for later steps of decoding.
+        once: what the first layer that needs it makes for all.
     """
 
     positions: Positions
@@ -99,6 +101,7 @@ class Shared(NamedTuple):
     rotation: Rotation | None = None
     source: Rotation | None = None
     span: Span | None = None
+    once: Once | None = None
 
     @classmethod
     def of(cls, encodings: Encodings, positions: Positions) -> Shared:
@@ -111,10 +114,17 @@ class Shared(NamedTuple):
         tokens = positions.tokens
         span = Span.of(positions.tgt_len, tokens.size(1), tokens.device)
         rotation = encodings.rotation(positions.queries(positions.ids))
-        return cls(positions, encodings.terms(span, positions), rotation)
+        return cls(positions, encodings.terms(span, positions), rotation, once=Once())
 
     def rotate(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Return query and key of the last T tokens rotated, both ``(B, H, T, D)``."""
         if self.rotation is None:
             return query, key
         return self.rotation.of_queries(query), self.rotation.of_keys(key)
+
+    def mask(self, direction: str) -> Mask:
+        """Return which keys a query may see, by a direction and the padding among the tokens."""
+        positions = self.positions
+        mask = Mask(direction, once=self.once)
+        padding = mask.made("padding", (positions.tokens,), lambda: positions.padding)
+        return mask._replace(key_padding=padding)
