@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from fairseq_posenc.backends.base import Mask, Once
 from fairseq_posenc.encodings.base import Dims, Encodings
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
 from fairseq_posenc.registry import Spec, build
 
@@ -58,6 +60,7 @@ class Assembly(NamedTuple):
         Raises:
             UserError: says what cannot.
         """
+        self.check_size()
         token = Positions.of(torch.zeros(1, 1, dtype=torch.long), -1, -1, 1)
         span = Span.of(1, 1, token.tokens.device)
         with torch.random.fork_rng(devices=[]):  # the model's numbers are drawn after this
@@ -65,6 +68,25 @@ class Assembly(NamedTuple):
         terms = stack.terms(span, token) | layer.terms(span, token)
         check(backend, terms.unprojected(self.dims.num_heads), self.dims.head_dim)
         return terms
+
+    def check_size(self, layers: int = 1, least: int = 0) -> None:
+        """Refuse tables that this machine's memory cannot hold, before any is made.
+
+        Args:
+            layers: of the stack.
+            least: numbers that are made whatever the spec.
+
+        Raises:
+            UserError: says how large they would be.
+        """
+        needed = 4 * max(least, sum(self.parameters(layers).values()))
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if needed > memory:
+            raise UserError(
+                f"{self.dims.max_positions:,} positions would take {needed / 1e9:,.0f} GB, and "
+                f"this machine has {memory / 1e9:,.0f}: choose fewer (--max-positions, "
+                "--max-source-positions, --max-target-positions, --tokens-per-sample)"
+            )
 
     def parameters(self, layers: int) -> dict[str, int]:
         """Return the size of every position parameter of a stack by its name in a model.
