@@ -49,11 +49,6 @@ BAD_MODELS = {
         "a head of size 9 .* must be even",
     ),
     "too many positions": ("masked_lm", {"max_positions": 10**12}, "128,000 GB, and this machine"),
-    "too large tables": (
-        "translation",
-        {"position_encoding": "shaw(max_distance=1000000000)", "max_source_positions": 10**9},
-        "1,000,000,000 positions would take .* GB, and this machine has",
-    ),
     "directions": ("masked_lm", {"attention_directions": "lr,up"}, "'up' is none of both, lr, rl"),
 }
 
