@@ -45,7 +45,7 @@ def compiled(tmp_path_factory):
     environment["PYTHONPATH"] = str(ROOT)
     command = [sys.executable, "benchmarks/kernels.py", "--dropout", "0.1", "--json", "--forms"]
     wide = ["deberta", "shaw+values", "--width", "80"]
-    parts = [FORMS[:5], FORMS[5:], [*RESETS, "--reset", "1"], ["shaw", "--arch", "80"], wide]
+    parts = [FORMS[:5], FORMS[5:], [*RESETS, "--reset", "1"], ["m4m", "--arch", "80"], wide]
     started = [
         subprocess.Popen([*command, *words], cwd=ROOT, env=environment, stdout=subprocess.PIPE)
         for words in parts
