@@ -53,7 +53,7 @@ def compiled(tmp_path_factory):
     environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")])
     wide = ["deberta", "shaw+values", "--width", "80"]
-    parts = [[FORMS], [[*RESETS, "--reset", "1"], ["shaw", "--arch", "80"], wide]]
+    parts = [[FORMS], [[*RESETS, "--reset", "1"], ["m4m", "--arch", "80"], wide]]
     started = [
         subprocess.Popen(
             [sys.executable, "-c", EACH, json.dumps(part)],
