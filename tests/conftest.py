@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.util
 import os
@@ -20,6 +21,7 @@ from omegaconf import OmegaConf
 import programs
 from fairseq_posenc import registry
 from fairseq_posenc.running import host  # noqa: F401  (registers models and tasks)
+from fork_server import hasten_hydra
 
 ARCHITECTURES = {
     "masked_lm": "roberta_none_tiny",
@@ -122,6 +124,7 @@ if importlib.util.find_spec("triton") and not torch.cuda.is_available():
         patch.setenv("TRITON_INTERPRET", "1")
         importlib.import_module("triton.language")
 
+hasten_hydra()
 # Tiny tensors: more threads only wait for each other, in the programs that tests start as well.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
@@ -131,6 +134,12 @@ def pytest_collection_modifyitems(items):
     """Begin with the files of most slow tests: a long one that came last would run alone."""
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -slow[item.path])
+
+
+def pytest_collection_finish():
+    """Leave torch, fairseq and the tests themselves out of all later searches for garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

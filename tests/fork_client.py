@@ -12,6 +12,8 @@ import socket
 import sys
 
 SIGNALS = [signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2]
+PLUGIN = os.path.join(os.path.dirname(os.path.dirname(__file__)), "fairseq_posenc")
+OWN_NUMBER = "submitit."  # whose jobs know each other by the numbers of their processes
 OPTIONS = {"-B": "PYTHONDONTWRITEBYTECODE", "-u": "PYTHONUNBUFFERED"}  # of Python, and its names
 PATIENCE = 120  # seconds: until the server has imported, on a busy machine
 
@@ -74,10 +76,14 @@ def main(program: str, words: list) -> None:
     server = os.environ.get("FAIRSEQ_POSENC_TESTS_SERVER")
     end = next((n for n, word in enumerate(words) if word not in OPTIONS), len(words))
     # Python's other options are about its own start, or ask for a terminal's dialogue.
-    if not server or not words[end:] or (words[end][:1] == "-" and words[end] not in ("-c", "-m")):
+    is_option = words[end:] and words[end][:1] == "-" and words[end] not in ("-c", "-m")
+    is_own = any(word.startswith(OWN_NUMBER) for word in words)
+    if not server or not words[end:] or is_option or is_own:
         os.execv(sys.executable, [sys.executable, *words])
     os.environ.update({OPTIONS[option]: "1" for option in words[:end]})
     words = words[end:]
+    if name == "fairseq-posenc" or PLUGIN in words:
+        server += ".plugin"
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(server)
         start(connection, os.path.join(folder, "python"), words)

@@ -1,15 +1,18 @@
-"""A Python that has imported torch and fairseq, and forks for each program.
+"""Pythons that have imported torch and fairseq, and fork for each program.
 
-These imports are most of what a start costs. This package is left to the program: what it does when
-it is imported (registration, what it changes) is then its own, as in a new process.
+These imports are most of what a start costs. A second one has the plugin as well, for programs that
+name it by its path, as fairseq loads it then: most that a session starts. To all others it is left,
+so that what it does when it is imported is their own, as in a new process.
 
-``python fork_server.py NUMBER`` answers ``fork_client.py`` on the listening socket of this number
-until its standard input ends, as it does with the tests.
+``python fork_server.py NUMBER NUMBER`` answers ``fork_client.py`` on the listening sockets of these
+numbers, the second with the plugin, until its standard input ends, as it does with the tests.
 """
 
 from __future__ import annotations
 
+import argparse
 import atexit
+import copy
 import fcntl
 import gc
 import importlib
@@ -33,7 +36,38 @@ THIRD_PARTY = [
     "torch._dynamo",  # by optimizers at their first step
     "fairseq",
 ]
+PLUGIN = os.path.join(os.path.dirname(sys.path[0]), "fairseq_posenc")
 COMMANDS = re.compile(r"fairseq-(?!posenc)|fairseq_cli\.")
+
+
+def hasten_hydra() -> None:
+    """Keep Hydra from copying all that is registered, and parsing all settings, for each command.
+
+    The copy is of what it only reads; and a setting means the same each time.
+    """
+    from hydra.core.config_store import ConfigStore
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parse, parsed = OverridesParser.parse_rule, {}
+
+    def parse_once(parser: Any, text: str, rule: str) -> Any:
+        if (text, rule) not in parsed:
+            parsed[text, rule] = parse(parser, text, rule)
+        return copy.copy(parsed[text, rule])
+
+    OverridesParser.parse_rule = parse_once
+    ConfigStore.__deepcopy__ = lambda store, memo: store
+
+
+def warm_up() -> None:
+    """Fill the caches of Hydra and Python that the first start of a fairseq command fills."""
+    from fairseq import options
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+    parser = options.get_training_parser()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # and so the programs still give them
+        convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, ["", "--arch", "lstm"]))
 
 
 def serve(listener: socket.socket) -> tuple[dict[str, Any], list[int]]:
@@ -125,14 +159,33 @@ def leave(status: int) -> None:
     os._exit(status)
 
 
+def load_plugin() -> None:
+    """Have fairseq load the plugin, as it does for ``--user-dir``."""
+    from fairseq.utils import import_user_module
+
+    import_user_module(argparse.Namespace(user_dir=PLUGIN))
+    sys.path.remove(os.path.dirname(PLUGIN))
+
+
 if __name__ == "__main__":
+    logging.disable()  # of what the imports tell, which belongs to no program
     for name in THIRD_PARTY:
         importlib.import_module(name)
+    hasten_hydra()
+    warm_up()
+    plain, plugin = (socket.socket(fileno=int(number)) for number in sys.argv[1:])
+    listener = plain
+    if os.fork() == 0:
+        listener = plugin
+        load_plugin()
+    logging.disable(logging.NOTSET)
+    gc.collect()
     gc.freeze()  # so that programs share these objects' memory
-    words = become(*serve(socket.socket(fileno=int(sys.argv[1]))))
+    words = become(*serve(listener))
     try:
         run(words)
     except SystemExit as end:
         if not isinstance(end.code, (int, type(None))):
             raise
         leave(end.code or 0)
+    leave(0)

@@ -40,14 +40,16 @@ def _server() -> tuple[Any, Any]:
     python.chmod(0o755)
     for program in [*BIN.glob("fairseq-*"), BIN / "sacrebleu", BIN / "torchrun"]:
         python.with_name(program.name).symlink_to(python)
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(python.with_name("socket")))
-        listener.listen()
+    with socket.socket(socket.AF_UNIX) as plain, socket.socket(socket.AF_UNIX) as plugin:
+        for listener, name in ((plain, "socket"), (plugin, "socket.plugin")):
+            listener.bind(str(python.with_name(name)))
+            listener.listen()
+        numbers = [plain.fileno(), plugin.fileno()]
         server = subprocess.Popen(
-            [sys.executable, HERE / "fork_server.py", str(listener.fileno())],
+            [sys.executable, HERE / "fork_server.py", *map(str, numbers)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            pass_fds=[listener.fileno()],
+            pass_fds=numbers,
             start_new_session=True,  # Ctrl-C is for programs, whose clients pass it on
         )
     return folder, server

@@ -30,7 +30,6 @@ from fairseq_posenc.tasks.glue.data import open_data
 from fairseq_posenc.tasks.glue.definitions import TASKS
 from fairseq_posenc.tasks.glue.task import GlueTask, GlueTaskConfig
 from glue_files import COLOURS, start, train_pieces, write_task
-from programs import SERVER
 from test_distributed import DISTRIBUTED, TORCHRUN
 
 pytestmark = pytest.mark.slow
@@ -280,8 +279,6 @@ def on_cluster(*more: Any) -> list[str]:
 
 @pytest.fixture
 def _jobs(monkeypatch):
-    """Jobs know each other by the numbers of their true processes."""
-    monkeypatch.delenv(SERVER)
     monkeypatch.setattr(cluster, "_PAUSE", 0.1)
 
 
