@@ -80,6 +80,8 @@ class Assembly(NamedTuple):
             UserError: says how large they would be.
         """
         needed = 4 * max(least, sum(self.parameters(layers).values()))
+        if not hasattr(os, "sysconf"):  # on Windows nothing is known, and torch will tell
+            return
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if needed > memory:
             raise UserError(

@@ -450,6 +450,9 @@ def test_says_why_it_cannot_run_here(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     assert backend.unavailable() == "the GPU is older than compute capability 8.0"
+    with monkeypatch.context() as old:
+        old.setattr(backend, "_version", lambda: "3.2.0")
+        assert backend.unavailable() == "triton is 3.2.0, and 3.3 is the oldest that will do"
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert backend.unavailable() == "triton is not installed"
 

@@ -44,7 +44,8 @@ class Once:
 
 
 def _same(ours: object, theirs: object) -> bool:
-    return ours is theirs if isinstance(ours, Tensor) else ours == theirs
+    tensors = isinstance(ours, Tensor) or isinstance(theirs, Tensor)
+    return ours is theirs if tensors else ours == theirs
 
 
 class Mask(NamedTuple):
