@@ -40,10 +40,7 @@ def clip(x: int, limit: int) -> int:
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
     """Return sum_t a_t b_t."""
-    total = torch.zeros((), dtype=torch.float64)
-    for t in range(len(a)):
-        total = total + a[t] * b[t]
-    return total
+    return torch.dot(a, b)
 
 
 def row_times_matrix(a: Tensor, matrix: Tensor) -> Tensor:
