@@ -8,7 +8,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-unit test-trust test-gpu gpu lint format docs site clean
+.PHONY: help install demo test test-unit test-trust test-gpu matrix gpu lint format docs site clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' Makefile | expand -t 20
@@ -31,6 +31,11 @@ test-trust: install ## kill commands while they write, for hours, and make up in
 
 test-gpu: install ## the tests that need a GPU
 	$(BIN)/pytest -m gpu $(ARGS)
+
+matrix: install ## the quick tests with other Pythons, fairseqs and torches: tox.ini
+	@$(BIN)/python -c "import tox" 2>/dev/null || $(BIN)/python -m pip install \
+		--quiet --no-build-isolation --constraint constraints.txt --editable '.[matrix]'
+	$(BIN)/python -m tox run $(ARGS)
 
 gpu: install ## all that needs a GPU: tests, memory checks, speed; the results go to demo/gpu/
 	$(BIN)/python benchmarks/gpu.py --out demo/gpu $(ARGS)
@@ -56,5 +61,5 @@ site: install ## build the site of docs/ in site/; what it needs is installed on
 	@echo "open site/index.html"
 
 clean: ## remove what the other targets made, .venv excepted
-	rm -rf demo build dist site *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	rm -rf demo build dist site .tox *.egg-info .pytest_cache .ruff_cache .mypy_cache
 	find fairseq_posenc tests -name __pycache__ -exec rm -rf {} +

@@ -25,6 +25,8 @@ TRITON = ['triton; sys_platform == "linux"']
 NLTK = ["nltk"]
 # Drives the Chromium of the system, which the attention report is tested in.
 BROWSER = ["playwright"]
+# Other Pythons, fairseqs and torches.
+MATRIX = ["tox"]
 # The site of docs/.
 SITE = ["furo", "myst-parser", "sphinx"]
 # Corpora that are published as Parquet.
@@ -47,7 +49,7 @@ setup(
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="MIT",
-    python_requires=">=3.9",
+    python_requires=">=3.10",
     packages=[
         *find_packages(include=["fairseq_posenc", "fairseq_posenc.*"]),
         *(f"fairseq_posenc.{name}" for name in [*PREPROCESS, *CONFIGS, RESULTS]),
@@ -81,11 +83,13 @@ setup(
         "parquet": PARQUET,
         "submitit": SUBMITIT,
         "browser": BROWSER,
+        "matrix": MATRIX,
         "site": SITE,
         "tensorboard": TENSORBOARD,
         "wandb": WANDB,
         "dev": [
-            *(DEV + PLOT + HF + OLD_HF + ONNX + NLTK + PARQUET + SITE + SUBMITIT + TENSORBOARD),
+            *(DEV + PLOT + HF + OLD_HF + ONNX + NLTK + PARQUET + BROWSER + SITE + SUBMITIT),
+            *TENSORBOARD,
             *TRITON,
         ],
     },

@@ -156,7 +156,7 @@ class SelfAttention(nn.Module):
             lambda rows: self._heads(self.q_proj(rows)[None])[0],
             lambda rows: self._heads(self.k_proj(rows)[None])[0],
         )
-        mask = Mask(self.direction, positions.padding)
+        mask = shared.mask(self.direction)
         dropout = self.dropout if self.training else 0.0
         attended, weights = attend(
             query, key, value, terms, mask, dropout, need_weights, self.backend

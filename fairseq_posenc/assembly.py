@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fairseq_posenc.backends import check
+from fairseq_posenc.backends.base import Mask, Once
 from fairseq_posenc.encodings.base import Dims, Encodings
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
 from fairseq_posenc.registry import Spec, build
 
@@ -57,6 +60,7 @@ class Assembly(NamedTuple):
         Raises:
             UserError: says what cannot.
         """
+        self.check_size()
         token = Positions.of(torch.zeros(1, 1, dtype=torch.long), -1, -1, 1)
         span = Span.of(1, 1, token.tokens.device)
         with torch.random.fork_rng(devices=[]):  # the model's numbers are drawn after this
@@ -64,6 +68,27 @@ class Assembly(NamedTuple):
         terms = stack.terms(span, token) | layer.terms(span, token)
         check(backend, terms.unprojected(self.dims.num_heads), self.dims.head_dim)
         return terms
+
+    def check_size(self, layers: int = 1, least: int = 0) -> None:
+        """Refuse tables that this machine's memory cannot hold, before any is made.
+
+        Args:
+            layers: of the stack.
+            least: numbers that are made whatever the spec.
+
+        Raises:
+            UserError: says how large they would be.
+        """
+        needed = 4 * max(least, sum(self.parameters(layers).values()))
+        if not hasattr(os, "sysconf"):  # on Windows nothing is known, and torch will tell
+            return
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if needed > memory:
+            raise UserError(
+                f"{self.dims.max_positions:,} positions would take {needed / 1e9:,.0f} GB, and "
+                f"this machine has {memory / 1e9:,.0f}: choose fewer (--max-positions, "
+                "--max-source-positions, --max-target-positions, --tokens-per-sample)"
+            )
 
     def parameters(self, layers: int) -> dict[str, int]:
         """Return the size of every position parameter of a stack by its name in a model.
@@ -92,6 +117,7 @@ class Shared(NamedTuple):
         rotation: of the queries and keys of the last T tokens, or None.
         source: of the source's keys, for rotary encoder-decoder attention.
         span: of the terms, where they have room for later steps of decoding.
+        once: what the first layer that needs it makes for all.
     """
 
     positions: Positions
@@ -99,6 +125,7 @@ class Shared(NamedTuple):
     rotation: Rotation | None = None
     source: Rotation | None = None
     span: Span | None = None
+    once: Once | None = None
 
     @classmethod
     def of(cls, encodings: Encodings, positions: Positions) -> Shared:
@@ -111,10 +138,17 @@ class Shared(NamedTuple):
         tokens = positions.tokens
         span = Span.of(positions.tgt_len, tokens.size(1), tokens.device)
         rotation = encodings.rotation(positions.queries(positions.ids))
-        return cls(positions, encodings.terms(span, positions), rotation)
+        return cls(positions, encodings.terms(span, positions), rotation, once=Once())
 
     def rotate(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Return query and key of the last T tokens rotated, both ``(B, H, T, D)``."""
         if self.rotation is None:
             return query, key
         return self.rotation.of_queries(query), self.rotation.of_keys(key)
+
+    def mask(self, direction: str) -> Mask:
+        """Return which keys a query may see, by a direction and the padding among the tokens."""
+        positions = self.positions
+        mask = Mask(direction, once=self.once)
+        padding = mask.made("padding", (positions.tokens,), lambda: positions.padding)
+        return mask._replace(key_padding=padding)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
 
 from fairseq_posenc import registry
 from fairseq_posenc.analysis import catalogue, costs, equations
@@ -100,6 +101,7 @@ def encoding_page(name: str) -> str:
     lines = [f"# {name}", "", _literal(page.summary), "", f"$${equations.to_latex(formula)}$$", ""]
     if prose:
         lines += [f"where {_literal(prose)}", ""]
+    lines += ["[All symbols](README.md).", ""]
     lines += [markdown.table(("", ""), rows.items(), "l")]
     shown = "Score against distance" if _kind(name) == "curves" else "Trained tables"
     lines += ["", "## Options", "", _options(name), "", f"## {shown}", ""]
@@ -146,13 +148,27 @@ def _options(name: str) -> str:
     options = registry.options(name)
     if not options:
         return "None."
-    rows = []
-    for option in options.values():
-        kind = getattr(option.annotation, "__name__", str(option.annotation))
-        kind = str(option.annotation) if kind in ("Optional", "Literal") else kind
-        kind = kind.replace("typing.", "")
-        rows.append((f"`{option.name}`", f"`{kind}`", f"`{option.default}`"))
-    return markdown.table(("option", "type", "default"), rows, "l")
+    rows = [
+        (f"`{option.name}`", _values(option.annotation), _default(option.default))
+        for option in options.values()
+    ]
+    table = markdown.table(("option", "values", "default"), rows, "l")
+    return f"{table}\n\n[What they mean](README.md#options)."
+
+
+def _values(annotation: Any) -> str:
+    """Return what an option takes, in Markdown."""
+    if get_origin(annotation) is Literal:
+        return ", ".join(f"`{value}`" for value in get_args(annotation))
+    (kind,) = (each for each in get_args(annotation) or [annotation] if each is not type(None))
+    return {bool: "`true`, `false`", int: "a whole number", float: "a number"}.get(kind, "text")
+
+
+def _default(value: Any) -> str:
+    """Return an option's default as a spec has it, in Markdown."""
+    if value is None:
+        return "-"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
 def _literal(text: str) -> str:

@@ -193,8 +193,15 @@ def disk(folder: Path, size: int) -> Iterator[None]:
 
 
 def remount(folder: Path, option: str) -> None:
-    """Change an option of a folder's file system."""
-    subprocess.run(["mount", "-o", f"remount,{option}", str(folder)], check=True)
+    """Change an option of a folder's file system.
+
+    A process that is ending has its files open for a moment after it can no longer be found.
+    """
+    command = ["mount", "-o", f"remount,{option}", str(folder)]
+    deadline = time.monotonic() + 10
+    while subprocess.run(command, stderr=subprocess.DEVNULL).returncode:
+        assert time.monotonic() < deadline, f"{folder} is still in use"
+        time.sleep(0.1)
 
 
 def draw(bench: Bench, kind: str, rng: random.Random) -> Fault:

@@ -7,8 +7,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
+from conftest import logits, make_model, make_tokens
 from fairseq_posenc.backends import BACKENDS, available, blocked, check, choose
-from fairseq_posenc.backends.base import DIRECTIONS, Call, Mask
+from fairseq_posenc.backends.base import DIRECTIONS, Call, Mask, Once
 from fairseq_posenc.backends.blocked import dropout as hashed
 from fairseq_posenc.backends.blocked import geometry
 from fairseq_posenc.encodings.base import Terms
@@ -219,6 +220,59 @@ def test_dropout_keeps_the_rate_and_the_mean(name):
     kept = out * 64 * 0.9  # number of weights kept, of 64, in each of 2,048 rows
     assert kept[..., 0].mean().item() == pytest.approx(57.6, abs=0.25)
     assert kept[..., 0].var().item() == pytest.approx(64 * 0.9 * 0.1, rel=0.25)
+
+
+def test_what_layers_share_is_made_anew_for_other_things():
+    once, bias, equal = Once(), torch.ones(2, requires_grad=True), torch.ones(2)
+    given = [(bias, 3), (bias, 3), (bias, 4), (equal, 4), (None, 4), (equal, 4), (equal, 4)]
+    made = [once.made("doubled", (x, n), lambda: object()) for x, n in given]
+    assert [ours is theirs for ours, theirs in zip(made, made[1:])] == [
+        *(True, False, False, False, False, True)
+    ]
+    with torch.no_grad():  # as a layer that is run again with gradients finds it
+        without = once.made("doubled", (bias, 3), lambda: bias * 2)
+    assert once.made("doubled", (bias, 3), lambda: bias * 2).requires_grad
+    assert not without.requires_grad
+
+
+@pytest.mark.parametrize("form", ["bias per head", "product of all", "all with reset"])
+@pytest.mark.parametrize("name", HERE)
+def test_the_same_seed_gives_the_same_bits(name, form):
+    terms, mask = make_terms()[form], masks()["lr, padded on the left"]
+    if BACKENDS[name].refuses(terms, Call()):
+        return
+    qkv = inputs()
+    leaves = [*qkv, *leaves_of(terms)]
+
+    def once():
+        torch.manual_seed(3)
+        out, _ = BACKENDS[name].attend(*qkv, terms, mask, dropout=0.2)
+        return [out, *torch.autograd.grad(out.square().sum(), leaves)]
+
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(once(), once()))
+
+
+@pytest.mark.parametrize("spec", ["t5", "shaw+shaw_values"])
+@pytest.mark.parametrize("name", HERE)
+def test_the_same_seed_trains_the_same_weights(name, spec):
+    """Dropout and padding included, for twenty updates."""
+    if name == "sdpa" and spec != "t5":
+        return
+    rates = {"dropout": 0.1, "attention_dropout": 0.1}
+    tokens = make_tokens(4, 12)
+    tokens[1, -3:] = 1
+
+    def trained():
+        torch.manual_seed(3)
+        model = make_model("masked_lm", position_encoding=spec, position_backend=name, **rates)
+        optimizer = torch.optim.Adam(model.train().parameters(), lr=1e-2)
+        for _ in range(20):
+            optimizer.zero_grad()
+            logits(model, "masked_lm", tokens).logsumexp(-1).sum().backward()
+            optimizer.step()
+        return [parameter.detach() for parameter in model.parameters()]
+
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(trained(), trained()))
 
 
 @pytest.mark.parametrize("name", HERE)

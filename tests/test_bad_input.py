@@ -48,6 +48,7 @@ BAD_MODELS = {
         {"position_encoding": "rope", "encoder_embed_dim": 36, "encoder_attention_heads": 4},
         "a head of size 9 .* must be even",
     ),
+    "too many positions": ("masked_lm", {"max_positions": 10**12}, "128,000 GB, and this machine"),
     "directions": ("masked_lm", {"attention_directions": "lr,up"}, "'up' is none of both, lr, rl"),
 }
 

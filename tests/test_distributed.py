@@ -95,29 +95,52 @@ def test_a_training_goes_on_with_another_number_of_ranks():
     assert_same_weights(resumed, whole)
 
 
-@slow
-def test_a_dead_rank_ends_the_job_and_is_named(tmp_path):
-    """Within a minute, that is; torchrun names it, and its last checkpoint is whole."""
+def killed_in(folder, *torchruns, **options):
+    """Train on two ranks, kill one as soon as there is a checkpoint; return the status and log."""
     chosen = FAMILIES["masked_lm"]
-    words = [*TORCHRUN, script("fairseq-train"), chosen.data(), "--user-dir", USER_DIR]
-    words += [*chosen.task, *chosen.model, *TRAINING, *DISTRIBUTED, "--batch-size", 8]
+    words = [*TORCHRUN[1:3], *torchruns, *TORCHRUN[3:], script("fairseq-train"), chosen.data()]
+    words += ["--user-dir", USER_DIR, *chosen.task, *chosen.model, *TRAINING, *DISTRIBUTED]
+    words += ["--batch-size", 8, "--save-dir", folder]
+    words += [word for option in options.items() for word in option]
     environment = {**true_start(), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    last = tmp_path / "checkpoint_last.pt"
-    with open(tmp_path / "log", "w+") as log:
+    # Else ranks that are started again look for each other where the dead ones were.
+    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    last = folder / "checkpoint_last.pt"
+    with open(folder / "log", "w+") as log:
         job = subprocess.Popen(
-            [str(script("torchrun")), *map(str, words[1:]), "--save-dir", str(tmp_path)],
+            [str(script("torchrun")), *map(str, words)],
             **{"env": environment, "stdout": log, "stderr": log, "start_new_session": True},
         )
         try:
             while not last.exists():
-                assert job.poll() is None, (tmp_path / "log").read_text()
+                assert job.poll() is None, (folder / "log").read_text()
                 time.sleep(0.05)
             os.kill(child_of_rank(job.pid, 1), signal.SIGKILL)
-            assert job.wait(60) != 0
+            return job.wait(60), (folder / "log").read_text()
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(job.pid, signal.SIGKILL)
-    assert "rank      : 1 (local_rank: 1)" in (tmp_path / "log").read_text()
+
+
+@slow
+def test_a_dead_rank_ends_the_job_and_is_named(tmp_path):
+    """Within a minute, that is; torchrun names it, and its last checkpoint is whole."""
+    status, log = killed_in(tmp_path)
+    assert status != 0
+    assert "rank      : 1 (local_rank: 1)" in log
+
+
+@slow
+def test_a_job_that_torchrun_starts_again_ends_as_if_nothing_had_been(tmp_path):
+    ends = {"--max-epoch": 25, "--save-interval": 5}
+    status, log = killed_in(tmp_path, "--max-restarts=1", **ends)
+    assert status == 0, log
+    assert log.count("training on 2 devices") == 2
+    assert "Loaded checkpoint" in log
+    words = ["--batch-size", 8, *(word for option in ends.items() for word in option)]
+    whole = train_on(2, "masked_lm", *words).checkpoint()
+    ours = torch.load(tmp_path / "checkpoint_last.pt")
+    torch.testing.assert_close(ours["model"], whole["model"], rtol=0, atol=0)
 
 
 def child_of_rank(pid: int, rank: int) -> int:

@@ -161,3 +161,10 @@ def test_counting_takes_no_memory(capsys):
     counted = ["count", "--encoding", "learned", "--max-positions", str(10**12), "--json"]
     assert cli.main(counted) == 0
     assert json.loads(capsys.readouterr().out)["total"] == 768 * 10**12
+
+
+def test_every_option_is_explained():
+    text = (ROOT / "docs" / "encodings" / "README.md").read_text(encoding="utf-8")
+    explained = text.partition("## Options")[2].partition("\n## ")[0]
+    options = {option for name in registry.names() for option in registry.options(name)}
+    assert not {option for option in options if f"`{option}`" not in explained}

@@ -60,7 +60,7 @@ def test_figures_over_the_seeds_have_the_interval_of_their_mean_loss(results):
 
 
 @pytest.mark.parametrize(
-    ("length", "best", "same", "above"),
+    ("length", "best", "same", "behind"),
     [
         (128, "rope", ["learned"], ["alibi"]),
         (129, "rope", [], ["alibi"]),
@@ -69,14 +69,14 @@ def test_figures_over_the_seeds_have_the_interval_of_their_mean_loss(results):
         (512, "alibi", [], ["rope"]),
     ],
 )
-def test_the_least_multiple_that_is_as_far_decides(results, length, best, same, above):
-    assert deciding(Question("causal-lm", length, 128)).lowest() == (best, same, above)
+def test_the_least_multiple_that_is_as_far_decides(results, length, best, same, behind):
+    assert deciding(Question("causal-lm", length, 128)).best() == (best, same, behind)
 
 
 def test_the_answer_names_all_of_the_family(results, monkeypatch):
     monkeypatch.setattr(page, "columns", lambda family: [measured.compared(family)])
     said = answer(Question("causal-lm", 512, 128))
-    assert "- lowest: `alibi`" in said
+    assert "- best: `alibi`" in said
     assert "- cannot be read there: `learned`" in said
     (unknown,) = (line for line in said.splitlines() if line.startswith(f"- {NOT_MEASURED}"))
     others = set(measured.names("causal-lm")) - set(READ)
@@ -87,7 +87,7 @@ def test_beyond_all_that_was_read_nothing_is_said(results):
     assert "not measured; train" in answer(Question("causal-lm", 513, 128))
 
 
-def test_candidates_are_those_with_the_lowest_figures_then_those_of_one_seed(results, monkeypatch):
+def test_candidates_are_those_with_the_best_figures_then_those_of_one_seed(results, monkeypatch):
     one_seed = Column("", "", 1, {"t5": interval_of_perplexity([2.0])})
     monkeypatch.setattr(measured, "early", lambda family: [one_seed])
     found = candidates(Question("causal-lm", 512, 128))
@@ -95,11 +95,21 @@ def test_candidates_are_those_with_the_lowest_figures_then_those_of_one_seed(res
     assert len(found) == len(set(found)) == 8
 
 
+def test_of_bleu_the_highest_is_best(results):
+    names = ["system", "beam", "BLEU", "BLEU_low", "BLEU_high"]
+    rows = [("t5", 1, 60.0, 59.0, 61.0), ("t5", 5, 30.0, 29.0, 31.0)]
+    rows += [("rope", 5, 32.0, 31.5, 32.5), ("shaw", 5, 31.0, 30.0, 32.0)]
+    means = [dict(zip(names, row)) for row in rows]
+    path = results / measured.COMPARED["encoder-decoder"]
+    Record("bleu", {"scores": [], "means": means}, {}).write(path)
+    assert deciding(Question("encoder-decoder", 128, 128)).best() == ("rope", ["shaw"], ["t5"])
+
+
 def test_one_seed_tells_nothing_apart():
     column = measured.early("encoder-decoder")[0]
-    best, same, above = column.lowest()
+    best, same, behind = column.best()
     assert math.isinf(column.of[best].high)
-    assert not above
+    assert not behind
     assert {best, *same} == set(measured.names("encoder-decoder"))
 
 

@@ -63,6 +63,12 @@ def nested() -> bytes:
     return b"\x80\x02" + b"(" * 100_000 + b"t" * 100_000 + b"."
 
 
+def hollow() -> bytes:
+    """Return weights of one number that say, by their strides, that they have 10^12."""
+    weight = torch.zeros(1).expand(10**6, 10**6)
+    return saved({"model": {"decoder.embed_tokens.weight": weight}, "optimizer_history": []})
+
+
 HOSTILE = {
     "runs code": lambda: saved({"model": Calls(os.mkdir, TRACE)}),
     "runs code as its settings": lambda: saved({"model": {}, "cfg": Builds(None)}),
@@ -71,6 +77,7 @@ HOSTILE = {
     "imports": lambda: saved({"args": Calls(__import__, "antigravity"), "model": {}}),
     "nested": nested,
     "swelling": swelling,
+    "hollow": hollow,
     "a model of another program": lambda: saved({"bert.embeddings.weight": torch.ones(9, 9)}),
     **{name: lambda content=content: content for name, content in BROKEN.items()},
 }

@@ -301,6 +301,12 @@ def test_the_colours_follow_the_system(shown, screen):
     assert picture(screen) != drawn
 
 
+def test_a_narrow_window_shows_all_of_it(shown, screen):
+    screen.set_viewport_size({"width": 400, "height": 800})
+    shown(screen)
+    assert screen.evaluate("document.documentElement.scrollWidth") == 400
+
+
 # ----------------------------------------------------------------------------------- two models
 
 

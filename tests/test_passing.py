@@ -9,6 +9,8 @@ import sys
 import threading
 import weakref
 from functools import cache
+from operator import attrgetter
+from pydoc import locate
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from fairseq_posenc import positions, registry
 from fairseq_posenc.transformer.passing import carried
 
 FAMILIES = list(ARCHITECTURES)
+ONES = "fairseq_posenc.backends.base.Mask._forbidden"
 CROSS = "rope(cross_attention=true)"
 # Operations that make the CPU wait for a GPU.
 WAITS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::is_nonzero"}
@@ -166,6 +169,29 @@ def test_the_first_token_is_looked_for_once_a_forward_pass(monkeypatch):
     calls.clear()
     logits(model, "masked_lm", make_tokens())
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(
+    ("backend", "made"), [("sdpa", "fairseq_posenc.backends.sdpa._prepared"), ("reference", ONES)]
+)
+@pytest.mark.parametrize("family", ["masked_lm", "causal_lm"])
+def test_biases_and_masks_are_made_once_a_forward_pass(
+    family, backend, made, training, monkeypatch
+):
+    calls = []
+    owner, _, name = made.rpartition(".")
+    real = attrgetter(name)(locate(owner))
+    monkeypatch.setattr(made, lambda *args: calls.append(1) or real(*args))
+    model = make_model(family, position_encoding="t5", position_backend=backend).train(training)
+    tokens = make_tokens()
+    tokens[1, -3:] = 1
+    calls.clear()
+    first = logits(model, family, tokens)
+    assert len(calls) == 1
+    if not training:
+        assert torch.equal(logits(model, family, tokens), first)
+        assert len(calls) == 2
 
 
 @torch.no_grad()

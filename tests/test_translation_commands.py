@@ -455,6 +455,72 @@ def test_the_differences_are_those_of_sacrebleus_paired_bootstrap(tmp_path, monk
 
 
 @slow
+def test_trainings_of_systems_are_averaged_and_compared_over_seeds_and_sentences(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    rng = random.Random(1)
+    references = [" ".join(words) for words in _sentences(60, 6)]
+    Path("ref").write_text("\n".join(references), encoding="utf-8")
+    for name, share in {
+        "a1": 0.2,
+        "a2": 0.22,
+        "a3": 0.23,
+        "b1": 0.24,
+        "b2": 0.27,
+        "b3": 0.2,
+    }.items():
+        kept = [[word for word in line.split() if rng.random() > share] for line in references]
+        Path(name).write_text("\n".join(map(" ".join, kept)), encoding="utf-8")
+    systems = ["a=a1,a2,a3", "b=b1,b2,b3"]
+    given = ["--reference", "ref", "--source", "ref", "--out", "out"]
+    assert main(["bleu", *systems, *given]) == 0
+    record = read(Path("out/bleu.json"))
+    for each in record.figures["means"]:
+        values = [row["BLEU"] for row in record.rows if row["system"] == each["system"]]
+        mean = sum(values) / 3
+        deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / 2)
+        reach = 4.302652729911275 * deviation / math.sqrt(3)  # Student's t, 2 degrees, 95 %
+        found = [each["BLEU"], each["BLEU_low"], each["BLEU_high"]]
+        assert found == pytest.approx([mean, mean - reach, mean + reach])
+        assert each["trainings"] == 3
+    # sacreBLEU's own randomization, of all trainings as one test set
+    for name, parts in {
+        "ref": ["ref"] * 3,
+        "a": ["a1", "a2", "a3"],
+        "b": ["b1", "b2", "b3"],
+    }.items():
+        text = "\n".join(Path(part).read_text(encoding="utf-8") for part in parts)
+        Path(f"all-{name}").write_text(text, encoding="utf-8")
+    options = ["--paired-ar", "-m", "bleu", "chrf", "-w", 6, "-f", "text", "--no-color"]
+    theirs = run("sacrebleu", "all-ref", "-i", "all-a", "all-b", *options, cwd=tmp_path).out
+    p_values = [float(value) for value in re.findall(r"\(p = ([0-9.]+)\)", theirs)]
+    differences = record.figures["differences"]
+    assert [round(each["p_value"], 4) for each in differences] == p_values
+    assert all(0.001 < value < 0.9 for value in p_values)
+    assert sum(group["sentences"] for group in record.figures["lengths"]) == 2 * 60
+    report = Path("out/bleu.md").read_text(encoding="utf-8")
+    assert "| `b`, training 3 |" in report
+    assert "## Means over trainings" in report
+    assert "Clark et al. 2011" in report
+
+
+@slow
+def test_a_training_added_later_repeats_nothing(tmp_path):
+    again = tmp_path / "again.pt"
+    again.write_bytes(checkpoint().read_bytes())
+    options = ["--beam", 1, "--num-shards", 1, "--device", "cpu", "--out", tmp_path / "out"]
+    assert main(["bleu", *map(str, [f"rope={checkpoint()}", *options])]) == 0
+    made = [path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("generate-test.txt")]
+    assert main(["bleu", *map(str, [f"rope={checkpoint()},{again}", *options])]) == 0
+    found = list((tmp_path / "out").rglob("generate-test.txt"))
+    assert len(found) == 2
+    assert made[0] in [path.stat().st_mtime_ns for path in found]
+    (mean,) = read(tmp_path / "out" / "bleu.json").figures["means"]
+    assert mean["BLEU"] == mean["BLEU_low"] == mean["BLEU_high"]  # the same weights twice
+
+
+@slow
 def test_the_lengths_count_every_sentence_once(evaluated):
     groups = read(evaluated / "bleu.json").figures["lengths"]
     sources = [len(line.split()) for line in lines(data() / "test.raw.fr")]
@@ -587,6 +653,7 @@ def refused(capsys, *command) -> str:
         ),
         "shards": (["bleu", "a=a.txt", "--num-shards", "0"], "argument --num-shards: must be a"),
         "same name": (["bleu", "a=b.txt", "a=c.txt"], "two systems are called 'a'"),
+        "trainings": (["bleu", "a=b,c", "d=e"], "name as many trainings of each system: a has 2"),
         "bad name": (["bleu", "a/b=c.txt"], "'a/b': the name must be one that a folder can have"),
         "average": (["bleu", "a=b.pt", "--average", "2"], "--average 2: b.pt is no folder"),
         "no reference": (["bleu", "a=b.txt"], "name the text to score against with --reference"),

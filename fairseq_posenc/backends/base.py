@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple, Optional, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -10,6 +11,41 @@ from torch import Tensor
 from fairseq_posenc.encodings.base import Terms
 
 DIRECTIONS = ("both", "lr", "rl")
+_T = TypeVar("_T")
+
+
+class Once:
+    """What all layers of a forward pass need alike: the first that asks for it makes it.
+
+    Of each kind the last one is kept, as long as the forward pass is known.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[str, tuple[tuple[object, ...], Any]] = {}
+
+    def made(self, kind: str, of: tuple[object, ...], make: Callable[[], _T]) -> _T:
+        """Return what ``make`` returns, or what it returned to a layer before, of the same things.
+
+        Args:
+            kind: names it.
+            of: all that it depends on. Tensors are the same only if they are one: a layer that is
+                run again in the backward pass has others, with gradients of their own.
+            make: makes it.
+        """
+        if torch.compiler.is_compiling():  # which sees for itself what is made twice
+            return make()
+        now = (torch.is_grad_enabled(), *of)
+        before, found = self._made.get(kind, ((), None))
+        if len(before) != len(now) or not all(map(_same, before, now)):
+            found = make()
+            self._made[kind] = now, found
+        made: _T = found
+        return made
+
+
+def _same(ours: object, theirs: object) -> bool:
+    tensors = isinstance(ours, Tensor) or isinstance(theirs, Tensor)
+    return ours is theirs if tensors else ours == theirs
 
 
 class Mask(NamedTuple):
@@ -19,6 +55,7 @@ class Mask(NamedTuple):
         direction: ``both``; ``lr``, keys up to the query (causal); ``rl``, keys from the query on.
         key_padding: ``(B, S)`` of bool, True for padding, or None.
         pairs: ``(T, S)`` of bool, True where a query must not see a key, or None.
+        once: of the forward pass; None outside of one.
 
     Source: DecBERT, arXiv:2204.08688, for layers with a direction. The diagonal is never masked
     by a direction.
@@ -27,6 +64,7 @@ class Mask(NamedTuple):
     direction: str = "both"
     key_padding: Tensor | None = None
     pairs: Tensor | None = None
+    once: Optional[Once] = None
 
     @property
     def may_hide_all(self) -> bool:
@@ -35,6 +73,14 @@ class Mask(NamedTuple):
 
     def forbidden(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor | None:
         """Return True where a query must not see a key, ``(B or 1, 1, T or 1, S)``, or None."""
+        of = (self.direction, self.key_padding, self.pairs, tgt_len, src_len, device)
+        return self.made("forbidden", of, lambda: self._forbidden(tgt_len, src_len, device))
+
+    def made(self, kind: str, of: tuple[object, ...], make: Callable[[], _T]) -> _T:
+        """Return what ``make`` makes, once for a forward pass; see :meth:`Once.made`."""
+        return make() if self.once is None else self.once.made(kind, of, make)
+
+    def _forbidden(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor | None:
         parts = []
         if self.direction == "rl" or (self.direction == "lr" and tgt_len > 1):
             ones = torch.ones(tgt_len, src_len, dtype=torch.bool, device=device)

@@ -23,6 +23,8 @@ from fairseq_posenc.backends.base import (
 from fairseq_posenc.backends.indexed import ChannelGain, pick, row_index
 from fairseq_posenc.encodings.base import Terms
 
+_ALL = Mask()
+
 
 def unavailable() -> str:
     """Return an empty string: it runs wherever torch does."""
@@ -48,7 +50,7 @@ def attend(
     if torch.is_autocast_enabled(query.device.type):
         with torch.autocast(query.device.type, enabled=False):
             return attend(query, key, value, terms, mask, dropout, need_weights)
-    weights = softmax(scores(query, key, terms), mask)
+    weights = softmax(scores(query, key, terms, mask), mask)
     dropped = F.dropout(weights, dropout) if dropout else weights
     attended = dropped.type_as(value) @ value
     if terms.value_table is not None:
@@ -56,8 +58,11 @@ def attend(
     return attended, weights if need_weights else None
 
 
-def scores(query: Tensor, key: Tensor, terms: Terms) -> Tensor:
-    """Return the scores before masks and softmax, ``(B, H, T, S)`` in float32 or float64."""
+def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = _ALL) -> Tensor:
+    """Return the scores before masks and softmax, ``(B, H, T, S)`` in float32 or float64.
+
+    The mask only says what layers make once.
+    """
     assert terms.content_rows is None, "a layer projects them first"
     query, key = full(query), full(key)
     sizes = query.size(2), key.size(2), terms.first
@@ -68,8 +73,9 @@ def scores(query: Tensor, key: Tensor, terms: Terms) -> Tensor:
     for term in by_table:
         combined = combined * term if terms.product else combined + term
     combined = combined * scale_of(terms, query.size(-1))
-    if terms.bias is not None:
-        combined = combined + by_distance(full(terms.bias), *sizes)
+    if (bias := terms.bias) is not None:
+        made = mask.made("bias", (bias, *sizes), lambda: by_distance(full(bias), *sizes))
+        combined = combined + made
     if terms.pair_bias is not None:
         combined = combined + full(terms.pair_bias)
     return combined

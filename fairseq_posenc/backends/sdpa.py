@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -34,28 +36,38 @@ def attend(
     need_weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """See :class:`~fairseq_posenc.backends.base.Backend`."""
-    kind = value.dtype
-    bias, mask = _bias(terms, mask, query.size(2), key.size(2))
-    if bias is None:
-        return _attend(query, key, value, None, terms, mask, dropout), None
+    sizes = query.size(2), key.size(2)
+    of = (terms.bias, terms.pair_bias, terms.first, *mask[:3], *sizes, query.dtype, query.device)
+    ready = mask.made("sdpa", of, lambda: _prepared(terms, mask, query, *sizes))
+    if terms.bias is None and terms.pair_bias is None:
+        return _attend(query, key, value, ready, terms, dropout), None
     # Scores in float32. With 16-bit queries torch adds such a bias on some devices only, and there
     # no faster on the whole (fp16 on a CPU: several times slower). Autocast would round it again.
-    bias, query, key, value = (full(x) for x in (bias, query, key, value))
+    kind = value.dtype
+    query, key, value = (full(x) for x in (query, key, value))
     with torch.autocast(query.device.type, enabled=False):
-        return _attend(query, key, value, bias, terms, mask, dropout).to(kind), None
+        return _attend(query, key, value, ready, terms, dropout).to(kind), None
 
 
-def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    terms: Terms,
-    mask: Mask,
-    dropout: float,
-) -> Tensor:
-    tgt_len, src_len = query.size(2), key.size(2)
-    plain = bias is None and mask.key_padding is None and mask.pairs is None
+class _Prepared(NamedTuple):
+    """What torch's attention is given beside queries, keys and values.
+
+    Attributes:
+        bias: ``(B or 1, G, T, S)``, with -inf where a query must not see a key, or None.
+        causal: whether torch is to hide the future by itself.
+        fully_masked: ``(B, 1, T, 1)``, queries that see no key, or None.
+    """
+
+    bias: Tensor | None
+    causal: bool
+    fully_masked: Tensor | None
+
+
+def _prepared(terms: Terms, mask: Mask, query: Tensor, tgt_len: int, src_len: int) -> _Prepared:
+    bias, mask = _bias(terms, mask, tgt_len, src_len)
+    if bias is not None:
+        bias = full(bias)
+    plain = bias is None and not mask.may_hide_all
     # torch aligns its causal mask with the first key, so it serves square scores only.
     causal = plain and mask.direction == "lr" and tgt_len == src_len
     forbidden = None if causal else mask.forbidden(tgt_len, src_len, query.device)
@@ -63,12 +75,19 @@ def _attend(
     if forbidden is not None:
         if mask.may_hide_all:
             # No score can beat -inf. But a row of nothing else is NaN in some of torch's kernels,
-            # so a query that may see no key sees them all, and gets its zeros below.
+            # so a query that may see no key sees them all, and gets its zeros in the end.
             fully_masked = forbidden.all(-1, keepdim=True)
             forbidden = forbidden & ~fully_masked
         if bias is None:
             bias = torch.zeros((), dtype=query.dtype, device=query.device)
         bias = bias.masked_fill(forbidden, -torch.inf)
+    return _Prepared(bias, causal, fully_masked)
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, ready: _Prepared, terms: Terms, dropout: float
+) -> Tensor:
+    bias, causal, fully_masked = ready
     scale = scale_of(terms, query.size(-1))
     attended = F.scaled_dot_product_attention(query, key, value, bias, dropout, causal, scale=scale)
     return attended if fully_masked is None else attended.masked_fill(fully_masked, 0.0)

@@ -1,4 +1,4 @@
-"""The answer of the records: the lowest perplexity, what is not told apart from it, and costs."""
+"""The answer of the records: the best figure, what is not told apart from it, and costs."""
 
 from __future__ import annotations
 
@@ -47,23 +47,24 @@ def answer(question: Question) -> str:
     column = deciding(question)
     if column is None:
         return f"{head}: {measured.NOT_MEASURED}; train candidates on a text: --text, --budget."
-    best, same, above = column.lowest()
+    best, same, behind = column.best()
     unread = [name for name in column.of if math.isinf(column.of[name].mean)]
     unknown = [name for name in measured.names(question.family) if name not in column.of]
+    better = "higher" if column.higher else "lower"
     lines = [
-        f"{head}. By the {column.title} ({column.source}), where lower is better:",
+        f"{head}. By the {column.title} ({column.source}), where {better} is better:",
         "",
-        f"- lowest: {_named([best])}, {column.show(best)}",
+        f"- best: {_named([best])}, {column.show(best)}",
         *_line("not told apart from it", same),
-        *_line("above it", above),
+        *_line("behind it", behind),
         *_line("cannot be read there", unread),
         *_line(measured.NOT_MEASURED, unknown),
     ]
-    return "\n".join([*lines, "", page.table(question.family, [best, *same, *above, *unread])])
+    return "\n".join([*lines, "", page.table(question.family, [best, *same, *behind, *unread])])
 
 
 def candidates(question: Question) -> list[str]:
-    """Return whom to train where a user names none: those with the lowest figures.
+    """Return whom to train where a user names none: those with the best figures.
 
     Those that decide come first, then those of one seed.
     """

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fairseq_posenc.encodings.base import Dims, Encoding
 from fairseq_posenc.encodings.native import Native
-from fairseq_posenc.encodings.rotation import Rotation
+from fairseq_posenc.encodings.rotation import Rotation, is_exporting
 from fairseq_posenc.encodings.terms import Cost
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.registry import register
@@ -125,7 +125,7 @@ class Rope(Encoding):
     @property
     def frequencies(self) -> Tensor:
         """The angle per position of each pair, ``(rotated / 2,)``, in float32 in any model."""
-        if torch.compiler.is_exporting():  # to formats that do not read bits as another type
+        if is_exporting():  # to formats that do not read bits as another type
             return self._frequencies()
         return self.bits.view(torch.float32)
 

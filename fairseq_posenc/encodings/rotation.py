@@ -8,6 +8,14 @@ import torch
 from torch import Tensor
 
 
+def is_exporting() -> bool:
+    """Return whether this becomes a graph for another format.
+
+    torch 2.6 cannot tell: there whatever is compiled is computed as such graphs do.
+    """
+    return bool(getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)())
+
+
 class Rotation(NamedTuple):
     """What turns queries and keys before their dot product, one entry for each of T tokens.
 
@@ -57,7 +65,7 @@ class Rotation(NamedTuple):
 
     def _turned_whole(self, x: Tensor) -> Tensor:
         exact = x.to(torch.promote_types(x.dtype, torch.float32))
-        if torch.compiler.is_exporting():  # to formats that have no complex numbers
+        if is_exporting():  # to formats that have no complex numbers
             turned = self._turned_by_parts(exact)
         elif self.half:
             pairs = torch.complex(*exact.chunk(2, dim=-1)) * self.turn

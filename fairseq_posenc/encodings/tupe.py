@@ -80,7 +80,9 @@ class Tupe(DistanceEncoding):
             UserError: a position lies beyond the table.
         """
         positions.check_limit(self.dims.max_positions, self.name)
-        rows = positions.common_ids().clamp(max=self.dims.max_positions - 1)  # of padding
+        rows = positions.common_ids()
+        if positions.padded:  # whose positions may lie beyond
+            rows = rows.clamp(max=self.dims.max_positions - 1)
         vectors = full(self.positions[rows])  # [B or 1, S, D]
         first = self.table.first(positions)
         if first is not None:  # nothing of its pairs is left

@@ -18,7 +18,7 @@ from fairseq_posenc.shipped import shipped
 
 MASKED, CAUSAL, BOTH = FAMILIES = ("masked-lm", "causal-lm", "encoder-decoder")
 NOT_MEASURED = "not measured"
-COMPARED = {MASKED: "masked_lm.json", CAUSAL: "causal_lm.json"}
+COMPARED = {MASKED: "masked_lm.json", CAUSAL: "causal_lm.json", BOTH: "translation.json"}
 LENGTHS = {CAUSAL: "causal_lm_length_seed_*.json"}  # a record for each seed
 PROBED = {CAUSAL: "probe_causal_lm.json"}
 EARLY = "trainability.json"  # of one seed
@@ -33,12 +33,14 @@ class Column(NamedTuple):
         source: the files that it is from.
         digits: that are shown behind the point.
         of: the figures by encoding; infinite where one cannot be read.
+        higher: whether the highest is the best one, and not the lowest.
     """
 
     title: str
     source: str
     digits: int
     of: Mapping[str, Interval]
+    higher: bool = False
 
     def show(self, name: str) -> str:
         """Return the figure of an encoding as tables have it."""
@@ -47,17 +49,17 @@ class Column(NamedTuple):
             return NOT_MEASURED
         return "cannot be read" if math.isinf(found.mean) else found.show(self.digits)
 
-    def lowest(self) -> tuple[str, list[str], list[str]]:
-        """Return whose figure is lowest, who is not told apart from it, and who is above it."""
+    def best(self) -> tuple[str, list[str], list[str]]:
+        """Return whose figure is best, who is not told apart from it, and who is behind it."""
         best, *others = (name for name in self.ranked() if math.isfinite(self.of[name].mean))
         same = [name for name in others if self.of[name].overlaps(self.of[best])]
         return best, same, [name for name in others if name not in same]
 
     def ranked(self) -> list[str]:
-        """Return names from the lowest figure on."""
-        return sorted(
-            self.of, key=lambda name: (math.isnan(self.of[name].mean), self.of[name].mean)
-        )
+        """Return names from the best figure on."""
+        sign = -1 if self.higher else 1
+        means = {name: sign * found.mean for name, found in self.of.items()}
+        return sorted(means, key=lambda name: (math.isnan(means[name]), means[name]))
 
 
 def names(family: str) -> list[str]:
@@ -66,10 +68,14 @@ def names(family: str) -> list[str]:
 
 
 def compared(family: str) -> Optional[Column]:
-    """Return perplexities at the length of training, None if there are none."""
-    record = _record(COMPARED.get(family))
+    """Return perplexities at the length of training, or BLEU; None if there are none."""
+    record = _record(COMPARED[family])
     if record is None:
         return None
+    if family == BOTH:
+        rows = [row for row in record.figures["means"] if row["beam"] != 1]
+        of = {str(row["system"]): _interval(row, "BLEU") for row in rows}
+        return Column("BLEU", COMPARED[family], 2, of, higher=True)
     found = {str(row["model"]): _interval(row, "perplexity") for row in record.rows}
     return Column("perplexity", COMPARED[family], 2, found)
 
@@ -107,7 +113,8 @@ def probed(family: str) -> Optional[Column]:
         return None
     rows = record.figures["ranks"]
     found = {str(row["model"]): _interval(row, "mean_reciprocal_rank") for row in rows}
-    return Column("mean reciprocal rank on tasks, longer than trained", PROBED[family], 2, found)
+    title = "mean reciprocal rank on tasks, longer than trained"
+    return Column(title, PROBED[family], 2, found, higher=True)
 
 
 def early(family: str) -> list[Column]:

@@ -9,6 +9,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.plots.kinds import KINDS, SIZES, Kind
 from fairseq_posenc.reporting import pictures
 from fairseq_posenc.running.options import add_count, add_data
+from fairseq_posenc.running.progress import say
 
 _FORMATS = (".png", ".svg")
 
@@ -35,6 +36,7 @@ def run(args: argparse.Namespace) -> int:
     if not pictures.can_draw():
         raise UserError("pictures need matplotlib: pip install 'fairseq-posenc[plot]'")
     pictures.save(kind.draw(args), args.out)
+    say(f"wrote {args.out}")
     return 0
 
 

@@ -75,7 +75,7 @@ def cut(
             f"{option} {shortened(text)!r}: has no symbol of the dictionary in {folder}; a text "
             f"is cut by {PIECES} or {ENCODER} there, and without them at white space"
         )
-    labels = [text[start:end] or SPACE for start, end in zip(tokens.starts, tokens.ends)]
+    labels = [text[start:end].strip() or SPACE for start, end in zip(tokens.starts, tokens.ends)]
     for place, number in enumerate(tokens.ids):
         if number == unknown:
             labels[place] += " (unknown)"

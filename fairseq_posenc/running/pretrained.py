@@ -102,7 +102,7 @@ class Pretrained(NamedTuple):
             UserError: says how they differ.
         """
         ours = load_dictionary(path)
-        advice = "make the data with the vocabulary of the pre-training"
+        advice = "make the data with the vocabulary of the pre-training: --dict"
         if len(ours) != self.symbols:
             raise UserError(
                 f"{path} has {len(ours):,} symbols with <mask>, but {self.path} has "

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.transformer.counting import taken
 from fairseq_posenc.transformer.identity import KEY, Identity
 from fairseq_posenc.transformer.weights import refuse_broken_weights
 
@@ -29,9 +30,11 @@ class PositionCheckpoints(nn.Module):
     """Mixin for models: adapts a checkpoint's position parameters before they are loaded."""
 
     init_positions: bool = False
+    _read: dict[str, Any] | None = None  # from the beginning of loading a checkpoint to its end
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
         """Rename what fairseq's own models call their positions, in place."""
+        self._read = dict(state_dict)
         super().upgrade_state_dict_named(state_dict, name)  # type: ignore[misc]
         for key in [key for key in state_dict if key.endswith("embed_positions.weight")]:
             ours = f"{key[: -len('weight')]}encodings.learned.table.weight"
@@ -59,6 +62,8 @@ class PositionCheckpoints(nn.Module):
             )
         for change in changes:
             logger.warning("--init-positions: %s", change)
+        read, self._read = self._read or state_dict, None
+        logger.info("checkpoint: %s", taken(read, state_dict, own))
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _extend_tables(self, state_dict: dict[str, Any], prefix: str) -> None:

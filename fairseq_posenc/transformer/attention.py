@@ -110,7 +110,7 @@ class PositionalAttention(MultiheadAttention):
                 incremental_state, cache, k, v, key_padding_mask
             )
         terms = self._terms(incremental_state, q.size(2), k.size(2), shared)
-        mask = self._mask(key_padding_mask, attn_mask)
+        mask = self._mask(key_padding_mask, attn_mask, shared)
         attended, weights = attend(
             q, k, v, terms, mask, self._dropout(), need_weights, self.backend
         )
@@ -174,13 +174,15 @@ class PositionalAttention(MultiheadAttention):
         self._set_input_buffer(incremental_state, buffer)
         return key, value, padding
 
-    def _mask(self, key_padding_mask: Tensor | None, attn_mask: Tensor | None) -> Mask:
+    def _mask(
+        self, key_padding_mask: Tensor | None, attn_mask: Tensor | None, shared: Shared
+    ) -> Mask:
         """Return fairseq's masks and this layer's direction as one."""
         padding = None if key_padding_mask is None else key_padding_mask.bool()
         if attn_mask is None:
-            return Mask(self.direction, padding)
+            return Mask(self.direction, padding, None, shared.once)
         # Additive masks only ever mean "not this pair"; values such as -1e8 could be beaten.
-        return Mask(self.direction, padding, attn_mask.bool())
+        return Mask(self.direction, padding, attn_mask.bool(), shared.once)
 
     def _dropout(self) -> float:
         module = self.dropout_module

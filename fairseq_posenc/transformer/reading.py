@@ -31,6 +31,7 @@ def open_mapped(path: Path) -> dict[str, Any]:
     refuse_swelling(path)
     mapped = zipfile.is_zipfile(path)  # not before torch 1.6
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    _refuse_hollow(state)
     return state
 
 
@@ -41,6 +42,28 @@ def is_torn(path: Path) -> bool:
     """
     with open(path, "rb") as file:
         return file.read(1) != _PICKLE and not zipfile.is_zipfile(file)
+
+
+def _refuse_hollow(state: Any) -> None:
+    """Refuse tensors that say that they have more numbers than are stored for them.
+
+    With a stride of 0 a file of a few bytes has as many as it likes, and all that is done with them
+    takes as long as if they were there. No training writes such tensors.
+    """
+    left, seen = [("", state)], set()
+    while left:
+        name, thing = left.pop()
+        if isinstance(thing, torch.Tensor):
+            stored = thing.untyped_storage().nbytes() // thing.element_size()
+            if thing.numel() > stored:
+                raise UserError(
+                    f"the checkpoint is damaged: {name or 'a tensor'} says that it has "
+                    f"{thing.numel():,} numbers, and {stored:,} are stored"
+                )
+        elif isinstance(thing, (dict, list, tuple)) and id(thing) not in seen:
+            seen.add(id(thing))
+            parts = thing.items() if isinstance(thing, dict) else enumerate(thing)
+            left += [(f"{name}.{key}".lstrip("."), part) for key, part in parts]
 
 
 def refuse_swelling(path: Path) -> None:

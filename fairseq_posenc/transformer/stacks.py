@@ -13,10 +13,11 @@ from fairseq.models.transformer import TransformerDecoderBase, TransformerEncode
 from torch import Tensor, nn
 
 from fairseq_posenc.assembly import Assembly, Shared
-from fairseq_posenc.encodings.base import Encoding
+from fairseq_posenc.encodings.base import Dims, Encoding
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, may_look
+from fairseq_posenc.registry import Spec
 from fairseq_posenc.transformer.attention import IncrementalState
 from fairseq_posenc.transformer.decoding import ahead, kept, span_of_step
 from fairseq_posenc.transformer.identity import Identity
@@ -124,11 +125,12 @@ class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
     def __init__(
         self, cfg: Any, dictionary: Any, embed_tokens: nn.Embedding, return_fc: bool = False
     ) -> None:
+        assembly = _assembly(cfg.position.encoder, encoder_dims(cfg), cfg.encoder.layers)
         super().__init__(cfg, dictionary, embed_tokens, return_fc)
         self.layers_kept = _layers_kept(cfg.encoder.layers_to_keep)
         options = cfg.position
         self.install(
-            Assembly(options.encoder, encoder_dims(cfg)),
+            assembly,
             dictionary.eos(),
             _directions_kept(options.directions, self.layers_kept),
             options.backend,
@@ -164,12 +166,11 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         no_encoder_attn: bool = False,
         output_projection: nn.Module | None = None,
     ) -> None:
+        assembly = _assembly(cfg.position.decoder, decoder_dims(cfg), cfg.decoder.layers)
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
         every_layer = ("lr",) * len(self.layers)
-        options = cfg.position
-        assembly = Assembly(options.decoder, decoder_dims(cfg))
-        self.install(assembly, dictionary.eos(), every_layer, options.backend)
-        self.rotates_source = rotates_source(options.decoder)
+        self.install(assembly, dictionary.eos(), every_layer, cfg.position.backend)
+        self.rotates_source = rotates_source(cfg.position.decoder)
 
     def build_decoder_layer(self, cfg: Any, no_encoder_attn: bool = False) -> nn.Module:
         """Return a layer, wrapped as fairseq does."""
@@ -229,6 +230,13 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
                 f"{tokens.size(1)} tokens were given to decode after {steps}: with an incremental "
                 "state, decode token by token, from the first"
             )
+
+
+def _assembly(spec: Spec, dims: Dims, layers: int) -> Assembly:
+    """Return the assembly of a stack whose tables fit into memory, as does fairseq's own."""
+    assembly = Assembly(spec, dims)
+    assembly.check_size(layers, least=dims.max_positions * dims.embed_dim)
+    return assembly
 
 
 def _layers_kept(layers_to_keep: str | None) -> list[int] | None:

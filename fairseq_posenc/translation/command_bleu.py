@@ -13,7 +13,8 @@ from fairseq_posenc.running.progress import say
 from fairseq_posenc.translation.command_translate import add_model_arguments
 from fairseq_posenc.translation.evaluation import Request, evaluate
 from fairseq_posenc.translation.generate import Options, Search
-from fairseq_posenc.translation.report import FIGURES, REPORT, record, write_report
+from fairseq_posenc.translation.report import FIGURES, REPORT, write_report
+from fairseq_posenc.translation.results import record
 from fairseq_posenc.translation.systems import parse_systems
 
 
@@ -22,10 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "systems",
         nargs="+",
-        metavar="NAME=PATH",
+        metavar="NAME=PATH[,PATH...]",
         help="a checkpoint (several, joined by ':', are an ensemble), a folder of checkpoints with "
-        "--average, or a text file with a translation a line; the others are compared with the "
-        "first",
+        "--average, or a text file with a translation a line; with commas, trainings of the same "
+        "with other seeds; the others are compared with the first",
     )
     add_out(parser, "bleu")
     parser.add_argument(

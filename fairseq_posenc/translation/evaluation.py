@@ -14,7 +14,7 @@ from fairseq_posenc.translation.average import average_checkpoints, last_checkpo
 from fairseq_posenc.translation.checkpoint import DataBin, any_data_bin, data_bin, load_translation
 from fairseq_posenc.translation.generate import Generation, Options, Search
 from fairseq_posenc.translation.piece_bleu import PieceBleu
-from fairseq_posenc.translation.report import Evaluation, Row
+from fairseq_posenc.translation.results import Evaluation, Row
 from fairseq_posenc.translation.scores import Scorer
 from fairseq_posenc.translation.systems import System
 from fairseq_posenc.version import __version__
@@ -71,21 +71,22 @@ def evaluate(request: Request, out: Path, lock: int) -> Evaluation:
     Raises:
         UserError: wrong input, found before anything is translated; or ``fairseq-generate`` failed.
     """
-    models = {system.name: _model(system, request) for system in request.systems if system.is_model}
+    models = {system: _model(system, request) for system in request.systems if system.is_model}
     texts = _read_texts(request, list(models.values()))
     written = _check_all(request, models, texts)
     scorer, piece_bleu = Scorer(texts.references), PieceBleu(texts.data, texts.references)
-    rows, compared = [], {}
+    rows: list[Row] = []
+    compared: dict[str, list[list[str]]] = {}  # all trainings of each system, by the last search
     for system in request.systems:
         translations = (
-            _translate(system, models[system.name], request, out, lock)
-            if system.name in models
-            else [(None, system.path, written[system.name])]
+            _translate(system, models[system], request, out, lock)
+            if system in models
+            else [(None, system.path, written[system])]
         )
         for search, path, lines in translations:
             figures = scorer.scores(lines), piece_bleu.score(lines)
-            rows.append(Row(system.name, system.path, search, path, *figures))
-            compared[system.name] = lines  # in the end, those of the last search
+            rows.append(Row(system.name, system.path, system.training, search, path, *figures))
+        compared.setdefault(system.name, []).append(lines)
     differences, test_signatures = scorer.differences(compared) if len(compared) > 1 else ({}, {})
     return Evaluation(
         subset=request.options.subset,
@@ -106,7 +107,7 @@ def _model(system: System, request: Request) -> _Model:
         checkpoints = last_checkpoints(Path(system.path), request.average or 0)
     else:
         checkpoints = [Path(path) for path in system.paths]
-    what = f"{system.name}:"
+    what = f"{system.label}:"
     found = [data_bin(path, load_translation(path, what), request.data) for path in checkpoints]
     return _Model(checkpoints, found[0])
 
@@ -133,16 +134,18 @@ def _read_texts(request: Request, models: list[_Model]) -> _Texts:
     return texts
 
 
-def _check_all(request: Request, models: dict[str, _Model], texts: _Texts) -> dict[str, list[str]]:
+def _check_all(
+    request: Request, models: dict[System, _Model], texts: _Texts
+) -> dict[System, list[str]]:
     """Check that everything is as long as the references; return what is written already."""
     written = {}
     for system in request.systems:
-        if system.name in models:
-            data = models[system.name].data
-            texts.check(f"{system.name}: {data.folder}", data.sentences(request.options.subset))
+        if system in models:
+            data = models[system].data
+            texts.check(f"{system.label}: {data.folder}", data.sentences(request.options.subset))
         else:
-            written[system.name] = read_lines(Path(system.path), f"{system.name}:")
-            texts.check(f"{system.name}: {system.path}", len(written[system.name]))
+            written[system] = read_lines(Path(system.path), f"{system.label}:")
+            texts.check(f"{system.label}: {system.path}", len(written[system]))
     return written
 
 
@@ -150,11 +153,11 @@ def _translate(
     system: System, model: _Model, request: Request, out: Path, lock: int
 ) -> Iterator[tuple[Optional[Search], str, list[str]]]:
     """Yield, for each search, the file of the translations and its lines."""
-    folder = out / system.name
+    folder = out / system.folder
     checkpoints = model.checkpoints
     if system.is_folder:
         checkpoints = [_average(checkpoints, folder / "average")]
-    generation = Generation(system.name, checkpoints, model.data, request.options, lock)
+    generation = Generation(system.label, checkpoints, model.data, request.options, lock)
     for search in request.searches:
         name = search.name.replace(" ", "-")
         lines = generation.run(search, folder / name)

@@ -3,69 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple, Optional
 
+from fairseq_posenc.reporting.intervals import NOTE, Interval
 from fairseq_posenc.reporting.markdown import table
-from fairseq_posenc.reporting.record import Record, own_command
 from fairseq_posenc.running.files import write_whole
 from fairseq_posenc.translation.generate import Search
 from fairseq_posenc.translation.piece_bleu import NAME
-from fairseq_posenc.translation.scores import METRICS, Difference, LengthGroup
+from fairseq_posenc.translation.results import Evaluation, means, record
+from fairseq_posenc.translation.scores import METRICS, Difference
 
 REPORT, FIGURES = "bleu.md", "bleu.json"
-
-
-class Row(NamedTuple):
-    """The scores of one system with one search.
-
-    Attributes:
-        system: its name.
-        path: its checkpoint or text file, as the user named it.
-        search: how it searched; None for translations that were written already.
-        hypotheses: the file with the plain translations.
-        scores: by metric.
-        piece_bleu: BLEU-4 on pieces; None if it could not be measured.
-    """
-
-    system: str
-    path: str
-    search: Optional[Search]
-    hypotheses: str
-    scores: dict[str, float]
-    piece_bleu: Optional[float]
-
-
-class Evaluation(NamedTuple):
-    """What came out.
-
-    Attributes:
-        subset: name of the test set.
-        reference: file with its references.
-        sentences: its size.
-        rows: the scores, in the user's order.
-        signatures: sacreBLEU's, by metric.
-        piece_bleu: how BLEU-4 on pieces was measured, or why not.
-        baseline: the system that the others are compared with.
-        differences: of each system from the baseline.
-        test_signatures: sacreBLEU's of the paired test, by metric; empty without another system.
-        groups: BLEU by length of the source; None if the source text is not known.
-    """
-
-    subset: str
-    reference: str
-    sentences: int
-    rows: list[Row]
-    signatures: dict[str, str]
-    piece_bleu: str
-    baseline: str
-    differences: dict[str, list[Difference]]
-    test_signatures: dict[str, str]
-    groups: Optional[list[LengthGroup]]
+_OF_ONE = (
+    "p: how likely chance alone, in the choice of the test sentences, makes so large a difference "
+    "(paired bootstrap). What another seed of the training would change is not in it."
+)
+_OF_SEVERAL = (
+    "Of all trainings' translations together. p: how likely so large a difference is if nothing "
+    "but chance put a translation among those of one system and not of the other, in any training "
+    "and sentence (approximate randomization, Clark et al. 2011)."
+)
 
 
 def write_report(result: Evaluation, out: Path) -> str:
     """Write the report and the figures into a folder; return the report's text."""
-    parts = ["# Translation quality", _introduction(result), *_scores(result)]
+    parts = ["# Translation quality", _introduction(result), *_scores(result), *_means(result)]
     if result.differences:
         parts += _differences(result)
     parts += _lengths(result)
@@ -85,7 +46,7 @@ def _introduction(result: Evaluation) -> str:
 def _scores(result: Evaluation) -> list[str]:
     rows = [
         [
-            f"`{row.system}`",
+            f"`{row.system}`" + (f", training {row.training}" if result.has_trainings else ""),
             row.search.name if row.search else "-",
             f"{row.search.length_penalty:g}" if row.search else "-",
             *(f"{row.scores[metric]:.2f}" for metric in METRICS),
@@ -99,6 +60,19 @@ def _scores(result: Evaluation) -> list[str]:
     return [table(header, rows, "llrrrrl"), _list(signatures)]
 
 
+def _means(result: Evaluation) -> list[str]:
+    if not result.has_trainings:
+        return []
+    rows = []
+    for each in means(result.rows):
+        search = Search(each["beam"], each["length_penalty"]).name if each["beam"] else "-"
+        bounds = [[each[f"{metric}{end}"] for end in ("", "_low", "_high")] for metric in METRICS]
+        scores = [Interval(*found).show(2) for found in bounds]
+        rows.append([f"`{each['system']}`", search, str(each["trainings"]), *scores])
+    header = ["system", "search", "trainings", *METRICS]
+    return ["## Means over trainings", table(header, rows, "llr"), f"In brackets: {NOTE}."]
+
+
 def _differences(result: Evaluation) -> list[str]:
     rows = [
         [f"`{name}`", *(cell for each in found for cell in _cells(each))]
@@ -108,9 +82,7 @@ def _differences(result: Evaluation) -> list[str]:
     return [
         f"## Differences from `{result.baseline}`",
         table(header, rows),
-        "p: how likely chance alone, in the choice of the test sentences, makes so large a "
-        "difference (paired bootstrap). What another seed of the training would change is not in "
-        "it.",
+        _OF_SEVERAL if result.has_trainings else _OF_ONE,
         _list(result.test_signatures),
     ]
 
@@ -135,40 +107,3 @@ def _lengths(result: Evaluation) -> list[str]:
 
 def _list(signatures: dict[str, str]) -> str:
     return "\n".join(f"- {name}: `{signature}`" for name, signature in signatures.items())
-
-
-def record(result: Evaluation) -> Record:
-    """Return all figures."""
-    rows = [
-        {
-            "system": row.system,
-            "path": row.path,
-            "beam": row.search.beam if row.search else None,
-            "length_penalty": row.search.length_penalty if row.search else None,
-            "hypotheses": row.hypotheses,
-            **row.scores,
-            NAME: row.piece_bleu,
-        }
-        for row in result.rows
-    ]
-    differences = [
-        {"system": name, **each._asdict()}
-        for name, found in result.differences.items()
-        for each in found
-    ]
-    lengths = [
-        {"words": group.words, "sentences": group.sentences, "system": name, "BLEU": bleu}
-        for group in result.groups or ()
-        for name, bleu in group.bleu.items()
-    ]
-    data = {
-        "subset": result.subset,
-        "reference": result.reference,
-        "sentences": result.sentences,
-        "baseline": result.baseline,
-        **{f"signature of {name}": each for name, each in result.signatures.items()},
-        **{f"test signature of {name}": each for name, each in result.test_signatures.items()},
-        f"signature of {NAME}": result.piece_bleu,
-    }
-    tables = {"scores": rows, "differences": differences, "lengths": lengths}
-    return Record("bleu", tables, data, command=own_command())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, Optional
 
 from sacrebleu.metrics import BLEU, CHRF
@@ -19,8 +20,8 @@ class Difference(NamedTuple):
     Attributes:
         metric: one of :data:`METRICS`.
         difference: the system's score less the baseline's.
-        p_value: of the paired bootstrap test; None where both translate alike, of which sacreBLEU
-            would say that it is no chance.
+        p_value: of the paired test; None where both translate alike, of which sacreBLEU would say
+            that it is no chance.
     """
 
     metric: str
@@ -34,7 +35,7 @@ class LengthGroup(NamedTuple):
     Attributes:
         words: the range of their numbers of words, such as ``6-10``.
         sentences: how many there are.
-        bleu: BLEU on them, by system.
+        bleu: BLEU on them, by system; of all trainings together.
     """
 
     words: str
@@ -65,22 +66,33 @@ class Scorer:
         return {name: str(metric.get_signature()) for name, metric in self._metrics.items()}
 
     def differences(
-        self, systems: Mapping[str, Sequence[str]]
+        self, systems: Mapping[str, Sequence[Sequence[str]]]
     ) -> tuple[dict[str, list[Difference]], dict[str, str]]:
-        """Compare each system with the first, by sacreBLEU's paired bootstrap.
+        """Compare each system with the first.
+
+        With a training of each, by sacreBLEU's paired bootstrap. With several, by approximate
+        randomization over trainings and sentences (Clark et al. 2011, "Better hypothesis testing
+        for statistical machine translation"): the translations of a sentence change places between
+        the n-th trainings of two systems, by chance. The score is of all trainings' translations
+        together.
 
         Args:
-            systems: translations by system.
+            systems: the translations of each training, by system; as many trainings of each.
 
         Returns:
             The differences of each system but the first, and the test's signatures by metric.
         """
-        signatures, found = PairedTest(list(systems.items()), self._metrics, None, "bs")()
-        results: Any = found
+        together = {name: list(chain(*trainings)) for name, trainings in systems.items()}
         baseline, *others = systems
+        trainings = len(systems[baseline])
+        references = [self.references * trainings]
+        metrics = {name: metric(references=references) for name, metric in zip(METRICS, _KINDS)}
+        test = PairedTest(list(together.items()), metrics, None, "ar" if trainings > 1 else "bs")
+        signatures, found = test()
+        results: Any = found
         differences: dict[str, list[Difference]] = {name: [] for name in others}
         for index, name in enumerate(others, start=1):
-            same = list(systems[name]) == list(systems[baseline])
+            same = together[name] == together[baseline]
             for metric in METRICS:
                 first, other = results[metric][0], results[metric][index]
                 p_value = None if same else other.p_value
@@ -88,9 +100,14 @@ class Scorer:
         return differences, {name: str(signature) for name, signature in signatures.items()}
 
     def by_length(
-        self, sources: Sequence[str], systems: Mapping[str, Sequence[str]]
+        self, sources: Sequence[str], systems: Mapping[str, Sequence[Sequence[str]]]
     ) -> list[LengthGroup]:
-        """Return the BLEU of each system on sources of similar length, in words."""
+        """Return the BLEU of each system on sources of similar length, in words.
+
+        Args:
+            sources: plain text, a sentence an item.
+            systems: the translations of each training, by system.
+        """
         groups = []
         for low, high in zip((0, *_LENGTHS), (*_LENGTHS, None)):
             chosen = [
@@ -100,13 +117,14 @@ class Scorer:
             ]
             if chosen:
                 words = f"{low + 1}-{high}" if high else f"over {low}"
-                bleu = {name: self._bleu(lines, chosen) for name, lines in systems.items()}
+                bleu = {name: self._bleu(each, chosen) for name, each in systems.items()}
                 groups.append(LengthGroup(words, len(chosen), bleu))
         return groups
 
-    def _bleu(self, hypotheses: Sequence[str], chosen: Sequence[int]) -> float:
-        references = [[self.references[number] for number in chosen]]
-        return float(BLEU().corpus_score([hypotheses[n] for n in chosen], references).score)
+    def _bleu(self, trainings: Sequence[Sequence[str]], chosen: Sequence[int]) -> float:
+        references = [self.references[number] for number in chosen] * len(trainings)
+        hypotheses = [lines[number] for lines in trainings for number in chosen]
+        return float(BLEU().corpus_score(hypotheses, [references]).score)
 
 
 _KINDS = (BLEU, CHRF)

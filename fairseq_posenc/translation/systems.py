@@ -13,16 +13,29 @@ from fairseq_posenc.running.options import named, names_folder
 
 
 class System(NamedTuple):
-    """One row of the comparison.
+    """A model of the comparison, in one of its trainings.
 
     Attributes:
         name: what tables call it.
         path: what the user named: a checkpoint, several joined by ``:`` (an ensemble), a folder of
             checkpoints to average, or a text file with a translation a line.
+        training: its number among those of the same name, which differ by seed; from 1.
     """
 
     name: str
     path: str
+    training: int = 1
+
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+        return self.name if self.training == 1 else f"{self.name}, training {self.training}"
+
+    @property
+    def folder(self) -> Path:
+        """Where its translations are kept, in the folder of the results."""
+        more = [f"training-{self.training}"] if self.training > 1 else []
+        return Path(self.name, *more)
 
     @property
     def is_model(self) -> bool:
@@ -42,18 +55,30 @@ class System(NamedTuple):
 
 
 def parse_systems(texts: Sequence[str], average: int | None) -> list[System]:
-    """Return the systems of the command line, each ``NAME=PATH`` or a path.
+    """Return the systems of the command line, each ``NAME=PATH[,PATH...]`` or a path.
 
     Args:
         texts: the arguments.
         average: number of checkpoints to average in each folder, or None.
 
     Raises:
-        UserError: a name that cannot be a folder's, or two alike; a folder without ``average``, or
-            a checkpoint with it.
+        UserError: a name that cannot be a folder's, or two alike; one with more trainings than
+            another; a folder without ``average``, or a checkpoint with it.
     """
     given = [text if "=" in text else f"{_name(text)}={text}" for text in texts]
-    systems = [System(*each) for each in named(given, "NAME=PATH", "systems").items()]
+    paths = {
+        name: path.split(",")
+        for name, path in named(given, "NAME=PATH or NAME=PATH,PATH", "systems").items()
+    }
+    counts = {name: len(trainings) for name, trainings in paths.items()}
+    if len(set(counts.values())) > 1:
+        told = ", ".join(f"{name} has {count}" for name, count in counts.items())
+        raise UserError(f"name as many trainings of each system: {told}")
+    systems = [
+        System(name, path, number)
+        for name, trainings in paths.items()
+        for number, path in enumerate(trainings, start=1)
+    ]
     for system in systems:
         if not names_folder(system.name):
             raise UserError(f"{system.name!r}: the name must be one that a folder can have")

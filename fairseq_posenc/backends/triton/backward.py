@@ -28,14 +28,10 @@ from fairseq_posenc.backends.triton.tiles import (
 
 
 @triton.jit
-def load_queries(
-    problem, saved, sequence, m0, FULL: tl.constexpr, N: tl.constexpr, W: tl.constexpr
-):
-    """Return queries and their gradient of the output, both ``(N, W)``."""
+def load_queries(problem, rows, sequence, m0, FULL: tl.constexpr, N: tl.constexpr, W: tl.constexpr):
+    """Return a block of ``rows``, all queries or their gradients of the output, ``(N, W)``."""
     start = sequence.to(tl.int64) * problem.tgt_len * problem.width
-    count, width = problem.tgt_len, problem.width
-    q = load_rows(problem.query + start, m0, count, width, FULL, N, W)
-    return q, load_rows(saved.grad + start, m0, count, width, FULL, N, W)
+    return load_rows(rows + start, m0, problem.tgt_len, problem.width, FULL, N, W)
 
 
 @triton.jit
@@ -158,16 +154,18 @@ def key_kernel(
     sequence = first_sequence + here
     n0 = layout.start + tl.program_id(0) % blocks * N
     batch, head = sequence // problem.heads, sequence % problem.heads
-    k, v = load_keys(problem, sequence, n0, FULL, N, W)
+    k = load_keys(problem, problem.key, sequence, n0, FULL, N, W)
+    v = load_keys(problem, problem.value, sequence, n0, FULL, N, W)
     n = n0 + tl.arange(0, N)[:, None]
     by_k = tl.zeros((N, W), tl.float32)
     by_v = tl.zeros((N, W), tl.float32)
     start, end = query_range(problem, n0, DIRECTION, N)
     for m0 in range(start, end, N):
         m = m0 + tl.arange(0, N)[None, :]
-        q, grad = load_queries(problem, saved, sequence, m0, FULL, N, W)
+        q = load_queries(problem, problem.query, sequence, m0, FULL, N, W)
         parts = parts_of(problem, q, k, head, m0, n0, True, PRODUCT, SAME, N, W)
-        # Before the weights, so that fewer tiles are held at a time.
+        # Loaded late, and used before the weights, so that fewer tiles are held at a time.
+        grad = load_queries(problem, saved.grad, sequence, m0, FULL, N, W)
         by_weight = by_weights(problem, grad, v, head, m0, n0, N, W)
         scores = score(problem, parts, head, m0, n0, True, PRODUCT, N)
         scores = hide(problem, scores, batch, m, n, DIRECTION, FULL)

@@ -106,7 +106,7 @@ def forward_kernel(
     start, end = key_range(problem, m0, DIRECTION, N)
     for n0 in range(start, end, N):
         n = n0 + tl.arange(0, N)[None, :]
-        k, v = load_keys(problem, sequence, n0, FULL, N, W)
+        k = load_keys(problem, problem.key, sequence, n0, FULL, N, W)
         parts = parts_of(problem, q, k, head, m0, n0, False, PRODUCT, SAME, N, W)
         scores = score(problem, parts, head, m0, n0, False, PRODUCT, N)
         # Masks come last: they are applied to the whole score, and never multiplied.
@@ -114,5 +114,7 @@ def forward_kernel(
         weights, decay, highest, total = weigh(scores, highest, total)
         if problem.drop is not None:
             weights = tl.where(is_kept(problem, sequence, m, n, FULL), weights, 0.0)
+        # Late, for want of registers.
+        v = load_keys(problem, problem.value, sequence, n0, FULL, N, W)
         sums = add_values(problem, sums * decay[:, None], weights, v, head, m0, n0, N, W)
     store_sums(problem, attended, log_sums, sums, total, highest, sequence, m0, N, W)

@@ -33,12 +33,10 @@ def place(length, N: tl.constexpr):
 
 
 @triton.jit
-def load_keys(problem, sequence, n0, FULL: tl.constexpr, N: tl.constexpr, W: tl.constexpr):
-    """Return keys and values, both ``(N, W)``."""
+def load_keys(problem, rows, sequence, n0, FULL: tl.constexpr, N: tl.constexpr, W: tl.constexpr):
+    """Return a block of ``rows``, which are those of all keys or of all values, ``(N, W)``."""
     start = sequence.to(tl.int64) * problem.src_len * problem.width
-    count, width = problem.src_len, problem.width
-    k = load_rows(problem.key + start, n0, count, width, FULL, N, W)
-    return k, load_rows(problem.value + start, n0, count, width, FULL, N, W)
+    return load_rows(rows + start, n0, problem.src_len, problem.width, FULL, N, W)
 
 
 @triton.jit

@@ -65,7 +65,7 @@ class Attention(nn.Module):
             lambda rows: self.heads(self.q_proj(rows)[None])[0],
             lambda rows: self.heads(self.k_proj(rows)[None])[0],
         )
-        mask = Mask(self.direction, positions.padding)
+        mask = shared.mask(self.direction)
         return self.attend(query, key, value, terms, mask, need_weights)
 
     def attend(
