@@ -158,7 +158,8 @@ def _run(argv: Sequence[str] | None) -> int:
         end = words.index("--")
     args = parser.parse_args(words[:end])
     args.passed = words[end + 1 :]
-    logging.getLogger().setLevel(logging.WARNING)  # importing fairseq turns everything on
+    logging.basicConfig()  # or importing fairseq does it, now or later, and turns everything on
+    logging.getLogger().setLevel(logging.WARNING)
     return COMMANDS[args.command].run(args)
 
 

@@ -86,7 +86,7 @@ def damage(error: BaseException) -> str:
         if _runs_code(link):
             reason = str(link.__context__ or link).strip().splitlines()[0]  # what torch met
             return (
-                f"checkpoint refused, because loading it could run code: {reason} "
+                f"checkpoint refused, because loading it could run code: {reason.rstrip('. ')}. "
                 "Only tensors and plain settings are loaded; use a file from a source you trust."
             )
     if isinstance(error, OSError) and error.filename:

@@ -31,8 +31,8 @@ from types import ModuleType
 from typing import Any
 
 THIRD_PARTY = [
-    *("bitarray", "hydra", "numpy", "omegaconf", "sacrebleu", "scipy.stats", "sklearn.metrics"),
-    *("torch", "torch.distributed"),
+    *("bitarray", "hydra", "matplotlib.figure", "numpy", "omegaconf", "sacrebleu", "scipy.stats"),
+    *("sklearn.metrics", "torch", "torch.distributed"),
     "torch._dynamo",  # by optimizers at their first step
     "fairseq",
 ]

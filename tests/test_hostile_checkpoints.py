@@ -9,6 +9,7 @@ import sys
 import zipfile
 from argparse import Namespace
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,12 @@ HOSTILE = {
 }
 
 
-def fairseqs(program: Any, *words: Any) -> Callable[[Path], Any]:
+@cache
+def content_of(fault: str) -> bytes:
+    return HOSTILE[fault]()
+
+
+def fairseqs(program: Any, *words: Any) -> Callable[[Path, Any, Any], Any]:
     """Return what runs a command of fairseq's; CHECKPOINT stands for the file."""
 
     def run(path: Path, capsys: Any, monkeypatch: Any) -> str | None:
@@ -97,7 +103,7 @@ def fairseqs(program: Any, *words: Any) -> Callable[[Path], Any]:
     return run
 
 
-def ours(*words: Any) -> Callable[[Path], Any]:
+def ours(*words: Any) -> Callable[[Path, Any, Any], Any]:
     """Return what runs a command of ours; of words that hold CHECKPOINT, the file takes its place.
 
     Words may be made when they are needed.
@@ -112,7 +118,7 @@ def ours(*words: Any) -> Callable[[Path], Any]:
     return run
 
 
-def training(family: str, *more: Any) -> Callable[[Path], Any]:
+def training(family: str, *more: Any) -> Callable[[Path, Any, Any], Any]:
     """Return what runs a training that begins with the file."""
 
     def run(path: Path, *fixtures: Any) -> str | None:
@@ -123,7 +129,7 @@ def training(family: str, *more: Any) -> Callable[[Path], Any]:
     return run
 
 
-def on(data: Callable[[], Path], program: Any, *words: Any) -> Callable[[Path], Any]:
+def on(data: Callable[[], Path], program: Any, *words: Any) -> Callable[[Path, Any, Any], Any]:
     """Return what runs a command of fairseq's on data that are made when they are needed."""
     return lambda *given: fairseqs(program, data(), "--path", "CHECKPOINT", *words)(*given)
 
@@ -166,7 +172,7 @@ COMMANDS = {
 def test_it_is_told_in_one_line_and_runs_nothing(command, fault, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "file.pt"
-    content = HOSTILE[fault]()
+    content = content_of(fault)
     path.write_bytes(content)
     told = COMMANDS[command](path, capsys, monkeypatch)
     assert told, "a stack trace"

@@ -53,18 +53,21 @@ EVERYTHING = {"query_table": 1, "key_table": H, "value_table": 1, "gain": H, "bi
 
 @pytest.fixture(autouse=True)
 def _interpreter(monkeypatch):
-    """Interpret; and put the interpreter's functions into place once a kernel, not once a call."""
     if DEVICE == "cpu":
         monkeypatch.setenv("TRITON_INTERPRET", "1")
-        puts = interpreter._patch_lang
+    if DEVICE == "cpu" and hasattr(interpreter, "_LangPatchScope"):  # from Triton 3.6 on
+        monkeypatch.setattr(interpreter, "_patch_lang", put_once(interpreter._patch_lang))
 
-        def put(function):
-            places = [x for x in (tl, tl.core) if x in function.__globals__.values()]
-            if any(tl.core.is_builtin(place.load) for place in places):
-                return puts(function)
-            return interpreter._LangPatchScope()
 
-        monkeypatch.setattr(interpreter, "_patch_lang", put)
+def put_once(put):
+    """Put the interpreter's functions into place for a kernel, and not again for all it calls."""
+
+    def put_if_not_there(function):
+        places = [x for x in (tl, tl.core) if x in function.__globals__.values()]
+        is_there = not any(tl.core.is_builtin(place.load) for place in places)
+        return interpreter._LangPatchScope() if is_there else put(function)
+
+    return put_if_not_there
 
 
 def make_terms(form: dict, tgt_len: int, src_len: int, first: torch.Tensor | None = None) -> Terms:

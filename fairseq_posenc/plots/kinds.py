@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -166,7 +165,6 @@ def _trained() -> Any:
     """Return the module for checkpoints, which brings fairseq: a spec's pictures do without."""
     from fairseq_posenc.plots import trained
 
-    logging.getLogger().setLevel(logging.WARNING)  # importing fairseq turns everything on
     return trained
 
 

@@ -78,7 +78,7 @@ def open_checkpoint(path: Path, data: Optional[Path] = None) -> Opened:
             dictionary, or one of another size.
     """
     what = f"--checkpoint {path}"
-    state = load_state(path, what)
+    state = load_state(path, "--checkpoint")
     family = _family(what, state["cfg"].model)
     folder = data_folder(path, state, data)
     _check_dictionaries(folder, state["cfg"].task, family)

@@ -22,6 +22,13 @@ from fairseq_posenc.transformer.attention import IncrementalState, PositionalAtt
 from fairseq_posenc.transformer.cross_attention import RotaryCrossAttention
 from fairseq_posenc.transformer.passing import carried, carrying, received
 
+# Beside the weights: copies of them, which encoder layers of fairseq 0.12.2 have for its fast path.
+_COPIES = [
+    f"{name}_{kind}"
+    for name in ("in_proj", "out_proj", "fc1", "fc2")
+    for kind in ("weight", "bias")
+]
+
 
 class InputPositions(nn.Module):
     """Adds the input encoding's vectors to the token embeddings: fairseq's ``embed_positions``."""
@@ -74,7 +81,16 @@ class PositionalEncoderLayer(_PositionalLayer, TransformerEncoderLayerBase):
     def __init__(self, cfg: Any, return_fc: bool = False) -> None:
         super().__init__(cfg, return_fc)
         # fairseq 0.12.2 skips self_attn in evaluation on its fast path: positions would vanish.
+        # The copies would be parameters that nothing trains, which DDP refuses.
         self.can_use_fastpath = False
+        for name in _COPIES:
+            self._parameters.pop(name, None)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
+        """Load as any module does, with or without the copies in the checkpoint."""
+        for name in _COPIES:
+            state_dict.pop(prefix + name, None)
+        nn.Module._load_from_state_dict(self, state_dict, prefix, *args)
 
     def build_self_attention(self, embed_dim: int, cfg: Any) -> PositionalAttention:
         """Return the layer's attention with encodings of its own."""
