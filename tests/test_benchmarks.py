@@ -320,9 +320,9 @@ def test_the_parts_of_a_layers_time_are_told():
 
 @pytest.mark.slow
 def test_the_cost_of_a_reset_is_told():
-    short = ("--length", "64", "--rounds", "3", "--processes", "2", "--json")
+    short = ("--length", "32", "--rounds", "3", "--processes", "2", "--json")
     (row,) = json.loads(script("reset.py", *short, "--encodings", "m4m").stdout)
-    assert (row["encoding"], row["length"]) == ("m4m", 64)
+    assert (row["encoding"], row["length"]) == ("m4m", 32)
     assert 0.5 < row["lowest"] < row["ratio"] < row["highest"] < 2
 
 

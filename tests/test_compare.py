@@ -593,6 +593,7 @@ def test_seeds_added_later_and_jobs_change_nothing(tmp_path: Path) -> None:
             out = tmp_path / name / "out"
             out.parent.mkdir(exist_ok=True)
             call = compare_call(out, "decbert_diff", "--seeds", ",".join("12"[:number]), jobs)
+            call[call.index("40")] = "8"
             told = subprocess.run(call, capture_output=True, encoding="utf-8", check=True).stderr
             assert told.count("starting fairseq-train") == (1 if name == "alone" else 2)
         record_of = record.read(out / report.RECORD)

@@ -34,6 +34,12 @@ def test_torch_and_fairseq_are_there_but_nothing_of_ours():
     assert "torch" not in python("-c", "import sys; print(*sys.modules)", true=True).stdout
 
 
+def test_the_plugin_is_loaded_for_programs_that_name_it():
+    code = "from fairseq.models import ARCH_MODEL_REGISTRY as known; print('roberta_rope' in known)"
+    assert python("-c", code, str(USER_DIR)).stdout == "True\n"
+    assert python("-c", code, "fairseq_posenc").stdout == "False\n"
+
+
 def test_fairseqs_commands_say_the_same(tmp_path):
     """Their log is set up before they import fairseq, whose import sets up another one."""
     words = ["nowhere", "--user-dir", str(USER_DIR), "--arch", "roberta_none_tiny", "--cpu"]
