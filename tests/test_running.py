@@ -225,6 +225,12 @@ class TestOptions:
             self.parse(*words.split())
         assert str(refused.value) == f"{told} (see ours --help)"
 
+    def test_a_mistake_of_a_subcommand_leads_to_its_help(self) -> None:
+        parser = options.Parser(prog="ours")
+        parser.add_subparsers().add_parser("one")
+        with pytest.raises(UserError, match=r"--two \(see ours one --help\)"):
+            parser.parse_args(["one", "--two"])
+
     def test_names_may_be_specs(self) -> None:
         found = options.named(["m4(max_distance=8)=a=b.pt", " x = y"], "NAME=FILE", "models")
         assert found == {"m4(max_distance=8)": "a=b.pt", "x": "y"}

@@ -103,8 +103,8 @@ def _introduction(results: Results) -> str:
         f"{settings.size('attention-heads')} attention heads, and read blocks of "
         f"{settings.trained} tokens. They differ only in what tells them the "
         f"order of the tokens. Each was trained for {settings.updates:,} updates, "
-        f"{int(settings.option('--max-tokens')):,} tokens at a time, once with each of the seeds "
-        f"{_list(settings.seeds)}, at each of the learning rates {_list(settings.lrs)}. With the "
+        f"{int(settings.option('--max-tokens')):,} tokens at a time, once for each seed "
+        f"({_list(settings.seeds)}) and learning rate ({_list(settings.lrs)}). With the "
         "same seed they read the same text in the same order"
         f"{', with the same masks' if settings.family == MASKED else ''}."
     )

@@ -23,6 +23,13 @@ class Parser(ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings, formatter_class=RawDescriptionHelpFormatter)
 
+    def parse_known_args(self, *words: Any, **settings: Any) -> Any:
+        """Parse; what a subcommand does not know is told by its name, not by that of the whole."""
+        known, rest = super().parse_known_args(*words, **settings)
+        if rest and not self._subparsers:
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return known, rest
+
     def error(self, message: str) -> NoReturn:
         """Raise what argparse found.
 
