@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from conftest import ARCHITECTURES, STOCK, logits, make_model, make_tokens, needs_causal
 from fairseq_posenc import positions, registry
+from fairseq_posenc.backends import indexed
 from fairseq_posenc.transformer.passing import carried
 
 FAMILIES = list(ARCHITECTURES)
@@ -192,6 +193,14 @@ def test_biases_and_masks_are_made_once_a_forward_pass(
     if not training:
         assert torch.equal(logits(model, family, tokens), first)
         assert len(calls) == 2
+
+
+def test_a_resets_rows_are_found_once_a_forward_pass(monkeypatch):
+    calls, real = [], indexed._row_index
+    monkeypatch.setattr(indexed, "_row_index", lambda *args: calls.append(1) or real(*args))
+    options = {"position_encoding": "m4+reset", "position_backend": "reference"}
+    logits(make_model("masked_lm", **options), "masked_lm", make_tokens())
+    assert len(calls) == 1
 
 
 @torch.no_grad()

@@ -14,10 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
+from conftest import logits, make_model, make_tokens
 from fairseq_posenc.backends import choose, reference
 from fairseq_posenc.backends import triton as backend
 from fairseq_posenc.backends.base import DIRECTIONS, Call, Mask
-from fairseq_posenc.backends.triton import recorded
+from fairseq_posenc.backends.triton import recorded, resets
 from fairseq_posenc.encodings.base import Terms
 from programs import true_start
 
@@ -542,3 +543,11 @@ def test_can_be_compiled_as_one_graph(form, reset, dropout):
 def test_triton_is_not_imported_before_it_is_used():
     program = "import sys, fairseq_posenc.backends.triton; sys.exit('triton' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], env=true_start(), check=True)
+
+
+def test_a_resets_places_are_found_once_a_forward_pass(monkeypatch):
+    calls, real = [], resets._hidden_key
+    monkeypatch.setattr(resets, "_hidden_key", lambda *args: calls.append(1) or real(*args))
+    model = make_model("masked_lm", position_encoding="m4+reset", position_backend="triton")
+    logits(model.to(DEVICE), "masked_lm", make_tokens().to(DEVICE))
+    assert len(calls) == 1

@@ -7,17 +7,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq_posenc.backends.base import by_distance, with_reset
+from fairseq_posenc.backends.base import Mask, by_distance, with_reset
 from fairseq_posenc.encodings.base import Terms
 
 
-def row_index(terms: Terms, tgt_len: int, src_len: int, device: torch.device) -> Tensor:
-    """Return the table row of each query and key, ``(1 or B, T, S)`` of int64."""
+def row_index(terms: Terms, tgt_len: int, src_len: int, device: torch.device, mask: Mask) -> Tensor:
+    """Return the table row of each query and key, ``(1 or B, T, S)`` of int64.
+
+    The mask only says what layers make once.
+    """
+    of = (terms.first, tgt_len, src_len, device)
+    return mask.made("rows", of, lambda: _row_index(*of))
+
+
+def _row_index(first: Tensor | None, tgt_len: int, src_len: int, device: torch.device) -> Tensor:
     rows = tgt_len + src_len - 1
     index = torch.arange(rows, device=device)[None]
     pairs = by_distance(index, tgt_len, src_len)
-    if terms.first is not None:
-        pairs = with_reset(pairs, rows, rows + 1, terms.first)
+    if first is not None:
+        pairs = with_reset(pairs, rows, rows + 1, first)
     return pairs[:, 0]
 
 

@@ -54,7 +54,7 @@ def attend(
     dropped = F.dropout(weights, dropout) if dropout else weights
     attended = dropped.type_as(value) @ value
     if terms.value_table is not None:
-        attended = attended + _values_by_distance(dropped, terms).type_as(value)
+        attended = attended + _values_by_distance(dropped, terms, mask).type_as(value)
     return attended, weights if need_weights else None
 
 
@@ -66,8 +66,10 @@ def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = _ALL) -> Tenso
     assert terms.content_rows is None, "a layer projects them first"
     query, key = full(query), full(key)
     sizes = query.size(2), key.size(2), terms.first
-    dot_products = _of_one_query if query.size(2) == 1 else _of_queries
-    combined, by_table = dot_products(query, key, terms)
+    if query.size(2) == 1:
+        combined, by_table = _of_one_query(query, key, terms)
+    else:
+        combined, by_table = _of_queries(query, key, terms, mask)
     if terms.gain is not None:
         combined = combined * by_distance(full(terms.gain), *sizes)
     for term in by_table:
@@ -81,12 +83,14 @@ def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = _ALL) -> Tenso
     return combined
 
 
-def _of_queries(query: Tensor, key: Tensor, terms: Terms) -> tuple[Tensor, list[Tensor]]:
+def _of_queries(
+    query: Tensor, key: Tensor, terms: Terms, mask: Mask
+) -> tuple[Tensor, list[Tensor]]:
     """Return the content term and those of both tables, each ``(B, H, T, S)``."""
     tgt_len, src_len = query.size(2), key.size(2)
     index = None  # of the pairs' rows; without a reset, views have them in their places
     if terms.first is not None or terms.channel_gain is not None:
-        index = row_index(terms, tgt_len, src_len, query.device)
+        index = row_index(terms, tgt_len, src_len, query.device, mask)
     if terms.channel_gain is None:
         content = query @ key.transpose(-1, -2)
     else:
@@ -140,13 +144,13 @@ def softmax(scores: Tensor, mask: Mask) -> Tensor:
     return weights.masked_fill(forbidden, 0.0) if mask.may_hide_all else weights
 
 
-def _values_by_distance(weights: Tensor, terms: Terms) -> Tensor:
+def _values_by_distance(weights: Tensor, terms: Terms, mask: Mask) -> Tensor:
     """Return ``sum_j w_ij V_r``, ``(B, H, T, D)``: the weights are first added up by distance."""
     assert terms.value_table is not None
     tgt_len, src_len = weights.shape[2:]
     if tgt_len == 1:
         return weights @ _of_keys(terms.value_table, terms, src_len)
-    index = row_index(terms, tgt_len, src_len, weights.device)
+    index = row_index(terms, tgt_len, src_len, weights.device, mask)
     table = full(terms.value_table)
     summed = weights.new_zeros(*weights.shape[:3], table.size(1))
     return summed.scatter_add(-1, index.unsqueeze(1).expand(weights.shape), weights) @ table

@@ -81,7 +81,7 @@ class Tupe(DistanceEncoding):
         """
         positions.check_limit(self.dims.max_positions, self.name)
         rows = positions.common_ids()
-        if positions.padded:  # whose positions may lie beyond
+        if rows.size(1) > self.dims.max_positions:  # no more than padding is beyond
             rows = rows.clamp(max=self.dims.max_positions - 1)
         vectors = full(self.positions[rows])  # [B or 1, S, D]
         first = self.table.first(positions)

@@ -9,7 +9,7 @@ its query's row is put in place of theirs.
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -52,25 +52,55 @@ def attend(
     tgt_len, src_len = query.size(2), key.size(2)
     assert terms.first is not None
     first = terms.first.expand(query.size(0), -1)
-    place = first.int().argmax(1)
+    of = (terms.first, *mask[:3], query.size(0), tgt_len)
+    places = mask.made("reset", of, lambda: _Places.of(first, mask, tgt_len))
+    place = places.first
     others, of_query, of_key = _split(terms, tgt_len, src_len)
-    left_out = first if mask.key_padding is None else first | mask.key_padding
     attended, log_sums = kernels(
-        query, key, value, others, mask._replace(key_padding=left_out), dropout
+        query, key, value, others, mask._replace(key_padding=places.left_out), dropout
     )
     scores = reference.scores(_pick(key, place), query, of_key).transpose(2, 3)  # [B, H, T, 1]
     # What a last block of keys adds to the online softmax, where there is a single key.
     weights = torch.sigmoid(scores - math.log(2) * log_sums.unsqueeze(3))
-    weights = weights.masked_fill(_hidden_key(first, place, mask, tgt_len)[:, None, :, None], 0.0)
+    weights = weights.masked_fill(places.hidden_key[:, None, :, None], 0.0)
     last = _pick(value, place).float()
     if of_key.value_table is not None:
         last = last + of_key.value_table[:, :1].float()
     attended = attended * (1 - weights) + F.dropout(weights, dropout) * last
-    at = (place - (src_len - tgt_len)).clamp(0)
-    hidden = _hidden_of_query(place, at, mask, src_len)
-    row, _ = reference.attend(_pick(query, at), key, value, of_query, hidden, dropout)
+    of_row = Mask("both", places.hidden_of_query)
+    row, _ = reference.attend(_pick(query, places.query), key, value, of_query, of_row, dropout)
     is_query = first[:, None, src_len - tgt_len :, None]
     return torch.where(is_query, row, attended).type_as(value)
+
+
+class _Places(NamedTuple):
+    """Where the first tokens are, and what must not be seen there.
+
+    Attributes:
+        first: of the first token in each row, ``(B,)``; 0 where there is none.
+        query: the same among the queries.
+        left_out: keys that the kernels leave out, ``(B, S)``.
+        hidden_key: queries that must not see the first token's key, or have none, ``(B, T)``.
+        hidden_of_query: keys that the first token's query must not see, ``(B, S)``.
+    """
+
+    first: Tensor
+    query: Tensor
+    left_out: Tensor
+    hidden_key: Tensor
+    hidden_of_query: Tensor
+
+    @classmethod
+    def of(cls, first: Tensor, mask: Mask, tgt_len: int) -> _Places:
+        """Return those of ``(B, S)``, True at the first tokens."""
+        src_len = first.size(1)
+        place = first.int().argmax(1)
+        query = (place - (src_len - tgt_len)).clamp(0)
+        left_out = first if mask.key_padding is None else first | mask.key_padding
+        hidden_key = _hidden_key(first, place, mask, tgt_len)
+        return cls(
+            place, query, left_out, hidden_key, _hidden_of_query(place, query, mask, src_len)
+        )
 
 
 def _split(terms: Terms, tgt_len: int, src_len: int) -> tuple[Terms, Terms, Terms]:
@@ -114,8 +144,8 @@ def _hidden_key(first: Tensor, place: Tensor, mask: Mask, tgt_len: int) -> Tenso
     return hidden.expand(-1, tgt_len)
 
 
-def _hidden_of_query(place: Tensor, at: Tensor, mask: Mask, src_len: int) -> Mask:
-    """Return which keys the first token's query must not see, as a mask of one query."""
+def _hidden_of_query(place: Tensor, at: Tensor, mask: Mask, src_len: int) -> Tensor:
+    """Return which keys the first token's query must not see, ``(B, S)``."""
     hidden = mask.key_padding
     if hidden is None:
         hidden = torch.zeros(place.size(0), src_len, dtype=torch.bool, device=place.device)
@@ -126,4 +156,4 @@ def _hidden_of_query(place: Tensor, at: Tensor, mask: Mask, src_len: int) -> Mas
         hidden = hidden | (keys < place[:, None])
     if mask.pairs is not None:
         hidden = hidden | mask.pairs[at]
-    return Mask("both", hidden)
+    return hidden
