@@ -36,8 +36,8 @@ def _introduction(results: Results) -> str:
         f"Models ({settings.family}), each trained on one task for {settings.updates:,} updates "
         f"with questions of up to {settings.trained} words, once for each seed "
         f"({', '.join(map(str, settings.seeds))}) on one thread ({seconds} on average), and read "
-        f"at the lengths {', '.join(map(str, settings.lengths))}, {READ} questions each. A share is "
-        "of the questions whose whole answer is right, as greedy search would find it; it comes "
+        f"at the lengths {', '.join(map(str, settings.lengths))}, {READ} questions each. A share "
+        "is of the questions whose whole answer is right, as greedy search would find it; it comes "
         f"with its interval ({NOTE}). Two models are told apart only where their intervals do not "
         "overlap."
     )
