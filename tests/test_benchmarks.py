@@ -39,6 +39,7 @@ from measuring.contenders import (  # noqa: E402
 from measuring.memory import peak  # noqa: E402
 from measuring.scopes import SCOPES, Case, layer, layer_and_modules, operation  # noqa: E402
 from reset import without_reset  # noqa: E402
+from survive import survive  # noqa: E402
 
 # fairseq's of hydra, and torch's of FlexAttention that is not compiled.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
@@ -316,6 +317,16 @@ def test_the_parts_of_a_layers_time_are_told():
         assert all(0 < part < row["seconds"] for part in parts)
     refused = script("breakdown.py", "--device", "cuda")
     assert refused.stderr.startswith("error: ")
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_what_survives_has_learnt(family):
+    sizes = families.FAMILIES[family].sizes["tiny"]
+    whole = families.Whole(family, sizes, 16, 4, 0.0, torch.bfloat16, CPU, vocabulary=100)
+    text = torch.tensor([4 + number % 7 for number in range(2000)])
+    row = survive(Contender("rope", "reference"), whole, 40, text)
+    assert row["finite"]
+    assert row["last"] < row["first"] - 1  # bits
 
 
 @pytest.mark.slow

@@ -151,7 +151,8 @@ def validation_step(contender: Contender, whole: Whole) -> Pass:
 def trainer_of(contender: Contender, whole: Whole, lr: float = 1e-7) -> tuple[Trainer, Any]:
     """Return fairseq's trainer of a model, and a batch."""
     config, task, model = build(contender, whole)
-    config.optimization.lr = [lr]
+    for part in (config.optimization, config.optimizer, config.lr_scheduler):  # each has its own
+        part.lr = [lr]
     trainer = Trainer(config, task, model, task.build_criterion(config.criterion))
     trainer.begin_epoch(1)
     task.load_dataset("train")
