@@ -85,12 +85,15 @@ def rows_of(args: argparse.Namespace) -> list[dict[str, Any]]:
     for name in args.families:
         family = FAMILIES[name]
         sides = {"encoder": name != "causal_lm", "decoder": name != "masked_lm"}
-        known = registry.names_for(**sides)
+        known = {"none", *registry.names_for(**sides)}
+        specs = {
+            spec: {item.name for item in registry.parse(spec).items} for spec in args.encodings
+        }
         size = family.sizes["tiny"]
         cpu = torch.device("cpu")
         whole = Whole(name, size, args.length, 1, 0.1, torch.float32, cpu, vocabulary=1_000)
         stock, stock_once = count(STOCK, whole)
-        given = [Contender(spec, args.backend) for spec in args.encodings if spec in known]
+        given = [Contender(spec, args.backend) for spec, parts in specs.items() if parts <= known]
         for each in [STOCK, *given]:
             layer, once = (stock, stock_once) if each == STOCK else count(each, whole)
             total = once.total() + LAYERS * layer.total()
