@@ -72,7 +72,7 @@ def test_losses_are_those_written_down(family, spec):
     found = losses(family, spec)
     # In one case what sums round grows from update to update.
     grows = (family, spec) == ("translation", "tupe_shared")
-    for loss, wanted, reach in zip(found, expected, (1e-3, 1e-2, 3e-2) if grows else (1e-3,) * 3):
+    for loss, wanted, reach in zip(found, expected, (1e-3, 1e-3, 3e-2) if grows else (1e-3,) * 3):
         assert loss == pytest.approx(wanted, rel=reach)
     assert found[-1] < found[0]
 
