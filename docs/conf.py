@@ -31,9 +31,26 @@ napoleon_use_ivar = True
 logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
 
 
+# Below the overview of the encodings, so that the two dozen pages unfold there alone.
+_PAGES_BELOW = """
+```{toctree}
+:glob:
+:hidden:
+
+*
+```
+"""
+
+
 def setup(app: Sphinx) -> None:
-    """Register what draws formulas."""
+    """Register what draws formulas, and what the page of all encodings has below it."""
     app.add_html_math_renderer("mathml", (_formula, None), (_formula, None))
+    app.connect("source-read", _place_encodings)
+
+
+def _place_encodings(app: Sphinx, page: str, source: list[str]) -> None:
+    if page == "encodings/README":
+        source[0] += _PAGES_BELOW
 
 
 def _formula(page: HTML5Translator, node: nodes.math | nodes.math_block) -> None:

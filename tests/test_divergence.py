@@ -11,9 +11,9 @@ from commands import FAMILIES, new_directory, train
 
 pytestmark = pytest.mark.slow
 FIRST = {
-    "masked_lm": r"encoder layer 0, head \d \(m4m\)",
-    "causal_lm": r"decoder layer 0, head \d \(learned\+rope\)",
-    "translation": r"encoder layer 0, head \d \(m4\)",
+    "masked_lm": r"encoder layer 1, head \d \(m4m\)",
+    "causal_lm": r"decoder layer 1, head \d \(learned\+rope\)",
+    "translation": r"encoder layer 1, head \d \(m4\)",
 }
 
 

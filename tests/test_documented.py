@@ -62,7 +62,8 @@ def test_every_page_is_in_the_navigation():
         for block in re.findall(r"```\{toctree\}\n(.+?)```", index, re.DOTALL)
         for line in block.splitlines()
         if line and not line.startswith(":")
-        for path in (DOCS.glob(f"{line}.md") if "*" in line else [DOCS / f"{line}.md"])
+        # The overview of the encodings has their pages below it: conf.py.
+        for path in DOCS.glob("encodings/*.md" if line == "encodings/README" else f"{line}.md")
     }
     pages = {path.relative_to(DOCS).with_suffix("").as_posix() for path in PAGES}
     assert listed == pages - {"index"}

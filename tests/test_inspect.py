@@ -344,7 +344,7 @@ def test_checkpoints_of_another_kind_or_broken_are_refused(capsys, tmp_path):
     assert "NaN" in refusal(capsys, path)
     state["model"][name][:] = 1e30
     torch.save(state, path)
-    assert "attention that is NaN or infinite (encoder, layer 0" in refusal(capsys, path)
+    assert "attention that is NaN or infinite (encoder, layer 1" in refusal(capsys, path)
     state["cfg"]["model"]._name = "wav2vec2"
     torch.save(state, path)
     assert "a model of the kind wav2vec2" in refusal(capsys, path)

@@ -119,7 +119,7 @@ def number(text: str) -> float:
 
 def test_it_opens_without_a_network_and_says_nothing(shown, screen):
     shown(screen)
-    assert title(screen) == "encoder · layer 0 · head 0 · weight"
+    assert title(screen) == "encoder · layer 1 · head 1 · weight"
     assert screen.locator("#notice").inner_text() == ""
     source = screen.locator("#source").inner_text()
     assert "fairseq-posenc inspect --text 'a <b>'" in source
@@ -146,7 +146,7 @@ def test_the_numbers_are_the_models(shown, screen):
     for layer in shown.attention[0]:
         kind = "cross" if layer.cross else layer.stack
         query = 4
-        shown(screen, f"kind={kind}&layer={layer.layer}&head=3&query={query}")
+        shown(screen, f"kind={kind}&layer={layer.layer + 1}&head=4&query={query}")
         head, *rows = table(screen, "row")
         assert [row[0] for row in rows] == [f"{word} ({i})" for i, word in enumerate(WORDS)]
         planes = {"weight": layer.weights, "score": layer.split.scores}
@@ -161,7 +161,7 @@ def test_the_numbers_are_the_models(shown, screen):
 
 
 def test_the_curves_are_means_by_distance(shown, screen):
-    shown(screen, "layer=1&head=2")
+    shown(screen, "layer=2&head=3")
     (layer,) = (
         a for a in shown.attention[0] if (a.stack, a.cross, a.layer) == ("encoder", False, 1)
     )
@@ -175,7 +175,7 @@ def test_the_curves_are_means_by_distance(shown, screen):
 
 
 def test_the_reading_of_a_pair_adds_up(shown, screen):
-    shown(screen, "kind=decoder&layer=1&head=1&query=5&key=2")
+    shown(screen, "kind=decoder&layer=2&head=2&query=5&key=2")
     told = screen.locator(".reading").inner_text()
     weight, score, *parts = map(number, re.findall(r"(?<= )[−\d.]*\d(?=[, .+]|$)", told))
     (layer,) = (
@@ -189,7 +189,7 @@ def test_the_reading_of_a_pair_adds_up(shown, screen):
 
 
 def test_every_picture_has_a_table(shown, screen):
-    shown(screen, "layer=1&head=2&show=content")
+    shown(screen, "layer=2&head=3&show=content")
     for canvas in screen.locator("canvas[role=img]").all():
         assert canvas.get_attribute("aria-label")
     for button in screen.locator(".heads button").all():
@@ -213,64 +213,64 @@ def test_every_picture_has_a_table(shown, screen):
 def test_a_click_on_a_head_changes_matrix_curves_and_address(shown, screen):
     shown(screen)
     before = [picture(screen), picture(screen, ".chart.weight"), picture(screen, ".chart.parts")]
-    screen.get_by_role("button", name="layer 1, head 2").click()
+    screen.get_by_role("button", name="layer 2, head 3").click()
     after = [picture(screen), picture(screen, ".chart.weight"), picture(screen, ".chart.parts")]
     assert all(one != other for one, other in zip(before, after))
-    assert title(screen) == "encoder · layer 1 · head 2 · weight"
-    assert "layer=1&head=2" in address(screen)
+    assert title(screen) == "encoder · layer 2 · head 3 · weight"
+    assert "layer=2&head=3" in address(screen)
 
 
 def test_the_address_restores_the_view(shown, screen):
     shown(screen)
-    screen.get_by_role("button", name="layer 1, head 3").click()
+    screen.get_by_role("button", name="layer 2, head 4").click()
     screen.get_by_text("Decoder", exact=True).click()
     screen.locator("#shows").get_by_text("position").click()
     screen.locator(".matrix").focus()
     screen.keyboard.press("ArrowDown")
     seen, kept = picture(screen), address(screen)
     shown(screen, kept.lstrip("#"))
-    assert title(screen) == "decoder · layer 1 · head 3 · position"
-    assert screen.locator("[aria-pressed=true]").get_attribute("aria-label") == "layer 1, head 3"
+    assert title(screen) == "decoder · layer 2 · head 4 · position"
+    assert screen.locator("[aria-pressed=true]").get_attribute("aria-label") == "layer 2, head 4"
     screen.locator(".matrix").focus()
     assert picture(screen) == seen
     assert address(screen) == kept
-    screen.evaluate("location.hash = '#layer=0&head=2'")
-    screen.wait_for_function("document.querySelector('.title').textContent.includes('head 2')")
-    assert title(screen) == "encoder · layer 0 · head 2 · weight"
+    screen.evaluate("location.hash = '#layer=1&head=3'")
+    screen.wait_for_function("document.querySelector('.title').textContent.includes('head 3')")
+    assert title(screen) == "encoder · layer 1 · head 3 · weight"
 
 
 def test_an_address_that_asks_for_what_is_not_there_says_so(shown, screen):
     shown(screen, "layer=99&head=x&show=gain&kind=middle&query=-1")
     told = screen.locator("#notice").inner_text()
     for part in (
-        "no layer 99, they are 0 to 1",
+        "no layer 99, they are 1 to 2",
         "no head NaN",
         "“gain”",
         "“middle”",
         "no query -1",
     ):
         assert part in told
-    assert title(screen) == "encoder · layer 0 · head 0 · weight"
+    assert title(screen) == "encoder · layer 1 · head 1 · weight"
 
 
 def test_the_keyboard_reaches_everything(shown, screen):
     shown(screen)
     for key in ("ArrowDown", "ArrowRight", "ArrowRight", "ArrowLeft"):
         screen.keyboard.press(key)
-    assert title(screen) == "encoder · layer 1 · head 1 · weight"
+    assert title(screen) == "encoder · layer 2 · head 2 · weight"
     screen.keyboard.press("ArrowDown")  # there is no further layer
-    assert title(screen) == "encoder · layer 1 · head 1 · weight"
+    assert title(screen) == "encoder · layer 2 · head 2 · weight"
     screen.keyboard.press("3")
-    assert title(screen) == "encoder · layer 1 · head 1 · content"
+    assert title(screen) == "encoder · layer 2 · head 2 · content"
     screen.keyboard.press("5")  # both is 0 everywhere
-    assert title(screen) == "encoder · layer 1 · head 1 · content"
+    assert title(screen) == "encoder · layer 2 · head 2 · content"
     screen.keyboard.press("]")
-    assert title(screen) == "decoder · layer 1 · head 1 · content"
+    assert title(screen) == "decoder · layer 2 · head 2 · content"
     screen.locator(".matrix").focus()
     for key in ("ArrowUp", "ArrowRight"):
         screen.keyboard.press(key)
     assert "“a” to “front”" in screen.locator(".reading").inner_text()
-    assert title(screen) == "decoder · layer 1 · head 1 · content"
+    assert title(screen) == "decoder · layer 2 · head 2 · content"
     screen.keyboard.press("Escape")
     assert "query" not in address(screen)
 
@@ -316,14 +316,14 @@ def test_two_models_stand_side_by_side(tmp_path, screen):
         ("translation", {"position_encoding": "t5"}),
         ("masked_lm", {"position_encoding": "m4m"}),
     )
-    two(screen, "layer=1&head=2")
+    two(screen, "layer=2&head=3")
     first, second = screen.locator(".model").all()
     assert first.bounding_box()["x"] + first.bounding_box()["width"] <= second.bounding_box()["x"]
     assert first.locator(".title").inner_text() == second.locator(".title").inner_text()
     assert "encoder m4m" in second.locator(".about").inner_text()
     screen.keyboard.press("ArrowDown")
     assert "2 layers with 4 heads" in first.locator(".missing").inner_text()
-    assert second.locator(".title").inner_text().lower().startswith("encoder · layer 2 · head 2")
+    assert second.locator(".title").inner_text().lower().startswith("encoder · layer 3 · head 3")
     screen.locator("#shows").get_by_text("query table factor").click()
     screen.keyboard.press("]")
     assert "no such attention" in second.locator(".missing").inner_text()

@@ -76,6 +76,14 @@ def test_a_log_without_updates_is_an_error():
         watch.measurements(left_out=10)
 
 
+def test_half_precision_without_a_gpu_is_one_line(capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main(["plan", "--", "fairseq-train", "data-bin/wiki", "--fp16"]) == 2
+    told = capsys.readouterr().err
+    assert "no GPU is visible: add --device cpu" in told
+    assert told.count("\n") == 1
+
+
 def test_large_numbers_as_fairseq_prints_them():
     watch = Watch()
     for update in (1, 2):

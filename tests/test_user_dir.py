@@ -74,6 +74,21 @@ def test_a_program_that_has_imported_the_package_before(user_dir):
     assert done.returncode == 0, done.stderr
 
 
+QUIET = """
+import logging
+import fairseq_posenc.plots.opening, fairseq_posenc.translation.translator
+root = logging.getLogger()
+assert (root.handlers, root.level) == ([], logging.WARNING), root.handlers
+"""
+
+
+def test_a_program_keeps_the_logging_that_it_has():
+    done = subprocess.run(
+        [sys.executable, "-c", QUIET], capture_output=True, text=True, check=False, env=true_start()
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_another_copy_is_not_taken_for_the_package(tmp_path):
     other = tmp_path / "fairseq_posenc"
     other.mkdir()

@@ -6,7 +6,6 @@ It stands in a process of its own, so that it runs alike beside others and on an
 from __future__ import annotations
 
 import json
-import logging
 import sys
 import time
 from pathlib import Path
@@ -88,7 +87,6 @@ class _Watch:
 
 def main() -> None:
     """Work on the folder that is the only argument."""
-    logging.getLogger().setLevel(logging.WARNING)  # importing fairseq turns everything on
     with any_end_like_ctrl_c():
         work(Path(sys.argv[1]))
 

@@ -50,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
     if args.updates < 10:
         raise UserError(f"--updates {args.updates}: a probe needs at least 10")
     training = read_training(words)
+    _refuse_without_gpu(training.command)
     with any_end_like_ctrl_c("nothing is left of the probe but its log"):
         plan = measure(training, args.updates, args.log)
     if args.json:
@@ -57,6 +58,17 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(describe(plan))
     return 0
+
+
+def _refuse_without_gpu(command: list[str]) -> None:
+    """Refuse what fairseq ends in a stack trace."""
+    import torch  # which takes its time, and is not needed to read the options
+
+    if "--fp16" in command and "--cpu" not in command and not torch.cuda.is_available():
+        raise UserError(
+            "the training is in fp16, and no GPU is visible: add --device cpu to a script's "
+            "arguments, or leave --fp16 out of a command"
+        )
 
 
 def record(training: Training, plan: dict[str, Any]) -> Record:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
+from fairseq_posenc.running import host  # noqa: F401  (before fairseq: keeps it quiet)
+
+# isort: split
 from fairseq import checkpoint_utils
 from fairseq import tasks as fairseq_tasks
 from fairseq.data import Dictionary, data_utils

@@ -117,6 +117,6 @@ def refuse_infinite(path: Path, kind: str, plane: Plane) -> None:
     if not finite.all():
         layer = int((~finite).nonzero()[0])
         raise UserError(
-            f"{path}: attention that is NaN or infinite ({kind}, layer {layer}, {plane.name}); "
+            f"{path}: attention that is NaN or infinite ({kind}, layer {layer + 1}, {plane.name}); "
             "the training diverged"
         )

@@ -21,7 +21,7 @@ _SENTENCES = 8  # of the batch that are looked at
 
 
 class _Largest(NamedTuple):
-    """The largest score of a layer's self-attention, by its absolute value."""
+    """The largest score of a layer's self-attention, by its absolute value; counted from 0."""
 
     stack: str
     layer: int
@@ -81,7 +81,8 @@ def _largest(trainer: Trainer, samples: list[Any]) -> str:
         first = min(broken, key=lambda each: (each.stack == "decoder", each.layer))
     else:
         first = max(found, key=lambda each: each.score)
-    where = f"{first.stack} layer {first.layer}, head {first.head} ({specs[first.stack]})"
+    place = f"layer {first.layer + 1}, head {first.head + 1}"
+    where = f"{first.stack} {place} ({specs[first.stack]})"
     if broken:
         return f"the first attention score that is not finite is in {where}; "
     return f"the largest attention score is {first.score:.3g}, in {where}; "

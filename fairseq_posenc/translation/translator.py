@@ -6,6 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
+from fairseq_posenc.running import host  # noqa: F401  (before fairseq: keeps it quiet)
+
+# isort: split
 from fairseq import checkpoint_utils, utils
 from fairseq import tasks as fairseq_tasks
 from fairseq.data.data_utils import post_process
