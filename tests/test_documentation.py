@@ -58,6 +58,7 @@ def test_an_equation_as_latex():
     formula, prose = equations.split("e_ij = (q_i.k_j * a_r) / sqrt(c d), where r = j - i.")
     assert equations.to_latex(formula) == r"e_{ij} = (q_i \cdot k_j \, a_r) / \sqrt{c d}"
     assert prose == "r = j - i."
+    assert equations.to_latex("sqrt(abs(r))") == r"\sqrt{\left\vert r \right\vert}"
 
 
 @pytest.mark.parametrize("name", registry.names())

@@ -6,8 +6,8 @@ import re
 
 # In this order; each pattern sees what the ones before it left.
 RULES: tuple[tuple[str, str], ...] = (
-    (r"sqrt\(([^()]*)\)", r"\\sqrt{\1}"),
     (r"abs\(([^()]*)\)", r"\\left\\vert \1 \\right\\vert"),
+    (r"sqrt\(([^()]*)\)", r"\\sqrt{\1}"),
     (r"_\(([^()]*)\)", r"_{\1}"),
     (r"\^\(([^()]*)\)", r"^{\1}"),
     (r"_([a-z]{3,})", r"_{\\mathrm{\1}}"),

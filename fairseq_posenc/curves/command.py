@@ -61,19 +61,24 @@ def run(args: argparse.Namespace) -> int:
         PICTURE: (args.title, validation_line),
         TRAINING: ("Training loss in nats", training_line),
     }
+    drawn = []
     for file, (title, line_of) in pictures.items() if can_draw() else ():
         lines = {
             name: [point for point in line_of(curve) if first <= point[0] <= last]
             for name, curve in curves.items()
         }
         if draw_lines(lines, title, args.out / file, log=file == PICTURE):
-            text += f"\n![{title}]({file})\n"
-    write_whole(args.out / TABLE, text)
-    written = (
-        "tables and pictures" if can_draw() else "tables (matplotlib, for pictures, is missing)"
-    )
-    say(f"{written}: {args.out}")
+            drawn.append(f"\n![{title}]({file})\n")
+    write_whole(args.out / TABLE, "".join([text, *drawn]))
+    say(f"tables{_pictures(len(drawn))}: {args.out}")
     return 0
+
+
+def _pictures(drawn: int) -> str:
+    """Return what is told of the pictures beside the tables."""
+    if not can_draw():
+        return " (matplotlib, for pictures, is missing)"
+    return " and pictures" if drawn else " (nothing was logged in --updates, so no picture)"
 
 
 def _part(text: Optional[str]) -> tuple[float, float]:

@@ -75,7 +75,7 @@ def run_probe(settings: Settings, jobs: int, lock: int) -> list[Outcome]:
         for task in settings.tasks
         for contender in settings.contenders
     ]
-    say(f"data of {len(settings.tasks)} tasks")
+    say(f"data: {', '.join(task.name for task in settings.tasks)}")
     data = {task.name: _data_steps(settings, task) for task in settings.tasks}
     trials = [_trial(settings, run, *data[run.task.name]) for run in runs]
     return [
