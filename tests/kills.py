@@ -197,7 +197,7 @@ def main() -> int:
     add = parser.add_argument
     add("--rounds", type=int, default=9, help="for each command (default: %(default)s)")
     add("--seed", type=int, default=1, help="(default: 1)")
-    add("--jobs", nargs="+", default=[], help=f"parts of {', '.join(disturbed.JOBS)}")
+    add("--jobs", nargs="+", default=[], help=f"parts of the names {'; '.join(disturbed.JOBS)}")
     add("--faults", nargs="+", choices=KINDS, help="(default: all that this user may)")
     add("--every", action="store_true", help="every write point, for faults at a write")
     add("--record", type=Path, help="a JSON file to keep the rounds in")
