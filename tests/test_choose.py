@@ -125,7 +125,7 @@ def test_candidates_are_trained_on_a_text_and_read_further(tmp_path):
         *(sys.executable, "-c", "import fairseq_posenc.cli as cli; raise SystemExit(cli.main())"),
         *("choose", "--family", "causal-lm", "--length", "32", "--trained", "16"),
         *("--text", str(small_text(tmp_path / "text.txt")), "--encodings", "learned,rope"),
-        *("--vocab-size", "60", "--seeds", "1", "--budget", "20s", "--out", str(tmp_path / "out")),
+        *("--vocab-size", "60", "--seeds", "1", "--budget", "6s", "--out", str(tmp_path / "out")),
         *("--", "--decoder-embed-dim", "16", "--decoder-ffn-embed-dim", "16"),
         *("--max-tokens", "1024"),
     ]

@@ -17,13 +17,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from commands import EPOCHS, FAMILIES, TRAINING, USER_DIR, assert_positions, script, train, trained
 from conftest import logits, make_model, make_tokens
-from programs import true_start
 from test_golden_losses import CASES
 
 slow = pytest.mark.slow
 # fairseq finds out about ranks by itself only where there are GPUs.
 RANK = 'exec "$0" "$@" --distributed-rank "$RANK"'
 PER_NODE = "--nproc_per_node=2"
+MARK = "DISTRIBUTED_JOB"  # of the processes of a job
 TORCHRUN = ["torchrun", "--standalone", PER_NODE, "--no-python", "sh", "-c", RANK]
 DISTRIBUTED = [
     *("--distributed-world-size", 2, "--distributed-no-spawn"),
@@ -102,7 +102,8 @@ def killed_in(folder, *torchruns, **options):
     words += ["--user-dir", USER_DIR, *chosen.task, *chosen.model, *TRAINING, *DISTRIBUTED]
     words += ["--batch-size", 8, "--save-dir", folder]
     words += [word for option in options.items() for word in option]
-    environment = {**true_start(), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    environment[MARK] = str(folder)
     # Else ranks that are started again look for each other where the dead ones were.
     environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     last = folder / "checkpoint_last.pt"
@@ -115,7 +116,7 @@ def killed_in(folder, *torchruns, **options):
             while not last.exists():
                 assert job.poll() is None, (folder / "log").read_text()
                 time.sleep(0.05)
-            os.kill(child_of_rank(job.pid, 1), signal.SIGKILL)
+            os.kill(rank_of(folder, 1), signal.SIGKILL)
             return job.wait(60), (folder / "log").read_text()
         finally:
             with suppress(ProcessLookupError):
@@ -143,11 +144,14 @@ def test_a_job_that_torchrun_starts_again_ends_as_if_nothing_had_been(tmp_path):
     torch.testing.assert_close(ours["model"], whole["model"], rtol=0, atol=0)
 
 
-def child_of_rank(pid: int, rank: int) -> int:
-    """Return the process of a rank that torchrun has started."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    told = {child: Path(f"/proc/{child}/environ").read_bytes().split(b"\0") for child in children}
-    return next(int(child) for child in children if f"RANK={rank}".encode() in told[child])
+def rank_of(folder: Path, rank: int) -> int:
+    """Return the process of a rank that a marked torchrun has started."""
+    wanted = {f"{MARK}={folder}".encode(), f"RANK={rank}".encode()}
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            if wanted <= set((process / "environ").read_bytes().split(b"\0")):
+                return int(process.name)
+    raise AssertionError(f"no process is rank {rank}")
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ MASKED, CAUSAL = "masked-lm", "causal-lm"
 # Small enough that two processor cores train a model in minutes, large enough that the loss
 # leaves the level of a bag of words. Dropout would only slow down runs that see each text a few
 # times. The schedule does not depend on the length of the run, so a longer run continues a shorter.
-_DATA = ("--sample-break-mode", "none", "--tokens-per-sample", "64", "--max-tokens", "4096", *WHOLE)
+_DATA = ("--sample-break-mode", "none", "--tokens-per-sample", "64", "--max-tokens", "3072", *WHOLE)
 _LEARNING = (
     *("--dropout", "0", "--attention-dropout", "0"),
     *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)"),
@@ -92,7 +92,7 @@ class Settings:
     family: str = MASKED
     read: int = 0
     lrs: tuple[str, ...] = (LEARNING_RATE,)
-    points: int = 20
+    points: int = 16
     train_args: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
