@@ -6,6 +6,7 @@ import argparse
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -140,8 +141,10 @@ def _run(argv: Sequence[str] | None) -> int:
     )
     parser.add_argument("--version", action="version", version=__version__)
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    # fairseq asks for tensorboardX when it is imported; nothing here needs it.
+    # fairseq asks for tensorboardX when it is imported; nothing here needs it. From 2.15 on torch
+    # warns of a decorator that fairseq has.
     logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", ".*torch.jit.script", FutureWarning)
     words = _words() if argv is None else list(argv)
     chosen = next((word for word in words if not word.startswith("-")), None)
     for name, command in COMMANDS.items():
