@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fairseq_posenc.running.host import USER_DIR
-from programs import true_start
+from programs import PROGRAMS, true_start
 
 SENTENCES = {"train": 16, "valid": 8, "test": 5}
 EPOCHS = 4
@@ -138,28 +138,39 @@ def kill_in_training(command: Sequence[Any], last: Path, cwd: Path, **variables:
     Raises:
         AssertionError: the training ended by itself.
     """
+    started = new_directory()  # what the server has started: the name of a file is a process
     process = subprocess.Popen(
         [str(part) for part in command],
         cwd=cwd,
-        # True processes, which can be halted.
-        env={**true_start(), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **variables},
+        env={
+            **os.environ,
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+            PROGRAMS: str(started),
+            **variables,
+        },
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
+
+    def tell_all(number: int) -> None:
+        for leader in [process.pid, *(int(path.name) for path in started.iterdir())]:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(leader, number)
+
     try:
         while True:
             time.sleep(0.01)
             assert process.poll() is None, f"{command} ended before it could be killed"
             if last.exists():
-                os.killpg(process.pid, signal.SIGSTOP)
+                tell_all(signal.SIGSTOP)
                 time.sleep(0.01)  # until all its processes have halted
                 if zipfile.is_zipfile(last):
                     break
-                os.killpg(process.pid, signal.SIGCONT)
+                tell_all(signal.SIGCONT)
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        tell_all(signal.SIGKILL)
     process.wait()
 
 

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import torch
 
 import disturbed
-import programs
 from commands import script
 
 HOOK = Path(__file__).resolve().parent / "fault_hook"
@@ -115,11 +114,8 @@ class Bench:
 
     @contextmanager
     def started(self, fault: str = "", mark: str = "") -> Iterator[Started]:
-        """Start the command.
-
-        One that is to be disturbed is a true new process, with a mark that its children inherit.
-        """
-        environment = programs.true_start() if fault or mark else dict(os.environ)
+        """Start the command, with a mark that its children inherit if it is a true new process."""
+        environment = dict(os.environ)
         environment.update(CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore")
         environment[MARK] = mark
         if fault:

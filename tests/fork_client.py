@@ -13,7 +13,7 @@ import sys
 
 SIGNALS = [signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2]
 PLUGIN = os.path.join(os.path.dirname(os.path.dirname(__file__)), "fairseq_posenc")
-OWN_NUMBER = "submitit."  # whose jobs know each other by the numbers of their processes
+OWN_NUMBER = "submitit.local."  # whose jobs are known by the numbers of these processes
 OPTIONS = {"-B": "PYTHONDONTWRITEBYTECODE", "-u": "PYTHONUNBUFFERED"}  # of Python, and its names
 PATIENCE = 120  # seconds: until the server has imported, on a busy machine
 
@@ -47,9 +47,12 @@ def start(connection: socket.socket, python: str, words: list) -> None:
     connection.settimeout(PATIENCE)
     socket.send_fds(connection, [len(body).to_bytes(8, "big")], asked["files"])
     connection.sendall(body)
-    if not connection.recv(1):
+    told = connection.recv(4, socket.MSG_WAITALL)
+    if not told:
         sys.exit("the fork server does not answer")
     connection.settimeout(None)
+    if folder := os.environ.get("FAIRSEQ_POSENC_TESTS_PROGRAMS"):
+        open(os.path.join(folder, str(int.from_bytes(told, "big"))), "w").close()
 
 
 def wait(connection: socket.socket) -> None:

@@ -97,7 +97,7 @@ def keep(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
         connection.close()
         os.setsid()
         return marshal.loads(body), files
-    connection.sendall(b"\0")
+    connection.sendall(program.to_bytes(4, "big"))
     end = os.pidfd_open(program)
     while end not in select.select([connection, end], [], [])[0]:
         if number := connection.recv(1):
@@ -124,6 +124,10 @@ def become(asked: dict[str, Any], files: list[int]) -> list[str]:
     os.environ.clear()
     os.environ.update(asked["environment"])
     sys.executable = asked["python"]
+    sys.path[1:1] = paths = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+    if any(os.path.exists(os.path.join(path, "sitecustomize.py")) for path in paths):
+        sys.modules.pop("sitecustomize", None)
+        importlib.import_module("sitecustomize")
     if action := os.environ.get("PYTHONWARNINGS"):
         warnings.simplefilter(action, append=True)
     if os.environ.get("PYTHONUNBUFFERED"):

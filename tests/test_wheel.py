@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import subprocess
@@ -53,9 +54,9 @@ def installed() -> Path:
 def far(*words: Any, cwd: Path | None = None) -> str:
     """Run the installed command where there is no checkout; return its standard output."""
     done = subprocess.run(
-        [installed() / "bin" / "fairseq-posenc", *map(str, words)],
+        [sys.executable, installed() / "bin" / "fairseq-posenc", *map(str, words)],
         cwd=cwd or new_directory(),
-        env={**true_start(), "PYTHONPATH": str(installed()), "CUDA_VISIBLE_DEVICES": ""},
+        env={**os.environ, "PYTHONPATH": str(installed()), "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
         check=False,
