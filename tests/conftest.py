@@ -130,6 +130,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
 
 
+def pytest_xdist_auto_num_workers():
+    """Have a worker more than there are cores: many tests wait for programs."""
+    return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else None
+
+
 def pytest_collection_modifyitems(items):
     """Begin with the files of most slow tests: a long one that came last would run alone."""
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
