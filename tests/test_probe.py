@@ -371,7 +371,7 @@ def test_a_small_probe_learns_and_is_not_repeated(family, tmp_path, monkeypatch,
     monkeypatch.setattr(data, "EXAMPLES", {"train": 10_000, "valid": 200})  # more are not used up
     call = [
         *("probe", "--tasks", "flip_flop", "--encodings", "rope", "--family", family),
-        *("--trained", "5", "--lengths", "4,5,9", "--updates", "40", "--seeds", "1", "--json"),
+        *("--trained", "5", "--lengths", "4,5,9", "--updates", "32", "--seeds", "1", "--json"),
     ]
 
     def probed(out: str) -> tuple[list[dict], str]:

@@ -29,6 +29,8 @@ FORMS: dict[str, dict[str, Any]] = {
     "shaw+values": {"query_table": 1, "value_table": 1},
 }  # a number: groups of heads with tables of their own; a name: the same table again
 
+_CODES: dict[str, Code] = {}  # of the kernels that were read, which forms share, by their hash
+
 
 class Compiled(NamedTuple):
     """One kernel of one form."""
@@ -51,9 +53,10 @@ def compile_form(
         terms = terms_of(form, reset, width)
         out, _ = backend.attend(q, k, v, terms, Mask(), 0.1 if dropout else 0.0)
         out.sum().backward()
-    codes = {kernel.hash: (kernel, options["N"] ** 2) for _, options, kernel in started}
-    read_once = {key: read(kernel, tile) for key, (kernel, tile) in codes.items()}
-    return [Compiled(form, name, dropout, reset, read_once[x.hash]) for name, _, x in started]
+    for _, options, kernel in started:
+        if kernel.hash not in _CODES:
+            _CODES[kernel.hash] = read(kernel, options["N"] ** 2)
+    return [Compiled(form, name, dropout, reset, _CODES[x.hash]) for name, _, x in started]
 
 
 def terms_of(form: str, reset: bool, width: int) -> Terms:
