@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 import disturbed
+import programs
 from commands import script
 
 HOOK = Path(__file__).resolve().parent / "fault_hook"
@@ -70,9 +71,15 @@ class Started(NamedTuple):
 
 
 class Bench:
-    """A command in a folder of its own, and what it makes if nobody disturbs it."""
+    """A command in a folder of its own, and what it makes if nobody disturbs it.
 
-    def __init__(self, job: str) -> None:
+    Args:
+        job: the command, of those of ``disturbed.py``.
+        true: whether it is a true new process when it is disturbed, whose orphans can be found.
+    """
+
+    def __init__(self, job: str, true: bool = True) -> None:
+        self._true = true
         self._folder = tempfile.TemporaryDirectory(prefix="fairseq-posenc-trust-")
         self.base = Path(self._folder.name)
         self.out = self.base / "out"
@@ -114,8 +121,9 @@ class Bench:
 
     @contextmanager
     def started(self, fault: str = "", mark: str = "") -> Iterator[Started]:
-        """Start the command, with a mark that its children inherit if it is a true new process."""
-        environment = dict(os.environ)
+        """Start the command, with a mark that the children of a true new process inherit."""
+        true = self._true and (fault or mark)
+        environment = programs.true_start() if true else dict(os.environ)
         environment.update(CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore")
         environment[MARK] = mark
         if fault:

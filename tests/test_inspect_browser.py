@@ -298,7 +298,8 @@ def test_the_colours_follow_the_system(shown, screen):
     light, drawn = shown(screen).evaluate(background), picture(screen)
     screen.emulate_media(color_scheme="dark")
     screen.wait_for_function(f"{background} !== '{light}'")
-    assert picture(screen) != drawn
+    redrawn = "before => document.querySelector('.matrix').toDataURL() !== before"
+    screen.wait_for_function(redrawn, arg=drawn)  # after the page was told, a moment later
 
 
 def test_a_narrow_window_shows_all_of_it(shown, screen):

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_training_killed_in_a_write_or_out_of_room_goes_on_to_the_same_weights():
-    bench = Bench("masked_lm, updates")
+    bench = Bench("masked_lm, updates", true=False)
     assert bench.varying == []
     assert {"run/checkpoint_last.pt", "run/checkpoint_best.pt"} <= bench.expected.keys()
     rng = random.Random(1)
