@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fairseq_posenc.running.host import USER_DIR
-from programs import PROGRAMS, true_start
+from programs import PROGRAMS
 
 SENTENCES = {"train": 16, "valid": 8, "test": 5}
 EPOCHS = 4
@@ -111,7 +111,7 @@ def run(
         text=True,
         preexec_fn=before,
         env={
-            **(true_start() if before else os.environ),
+            **os.environ,
             "CUDA_VISIBLE_DEVICES": "",
             "OMP_NUM_THREADS": "1",
             "PYTHONWARNINGS": "ignore",  # fairseq's own would hide what a command says

@@ -7,6 +7,7 @@ it becomes the program itself.
 
 import marshal
 import os
+import resource
 import signal
 import socket
 import sys
@@ -41,6 +42,7 @@ def start(connection: socket.socket, python: str, words: list) -> None:
         ],
         "directory": os.getcwd(),
         "umask": os.umask(0),
+        "largest_file": resource.getrlimit(resource.RLIMIT_FSIZE),
         "environment": dict(os.environ),
     }
     body = marshal.dumps(asked)

@@ -20,6 +20,7 @@ import logging
 import marshal
 import os
 import re
+import resource
 import runpy
 import select
 import signal
@@ -121,6 +122,7 @@ def become(asked: dict[str, Any], files: list[int]) -> list[str]:
         signal.signal(number, signal.SIG_IGN)
     os.chdir(asked["directory"])
     os.umask(asked["umask"])
+    resource.setrlimit(resource.RLIMIT_FSIZE, asked["largest_file"])
     os.environ.clear()
     os.environ.update(asked["environment"])
     sys.executable = asked["python"]

@@ -174,12 +174,14 @@ def test_no_encoding_needs_to_look_for_unused_parameters(family, spec, one_rank)
 
 # fairseq spawns a rank for each GPU that it counts; here the ranks are processes of the CPU.
 SPAWNING = """
+import sys
 import torch
 from fairseq_cli.train import cli_main
 import fairseq_posenc.running.host
 
 if __name__ == "__main__":
     torch.cuda.device_count = lambda: 2
+    torch.multiprocessing.set_executable(sys.executable)  # one whose ranks start fast
     cli_main()
 """
 
