@@ -23,7 +23,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.probe import command, data, picture, pipeline, report, results, tasks
 from fairseq_posenc.probe.pipeline import Outcome
 from fairseq_posenc.probe.results import Results
-from fairseq_posenc.probe.settings import Settings
+from fairseq_posenc.probe.settings import TRAIN_OPTIONS, Settings
 from fairseq_posenc.reporting import intervals, record
 from fairseq_posenc.running.contenders import parse_contenders
 from fairseq_posenc.running.options import Parser
@@ -368,10 +368,12 @@ class TestCommand:
 @pytest.mark.parametrize("family", [data.CAUSAL, data.BOTH])
 def test_a_small_probe_learns_and_is_not_repeated(family, tmp_path, monkeypatch, capsys):
     """Flip-flops of up to two instructions are learned in seconds, by any order of work."""
+    small = (*TRAIN_OPTIONS[family], "--max-tokens", "1024")
+    monkeypatch.setitem(TRAIN_OPTIONS, family, small)
     monkeypatch.setattr(data, "EXAMPLES", {"train": 10_000, "valid": 200})  # more are not used up
     call = [
         *("probe", "--tasks", "flip_flop", "--encodings", "rope", "--family", family),
-        *("--trained", "5", "--lengths", "4,5,9", "--updates", "32", "--seeds", "1", "--json"),
+        *("--trained", "5", "--lengths", "4,5,9", "--updates", "48", "--seeds", "1", "--json"),
     ]
 
     def probed(out: str) -> tuple[list[dict], str]:
