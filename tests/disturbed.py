@@ -27,6 +27,7 @@ task: {{_name: language_modeling, data: {data}, sample_break_mode: complete, tok
 model: {{_name: transformer_lm_rope_tiny}}
 criterion: cross_entropy
 optimizer: {{_name: adam}}
+lr_scheduler: {{_name: fixed}}
 optimization: {{lr: [0.001], max_update: 10}}
 dataset: {{batch_size: 4, required_batch_size_multiple: 1, num_workers: 0,
   update_epoch_batch_itr: true}}
