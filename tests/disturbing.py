@@ -114,8 +114,11 @@ class Bench:
         self.ledger.unlink(missing_ok=True)
 
     def is_held(self) -> bool:
-        """Return whether a run has begun to hold its folder."""
-        return any(path.name in LOCKS for path in self.out.rglob(".*"))
+        """Return whether a run holds its folder: a lock's file is there a moment before."""
+        locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+        held = {words[5].rpartition(":")[2] for words in locks if words[1] != "->"}
+        found = [path for path in self.out.rglob(".*") if path.name in LOCKS]
+        return any(str(path.stat().st_ino) in held for path in found)
 
     def written(self) -> int:
         """Return the writes that were counted."""
