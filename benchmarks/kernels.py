@@ -15,14 +15,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from fairseq_posenc.reporting.markdown import table
 from measuring.commands import DTYPES
-from measuring.machine_code import KINDS, full_width
+from measuring.machine_code import KINDS, Code, full_width, read
 from measuring.offline import FORMS, Compiled, compile_form
 
 RATE = 2.9e13  # instructions of single lanes in a second: 132 x 128 of them at 1.7 GHz (H100, H200)
@@ -48,17 +48,21 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def rows_of(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Compile what is asked for; yield a row for each kernel."""
-    cases = itertools.product(args.arch, args.forms, args.dropout, args.reset)
-    for arch, form, dropout, reset in cases:
-        dtype = DTYPES[args.dtype]
-        kernels = compile_form(form, arch, dropout > 0, bool(reset), dtype, args.width)
-        yield from (_row(arch, kernel) for kernel in kernels)
+def rows_of(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Compile what is asked for; return a row for each kernel."""
+    dtype = DTYPES[args.dtype]
+    kernels = [
+        (arch, kernel)
+        for arch, form, dropout, reset in itertools.product(
+            args.arch, args.forms, args.dropout, args.reset
+        )
+        for kernel in compile_form(form, arch, dropout > 0, bool(reset), dtype, args.width)
+    ]
+    codes = read({kernel.name: kernel.code for _, kernel in kernels})
+    return [_row(arch, kernel, codes[kernel.name]) for arch, kernel in kernels]
 
 
-def _row(arch: int, kernel: Compiled) -> dict[str, Any]:
-    code = kernel.code
+def _row(arch: int, kernel: Compiled, code: Code) -> dict[str, Any]:
     return {
         "arch": arch,
         **{key: getattr(kernel, key) for key in ("form", "dropout", "reset", "kernel")},
@@ -109,7 +113,7 @@ def main() -> None:
     """Compile, count, and print."""
     args = parse_args()
     torch.manual_seed(0)
-    rows = list(rows_of(args))
+    rows = rows_of(args)
     totals = sums(rows, args)
     if args.json:
         print(json.dumps({"kernels": rows, "sums": totals}, indent=1))

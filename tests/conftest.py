@@ -130,6 +130,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
 
 
+def pytest_configure(config):
+    """Have one server of programs for all workers."""
+    if getattr(config.option, "numprocesses", None):
+        programs.share()
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers():
     """Have a worker more than there are cores: many tests wait for programs."""
     return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else None

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import contextlib
 import copy
 import fcntl
 import gc
@@ -29,7 +30,7 @@ import sys
 import threading
 import warnings
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 THIRD_PARTY = [
     *("bitarray", "hydra", "matplotlib.figure", "numpy", "omegaconf", "sacrebleu", "scipy.stats"),
@@ -71,45 +72,89 @@ def warm_up() -> None:
         convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, ["", "--arch", "lstm"]))
 
 
+class Program(NamedTuple):
+    """A program that runs: its client, its number, and a file to read from once it has ended."""
+
+    client: socket.socket
+    number: int
+    end: int
+
+
 def serve(listener: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Fork for each program; in its process, return what was asked for and the files sent."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the keepers
-    while True:
-        ready, _, _ = select.select([listener, 0], [], [])
-        if 0 in ready:
-            os._exit(0)
-        connection, _ = listener.accept()
-        if os.fork() == 0:
-            listener.close()
-            return keep(connection)
-        connection.close()
-
-
-def keep(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Fork again, hand signals on, and tell how the program ended; return in its process only.
+    """Fork for each program, hand signals on, and tell how it ended.
 
     A client that has gone was killed: so is its program then.
+
+    Returns:
+        In a program's process only: what was asked for, and the files sent.
     """
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    head, files, _, _ = socket.recv_fds(connection, 8, 250)
-    body = connection.recv(int.from_bytes(head, "big"), socket.MSG_WAITALL)
-    program = os.fork()
-    if program == 0:
-        connection.close()
-        os.setsid()
-        return marshal.loads(body), files
-    connection.sendall(program.to_bytes(4, "big"))
-    end = os.pidfd_open(program)
-    while end not in select.select([connection, end], [], [])[0]:
-        if number := connection.recv(1):
-            os.kill(program, number[0])
-        else:
-            os.killpg(program, signal.SIGKILL)
-            os.waitpid(program, 0)
-            os._exit(1)
-    status = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
-    connection.sendall(status.to_bytes(2, "big", signed=True))
-    os._exit(0)
+    programs: list[Program] = []
+    while True:
+        files = [file for client, _, end in programs for file in (client, end)]
+        ready, _, _ = select.select([0, listener, *files], [], [])
+        if 0 in ready:
+            for _, number, _ in programs:
+                kill(number)
+            os._exit(0)
+        for program in [each for each in programs if each.client in ready or each.end in ready]:
+            client, number, end = program
+            if end not in ready and (signals := heard(client)):
+                os.kill(number, signals[0])
+                continue
+            if end not in ready:
+                kill(number)
+            status = os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
+            tell(client, status.to_bytes(2, "big", signed=True))
+            client.close()
+            os.close(end)
+            programs.remove(program)
+        if listener not in ready:
+            continue
+        client, _ = listener.accept()
+        if (received := receive(client)) is None:
+            continue
+        if (number := os.fork()) == 0:
+            listener.close()
+            client.close()
+            for other, _, end in programs:
+                other.close()
+                os.close(end)
+            os.setsid()
+            return received
+        for file in received[1]:
+            os.close(file)
+        tell(client, number.to_bytes(4, "big"))
+        programs.append(Program(client, number, os.pidfd_open(number)))
+
+
+def receive(client: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """Return what a client asks for and the files that it sends, None if it has gone."""
+    with contextlib.suppress(ConnectionError):
+        head, files, _, _ = socket.recv_fds(client, 8, 250)
+        body = client.recv(size := int.from_bytes(head, "big"), socket.MSG_WAITALL)
+        if len(body) == size > 0:
+            return marshal.loads(body), files
+    return None
+
+
+def heard(client: socket.socket) -> bytes:
+    """Return the signal that a client passes on, nothing if it has gone."""
+    with contextlib.suppress(ConnectionError):
+        return client.recv(1)
+    return b""
+
+
+def tell(client: socket.socket, what: bytes) -> None:
+    """Send to a client, which may have gone."""
+    with contextlib.suppress(ConnectionError):
+        client.sendall(what)
+
+
+def kill(number: int) -> None:
+    """Kill a program, and those that it has started in its group, once it has one."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(number, signal.SIGKILL)
+    os.kill(number, signal.SIGKILL)
 
 
 def become(asked: dict[str, Any], files: list[int]) -> list[str]:

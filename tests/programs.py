@@ -25,6 +25,7 @@ HERE = Path(__file__).resolve().parent
 BIN = Path(sys.executable).parent
 SERVER = "FAIRSEQ_POSENC_TESTS_SERVER"
 PROGRAMS = "FAIRSEQ_POSENC_TESTS_PROGRAMS"  # a folder in which a file is named by each process
+SHARED = "FAIRSEQ_POSENC_TESTS_SHARED"  # the server's folder, of the process that began the others
 
 
 @cache
@@ -56,13 +57,19 @@ def _server() -> tuple[Any, Any]:
     return folder, server
 
 
+def share() -> None:
+    """Start the server for processes that this one begins, too."""
+    if sys.platform == "linux" and SHARED not in os.environ:
+        os.environ[SHARED] = _server()[0].name
+
+
 @contextmanager
 def fast() -> Iterator[None]:
     """Let the programs that are started here be run by the server, which needs Linux."""
     if sys.platform != "linux":
         yield
         return
-    folder = Path(_server()[0].name)
+    folder = Path(os.environ.get(SHARED) or _server()[0].name)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "executable", str(folder / "python"))
         patch.setenv("PATH", str(folder), prepend=os.pathsep)

@@ -9,10 +9,12 @@ often a branch inside is taken, is not looked at: a branch counts in full.
 from __future__ import annotations
 
 import re
+import struct
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +29,15 @@ KINDS = {
 FULL = {80: ("HMMA",), 90: ("HGMMA",), 100: ("UTCHMMA", "HGMMA")}  # a chip's widest instructions
 SMALLEST_LOOP = 16  # instructions; shorter ones wait for a barrier
 BYTES = {"": 4, "64": 8, "128": 16}
+INSTRUCTION = 16  # bytes
+LINE = r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)(.*)"
+
+
+class Kernel(NamedTuple):
+    """What Triton compiled, and how many pairs of query and key each pass of its loops takes."""
+
+    compiled: Any
+    tile: int
 
 
 class Code(NamedTuple):
@@ -47,15 +58,34 @@ class Code(NamedTuple):
     pairs: dict[str, float]
 
 
-def read(compiled: Any, tile: int) -> Code:
-    """Return what the machine code of a compiled kernel says, whose loops take ``tile`` pairs."""
+class Instruction(NamedTuple):
+    """Where it stands, its name with modifiers, and where it branches to, if it does."""
+
+    address: int
+    name: str
+    target: int | None
+
+
+def read(kernels: Mapping[str, Kernel]) -> dict[str, Code]:
+    """Return what the machine code of compiled kernels says, by the same names."""
+    found: dict[str, Code] = {}
+    for arch in {kernel.compiled.metadata.target.arch for kernel in kernels.values()}:
+        names = [x for x in kernels if kernels[x].compiled.metadata.target.arch == arch]
+        texts = [_instructions_of(kernels[name].compiled.asm["cubin"]) for name in names]
+        lines = iter(_disassemble(b"".join(texts), arch))
+        for name, text in zip(names, texts):
+            found[name] = _code(kernels[name], list(islice(lines, len(text) // INSTRUCTION)))
+    return found
+
+
+def _code(kernel: Kernel, instructions: list[Instruction]) -> Code:
+    compiled, tile = kernel
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(compiled.asm["cubin"])
         usage = _run("cuobjdump", "--dump-resource-usage", path)
-        lines = _run("nvdisasm", "-c", path).splitlines()
-    every = Counter(_names(lines))
-    inside = Counter(name for loop in innermost(lines) for name in loop)
+    every = Counter(each.name for each in instructions)
+    inside = Counter(name for loop in innermost(instructions) for name in loop)
     threads = 32 * compiled.metadata.num_warps
     counts = Counter(kind_of(name) for name in inside.elements())
     pairs = {kind: counts[kind] * threads / tile for kind in (*KINDS, "integer")}
@@ -80,32 +110,50 @@ def full_width(code: Code, arch: int) -> bool:
     return {name.split(".")[0] for name in code.matrix} <= set(FULL[arch])
 
 
-def innermost(lines: list[str]) -> Iterator[list[str]]:
-    """Yield the instructions of each loop of a listing that has no other in it."""
-    labels = {
-        line.strip()[:-1]: at for at, line in enumerate(lines) if re.match(r"\s*\.L\w+:", line)
-    }
-    ends: dict[int, int] = {}
-    for at, line in enumerate(lines):
-        target = re.search(r"\bBRA\b.*\((\.L\w+)\)", line)
-        start = labels.get(target[1], at) if target else at
-        if start < at:
-            ends[start] = at  # of several branches back, the last
-    loops = [(start, end, _names(lines[start : end + 1])) for start, end in ends.items()]
+def innermost(instructions: list[Instruction]) -> Iterator[list[str]]:
+    """Yield the names of the instructions of each loop that has no other in it."""
+    ends = {
+        x.target: x.address for x in instructions if x.target is not None
+    }  # the last of several
+    loops = [
+        (
+            start,
+            end,
+            [x.name for x in instructions if start <= x.address <= end and x.name != "NOP"],
+        )
+        for start, end in ends.items()
+        if start < end
+    ]
     loops = [loop for loop in loops if len(loop[2]) >= SMALLEST_LOOP]
     for start, end, names in loops:
         if not any(start <= a and b <= end and (a, b) != (start, end) for a, b, _ in loops):
             yield names
 
 
-def _names(lines: list[str]) -> list[str]:
-    return [name for name in map(_name, lines) if name]
+def _instructions_of(cubin: bytes) -> bytes:
+    """Return the one section of instructions of a compiled kernel, which is a file of ELF."""
+    (at,) = struct.unpack_from("<Q", cubin, 0x28)
+    size, number, names = struct.unpack_from("<HHH", cubin, 0x3A)
+    sections = [struct.unpack_from("<IIQQQQ", cubin, at + size * n) for n in range(number)]
+    (found,) = (
+        cubin[start : start + length]
+        for name, _, _, _, start, length in sections
+        if cubin[sections[names][4] + name :].startswith(b".text.")
+    )
+    return found
 
 
-def _name(line: str) -> str:
-    """Return the name of the instruction of a line with its modifiers; empty if it has none."""
-    found = re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", line)
-    return "" if found is None or found[1] == "NOP" else found[1]
+def _disassemble(text: bytes, arch: int) -> list[Instruction]:
+    """Return all instructions; of many kernels at once, as most of its time is the tool's start."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "instructions"
+        path.write_bytes(text)
+        listing = _run("nvdisasm", "--binary", f"SM{arch}{'a' * (arch >= 90)}", path)
+    found = []
+    for line in re.finditer(LINE, listing, re.MULTILINE):
+        branch = re.search(r"\b0x([0-9a-f]+)", line[3]) if line[2].startswith("BRA") else None
+        found.append(Instruction(int(line[1], 16), line[2], int(branch[1], 16) if branch else None))
+    return found
 
 
 def _width(name: str) -> int:

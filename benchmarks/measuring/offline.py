@@ -15,7 +15,7 @@ import torch
 from fairseq_posenc.backends import triton as backend
 from fairseq_posenc.backends.base import Mask
 from fairseq_posenc.encodings.base import Terms
-from measuring.machine_code import Code, read
+from measuring.machine_code import Kernel
 
 HEADS, LENGTH = 12, 512
 FORMS: dict[str, dict[str, Any]] = {
@@ -29,17 +29,16 @@ FORMS: dict[str, dict[str, Any]] = {
     "shaw+values": {"query_table": 1, "value_table": 1},
 }  # a number: groups of heads with tables of their own; a name: the same table again
 
-_CODES: dict[str, Code] = {}  # of the kernels that were read, which forms share, by their hash
-
 
 class Compiled(NamedTuple):
-    """One kernel of one form."""
+    """One kernel of one form, and a name for its machine code, which forms share."""
 
     form: str
     kernel: str
     dropout: bool
     reset: bool
-    code: Code
+    name: str
+    code: Kernel
 
 
 def compile_form(
@@ -53,10 +52,10 @@ def compile_form(
         terms = terms_of(form, reset, width)
         out, _ = backend.attend(q, k, v, terms, Mask(), 0.1 if dropout else 0.0)
         out.sum().backward()
-    for _, options, kernel in started:
-        if kernel.hash not in _CODES:
-            _CODES[kernel.hash] = read(kernel, options["N"] ** 2)
-    return [Compiled(form, name, dropout, reset, _CODES[x.hash]) for name, _, x in started]
+    return [
+        Compiled(form, name, dropout, reset, compiled.hash, Kernel(compiled, options["N"] ** 2))
+        for name, options, compiled in started
+    ]
 
 
 def terms_of(form: str, reset: bool, width: int) -> Terms:
