@@ -10,7 +10,7 @@ from argparse import Namespace
 from collections import Counter
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ ARCHITECTURES = {
     "translation": "transformer_none_tiny",
 }
 STOCK = {"masked_lm": "roberta", "causal_lm": "transformer_lm", "translation": "transformer"}
-ARGS = {
+ARGS: dict[str, dict[str, Any]] = {
     "masked_lm": {
         "encoder_layers": 3,
         "encoder_embed_dim": 32,

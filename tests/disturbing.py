@@ -140,8 +140,11 @@ class Bench:
             sink = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=said)
             process = subprocess.Popen(
                 [str(script(self.words[0])), *self.words[1:]],
-                **{"cwd": self.base, "env": environment, "stdin": subprocess.DEVNULL},
-                **{"stdout": sink.stdin, "stderr": subprocess.STDOUT},
+                cwd=self.base,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=sink.stdin,
+                stderr=subprocess.STDOUT,
             )
             assert sink.stdin is not None
             sink.stdin.close()

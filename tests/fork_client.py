@@ -33,10 +33,11 @@ def inherited() -> list:
 
 def start(connection: socket.socket, python: str, words: list) -> None:
     """Ask the server for a program; return when it runs."""
+    files = inherited()
     asked = {
         "words": words,
         "python": python,
-        "files": inherited(),
+        "files": files,
         "ignored": [
             int(number) for number in SIGNALS if signal.getsignal(number) == signal.SIG_IGN
         ],
@@ -47,7 +48,7 @@ def start(connection: socket.socket, python: str, words: list) -> None:
     }
     body = marshal.dumps(asked)
     connection.settimeout(PATIENCE)
-    socket.send_fds(connection, [len(body).to_bytes(8, "big")], asked["files"])
+    socket.send_fds(connection, [len(body).to_bytes(8, "big")], files)
     connection.sendall(body)
     told = connection.recv(4, socket.MSG_WAITALL)
     if not told:

@@ -17,6 +17,7 @@ import copy
 import fcntl
 import gc
 import importlib
+import io
 import logging
 import marshal
 import os
@@ -50,15 +51,16 @@ def hasten_hydra() -> None:
     from hydra.core.config_store import ConfigStore
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    parse, parsed = OverridesParser.parse_rule, {}
+    parse = OverridesParser.parse_rule
+    parsed: dict[tuple[str, str], Any] = {}
 
     def parse_once(parser: Any, text: str, rule: str) -> Any:
         if (text, rule) not in parsed:
             parsed[text, rule] = parse(parser, text, rule)
         return copy.copy(parsed[text, rule])
 
-    OverridesParser.parse_rule = parse_once
-    ConfigStore.__deepcopy__ = lambda store, memo: store
+    OverridesParser.parse_rule = parse_once  # type: ignore[assignment, method-assign]
+    ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
 
 
 def warm_up() -> None:
@@ -175,9 +177,10 @@ def become(asked: dict[str, Any], files: list[int]) -> list[str]:
     if any(os.path.exists(os.path.join(path, "sitecustomize.py")) for path in paths):
         sys.modules.pop("sitecustomize", None)
         importlib.import_module("sitecustomize")
-    if action := os.environ.get("PYTHONWARNINGS"):
+    action: Any = os.environ.get("PYTHONWARNINGS")
+    if action:
         warnings.simplefilter(action, append=True)
-    if os.environ.get("PYTHONUNBUFFERED"):
+    if os.environ.get("PYTHONUNBUFFERED") and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
     sys.modules["numpy"].random.seed()
     return asked["words"]
@@ -203,7 +206,7 @@ def run(words: list[str]) -> None:
 
 def leave(status: int) -> None:
     """End as an exit does, but let the memory go as a whole: object by object takes 0.3 s."""
-    threading._shutdown()
+    threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

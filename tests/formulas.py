@@ -88,7 +88,7 @@ def their_scores(built, spec: str, query, key, **projections):
             key = rotate(key, list(range(src_len)), {**options, "keys": True})
     plain = oracles.none(query, key, {}, {})
     scored = [item for item in parsed if registry.get(item.name).acts_on == "scores"]
-    total = 0
+    total = torch.zeros_like(plain)
     for item in scored:
         params = oracle_params(built, item.name)
         options = {**oracle_options(item), **projections}

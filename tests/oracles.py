@@ -585,7 +585,7 @@ def rope_frequency(t: int, width: int, options: dict) -> float:
             for turns in (32, 1)
         )
         low = max(math.floor(fast), 0)
-        high = min(math.ceil(slow), width - 1)
+        high: float = min(math.ceil(slow), width - 1)
         if low == high:
             high += 0.001
         ramp = min(max((t - low) / (high - low), 0), 1)  # 0: as trained, 1: divided by F

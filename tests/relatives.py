@@ -19,9 +19,13 @@ from exchanged import checkpoint
 from fairseq_posenc.exchange.joining import joined
 from test_exchange import padded
 
-SIZES = {"vocab_size": 44, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+SIZES: dict[str, Any] = {"vocab_size": 44, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
 WIDTH, HEADS, LAYERS, POSITIONS = 32, 4, 3, 24
-GPT_NEOX = {"hidden_size": WIDTH, "num_attention_heads": HEADS, "num_hidden_layers": LAYERS}
+GPT_NEOX: dict[str, Any] = {
+    "hidden_size": WIDTH,
+    "num_attention_heads": HEADS,
+    "num_hidden_layers": LAYERS,
+}
 Step = tuple[str, Callable[[], None]]
 
 
@@ -221,7 +225,7 @@ def falcon() -> Pair:
     embedded(ours, theirs, "lm_head")
 
     def unscaled() -> None:
-        module = transformers.models.falcon.modeling_falcon
+        module: Any = transformers.models.falcon.modeling_falcon
 
         def penalties(mask: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
             steps = ((mask.cumsum(-1) - 1) * mask)[:, None, :]  # [B, 1, S]
@@ -335,8 +339,9 @@ def gpt2() -> Pair:
     for there, here in zip(theirs.transformer.h, ours.layers):
         own = here.self_attn
         parts = [own.q_proj, own.k_proj, own.v_proj]
+        joint = {k: torch.cat([getattr(part, k).data for part in parts]) for k in _KINDS}
         for name, weight, bias in (
-            ("attn.c_attn", *(torch.cat([getattr(p, k).data for p in parts]) for k in _KINDS)),
+            ("attn.c_attn", joint["weight"], joint["bias"]),
             ("attn.c_proj", own.out_proj.weight.data, own.out_proj.bias.data),
             ("mlp.c_fc", here.fc1.weight.data, here.fc1.bias.data),
             ("mlp.c_proj", here.fc2.weight.data, here.fc2.bias.data),

@@ -64,8 +64,8 @@ def table() -> str:
             if not able:
                 refused[name] = reasons["reference"]
         rows.append([f"`{name}`", *cells])
-    reasons = [f"- `{name}`: {reason}." for name, reason in refused.items()]
-    return "\n".join([markdown.table(["", *TITLES.values()], rows, "l"), "", *reasons])
+    lines = [f"- `{name}`: {reason}." for name, reason in refused.items()]
+    return "\n".join([markdown.table(["", *TITLES.values()], rows, "l"), "", *lines])
 
 
 def page() -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -102,16 +104,20 @@ def masks() -> dict[str, Mask]:
     }
 
 
-def inputs(dtype: torch.dtype = torch.float32, tgt_len: int = T) -> list[torch.Tensor]:
+Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # query, key and value
+
+
+def inputs(dtype: torch.dtype = torch.float32, tgt_len: int = T) -> Inputs:
     lengths = (tgt_len, T, T)
-    return [torch.randn(B, H, n, D, dtype=dtype, requires_grad=True) for n in lengths]
+    query, key, value = (torch.randn(B, H, n, D, dtype=dtype, requires_grad=True) for n in lengths)
+    return query, key, value
 
 
 def leaves_of(terms: Terms) -> list[torch.Tensor]:
     return [x for x in terms if isinstance(x, torch.Tensor) and x.requires_grad]
 
 
-def assert_equals_reference(name: str, terms: Terms, mask: Mask, qkv: list[torch.Tensor]) -> None:
+def assert_equals_reference(name: str, terms: Terms, mask: Mask, qkv: Inputs) -> None:
     """Assert that outputs and all gradients are those of the reference, in float64."""
     ours, _ = BACKENDS[name].attend(*qkv, terms, mask)
     theirs, _ = BACKENDS["reference"].attend(*qkv, terms, mask)
@@ -323,10 +329,16 @@ def test_dropout_is_drawn_again_in_the_backward_pass(monkeypatch):
     for held in (0, 10**9):
         monkeypatch.setattr(blocked, "HELD_BYTES", held)
 
-        def attend(*leaves: torch.Tensor) -> torch.Tensor:
+        def attend(
+            query: torch.Tensor,
+            key: torch.Tensor,
+            value: torch.Tensor,
+            query_table: torch.Tensor,
+            key_table: torch.Tensor,
+        ) -> torch.Tensor:
             torch.manual_seed(1)
-            given = terms._replace(query_table=leaves[3], key_table=leaves[4])
-            return BACKENDS["blocked"].attend(*leaves[:3], given, Mask("lr"), dropout=0.3)[0]
+            given = terms._replace(query_table=query_table, key_table=key_table)
+            return BACKENDS["blocked"].attend(query, key, value, given, Mask("lr"), dropout=0.3)[0]
 
         assert torch.autograd.gradcheck(attend, leaves, fast_mode=True)
 
@@ -336,8 +348,8 @@ def test_activation_checkpointing_drops_the_same_weights():
     terms = make_terms()["two tables"]
     leaves = [*qkv, *leaves_of(terms)]
 
-    def attend(*qkv: torch.Tensor) -> torch.Tensor:
-        return BACKENDS["blocked"].attend(*qkv, terms, Mask(), dropout=0.5)[0]
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return BACKENDS["blocked"].attend(query, key, value, terms, Mask(), dropout=0.5)[0]
 
     found = []
     for run in (attend, lambda *qkv: checkpoint(attend, *qkv, use_reentrant=False)):
@@ -366,14 +378,16 @@ def test_hashed_dropout_is_independent_from_pair_to_pair(rate):
 def exact_gradients(leaves: list[torch.Tensor], form: str, weight: torch.Tensor):
     """Return the reference's gradients in float64, of the leaves as they are."""
     exact = [x.detach().double().requires_grad_() for x in leaves]
-    out, _ = BACKENDS["reference"].attend(*exact[:3], with_tables(form, exact[3:]), Mask("lr"))
+    query, key, value, *tables = exact
+    out, _ = BACKENDS["reference"].attend(query, key, value, with_tables(form, tables), Mask("lr"))
     return torch.autograd.grad((out * weight.double()).sum(), exact)
 
 
 def with_tables(form: str, tables: list[torch.Tensor]) -> Terms:
     terms = make_terms()[form]
     names = [name for name, x in terms._asdict().items() if isinstance(x, torch.Tensor)]
-    return terms._replace(**dict(zip(names, tables)))
+    changes: dict[str, Any] = dict(zip(names, tables))
+    return terms._replace(**changes)
 
 
 @pytest.mark.parametrize("form", ["two tables", "product"])
@@ -432,7 +446,7 @@ def test_no_tensor_of_blocked_grows_with_the_square_of_the_length(monkeypatch):
     assert largest_allocation(1024) < 2.5 * largest_allocation(512)
 
 
-def plan(terms: Terms, requested: str = "auto", **call: object) -> str:
+def plan(terms: Terms, requested: str = "auto", **call: Any) -> str:
     return choose(requested, terms, Call()._replace(**call)).name
 
 

@@ -42,6 +42,9 @@ def forms(length: int) -> dict[str, Terms]:
     }
 
 
+Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # query, key and value
+
+
 def saved_bytes(batch: int, length: int, terms: Terms, dropout: float = 0.0) -> int:
     """Return the bytes of all tensors that a call saves, counted by their memory."""
     found: dict[int, int] = {}
@@ -56,9 +59,10 @@ def saved_bytes(batch: int, length: int, terms: Terms, dropout: float = 0.0) -> 
     return sum(found.values())
 
 
-def inputs(batch: int, length: int) -> list[torch.Tensor]:
+def inputs(batch: int, length: int) -> Inputs:
     shape = (batch, H, length, D)
-    return [torch.empty(shape, requires_grad=True) for _ in range(3)]
+    query, key, value = (torch.empty(shape, requires_grad=True) for _ in range(3))
+    return query, key, value
 
 
 @pytest.mark.parametrize("length", [64, 512, 520])

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,8 @@ class Simulated(Halving):
         contenders, seeds = parse_contenders(",".join(ends)), (1, 2)
         settings = Settings(out, None, contenders, 1, seeds, 512)
         super().__init__(settings, budget, jobs, 0)
-        self.ends, self.made, self.trained = ends, 0, []
+        self.ends, self.made = ends, 0
+        self.trained: list[Any] = []
 
     def _train(self, settings):
         rows = []

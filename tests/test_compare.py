@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -46,8 +47,9 @@ def make_curve(points: list[tuple[int, float]], speed: float) -> Curve:
     return Curve(entries, speed)
 
 
-def make_settings(out: Path, encodings: str = DEMO, **changes: object) -> Settings:
-    values = {"text": None, "updates": 800, "seeds": (1, 2), "vocab_size": 512, **changes}
+def make_settings(out: Path, encodings: str = DEMO, **changes: Any) -> Settings:
+    values: dict[str, Any] = {"text": None, "updates": 800, "seeds": (1, 2), "vocab_size": 512}
+    values |= changes
     return Settings(out=out, contenders=parse_contenders(encodings), **values)
 
 
@@ -298,7 +300,9 @@ class TestCurves:
         assert curves.parse_line(line) is None
 
     def test_diverged_training_is_no_error(self) -> None:
-        assert curves.parse_line(log_line("valid", 3, float("inf"))).perplexity > 1e300
+        entry = curves.parse_line(log_line("valid", 3, float("inf")))
+        assert entry is not None
+        assert entry.perplexity > 1e300
 
     def test_continued_training_repeats_updates(self) -> None:
         log = [
@@ -557,8 +561,9 @@ def compare_call(out: Path, encodings: str, *options: str) -> list[str]:
 def test_compare_is_interrupted_and_continued(tmp_path: Path) -> None:
     out = tmp_path / "out"
     call = compare_call(out, "none,decbert_diff", "--seeds", "1")
-    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    both: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     first = subprocess.Popen(call, **both, encoding="utf-8")
+    assert first.stdout is not None
     folders = {name: out / "models" / name / "lr-0.003-seed-1" for name in ("none", "decbert_diff")}
     while not any((folder / "checkpoint_last.pt").exists() for folder in folders.values()):
         assert first.poll() is None, first.stdout.read()

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -119,7 +120,8 @@ def unanswered() -> Path:
 def array_of_rope() -> Path:
     path = new_directory() / "mine.npz"
     name = "rope/scores"
-    np.savez(path, **{name: load_file(DOCS / "vectors" / "vectors.safetensors")[name]})
+    arrays: dict[str, Any] = {name: load_file(DOCS / "vectors" / "vectors.safetensors")[name]}
+    np.savez(path, **arrays)
     return path
 
 

@@ -24,11 +24,10 @@ def results(tmp_path, monkeypatch) -> Path:
     rows = [("rope", 10.0, 9.0, 11.0), ("learned", 11.0, 9.5, 12.5), ("alibi", 20.0, 19.0, 21.0)]
     compared = [dict(zip(WITH_INTERVAL, row)) for row in rows]
     Record("compare", {"models": compared}, {}).write(tmp_path / measured.COMPARED["causal-lm"])
-    fixed = {"trained_length": 128}
     for seed, change in enumerate((0.99, 1.0, 1.01)):
         lines = [
             {
-                **fixed,
+                "trained_length": 128,
                 "model": name,
                 "length": length,
                 "perplexity": value and value * change,
@@ -44,7 +43,7 @@ def results(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-READ = {
+READ: dict[str, dict[int, float | None]] = {
     "rope": {64: 12.0, 128: 10.0, 256: 14.0, 512: 30.0},
     "alibi": {64: 21.0, 128: 20.0, 256: 20.0, 512: 20.0},
     "learned": {64: 12.0, 128: 11.0, 256: None, 512: None},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from test_exchange import HARD, export, padded, scores
 from test_glue_commands import data as glue_data
 from test_squad_commands import files as squad_files
 
-NATIVE = [
+NATIVE: list[tuple[str, str, str, dict[str, Any]]] = [
     ("masked_lm", "learned", "hf", {}),
     ("masked_lm", "shaw(max_distance=7)", "hf4", {}),
     ("masked_lm", "m4", "hf4", {}),

@@ -9,7 +9,7 @@ import sys
 import zipfile
 from argparse import Namespace
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +69,9 @@ def hollow() -> bytes:
     return saved({"model": {"decoder.embed_tokens.weight": weight}, "optimizer_history": []})
 
 
-HOSTILE = {
+HOSTILE: dict[str, Callable[[], bytes]] = {
     "runs code": lambda: saved({"model": Calls(os.mkdir, TRACE)}),
-    "runs code as its settings": lambda: saved({"model": {}, "cfg": Builds(None)}),
+    "runs code as its settings": lambda: saved({"model": {}, "cfg": Builds(Namespace)}),
     "runs code, as an old pickle": lambda: pickle.dumps(Calls(os.mkdir, TRACE), 2),
     "evaluates text": lambda: saved(Calls(eval, f"__import__('os').mkdir('{TRACE}')")),
     "imports": lambda: saved({"args": Calls(__import__, "antigravity"), "model": {}}),
@@ -79,7 +79,7 @@ HOSTILE = {
     "swelling": swelling,
     "hollow": hollow,
     "a model of another program": lambda: saved({"bert.embeddings.weight": torch.ones(9, 9)}),
-    **{name: lambda content=content: content for name, content in BROKEN.items()},
+    **{name: partial(bytes, content) for name, content in BROKEN.items()},
 }
 
 

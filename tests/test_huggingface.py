@@ -7,7 +7,7 @@ largest differences as a table.
 
 from __future__ import annotations
 
-from typing import Callable
+from typing import Any, Callable
 
 import pytest
 import torch
@@ -90,7 +90,8 @@ def wav2vec2_bert(encodings: Encodings, dims: Dims, given: Tensors) -> Tensors:
 
 
 def t5(encodings: Encodings, dims: Dims, given: Tensors) -> Tensors:
-    encodings["t5"].scale_factor = 1 / dims.head_dim  # theirs are not scaled
+    encoding: Any = encodings["t5"]
+    encoding.scale_factor = 1 / dims.head_dim  # theirs are not scaled
     table = {"table": given["relative_attention_bias.weight"].T}
     found = attended(encodings, dims, given["x"], linears(given, *"qkvo"), table)
     return {"output": found["output"], "bias": bias_of(encodings, given["x"].size(1))}
@@ -153,6 +154,7 @@ def rotated(encodings: Encodings, dims: Dims, given: Tensors) -> Tensors:
         given[name].unflatten(-1, (dims.num_heads, -1)).transpose(1, 2) for name in ("query", "key")
     )
     rotation = encodings.rotation(torch.arange(query.size(2))[None])
+    assert rotation is not None
     return {"query": rotation.of_queries(query), "key": rotation.of_keys(key)}
 
 
@@ -163,7 +165,8 @@ def bloom(encodings: Encodings, dims: Dims, given: Tensors) -> Tensors:
 
 
 def sinusoidal(encodings: Encodings, dims: Dims, given: Tensors) -> Tensors:
-    return {"vectors": encodings["sinusoidal"].embed(plain_positions(dims.max_positions))[0]}
+    encoding: Any = encodings["sinusoidal"]
+    return {"vectors": encoding.embed(plain_positions(dims.max_positions))[0]}
 
 
 OURS: dict[Callable, Callable[[Encodings, Dims, Tensors], Tensors]] = {
@@ -183,8 +186,7 @@ OURS: dict[Callable, Callable[[Encodings, Dims, Tensors], Tensors]] = {
 
 
 def assert_equal(ours: Tensors, theirs: Tensors, tolerance: float) -> None:
-    options = {"rtol": tolerance, "atol": tolerance, "check_dtype": False}
-    torch.testing.assert_close(ours, theirs, **options)
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance, check_dtype=False)
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def watched_model(family: str, model, labels: list[str]) -> tuple[Opened, Readin
 def content_of(html: str) -> tuple[dict, np.ndarray]:
     """Return what a page holds: its facts, and the codes of its planes."""
     data, codes = (
-        re.search(f'<script type="[a-z/]+" id="{name}">(.*?)</script>', html, re.DOTALL)[1]
+        re.findall(f'<script type="[a-z/]+" id="{name}">(.*?)</script>', html, re.DOTALL)[0]
         for name in ("data", "codes")
     )
     packed = zlib.decompress(base64.b64decode(codes))

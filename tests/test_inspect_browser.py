@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,13 +32,13 @@ WORDS = ["in", "front", "of", "a", "house", "two", "men", "play", "guitars"]
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[sync_api.Browser]:
+def browser() -> Iterator[Any]:
     with sync_api.sync_playwright() as playwright:
         yield playwright.chromium.launch(executable_path=CHROMIUM)
 
 
 @pytest.fixture
-def screen(browser) -> Iterator[sync_api.Page]:
+def screen(browser) -> Iterator[Any]:
     """A page of 1280 x 800 that fails if it logs anything, or asks for a file but its own."""
     context = browser.new_context(offline=True, viewport={"width": 1280, "height": 800})
     screen = context.new_page()
@@ -59,7 +60,7 @@ class Shown:
         self.path = path
         self.attention = attention
 
-    def __call__(self, screen: sync_api.Page, view: str = "") -> sync_api.Page:
+    def __call__(self, screen: Any, view: str = "") -> Any:
         screen.goto("about:blank")  # so that another address is another visit
         screen.goto(f"{self.path.as_uri()}#{view}")
         screen.wait_for_function("performance.getEntriesByName('drawn').length")

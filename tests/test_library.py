@@ -70,7 +70,7 @@ def needed(name: str, found: set[str]) -> set[str]:
         return found
     found.add(name)
     for line in requirements:
-        other = re.match(r"[\w.-]+", line)[0]
+        (other,) = re.findall(r"^[\w.-]+", line)
         if "extra ==" not in line and other not in found:
             needed(other, found)
     return found

@@ -15,13 +15,15 @@ from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 from fairseq_cli import preprocess as fairseq_preprocess
 
-from benchmarks.preprocess import encode_as_fairseq
-
 sys.path.insert(0, str(Path(__file__).parents[1] / "preprocess"))
+sys.path.insert(
+    0, str(Path(__file__).parents[1] / "benchmarks")
+)  # its preprocess.py before the folder of that name
 from binarize import command, formats, options, sources
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tokens import gpt2
 from fairseq_posenc.tokens.numbers import load_dictionary
+from preprocess import encode_as_fairseq
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 BPE = DATA / "gpt2_bpe"

@@ -10,6 +10,7 @@ import random
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -263,8 +264,8 @@ class TestIntervals:
         assert intervals.interval_of_share([0.0, 1.0])[1:] == (0.0, 1.0)
 
 
-def settings(out: Path, **changes: object) -> Settings:
-    values = {
+def settings(out: Path, **changes: Any) -> Settings:
+    values: dict[str, Any] = {
         "family": data.CAUSAL,
         "tasks": (tasks.get("copy"), tasks.get("sort")),
         "contenders": parse_contenders("none,rope,alibi"),

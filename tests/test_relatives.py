@@ -15,6 +15,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.mark.parametrize("name", RELATIVES)
 def test_with_the_parts_that_differ_replaced_the_scores_are_equal(name):
     first, steps = compared(RELATIVES[name])
-    *others, last = [first, *(left for _, left in steps)]
+    differences = [first] + [left for _, left in steps]
+    *others, last = differences
     assert last < 1e-5
     assert all(left > 1e-5 for left in others)

@@ -38,7 +38,10 @@ def test_there_are_biases():
     assert {"alibi", "t5", "raffel", "tupe"} <= set(BIASES)
 
 
-def error(backend: str, qkv: list[torch.Tensor], terms: Terms, exact: torch.Tensor) -> float:
+Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # query, key and value
+
+
+def error(backend: str, qkv: Inputs, terms: Terms, exact: torch.Tensor) -> float:
     """Return the largest error against float64, before the output is rounded to 16 bits."""
     out, _ = BACKENDS[backend].attend(*qkv, terms, Mask())
     assert out.dtype == qkv[0].dtype

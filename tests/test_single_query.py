@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -42,7 +44,7 @@ def of_last_query(terms: Terms) -> Terms:
         return torch.cat([up_to_here, table[:, ROWS:]], dim=1)
 
     by_distance = ["query_table", "key_table", "gain", "channel_gain", "value_table", "bias"]
-    cut = {name: rows(getattr(terms, name)) for name in by_distance}
+    cut: dict[str, Any] = {name: rows(getattr(terms, name)) for name in by_distance}
     pair_bias = None if terms.pair_bias is None else terms.pair_bias[:, :, -1:]
     return terms._replace(pair_bias=pair_bias, **cut)
 

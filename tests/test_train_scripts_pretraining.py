@@ -72,7 +72,7 @@ def call(*words: Any, status: int = 0, cwd: Path | None = None, gpus: int = 0, *
             patch.dict(os.environ, environment(**variables), clear=True),
             patch("torch.cuda.device_count", return_value=gpus),
         ):
-            code = main([str(word) for word in words])
+            code: object = main([str(word) for word in words])
     except SystemExit as refused:  # an option that there is not
         code = refused.code
     finally:

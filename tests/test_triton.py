@@ -7,6 +7,7 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -74,7 +75,7 @@ def put_once(put):
 def make_terms(form: dict, tgt_len: int, src_len: int, first: torch.Tensor | None = None) -> Terms:
     """Return random terms of a form: a number stands for a table with so many groups of heads."""
     rows = tgt_len + src_len - 1 + (0 if first is None else 2)
-    terms = {"first": first}
+    terms: dict[str, Any] = {"first": first}
     for name, value in form.items():
         size = () if name in ("gain", "bias") else (D,)
         is_table = name not in ("product", "scale_factor")
@@ -86,8 +87,12 @@ def leaf(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(*size, dtype=dtype, device=DEVICE, requires_grad=True)
 
 
-def inputs(batch: int, tgt_len: int, src_len: int, heads: int = H) -> list[torch.Tensor]:
-    return [leaf(batch, heads, n, D) for n in (tgt_len, src_len, src_len)]
+Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # query, key and value
+
+
+def inputs(batch: int, tgt_len: int, src_len: int, heads: int = H) -> Inputs:
+    query, key, value = (leaf(batch, heads, n, D) for n in (tgt_len, src_len, src_len))
+    return query, key, value
 
 
 def leaves_of(terms: Terms) -> list[torch.Tensor]:
@@ -105,7 +110,7 @@ def first_of(padding: torch.Tensor) -> torch.Tensor:
     return ~padding & (~padding).cumsum(1).eq(1)
 
 
-def assert_equals_the_reference(qkv: list[torch.Tensor], terms: Terms, mask: Mask) -> None:
+def assert_equals_the_reference(qkv: Inputs, terms: Terms, mask: Mask) -> None:
     ours, _ = backend.attend(*qkv, terms, mask)
     theirs, _ = reference.attend(*qkv, terms, mask)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)

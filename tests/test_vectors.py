@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,6 +49,7 @@ def ours(case: vectors.Case, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
         case.spec, case.dims.embed_dim, case.heads, case.max_positions, case.causal
     ).double()
     parts = [part for part in (encoding.input, encoding.shared, encoding.layer) if part]
+    module: Any
     (module,) = [part[case.item.name] for part in parts if case.item.name in part] or [nn.Module()]
     fill(module, arrays)
     if "added" in arrays:
@@ -57,14 +59,15 @@ def ours(case: vectors.Case, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
     names = [name for name in ("query", "key", "value") if name in arrays]
     inputs = [arrays[name].clone().requires_grad_() for name in names]
     if "scores" in arrays:
-        output, found = "scores", encoding.scores(*inputs, arrays["padding"])
+        query, key = inputs
+        output, found = "scores", encoding.scores(query, key, arrays["padding"])
     else:
-        output = "attended"
-        direction = case.direction or None
-        found = encoding.attend(*inputs, arrays["padding"], direction, backend="reference")
+        query, key, value = inputs
+        output, of = "attended", (arrays["padding"], case.direction or None)
+        found = encoding.attend(query, key, value, *of, backend="reference")
     found = found.masked_fill(arrays[output].isnan(), torch.nan)
     (found.nan_to_num() * arrays[f"{output}_incoming"]).sum().backward()
-    grads = {f"{name}_grad": x.grad for name, x in zip(names, inputs)}
+    grads = {f"{name}_grad": x.grad for name, x in zip(names, inputs) if x.grad is not None}
     return {output: found.detach(), **grads}
 
 

@@ -172,10 +172,8 @@ def _of_batch(case: Case, padding: Tensor, given: Arrays) -> Tensor:
     rows = []
     for b in range(padding.size(0)):
         left = case.left if b else 0
-        query, key, value = (
-            given[name][b, :, left:] if name in given else None
-            for name in ("query", "key", "value")
-        )
+        query, key = (given[name][b, :, left:] for name in ("query", "key"))
+        value = given["value"][b, :, left:] if "value" in given else None
         found = _of_sentence(case, query, key, value, params)
         missing = (left, 0, left, 0) if value is None else (0, 0, left, 0)
         rows.append(torch.nn.functional.pad(found, missing, value=torch.nan))

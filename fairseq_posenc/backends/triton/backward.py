@@ -1,4 +1,4 @@
-# mypy: disable-error-code="no-untyped-def"
+# ruff: noqa: ANN001, ANN201
 """The backward pass for keys and values: one program for each block of them, over all queries.
 
 It makes the scores once more, and stores the gradients of their parts tile by tile, for what is

@@ -1,4 +1,4 @@
-# mypy: disable-error-code="no-untyped-def"
+# ruff: noqa: ANN001, ANN201
 """Tables by distance inside the kernels: which rows a tile needs, and where each of them goes.
 
 A tile is N queries by N keys. Its distances span 2N - 1 consecutive rows of a table. With one row

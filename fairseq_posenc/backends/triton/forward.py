@@ -1,4 +1,4 @@
-# mypy: disable-error-code="no-untyped-def"
+# ruff: noqa: ANN001, ANN201
 """The forward pass: one program for each block of queries, over all keys that it sees.
 
 Source: the online softmax of FlashAttention (Dao et al. 2022).

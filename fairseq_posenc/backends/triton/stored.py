@@ -1,4 +1,4 @@
-# mypy: disable-error-code="no-untyped-def"
+# ruff: noqa: ANN001, ANN201
 """Gradients from stored tiles: of queries (or keys), and of tables by distance.
 
 A row of tiles belongs to a query i and has a column for each key j, with N zeros on either side.

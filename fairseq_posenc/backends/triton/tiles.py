@@ -1,4 +1,4 @@
-# mypy: disable-error-code="no-untyped-def"
+# ruff: noqa: ANN001, ANN201
 """One tile of N queries by N keys: scores, who sees whom, and dropout.
 
 The forward pass has a row for each query, the backward pass one for each key (flipped), so that
