@@ -16,9 +16,8 @@ from fairseq.data.indexed_dataset import MMapIndexedDataset
 from fairseq_cli import preprocess as fairseq_preprocess
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "preprocess"))
-sys.path.insert(
-    0, str(Path(__file__).parents[1] / "benchmarks")
-)  # its preprocess.py before the folder of that name
+# Before the folder of that name: the benchmarks' preprocess.py.
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from binarize import command, formats, options, sources
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tokens import gpt2
