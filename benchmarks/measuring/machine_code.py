@@ -112,15 +112,11 @@ def full_width(code: Code, arch: int) -> bool:
 
 def innermost(instructions: list[Instruction]) -> Iterator[list[str]]:
     """Yield the names of the instructions of each loop that has no other in it."""
-    ends = {
-        x.target: x.address for x in instructions if x.target is not None
-    }  # the last of several
+    # Of several branches back to one place, the last one.
+    ends = {x.target: x.address for x in instructions if x.target is not None}
+    named = [x for x in instructions if x.name != "NOP"]
     loops = [
-        (
-            start,
-            end,
-            [x.name for x in instructions if start <= x.address <= end and x.name != "NOP"],
-        )
+        (start, end, [x.name for x in named if start <= x.address <= end])
         for start, end in ends.items()
         if start < end
     ]
@@ -153,6 +149,8 @@ def _disassemble(text: bytes, arch: int) -> list[Instruction]:
     for line in re.finditer(LINE, listing, re.MULTILINE):
         branch = re.search(r"\b0x([0-9a-f]+)", line[3]) if line[2].startswith("BRA") else None
         found.append(Instruction(int(line[1], 16), line[2], int(branch[1], 16) if branch else None))
+    if len(found) * INSTRUCTION != len(text):
+        raise RuntimeError(f"nvdisasm: {len(found)} instructions read of {len(text)} bytes")
     return found
 
 
