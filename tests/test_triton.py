@@ -365,13 +365,8 @@ def test_nothing_grows_with_the_square_of_the_length(monkeypatch):
 
 # Of a sequence with 4 tiles of numbers; so a wave takes 3 sequences, one, or some of its keys.
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("numbers", "direction", "product"),
-    [
-        *((4 * 3 * 4_000, "both", False), (14_000, "both", False), (6_000, "both", False)),
-        *((14_000, "rl", True), (6_000, "lr", True)),
-    ],
-)
+@pytest.mark.parametrize("numbers", [4 * 3 * 4_000, 14_000, 6_000])
+@pytest.mark.parametrize(("direction", "product"), [("both", False), ("lr", True), ("rl", True)])
 def test_waves_of_any_size(direction, product, numbers, monkeypatch):
     monkeypatch.setattr(waves, "NUMBERS", numbers)
     mask = Mask(direction, padding("left", 2, 37))
