@@ -245,6 +245,33 @@ def test_the_command_tells_stages_and_epochs_and_draws_the_training(tmp_path, ca
     assert text in capsys.readouterr().out + text
 
 
+def test_seeds_have_means_with_intervals(tmp_path, capsys):
+    """Plateaus of 7,000, 6,000 and 8,000 updates: 7,000, and Student's t of two degrees, 4.303."""
+    logs = []
+    for number, plateau in enumerate((8000, 7000, 9000)):
+        corners = [(x + (plateau - 8000) * (x in (8000, 10000)), y) for x, y in BERT]
+        logs.append(str(training_log(tmp_path / f"{number}.log", corners, noise=0.0)))
+    none = training_log(tmp_path / "none.log", BAG_OF_WORDS, noise=0.0)
+    out = tmp_path / "out"
+    words = [f"bert={','.join(logs)}", f"none={none}", f"mixed={logs[0]},{none}"]
+    assert main(["curves", *words, "--out", str(out)]) == 0
+    text = (out / "curves.md").read_text()
+    assert "| `bert 2` | 100 | 1,000 | 7,000 | 9,000 | 6,000 |" in text
+    assert "| `none` | 100 | - |" in text
+    (bert, mixed) = read(out / "curves.json").figures["seeds"]
+    reach = 4.302653 * 1000 / math.sqrt(3)
+    assert bert["plateau"] == pytest.approx(7000, abs=EVERY)
+    assert bert["plateau_low"] == pytest.approx(7000 - reach, abs=2 * EVERY)
+    assert bert["plateau_high"] == pytest.approx(7000 + reach, abs=2 * EVERY)
+    assert "| `bert` | 3 | 9.03 (9.03 to 9.03) | 2.200 (2.200 to 2.200) | 3 of 3 | 7,967 (" in text
+    assert "| 1 of 2 | - | - |" in text
+    assert "plateau" not in mixed
+    # The mean of an epoch's perplexities is that of the losses.
+    ends = [next(loss for at, loss in losses(BERT, noise=0.0) if at == 40000), 5.8]
+    assert mixed["perplexity"] == pytest.approx(math.exp(sum(ends) / 2), rel=0.001)
+    assert "`mixed`" in capsys.readouterr().out
+
+
 def test_who_reaches_the_other_perplexity_when():
     """As in the paper's Figure 4: 3.48 at the 13th epoch, and at BERT's 15th."""
 
@@ -257,7 +284,7 @@ def test_who_reaches_the_other_perplexity_when():
             0.0,
         )
 
-    text = all_tables({"bert": curve(3.6, 3.55, 3.5, 3.48), "diff": curve(3.55, 3.48, 3.45)})
+    text = all_tables({"bert": [curve(3.6, 3.55, 3.5, 3.48)], "diff": [curve(3.55, 3.48, 3.45)]})
     assert "| 2 | 3.55 | 3.48 |\n" in text
     assert "| 4 | 3.48 | - |\n" in text
     assert (

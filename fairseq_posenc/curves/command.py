@@ -11,6 +11,7 @@ from typing import Optional
 
 from fairseq_posenc.curves.tables import all_tables, figures
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.reporting.intervals import interval, interval_of_perplexity, where_all_have
 from fairseq_posenc.reporting.learning import draw_lines, training_line, validation_line
 from fairseq_posenc.reporting.pictures import can_draw
 from fairseq_posenc.reporting.record import Record, make_folder, own_command
@@ -29,8 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "logs",
         nargs="+",
-        metavar="NAME=LOG",
-        help="what fairseq-train printed, in any --log-format; train.log of the training scripts",
+        metavar="NAME=LOG[,LOG...]",
+        help="what fairseq-train printed, in any --log-format; train.log of the training scripts; "
+        "with commas, trainings of the same with other seeds",
     )
     add("--title", default="Validation perplexity", help="of the picture (default: %(default)s)")
     add(
@@ -50,24 +52,30 @@ def run(args: argparse.Namespace) -> int:
     """
     first, last = _part(args.updates)
     logs = _logs(args.logs)
-    curves = {name: _read(name, log) for name, log in logs.items()}
+    trainings = {name: [_read(name, log) for log in each] for name, each in logs.items()}
     make_folder(args.out)
-    text = all_tables(curves)
-    data = {name: str(log) for name, log in logs.items()}
-    record = Record("curves", figures(curves), data, command=own_command())
+    text = all_tables(trainings)
+    data = {name: ",".join(map(str, each)) for name, each in logs.items()}
+    record = Record("curves", figures(trainings), data, command=own_command())
     record.write(args.out / RECORD)
     print(record.text() if args.json else text)
     pictures = {
-        PICTURE: (args.title, validation_line),
-        TRAINING: ("Training loss in nats", training_line),
+        PICTURE: (args.title, validation_line, interval_of_perplexity),
+        TRAINING: ("Training loss in nats", training_line, interval),
     }
     drawn = []
-    for file, (title, line_of) in pictures.items() if can_draw() else ():
+    for file, (title, line_of, over) in pictures.items() if can_draw() else ():
         lines = {
-            name: [point for point in line_of(curve) if first <= point[0] <= last]
-            for name, curve in curves.items()
+            name: [
+                point
+                for point in where_all_have([line_of(curve) for curve in curves], over)
+                if first <= point[0] <= last
+            ]
+            for name, curves in trainings.items()
         }
-        if draw_lines(lines, title, args.out / file, log=file == PICTURE):
+        means = {name: [(x, y.mean) for x, y in line] for name, line in lines.items()}
+        bands = {name: [(x, y.low, y.high) for x, y in line] for name, line in lines.items()}
+        if draw_lines(means, title, args.out / file, log=file == PICTURE, bands=bands):
             drawn.append(f"\n![{title}]({file})\n")
     write_whole(args.out / TABLE, "".join([text, *drawn]))
     say(f"tables{_pictures(len(drawn))}: {args.out}")
@@ -89,11 +97,13 @@ def _part(text: Optional[str]) -> tuple[float, float]:
     return float(found[1] or 0), float(found[2] or math.inf)
 
 
-def _logs(texts: Sequence[str]) -> dict[str, Path]:
-    logs = {name: Path(path) for name, path in named(texts, "NAME=LOG", "trainings").items()}
-    for name, log in logs.items():
-        if not log.is_file():
-            raise UserError(f"{name}: the log {log} does not exist")
+def _logs(texts: Sequence[str]) -> dict[str, list[Path]]:
+    found = named(texts, "NAME=LOG", "trainings")
+    logs = {name: [Path(each) for each in paths.split(",")] for name, paths in found.items()}
+    for name, paths in logs.items():
+        for log in paths:
+            if not log.is_file():
+                raise UserError(f"{name}: the log {log} does not exist")
     return logs
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from fairseq_posenc.reporting.intervals import NOTE, Interval, interval, interval_of_perplexity
 from fairseq_posenc.reporting.markdown import table
 from fairseq_posenc.reporting.record import Row
 from fairseq_posenc.reporting.stages import LEAST, SLOW, find_stages, smoothed
 from fairseq_posenc.running.logs import Curve, Entry
 
 Curves = Mapping[str, Curve]
+Trainings = Mapping[str, Sequence[Curve]]  # by name, one for each seed
 
 STAGES_NOTE = (
     "The loss is taken as straight pieces, as many as its noise warrants. The dive is around the "
@@ -20,15 +22,28 @@ STAGES_NOTE = (
 )
 
 
-def all_tables(curves: Curves) -> str:
+def all_tables(trainings: Trainings) -> str:
     """Return all that there is to say: best validations, perplexity by epoch, stages, and NaN."""
-    parts = [best_table(curves), *_epochs(curves), *_stages(curves), _not_finite(curves)]
+    curves = numbered(trainings)
+    parts = [best_table(curves), *_epochs(trainings), *_seeds(trainings)]
+    parts += [*_stages(curves), _not_finite(curves)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def figures(curves: Curves) -> dict[str, list[Row]]:
+def numbered(trainings: Trainings) -> dict[str, Curve]:
+    """Return the single trainings, with a number in their names where a name has several."""
+    return {
+        f"{name} {number}" if len(curves) > 1 else name: curve
+        for name, curves in trainings.items()
+        for number, curve in enumerate(curves, start=1)
+    }
+
+
+def figures(trainings: Trainings) -> dict[str, list[Row]]:
     """Return the figures of all tables."""
+    curves = numbered(trainings)
     stages = {name: find_stages(curve) for name, curve in curves.items()}
+    seeds = {name: _over_seeds(each) for name, each in trainings.items() if len(each) > 1}
     return {
         "best": [_best_row(name, curve) for name, curve in curves.items()],
         "epochs": [
@@ -41,7 +56,48 @@ def figures(curves: Curves) -> dict[str, list[Row]]:
             for name, found in stages.items()
             if found is not None
         ],
+        "seeds": [
+            {"training": name, "seeds": len(trainings[name]), **_flat(means)}
+            for name, means in seeds.items()
+        ],
     }
+
+
+def _over_seeds(curves: Sequence[Curve]) -> dict[str, Interval]:
+    """Return the means of trainings that differ by seed; of the stages where all have them."""
+    means = {"perplexity": interval_of_perplexity(curve.best.perplexity for curve in curves)}
+    ends = [points[-1][1] for points in map(smoothed, curves) if points]
+    if len(ends) == len(curves):
+        means["loss_at_the_end_nats"] = interval(ends)
+    stages = [found for found in map(find_stages, curves) if found is not None]
+    if len(stages) == len(curves):
+        means["plateau_ends"] = interval(each.plateau for each in stages)
+        means["plateau"] = interval(each.plateau - each.start for each in stages)
+    return means
+
+
+def _flat(means: Mapping[str, Interval]) -> Row:
+    return {key: value for name, mean in means.items() for key, value in mean.figures(name).items()}
+
+
+def _seeds(trainings: Trainings) -> list[str]:
+    columns = ["training", "seeds", "best perplexity", "loss at the end (nats)"]
+    columns += ["with a dive after a plateau", "plateau ends", "length of the plateau"]
+    rows = []
+    for name, curves in trainings.items():
+        if len(curves) > 1:
+            means = _over_seeds(curves)
+            dives = sum(find_stages(curve) is not None for curve in curves)
+            row = [f"`{name}`", str(len(curves)), _mean(means["perplexity"], 2)]
+            row += [_mean(means.get("loss_at_the_end_nats"), 3), f"{dives} of {len(curves)}"]
+            rows.append([*row, *(_mean(means.get(key), 0) for key in ("plateau_ends", "plateau"))])
+    if not rows:
+        return []
+    return ["## Means over seeds", table(columns, rows), f"In brackets: {NOTE}."]
+
+
+def _mean(value: Interval | None, digits: int) -> str:
+    return "-" if value is None or not math.isfinite(value.mean) else value.show(digits)
 
 
 def _best_row(name: str, curve: Curve) -> Row:
@@ -75,16 +131,30 @@ def best_table(curves: Curves) -> str:
     return table(columns, rows)
 
 
-def _epochs(curves: Curves) -> list[str]:
-    found = {name: curve.epochs for name, curve in curves.items()}
+def _epochs(trainings: Trainings) -> list[str]:
+    found = {name: _mean_epochs(curves) for name, curves in trainings.items()}
     epochs = sorted({epoch for each in found.values() for epoch in each})
     if not epochs:
         return []
     rows = [
         [str(epoch), *(_perplexity(each.get(epoch)) for each in found.values())] for epoch in epochs
     ]
-    header = ["epoch", *(f"`{name}`" for name in curves)]
+    header = ["epoch", *(f"`{name}`" for name in found)]
     return ["## Perplexity by epoch", table(header, rows), *_reached(found)]
+
+
+def _mean_epochs(curves: Sequence[Curve]) -> dict[int, Entry]:
+    """Return the last validation of each epoch that all seeds have, with their mean perplexity."""
+    first, *others = (curve.epochs for curve in curves)
+    return {
+        epoch: entry._replace(
+            perplexity=interval_of_perplexity(
+                each[epoch].perplexity for each in (first, *others)
+            ).mean
+        )
+        for epoch, entry in first.items()
+        if all(epoch in each for each in others)
+    }
 
 
 def _perplexity(entry: Entry | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 LEVEL = 0.95
@@ -61,6 +61,20 @@ def interval_of_perplexity(values: Iterable[float]) -> Interval:
     known = [math.log(value) for value in values]
     mean, low, high = interval(known)
     return Interval(_exp(mean), math.exp(low), math.inf if high == math.inf else _exp(high))
+
+
+def where_all_have(
+    lines: Sequence[Sequence[tuple[int, float]]], over: Callable[[Iterable[float]], Interval]
+) -> list[tuple[int, Interval]]:
+    """Return the mean over seeds, by the rule ``over``, at the updates at which all have a value.
+
+    Args:
+        lines: updates and values, a line a seed.
+        over: such as :func:`interval_of_perplexity`.
+    """
+    known = [dict(line) for line in lines]
+    shared = sorted(set.intersection(*map(set, known)))
+    return [(at, over(values[at] for values in known)) for at in shared]
 
 
 def _exp(value: float) -> float:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple, Optional
 
-from fairseq_posenc.reporting.intervals import Interval, interval_of_perplexity
+from fairseq_posenc.reporting.intervals import Interval, interval_of_perplexity, where_all_have
 from fairseq_posenc.running.contenders import Contender
 from fairseq_posenc.running.logs import Curve
 
@@ -78,9 +78,8 @@ class Judged(NamedTuple):
     @property
     def curve(self) -> list[tuple[int, Interval]]:
         """Updates and validation perplexity, where all seeds have one."""
-        curves = [dict(outcome.curve.points) for outcome in self.outcomes]
-        shared = sorted(set.intersection(*map(set, curves)))
-        return [(at, interval_of_perplexity(points[at] for points in curves)) for at in shared]
+        curves = [outcome.curve.points for outcome in self.outcomes]
+        return where_all_have(curves, interval_of_perplexity)
 
     def arrivals(self, perplexity: float) -> list[Optional[int]]:
         """Return the updates of the first point at or below a perplexity, for each seed."""
