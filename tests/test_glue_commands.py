@@ -309,7 +309,7 @@ def test_a_job_of_a_cluster_goes_on_when_its_time_was_up(tmp_path, capsys):
 
 @pytest.mark.usefixtures("_jobs")
 def test_what_stops_a_job_of_a_cluster_is_told_in_one_line(tmp_path, capsys):
-    wrong = [*QUICK, *changed("++model.attention_directions=up")]
+    wrong = [*QUICK, *changed("+model.attention_directions=up")]
     assert main(on_cluster("--out", tmp_path, *wrong)) == 1
     told = capsys.readouterr().err.splitlines()[-1]
     assert "seed 1: fairseq-hydra-train: --attention-directions up: 'up' is none of both" in told
@@ -350,7 +350,7 @@ def test_a_missing_submitit_is_told(tmp_path, capsys, monkeypatch):
 
 
 def test_what_stops_a_training_is_told_in_one_line(tmp_path, capsys):
-    wrong = ["--out", tmp_path, *QUICK, *changed("++model.attention_directions=up")]
+    wrong = ["--out", tmp_path, *QUICK, *changed("+model.attention_directions=up")]
     assert main(arguments("m4m", *RATE, *wrong)) == 1
     told = (
         "1 of 1 runs failed; the same command tries them again: CoLA, learning rate 0.003, seed 1: "

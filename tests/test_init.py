@@ -21,7 +21,7 @@ from commands import (
 from conftest import ARGS, STOCK, logits, make_model, make_tokens
 from fairseq_posenc.cli import main
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.transformer.adapting import is_position_parameter
+from fairseq_posenc.transformer.adapting import COPIES, is_copy, is_position_parameter
 from fairseq_posenc.transformer.identity import is_identity
 
 SIZES = ARGS["masked_lm"]
@@ -129,7 +129,9 @@ def test_all_but_positions_is_kept_bit_for_bit(arch, source, stock, capsys):
         for k, v in state["model"].items()
         if not is_position_parameter(k) and not is_identity(k)
     }
-    expected = {k: v for k, v in stock.state_dict().items() if "embed_positions" not in k}
+    expected = {
+        k: v for k, v in stock.state_dict().items() if "embed_positions" not in k and not is_copy(k)
+    }
     assert shared.keys() == expected.keys()
     for name in shared:
         if "version" not in name:  # fairseq's mark of old files
@@ -139,6 +141,23 @@ def test_all_but_positions_is_kept_bit_for_bit(arch, source, stock, capsys):
     told = fates(capsys.readouterr().out)
     assert told.keys() == positions | dropped
     assert {name for name, fate in told.items() if fate == "new"} == positions - {TABLE}
+
+
+def test_copies_of_weights_count_for_nothing(stock, tmp_path, capsys):
+    """Encoder layers of the official fairseq 0.12.2 write them; nothing trained them."""
+    weights = {name: x for name, x in stock.state_dict().items() if not is_copy(name)}
+    layers = [f"encoder.sentence_encoder.layers.{n}" for n in range(SIZES["encoder_layers"])]
+    copies = {f"{layer}.{name}": torch.ones(3) for layer in layers for name in COPIES}
+    assert all(map(is_copy, copies))
+    assert not any(map(is_copy, oldest_names(weights)))  # which join projections inside attentions
+    states = []
+    for found in (weights, {**weights, **copies}):
+        states.append(
+            initialise(released(found, tmp_path / "model.pt"), "roberta_m4m", "--overwrite")
+        )
+    without, with_them = (state["model"] for state in states)
+    assert without.keys() == with_them.keys()
+    assert all(torch.equal(without[name], with_them[name]) for name in without)
 
 
 def test_half_precision_stays_as_it_is(stock, tmp_path):

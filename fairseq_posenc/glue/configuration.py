@@ -29,12 +29,14 @@ class Settings(NamedTuple):
         metric: chooses the checkpoint, and is reported.
         max_update: number of updates.
         warmup_updates: how many of them the learning rate takes to grow.
+        model: the model's options that it has, which hydra changes; it adds all others.
     """
 
     name: str
     metric: str
     max_update: int
     warmup_updates: int
+    model: frozenset[str]
 
 
 class Grid(NamedTuple):
@@ -76,7 +78,9 @@ def read_settings(
     warmup = cfg.lr_scheduler.warmup_updates or round(
         _recipe(protocol)["not_given"].get("warmup_ratio", 0) * max_update
     )
-    return Settings(name, cfg.checkpoint.best_checkpoint_metric, int(max_update), int(warmup))
+    model = frozenset(_compose(configs, name, []).get("model") or {})
+    metric = cfg.checkpoint.best_checkpoint_metric
+    return Settings(name, metric, int(max_update), int(warmup), model)
 
 
 def _recipe(protocol: str) -> dict[str, Any]:

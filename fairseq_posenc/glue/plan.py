@@ -101,13 +101,18 @@ class Request(NamedTuple):
 
     def _command(self, run: Run, settings: Settings) -> list[str]:
         model, folder = self.pretrained, run.folder(self.out)
+        chosen = {word.lstrip("+").partition("=")[0] for word in self.overrides}
         values: dict[str, Any] = {
             "hydra.run.dir": folder,
             "common.user_dir": USER_DIR,
             "common.seed": run.seed,
             "task.data": run.data,
             "task.max_positions": model.max_positions,
-            **{f"++model.{name}": value for name, value in model.options.items()},
+            **{
+                f"{'' if name in settings.model else '+'}model.{name}": value
+                for name, value in model.options.items()
+                if f"model.{name}" not in chosen
+            },
             "optimization.lr": [run.learning_rate],
             "optimization.max_update": run.max_update,
             "lr_scheduler.warmup_updates": settings.warmup_updates,

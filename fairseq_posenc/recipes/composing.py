@@ -6,9 +6,17 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
+
+try:
+    from hydra import compose, initialize_config_dir
+
+    _RULES = {"version_base": "1.1"}
+except ImportError:  # the hydra 1.0 that the official fairseq asks for
+    from hydra.experimental import compose, initialize_config_dir  # type: ignore[assignment]
+
+    _RULES = {}
 
 
 def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:
@@ -28,5 +36,5 @@ def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:
     GlobalHydra.instance().clear()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # hydra's, about how fairseq uses it
-        with initialize_config_dir(str(path.parent.resolve()), version_base="1.1"):
+        with initialize_config_dir(str(path.parent.resolve()), **_RULES):
             return compose(path.stem, list(overrides))

@@ -68,7 +68,7 @@ def configuration(
         given = _read(changes)
         composed = compose_file(yaml_file)
         OmegaConf.set_struct(composed, False)
-        config = OmegaConf.merge({"model": pretrained.options}, composed, here)
+        config = OmegaConf.merge(composed, {"model": _left_open(composed, pretrained)}, here)
         if gpus > 1:
             _share_out(config, gpus)
         config = OmegaConf.merge(config, given)
@@ -80,6 +80,16 @@ def configuration(
     except Exception as error:  # yaml, omegaconf, and values of another type have many
         raise UserError(f"{yaml_file}, --set: {' '.join(str(error).split())}") from None
     return config
+
+
+def _left_open(recipe: DictConfig, pretrained: Pretrained) -> dict[str, Any]:
+    """Return the model's options of which the recipe says nothing."""
+    said = recipe.get("model") or {}
+    return {
+        name: value
+        for name, value in pretrained.options.items()
+        if name not in said or OmegaConf.is_missing(said, name)
+    }
 
 
 def _read(changes: Sequence[str]) -> DictConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,12 +19,24 @@ OWN = ".encodings."  # in the name of every position parameter, and in no other
 STOCK_SINUSOIDS = ("embed_positions._float_tensor", "embed_positions.weights")
 STOCK_SPEC = "sinusoidal(layout=fairseq)"
 STOCK_TABLE = "embed_positions.encodings.learned.table.weight"  # as it is called here
+# Beside the weights: copies of them, which encoder layers of fairseq 0.12.2 have for its fast path.
+COPIES = [
+    f"{name}_{kind}"
+    for name in ("in_proj", "out_proj", "fc1", "fc2")
+    for kind in ("weight", "bias")
+]
+_COPY = re.compile(rf"\.layers\.\d+\.(?:{'|'.join(COPIES)})$")
 STOCK_OFFSET = 2  # rows before position 0: padding_idx + 1, and fairseq's padding_idx is 1
 
 
 def is_position_parameter(name: str) -> bool:
     """Return whether a state-dict key belongs to a position encoding."""
     return OWN in name
+
+
+def is_copy(name: str) -> bool:
+    """Return whether a state-dict key is one of fairseq 0.12.2's copies of an encoder's weights."""
+    return _COPY.search(name) is not None
 
 
 class PositionCheckpoints(nn.Module):
@@ -33,7 +46,9 @@ class PositionCheckpoints(nn.Module):
     _read: dict[str, Any] | None = None  # from the beginning of loading a checkpoint to its end
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
-        """Rename what fairseq's own models call their positions, in place."""
+        """Rename what fairseq's own models call their positions, and drop copies, in place."""
+        for key in filter(is_copy, list(state_dict)):
+            del state_dict[key]
         self._read = dict(state_dict)
         super().upgrade_state_dict_named(state_dict, name)  # type: ignore[misc]
         for key in [key for key in state_dict if key.endswith("embed_positions.weight")]:

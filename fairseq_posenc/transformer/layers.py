@@ -18,16 +18,10 @@ from fairseq_posenc.encodings.base import Dims, Encodings
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions
 from fairseq_posenc.registry import Spec
+from fairseq_posenc.transformer.adapting import COPIES
 from fairseq_posenc.transformer.attention import IncrementalState, PositionalAttention
 from fairseq_posenc.transformer.cross_attention import RotaryCrossAttention
 from fairseq_posenc.transformer.passing import carried, carrying, received
-
-# Beside the weights: copies of them, which encoder layers of fairseq 0.12.2 have for its fast path.
-_COPIES = [
-    f"{name}_{kind}"
-    for name in ("in_proj", "out_proj", "fc1", "fc2")
-    for kind in ("weight", "bias")
-]
 
 
 class InputPositions(nn.Module):
@@ -83,13 +77,11 @@ class PositionalEncoderLayer(_PositionalLayer, TransformerEncoderLayerBase):
         # fairseq 0.12.2 skips self_attn in evaluation on its fast path: positions would vanish.
         # The copies would be parameters that nothing trains, which DDP refuses.
         self.can_use_fastpath = False
-        for name in _COPIES:
+        for name in COPIES:
             self._parameters.pop(name, None)
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
-        """Load as any module does, with or without the copies in the checkpoint."""
-        for name in _COPIES:
-            state_dict.pop(prefix + name, None)
+        """Load as any module does: fairseq 0.12.2's own method would put the copies back."""
         nn.Module._load_from_state_dict(self, state_dict, prefix, *args)
 
     def build_self_attention(self, embed_dim: int, cfg: Any) -> PositionalAttention:
