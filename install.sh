@@ -2,7 +2,8 @@
 # Puts everything that the project needs into .venv, at the versions of constraints.txt.
 #
 # Safe to call at any time: it does nothing when nothing changed, and it repairs what an
-# interrupted call left behind. PYTHON=... chooses the interpreter.
+# interrupted call left behind. PYTHON=... chooses the interpreter. HASHES=1 takes no file from
+# the package index but those whose hashes are in hashes.txt, in an environment made anew.
 set -eu
 cd -P "$(dirname "$0")"
 
@@ -13,6 +14,7 @@ busy=$venv/busy       # there while a step runs, and after a step that was inter
 
 # The directory counts too: a virtual environment does not survive being moved.
 wanted="$PWD $(cat constraints.txt setup.py install.sh fairseq_posenc/version.py | cksum)"
+verified="$wanted, each file with its hash"
 
 # Personal pip settings that do not go with a virtual environment.
 export PIP_USER=0
@@ -79,6 +81,15 @@ pip_install() {
     "$venv/bin/python" -m pip install --no-input --retries 2 --constraint constraints.txt "$@"
 }
 
+# hashed NAMES [OTHERS]: install the packages of hashes.txt whose names begin with NAMES and not
+# with OTHERS (both are patterns).
+hashed() {
+    awk -v names="^($1)" -v others="^(${2:-[^a-z]})" \
+        '/^[a-z]/ { on = $1 ~ names && $1 !~ others } on && !/^#/' hashes.txt >"$venv/hashed.txt"
+    "$venv/bin/python" -m pip install --no-input --retries 2 --require-hashes --no-deps \
+        --no-build-isolation --requirement "$venv/hashed.txt"
+}
+
 # fairseq looks for `--user-dir fairseq_posenc` beside itself, where pip's editable
 # installation puts nothing.
 link_user_dir() {
@@ -87,31 +98,44 @@ link_user_dir() {
     ln -s "$PWD/fairseq_posenc" "$link"
 }
 
-if venv_is_usable && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
-    exit 0
+if venv_is_usable; then
+    case $(cat "$stamp" 2>/dev/null) in
+        "$verified") exit 0 ;;
+        "$wanted") [ -n "${HASHES:-}" ] || exit 0 ;;
+    esac
 fi
 if [ -f "$busy" ] && is_running "$(cat "$busy")"; then
     die "process $(cat "$busy") is installing already; wait for it (or, if it does something else, delete $venv)"
 fi
 trap 'echo; exit 130' HUP INT TERM # an interrupted step leaves its $busy
 
-if venv_is_usable; then
+if venv_is_usable && [ -z "${HASHES:-}" ]; then
     python=$venv/bin/python
     check_build_tools
     rm -f "$stamp"
 else
     find_python
     check_build_tools
-    [ ! -e "$venv" ] || say "the environment in .venv is incomplete, was moved, or has another Python; making it anew"
+    [ ! -e "$venv" ] || say "the environment in .venv is incomplete, unverified, was moved, or has another Python; making it anew"
     rm -f "$stamp" "$venv/bin/pip" # first, so that an interrupted removal is seen as one
     rm -rf "$venv"
     mkdir "$venv"
     step "environment in .venv, with Python $(version_of "$python")" "$python" -m venv "$venv"
 fi
-step "pip and build tools" pip_install pip setuptools wheel cython
-step "torch (the largest download, some GB on Linux)" pip_install torch numpy
-step "fairseq (compiled once, about three minutes)" pip_install --no-build-isolation fairseq-fixed
-step "fairseq_posenc and its tools" pip_install --no-build-isolation --editable '.[dev]'
+if [ -n "${HASHES:-}" ]; then
+    others=fairseq
+    [ "$(uname)" = Linux ] || others='fairseq|nvidia|cuda|triton'
+    step "pip and build tools, verified" hashed 'pip==|setuptools==|wheel==|cython==|numpy=='
+    step "torch (some GB on Linux) and all else, verified" hashed '' "$others"
+    step "fairseq (compiled once, about three minutes), verified" hashed fairseq
+    step "fairseq_posenc" "$venv/bin/python" -m pip install --no-deps --no-build-isolation --editable .
+    wanted=$verified
+else
+    step "pip and build tools" pip_install pip setuptools wheel cython
+    step "torch (the largest download, some GB on Linux)" pip_install torch numpy
+    step "fairseq (compiled once, about three minutes)" pip_install --no-build-isolation fairseq-fixed
+    step "fairseq_posenc and its tools" pip_install --no-build-isolation --editable '.[dev]'
+fi
 step "fairseq_posenc as a --user-dir" link_user_dir
 printf '%s' "$wanted" >"$stamp"
 say "ready"

@@ -169,3 +169,16 @@ def test_every_option_is_explained():
     explained = text.partition("## Options")[2].partition("\n## ")[0]
     options = {option for name in registry.names() for option in registry.options(name)}
     assert not {option for option in options if f"`{option}`" not in explained}
+
+
+def test_every_pinned_package_has_hashes():
+    """As `HASHES=1 make install` needs them; a comment in the file tells how it is made."""
+    pinned, hashed = (
+        (ROOT / name).read_text(encoding="utf-8").splitlines()
+        for name in ("constraints.txt", "hashes.txt")
+    )
+    packages = [line.split()[0] for line in hashed if line[0].isalnum()]
+    wanted = [line.lower().replace("_", "-") for line in pinned if not line.startswith("#")]
+    assert sorted(packages) == sorted(wanted)
+    after = [next_line for line, next_line in zip(hashed, hashed[1:]) if line[0].isalnum()]
+    assert all(line.startswith("    --hash=sha256:") for line in after)

@@ -21,6 +21,7 @@ NOT_MEASURED = "not measured"
 COMPARED = {MASKED: "masked_lm.json", CAUSAL: "causal_lm.json", BOTH: "translation.json"}
 LENGTHS = {CAUSAL: "causal_lm_length_seed_*.json"}  # a record for each seed
 PROBED = {CAUSAL: "probe_causal_lm.json"}
+STARTED = {BOTH: "translation_swap.json"}
 EARLY = "trainability.json"  # of one seed
 COSTS = "benchmark_layer_one_thread_cpu.json"
 
@@ -73,9 +74,7 @@ def compared(family: str) -> Optional[Column]:
     if record is None:
         return None
     if family == BOTH:
-        rows = [row for row in record.figures["means"] if row["beam"] != 1]
-        of = {str(row["system"]): _interval(row, "BLEU") for row in rows}
-        return Column("BLEU", COMPARED[family], 2, of, higher=True)
+        return Column("BLEU", COMPARED[family], 2, _bleu(record, greedy=False), higher=True)
     found = {str(row["model"]): _interval(row, "perplexity") for row in record.rows}
     return Column("perplexity", COMPARED[family], 2, found)
 
@@ -115,6 +114,20 @@ def probed(family: str) -> Optional[Column]:
     found = {str(row["model"]): _interval(row, "mean_reciprocal_rank") for row in rows}
     title = "mean reciprocal rank on tasks, longer than trained"
     return Column(title, PROBED[family], 2, found, higher=True)
+
+
+def started(family: str) -> Column:
+    """Return BLEU after a short training that began from another encoding's model."""
+    title, record = "start from a trained model", _record(STARTED.get(family))
+    if record is None:
+        return Column(title, "", 0, {})
+    title += ": BLEU, 120 updates after `sinusoidal`, greedily"
+    return Column(title, STARTED[family], 2, _bleu(record, greedy=True), higher=True)
+
+
+def _bleu(record: Record, greedy: bool) -> dict[str, Interval]:
+    rows = [row for row in record.figures["means"] if (row["beam"] == 1) == greedy]
+    return {str(row["system"]): _interval(row, "BLEU") for row in rows}
 
 
 def early(family: str) -> list[Column]:
