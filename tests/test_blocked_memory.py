@@ -102,7 +102,8 @@ def test_a_call_keeps_no_tensor_beside_the_saved_ones():
     padding = torch.zeros(1, 64, dtype=torch.bool)
     first = torch.eye(1, 64, dtype=torch.bool)
     terms = Terms(bias=torch.empty(1, 129, requires_grad=True), first=first)
-    node = blocked.attend(*inputs(1, 64), terms, Mask("lr", padding), 0.1)[0].grad_fn
+    out, _ = blocked.attend(*inputs(1, 64), terms, Mask("lr", padding), 0.1)
+    node = out.grad_fn
 
     def tensors(x: object) -> list[torch.Tensor]:
         if isinstance(x, torch.Tensor):
