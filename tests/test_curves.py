@@ -203,6 +203,14 @@ def test_a_slow_fall_after_a_rest_is_no_dive():
     assert stages_of(rest, noise=0.01, every=20) is None
 
 
+def test_the_way_back_from_a_jump_is_no_dive():
+    """As where a stretch of the text is hard."""
+    found = list(losses([(0, 8.0), (60, 6.0), (2000, 5.8)], noise=0.03, every=20))
+    jumped = [(at, loss + (0.4 - (at - 620) / 100) * (620 <= at <= 660)) for at, loss in found]
+    assert max(piece.rate for piece in straight_pieces(jumped)[1:]) > 0.005
+    assert find_stages(curve_of(jumped)) is None
+
+
 def test_pieces_are_no_more_than_there_are():
     pieces = straight_pieces(list(losses(BERT, noise=0.01)))
     assert len(pieces) == len(BERT) - 1

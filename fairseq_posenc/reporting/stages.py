@@ -43,11 +43,13 @@ class Piece(NamedTuple):
         rate: how fast it falls, in nats an update.
         updates: how many it lasts.
         end: the last of them.
+        loss: there, in nats.
     """
 
     rate: float
     updates: int
     end: int
+    loss: float
 
 
 def smoothed(curve: Curve) -> list[tuple[int, float]]:
@@ -73,7 +75,8 @@ def find_stages(curve: Curve) -> Optional[Stages]:
     piece of all those after one that falls ``SLOW`` times slower, the plateau, which itself comes
     after one ``SLOW`` times faster than it, the start. Dive and plateau are as long as pieces
     follow each other that are at least, or at most, a ``SLOW``-th as fast as that fastest piece.
-    A dive is ``LEAST`` of the loss's whole fall.
+    A dive is ``LEAST`` of the loss's whole fall, along its pieces and from its beginning to its
+    end: the way back from a jump, as over a hard stretch of text, is none.
     """
     pieces = straight_pieces([(e.updates, e.nats) for e in curve.training if e.is_finite])
     whole = sum(piece.rate * piece.updates for piece in pieces)
@@ -86,7 +89,8 @@ def find_stages(curve: Curve) -> Optional[Stages]:
         last = slow[-1]
         first = next(i for i in range(last, -1, -1) if i == 0 or pieces[i - 1].rate > limit)
         fastest = max((piece.rate for piece in pieces[:first]), default=-math.inf)
-        fall = sum(piece.rate * piece.updates for piece in pieces[last + 1 : end])
+        along = sum(piece.rate * piece.updates for piece in pieces[last + 1 : end])
+        fall = min(along, pieces[last].loss - pieces[end - 1].loss)
         if fastest >= SLOW * pieces[last].rate and fall >= LEAST * whole:
             return Stages(pieces[first - 1].end, pieces[last].end, pieces[end - 1].end)
     return None
@@ -110,9 +114,9 @@ def straight_pieces(points: Sequence[tuple[int, float]]) -> list[Piece]:
     cuts = _best_cuts(updates - updates.mean(), (losses - losses.mean()) / noise)
     pieces = []
     for begin, end in zip(cuts, cuts[1:]):
-        rate = -float(np.polyfit(updates[begin:end], losses[begin:end], 1)[0])
-        before = points[begin - 1][0] if begin else 0
-        pieces.append(Piece(rate, points[end - 1][0] - before, points[end - 1][0]))
+        slope, height = map(float, np.polyfit(updates[begin:end], losses[begin:end], 1))
+        before, last = points[begin - 1][0] if begin else 0, points[end - 1][0]
+        pieces.append(Piece(-slope, last - before, last, height + slope * last))
     return pieces
 
 
