@@ -249,6 +249,9 @@ def test_the_command_tells_stages_and_epochs_and_draws_the_training(tmp_path, ca
     assert dict(record.figures["stages"][0]) == {
         **{"training": "bert", "start_ends": 900, "plateau_ends": 8000, "dive_ends": 10000}
     }
+    first = record.figures["pieces"][0]
+    assert (first["training"], first["last_update"]) == ("bert", 900)
+    assert first["nats_in_1000_updates"] == pytest.approx(3.9, rel=0.01)
     assert record.data["bert"] == str(tmp_path / "bert")
     assert text in capsys.readouterr().out + text
 

@@ -8,7 +8,14 @@ from collections.abc import Mapping, Sequence
 from fairseq_posenc.reporting.intervals import NOTE, Interval, interval, interval_of_perplexity
 from fairseq_posenc.reporting.markdown import table
 from fairseq_posenc.reporting.record import Row
-from fairseq_posenc.reporting.stages import LEAST, SLOW, find_stages, smoothed
+from fairseq_posenc.reporting.stages import (
+    LEAST,
+    SLOW,
+    find_stages,
+    smoothed,
+    straight_pieces,
+    training_points,
+)
 from fairseq_posenc.running.logs import Curve, Entry
 
 Curves = Mapping[str, Curve]
@@ -55,6 +62,11 @@ def figures(trainings: Trainings) -> dict[str, list[Row]]:
             {"training": name, **{f"{stage}_ends": at for stage, at in found._asdict().items()}}
             for name, found in stages.items()
             if found is not None
+        ],
+        "pieces": [
+            {"training": name, "last_update": piece.end, "nats_in_1000_updates": 1000 * piece.rate}
+            for name, curve in curves.items()
+            for piece in straight_pieces(training_points(curve))
         ],
         "seeds": [
             {"training": name, "seeds": len(trainings[name]), **_flat(means)}

@@ -68,6 +68,11 @@ def smoothed(curve: Curve) -> list[tuple[int, float]]:
     return points
 
 
+def training_points(curve: Curve) -> list[tuple[int, float]]:
+    """Return updates and training loss in nats, without losses that are no number."""
+    return [(entry.updates, entry.nats) for entry in curve.training if entry.is_finite]
+
+
 def find_stages(curve: Curve) -> Optional[Stages]:
     """Return the stages of a training's loss, None if it has no plateau with a dive after it.
 
@@ -78,7 +83,7 @@ def find_stages(curve: Curve) -> Optional[Stages]:
     A dive is ``LEAST`` of the loss's whole fall, along its pieces and from its beginning to its
     end: the way back from a jump, as over a hard stretch of text, is none.
     """
-    pieces = straight_pieces([(e.updates, e.nats) for e in curve.training if e.is_finite])
+    pieces = straight_pieces(training_points(curve))
     whole = sum(piece.rate * piece.updates for piece in pieces)
     for peak in sorted(range(len(pieces)), key=lambda i: pieces[i].rate, reverse=True):
         limit = pieces[peak].rate / SLOW
