@@ -78,7 +78,8 @@ def read_settings(
     warmup = cfg.lr_scheduler.warmup_updates or round(
         _recipe(protocol)["not_given"].get("warmup_ratio", 0) * max_update
     )
-    model = frozenset(_compose(configs, name, []).get("model") or {})
+    written = _compose(configs, name, []) if overrides else cfg
+    model = frozenset(written.get("model") or {})
     metric = cfg.checkpoint.best_checkpoint_metric
     return Settings(name, metric, int(max_update), int(warmup), model)
 
