@@ -39,12 +39,13 @@ class Interval(NamedTuple):
 
 def interval(values: Iterable[float]) -> Interval:
     """Return the mean of some values with its interval; unbounded if any is no number."""
-    from scipy import stats  # a second to import
-
     known = list(values)
     mean = statistics.fmean(known)
     if len(known) < 2 or not math.isfinite(mean):
         return Interval(mean, -math.inf, math.inf)
+
+    from scipy import stats  # a second to import
+
     reach = stats.t.ppf((1 + LEVEL) / 2, len(known) - 1) * statistics.stdev(known)
     reach = float(reach) / math.sqrt(len(known))
     return Interval(mean, mean - reach, mean + reach)
