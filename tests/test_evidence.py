@@ -104,6 +104,18 @@ def test_of_bleu_the_highest_is_best(results):
     assert deciding(Question("encoder-decoder", 128, 128)).best() == ("rope", ["shaw"], ["t5"])
 
 
+def test_a_start_from_a_trained_model_is_read_from_greedy_search(results):
+    means = [
+        {"system": "rope", "beam": beam, "BLEU": bleu, "BLEU_low": bleu - 1, "BLEU_high": bleu + 1}
+        for beam, bleu in ((1, 33.0), (5, 35.0))
+    ]
+    assert measured.started("encoder-decoder").show("rope") == NOT_MEASURED
+    path = results / measured.STARTED["encoder-decoder"]
+    Record("bleu", {"scores": [], "means": means}, {}).write(path)
+    assert measured.started("encoder-decoder").show("rope") == "33.00 (32.00 to 34.00)"
+    assert measured.started("causal-lm").show("rope") == NOT_MEASURED
+
+
 def test_one_seed_tells_nothing_apart():
     column = measured.early("encoder-decoder")[0]
     best, same, behind = column.best()
