@@ -16,11 +16,14 @@ import pytest
 import torch
 from fairseq import checkpoint_utils, utils
 
+import disturbed
 import test_glue_commands as glue
 import test_hostile_checkpoints as hostile
 import test_squad_commands as squad
-from commands import FAMILIES, sentences, trained
+import test_translation_commands as pieces
+from commands import run, sentences, trained
 from fairseq_doors import COVERED, EVALUATES, evaluated_settings, find_doors, name_of
+from fairseq_posenc.cli import main
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.auditing import refuse_broken
 from fairseq_posenc.transformer.reading import allow_safe_classes
@@ -31,6 +34,7 @@ from fairseq_posenc.transformer.trusted_settings import (
     is_literal,
     refuse_files,
 )
+from fairseq_posenc.translation.average import average_checkpoints
 
 TRACE = hostile.TRACE
 PAYLOAD = f"__import__('os').mkdir('{TRACE}') or [5]"
@@ -49,7 +53,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 KINDS = {
     **dict.fromkeys(("restore", "fine-tune", "eval-lm", "lm-length"), "causal_lm"),
-    **dict.fromkeys(("generate", "interactive", "translate", "bleu"), "translation"),
+    **dict.fromkeys(("generate", "interactive"), "translation"),
+    **dict.fromkeys(("translate", "bleu"), "pieces"),
     **dict.fromkeys(("validate", "init"), "masked_lm"),
     **{"glue": "glue", "squad train": "squad", "squad predict": "answers"},
 }
@@ -69,7 +74,12 @@ KEPT_OUT = {
     "speech": "models and tasks of speech: nothing is promised of the files that they open",
 }
 CASES = [(command, kind) for command, kind in KINDS.items()]
-CASES += [(command, kind) for command in SEVERAL for kind in FAMILIES]
+CASES += [(command, kind) for command in SEVERAL for kind in ("masked_lm", "causal_lm", "pieces")]
+COMMANDS = {
+    **hostile.COMMANDS,
+    "translate": hostile.ours("translate", "--checkpoint", "CHECKPOINT", "w1"),
+    "bleu": hostile.ours("bleu", "a=CHECKPOINT", "--out", "out", "--beam", 1),
+}
 
 
 @cache
@@ -79,6 +89,8 @@ def source(kind: str) -> Path:
         return glue.pretrained()
     if kind == "squad":
         return squad.files().pretrained
+    if kind == "pieces":
+        return pieces.checkpoint()
     if kind == "answers":
         return squad.trained()[0] / "checkpoint_last.pt"
     return trained(kind).save_dir / "checkpoint_last.pt"
@@ -92,11 +104,6 @@ def changed(path: Path, kind: str, changes: dict[str, Any]) -> Path:
     (vars(model) if isinstance(model, Namespace) else model).update(changes)
     torch.save(state, path)
     return path
-
-
-def start(command: str, path: Path, capsys: Any, monkeypatch: Any) -> Any:
-    """Run a command on a checkpoint."""
-    return hostile.COMMANDS[command](path, capsys, monkeypatch)
 
 
 WATCHED: list[str] = []  # a path whose opening is noted, and then what was opened
@@ -126,7 +133,7 @@ def secret(tmp_path, monkeypatch):
 def start(command: str, path: Path, *fixtures: Any) -> str | None:
     """Run a command on a checkpoint; return the line it ends with, None if it does its work."""
     try:
-        return str(hostile.COMMANDS[command](path, *fixtures))
+        return str(COMMANDS[command](path, *fixtures))
     except (AssertionError, pytest.fail.Exception):
         return None
 
@@ -199,6 +206,26 @@ def test_a_model_of_fairseqs_own_runs_nothing(setting, old, secret, tmp_path, mo
     assert setting in told
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", ["adaptive_softmax_cutoff", "encoder_embed_path"])
+def test_hydra_and_averages_and_reports_run_nothing(setting, secret, tmp_path, capsys):
+    changes = {
+        name: value.replace("SECRET", str(secret)) for name, value in SETTINGS[setting].items()
+    }
+    path = changed(tmp_path / "checkpoint_last.pt", "pieces", changes)
+    command = [*disturbed.hydra(tmp_path / "run"), f"checkpoint.finetune_from_model={path}"]
+    done = run(*command, cwd=tmp_path, fails=True)
+    assert done.status
+    assert f"{path}: its setting model.{setting}" in done.log
+    assert "Traceback" not in done.log
+    if setting == "encoder_embed_path":
+        return  # the commands below take it away
+    with pytest.raises(UserError, match=f"its setting model.{setting}"):
+        average_checkpoints([path, path], tmp_path / "average.pt")
+    assert main(["report", str(tmp_path)]) == 2
+    assert f"its setting model.{setting}" in capsys.readouterr().err
+
+
 def test_what_fairseq_evaluates_has_to_be_a_literal(secret):
     """Whatever asks for it, if its name is in no list."""
     assert utils.eval_str_list("500, 1000", int) == [500, 1000]
@@ -235,7 +262,7 @@ def test_another_checkpoint_beside_the_one_named_is_checked(tmp_path):
     torch.save({"model": {}}, tmp_path / "a.pt")
     settings = {"model": {"adaptive_softmax_cutoff": PAYLOAD}}
     torch.save({"model": {}, "cfg": settings}, tmp_path / "a-shard0.pt")
-    with pytest.raises(UserError, match="a-shard0.pt: .*model.adaptive_softmax_cutoff"):
+    with pytest.raises(UserError, match=r"a-shard0.pt: .*model.adaptive_softmax_cutoff"):
         checkpoint_utils.load_model_ensemble_and_task([str(tmp_path / "a.pt")])
 
 
@@ -253,7 +280,7 @@ def test_a_setting_that_the_command_line_names_is_the_users(tmp_path, monkeypatc
 def test_a_checkpoint_names_no_file_to_write(tmp_path):
     """A criterion of fairseq's opens a file for writing, in fairseq-validate too."""
     criterion = {"_name": "sentence_ranking", "save_predictions": "/etc/passwd"}
-    with pytest.raises(UserError, match="criterion.save_predictions names a file"):
+    with pytest.raises(UserError, match=r"criterion.save_predictions names a file"):
         refuse_files({"cfg": {"criterion": criterion}})
 
 

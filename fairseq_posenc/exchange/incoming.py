@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from argparse import Namespace
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from fairseq_posenc.transformer.reading import reading
 from fairseq_posenc.transformer.trusted_settings import check_settings, refuse_files
 
 _FINE_TUNING = {"masked_lm": ("glue", "squad")}  # the tasks of a family beside its training's
+_VERSION = re.compile(r"^Written by fairseq-posenc [\w.+-]+ from", re.MULTILINE)
 _UNUSED = "encoder.lm_head."  # by fine-tuned models: an export leaves it out
 
 
@@ -77,7 +79,7 @@ def build(folder: Folder) -> Built:
 def _refuse_other_code(folder: Folder) -> None:
     """Refuse a folder whose code is not what this version writes: it may compute something else.
 
-    The line that names the version is left out. Nothing of the code is run.
+    The version in its title may be another one. Nothing of the code is run.
     """
     path = folder.path / CODE
     if not path.is_file():
@@ -94,8 +96,8 @@ def _refuse_other_code(folder: Folder) -> None:
         )
 
 
-def _without_version(text: str) -> list[str]:
-    return [line for line in text.splitlines() if not line.startswith("Written by fairseq-posenc ")]
+def _without_version(text: str) -> str:
+    return _VERSION.sub("", text, count=1)
 
 
 def _add_head(model: Any, own: dict[str, Any]) -> None:

@@ -86,9 +86,9 @@ def refuse_files(state: Any) -> None:
         words = " ".join(sys.argv[1:]).replace("-", "_")
         if name not in words:
             raise UserError(
-                f"its setting {_shown(place)} names a file, {_quoted(value)}, which fairseq would open; "
-                f"if the command has --model-overrides, say \"{{'{name}': None}}\" there (the "
-                "weights are in the checkpoint), else name the setting on the command line"
+                f"its setting {_shown(place)} names a file, {_quoted(value)}, which fairseq would "
+                f"open; take it away with --model-overrides \"{{'{name}': None}}\" (its numbers "
+                "are in the checkpoint), or name the setting on the command line of the training"
             )
 
 
@@ -170,7 +170,7 @@ def _files(state: Any) -> list[_Setting]:
 
 
 def _contents(section: Any) -> dict[Any, Any]:
-    return vars(section) if isinstance(section, Namespace) else section  # type: ignore[no-any-return]
+    return vars(section) if isinstance(section, Namespace) else section
 
 
 def _shown(place: str) -> str:
