@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from commands import new_directory
 from exchanged import checkpoint
 from fairseq_posenc.cli import main
 from fairseq_posenc.running.pretrained import load_state
+from fairseq_posenc.version import __version__
 from test_exchange import HARD, export, padded, scores
 from test_glue_commands import data as glue_data
 from test_squad_commands import files as squad_files
@@ -217,10 +219,78 @@ def test_nothing_of_an_export_is_left_where_it_is_refused(tmp_path, capsys):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]
 
 
-def test_an_import_does_not_run_the_code_of_a_folder():
+@pytest.mark.parametrize("name", ["config.json", "fairseq.json", "model.safetensors"])
+def test_a_pipe_is_not_waited_for(name, capsys):
+    folder = export(checkpoint("causal_lm", "none"))
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    assert f"{name}: " in refused(folder, capsys)
+
+
+def test_an_import_compares_the_code_of_a_folder_and_does_not_run_it(capsys):
     folder = export(checkpoint("causal_lm", "alibi"))
-    (folder / "modeling_fairseq_posenc.py").write_text("raise SystemExit('run')")
+    path = folder / "modeling_fairseq_posenc.py"
+    code = path.read_text()
+    path.write_text(code.replace(f"fairseq-posenc {__version__}", "fairseq-posenc 0.0.1", 1))
     import_(folder)
+    for other in ("raise SystemExit('run')", code.replace("self", "this", 1), code + "\n# more"):
+        assert other != code
+        path.write_text(other)
+        assert "is not the code that this version" in refused(folder, capsys)
+    path.write_text(code)
+    config = json.loads((folder / "config.json").read_text())
+    for wrong in ({"auto_map": 5}, {"auto_map": {}, "decoder_stack": {"positions": {"new": {}}}}):
+        (folder / "config.json").write_text(json.dumps({**config, **wrong}))
+        assert "config.json" in refused(folder, capsys)
+    (folder / "config.json").write_text(json.dumps(config))
+    path.unlink()
+    import_(folder)
+
+
+PAYLOAD = "__import__('os').mkdir('it-ran') or [5]"
+
+
+@pytest.mark.parametrize(
+    ("family", "part", "change"),
+    [
+        *((f, "model", {"adaptive_softmax_cutoff": PAYLOAD}) for f in ("causal_lm", "translation")),
+        ("causal_lm", "model", {"adaptive_input": True, "adaptive_input_cutoff": PAYLOAD}),
+        ("causal_lm", "model", {"character_embeddings": True, "character_filters": PAYLOAD}),
+        *((f, "model", {"xformers_att_config": PAYLOAD}) for f in ("masked_lm", "causal_lm")),
+        ("translation", "model", {"encoder_embed_path": "there-is-none.txt"}),
+        ("translation", "model", {"decoder_embed_path": "pipe"}),
+        ("translation", "model", {"encoder_layers_to_keep": 3}),
+        ("translation", "model", {"decoder_layers_to_keep": "a,b"}),
+        ("masked_lm", "model", {"encoder_layers_to_keep": ["0"]}),
+        ("translation", "model", {"_target_": "os.mkdir"}),
+        ("translation", "task", {"source_lang": "${oc.env:HOME}"}),
+    ],
+)
+def test_the_options_of_a_folder_run_nothing_and_open_nothing(
+    family, part, change, tmp_path, monkeypatch, capsys
+):
+    folder = export(checkpoint(family, "none"))
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")  # opening it would wait for ever
+    path = folder / "fairseq.json"
+    kept = json.loads(path.read_text())
+    path.write_text(json.dumps({**kept, part: {**kept[part], **change}}))
+    told = refused(folder, capsys)
+    assert f"{path}: its setting {part}.{[*change][-1]}" in told
+    assert not Path("it-ran").exists()
+
+
+@pytest.mark.parametrize("family", ["masked_lm", "causal_lm", "translation"])
+@pytest.mark.parametrize("task", ["masked_lm", "language_modeling", "translation", "glue", "squad"])
+def test_another_tasks_name_is_one_line(family, task, capsys):
+    folder = export(checkpoint(family, "none"))
+    path = folder / "fairseq.json"
+    kept = json.loads(path.read_text())
+    own = kept["task"]["_name"] == task
+    path.write_text(json.dumps({**kept, "task": {**kept["task"], "_name": task}}))
+    fits = own or (family == "masked_lm" and task in ("glue", "squad"))
+    import_(folder, code=0 if fits else 2)
+    assert fits or "its model is of" in capsys.readouterr().err
 
 
 def test_what_an_export_keeps_for_the_way_back_is_checked(capsys):

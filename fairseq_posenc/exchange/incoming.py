@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from argparse import Namespace
 from typing import Any, NamedTuple
 
 import torch
 
 from fairseq_posenc.errors import UserError, shortened
-from fairseq_posenc.exchange.folder import CONFIG, FAIRSEQ, WEIGHTS
+from fairseq_posenc.exchange.folder import CODE, CONFIG, FAIRSEQ, WEIGHTS, code
 from fairseq_posenc.exchange.joining import separated
 from fairseq_posenc.exchange.meaning import settings_of
 from fairseq_posenc.exchange.native import collect
 from fairseq_posenc.exchange.reading import Folder
 from fairseq_posenc.running.families import NO_WEIGHTS, defaults, family_of, stacks_of
 from fairseq_posenc.running.families import build as build_model
+from fairseq_posenc.transformer.reading import reading
+from fairseq_posenc.transformer.trusted_settings import check_settings, refuse_files
 
-_TASKS = ("masked_lm", "language_modeling", "translation", "glue", "squad")
+_FINE_TUNING = {"masked_lm": ("glue", "squad")}  # the tasks of a family beside its training's
+_VERSION = re.compile(r"^Written by fairseq-posenc [\w.+-]+ from", re.MULTILINE)
 _UNUSED = "encoder.lm_head."  # by fine-tuned models: an export leaves it out
 
 
@@ -42,16 +46,21 @@ def build(folder: Folder) -> Built:
     Raises:
         UserError: the settings are of no such model, or lie about its size.
     """
+    _refuse_other_code(folder)
     own = folder.settings or settings_of(folder.config, folder.path)
+    with reading(str(folder.path / FAIRSEQ)):
+        check_settings({"cfg": own})
+        refuse_files({"cfg": own})
     given, task = own.get("model"), own.get("task")
-    if not isinstance(given, dict) or not isinstance(task, dict) or task.get("_name") not in _TASKS:
-        raise UserError(
-            f"{folder.path}: its model is of a task that is none of {', '.join(_TASKS)}"
-        )
+    if not isinstance(given, dict) or not isinstance(task, dict):
+        raise UserError(f"{folder.path / FAIRSEQ}: has no options of a model and of its task")
     arch = str(given.get("_name") or given.get("arch"))
     family = family_of(arch)
     if family is None:
         raise UserError(f"{folder.path}: {shortened(arch)} is no architecture of fairseq_posenc")
+    tasks = (family.task, *_FINE_TUNING.get(family.name, ()))
+    if task.get("_name") not in tasks:
+        raise UserError(f"{folder.path}: its model is of a task that is none of {', '.join(tasks)}")
     config = defaults(arch, task["_name"])
     plain = isinstance(config["model"], dict)
     values = {**(config["model"] if plain else vars(config["model"])), **given}
@@ -65,6 +74,30 @@ def build(folder: Folder) -> Built:
     config["model"] = values if plain else Namespace(**values)
     config["task"] = {**config["task"], **task, "data": str(folder.path)}
     return Built(model.eval(), family.name, config, str(own.get("head") or family.name))
+
+
+def _refuse_other_code(folder: Folder) -> None:
+    """Refuse a folder whose code is not what this version writes: it may compute something else.
+
+    The version in its title may be another one. Nothing of the code is run.
+    """
+    path = folder.path / CODE
+    if not path.is_file():
+        return
+    try:
+        expected = _without_version(code(folder.config))
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{folder.path / CONFIG}: is not of {CODE}: {error!r}") from None
+    if _without_version(path.read_text(encoding="utf-8", errors="replace")) != expected:
+        raise UserError(
+            f"{path}: is not the code that this version of fairseq_posenc writes for {CONFIG}, so "
+            "the weights may mean something else; import them with the version that exported "
+            "them, or remove the file to import them as they mean here"
+        )
+
+
+def _without_version(text: str) -> str:
+    return _VERSION.sub("", text, count=1)
 
 
 def _add_head(model: Any, own: dict[str, Any]) -> None:

@@ -47,6 +47,7 @@ def read_folder(path: Path) -> Folder:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
+        _refuse_pipe(path)
         if path.stat().st_size > _LARGEST_SETTINGS:
             raise ValueError("far too large")
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -59,9 +60,16 @@ def _json(path: Path) -> dict[str, Any]:
     return content
 
 
+def _refuse_pipe(path: Path) -> None:
+    """Refuse what would be waited for without end when it is read."""
+    if path.exists() and not path.is_file():
+        raise OSError("not a file")
+
+
 def _weights(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a file whose header is of a size that models have."""
     try:
+        _refuse_pipe(path)
         with open(path, "rb") as file:
             header = int.from_bytes(file.read(8), "little")
         if header > _LARGEST_HEADER:

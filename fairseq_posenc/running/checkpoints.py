@@ -16,6 +16,7 @@ from fairseq_posenc.running import host  # noqa: F401  (registers models and tas
 from fairseq_posenc.running.files import written_whole
 from fairseq_posenc.transformer.mending import newest
 from fairseq_posenc.transformer.reading import open_mapped, reading
+from fairseq_posenc.transformer.trusted_settings import forget_files
 
 State = dict[str, Any]
 _TENSORS = ("model", "last_optimizer_state")
@@ -39,6 +40,7 @@ def load_state(path: Path, what: str) -> State:
     with reading(f"{what} {path}"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # hydra's, about fairseq's configuration
         state = open_mapped(path)
+        forget_files(state)
         upgraded = _upgraded({**state, "last_optimizer_state": None, "model": {}})
         upgraded.update({name: state.get(name) for name in _TENSORS})
         _ = upgraded["cfg"].model, upgraded["cfg"].task, state["model"]

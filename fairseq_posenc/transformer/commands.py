@@ -13,6 +13,7 @@ from typing import Callable, Optional
 from hydra.core.hydra_config import HydraConfig
 
 from fairseq_posenc.errors import one_line
+from fairseq_posenc.transformer.auditing import audit_fairseq
 from fairseq_posenc.transformer.divergence import explain
 from fairseq_posenc.transformer.guarding import guard_checkpoints
 from fairseq_posenc.transformer.numpy_names import provide_numpy_names
@@ -25,6 +26,7 @@ def prepare() -> None:
     """Prepare the commands of this process; again does nothing."""
     provide_numpy_names()
     allow_safe_classes()
+    audit_fairseq()
     guard_checkpoints()
     install_excepthook()
     if HydraConfig.initialized():

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.holding import hold_save_dir
 from fairseq_posenc.transformer.mending import LAST, mend
-from fairseq_posenc.transformer.reading import is_torn, open_mapped, reading
+from fairseq_posenc.transformer.reading import is_torn
 
 TRAINER = "fairseq.trainer"
 WRITER = "fairseq.checkpoint_utils"
@@ -47,9 +47,6 @@ class _CheckpointGuard(logging.Filter):
             self._hear(record.getMessage())
         elif record.name == WRITER and record.getMessage().startswith("Traceback"):
             return False  # fairseq raises it as well, and then a line tells it
-        elif models := record.getMessage().partition("loading model(s) from ")[2]:
-            for path in models.split(os.pathsep):
-                _refuse_broken(Path(path))
         # The guard needs to hear INFO; the user need not, if LOGLEVEL says so.
         package = logging.getLogger(record.name.partition(".")[0])
         return record.levelno >= package.getEffectiveLevel()
@@ -88,24 +85,11 @@ def _refuse_fresh_start(path: Path, settings: DictConfig | None) -> None:
 
 def _refuse_torn(path: Path, settings: DictConfig | None) -> None:
     """Mend a last checkpoint that was not written to its end; refuse any other such file."""
-    if not path.is_file():
-        return
-    if not is_torn(path):
-        _refuse_broken(path)
+    if not path.is_file() or not is_torn(path):
         return
     if path.name != LAST or not _is_first_start(path, settings):
         raise UserError(f"{path} is not a whole checkpoint: it was not written to its end")
     mend(path)
-
-
-def _refuse_broken(path: Path) -> None:
-    """Refuse a file that :func:`open_mapped` refuses, before fairseq reads and uses it as a whole.
-
-    Nothing of it stays in memory, and of its tensors nothing is read.
-    """
-    if path.is_file():
-        with reading(str(path)):
-            open_mapped(path)
 
 
 def _end_if_finished(path: Path, updates: int, settings: DictConfig) -> None:

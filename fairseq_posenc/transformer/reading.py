@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from fairseq_posenc.errors import UserError, damage
+from fairseq_posenc.transformer.trusted_settings import check_settings
 
 _PICKLE = b"\x80"  # how a checkpoint of torch before 1.6 begins, which is no archive
 
@@ -32,6 +33,7 @@ def open_mapped(path: Path) -> dict[str, Any]:
     mapped = zipfile.is_zipfile(path)  # not before torch 1.6
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     _refuse_hollow(state)
+    check_settings(state)
     return state
 
 
