@@ -32,6 +32,9 @@ class PositionalTransformer(PositionCheckpoints, RetainedDropout, TransformerMod
         """Build a model as fairseq's class does, with our stacks."""
         model: Any = super().build_model(plain_args(args), task)
         model.init_positions = model.encoder.cfg.position.init_positions
+        for stack, option in (model.encoder, "source_lang"), (model.decoder, "target_lang"):
+            language = getattr(getattr(task, "cfg", None), option, None)
+            stack.meaning = stack.meaning._replace(language=language)
         announce(encoder=model.encoder, decoder=model.decoder)
         built: PositionalTransformer = model
         return built
