@@ -21,7 +21,7 @@ from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.registry import parse
 from fairseq_posenc.transformer.adapting import PositionCheckpoints, is_position_parameter
-from fairseq_posenc.transformer.configuration import announce, stack_config
+from fairseq_posenc.transformer.configuration import announce, stack_config, task_option
 from fairseq_posenc.transformer.dropout import RetainedDropout
 from fairseq_posenc.transformer.options import PositionConfig
 from fairseq_posenc.transformer.stacks import PositionalDecoder
@@ -114,7 +114,7 @@ class PositionalLM(PositionCheckpoints, RetainedDropout, TransformerLanguageMode
         model = cls(decoder)
         model.positions_for_bos = more
         # What the data has, not what the model was built for: fairseq-eval-lm has options of both.
-        adds_bos = getattr(getattr(task, "cfg", args), "add_bos_token", False)
+        adds_bos = task_option(task, "add_bos_token", args.add_bos_token)
         decoder.meaning = decoder.meaning._replace(add_bos_token="on" if adds_bos else "off")
         model.init_positions = decoder.cfg.position.init_positions
         announce(decoder=decoder)

@@ -12,7 +12,7 @@ from fairseq_posenc.errors import UserError
 DICTIONARY = "dict.txt"
 
 
-class Placeholders(Dictionary):  # type: ignore[misc]
+class Placeholders(Dictionary):
     """Stands in for a dictionary of which only the size is known."""
 
     def __init__(self, size: int) -> None:

@@ -76,7 +76,7 @@ class Meaning(NamedTuple):
 
     def completed(self, other: Meaning) -> Meaning:
         """Fill in the fields that are not known from ``other``."""
-        return Meaning(*(x if x is not None else y for x, y in zip(self, other)))
+        return other._replace(**{n: x for n, x in self._asdict().items() if x is not None})
 
     def unknown(self, model: Meaning) -> list[str]:
         """List the fields that a model has and the weights do not say."""
