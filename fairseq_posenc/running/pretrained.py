@@ -111,16 +111,16 @@ class Pretrained(NamedTuple):
                 f"{path} has {len(ours):,} symbols with <mask>, but {self.path} has "
                 f"{self.symbols:,}; {advice}"
             )
-        if self.fingerprint and self.fingerprint != fingerprint(ours):
-            raise UserError(
-                f"{path} has other symbols, or in another order, than the dictionary that "
-                f"{self.path} was trained with; {advice}"
-            )
         theirs = self.dictionary
         if theirs and theirs.is_file() and load_dictionary(theirs).symbols != ours.symbols:
             raise UserError(
                 f"{path} has other symbols than {theirs}, which {self.path} was trained with; "
                 f"{advice}"
+            )
+        if self.fingerprint and self.fingerprint != fingerprint(ours):
+            raise UserError(
+                f"{path} has other symbols, or in another order, than the dictionary that "
+                f"{self.path} was trained with; {advice}"
             )
 
 
