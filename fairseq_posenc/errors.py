@@ -15,6 +15,7 @@ _NOT_ALLOWED = (errno.EROFS, errno.EACCES)
 _RANK = re.compile(r"^fairseq_posenc\.errors\.(?:User|Run)Error: (.+)$", re.MULTILINE)
 _MISFIT = re.compile(r"Error\(s\) in loading state_dict for .*:\s*(.+)")
 _MISSING = "Model file not found: "
+_OTHER_PARAMETERS = "loaded state dict "  # how torch's optimizers begin
 _BARE = "Neither args nor cfg exist"
 _LONGEST = 200  # characters of somebody else's message, or of a user's text
 _LONGEST_MESSAGE = 20_000
@@ -158,6 +159,13 @@ def _fault(error: BaseException, opening: bool, here: bool) -> str | None:
         return "no such file"
     if misfit := _MISFIT.match(text):
         return f"its parameters are not the model's: {misfit[1]}"
+    if text.startswith(_OTHER_PARAMETERS):
+        return (
+            "its optimizer's state is for other parameters than the model's: give the options of "
+            "its training, or train on with --reset-optimizer"
+        )
+    if here and isinstance(error, AssertionError) and "--reset-optimizer" in text:
+        return shortened(text)  # another optimizer or criterion
     lacks = isinstance(error, (KeyError, TypeError, AttributeError)) or text.startswith(_BARE)
     return damage(error) if opening or (here and lacks) else None
 

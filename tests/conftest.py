@@ -21,6 +21,8 @@ from omegaconf import OmegaConf
 import programs
 from fairseq_posenc import registry
 from fairseq_posenc.running import host  # noqa: F401  (registers models and tasks)
+from fairseq_posenc.transformer.identity import Identity, is_identity
+from fairseq_posenc.transformer.meaning import Meaning
 from fork_server import hasten_hydra
 
 ARCHITECTURES = {
@@ -199,6 +201,16 @@ def make_model(family: str, arch: str | None = None, **options):
         ARCH_CONFIG_REGISTRY[arch](args)
     model = cls.build_model(args, task)
     return model.eval()
+
+
+def of_the_last_version(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return a state whose identities say their positions, and nothing more."""
+    return {
+        name: Identity.decoded(value)._replace(meaning=Meaning()).encoded()
+        if is_identity(name)
+        else value
+        for name, value in state.items()
+    }
 
 
 def make_tokens(batch: int = 3, length: int = 9, symbols: int = 20) -> torch.Tensor:

@@ -304,6 +304,9 @@ def test_what_an_export_keeps_for_the_way_back_is_checked(capsys):
         ("model", {"attention_directions": "lr"}, "or other attention directions"),
         ("model", {"position_encoding": "shaw"}, "tensors of the model are not there"),
         ("task", {"_name": "bart"}, "its model is of a task that is none of masked_lm"),
+        ("model", {"activation_fn": "relu"}, "trained with activation gelu, the model has activ"),
+        ("meanings", {"encoder": {"heads": 2}}, "trained with 2 heads, the model has 4 heads"),
+        ("meanings", {"encoder": 3}, "fairseq.json: cannot be read"),
     ):
         path.write_text(json.dumps({**kept, part: {**kept[part], **change}}))
         assert told in refused(folder, capsys)

@@ -151,7 +151,9 @@ def _keep_for_fairseq(trained: Trained, folder: Path) -> None:
     if trained.family != "causal_lm":  # whose configuration has no other options
         names = {"_name", *(option.dest for option in model_options(model["_name"]))}
         model = {name: value for name, value in model.items() if name in names}
+    meanings = {side: stack.meaning._asdict() for side, stack in trained.stacks.items()}
     kept: dict[str, Any] = {"model": model, "task": {**task, "data": "."}, "head": trained.head}
+    kept["meanings"] = meanings
     if trained.head == "classes":
         ((name, head),) = trained.model.classification_heads.items()
         kept |= {"head_name": name, "classes": head.out_proj.out_features}

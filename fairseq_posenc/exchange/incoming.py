@@ -16,6 +16,7 @@ from fairseq_posenc.exchange.native import collect
 from fairseq_posenc.exchange.reading import Folder
 from fairseq_posenc.running.families import NO_WEIGHTS, defaults, family_of, stacks_of
 from fairseq_posenc.running.families import build as build_model
+from fairseq_posenc.transformer.meaning import Meaning
 from fairseq_posenc.transformer.reading import reading
 from fairseq_posenc.transformer.trusted_settings import check_settings, refuse_files
 
@@ -163,7 +164,7 @@ def load(folder: Folder, built: Built) -> dict[str, Any]:
     found |= {name: torch.zeros_like(own[name]) for name in unused}
     state = {**own, **found}
     built.model.load_state_dict(dict(state))  # strict, and the package's own checks
-    _restate(folder.config, built)
+    _restate(folder, built)
     return {**built.model.state_dict(), **found}
 
 
@@ -180,13 +181,21 @@ def _unused(built: Built, own: dict[str, Any]) -> list[str]:
     return [name for name in names if not (tied and name == f"{_UNUSED}weight")]
 
 
-def _restate(config: dict[str, Any], built: Built) -> None:
-    """Take over the length that the weights were trained at.
+def _restate(folder: Folder, built: Built) -> None:
+    """Take over the length that the weights were trained at, the dictionary and the language.
 
     Raises:
-        UserError: the positions are not those that the configuration tells.
+        UserError: what they were trained for is not what the folder's settings are.
     """
+    config, meanings = folder.config, (folder.settings or {}).get("meanings") or {}
     for side, stack in stacks_of(built.model):
+        try:
+            meaning = Meaning.decoded(meanings.get(side) or {})
+        except (AttributeError, TypeError) as error:
+            raise UserError(f"{folder.path / FAIRSEQ}: cannot be read: {error}") from None
+        if others := meaning.differences(stack.meaning):
+            raise UserError(f"{folder.path / FAIRSEQ}: {side}: {'; '.join(others)}")
+        stack.meaning = stack.meaning.completed(meaning)
         said = config.get(f"{side}_stack")
         if said:
             items = {item.name: dict(item.options) for item in stack.assembly.spec.items}

@@ -21,7 +21,7 @@ from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.registry import parse
 from fairseq_posenc.transformer.adapting import PositionCheckpoints, is_position_parameter
-from fairseq_posenc.transformer.configuration import announce, stack_config
+from fairseq_posenc.transformer.configuration import announce, stack_config, task_option
 from fairseq_posenc.transformer.dropout import RetainedDropout
 from fairseq_posenc.transformer.options import PositionConfig
 from fairseq_posenc.transformer.stacks import PositionalDecoder
@@ -113,29 +113,17 @@ class PositionalLM(PositionCheckpoints, RetainedDropout, TransformerLanguageMode
         )
         model = cls(decoder)
         model.positions_for_bos = more
+        # What the data has, not what the model was built for: fairseq-eval-lm has options of both.
+        adds_bos = task_option(task, "add_bos_token", args.add_bos_token)
+        decoder.meaning = decoder.meaning._replace(add_bos_token="on" if adds_bos else "off")
         model.init_positions = decoder.cfg.position.init_positions
         announce(decoder=decoder)
         return model
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
-        """Let a table of positions grow by the one that ``<s>`` needs (``--add-bos-token``).
-
-        Raises:
-            UserError: two matrices of embeddings for a model that has one: the second would win.
-        """
+        """Let a table of positions grow by the one that ``<s>`` needs (``--add-bos-token``)."""
         super().upgrade_state_dict_named(state_dict, name)
         prefix = f"{name}." if name else ""
-        decoder: Any = self.decoder
-        names = (
-            f"{prefix}decoder.embed_tokens.weight",
-            f"{prefix}decoder.output_projection.weight",
-        )
-        matrices = [state_dict[key] for key in names if key in state_dict]
-        if decoder.share_input_output_embed and len(matrices) == 2 and not torch.equal(*matrices):
-            raise UserError(
-                "the checkpoint's output embeddings are not its input embeddings, and this model "
-                "shares them: --no-share-decoder-input-output-embed makes one that does not"
-            )
         tables = self.state_dict(prefix=prefix) if self.positions_for_bos else {}
         for key, own in tables.items():
             old = state_dict.get(key)

@@ -81,6 +81,13 @@ class PositionalRoberta(PositionCheckpoints, RetainedDropout, RobertaModel):
         announce(encoder=stack)
         return model
 
+    def register_classification_head(self, name: str, *args: Any, **kwargs: Any) -> None:
+        """Add a head for classes, whose activation the checkpoint says from then on."""
+        super().register_classification_head(name, *args, **kwargs)
+        model: Any = self
+        stack = model.encoder.sentence_encoder
+        stack.meaning = stack.meaning._replace(pooler=model.args.pooler_activation_fn)
+
     def register_span_head(self) -> None:
         """Add a head that scores where an answer begins and ends; for the task squad."""
         args: Any = self.args

@@ -11,7 +11,7 @@ from torch import nn
 
 from fairseq_posenc import registry
 from fairseq_posenc.transformer.adapting import PositionCheckpoints
-from fairseq_posenc.transformer.configuration import announce, plain_args, stack_config
+from fairseq_posenc.transformer.configuration import announce, plain_args, stack_config, task_option
 from fairseq_posenc.transformer.dropout import RetainedDropout
 from fairseq_posenc.transformer.options import add_position_args
 from fairseq_posenc.transformer.stacks import PositionalDecoder, PositionalEncoder
@@ -32,6 +32,8 @@ class PositionalTransformer(PositionCheckpoints, RetainedDropout, TransformerMod
         """Build a model as fairseq's class does, with our stacks."""
         model: Any = super().build_model(plain_args(args), task)
         model.init_positions = model.encoder.cfg.position.init_positions
+        for stack, option in (model.encoder, "source_lang"), (model.decoder, "target_lang"):
+            stack.meaning = stack.meaning._replace(language=task_option(task, option))
         announce(encoder=model.encoder, decoder=model.decoder)
         built: PositionalTransformer = model
         return built

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, Optional
 
 from fairseq import options
-from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.models.roberta import RobertaModel
@@ -22,6 +21,7 @@ from fairseq_posenc.models.causal_lm import PositionalLM
 from fairseq_posenc.models.masked_lm import PositionalRoberta
 from fairseq_posenc.models.translation import PositionalTransformer
 from fairseq_posenc.running import host  # noqa: F401  (registers models and tasks)
+from fairseq_posenc.transformer.dictionary import Placeholders
 
 NO_WEIGHTS = ("._extra_state", ".version", "._float_tensor")
 
@@ -115,12 +115,7 @@ def build(values: dict[str, Any], symbols: list[int]) -> Any:
         values: its options, complete.
         symbols: the size of the dictionary of each stack.
     """
-    dictionaries = []
-    for size in symbols:
-        dictionary = Dictionary()
-        for number in range(size - len(dictionary)):
-            dictionary.add_symbol(f"symbol{number}")
-        dictionaries.append(dictionary)
+    dictionaries = [Placeholders(size) for size in symbols]
     task = SimpleNamespace(
         source_dictionary=dictionaries[0],
         target_dictionary=dictionaries[-1],

@@ -15,7 +15,8 @@ from fairseq_posenc.running.checkpoints import load_state
 from fairseq_posenc.running.families import Family, family_of, model_options
 from fairseq_posenc.transformer.adapting import STOCK_OFFSET, STOCK_SPEC
 from fairseq_posenc.transformer.configuration import plain_args
-from fairseq_posenc.transformer.dictionary import DICTIONARY, load_dictionary
+from fairseq_posenc.transformer.dictionary import DICTIONARY, fingerprint, load_dictionary
+from fairseq_posenc.transformer.identity import Identity, is_identity
 from fairseq_posenc.transformer.options import resolve
 
 STOCK_TABLE = ".embed_positions.weight"
@@ -42,6 +43,7 @@ class Pretrained(NamedTuple):
         positions: how many each stack has room for.
         sizes: of the dictionaries, with ``<mask>``; the source's first.
         dictionary: of the data that it was trained on, where that was; None if it does not tell.
+        fingerprint: of the symbols of its first dictionary; None if it does not tell.
         weights: its parameters by name, as the file has them; empty unless asked for.
     """
 
@@ -54,6 +56,7 @@ class Pretrained(NamedTuple):
     positions: dict[str, int]
     sizes: list[int]
     dictionary: Optional[Path]
+    fingerprint: Optional[str]
     weights: dict[str, Tensor]
 
     @property
@@ -92,8 +95,8 @@ class Pretrained(NamedTuple):
     def check_dictionary(self, path: Path) -> None:
         """Refuse tokens that mean something else to the model.
 
-        A dictionary of the same size with other symbols is found out only if the one of the
-        training is still there.
+        A checkpoint of an earlier version does not tell its symbols: then those of the same number
+        are found out only if the dictionary of the training is still there.
 
         Args:
             path: dictionary of the data that the model is to read.
@@ -113,6 +116,11 @@ class Pretrained(NamedTuple):
             raise UserError(
                 f"{path} has other symbols than {theirs}, which {self.path} was trained with; "
                 f"{advice}"
+            )
+        if self.fingerprint and self.fingerprint != fingerprint(ours):
+            raise UserError(
+                f"{path} has other symbols, or in another order, than the dictionary that "
+                f"{self.path} was trained with; {advice}"
             )
 
 
@@ -146,6 +154,7 @@ def read_pretrained(
         raise UserError(f"{option} {path}: holds no token embeddings")
     ARCH_CONFIG_REGISTRY[arch](args)  # old checkpoints lack options that came later
     data = settings.task.get("data")
+    said = [Identity.decoded(weights[name]) for name in sorted(filter(is_identity, weights))]
     return Pretrained(
         path=path,
         settings=settings,
@@ -156,6 +165,7 @@ def read_pretrained(
         positions=_positions(args, settings, family, weights),
         sizes=[sizes[name] for name in sorted(sizes, reverse=True)],  # encoder before decoder
         dictionary=Path(str(data).split(":")[0], DICTIONARY) if data else None,
+        fingerprint=said[-1].meaning.dictionary if said else None,  # an encoder's comes last
         weights=weights if with_weights else {},
     )
 

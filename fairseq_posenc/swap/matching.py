@@ -77,8 +77,7 @@ def match(source: Pretrained, model: Any, extend: Optional[Rule]) -> Start:
     permuted = {}
     for stack in stacks:
         permuted.update(reordered(stack.prefix, stack.module, stack.spec, weights))
-        if state := _identity(stack, theirs):
-            weights[f"{stack.prefix}{KEY}"] = state.encoded()
+        weights[f"{stack.prefix}{KEY}"] = _identity(stack, theirs).encoded()
     accounts = []
     for name in filter(_is_position, own):
         stack = next(each for each in stacks if name.startswith(each.prefix))
@@ -126,19 +125,22 @@ def _is_apart(name: str) -> bool:
     return _is_position(name) or is_identity(name)
 
 
-def _identity(stack: Stack, theirs: Mapping[str, Tensor]) -> Optional[Identity]:
-    """Return what the start says of a stack whose encodings the source had: the trained length.
+def _identity(stack: Stack, theirs: Mapping[str, Tensor]) -> Identity:
+    """Return what the start says of a stack: the source's meaning, with the start's positions.
 
-    What depends on it, such as a scaling's ramp, is to be for the length that was trained.
+    Of encodings that the source had, what depends on the trained length, such as a scaling's ramp,
+    is to be for the length that was trained.
     """
-    said = theirs.get(f"{stack.prefix}{KEY}")
-    now = stack.module.identity
+    state, now = theirs.get(f"{stack.prefix}{KEY}"), stack.module.identity
+    said = None if state is None else Identity.decoded(state)
+    if said is not None:
+        now = now._replace(meaning=said.meaning)
     both = {item.name for item in stack.spec.items} & {
         item.name for item in stack.module.assembly.spec.items
     }
     if not both - {"none"}:
-        return None
-    old = stack.positions[0] if said is None else Identity.decoded(said).trained_length
+        return now
+    old = stack.positions[0] if said is None else said.trained_length
     return now._replace(trained_length=old)
 
 

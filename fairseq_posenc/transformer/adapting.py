@@ -12,7 +12,8 @@ from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.counting import taken
 from fairseq_posenc.transformer.identity import KEY, Identity
-from fairseq_posenc.transformer.weights import refuse_broken_weights
+from fairseq_posenc.transformer.resuming import refuse_optimizer
+from fairseq_posenc.transformer.weights import refuse_broken_weights, refuse_untied
 
 logger = logging.getLogger(__name__)
 OWN = ".encodings."  # in the name of every position parameter, and in no other
@@ -61,31 +62,36 @@ class PositionCheckpoints(nn.Module):
         """Match the positions; torch calls this first, after fairseq pruned layers.
 
         Raises:
-            UserError: they differ and ``--init-positions`` was not given, or the dictionary does,
-                or weights are no finite numbers.
+            UserError: they differ and ``--init-positions`` was not given, or the weights mean
+                something else in this model, or are no finite numbers.
         """
         own = self.state_dict(prefix=prefix)
         refuse_broken_weights(state_dict, own)
         _refuse_other_dictionary(state_dict, own)
-        self._extend_tables(state_dict, prefix)
         changes = self._match_identities(state_dict, prefix)
-        changes += _match(state_dict, {k: v for k, v in own.items() if is_position_parameter(k)})
+        refuse_untied(state_dict, own)
+        longer = self._extend_tables(state_dict, prefix)
+        moved = _match(state_dict, {k: v for k, v in own.items() if is_position_parameter(k)})
+        changes += moved
         if changes and not self.init_positions:
             raise UserError(
                 "the checkpoint's positions are not the model's (--init-positions accepts this and "
                 f"starts the model's own fresh): {'; '.join(changes)}"
             )
+        refuse_optimizer(longer + moved)
         for change in changes:
             logger.warning("--init-positions: %s", change)
         read, self._read = self._read or state_dict, None
         logger.info("checkpoint: %s", taken(read, state_dict, own))
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
-    def _extend_tables(self, state_dict: dict[str, Any], prefix: str) -> None:
+    def _extend_tables(self, state_dict: dict[str, Any], prefix: str) -> list[str]:
         """Let tables by distance grow with ``--max-positions``: beyond its end a table is clipped.
 
-        Its last rows are repeated, so that every distance keeps the row that it had.
+        Its last rows are repeated, so that every distance keeps the row that it had. Return what
+        grew, in words.
         """
+        changes = []
         for name, module in self.named_modules(prefix=prefix.rstrip(".")):
             if not isinstance(module, Encoding):
                 continue
@@ -96,14 +102,19 @@ class PositionCheckpoints(nn.Module):
                 longer = module.extended(parameter, state_dict[key])
                 if longer.shape != state_dict[key].shape:
                     logger.info("%s: its ends are repeated for longer distances", key)
+                    changes.append(_resized(key, state_dict[key], longer))
                     state_dict[key] = longer
+        return changes
 
     def _match_identities(self, state_dict: dict[str, Any], prefix: str) -> list[str]:
-        """Compare what the checkpoint says of each stack's positions; return the differences.
+        """Compare what the checkpoint says of each stack; return how positions differ.
 
-        Where there are some, the model's own is what the state dict says afterwards.
+        Where they do, the model's own are what the state dict says afterwards.
+
+        Raises:
+            UserError: the weights were trained with other settings than those of positions.
         """
-        changes = []
+        changes, others = [], []
         for name, stack in self.named_modules():
             own = getattr(stack, "identity", None)
             if not isinstance(own, Identity):
@@ -115,9 +126,18 @@ class PositionCheckpoints(nn.Module):
                     f"{name}: the checkpoint is of a version that did not write down its "
                     f"positions, and is taken for one of {own.positions}"
                 )
+            others += [f"{name}: {each}" for each in theirs.meaning.differences(own.meaning)]
+            if unknown := theirs.meaning.unknown(own.meaning):
+                logger.info("%s: the checkpoint does not say its %s", name, ", ".join(unknown))
             found = theirs.differences(own, stack.layers_kept)
             changes += [f"{name}: {difference}" for difference in found]
-            state_dict[f"{prefix}{name}.{KEY}"] = (own if found else theirs).encoded()
+            now = (own if found else theirs)._replace(meaning=theirs.meaning.completed(own.meaning))
+            state_dict[f"{prefix}{name}.{KEY}"] = now.encoded()
+        if others:
+            raise UserError(
+                f"the checkpoint's weights mean something else in this model: {'; '.join(others)}; "
+                "give it the settings and dictionaries of its training"
+            )
         return changes
 
 
@@ -160,9 +180,9 @@ def _match(state_dict: dict[str, Any], own: dict[str, Tensor]) -> list[str]:
     return (
         [f"{key} {tuple(own[key].shape)} is not in the checkpoint" for key in fresh]
         + [f"{key} {tuple(theirs[key].shape)} is not in the model" for key in dropped]
-        + [
-            f"{key} is {tuple(theirs[key].shape)} in the checkpoint, "
-            f"{tuple(own[key].shape)} in the model"
-            for key in resized
-        ]
+        + [_resized(key, theirs[key], own[key]) for key in resized]
     )
+
+
+def _resized(key: str, theirs: Tensor, own: Tensor) -> str:
+    return f"{key} is {tuple(theirs.shape)} in the checkpoint, {tuple(own.shape)} in the model"

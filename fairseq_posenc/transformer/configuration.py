@@ -41,6 +41,18 @@ def stack_config(args: Any) -> TransformerConfig:
     return config
 
 
+def task_option(task: Any, name: str, default: Any = None) -> Any:
+    """Read an option of a task, which fairseq's older tasks keep in another place.
+
+    Args:
+        task: fairseq's task, or a stand-in that has no options.
+        name: of the option.
+        default: where there is none.
+    """
+    options = getattr(task, "cfg", None) or getattr(task, "args", None)
+    return getattr(options, name, default)
+
+
 def check_activations(args: Any) -> None:
     """Refuse an activation function that fairseq does not know.
 

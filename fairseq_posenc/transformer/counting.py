@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from fairseq_posenc.transformer.identity import KEY
+from fairseq_posenc.transformer.weights import place
 
 
 def taken(before: dict[str, Any], state_dict: dict[str, Any], own: dict[str, Tensor]) -> str:
@@ -22,20 +23,16 @@ def taken(before: dict[str, Any], state_dict: dict[str, Any], own: dict[str, Ten
     """
     given = {name: x for name, x in state_dict.items() if isinstance(x, Tensor)}
     names = [name for name in own if not name.endswith(KEY)]
-    new = [x for x in names if x not in given or _place(given[x]) == _place(own[x])]
+    new = [x for x in names if x not in given or place(given[x]) == place(own[x])]
     loaded = set(names) - set(new)
-    used = {_place(given[name]) for name in loaded}
+    used = {place(given[name]) for name in loaded}
     ignored = [
         name
         for name, x in before.items()
         if isinstance(x, Tensor) and not name.endswith(KEY)
-        if name not in loaded and _place(x) not in used
+        if name not in loaded and place(x) not in used
     ]
     return f"{len(loaded):,} tensors loaded, {_told(new)} new, {_told(ignored)} ignored"
-
-
-def _place(x: Tensor) -> int:
-    return x.untyped_storage().data_ptr()
 
 
 def _told(names: list[str]) -> str:

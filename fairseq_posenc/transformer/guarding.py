@@ -15,6 +15,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.holding import hold_save_dir
 from fairseq_posenc.transformer.mending import LAST, mend
 from fairseq_posenc.transformer.reading import is_torn
+from fairseq_posenc.transformer.resuming import begin
 
 TRAINER = "fairseq.trainer"
 WRITER = "fairseq.checkpoint_utils"
@@ -61,6 +62,7 @@ class _CheckpointGuard(logging.Filter):
             _refuse_full_disk(target)
         if source:
             _refuse_torn(Path(source), self._settings)
+            begin(Path(source), self._settings)
         if (loaded := _LOADED.fullmatch(message)) and self._settings is not None:
             _end_if_finished(Path(loaded[1]), int(loaded[2]), self._settings)
 

@@ -1,7 +1,7 @@
-"""What a checkpoint says of its positions, which the names and shapes of tensors do not tell.
+"""What a checkpoint says of its weights, which the names and shapes of tensors do not tell.
 
-Rotary weights read as ALiBi's load without a missing tensor, and mean nothing. So each stack
-writes, beside its parameters, what they were trained for.
+Rotary weights read as ALiBi's load without a missing tensor, and mean nothing; so do four heads
+read as eight. So each stack writes, beside its parameters, what they were trained for.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.registry import Spec, parse
+from fairseq_posenc.transformer.meaning import Meaning
 
 KEY = "_extra_state"  # torch's name for what a module adds to its parameters
 
@@ -25,21 +26,28 @@ class Identity(NamedTuple):
         positions: the spec in its canonical form.
         directions: of the first layers, as in ``lr,rl``; all further ones are ``both``.
         trained_length: in tokens.
+        meaning: everything but positions.
     """
 
     positions: str
     directions: str
     trained_length: int
+    meaning: Meaning = Meaning()
 
     @classmethod
-    def of(cls, positions: str, directions: tuple[str, ...], trained_length: int) -> Identity:
+    def of(
+        cls, positions: str, directions: tuple[str, ...], trained_length: int, meaning: Meaning
+    ) -> Identity:
         """Return the identity of a stack whose layers have ``directions``."""
-        return cls(positions, ",".join(_named(directions)), trained_length)
+        return cls(positions, ",".join(_named(directions)), trained_length, meaning)
 
     def encoded(self) -> Tensor:
         """Return it as a tensor of code points, which every tool for checkpoints can carry."""
+        content = {**self._asdict(), **self.meaning._asdict()}
+        del content["meaning"]
+        text = json.dumps({name: x for name, x in content.items() if x is not None})
         # int64: sums of equal numbers, as of averaged checkpoints, must not overflow.
-        return torch.tensor([ord(character) for character in json.dumps(self._asdict())])
+        return torch.tensor([ord(character) for character in text])
 
     @classmethod
     def decoded(cls, state: Any) -> Identity:
@@ -51,8 +59,16 @@ class Identity(NamedTuple):
         try:
             content = json.loads("".join(chr(int(point)) for point in state.tolist()))
             positions, directions = content["positions"], content["directions"]
-            return cls(str(parse(positions)), str(directions), int(content["trained_length"]))
-        except (AttributeError, TypeError, ValueError, KeyError, OverflowError) as error:
+            length, meaning = int(content["trained_length"]), Meaning.decoded(content)
+            return cls(str(parse(positions)), str(directions), length, meaning)
+        except (
+            AttributeError,
+            TypeError,
+            ValueError,
+            KeyError,
+            OverflowError,
+            RecursionError,
+        ) as error:
             raise UserError(
                 f"what the checkpoint says of its positions cannot be read: {error}"
             ) from None
@@ -63,7 +79,7 @@ class Identity(NamedTuple):
         return f"trained with {self.positions}{directions} at length {self.trained_length}"
 
     def differences(self, model: Identity, layers: list[int] | None = None) -> list[str]:
-        """Return in words how a model differs from what the weights are for.
+        """Return in words how a model's positions differ from what the weights are for.
 
         Args:
             model: what the model is.

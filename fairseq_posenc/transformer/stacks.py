@@ -30,6 +30,7 @@ from fairseq_posenc.transformer.layers import (
     rotates_source,
     wrapped,
 )
+from fairseq_posenc.transformer.meaning import Meaning
 from fairseq_posenc.transformer.passing import carrying, hand_over
 
 
@@ -40,6 +41,7 @@ class _PositionalStack:
     embed_positions: nn.Module | None
     padding_idx: int
     layers_kept: list[int] | None = None
+    meaning: Meaning
     _get_full_incremental_state_key: Callable[[str], str]
 
     def install(
@@ -72,7 +74,7 @@ class _PositionalStack:
         """What the weights of this stack are for."""
         spec, dims = self.assembly
         directions = () if dims.causal else self.directions  # all layers of a decoder see the past
-        return Identity.of(str(spec), directions, dims.trained_length)
+        return Identity.of(str(spec), directions, dims.trained_length, self.meaning)
 
     def get_extra_state(self) -> Tensor:
         """Return what the state dict says beside the parameters: the identity."""
@@ -80,7 +82,9 @@ class _PositionalStack:
 
     def set_extra_state(self, state: Tensor) -> None:
         """Take on what loaded weights are for; that they fit has been seen to."""
-        length = Identity.decoded(state).trained_length
+        said = Identity.decoded(state)
+        length = said.trained_length
+        self.meaning = self.meaning.completed(said.meaning)
         self.assembly = self.assembly.trained_at(length)
         for module in cast(nn.Module, self).modules():
             if isinstance(module, Encoding):
@@ -128,6 +132,7 @@ class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
         assembly = _assembly(cfg.position.encoder, encoder_dims(cfg), cfg.encoder.layers)
         super().__init__(cfg, dictionary, embed_tokens, return_fc)
         self.layers_kept = _layers_kept(cfg.encoder.layers_to_keep)
+        self.meaning = Meaning.of(cfg, cfg.encoder, dictionary)
         options = cfg.position
         self.install(
             assembly,
@@ -168,6 +173,7 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
     ) -> None:
         assembly = _assembly(cfg.position.decoder, decoder_dims(cfg), cfg.decoder.layers)
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
+        self.meaning = Meaning.of(cfg, cfg.decoder, dictionary)
         every_layer = ("lr",) * len(self.layers)
         self.install(assembly, dictionary.eos(), every_layer, cfg.position.backend)
         self.rotates_source = rotates_source(cfg.position.decoder)

@@ -1,4 +1,4 @@
-"""Weights that no training leaves: not numbers, infinite, or integers where the model's are not."""
+"""Weights that no training leaves, and two matrices for a model that has one."""
 
 from __future__ import annotations
 
@@ -27,6 +27,35 @@ def refuse_broken_weights(state_dict: dict[str, Any], own: dict[str, Tensor]) ->
                 raise UserError(
                     f"the checkpoint is damaged, or of a training that diverged: {name} {wrong}"
                 )
+
+
+def refuse_untied(state_dict: dict[str, Any], own: dict[str, Tensor]) -> None:
+    """Refuse two different matrices for one that the model shares: the second would win.
+
+    Args:
+        state_dict: of a checkpoint.
+        own: the model's.
+
+    Raises:
+        UserError: names the first such pair.
+    """
+    first: dict[int, str] = {}
+    for name in own:
+        if name not in state_dict or place(state_dict[name]) == place(own[name]):
+            continue  # the model's own, which starts fresh
+        other = first.setdefault(place(own[name]), name)
+        pair = state_dict[other], state_dict[name]
+        if place(pair[0]) != place(pair[1]) and not torch.equal(*pair):
+            raise UserError(
+                f"the checkpoint's {name} is not its {other}, and this model shares them: build it "
+                "as it was trained (--no-share-decoder-input-output-embed for a causal LM, "
+                "--untie-weights-roberta for a masked one, no --share-... for translation)"
+            )
+
+
+def place(x: Tensor) -> int:
+    """Return where the storage of a tensor begins: the same for tensors that share it."""
+    return x.untyped_storage().data_ptr()
 
 
 def _wrong(weight: Any) -> str | None:

@@ -55,8 +55,12 @@ def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
         model = load_translation(path)["model"]
         _check_same(paths[0], first, path, model)
         for name, value in model.items():
-            sums[name] = sums.get(name, 0) + value.to(_sum_type(value))
-    means = {name: (sums[name] / len(paths)).to(value.dtype) for name, value in first.items()}
+            if not is_identity(name):  # whose fields grew from version to version
+                sums[name] = sums.get(name, 0) + value.to(_sum_type(value))
+    means = {
+        name: (sums[name] / len(paths)).to(value.dtype) if name in sums else value
+        for name, value in first.items()
+    }
     whole = open_mapped(paths[0])
     write_state({**whole, "model": means, "last_optimizer_state": None}, target)
 
@@ -70,12 +74,14 @@ def _check_same(first: Path, old: dict[str, Tensor], path: Path, new: dict[str, 
         if name not in new:
             continue
         ours, theirs = (Identity.decoded(model[name]) for model in (old, new))
-        if ours != theirs:
-            raise UserError(
-                f"{first} and {path} are not of one model: {ours.told()}, and {theirs.told()}"
-            )
+        unlike = ours.meaning.differences(theirs.meaning, "and with")
+        if ours.told() != theirs.told():
+            unlike.insert(0, f"{ours.told()}, and {theirs.told()}")
+        if unlike:
+            raise UserError(f"{first} and {path} are not of one model: {'; '.join(unlike)}")
     shapes, others = (
-        {name: tuple(value.shape) for name, value in model.items()} for model in (old, new)
+        {name: tuple(value.shape) for name, value in model.items() if not is_identity(name)}
+        for model in (old, new)
     )
     differing = [name for name in {**shapes, **others} if shapes.get(name) != others.get(name)]
     if differing:
