@@ -52,7 +52,14 @@ class Identity(NamedTuple):
             content = json.loads("".join(chr(int(point)) for point in state.tolist()))
             positions, directions = content["positions"], content["directions"]
             return cls(str(parse(positions)), str(directions), int(content["trained_length"]))
-        except (AttributeError, TypeError, ValueError, KeyError, OverflowError) as error:
+        except (
+            AttributeError,
+            TypeError,
+            ValueError,
+            KeyError,
+            OverflowError,
+            RecursionError,
+        ) as error:
             raise UserError(
                 f"what the checkpoint says of its positions cannot be read: {error}"
             ) from None
