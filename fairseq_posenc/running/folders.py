@@ -67,7 +67,7 @@ class Folder:
             saved = _read(self.partial / _PROGRESS)
             if saved is not None:
                 self._compare(saved.get("plan"), self.partial)
-            yield saved["done"] if saved else {}
+            yield saved.get("done", {}) if saved else {}
 
     @contextmanager
     def begun(self) -> Iterator[int]:
