@@ -139,7 +139,8 @@ def test_no_standard_output_at_all():
     assert python(code, os.devnull, preexec_fn=lambda: os.close(1)) == (0, "")
 
 
-def test_names_of_files_that_are_no_text_are_printed():
+def test_names_of_files_that_are_no_text_are_printed(monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", "utf-8:strict")  # as in most places of the world
     status, said = python("def program(): print('caf\\udce9.pt', flush=True)")
     assert (status, said) == (0, "caf\\udce9.pt\n")
 
