@@ -29,7 +29,8 @@ def read_result(run: Run, out: Path) -> Result:
     folder = run.folder(out)
     found = read_json(folder / RESULT)
     metrics = found.get("metrics") if isinstance(found, dict) else None
-    if not isinstance(metrics, dict) or not isinstance(metrics.get(reported_metric(run)), (int, float)):
+    score = metrics.get(reported_metric(run)) if isinstance(metrics, dict) else None
+    if not isinstance(score, (int, float)):
         raise UserError(f"{folder / RESULT}: is no result of glue; delete it to make it anew")
     return {"learning_rate": run.learning_rate, "seed": run.seed, **found, "folder": str(folder)}
 

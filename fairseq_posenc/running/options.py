@@ -37,9 +37,10 @@ class Parser(ArgumentParser):
             if not word.isascii() and _SURROGATE.search(word):
                 raise UserError(f"{word!a} is not UTF-8; rename the file, or change the text")
         known, rest = super().parse_known_args(*words, **settings)
-        for path in (value for value in vars(known).values() if isinstance(value, Path)):
-            if CONTROL.search(str(path)):
-                raise UserError(f"{str(path)!a} has a control character; rename it")
+        for value in vars(known).values():
+            for path in value if isinstance(value, list) else [value]:
+                if isinstance(path, Path) and CONTROL.search(str(path)):
+                    raise UserError(f"{str(path)!a} has a control character; rename it")
         if rest and not self._subparsers:
             self.error(f"unrecognized arguments: {' '.join(rest)}")
         return known, rest
