@@ -29,5 +29,5 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], align: str = "lr
             follow, so that ``lr`` is a column of names and then numbers.
     """
     rule = [_RULES[align[min(column, len(align) - 1)]] for column in range(len(header))]
-    lines = ([_BAR.sub(r"\|", plain(cell)) for cell in row] for row in rows)
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rule, *lines))
+    head, *lines = ([_BAR.sub(r"\|", plain(cell)) for cell in row] for row in (header, *rows))
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *lines))

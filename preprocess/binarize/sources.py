@@ -180,11 +180,13 @@ class Reader:
             yield self._chunk(b"".join(pending))
 
     def _chunk(self, data: bytes) -> Chunk:
-        begins = self._offset + self.part.start == 0
+        if self._offset + self.part.start == 0:
+            self._offset = len(data) - len(data.removeprefix(codecs.BOM_UTF8))
+            data = data.removeprefix(codecs.BOM_UTF8)
         self._offset += len(data)
         lines = count_lines(data)
         self._line += lines
-        return Chunk(data.removeprefix(codecs.BOM_UTF8) if begins else data, self._offset, lines)
+        return Chunk(data, self._offset, lines)
 
 
 def count_lines(data: bytes) -> int:
