@@ -71,6 +71,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
 def _vocabulary(args: argparse.Namespace) -> dict[str, Path]:
     """Return the files that the folder gets, by the names that they have there."""
     vocabulary.check(args)
+    vocabulary.dictionary(args)  # refuses one without symbols
     files = {DICTIONARY: args.dict}
     if args.sentencepiece_model:
         return {**files, PIECES: args.sentencepiece_model}

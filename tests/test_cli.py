@@ -7,14 +7,22 @@ import os
 import resource
 import signal
 import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
 
 import pytest
 
-from commands import run, script, sentences
+from commands import run, script, sentences, trained
 from fairseq_posenc import cli, registry
 from fairseq_posenc.analysis import catalogue, listing
 from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.running.interruption import STOPPED, any_end_like_ctrl_c
+from fairseq_posenc.train.data import find_data
+from programs import BIN
+
+PREPROCESS = Path(__file__).parents[1] / "preprocess"
 
 
 def interrupted(*_):
@@ -65,6 +73,167 @@ def test_what_a_command_ends_with(error, code, monkeypatch, capsys):
     else:
         assert cli.main(["list"]) == code
         assert capsys.readouterr().err.count("\n") == 1
+
+
+def python(code, *arguments, **streams):
+    """Run Python code under the command line's rules for its end."""
+    ended = f"import sys; from fairseq_posenc.running.ending import ended, is_read\n{code}"
+    with tempfile.TemporaryFile("w+") as said:
+        done = subprocess.run(
+            [sys.executable, "-c", f"{ended}\nsys.exit(ended(program))", *map(str, arguments)],
+            **{"stdout": said, "stderr": said, **streams},
+            check=False,
+        )
+        said.seek(0)
+        return done.returncode, said.read()
+
+
+@pytest.fixture
+def unread():
+    """Return a pipe that nobody reads."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    yield writer
+    os.close(writer)
+
+
+AT_WORK = """
+def program():
+    for number in range(5000):
+        print("of no use to head", number, flush=number % 2 == 0)
+        print("progress", file=sys.stderr)
+    assert not is_read()
+    open(sys.argv[1], "w").write("the result")
+"""
+
+
+def test_a_closed_reader_stops_no_work(unread, tmp_path):
+    assert python(AT_WORK, tmp_path / "out", stdout=unread, stderr=unread) == (0, "")
+    assert (tmp_path / "out").read_text() == "the result"
+
+
+@pytest.mark.parametrize(
+    ("raised", "status"), [("UserError('no')", 2), ("RunError('no')", 1), ("ValueError('no')", 1)]
+)
+def test_a_closed_reader_hides_no_failure(raised, status, unread):
+    code = f"from fairseq_posenc.errors import *\ndef program():\n  print('x'); raise {raised}"
+    assert python(code, stdout=unread, stderr=unread) == (status, "")
+
+
+def test_a_pipe_that_breaks_elsewhere_is_a_failure():
+    status, said = python("def program(): raise BrokenPipeError('to a worker')")
+    assert status == 1
+    assert said.endswith("BrokenPipeError: to a worker\n")
+
+
+def test_output_that_finds_no_room_is_a_line():
+    with open("/dev/full", "w") as full:
+        status, said = python("def program(): print('x' * 99999)", stdout=full)
+    assert status == 1
+    assert "No space left on device" in said
+    assert said.count("\n") == 1
+
+
+def test_no_standard_output_at_all():
+    code = "def program():\n  print('x'); open(sys.argv[1], 'w').write('y')"
+    assert python(code, os.devnull, preexec_fn=lambda: os.close(1)) == (0, "")
+
+
+def test_names_of_files_that_are_no_text_are_printed(monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", "utf-8:strict")  # as in most places of the world
+    status, said = python("def program(): print('caf\\udce9.pt', flush=True)")
+    assert (status, said) == (0, "caf\\udce9.pt\n")
+
+
+def test_a_deleted_working_folder_is_a_line(tmp_path):
+    code = "import os\nos.mkdir(sys.argv[1]); os.chdir(sys.argv[1]); os.rmdir(sys.argv[1])\n"
+    code += "from fairseq_posenc.cli import main\ndef program(): return main(['count', 'rope'])"
+    told = "fairseq-posenc: error: the working folder has been deleted; change to another one\n"
+    assert python(code, tmp_path / "gone") == (2, told)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["describe", "caf\udce9"], "is not UTF-8"),
+        (["lm-length", "--data", "a:b", "x=y"], "--data: 'a:b': fairseq splits names at ':'"),
+        (["compare", "--out", "a:b"], "--out: 'a:b': fairseq splits names at ':'"),
+        (["swap", "--checkpoint", "a\nb", "--out", "c"], "'a\\nb' has a control character"),
+        (["curves", "\x1b[31mred=log"], "'\\x1b[31mred=log' has a control character"),
+    ],
+    ids=["half a character", "data", "out", "path", "name"],
+)
+def test_odd_arguments_are_refused_before_any_work(words, told, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(words) == 2
+    said = capsys.readouterr().err
+    assert told in said
+    assert said.count("\n") == 1
+
+
+def test_data_of_a_training_with_a_colon_in_its_name(tmp_path):
+    (tmp_path / "a:b").mkdir()
+    with pytest.raises(UserError, match="a:b: fairseq splits names at ':'; rename the folder"):
+        find_data(str(tmp_path / "a:b"))
+
+
+def test_a_training_whose_output_nobody_reads_has_its_log(unread, tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from fairseq_posenc.train import launching\n"
+        "launching._replace(['/bin/sh', '-c', 'seq 50000; echo end; exit 3'], Path(sys.argv[1]))"
+    )
+    words = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(words, stdout=unread, stderr=subprocess.DEVNULL, check=False)
+    assert done.returncode == 3
+    deadline = time.monotonic() + 10  # tee ends a moment later
+    while not (tmp_path / "train.log").read_text().endswith("end\n"):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.slow
+def test_a_page_is_written_whoever_reads_the_output(unread, tmp_path):
+    model = trained("masked_lm").save_dir / "checkpoint_last.pt"
+    words = ["inspect", "--checkpoint", model, "--text", "w1 w2", "--out", tmp_path / "x.html"]
+    command = [script("fairseq-posenc"), *map(str, words)]
+    done = subprocess.run(command, stdout=unread, stderr=unread, check=False)
+    assert done.returncode == 0
+    assert (tmp_path / "x.html").read_text().rstrip().endswith("</html>")
+
+
+NO_LOCKS = """
+import errno, fcntl, runpy, sys
+def fail(*_):
+    raise OSError(errno.ENOTSUP, "Operation not supported")
+fcntl.flock = fcntl.lockf = fail
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_a_file_system_without_locks_is_a_warning(tmp_path):
+    (tmp_path / "text").write_text("a b c\n" * 9)
+    model = trained("causal_lm").save_dir / "checkpoint_last.pt"
+    jobs = {
+        "manifest.json": [PREPROCESS / "plain_text.py", "--words", "--train", tmp_path / "text"],
+        "lm-length.md": [
+            *(BIN / "fairseq-posenc", "lm-length", f"a={model}", "--data", sentences()),
+            *("--lengths", 8, "--stride", 8),
+        ],
+    }
+    for result, words in jobs.items():
+        out = tmp_path / f"{result}.out"
+        done = subprocess.run(
+            [sys.executable, "-c", NO_LOCKS, *map(str, words), "--out", str(out)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("cannot be kept from a second run (Operation not supported)") == 1
+        assert (out / result).exists()
+        assert not list(out.glob("*.posenc-*"))
 
 
 @pytest.mark.slow

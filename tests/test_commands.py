@@ -21,6 +21,7 @@ from commands import (
     trained,
     validate,
 )
+from programs import SERVER
 
 pytestmark = pytest.mark.slow
 each_family = pytest.mark.parametrize("family", FAMILIES)
@@ -168,3 +169,11 @@ def test_layerdrop_with_checkpointed_activations(family):
     assert losses[-1] < losses[0]
     # All else is the same, so a difference means that a layer was left out of an update.
     assert losses != pytest.approx(trained(family).figures("train"))
+
+
+def test_workers_leave_no_temporary_folders(tmp_path, monkeypatch):
+    """A loader kills its workers, each of which would have had one."""
+    monkeypatch.delenv(SERVER, raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    train("causal_lm", "--max-epoch", 1, "--num-workers", 2, "--no-save")
+    assert not list(tmp_path.glob("pymp-*"))

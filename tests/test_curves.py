@@ -408,3 +408,12 @@ def test_the_recipes_log_often_enough_to_see_the_stages():
     """The shortest stage has 1,000 updates, and a line is smoothed over five."""
     known = [recipes.training(name) for name in recipes.trainings()]
     assert max(recipe.housekeeping["log_interval"] for recipe in known) <= 100
+
+
+def test_names_with_dollar_signs_are_drawn_as_they_are(tmp_path, capsys):
+    """Between two of them matplotlib looks for TeX, and knows no such symbol."""
+    log = write(tmp_path / "log", 3, 2)
+    words = ["curves", rf"$\nope$={log}", "--title", r"$\nope$ and $2", "--out", str(tmp_path)]
+    assert main(words) == 0
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert r"`$\nope$`" in capsys.readouterr().out

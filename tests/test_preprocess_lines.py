@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import gzip
 import json
 import random
 import sys
@@ -244,6 +246,34 @@ def test_splitting_loses_white_space_alone(seed):
     found = list(split_sentences(line))
     assert "".join("".join(found).split()) == "".join(line.split())
     assert all(sentence and sentence == sentence.strip() for sentence in found)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_byte_order_mark_is_no_part_of_the_first_word(tmp_path, compressed):
+    content = codecs.BOM_UTF8 + "eins zwei\n\ufeffeins\n".encode()
+    path = tmp_path / ("text.gz" if compressed else "text")
+    path.write_bytes(gzip.compress(content) if compressed else content)
+    command.run(
+        options.make_parser("").parse_args(
+            ["--words", "--train", str(path), "--out", str(tmp_path / "bin"), "--workers", "1"]
+        ),
+        formats.plain,
+    )
+    dictionary = Dictionary.load(str(tmp_path / "bin" / "dict.txt"))
+    assert set(dictionary.symbols[dictionary.nspecial :]) >= {"eins", "zwei", "\ufeffeins"}
+    assert dictionary.count[dictionary.index("eins")] == 1
+
+
+def test_a_dictionary_without_symbols_is_refused(tmp_path):
+    (tmp_path / "dict.txt").write_text("")
+    with pytest.raises(UserError, match=r"--dict .*dict.txt holds no symbol"):
+        run(tmp_path, "a b\n", "--dict", tmp_path / "dict.txt")
+    assert not (tmp_path / "bin").exists()
+
+
+def test_json_that_is_nested_too_deeply_is_an_invalid_line():
+    with pytest.raises(ValueError, match="not a JSON object"):
+        formats.JsonField("text")('{"text": ' + "[" * 9999)
 
 
 def test_splitting_takes_linear_time():

@@ -607,3 +607,17 @@ def test_a_real_pre_training_and_its_perplexity(capsys):
     assert "batch: 16 sequences (paper: 256 sequences)" in told
     assert "encoder_layers: 2 (paper: 12)" in told
     assert [each["encoding"] for each in data["others"]] == ["m4m"]
+
+
+def test_control_characters_in_names_are_written_out(tmp_path, capsys):
+    odd = "a\n# no heading\x1b[31m"
+    folder = tmp_path / "a\x1bfolder"
+    folder.mkdir()
+    row = {"model": odd, "perplexity": 2.0}
+    Record("compare", {"models": [row]}, {"text": odd}, command=odd).write(folder / "x.json")
+    assert main(["report", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert said.count(r"a\n# no heading\x1b[31m") == 3
+    assert r"in `a\x1bfolder`" in said
+    assert "\x1b" not in said
+    assert "\n# no heading" not in said

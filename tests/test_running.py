@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import os
@@ -16,7 +17,7 @@ import pytest
 import torch
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.running import checkpoints, locking, options, programs, progress, steps
+from fairseq_posenc.running import checkpoints, files, locking, options, programs, progress, steps
 from fairseq_posenc.running.devices import Computing, choose_device, hydra_words
 from fairseq_posenc.running.folders import Folder
 
@@ -128,6 +129,81 @@ class TestSteps:
             pass
 
 
+def hold_file(path: Path) -> subprocess.Popen[str]:
+    """Start a process that is writing a file and does not come to its end."""
+    code = (
+        "import sys, time; from pathlib import Path; from fairseq_posenc.running import files\n"
+        "with files.written_whole(Path(sys.argv[1])) as new:\n"
+        "    new.write_text('half'); print(new.name, flush=True); time.sleep(60)"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True
+    )
+
+
+class TestFiles:
+    def test_what_else_lies_there_stays(self, tmp_path: Path) -> None:
+        for name in ("a.new", "a.partial", "a.posenc-1234"):
+            (tmp_path / name).write_text("mine")
+        files.write_whole(tmp_path / "a", "whole")
+        found = {path.name: path.read_text() for path in tmp_path.iterdir()}
+        assert found.pop("a") == "whole"
+        assert set(found.values()) == {"mine"}
+        assert len(found) == 3
+
+    def test_a_link_is_replaced_and_its_target_stays(self, tmp_path: Path) -> None:
+        (tmp_path / "elsewhere").write_text("mine")
+        (tmp_path / "a").symlink_to(tmp_path / "elsewhere")
+        files.write_whole(tmp_path / "a", "whole")
+        assert not (tmp_path / "a").is_symlink()
+        assert (tmp_path / "a").read_text() == "whole"
+        assert (tmp_path / "elsewhere").read_text() == "mine"
+
+    def test_a_pipe_is_written_in_place(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "a")
+        reader = os.open(tmp_path / "a", os.O_RDONLY | os.O_NONBLOCK)
+        files.write_whole(tmp_path / "a", "whole")
+        assert os.read(reader, 9) == b"whole"
+        os.close(reader)
+        assert (tmp_path / "a").is_fifo()
+
+    def test_permissions_are_those_of_any_new_file_or_of_the_old_one(self, tmp_path: Path) -> None:
+        before = os.umask(0o027)
+        try:
+            files.write_whole(tmp_path / "a", "")
+        finally:
+            os.umask(before)
+        assert (tmp_path / "a").stat().st_mode & 0o777 == 0o640
+        (tmp_path / "a").chmod(0o604)
+        files.write_whole(tmp_path / "a", "")
+        assert (tmp_path / "a").stat().st_mode & 0o777 == 0o604
+
+    def test_two_writers_of_one_file_do_not_mix(self, tmp_path: Path) -> None:
+        path = tmp_path / "a"
+        with files.written_whole(path) as first, files.written_whole(path) as second:
+            first.write_text("first")
+            second.write_text("second")
+        assert path.read_text() == "first"  # which was the last to end
+        assert os.listdir(tmp_path) == ["a"]
+
+    def test_what_a_killed_writer_left_is_deleted_and_a_living_one_goes_on(
+        self, tmp_path: Path
+    ) -> None:
+        living, killed = (hold_file(tmp_path / "a") for _ in range(2))
+        try:
+            assert living.stdout is not None
+            assert killed.stdout is not None
+            kept, left = living.stdout.readline().strip(), killed.stdout.readline().strip()
+            killed.kill()
+            killed.wait()
+            assert set(os.listdir(tmp_path)) == {kept, left}
+            files.write_whole(tmp_path / "a", "whole")
+            assert set(os.listdir(tmp_path)) == {kept, "a"}
+        finally:
+            living.kill()
+            living.wait()
+
+
 class TestFolders:
     PLAN: ClassVar = {"format": 1, "options": {"size": 60, "unit": None}, "inputs": {"a": "0" * 64}}
 
@@ -150,6 +226,7 @@ class TestFolders:
     def test_nothing_is_left_where_it_fails_nor_by_one_killed_before(self, tmp_path: Path) -> None:
         folder = Folder(tmp_path / "out", {})
         (folder.partial / "data").mkdir(parents=True)  # by a killed run
+        (folder.partial / locking.LOCK).write_text("")
 
         def fail() -> None:
             with folder.begun():
@@ -159,6 +236,44 @@ class TestFolders:
         with pytest.raises(KeyError):
             fail()
         assert os.listdir(tmp_path) == []
+
+    @pytest.mark.parametrize("way", ["begun", "continued"])
+    def test_somebody_elses_unfinished_folder_is_left_alone(self, tmp_path: Path, way: str) -> None:
+        folder = Folder(tmp_path / "out", {})
+        folder.partial.mkdir()
+        (folder.partial / "thesis.tex").write_text("precious")
+        with pytest.raises(UserError, match=r"out.partial: holds other files \(thesis.tex\)"):
+            getattr(folder, way)().__enter__()
+        assert os.listdir(folder.partial) == ["thesis.tex"]
+
+    @pytest.mark.parametrize("way", ["begun", "continued"])
+    def test_a_link_in_the_place_of_the_unfinished_folder(self, tmp_path: Path, way: str) -> None:
+        folder = Folder(tmp_path / "out", {})
+        (tmp_path / "elsewhere").mkdir()
+        folder.partial.symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(UserError, match=r"out.partial is a link; name another folder"):
+            getattr(folder, way)().__enter__()
+        assert not os.listdir(tmp_path / "elsewhere")
+
+    def test_a_link_to_where_the_folder_shall_be(self, tmp_path: Path) -> None:
+        (tmp_path / "big-disk").mkdir()
+        (tmp_path / "out").symlink_to(tmp_path / "big-disk")
+        folder = Folder(tmp_path / "out", {})
+        with folder.begun():
+            (folder.partial / "data").write_text("x")
+            folder.finish({})
+        assert (tmp_path / "out").is_symlink()
+        assert (tmp_path / "big-disk" / "data").read_text() == "x"
+
+    @pytest.mark.parametrize(
+        "progress", ["{}", "[" * 9999, '{"plan": {}}', '{"plan": 1, "done": 2}']
+    )
+    def test_progress_that_is_not_ours(self, tmp_path: Path, progress: str) -> None:
+        folder = Folder(tmp_path / "out", {})
+        with folder.continued():
+            (folder.partial / "progress.json").write_text(progress)
+        with contextlib.suppress(UserError), folder.continued() as saved:
+            assert saved == {}
 
     def test_a_beginning_is_continued_with_what_was_saved(self, tmp_path: Path) -> None:
         folder = Folder(tmp_path / "out", self.PLAN)
@@ -402,6 +517,30 @@ class TestPrograms:
         size = made.stat().st_size
         time.sleep(0.3)
         assert made.stat().st_size == size
+
+    def test_temporary_folders_of_ended_programs_are_deleted(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock: int
+    ) -> None:
+        """A loader's workers are killed, and so is the program here, where it waits for its end."""
+        (tmp_path / "pymp-of-others").mkdir()
+        monkeypatch.setenv("TMPDIR", str(tmp_path))
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        code = (
+            "import os, time; from multiprocessing import Process, util; "
+            "from fairseq_posenc.transformer.leftovers import share_temporary_folder; "
+            "share_temporary_folder(); worker = Process(target=util.get_temp_dir); worker.start(); "
+            "worker.join(); print(*os.listdir(os.environ['TMPDIR']), flush=True); time.sleep(60)"
+        )
+        seen: list[str] = []
+
+        def stop(line: str) -> None:
+            seen.extend(name for name in line.split() if name.startswith("pymp-"))
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            programs.run_logged(["python", "-c", code], tmp_path / "log", lock, stop)
+        assert len(seen) == 2  # one for the program and its worker
+        assert [path.name for path in tmp_path.glob("pymp-*")] == ["pymp-of-others"]
 
     def test_missing_command(self) -> None:
         with pytest.raises(UserError, match="fairseq-nonsense"):

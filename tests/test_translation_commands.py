@@ -276,6 +276,18 @@ def test_translate_answers_each_line_of_a_pipe_before_the_next(translator):
 
 
 @slow
+def test_translate_ends_when_nobody_reads_it(translator):
+    command = [str(script("fairseq-posenc")), "translate", "--checkpoint", str(checkpoint())]
+    with subprocess.Popen(
+        [*command, "--plain"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        process.stdout.close()
+        process.stdin.write("le chat dort.\n")
+        process.stdin.flush()  # and more could come
+        assert process.wait(120) == 0
+
+
+@slow
 def test_translate_gives_a_line_for_each_line_of_a_file(translator, capsys):
     path = raw() / "test.fr"
     command = ["translate", "--checkpoint", str(checkpoint()), "--input", str(path)]

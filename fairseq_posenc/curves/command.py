@@ -13,6 +13,7 @@ from fairseq_posenc.curves.tables import all_tables, figures
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.reporting.intervals import interval, interval_of_perplexity, where_all_have
 from fairseq_posenc.reporting.learning import draw_lines, training_line, validation_line
+from fairseq_posenc.reporting.markdown import plain
 from fairseq_posenc.reporting.pictures import can_draw
 from fairseq_posenc.reporting.record import Record, make_folder, own_command
 from fairseq_posenc.running.files import write_whole
@@ -76,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         means = {name: [(x, y.mean) for x, y in line] for name, line in lines.items()}
         bands = {name: [(x, y.low, y.high) for x, y in line] for name, line in lines.items()}
         if draw_lines(means, title, args.out / file, log=file == PICTURE, bands=bands):
-            drawn.append(f"\n![{title}]({file})\n")
+            drawn.append(f"\n![{plain(title)}]({file})\n")
     write_whole(args.out / TABLE, "".join([text, *drawn]))
     say(f"tables{_pictures(len(drawn))}: {args.out}")
     return 0

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fairseq_posenc.exchange.trained import Trained
+from fairseq_posenc.reporting.markdown import plain
 from fairseq_posenc.version import __version__
 
 _CARD = """---
@@ -78,10 +79,10 @@ def card(trained: Trained, target: str, usage: str, notes: Sequence[str]) -> str
     rows.append(("data", f"`{trained.data.resolve().name}`"))
     rows += _figures(trained)
     return _CARD.format(
-        title=trained.path.resolve().parent.name or trained.path.stem,
+        title=plain(trained.path.resolve().parent.name or trained.path.stem),
         version=__version__,
-        file=trained.path.name,
-        rows="\n".join(f"| {name} | {value} |" for name, value in rows),
+        file=plain(trained.path.name),
+        rows="\n".join(f"| {name} | {plain(value)} |" for name, value in rows),
         library="onnx" if target == "onnx" else "transformers",
         target=target,
         usage=usage,

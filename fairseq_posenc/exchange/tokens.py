@@ -90,7 +90,7 @@ def build(way: Path | str, dictionary: Dictionary, template: str) -> Text:
             text = _of_bytes(way, dictionary)
         else:
             text = _of_pieces(way, dictionary)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, AttributeError, TypeError) as error:
         raise UserError(f"{way}: {' '.join(str(error).split())}") from None
     single, pair = TEMPLATES[template]
     numbers = {name: dictionary.index(name) for name in ("<s>", "</s>")}

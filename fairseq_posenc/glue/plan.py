@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.glue.configuration import Grid, Settings
 from fairseq_posenc.running.checkpoints import updates_done
-from fairseq_posenc.running.files import write_whole
+from fairseq_posenc.running.files import read_json, write_whole
 from fairseq_posenc.running.host import USER_DIR
 from fairseq_posenc.running.locking import hold
 from fairseq_posenc.running.pretrained import Pretrained
@@ -183,8 +183,14 @@ def all_runs(out: Path, like: Run) -> list[Run]:
 
 
 def read_run(folder: Path) -> Run:
-    """Return the run of a folder."""
-    content = json.loads((folder / RUN).read_text(encoding="utf-8"))
+    """Return the run of a folder.
+
+    Raises:
+        UserError: its file does not say.
+    """
+    content = read_json(folder / RUN)
+    if not isinstance(content, dict) or content.keys() != set(Run._fields):
+        raise UserError(f"{folder / RUN}: is no run of glue; delete its folder")
     return Run(**content)
 
 

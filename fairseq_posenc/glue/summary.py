@@ -6,23 +6,32 @@ and the same figures are given without them.
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.glue.plan import RESULT, Run
 from fairseq_posenc.reporting.record import Record, Row, own_command
+from fairseq_posenc.running.files import read_json
 from fairseq_posenc.tasks.glue.definitions import TASKS
 
 Result = dict[str, Any]  # of a run: its learning rate, seed, metrics and folder
 
 
 def read_result(run: Run, out: Path) -> Result:
-    """Return what came of a finished run."""
+    """Return what came of a finished run.
+
+    Raises:
+        UserError: its file does not say.
+    """
     folder = run.folder(out)
-    found = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+    found = read_json(folder / RESULT)
+    metrics = found.get("metrics") if isinstance(found, dict) else None
+    score = metrics.get(reported_metric(run)) if isinstance(metrics, dict) else None
+    if not isinstance(score, (int, float)):
+        raise UserError(f"{folder / RESULT}: is no result of glue; delete it to make it anew")
     return {"learning_rate": run.learning_rate, "seed": run.seed, **found, "folder": str(folder)}
 
 

@@ -5,7 +5,6 @@ It stands in a process of its own, so that it runs alike beside others and on an
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -19,6 +18,7 @@ from fairseq_posenc.glue.plan import RESULT, Run, override, read_run
 from fairseq_posenc.running.checkpoints import updates_done
 from fairseq_posenc.running.devices import choose_device
 from fairseq_posenc.running.ending import ended
+from fairseq_posenc.running.files import read_json
 from fairseq_posenc.running.interruption import any_end_like_ctrl_c
 from fairseq_posenc.running.locking import hold
 from fairseq_posenc.running.logs import read_line
@@ -46,7 +46,7 @@ def work(folder: Path) -> None:
         if updates_done(folder) < run.max_update or not (folder / BEST).exists():
             _train(run, folder, lock)
         evaluate(run, folder)
-    figures = json.loads((folder / RESULT).read_text(encoding="utf-8"))["metrics"]
+    figures = read_json(folder / RESULT)["metrics"]
     shown = ", ".join(f"{name} {value:.2f}" for name, value in figures.items())
     say(f"{run.label}: finished, {shown}")
 

@@ -118,12 +118,14 @@ def _examples() -> str:
 
 
 def _names(model: Sequence[Run]) -> str:
-    return ", ".join(dict.fromkeys(f"`{run.name}`" for run in model))
+    return ", ".join(dict.fromkeys(f"`{markdown.plain(run.name)}`" for run in model))
 
 
 def _differences(table: Table) -> str:
     lines = [
-        f"- {_names(model)} ({row.name}): {'; '.join(differences(model, model[0].recipe))}"
+        markdown.plain(
+            f"- {_names(model)} ({row.name}): {'; '.join(differences(model, model[0].recipe))}"
+        )
         for row in table.rows
         for model in row.models
     ]
@@ -134,7 +136,8 @@ def _others(runs: Sequence[Run]) -> str:
     if not runs:
         return ""
     lines = [f"- `{run.name}` ({', '.join(_about(run))}): {_figures(run.figures)}" for run in runs]
-    return "\n".join(["## Runs that belong to no row of the tables", "", *lines])
+    title = "## Runs that belong to no row of the tables"
+    return "\n".join([title, "", *map(markdown.plain, lines)])
 
 
 def _about(run: Run) -> list[str]:

@@ -14,7 +14,7 @@ def of_records(records: Mapping[Path, Record]) -> Iterator[str]:
     """Yield the sections of all kinds."""
     for kind in dict.fromkeys(record.kind for record in records.values()):
         chosen = {path: each for path, each in records.items() if each.kind == kind}
-        yield f"## Results of {kind}"
+        yield markdown.plain(f"## Results of {kind}")
         yield "\n".join(f"{n}. {_about(*each)}" for n, each in enumerate(chosen.items(), start=1))
         yield _table(
             [(n, row) for n, each in enumerate(chosen.values(), start=1) for row in each.rows]
@@ -28,7 +28,7 @@ def _about(path: Path, record: Record) -> str:
         f"{name}: {_show(value)}" for name, value in facts.items() if value is not None
     )
     command = f", `{record.command}`" if record.command else ""
-    return f"`{path.name}` in `{path.parent.name}`{command}: {told}"
+    return markdown.plain(f"`{path.name}` in `{path.parent.name}`{command}: {told}")
 
 
 def _table(rows: list[tuple[int, Row]]) -> str:

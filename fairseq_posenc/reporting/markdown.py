@@ -10,7 +10,13 @@ import re
 from collections.abc import Iterable, Sequence
 
 _RULES = {"l": "---", "r": "---:"}
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _BAR = re.compile(r"(?<!\\)\|")  # which would end a cell
+
+
+def plain(text: str) -> str:
+    """Write control characters out, as in names of files, so that a text stays in its line."""
+    return CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], align: str = "lr") -> str:
@@ -23,5 +29,5 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], align: str = "lr
             follow, so that ``lr`` is a column of names and then numbers.
     """
     rule = [_RULES[align[min(column, len(align) - 1)]] for column in range(len(header))]
-    lines = ([_BAR.sub(r"\|", cell) for cell in row] for row in rows)
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rule, *lines))
+    head, *lines = ([_BAR.sub(r"\|", plain(cell)) for cell in row] for row in (header, *rows))
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *lines))

@@ -29,8 +29,10 @@ def can_draw() -> bool:
 def new_figure(width: float, height: float, dpi: int) -> Any:
     """Return an empty figure of a size in inches; needs matplotlib."""
     can_draw()
+    from matplotlib import rcParams
     from matplotlib.figure import Figure
 
+    rcParams["text.parse_math"] = False  # names and tokens may have dollar signs
     return Figure(figsize=(width, height), dpi=dpi, layout="constrained")
 
 

@@ -85,6 +85,7 @@ def read(path: Path) -> Record:
             if '"kind"' not in text:
                 raise RecordError("no record of fairseq-posenc")
             content = json.loads(text + stream.read())
+            json.dumps(content, ensure_ascii=False).encode()  # half of a surrogate pair is no text
     except RecordError:
         raise
     except (ValueError, RecursionError) as error:

@@ -1,13 +1,19 @@
-"""Files: written whole, brought to the disk, and told apart by their checksums."""
+"""Files: written whole, brought to the disk, identified by their checksums."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+from fairseq_posenc.errors import UserError, shortened
+from fairseq_posenc.transformer.leftovers import temporary
 
 _BLOCK = 1 << 20  # bytes
 
@@ -23,25 +29,43 @@ def checksum(path: Path, start: int = 0, end: int = sys.maxsize) -> str:
     return digest.hexdigest()
 
 
+def read_json(path: Path) -> Any:
+    """Read a file of JSON that a command wrote to go on from it.
+
+    Raises:
+        UserError: it is damaged, or somebody else's.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = shortened(" ".join(str(error).split()))
+        raise UserError(f"{path}: cannot be read ({reason}); delete it to make it anew") from None
+
+
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
     """Yield where to write a file, which gets its name once it is whole and on the disk.
 
-    An interruption leaves the old file or the new one, never half of it.
+    An interruption leaves the old file or the new one, never half of it. Each writer has a
+    :func:`~fairseq_posenc.transformer.leftovers.temporary` file of its own: of two with one path,
+    the last wins. An older file's permissions are kept. A link is replaced, and what it points to
+    stays as it is. A device or a pipe is written in place.
     """
-    temporary = path.with_name(f"{path.name}.new")
-    try:
-        yield temporary
-        sync(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    if path.exists() and not path.is_file():
+        yield path
+        return
+    with temporary(path.parent, path.name) as new:
+        yield new
+        if path.is_file() and not path.is_symlink():
+            shutil.copymode(path, new)
+        sync(new)
+        os.replace(new, path)
 
 
 def write_whole(path: Path, text: str) -> None:
     """Write a text file so that an interruption leaves the old one or the new one."""
-    with written_whole(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    with written_whole(path) as new:
+        new.write_text(text, encoding="utf-8")
 
 
 def sync(path: Path) -> None:

@@ -7,14 +7,14 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Optional
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.running.files import sync, write_whole
 from fairseq_posenc.running.interruption import any_end_like_ctrl_c
-from fairseq_posenc.running.locking import LOCK, hold
+from fairseq_posenc.running.locking import LOCK, own_folder
 from fairseq_posenc.running.progress import say
 
 MANIFEST, _PROGRESS = "manifest.json", "progress.json"
@@ -36,15 +36,19 @@ class Folder:
     def __init__(self, path: Path, plan: dict[str, Any], called: str = "plan") -> None:
         self.path, self._called = path, called
         self._plan = json.loads(json.dumps(plan))  # tuples become lists, as in the manifest
-        whole = path.resolve()
-        self.partial = whole.with_name(f"{whole.name}.partial")
+        self._whole = path.resolve()
+        self.partial = self._whole.with_name(f"{self._whole.name}.partial")
 
     def is_done(self) -> bool:
         """Return whether the folder is there already, made from the same plan; say so if it is.
 
         Raises:
-            UserError: it was made otherwise, or by another program.
+            UserError: it was made otherwise, or by another program; or fairseq could not read it.
         """
+        if ":" in str(self.path):
+            raise UserError(
+                f"--out {self.path}: fairseq splits names at ':'; name a folder without one"
+            )
         if not self.path.exists():
             return False
         self._compare(plan_of(self.path, self._called), self.path)
@@ -56,24 +60,25 @@ class Folder:
         """Enter the unfinished folder, alone; yields what was saved in it, ``{}`` at first.
 
         Raises:
-            UserError: another process works there, or it was begun with another plan.
+            UserError: another process works there, it is somebody else's, or it was begun with
+                another plan.
         """
-        with hold(self.partial):
+        with self._own():
             saved = _read(self.partial / _PROGRESS)
             if saved is not None:
-                self._compare(saved["plan"], self.partial)
-            yield saved["done"] if saved else {}
+                self._compare(saved.get("plan"), self.partial)
+            yield saved.get("done", {}) if saved else {}
 
     @contextmanager
     def begun(self) -> Iterator[int]:
-        """Enter the unfinished folder, empty and alone; yields its open lock, see :func:`hold`.
+        """Enter the unfinished folder, empty and alone; yields its open lock.
 
         Nothing is left of it if anything goes wrong.
 
         Raises:
-            UserError: another process works there.
+            UserError: another process works there, or it is somebody else's.
         """
-        with any_end_like_ctrl_c(), hold(self.partial) as lock:
+        with any_end_like_ctrl_c(), self._own() as lock:
             for left in self.partial.iterdir():  # by a killed run
                 if left.name != LOCK:
                     shutil.rmtree(left) if left.is_dir() else left.unlink()
@@ -100,11 +105,16 @@ class Folder:
 
     def publish(self) -> None:
         """Bring everything to the disk, and give the folder its name."""
-        (self.partial / LOCK).unlink()
         for path in (*self.partial.rglob("*"), self.partial):
             sync(path)
-        os.rename(self.partial, self.path)
-        sync(self.path.resolve().parent)
+        os.rename(self.partial, self._whole)
+        (self._whole / LOCK).unlink()  # until now it says that the folder is ours
+        sync(self._whole.parent)
+
+    def _own(self) -> AbstractContextManager[int]:
+        if self.partial.is_symlink():
+            raise UserError(f"--out {self.path}: {self.partial} is a link; name another folder")
+        return own_folder(self.partial)
 
     def _compare(self, plan: Any, where: Path) -> None:
         if not isinstance(plan, dict):
@@ -141,7 +151,7 @@ def _read(path: Path) -> Optional[dict[str, Any]]:
     """Return what a JSON file holds, None where there is none of this program's."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None
 

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.running.progress import say
 from fairseq_posenc.transformer.holding import read_holder, write_holder
 
 LOCK = ".fairseq-posenc"
@@ -22,7 +23,8 @@ def hold(folder: Path, what: str = "--out") -> Iterator[int]:
     A program that outlives the run keeps the lock, so that nobody writes beside it: ``flock``
     belongs to the open file, which a program inherits. The locks of kept libraries (filelock,
     portalocker) and ``lockf`` end with the process that took them. Processes that are forked, as
-    workers are, have no part in it: they end a moment after a run that is killed.
+    workers are, have no part in it: they end a moment after a run that is killed. On a file system
+    without locks a warning takes their place.
 
     Args:
         folder: the folder; made if it does not exist.
@@ -44,6 +46,8 @@ def hold(folder: Path, what: str = "--out") -> Iterator[int]:
         raise UserError(
             f"{what} {folder}: {holder} is at work there; wait for its end, or name another folder"
         ) from None
+    except OSError as error:  # a file system without locks
+        say(f"{folder}: cannot be kept from a second run ({error.strerror}): start no other there")
     try:
         write_holder(lock)
         _held.add(lock)
@@ -84,7 +88,7 @@ def own_folder(folder: Path, known: Collection[str] = ()) -> Iterator[int]:
 
 
 def is_held(folder: Path) -> bool:
-    """Return whether a run is at work in a folder."""
+    """Return whether a run is at work in a folder; no where the file system has no locks."""
     try:
         lock = os.open(folder / LOCK, os.O_RDWR)
     except OSError:
@@ -93,6 +97,8 @@ def is_held(folder: Path) -> bool:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
+    except OSError:  # a file system without locks
+        return False
     finally:
         os.close(lock)
     return False

@@ -15,6 +15,8 @@ from typing import NamedTuple, Optional
 # and `DATE | INFO | train_inner | epoch 001: 12 / 133 loss=9.1, ups=2.5, ...`. Under hydra they
 # begin with `[DATE][valid][INFO] - `.
 _KIND = r"(?:\| |\[)(train_inner|valid)(?: \||\]\[INFO\] -) "
+# What a line leads to that is cut off, as when the training was stopped, or somebody else's.
+_NOT_FAIRSEQS = (ValueError, TypeError, AttributeError, OverflowError, RecursionError)
 _JSON = re.compile(_KIND + r"(\{.*\})\s*$")
 _VALID = re.compile(_KIND + r"epoch (\d+) \| valid on .*? subset \|(.*)$")
 _TRAIN = re.compile(_KIND + r"epoch (\d+): +\d+ / (\d+) (.*)$")
@@ -123,11 +125,15 @@ class Curve(NamedTuple):
 
 def read_line(text: str) -> Optional[Line]:
     """Return the figures of a line of the log, None if it has none."""
+    try:
+        return _read_line(text)
+    except _NOT_FAIRSEQS:
+        return None
+
+
+def _read_line(text: str) -> Optional[Line]:
     if found := _JSON.search(text):
-        try:
-            figures = json.loads(found[2])
-        except ValueError:  # a line cut off when the training was stopped
-            return None
+        figures = json.loads(found[2])
         figures = {name.removeprefix("valid_"): value for name, value in figures.items()}
         return Line(found[1], int(figures.get("epoch", 0)), 0, figures) if figures else None
     if found := _VALID.search(text):
@@ -142,8 +148,13 @@ def read_line(text: str) -> Optional[Line]:
 def parse_line(text: str) -> Optional[Entry]:
     """Return what a line of the log tells of the loss, None if it has no figures."""
     line = read_line(text)
-    if line is None:
+    try:
+        return line and _entry(line)
+    except _NOT_FAIRSEQS:
         return None
+
+
+def _entry(line: Line) -> Entry:
     loss = float(line.figures.get("loss", "nan"))
     accuracy = line.figures.get("accuracy")
     return Entry(

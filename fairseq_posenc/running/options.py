@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from argparse import (
     ArgumentParser,
     ArgumentTypeError,
@@ -14,7 +15,10 @@ from pathlib import Path
 from typing import Any, NoReturn, Optional, Union
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.reporting.markdown import CONTROL
 from fairseq_posenc.running.devices import cores
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Parser(ArgumentParser):
@@ -24,8 +28,19 @@ class Parser(ArgumentParser):
         super().__init__(**settings, formatter_class=RawDescriptionHelpFormatter)
 
     def parse_known_args(self, *words: Any, **settings: Any) -> Any:
-        """Parse; what a subcommand does not know is told by its name, not by that of the whole."""
+        """Parse; what a subcommand does not know is told by its name, not by that of the whole.
+
+        Raises:
+            UserError: wrong options, or a word that is no text and could stand in no report.
+        """
+        for word in words[0] if words and words[0] is not None else sys.argv[1:]:
+            if not word.isascii() and _SURROGATE.search(word):
+                raise UserError(f"{word!a} is not UTF-8; rename the file, or change the text")
         known, rest = super().parse_known_args(*words, **settings)
+        for value in vars(known).values():
+            for path in value if isinstance(value, list) else [value]:
+                if isinstance(path, Path) and CONTROL.search(str(path)):
+                    raise UserError(f"{str(path)!a} has a control character; rename it")
         if rest and not self._subparsers:
             self.error(f"unrecognized arguments: {' '.join(rest)}")
         return known, rest
@@ -41,7 +56,7 @@ class Parser(ArgumentParser):
 
 def add_data(parser: ArgumentParser, what: str, required: bool = False) -> None:
     """Add ``--data``, the data-bin; ``what`` says of which kind, and what is taken without it."""
-    parser.add_argument("--data", type=Path, metavar="DIR", required=required, help=what)
+    parser.add_argument("--data", type=data_path, metavar="DIR", required=required, help=what)
 
 
 def add_out(parser: ArgumentParser, default: Optional[str] = None, told: str = "") -> None:
@@ -54,7 +69,7 @@ def add_out(parser: ArgumentParser, default: Optional[str] = None, told: str = "
     """
     parser.add_argument(
         "--out",
-        type=Path,
+        type=data_path,
         metavar="DIR",
         default=Path(default) if default else None,
         required=not (default or told),
@@ -141,6 +156,17 @@ def show_examples(parser: ArgumentParser, lines: Sequence[str]) -> None:
     parser.epilog = before + "\n  ".join(["examples:", *lines])
 
 
+def data_path(text: str) -> Path:
+    """Return the path of a folder that fairseq reads, or of one that gets such a folder.
+
+    Raises:
+        ArgumentTypeError: fairseq would take it for several.
+    """
+    if ":" in text:
+        raise ArgumentTypeError(f"'{text}': fairseq splits names at ':'; name a folder without one")
+    return Path(text)
+
+
 def count(text: str) -> int:
     """Return a whole number of at least 1.
 
@@ -186,6 +212,8 @@ def named(texts: Sequence[str], form: str, what: str) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for text in texts:
+        if CONTROL.search(text):
+            raise UserError(f"{text!a} has a control character; write {form} without it")
         parts = [part.strip() for part in re.split(r"=(?![^(]*\))", text, maxsplit=1)]
         if len(parts) < 2 or not all(parts):
             raise UserError(f"cannot read {text!r}: write {form}")

@@ -15,6 +15,7 @@ from typing import Callable, Optional
 
 from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.running.tethered import tethered
+from fairseq_posenc.transformer.leftovers import delete_temporary_folders
 
 _SHOWN_LINES = 15
 # By default a thread that waits for another one spins. Beside any other work on the same cores that
@@ -100,6 +101,7 @@ def run_logged(
         finally:
             _end(process)
             _RUNNING.discard(process)
+            delete_temporary_folders()
     if process.returncode:
         raise RunError(_failure(command[0], process.returncode, log))
 

@@ -63,7 +63,11 @@ class Step:
     def _read(self) -> Facts:
         try:
             stamp = json.loads((self.folder / _STAMP).read_text(encoding="utf-8"))
-        except (OSError, ValueError):  # never begun, or stopped while the stamp was written
+        except (
+            OSError,
+            ValueError,
+            RecursionError,
+        ):  # never begun, or stopped while the stamp was written
             return {}
         return stamp if isinstance(stamp, dict) else {}
 

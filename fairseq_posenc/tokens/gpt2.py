@@ -134,7 +134,7 @@ def _load(encoder_json: Path, vocab_bpe: Path) -> tuple[gpt2_bpe_utils.Encoder, 
     """Return fairseq's encoder and tiktoken's, with the ranks of the same files."""
     try:
         fairseq = gpt2_bpe_utils.get_encoder(str(encoder_json), str(vocab_bpe))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise UserError(f"{encoder_json}, {vocab_bpe}: {error}") from None
     _check(fairseq, encoder_json, vocab_bpe)
     ranks = {bytes([byte]): byte for byte in range(_BYTES)}
@@ -155,6 +155,9 @@ def _check(fairseq: gpt2_bpe_utils.Encoder, encoder_json: Path, vocab_bpe: Path)
     It is, if each merge gives a new piece, and that piece alone is merged to itself: whatever lies
     between two ends that nothing crosses is merged as if it stood alone.
     """
+    numbers = list(fairseq.encoder.values())
+    if len(fairseq.decoder) < len(numbers) or any(type(number) is not int for number in numbers):
+        raise UserError(f"{encoder_json}: must give each piece a whole number of its own")
     seen = set(fairseq.byte_decoder)
     for number, pair in enumerate(fairseq.bpe_ranks, start=2):
         piece, where = "".join(pair), f"{vocab_bpe}, line {number}: {' '.join(pair)}"

@@ -27,6 +27,8 @@ def find_data(given: str) -> Data:
         UserError: there is no such folder, or one that is no data-bin, not finished, or of another
             dictionary than the first; or shards are missing.
     """
+    if ":" in given and Path(given).is_dir():
+        raise UserError(f"{given}: fairseq splits names at ':'; rename the folder")
     folders = [Path(part) for part in given.split(":")]
     name = folders[0].parent.name if len(folders) > 1 else folders[0].absolute().name
     if shards := sorted(path for path in folders[0].glob("shard*") if path.is_dir()):

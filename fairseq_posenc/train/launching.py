@@ -53,8 +53,11 @@ def _begin(run: Run) -> list[str]:
 def _replace(command: list[str], folder: Path) -> NoReturn:
     """Make another program of this process, which prints into a log as well."""
     # fairseq's own --log-file repeats every line once more in each epoch. Ctrl-C, which goes to all
-    # programs of a terminal, must not end the log before the training.
-    tee = subprocess.Popen(["tee", "-i", "-a", str(folder / "train.log")], stdin=subprocess.PIPE)
+    # programs of a terminal, must not end the log before the training; nor must a closed reader of
+    # the output, which Python ignores and lets tee ignore as well.
+    tee = subprocess.Popen(
+        ["tee", "-i", "-a", str(folder / "train.log")], stdin=subprocess.PIPE, restore_signals=False
+    )
     assert tee.stdin is not None
     for stream in (1, 2):
         os.dup2(tee.stdin.fileno(), stream)

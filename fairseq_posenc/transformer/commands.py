@@ -16,6 +16,7 @@ from fairseq_posenc.errors import one_line
 from fairseq_posenc.transformer.auditing import audit_fairseq
 from fairseq_posenc.transformer.divergence import explain
 from fairseq_posenc.transformer.guarding import guard_checkpoints
+from fairseq_posenc.transformer.leftovers import share_temporary_folder
 from fairseq_posenc.transformer.numpy_names import provide_numpy_names
 from fairseq_posenc.transformer.reading import allow_safe_classes
 
@@ -29,6 +30,7 @@ def prepare() -> None:
     audit_fairseq()
     guard_checkpoints()
     install_excepthook()
+    share_temporary_folder()
     if HydraConfig.initialized():
         # Else hydra prints an error itself and ends the program: the hook would not be asked.
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.transformer.leftovers import temporary
 from fairseq_posenc.transformer.reading import is_torn, open_mapped
 
 logger = logging.getLogger(__name__)
@@ -57,13 +58,9 @@ def mend(last: Path) -> None:
             f"{last} was not written to its end, and no whole checkpoint of the training lies "
             "beside it: remove it to start from the beginning"
         )
-    # Other processes may be at the same: each has a name of its own until the file is whole.
-    temporary = last.with_name(f"{last.name}.{os.getpid()}.new")
-    try:
-        shutil.copyfile(found.path, temporary)
-        os.replace(temporary, last)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with temporary(last.parent, last.name) as new:  # other processes may be at the same
+        shutil.copyfile(found.path, new)
+        os.replace(new, last)
     logger.warning(
         f"{last} was not written to its end; the training goes on from {found.path.name}, "
         f"the newest whole checkpoint, of update {found.updates:,}"

@@ -13,6 +13,7 @@ from fairseq.utils import split_paths
 
 from fairseq_posenc import recipes
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.running.ending import is_read
 from fairseq_posenc.running.options import add_computing, add_count, add_data
 from fairseq_posenc.running.progress import say
 from fairseq_posenc.tokens.lines import arriving_lines
@@ -86,6 +87,8 @@ def run(args: argparse.Namespace) -> int:
         )
         for some in sentences:
             _answer(translator, some, args, nbest)
+            if not is_read():
+                return 0
         if args.example and not args.plain:
             print(f"  reference             {_example()['target']}")
     return 0

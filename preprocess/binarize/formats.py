@@ -53,7 +53,7 @@ class JsonField(NamedTuple):
             return ()
         try:
             record = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise ValueError(f"not a JSON object ({error})") from None
         if self.where and str(_look_up(record, self.where[0])) != self.where[1]:
             return ()

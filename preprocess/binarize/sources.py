@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import io
 from collections.abc import Iterator, Sequence
@@ -179,6 +180,9 @@ class Reader:
             yield self._chunk(b"".join(pending))
 
     def _chunk(self, data: bytes) -> Chunk:
+        if self._offset + self.part.start == 0:
+            self._offset = len(data) - len(data.removeprefix(codecs.BOM_UTF8))
+            data = data.removeprefix(codecs.BOM_UTF8)
         self._offset += len(data)
         lines = count_lines(data)
         self._line += lines

@@ -59,7 +59,10 @@ def _given(args: argparse.Namespace) -> dict[str, Path]:
 def dictionary(args: argparse.Namespace) -> Dictionary:
     """Return the dictionary of ``--dict``, or that of all sentencepieces."""
     if args.dict:
-        return load_dictionary(args.dict)
+        found = load_dictionary(args.dict)
+        if len(found) == found.nspecial:
+            raise UserError(f"--dict {args.dict} holds no symbol: all words would be <unk>")
+        return found
     return Pieces(args.sentencepiece_model).dictionary()
 
 

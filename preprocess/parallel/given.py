@@ -44,7 +44,7 @@ class GivenPieces:
             numbers = json.loads(content)
             pieces: list[str] = sorted(numbers, key=numbers.__getitem__)
             whole = sorted(numbers.values()) == list(range(len(pieces)))
-        except (ValueError, TypeError, AttributeError):
+        except (ValueError, TypeError, AttributeError, RecursionError):
             whole = False
         if not whole:
             raise UserError(f"{path}: not a vocabulary, which gives each piece a number from 0 on")

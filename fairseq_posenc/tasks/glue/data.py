@@ -72,7 +72,7 @@ def open_data(path: Path) -> DataBin:
         task = TASKS[content["glue_task"]]
         splits = {split: content["splits"][split] for split in content["splits"]}
         return DataBin(path.resolve(), task, splits)
-    except (KeyError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise UserError(f"{manifest} is not that of a GLUE task ({error!r}); {HOW}") from error
 
 
