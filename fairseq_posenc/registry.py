@@ -15,13 +15,11 @@ import inspect
 import math
 import pkgutil
 import re
-from collections.abc import Callable
 from functools import cache
 from typing import (
     Any,
     Literal,
     NamedTuple,
-    TypeVar,
     Union,
     get_args,
     get_origin,
@@ -29,16 +27,14 @@ from typing import (
 )
 
 from fairseq_posenc import encodings
-from fairseq_posenc.encodings.base import Dims, Encoding, Encodings
+from fairseq_posenc.encodings.base import ENCODINGS, Dims, Encoding, Encodings
 from fairseq_posenc.errors import UserError, shortened
 
-ENCODINGS: dict[str, type[Encoding]] = {}  # by name; filled when their modules are imported
 _ITEM = re.compile(r"\s*([a-z0-9_]+)\s*(?:\(([^()]*)\))?\s*")
 _LONGEST = 1000  # characters of a spec; all encodings together have fewer
 # What numbers can be: beyond, tables fit into no memory, and scores into no number.
 _WHOLE = (1, 1_000_000)
 _FACTOR = (1e-6, 1e12)
-EncodingClass = TypeVar("EncodingClass", bound=type[Encoding])
 
 
 class Item(NamedTuple):
@@ -80,19 +76,6 @@ def place_of(cls: type[Encoding]) -> str:
     if cls.acts_on == "input":
         return "input"
     return "stack" if cls.shared else "layer"
-
-
-def register(name: str) -> Callable[[EncodingClass], EncodingClass]:
-    """Register an encoding class under the name that specs use."""
-
-    def add(cls: EncodingClass) -> EncodingClass:
-        if name in ENCODINGS:
-            raise ValueError(f"two encodings are called {name!r}")
-        cls.name = name
-        ENCODINGS[name] = cls
-        return cls
-
-    return add
 
 
 @cache

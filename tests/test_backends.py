@@ -14,7 +14,7 @@ from fairseq_posenc.backends import BACKENDS, available, blocked, check, choose
 from fairseq_posenc.backends.base import DIRECTIONS, Call, Mask, Once
 from fairseq_posenc.backends.blocked import dropout as hashed
 from fairseq_posenc.backends.blocked import geometry
-from fairseq_posenc.encodings.base import Terms
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 
 B, H, T, D = 3, 2, 37, 4

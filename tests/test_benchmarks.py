@@ -21,8 +21,8 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from fairseq_posenc import registry  # noqa: E402
 from fairseq_posenc.backends import available, reference  # noqa: E402
 from fairseq_posenc.backends.base import Mask  # noqa: E402
-from fairseq_posenc.encodings.base import Terms  # noqa: E402
 from fairseq_posenc.encodings.distance_table import DistanceTable  # noqa: E402
+from fairseq_posenc.encodings.terms import Terms  # noqa: E402
 from fairseq_posenc.errors import UserError  # noqa: E402
 from fairseq_posenc.positions import Span  # noqa: E402
 from fairseq_posenc.transformer.adapting import is_copy  # noqa: E402

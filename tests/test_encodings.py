@@ -15,8 +15,9 @@ from fairseq_posenc.analysis import catalogue
 from fairseq_posenc.assembly import Assembly
 from fairseq_posenc.backends import reference
 from fairseq_posenc.backends.base import Mask
-from fairseq_posenc.encodings.base import Dims, Terms
+from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.distance_table import DistanceTable
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
 from fairseq_posenc.transformer.cross_attention import RotaryCrossAttention

@@ -8,6 +8,7 @@ from typing import Optional
 import pytest
 
 from fairseq_posenc import registry
+from fairseq_posenc.encodings import base
 from fairseq_posenc.encodings.base import Dims, Encoding
 from fairseq_posenc.errors import UserError
 
@@ -86,9 +87,10 @@ def test_bad_values_are_refused_when_built(text, message):
 
 
 def test_a_new_class_is_an_encoding_with_its_typed_options(monkeypatch):
-    monkeypatch.setattr(registry, "ENCODINGS", dict(registry.ENCODINGS))
+    monkeypatch.setitem(base.ENCODINGS, "made_up", base.Encoding)  # taken out again in the end
+    del base.ENCODINGS["made_up"]
 
-    @registry.register("made_up")
+    @base.register("made_up")
     class MadeUp(Encoding):
         acts_on = "scores"
 
@@ -100,7 +102,7 @@ def test_a_new_class_is_an_encoding_with_its_typed_options(monkeypatch):
     assert built.width == 3
     assert "made_up" in registry.names()
     with pytest.raises(ValueError, match="two encodings are called 'made_up'"):
-        registry.register("made_up")(MadeUp)
+        base.register("made_up")(MadeUp)
 
 
 @pytest.mark.parametrize(

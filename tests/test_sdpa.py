@@ -9,7 +9,8 @@ from torch._dynamo.testing import CompileCounter
 from fairseq_posenc import registry
 from fairseq_posenc.backends import BACKENDS
 from fairseq_posenc.backends.base import Call, Mask, by_distance
-from fairseq_posenc.encodings.base import Dims, Terms
+from fairseq_posenc.encodings.base import Dims
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions, Span
 
 DIMS = Dims(embed_dim=32, num_heads=4, max_positions=64)

@@ -20,7 +20,7 @@ from fairseq_posenc.backends import choose, reference
 from fairseq_posenc.backends import triton as backend
 from fairseq_posenc.backends.base import DIRECTIONS, Call, Mask
 from fairseq_posenc.backends.triton import recorded, resets
-from fairseq_posenc.encodings.base import Terms
+from fairseq_posenc.encodings.terms import Terms
 from programs import true_start
 
 if sys.platform != "linux":

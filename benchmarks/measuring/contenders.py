@@ -14,7 +14,8 @@ from fairseq_posenc.assembly import Shared
 from fairseq_posenc.backends import available, choose
 from fairseq_posenc.backends.base import Call
 from fairseq_posenc.backends.planner import BACKENDS
-from fairseq_posenc.encodings.base import Dims, Encodings, Terms
+from fairseq_posenc.encodings.base import Dims, Encodings
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
 from fairseq_posenc.transformer.attention import PositionalAttention

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
 from fairseq_posenc.backends.base import Call, Mask, scale_of
-from fairseq_posenc.encodings.base import Terms
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 
 

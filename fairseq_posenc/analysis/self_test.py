@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from fairseq_posenc import registry
 from fairseq_posenc.backends import BACKENDS
 from fairseq_posenc.backends.base import Call, Mask
-from fairseq_posenc.encodings.base import Dims, Encodings, Terms
+from fairseq_posenc.encodings.base import Dims, Encodings
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions, Span
 
 DIMS = Dims(embed_dim=16, num_heads=2, max_positions=8)
@@ -79,7 +80,7 @@ def _rotated(
 def _by_the_equation(
     query: Tensor, key: Tensor, value: Tensor, terms: Terms, causal: bool
 ) -> Tensor:
-    """Return attention ``(H, T, D)`` by the equation of ``encodings.base``, on the CPU."""
+    """Return attention ``(H, T, D)`` by the equation of ``encodings.terms``, on the CPU."""
     q, k, v = (x[0].double().cpu() for x in (query, key, value))
     at = partial(_of_pairs, _rows_of_pairs(terms))
     products = q[:, :, None] * k[:, None] * at(terms.channel_gain, 1.0)  # [H, T, S, D]

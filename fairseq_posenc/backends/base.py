@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Optional, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from fairseq_posenc.encodings.base import Terms
+from fairseq_posenc.encodings.terms import Terms
 
 DIRECTIONS = ("both", "lr", "rl")
 _T = TypeVar("_T")
@@ -188,7 +188,7 @@ def by_distance(table: Tensor, tgt_len: int, src_len: int, first: Tensor | None 
         table: ``(G, R)``; rows are those of ``Span.of(tgt_len, src_len)``, and the reset's two.
         tgt_len: T.
         src_len: S.
-        first: of :class:`~fairseq_posenc.encodings.base.Terms`, for the reset.
+        first: of :class:`~fairseq_posenc.encodings.terms.Terms`, for the reset.
     """
     if tgt_len == 1:
         pairs = table[:, None, :src_len]
@@ -223,7 +223,7 @@ def with_reset(pairs: Tensor, here: Tensor | int, there: Tensor | int, first: Te
         pairs: ``(1 or B, G, T, S)``, or with one dimension more.
         here: what the pairs of the first token's query have, as broad as needed.
         there: the same of the first token's key, seen from any other query.
-        first: see :class:`~fairseq_posenc.encodings.base.Terms`.
+        first: see :class:`~fairseq_posenc.encodings.terms.Terms`.
     """
     more = [1] * (pairs.dim() - 4)
     queries = first[:, -pairs.size(2) :].reshape(first.size(0), 1, -1, 1, *more)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.backends.base import Mask, by_distance, with_reset
-from fairseq_posenc.encodings.base import Terms
+from fairseq_posenc.encodings.terms import Terms
 
 
 def row_index(terms: Terms, tgt_len: int, src_len: int, device: torch.device, mask: Mask) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from fairseq_posenc.backends import blocked, reference, sdpa, triton
 from fairseq_posenc.backends.base import Backend, Call, Mask
 from fairseq_posenc.backends.triton import recorded
-from fairseq_posenc.encodings.base import Terms
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 
 logger = logging.getLogger(__name__)

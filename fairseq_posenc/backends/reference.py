@@ -21,7 +21,7 @@ from fairseq_posenc.backends.base import (
     with_reset,
 )
 from fairseq_posenc.backends.indexed import ChannelGain, pick, row_index
-from fairseq_posenc.encodings.base import Terms
+from fairseq_posenc.encodings.terms import Terms
 
 _ALL = Mask()
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fairseq_posenc.backends.base import Call, Mask, by_distance, full, scale_of
-from fairseq_posenc.encodings.base import Terms
+from fairseq_posenc.encodings.terms import Terms
 
 
 def unavailable() -> str:

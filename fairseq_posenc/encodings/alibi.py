@@ -7,10 +7,10 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fairseq_posenc.encodings.base import Dims, Encoding, Terms
+from fairseq_posenc.encodings.base import Dims, Encoding, register
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
-from fairseq_posenc.registry import register
 
 
 @register("alibi")

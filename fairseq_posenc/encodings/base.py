@@ -3,13 +3,19 @@
 An encoding is a small module with trained parameters. It says what it contributes and never how
 attention is computed: scores have one form, so what an encoding adds to them is data
 (:class:`~fairseq_posenc.encodings.terms.Terms`), and every backend serves every encoding.
+
+Shape legend, for all docstrings and for comments such as ``# [B, H, T, D]``:
+    B batch, T queries, S keys, H heads, D head size, C model size,
+    G groups of heads with a table of their own (1: all heads share it, or H),
+    R rows of a table: one for each distance of a :class:`~fairseq_posenc.positions.Span`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import reduce
 from operator import or_
-from typing import ClassVar, Literal, NamedTuple, Optional
+from typing import ClassVar, Literal, NamedTuple, Optional, TypeVar
 
 from torch import Tensor, nn
 
@@ -61,7 +67,7 @@ class Encoding(nn.Module):
     numbers that are not above 0.
     """
 
-    name: ClassVar[str]  # set by the registry
+    name: ClassVar[str]  # set by `register`
     acts_on: ClassVar[Literal["input", "rotation", "scores"]]
     shared: ClassVar[bool] = False  # True: one module for all layers, else one for each layer
     cost: ClassVar[Cost] = Cost()  # of a layer, beyond that of its terms
@@ -110,6 +116,23 @@ class Encoding(nn.Module):
     def parameter_count(cls, dims: Dims, layers: int) -> int:
         """Return the number of trained parameters in a stack of ``layers`` (default options)."""
         raise NotImplementedError(f"{cls.__name__} must give its parameter count in closed form")
+
+
+ENCODINGS: dict[str, type[Encoding]] = {}  # by name; filled when their modules are imported
+EncodingClass = TypeVar("EncodingClass", bound=type[Encoding])
+
+
+def register(name: str) -> Callable[[EncodingClass], EncodingClass]:
+    """Register an encoding class under the name that specs use."""
+
+    def add(cls: EncodingClass) -> EncodingClass:
+        if name in ENCODINGS:
+            raise ValueError(f"two encodings are called {name!r}")
+        cls.name = name
+        ENCODINGS[name] = cls
+        return cls
+
+    return add
 
 
 class Encodings(nn.ModuleDict):

@@ -7,11 +7,10 @@ from typing import ClassVar, Optional
 import torch
 from torch import nn
 
-from fairseq_posenc.encodings.base import INIT_STD, Dims, Terms
+from fairseq_posenc.encodings.base import INIT_STD, Dims, register
 from fairseq_posenc.encodings.distance_table import DistanceEncoding
-from fairseq_posenc.encodings.terms import Cost
+from fairseq_posenc.encodings.terms import Cost, Terms
 from fairseq_posenc.positions import Positions, Span
-from fairseq_posenc.registry import register
 
 
 @register("deberta")

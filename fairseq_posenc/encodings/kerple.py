@@ -7,9 +7,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import nn
 
-from fairseq_posenc.encodings.base import Dims, Encoding, Terms
+from fairseq_posenc.encodings.base import Dims, Encoding, register
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions, Span
-from fairseq_posenc.registry import register
 
 SMALLEST = 1e-2  # keeps the kernel's parameters positive, as in the authors' code
 

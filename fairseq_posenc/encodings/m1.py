@@ -7,9 +7,9 @@ from typing import ClassVar, Literal, Optional
 import torch
 from torch import Tensor, nn
 
-from fairseq_posenc.encodings.base import Dims, Encoding, Terms
+from fairseq_posenc.encodings.base import Dims, Encoding, register
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions, Span
-from fairseq_posenc.registry import register
 
 
 @register("m1")

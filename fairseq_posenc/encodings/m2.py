@@ -6,10 +6,10 @@ from typing import ClassVar
 
 from torch import nn
 
-from fairseq_posenc.encodings.base import Terms
+from fairseq_posenc.encodings.base import register
 from fairseq_posenc.encodings.distance_table import DistanceEncoding
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions, Span
-from fairseq_posenc.registry import register
 
 
 @register("m2")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from fairseq_posenc.encodings.base import Terms
+from fairseq_posenc.encodings.base import register
 from fairseq_posenc.encodings.distance_table import DistanceEncoding
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions, Span
-from fairseq_posenc.registry import register
 
 
 @register("m3")

@@ -8,12 +8,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fairseq_posenc.encodings.base import Dims, Encoding
-from fairseq_posenc.encodings.native import Native
+from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.encodings.rotation import Rotation, is_exporting
 from fairseq_posenc.encodings.terms import Cost
 from fairseq_posenc.errors import UserError, shortened
-from fairseq_posenc.registry import register
 
 _STRONGEST = 1_000_000  # of all factors; the longest inputs are less than so much longer
 
@@ -160,30 +158,3 @@ class Rope(Encoding):
     def parameter_count(cls, dims: Dims, layers: int) -> int:
         """Return 0."""
         return 0
-
-
-def to_hf(encoding: Rope) -> list[Native]:
-    """Return RoFormer, which has a table of all angles as in the paper, or GPT-NeoX for halves."""
-    rows = encoding.dims.max_positions
-    if encoding.scaling != "none":
-        return []
-    if encoding.layout == "half":
-        base, part = float(encoding.base), encoding.rotated / encoding.dims.head_dim
-        config = {
-            "max_position_embeddings": rows,
-            "rotary_emb_base": base,  # up to transformers 4
-            "rotary_pct": part,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": base,
-                "partial_rotary_factor": part,
-            },
-        }
-        return [Native("GPTNeoXForCausalLM", config)]
-    if encoding.base != 10000.0 or encoding.rotated != encoding.dims.head_dim:
-        return []
-    angles = torch.arange(rows)[:, None] * encoding.frequencies
-    table = torch.cat([angles.sin(), angles.cos()], dim=1)
-    config = {"max_position_embeddings": rows, "rotary_value": False}
-    fixed = {"roformer.encoder.embed_positions.weight": table}
-    return [Native("RoFormerForMaskedLM", config, fixed=fixed)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
+from fairseq_posenc.encodings.base import register
 from fairseq_posenc.encodings.learned import Learned
 from fairseq_posenc.positions import Positions
-from fairseq_posenc.registry import register
 
 
 @register("sentence_learned")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Optional
 
-from fairseq_posenc.encodings.base import Dims, Terms
+from fairseq_posenc.encodings.base import Dims, register
 from fairseq_posenc.encodings.distance_table import DistanceEncoding
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions, Span
-from fairseq_posenc.registry import register
 
 
 @register("shaw_values")

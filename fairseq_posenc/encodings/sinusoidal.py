@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_posenc.encodings.base import Dims, Encoding
+from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.encodings.terms import Cost
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions
-from fairseq_posenc.registry import register
 
 
 @register("sinusoidal")

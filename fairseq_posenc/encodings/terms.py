@@ -6,10 +6,7 @@ With q_i and k_j the (rotated) query and key and r = j - i their distance, the s
 
 where combine is a sum or a product, scale = 1 / sqrt(scale_factor * head_dim).
 
-Shape legend (used in all comments):
-    B batch, T queries, S keys, H heads, D head size, C model size,
-    G groups of heads with a table of their own (1: all heads share it, or H),
-    R rows of a table: one for each distance of a :class:`~fairseq_posenc.positions.Span`.
+The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 """
 
 from __future__ import annotations

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding, Terms
+from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding, register
 from fairseq_posenc.encodings.precision import exactly, full
 from fairseq_posenc.encodings.t5 import bucket_of, check_buckets
-from fairseq_posenc.encodings.terms import Cost
+from fairseq_posenc.encodings.terms import Cost, Terms
 from fairseq_posenc.positions import Positions, Span
-from fairseq_posenc.registry import register
 
 
 @register("tupe_shared")

@@ -7,11 +7,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fairseq_posenc.encodings.base import Dims
+from fairseq_posenc.encodings.base import Dims, register
 from fairseq_posenc.encodings.rope import Rope, Scaling
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.registry import register
 
 
 @register("xpos")

@@ -25,7 +25,7 @@ from fairseq_posenc.backends.blocked.operands import (
     masked,
 )
 from fairseq_posenc.backends.blocked.reset import places
-from fairseq_posenc.encodings.base import Terms
+from fairseq_posenc.encodings.terms import Terms
 
 # Bytes that a call may hold for its backward pass; one that would hold more computes its blocks
 # again. With it every encoding of RoBERTa-base holds 8 sentences of 512 tokens (288 MiB for a

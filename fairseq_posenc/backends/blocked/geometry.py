@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fairseq_posenc.encodings.base import Terms
+from fairseq_posenc.encodings.terms import Terms
 
 # By measurement: queries of a block, and pairs of a block for each thread.
 QUERIES, PAIRS, PAIRS_GPU = 512, 2**19, 2**27

@@ -110,7 +110,7 @@ def places(first: Tensor, batch: int, heads: int) -> Tensor:
     """Return where first tokens are, ``(B, H, 1, 1)``; -1 for a sentence without one.
 
     Args:
-        first: see :class:`~fairseq_posenc.encodings.base.Terms`.
+        first: see :class:`~fairseq_posenc.encodings.terms.Terms`.
         batch: B.
         heads: H.
     """

@@ -18,7 +18,7 @@ from torch import Tensor
 from fairseq_posenc.backends.base import Call, Mask, scale_of
 from fairseq_posenc.backends.triton import resets
 from fairseq_posenc.backends.triton.dropout import Dropout
-from fairseq_posenc.encodings.base import Terms
+from fairseq_posenc.encodings.terms import Terms
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 WIDEST_HEAD = 128

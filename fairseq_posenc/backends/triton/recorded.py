@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.backends.base import Call
-from fairseq_posenc.encodings.base import Terms
+from fairseq_posenc.encodings.terms import Terms
 
 
 class Record(NamedTuple):
@@ -20,7 +20,7 @@ class Record(NamedTuple):
 
     Attributes:
         chip: such as ``sm_90``.
-        terms: fields of :class:`~fairseq_posenc.encodings.base.Terms` that were on, by name, with
+        terms: fields of :class:`~fairseq_posenc.encodings.terms.Terms` that were on, by name, with
             ``product`` if they were multiplied. A reset needs records of its own (``first``).
         dropout: whether weights were dropped.
         shortest: the fewest keys for which it holds.

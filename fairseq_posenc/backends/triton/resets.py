@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from fairseq_posenc.backends import reference
 from fairseq_posenc.backends.base import Mask
-from fairseq_posenc.encodings.base import Terms
+from fairseq_posenc.encodings.terms import Terms
 
 
 class Kernels(Protocol):

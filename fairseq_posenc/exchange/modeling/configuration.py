@@ -6,8 +6,8 @@ from typing import Any, NamedTuple, Optional
 
 from transformers import PretrainedConfig
 
-from fairseq_posenc.encodings.base import Dims, Encodings
-from fairseq_posenc.registry import ENCODINGS, place_of
+from fairseq_posenc.encodings.base import ENCODINGS, Dims, Encodings
+from fairseq_posenc.registry import place_of
 
 
 class StackConfig(NamedTuple):
