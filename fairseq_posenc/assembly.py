@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -30,22 +31,22 @@ class Assembly(NamedTuple):
     dims: Dims
 
     def at_input(self) -> Encodings | None:
-        """Return new encodings that add vectors to the token embeddings; None where none does."""
-        encodings = build(self.spec.at("input"), self.dims)
-        token = Positions.of(torch.zeros(1, 1, dtype=torch.long), -1, -1, 1)
-        adds = any(encoding.embed(token) is not None for encoding in encodings.each())
-        return encodings if adds else None
+        """Build the encodings that add vectors to the token embeddings; None where none does."""
+        token = _one_token()
+        drafts = _draft(self, "input").each()
+        adds = any(encoding.embed(token) is not None for encoding in drafts)
+        return build(self.spec.at("input"), self.dims) if adds else None
 
     def for_stack(self) -> Encodings:
-        """Return new encodings that all layers share."""
+        """Build the encodings that all layers share."""
         return build(self.spec.at("stack"), self.dims)
 
     def for_layer(self) -> Encodings:
-        """Return new encodings of one layer."""
+        """Build the encodings of one layer."""
         return build(self.spec.at("layer"), self.dims)
 
     def trained_at(self, length: int) -> Assembly:
-        """Return the assembly for weights that were trained at a length."""
+        """Describe the same stack with weights that were trained at a length."""
         return self._replace(dims=self.dims._replace(trained_on=length))
 
     def check(self, backend: str) -> Terms:
@@ -55,17 +56,15 @@ class Assembly(NamedTuple):
             backend: ``auto``, or one that must be used.
 
         Returns:
-            Those of a single token.
+            The terms of a single token, without values (on the device "meta").
 
         Raises:
             UserError: says what cannot.
         """
         self.check_size()
-        token = Positions.of(torch.zeros(1, 1, dtype=torch.long), -1, -1, 1)
+        token = _one_token()
         span = Span.of(1, 1, token.tokens.device)
-        with torch.random.fork_rng(devices=[]):  # the model's numbers are drawn after this
-            stack, layer = (build(self.spec.at(place), self.dims) for place in ("stack", "layer"))
-        terms = stack.terms(span, token) | layer.terms(span, token)
+        terms = _draft(self, "stack").terms(span, token) | _draft(self, "layer").terms(span, token)
         check(backend, terms.unprojected(self.dims.num_heads), self.dims.head_dim)
         return terms
 
@@ -91,7 +90,7 @@ class Assembly(NamedTuple):
             )
 
     def parameters(self, layers: int) -> dict[str, int]:
-        """Return the size of every position parameter of a stack by its name in a model.
+        """Count the numbers of every position parameter of a stack by its name in a model.
 
         ``layers.*`` stands for each of the layers.
         """
@@ -101,11 +100,22 @@ class Assembly(NamedTuple):
             ("stack", "", 1),
             ("layer", "layers.*.self_attn.", layers),
         ):
-            with torch.device("meta"):  # shapes without memory, however large
-                built = build(self.spec.at(place), self.dims)
-            for name, parameter in built.named_parameters():
+            for name, parameter in _draft(self, place).named_parameters():
                 sizes[f"{prefix}encodings.{name}"] = parameter.numel() * modules
         return sizes
+
+
+@cache
+def _draft(assembly: Assembly, place: str) -> Encodings:
+    """Build the encodings of a place once, for questions: shapes without memory or values."""
+    with torch.device("meta"):
+        return build(assembly.spec.at(place), assembly.dims)
+
+
+def _one_token() -> Positions:
+    """Make the positions of a single token, without values."""
+    tokens = torch.zeros(1, 1, dtype=torch.long, device="meta")
+    return Positions.of(tokens, padding_idx=-1, eos_idx=-1, tgt_len=1, look=False)
 
 
 class Shared(NamedTuple):

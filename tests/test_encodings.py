@@ -12,10 +12,11 @@ import oracles
 from conftest import COMPOSITIONS, needs_causal, specs
 from fairseq_posenc import registry
 from fairseq_posenc.analysis import catalogue
+from fairseq_posenc.api import SelfAttention, StackPositions
 from fairseq_posenc.assembly import Assembly
 from fairseq_posenc.backends import reference
 from fairseq_posenc.backends.base import Mask
-from fairseq_posenc.encodings.base import Dims
+from fairseq_posenc.encodings.base import Dims, Encoding
 from fairseq_posenc.encodings.distance_table import DistanceTable
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
@@ -365,3 +366,15 @@ def test_large_comparisons_of_positions_do_not_overflow_half_precision(
     exact = built.double().terms(span, positions).pair_bias
     assert exact.abs().max() > 65_504
     assert (terms.pair_bias - exact).abs().max() < 1e-5 * exact.abs().max()
+
+
+def test_a_stack_builds_each_encoding_once(monkeypatch):
+    built = []
+    begin = Encoding.__init__
+    monkeypatch.setattr(
+        Encoding, "__init__", lambda self, dims: (built.append(self.name), begin(self, dims))[1]
+    )
+    stack = StackPositions("learned+alibi+m4", 16, 2, max_positions=37)
+    layers = [SelfAttention(stack) for _ in range(3)]
+    # Once for the questions (sizes, terms), once for the model; m4 has parameters in each layer.
+    assert sorted(built) == ["alibi", "alibi", "learned", "learned", *["m4"] * (1 + len(layers))]

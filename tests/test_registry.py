@@ -181,3 +181,31 @@ def test_any_message_quotes_endless_words_in_part():
     )
     path = "/folder" * 500
     assert str(UserError(path)) == path
+
+
+def test_an_option_may_be_written_as_a_union(monkeypatch):
+    monkeypatch.setitem(base.ENCODINGS, "united", base.Encoding)  # taken out again in the end
+    del base.ENCODINGS["united"]
+
+    @base.register("united")
+    class United(Encoding):
+        acts_on = "scores"
+
+        def __init__(self, dims: Dims, *, width: int | None = None) -> None:
+            super().__init__(dims)
+            self.width = width
+
+    (built,) = registry.build(registry.parse("united(width=3)"), Dims(16, 2, 8)).each()
+    assert built.width == 3
+    with pytest.raises(UserError, match="expected a whole number"):
+        registry.parse("united(width=wide)")
+
+
+def test_what_fits_an_encoder_is_what_can_be_built_for_one():
+    for name in registry.names():
+        registry.build(registry.parse(name), Dims(16, 2, 8, causal=True))
+        if name in registry.names_for(encoder=True):
+            registry.build(registry.parse(name), Dims(16, 2, 8))
+        else:
+            with pytest.raises(UserError, match=f"{name} is for causal models"):
+                registry.build(registry.parse(name), Dims(16, 2, 8))

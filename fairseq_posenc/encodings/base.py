@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Cost, Terms
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
 
 INIT_STD = 0.02  # BERT's, as for the rest of a masked language model
@@ -70,10 +71,13 @@ class Encoding(nn.Module):
     name: ClassVar[str]  # set by `register`
     acts_on: ClassVar[Literal["input", "rotation", "scores"]]
     shared: ClassVar[bool] = False  # True: one module for all layers, else one for each layer
+    causal_only: ClassVar[str] = ""  # why only causal models can use it; empty: encoders too
     cost: ClassVar[Cost] = Cost()  # of a layer, beyond that of its terms
 
     def __init__(self, dims: Dims) -> None:
         super().__init__()
+        if self.causal_only and not dims.causal:
+            raise UserError(f"{self.name} is for causal models: {self.causal_only}")
         self.dims = dims
 
     def reset_parameters(self) -> None:

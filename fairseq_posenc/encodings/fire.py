@@ -9,7 +9,6 @@ from torch import nn
 
 from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.encodings.terms import Cost, Terms
-from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
 
 
@@ -34,14 +33,13 @@ class Fire(Encoding):
     """
 
     acts_on: ClassVar[Literal["scores"]] = "scores"
+    causal_only: ClassVar[str] = "it counts how far back a key lies"
     cost: ClassVar[Cost] = Cost("", "", "64 h n^2 + 96 n^2", "32 n^2")
 
     def __init__(
         self, dims: Dims, *, width: int = 32, threshold: float = 512.0, scale_factor: float = 1.0
     ) -> None:
         super().__init__(dims)
-        if not dims.causal:
-            raise UserError("fire is for causal models: it counts how far back a key lies")
         self.scale_factor = scale_factor
         self.threshold = threshold
         self.width = width

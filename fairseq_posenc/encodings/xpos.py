@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -10,7 +10,6 @@ from torch import Tensor
 from fairseq_posenc.encodings.base import Dims, register
 from fairseq_posenc.encodings.rope import Rope, Scaling
 from fairseq_posenc.encodings.rotation import Rotation
-from fairseq_posenc.errors import UserError
 
 
 @register("xpos")
@@ -33,6 +32,8 @@ class XPos(Rope):
         keys of both ends.
     """
 
+    causal_only: ClassVar[str] = "it would amplify keys after the query"
+
     def __init__(
         self,
         dims: Dims,
@@ -44,8 +45,6 @@ class XPos(Rope):
         scale_base: float = 512.0,
     ) -> None:
         super().__init__(dims, base=base, fraction=fraction, layout=layout, scaling=scaling)
-        if not dims.causal:
-            raise UserError("xpos is for causal models: it would amplify keys after the query")
         self.scale_base = scale_base
 
     def rotation(self, ids: Tensor) -> Rotation:
