@@ -36,7 +36,7 @@ with pytest.MonkeyPatch.context() as patch:
     attention = importlib.import_module("fairseq_posenc.backends.triton.attention")
     sizes = importlib.import_module("fairseq_posenc.backends.triton.sizes")
     gradients = importlib.import_module("fairseq_posenc.backends.triton.gradients")
-    waves = importlib.import_module("fairseq_posenc.backends.triton.waves")
+    waves = importlib.import_module("fairseq_posenc.backends.triton.slabs")
     tl = importlib.import_module("triton.language")
     interpreter = importlib.import_module("triton.runtime.interpreter")
 

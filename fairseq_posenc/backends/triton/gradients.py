@@ -11,8 +11,7 @@ from torch import Tensor
 from fairseq_posenc.backends.triton.backward import key_kernel
 from fairseq_posenc.backends.triton.problem import Problem, Saved, Side, Tiles, Wave
 from fairseq_posenc.backends.triton.sizes import warps
-from fairseq_posenc.backends.triton.stored import rows_kernel, table_kernel
-from fairseq_posenc.backends.triton.waves import (
+from fairseq_posenc.backends.triton.slabs import (
     empty_tiles,
     fold,
     key_side,
@@ -22,6 +21,7 @@ from fairseq_posenc.backends.triton.waves import (
     stored,
     waves,
 )
+from fairseq_posenc.backends.triton.stored import rows_kernel, table_kernel
 
 PROGRAMS = 512  # enough to fill a GPU, few enough to keep small what they write
 

@@ -12,7 +12,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fairseq_posenc.backends.triton.bands import load_rows, load_table, multiply, store_rows
+from fairseq_posenc.backends.triton.relative_shift import (
+    load_rows,
+    load_table,
+    multiply,
+    store_rows,
+)
 
 
 @triton.jit

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fairseq_posenc.backends.triton.bands import (
+from fairseq_posenc.backends.triton.relative_shift import (
     add_product,
     load_band,
     load_rows,
