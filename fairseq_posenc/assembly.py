@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.backends import check
-from fairseq_posenc.backends.base import Mask, Once
+from fairseq_posenc.backends.base import Mask, PerForwardCache
 from fairseq_posenc.encodings.base import Dims, Encodings
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
@@ -30,20 +30,20 @@ class Assembly(NamedTuple):
     spec: Spec
     dims: Dims
 
-    def at_input(self) -> Encodings | None:
+    def build_input(self) -> Encodings | None:
         """Build the encodings that add vectors to the token embeddings; None where none does."""
         token = _one_token()
         drafts = _draft(self, "input").each()
         adds = any(encoding.embed(token) is not None for encoding in drafts)
-        return build(self.spec.at("input"), self.dims) if adds else None
+        return build(self.spec.select("input"), self.dims) if adds else None
 
-    def for_stack(self) -> Encodings:
+    def build_stack(self) -> Encodings:
         """Build the encodings that all layers share."""
-        return build(self.spec.at("stack"), self.dims)
+        return build(self.spec.select("stack"), self.dims)
 
-    def for_layer(self) -> Encodings:
+    def build_layer(self) -> Encodings:
         """Build the encodings of one layer."""
-        return build(self.spec.at("layer"), self.dims)
+        return build(self.spec.select("layer"), self.dims)
 
     def trained_at(self, length: int) -> Assembly:
         """Describe the same stack with weights that were trained at a length."""
@@ -63,7 +63,7 @@ class Assembly(NamedTuple):
         """
         self.check_size()
         token = _one_token()
-        span = Span.of(1, 1, token.tokens.device)
+        span = Span.from_lengths(1, 1, token.tokens.device)
         terms = _draft(self, "stack").terms(span, token) | _draft(self, "layer").terms(span, token)
         check(backend, terms.unprojected(self.dims.num_heads), self.dims.head_dim)
         return terms
@@ -109,13 +109,15 @@ class Assembly(NamedTuple):
 def _draft(assembly: Assembly, place: str) -> Encodings:
     """Build the encodings of a place once, for questions: shapes without memory or values."""
     with torch.device("meta"):
-        return build(assembly.spec.at(place), assembly.dims)
+        return build(assembly.spec.select(place), assembly.dims)
 
 
 def _one_token() -> Positions:
     """Make the positions of a single token, without values."""
     tokens = torch.zeros(1, 1, dtype=torch.long, device="meta")
-    return Positions.of(tokens, padding_idx=-1, eos_idx=-1, tgt_len=1, look=False)
+    return Positions.from_tokens(
+        tokens, padding_idx=-1, eos_idx=-1, tgt_len=1, inspect_padding=False
+    )
 
 
 class Shared(NamedTuple):
@@ -127,7 +129,7 @@ class Shared(NamedTuple):
         rotation: of the queries and keys of the last T tokens, or None.
         source: of the source's keys, for rotary encoder-decoder attention.
         span: of the terms, where they have room for later steps of decoding.
-        once: what the first layer that needs it makes for all.
+        cache: of values that the first layer computes for all.
     """
 
     positions: Positions
@@ -135,30 +137,30 @@ class Shared(NamedTuple):
     rotation: Rotation | None = None
     source: Rotation | None = None
     span: Span | None = None
-    once: Once | None = None
+    cache: PerForwardCache | None = None
 
     @classmethod
-    def of(cls, encodings: Encodings, positions: Positions) -> Shared:
+    def compute(cls, encodings: Encodings, positions: Positions) -> Shared:
         """Return what the encodings of a stack give its layers.
 
         Args:
-            encodings: what :meth:`Assembly.for_stack` returned.
+            encodings: what :meth:`Assembly.build_stack` returned.
             positions: of the tokens.
         """
         tokens = positions.tokens
-        span = Span.of(positions.tgt_len, tokens.size(1), tokens.device)
+        span = Span.from_lengths(positions.tgt_len, tokens.size(1), tokens.device)
         rotation = encodings.rotation(positions.queries(positions.ids))
-        return cls(positions, encodings.terms(span, positions), rotation, once=Once())
+        return cls(positions, encodings.terms(span, positions), rotation, cache=PerForwardCache())
 
     def rotate(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Return query and key of the last T tokens rotated, both ``(B, H, T, D)``."""
         if self.rotation is None:
             return query, key
-        return self.rotation.of_queries(query), self.rotation.of_keys(key)
+        return self.rotation.rotate_queries(query), self.rotation.rotate_keys(key)
 
     def mask(self, direction: str) -> Mask:
         """Return which keys a query may see, by a direction and the padding among the tokens."""
         positions = self.positions
-        mask = Mask(direction, once=self.once)
-        padding = mask.made("padding", (positions.tokens,), lambda: positions.padding)
+        mask = Mask(direction, cache=self.cache)
+        padding = mask.cached("padding", (positions.tokens,), lambda: positions.padding)
         return mask._replace(key_padding=padding)

@@ -37,14 +37,14 @@ class Item(NamedTuple):
     options: tuple[tuple[str, Any], ...] = ()
 
     @classmethod
-    def of(cls, name: str, values: dict[str, Any]) -> Item:
+    def canonical(cls, name: str, values: dict[str, Any]) -> Item:
         """Return the canonical item of an encoding with some options."""
         known = options(name).items()
         changed = (k for k, option in known if values.get(k, option.default) != option.default)
         return cls(name, tuple((key, values[key]) for key in changed))
 
     def __str__(self) -> str:
-        values = ",".join(f"{key}={_show(value)}" for key, value in self.options)
+        values = ",".join(f"{key}={_format_value(value)}" for key, value in self.options)
         return f"{self.name}({values})" if values else self.name
 
 
@@ -53,19 +53,19 @@ class Spec(NamedTuple):
 
     items: tuple[Item, ...]
 
-    def at(self, place: str) -> Spec:
+    def select(self, place: str) -> Spec:
         """Return the encodings whose modules live at a place.
 
         ``input``: beside the token embeddings; ``stack``: one for all layers; ``layer``: one each.
         """
-        return Spec(tuple(item for item in self.items if place_of(get(item.name)) == place))
+        return Spec(tuple(item for item in self.items if module_place(get(item.name)) == place))
 
     def __str__(self) -> str:
         return "+".join(map(str, self.items))
 
 
-def place_of(cls: type[Encoding]) -> str:
-    """Return where the modules of an encoding live; see :meth:`Spec.at`."""
+def module_place(cls: type[Encoding]) -> str:
+    """Return where the modules of an encoding live; see :meth:`Spec.select`."""
     if cls.acts_on == "input":
         return "input"
     return "stack" if cls.shared else "layer"
@@ -134,12 +134,12 @@ def parse(text: str) -> Spec:
             )
         name, written = match.groups()
         if name == "reset":
-            _reset(items, text)
+            _apply_reset(items, text)
         else:
             items.append((name, _parse_options(name, written or "")))
-    spec = Spec(tuple(Item.of(name, values) for name, values in items))
+    spec = Spec(tuple(Item.canonical(name, values) for name, values in items))
     _refuse_double(spec)
-    return _in_order(spec)
+    return _sort_items(spec)
 
 
 def build(spec: Spec, dims: Dims) -> Encodings:
@@ -167,7 +167,7 @@ def build(spec: Spec, dims: Dims) -> Encodings:
     return built
 
 
-def _in_order(spec: Spec) -> Spec:
+def _sort_items(spec: Spec) -> Spec:
     """Return the items by place and name; ``none`` stays only where it is alone."""
     items = [item for item in spec.items if item.name != "none"] or list(spec.items)
     places = get_args(get_type_hints(Encoding)["acts_on"])[0]
@@ -175,7 +175,7 @@ def _in_order(spec: Spec) -> Spec:
     return Spec(tuple(sorted(items, key=lambda x: (order.index(get(x.name).acts_on), x.name))))
 
 
-def _reset(items: list[tuple[str, dict[str, Any]]], text: str) -> None:
+def _apply_reset(items: list[tuple[str, dict[str, Any]]], text: str) -> None:
     """Set the reset of the last encoding that has it."""
     for name, values in reversed(items):
         if "reset" in options(name):
@@ -252,7 +252,7 @@ def _refuse_double(spec: Spec) -> None:
         seen[place if place != "scores" else item.name] = item.name
 
 
-def _show(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return str(value).removesuffix(".0") if isinstance(value, float) else str(value)

@@ -30,18 +30,18 @@ def errors(spec: str, backends: list[str], causal: bool) -> dict[str, float]:
     for parameter in encodings.parameters():
         nn.init.normal_(parameter)  # as drawn, some would be too small for a mistake to show
     tokens = torch.arange(LENGTH, device=device)[None] + 4
-    positions = Positions.of(tokens, padding_idx=1, eos_idx=2, tgt_len=LENGTH)
+    positions = Positions.from_tokens(tokens, padding_idx=1, eos_idx=2, tgt_len=LENGTH)
     shape = (1, DIMS.num_heads, LENGTH, DIMS.head_dim)
     query, key, value = (torch.randn(shape, device=device) for _ in range(3))
     found = {"the input": _input_error(encodings, positions)}
     found["rotation"] = _rotation_error(encodings, query, key, positions.ids)
     query, key = _rotated(encodings, query, key, positions.ids)
-    terms = encodings.terms(Span.of(LENGTH, LENGTH, device), positions)
+    terms = encodings.terms(Span.from_lengths(LENGTH, LENGTH, device), positions)
     mask = Mask("lr" if causal else "both")
     expected = _by_the_equation(query, key, value, terms, causal)
     served = terms.unprojected(DIMS.num_heads)
     for name in backends:
-        call = Call.of(query, key, mask, 0.0, need_weights=False)
+        call = Call.describe(query, key, mask, 0.0, need_weights=False)
         if not BACKENDS[name].refuses(served, call):
             attended, _ = BACKENDS[name].attend(query, key, value, served, mask)
             found[name] = float((attended[0].double().cpu() - expected).abs().max())
@@ -74,7 +74,11 @@ def _rotated(
     encodings: Encodings, query: Tensor, key: Tensor, ids: Tensor
 ) -> tuple[Tensor, Tensor]:
     rotation = encodings.rotation(ids)
-    return (query, key) if rotation is None else (rotation.of_queries(query), rotation.of_keys(key))
+    return (
+        (query, key)
+        if rotation is None
+        else (rotation.rotate_queries(query), rotation.rotate_keys(key))
+    )
 
 
 def _by_the_equation(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.backends import reference
-from fairseq_posenc.backends.base import scale_of
+from fairseq_posenc.backends.base import score_scale
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import TERMS, Terms
 
@@ -59,7 +59,7 @@ def split(
     bare = Terms(scale_factor=terms.scale_factor, first=terms.first)
     content = reference.scores(query, key, bare)
     if rotation is not None:
-        query, key = rotation.of_queries(query), (of_keys or rotation).of_keys(key)
+        query, key = rotation.rotate_queries(query), (of_keys or rotation).rotate_keys(key)
     rotated = reference.scores(query, key, bare)
 
     def alone(name: str) -> Tensor:
@@ -72,7 +72,7 @@ def split(
     both = reference.scores(query, key, terms) - content - position
     changing = [name for name, enters in given.items() if enters in ("content", "table")]
     if terms.product:
-        scale = scale_of(terms, query.size(-1))
+        scale = score_scale(terms, query.size(-1))
         factors = {name: alone(name) / scale for name in changing}
         return Split(content, position, both, {"content": rotated / scale, **factors}, True)
     details = {name: alone(name) for name in changing}

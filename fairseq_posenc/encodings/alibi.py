@@ -52,7 +52,7 @@ class Alibi(Encoding):
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Return the penalties as bias in float32, ``(H, R)``."""
         distances = span.distances().float()
-        slopes = torch.tensor(slopes_of(self.dims.num_heads), device=span.device)[:, None]
+        slopes = torch.tensor(head_slopes(self.dims.num_heads), device=span.device)[:, None]
         later = slopes.flip(0) if self.mode == "asymmetric" else slopes
         bias = -torch.where(distances > 0, later, slopes) * distances.abs()
         return Terms(bias=bias, scale_factor=self.scale_factor)
@@ -63,7 +63,7 @@ class Alibi(Encoding):
         return 0
 
 
-def slopes_of(heads: int) -> list[float]:
+def head_slopes(heads: int) -> list[float]:
     """Return each head's slope: 2^(-8/p), 2^(-16/p), ... for p heads, a power of two.
 
     Other numbers of heads take the slopes of the power of two below, then every second slope of

@@ -87,7 +87,7 @@ class Encoding(nn.Module):
         """Take the weights for those of a model that was trained at a length."""
         self.dims = self.dims._replace(trained_on=length)
 
-    def extended(self, name: str, weight: Tensor) -> Tensor:
+    def extend(self, name: str, weight: Tensor) -> Tensor:
         """Return a loaded parameter with rows for this module's distances, if it has fewer.
 
         Args:

@@ -51,7 +51,7 @@ class DistanceTable(nn.Module):
         parts = [part for part in parts if part.size(1)]
         return torch.cat(parts, dim=1) if len(parts) > 1 else rows
 
-    def extended(self, weight: Tensor) -> Tensor:
+    def extend(self, weight: Tensor) -> Tensor:
         """Return another table's rows for this one's reach, if that is longer; else unchanged.
 
         Beyond its end a table is clipped, so its end rows are repeated.
@@ -110,9 +110,9 @@ class DistanceEncoding(Encoding):
         for parameter in self.table.parameters():
             nn.init.normal_(parameter, std=INIT_STD)
 
-    def extended(self, name: str, weight: Tensor) -> Tensor:
+    def extend(self, name: str, weight: Tensor) -> Tensor:
         """Return a loaded table for this one's reach, its end rows repeated."""
-        return self.table.extended(weight) if name == "table.weight" else weight
+        return self.table.extend(weight) if name == "table.weight" else weight
 
     @classmethod
     def parameter_count(cls, dims: Dims, layers: int) -> int:

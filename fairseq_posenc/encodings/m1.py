@@ -49,7 +49,7 @@ class M1(Encoding):
         """Start from plain attention."""
         nn.init.ones_(self.table)
 
-    def extended(self, name: str, weight: Tensor) -> Tensor:
+    def extend(self, name: str, weight: Tensor) -> Tensor:
         """Return a loaded table for this one's reach, its last number repeated."""
         missing = max(self.table.size(1) - weight.size(1), 0)
         return torch.cat([weight, weight[:, -1:].expand(-1, missing)], dim=1)

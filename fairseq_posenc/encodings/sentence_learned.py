@@ -38,4 +38,4 @@ class SentenceLearned(Learned):
             UserError: a block is longer than the table, which one sentence could fill.
         """
         positions.check_limit(self.dims.max_positions, self.name)
-        return F.embedding(positions.queries(positions.in_sentence()), self.table.weight)
+        return F.embedding(positions.queries(positions.sentence_ids()), self.table.weight)

@@ -58,7 +58,7 @@ class T5(Encoding):
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Return the buckets' numbers as bias, ``(H, R)``."""
-        index = bucket_of(
+        index = bucket_distances(
             span.distances(), self.num_buckets, self.max_distance, not self.dims.causal
         )
         return Terms(bias=self.table[:, index], scale_factor=self.scale_factor)
@@ -70,7 +70,7 @@ class T5(Encoding):
 
 
 def check_buckets(name: str, buckets: int, max_distance: int, both_sides: bool) -> None:
-    """Refuse numbers for which :func:`bucket_of` has no meaning.
+    """Refuse numbers for which :func:`bucket_distances` has no meaning.
 
     Raises:
         UserError: names the encoding and what is allowed.
@@ -83,7 +83,9 @@ def check_buckets(name: str, buckets: int, max_distance: int, both_sides: bool) 
         )
 
 
-def bucket_of(distances: Tensor, buckets: int, max_distance: int, both_sides: bool) -> Tensor:
+def bucket_distances(
+    distances: Tensor, buckets: int, max_distance: int, both_sides: bool
+) -> Tensor:
     """Return T5's bucket of each signed distance j - i, of the same shape.
 
     Args:

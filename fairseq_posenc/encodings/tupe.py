@@ -9,7 +9,7 @@ from torch import nn
 
 from fairseq_posenc.encodings.base import INIT_STD, Dims, register
 from fairseq_posenc.encodings.distance_table import DistanceEncoding
-from fairseq_posenc.encodings.precision import exactly, full
+from fairseq_posenc.encodings.precision import at_least_fp32, no_autocast
 from fairseq_posenc.encodings.terms import Cost, Terms
 from fairseq_posenc.positions import Positions, Span
 
@@ -82,13 +82,13 @@ class Tupe(DistanceEncoding):
         rows = positions.common_ids()
         if rows.size(1) > self.dims.max_positions:  # no more than padding is beyond
             rows = rows.clamp(max=self.dims.max_positions - 1)
-        vectors = full(self.positions[rows])  # [B or 1, S, D]
+        vectors = at_least_fp32(self.positions[rows])  # [B or 1, S, D]
         first = self.table.first(positions)
         if first is not None:  # nothing of its pairs is left
             vectors = vectors.masked_fill(first[..., None], 0.0)
-        with exactly(vectors.device):
-            queries = positions.queries(vectors) @ full(self.query_projection)
-            keys = vectors @ full(self.key_projection) * self.dims.scale(self.scale_factor)
+        with no_autocast(vectors.device):
+            queries = positions.queries(vectors) @ at_least_fp32(self.query_projection)
+            keys = vectors @ at_least_fp32(self.key_projection) * self.dims.scale(self.scale_factor)
             pairs = queries @ keys.transpose(1, 2)
         return Terms(
             bias=self.table.rows(span),

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding, register
-from fairseq_posenc.encodings.precision import exactly, full
-from fairseq_posenc.encodings.t5 import bucket_of, check_buckets
+from fairseq_posenc.encodings.precision import at_least_fp32, no_autocast
+from fairseq_posenc.encodings.t5 import bucket_distances, check_buckets
 from fairseq_posenc.encodings.terms import Cost, Terms
 from fairseq_posenc.positions import Positions, Span
 
@@ -84,7 +84,7 @@ class TupeShared(Encoding):
             UserError: a position lies beyond the table.
         """
         positions.check_limit(self.dims.max_positions, self.name)
-        with exactly(self.positions.device):
+        with no_autocast(self.positions.device):
             return self._terms(span, positions)
 
     def _terms(self, span: Span, positions: Positions) -> Terms:
@@ -93,7 +93,7 @@ class TupeShared(Encoding):
         key_rows = positions.common_ids().clamp(max=self.dims.max_positions - 1) + 1
         at_queries = queries[:, positions.queries(key_rows)].transpose(0, 1)  # [B or 1, H, T, D]
         at_keys = keys[:, key_rows].transpose(0, 1) * scale
-        index = bucket_of(span.distances(), self.num_buckets, self.max_distance, True)
+        index = bucket_distances(span.distances(), self.num_buckets, self.max_distance, True)
         bias, first = self.buckets[:, index], None
         if self.reset:
             first = positions.is_first()  # nothing of its pairs is left but its own numbers
@@ -108,13 +108,13 @@ class TupeShared(Encoding):
     def _projected(self, rows: int) -> tuple[Tensor, Tensor]:
         """Return queries and keys of the first rows, each ``(H, rows, D)``, in float32 at least."""
         normed = F.layer_norm(
-            full(self.positions[:rows]),
+            at_least_fp32(self.positions[:rows]),
             (self.dims.embed_dim,),
-            full(self.norm_weight),
-            full(self.norm_bias),
+            at_least_fp32(self.norm_weight),
+            at_least_fp32(self.norm_bias),
         )
-        queries = F.linear(normed, full(self.query_weight), full(self.query_bias))
-        keys = F.linear(normed, full(self.key_weight), full(self.key_bias))
+        queries = F.linear(normed, at_least_fp32(self.query_weight), at_least_fp32(self.query_bias))
+        keys = F.linear(normed, at_least_fp32(self.key_weight), at_least_fp32(self.key_bias))
         return self._heads(queries), self._heads(keys)
 
     def _heads(self, x: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ def multiplier(rate: float) -> float:
     return 1 / (1 - rate) if rate < 1 else 0.0
 
 
-def signed(weights: Tensor, rate: float, queries: Tensor, keys: Tensor) -> Tensor:
+def sign_dropped(weights: Tensor, rate: float, queries: Tensor, keys: Tensor) -> Tensor:
     """Return weights ``(c, M, W)``, those that are dropped with a minus sign: one tensor tells all.
 
     Args:

@@ -41,11 +41,11 @@ class Chunk(NamedTuple):
     batch: slice
     heads: slice
 
-    def of(self, x: Tensor) -> Tensor:
+    def select(self, x: Tensor) -> Tensor:
         """Return this part of ``(B, H, ...)`` as ``(c, ...)``, a view."""
         return x[self].flatten(0, 1)
 
-    def by_sentence(self, x: Tensor) -> Tensor:
+    def split_sentences(self, x: Tensor) -> Tensor:
         """Return ``(c, ...)`` as ``(sentences, heads, ...)``, a view."""
         return x.unflatten(0, (self.batch.stop - self.batch.start, -1))
 
@@ -61,7 +61,7 @@ class Block(NamedTuple):
         """M and W."""
         return self.queries.stop - self.queries.start, self.keys.stop - self.keys.start
 
-    def of_pairs(self, x: Tensor) -> Tensor:
+    def select_pairs(self, x: Tensor) -> Tensor:
         """Return this part of ``(B or 1, G, T or 1, S)``, a view."""
         return x[:, :, self.queries if x.size(2) > 1 else slice(None), self.keys]
 
@@ -96,7 +96,7 @@ class Geometry(NamedTuple):
     block_pairs: int
 
     @classmethod
-    def of(cls, query: Tensor, src_len: int, direction: str, terms: Terms) -> Geometry:
+    def from_call(cls, query: Tensor, src_len: int, direction: str, terms: Terms) -> Geometry:
         """Return the geometry of a call.
 
         Args:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_posenc.backends.base import Mask, full
+from fairseq_posenc.backends.base import Mask
 from fairseq_posenc.backends.blocked.geometry import Chunk, Geometry
+from fairseq_posenc.encodings.precision import at_least_fp32
 
 # What a pair that may not attend has added: absorbs any score, and three of them are still finite.
 FORBIDDEN = -1e38
@@ -55,7 +56,7 @@ class Operands(NamedTuple):
     masked: Tensor | None = None
     fully_masked: Tensor | None = None
 
-    def of_chunk(self, chunk: Chunk) -> Operands:
+    def select_chunk(self, chunk: Chunk) -> Operands:
         """Return a chunk's part, as views: ``(c, ...)``, tables of its heads, pairs by sentence."""
         parts: dict[str, Any] = {}
         for name, x in self._asdict().items():
@@ -65,7 +66,7 @@ class Operands(NamedTuple):
                 sizes = zip(chunk, x.shape)
                 parts[name] = x[tuple(part if size > 1 else slice(None) for part, size in sizes)]
             elif name != "fully_masked":
-                parts[name] = chunk.of(x)
+                parts[name] = chunk.select(x)
         return self._replace(**parts)
 
     def zeros(self, wanted: Sequence[bool]) -> Operands:
@@ -80,15 +81,15 @@ class Operands(NamedTuple):
         return self._replace(**zeros)
 
 
-def last_first(x: Tensor, queries: int, keys: int = 0) -> Tensor:
+def reverse_queries(x: Tensor, queries: int, keys: int = 0) -> Tensor:
     """Return ``(..., T, n)`` with the last query first, and zeros for queries and keys missing."""
     x = x.flip(-2)
     return F.pad(x, (0, keys, 0, queries)) if queries or keys else x
 
 
-def laid_out(table: Tensor, geometry: Geometry) -> Tensor:
+def pad_table(table: Tensor, geometry: Geometry) -> Tensor:
     """Return a table with the rows of whole tiles, contiguous."""
-    table = full(table)
+    table = at_least_fp32(table)
     rows, missing = geometry.tgt_len + geometry.src_len - 1, sum(geometry.missing)
     if missing:
         blank = table.new_zeros(table.size(0), missing, *table.shape[2:])
@@ -102,10 +103,10 @@ def direction_rows(geometry: Geometry, device: torch.device) -> Tensor | None:
         return None
     rows = torch.arange(sum(geometry.padded) - 1, device=device)[None]
     here = geometry.src_len - 1
-    return _added(rows > here if geometry.direction == "lr" else rows < here)
+    return _forbid(rows > here if geometry.direction == "lr" else rows < here)
 
 
-def masked(mask: Mask, geometry: Geometry, device: torch.device) -> Tensor | None:
+def build_mask_bias(mask: Mask, geometry: Geometry, device: torch.device) -> Tensor | None:
     """Return what is added to scores for padding and forbidden pairs, see :class:`Operands`."""
     sizes, (queries, keys) = (geometry.tgt_len, geometry.src_len), geometry.missing
     forbidden = mask._replace(direction="both").forbidden(*sizes, device)
@@ -114,10 +115,10 @@ def masked(mask: Mask, geometry: Geometry, device: torch.device) -> Tensor | Non
             return None
         forbidden = torch.zeros(1, 1, 1, geometry.src_len, dtype=torch.bool, device=device)
     forbidden = F.pad(forbidden, (0, keys), value=True)
-    return last_first(_added(forbidden), queries if forbidden.size(2) > 1 else 0)
+    return reverse_queries(_forbid(forbidden), queries if forbidden.size(2) > 1 else 0)
 
 
-def fully_masked(mask: Mask, geometry: Geometry) -> Tensor | None:
+def find_fully_masked(mask: Mask, geometry: Geometry) -> Tensor | None:
     """Return which queries may see no key, ``(B or 1, 1, T, 1)``; None where all see one."""
     tgt_len, src_len = geometry.tgt_len, geometry.src_len
     if mask.pairs is not None:
@@ -136,5 +137,5 @@ def fully_masked(mask: Mask, geometry: Geometry) -> Tensor | None:
     return ~seen[:, None, src_len - tgt_len :, None]
 
 
-def _added(forbidden: Tensor) -> Tensor:
+def _forbid(forbidden: Tensor) -> Tensor:
     return torch.zeros(forbidden.shape, device=forbidden.device).masked_fill(forbidden, FORBIDDEN)

@@ -19,7 +19,7 @@ from fairseq_posenc.backends.blocked.skew import QUERIES
 QUERY, KEY = -2, -1  # the rows behind those by distance: of the first token's query, and of its key
 
 
-class Line(NamedTuple):
+class ResetLine(NamedTuple):
     """A row or a column of a block, at a place of its own in each sentence and head.
 
     Attributes:
@@ -32,21 +32,21 @@ class Line(NamedTuple):
     place: Tensor
     inside: Tensor
 
-    def pick(self, x: Tensor) -> Tensor:
+    def select(self, x: Tensor) -> Tensor:
         """Return a copy of the line in ``(c, M, W)``: ``(c, 1, W)`` or ``(c, M, 1)``."""
         return x.gather(self.dim, self._index(x))
 
     def put(self, x: Tensor, line: Tensor) -> None:
         """Overwrite the line in ``(c, M, W)``."""
-        x.scatter_(self.dim, self._index(x), torch.where(self.inside, line, self.pick(x)))
+        x.scatter_(self.dim, self._index(x), torch.where(self.inside, line, self.select(x)))
 
     def take(self, x: Tensor) -> Tensor:
         """Return the line in ``(c, M, W)``, zeros for one outside, and leave zeros in its place."""
-        line = self.pick(x)
+        line = self.select(x)
         x.scatter_(self.dim, self._index(x), torch.where(self.inside, 0.0, line))
         return torch.where(self.inside, line, 0.0)
 
-    def spread(self, x: Tensor, size: int) -> Tensor:
+    def scatter_sum(self, x: Tensor, size: int) -> Tensor:
         """Return the sums over a line that was taken, at its place among zeros.
 
         Returns:
@@ -63,24 +63,24 @@ class Line(NamedTuple):
         return self.place.expand(shape)
 
 
-class Lines(NamedTuple):
+class ResetLines(NamedTuple):
     """The lines of a block. Where they cross the row stands: it is put last and taken first."""
 
-    column: Line
-    row: Line
+    reset_column: ResetLine
+    reset_row: ResetLine
 
     @classmethod
-    def of(cls, place: Tensor, block: Block, src_len: int) -> Lines:
-        """Return the lines for first tokens at places among the keys, ``(c, 1, 1)``."""
+    def locate(cls, place: Tensor, block: Block, src_len: int) -> ResetLines:
+        """Return the lines for first tokens at find_first_tokens among the keys, ``(c, 1, 1)``."""
         queries, keys = block.shape
         at_key, at_query = place - block.keys.start, (src_len - 1 - block.queries.start) - place
         key, query = at_key.clamp(0, keys - 1), at_query.clamp(0, queries - 1)
-        return cls(Line(2, key, key == at_key), Line(1, query, query == at_query))
+        return cls(ResetLine(2, key, key == at_key), ResetLine(1, query, query == at_query))
 
     def take(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return column and row of ``(c, M, W)``, and leave zeros."""
-        row = self.row.take(x)
-        return self.column.take(x), row
+        row = self.reset_row.take(x)
+        return self.reset_column.take(x), row
 
     def products(self, table: Tensor, own: Tensor, side: int) -> tuple[Tensor, Tensor]:
         """Return the products with a table's two rows, for column and row.
@@ -93,20 +93,22 @@ class Lines(NamedTuple):
         Returns:
             ``(c, M, 1)`` and ``(c, 1, 1)`` of queries, ``(c, 1, 1)`` and ``(c, 1, W)`` of keys.
         """
-        products = own @ rows_of(table, own).transpose(1, 2)  # [c, members, 2]
+        products = own @ reset_rows(table, own).transpose(1, 2)  # [c, members, 2]
         if side == QUERIES:
-            return products[..., 1:], self.row.pick(products[..., :1])
+            return products[..., 1:], self.reset_row.select(products[..., :1])
         products = products.transpose(1, 2)
-        return self.column.pick(products[:, 1:]), products[:, :1]
+        return self.reset_column.select(products[:, 1:]), products[:, :1]
 
-    def by_member(self, column: Tensor, row: Tensor, side: int) -> Tensor:
+    def stack_members(self, column: Tensor, row: Tensor, side: int) -> Tensor:
         """Return what column and row hold for each member and both rows, ``(c, members, 2)``."""
         if side == QUERIES:
-            return torch.cat([self.row.spread(row, column.size(1)), column], 2)
-        return torch.cat([row, self.column.spread(column, row.size(2))], 1).transpose(1, 2)
+            return torch.cat([self.reset_row.scatter_sum(row, column.size(1)), column], 2)
+        return torch.cat([row, self.reset_column.scatter_sum(column, row.size(2))], 1).transpose(
+            1, 2
+        )
 
 
-def places(first: Tensor, batch: int, heads: int) -> Tensor:
+def find_first_tokens(first: Tensor, batch: int, heads: int) -> Tensor:
     """Return where first tokens are, ``(B, H, 1, 1)``; -1 for a sentence without one.
 
     Args:
@@ -118,12 +120,12 @@ def places(first: Tensor, batch: int, heads: int) -> Tensor:
     return place[:, None, None, None].expand(batch, heads, 1, 1)
 
 
-def rows_of(table: Tensor, like: Tensor) -> Tensor:
+def reset_rows(table: Tensor, like: Tensor) -> Tensor:
     """Return a table's two rows for all pairs of sentence and head, ``(c, 2, D)``, as a view."""
     return table[:, QUERY:].expand(like.size(0), -1, -1)
 
 
-def add_rows(total: Tensor | None, x: Tensor) -> None:
+def add_reset_rows(total: Tensor | None, x: Tensor) -> None:
     """Add ``(c, 2, ...)``, summed over what shares a table, to the two rows of its gradient."""
     if total is not None:
         total[:, QUERY:] += x.sum_to_size(total.size(0), *x.shape[1:])

@@ -22,7 +22,7 @@ QUERIES, KEYS = 0, 1  # sides of a block
 TILE = 64  # queries whose pairs are summed together
 
 
-def by_distance(numbers: Tensor, block: Block) -> Tensor:
+def view_by_distance(numbers: Tensor, block: Block) -> Tensor:
     """Return the numbers ``(G, R)`` of each pair of a block, as a view ``(G, M, W)``."""
     start = numbers.storage_offset() + block.rows.start
     return numbers.as_strided((numbers.size(0), *block.shape), (numbers.size(1), 1, 1), start)
@@ -76,24 +76,24 @@ class Band:
         Returns:
             ``(c, tiles, N, W)``, where queries are the members, or ``(c, M, tiles, N)``.
         """
-        pairs = self._unskewed(self._tiled(own) @ self.rows.transpose(2, 3))
+        pairs = self._unskew(self._tile(own) @ self.rows.transpose(2, 3))
         return pairs if self.side == QUERIES else pairs.permute(0, 3, 1, 2)
 
-    def skewed(self, weights: Tensor) -> Tensor:
+    def skew(self, weights: Tensor) -> Tensor:
         """Return weights of pairs, ``(c, M, W)``, by member and row, with zeros elsewhere."""
         pairs = weights.unflatten(self.side + 1, (-1, self.tile))
         if self.side == KEYS:
             pairs = pairs.permute(0, 2, 3, 1)
         together = weights.size(0) // self.groups * self.tile
         skewed = weights.new_zeros(self.groups, self.tiles, together, self.rows.size(2))
-        self._unskewed(skewed).copy_(pairs)
+        self._unskew(skewed).copy_(pairs)
         return skewed
 
     def sums(self, skewed: Tensor) -> Tensor:
         """Return the weighted sums of rows for each member, ``(c, members, D)``.
 
         Args:
-            skewed: weights, see :meth:`skewed`.
+            skewed: weights, see :meth:`skew`.
         """
         sums = (skewed @ self.rows).unflatten(2, (-1, self.tile))
         return sums.transpose(1, 2).reshape(-1, self.tiles * self.tile, sums.size(-1))
@@ -107,17 +107,17 @@ class Band:
         """Add the weighted sums of members ``(c, members, D)`` to a table of gradients, if any."""
         if table is None:
             return
-        rows = skewed.transpose(2, 3) @ self._tiled(own)
+        rows = skewed.transpose(2, 3) @ self._tile(own)
         for t in range(self.tiles):  # neighbouring tiles share rows
             start = self.start + t * self.tile
             table[:, start : start + rows.size(2)].add_(rows[:, t])  # += would assign as well
 
-    def _tiled(self, own: Tensor) -> Tensor:
+    def _tile(self, own: Tensor) -> Tensor:
         """Return ``(c, members, D)`` as ``(G, tiles, c / G * N, D)``: a product for all heads."""
         tiles = own.unflatten(1, (self.tiles, self.tile)).unflatten(0, (self.groups, -1))
         return tiles.transpose(1, 2).flatten(2, 3)
 
-    def _unskewed(self, skewed: Tensor) -> Tensor:
+    def _unskew(self, skewed: Tensor) -> Tensor:
         together, rows = skewed.shape[2:]
         size = self.tile * rows  # of one head
         return skewed.as_strided(

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fairseq_posenc.backends.blocked.geometry import Block
 from fairseq_posenc.backends.blocked.operands import Operands
-from fairseq_posenc.backends.blocked.reset import Lines, add_rows, rows_of
+from fairseq_posenc.backends.blocked.reset import ResetLines, add_reset_rows, reset_rows
 from fairseq_posenc.backends.blocked.skew import QUERIES, Band
 
 
@@ -20,20 +20,22 @@ class Values:
         tile: N.
     """
 
-    def __init__(self, block: Block, operands: Operands, lines: Lines | None, tile: int) -> None:
+    def __init__(
+        self, block: Block, operands: Operands, lines: ResetLines | None, tile: int
+    ) -> None:
         self.block, self.lines, self.tile = block, lines, tile
         self.value, self.table = operands.value[:, block.keys], operands.value_table
 
-    def gathered(self, weights: Tensor) -> Tensor:
+    def gather(self, weights: Tensor) -> Tensor:
         """Return what weights ``(c, M, W)`` gather, ``(c, M, D)``."""
         gathered = weights @ self.value
         if self.table is None:
             return gathered
         weights, of_first = self._split(weights)
         if of_first is not None:
-            gathered.baddbmm_(of_first, rows_of(self.table, of_first))
+            gathered.baddbmm_(of_first, reset_rows(self.table, of_first))
         band = Band(self.table, self.block, QUERIES, self.tile)
-        gathered += band.sums(band.skewed(weights))
+        gathered += band.sums(band.skew(weights))
         return gathered
 
     def add_gradients(self, weights: Tensor, grad: Tensor, totals: Operands) -> Tensor:
@@ -56,8 +58,8 @@ class Values:
         if totals.value_table is not None:
             weights, of_first = self._split(weights)
             if of_first is not None:
-                add_rows(totals.value_table, of_first.transpose(1, 2) @ grad)
-            band.add_to(totals.value_table, band.skewed(weights), grad)
+                add_reset_rows(totals.value_table, of_first.transpose(1, 2) @ grad)
+            band.add_to(totals.value_table, band.skew(weights), grad)
         return of_weights.add_(by_table)
 
     def _split(self, weights: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -65,4 +67,4 @@ class Values:
         if self.lines is None:
             return weights, None
         weights = weights.clone()
-        return weights, self.lines.by_member(*self.lines.take(weights), QUERIES)
+        return weights, self.lines.stack_members(*self.lines.take(weights), QUERIES)

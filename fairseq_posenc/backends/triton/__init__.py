@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fairseq_posenc.backends.base import Call, Mask, scale_of
+from fairseq_posenc.backends.base import Call, Mask, score_scale
 from fairseq_posenc.backends.triton import resets
 from fairseq_posenc.backends.triton.dropout import Dropout
 from fairseq_posenc.encodings.terms import Terms
@@ -73,11 +73,11 @@ def attend(
     query, key = query.type_as(value), key.type_as(value)
     with torch.autocast(query.device.type, enabled=False):
         if terms.first is not None:
-            return resets.attend(_exactly, query, key, value, terms, mask, dropout), None
-        return _by_distance(query, key, value, terms, mask, dropout, exact=False)[0], None
+            return resets.attend(_run_exact, query, key, value, terms, mask, dropout), None
+        return _run_kernels(query, key, value, terms, mask, dropout, exact=False)[0], None
 
 
-def _by_distance(
+def _run_kernels(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -93,10 +93,10 @@ def _by_distance(
     if torch.compiler.is_compiling():
         from fairseq_posenc.backends.triton.operation import attend as apply
     settings = Settings(
-        padding=_bytes(mask.key_padding),
-        pairs=_bytes(mask.pairs),
+        padding=_as_uint8(mask.key_padding),
+        pairs=_as_uint8(mask.pairs),
         dropout=Dropout.of(dropout, query, key) if dropout else None,
-        scale=scale_of(terms, query.size(-1)),
+        scale=score_scale(terms, query.size(-1)),
         direction=mask.direction,
         product=terms.product,
         exact=exact,
@@ -115,7 +115,7 @@ def _by_distance(
     return attended, log_sums
 
 
-_exactly = partial(_by_distance, exact=True)
+_run_exact = partial(_run_kernels, exact=True)
 
 
 def _version() -> str:
@@ -135,5 +135,5 @@ def _interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def _bytes(mask: Tensor | None) -> Tensor | None:
+def _as_uint8(mask: Tensor | None) -> Tensor | None:
     return None if mask is None else mask.contiguous().view(torch.uint8)

@@ -39,7 +39,7 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, settings: Settings, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the attended values and the logarithms of the sums; see :class:`Found`."""
+        """Return the attended values and the logarithms of the sums; see :class:`ForwardResult`."""
         found = run_forward(settings, inputs)
         ctx.settings = settings
         ctx.set_materialize_grads(False)
@@ -55,11 +55,11 @@ class Attention(torch.autograd.Function):
         """Return the gradients of all inputs."""
         attended, log_sums, *inputs = ctx.saved_tensors
         wanted = ctx.needs_input_grad[4:9]
-        found = Found(attended, log_sums)
+        found = ForwardResult(attended, log_sums)
         return None, *run_backward(ctx.settings, inputs, found, grad, by_log_sums, wanted)
 
 
-class Found(NamedTuple):
+class ForwardResult(NamedTuple):
     """What the forward pass finds.
 
     Attributes:
@@ -71,22 +71,22 @@ class Found(NamedTuple):
     log_sums: Tensor
 
 
-def run_forward(settings: Settings, inputs: Sequence[Tensor | None]) -> Found:
+def run_forward(settings: Settings, inputs: Sequence[Tensor | None]) -> ForwardResult:
     """Start the forward kernel."""
-    problem = problem_of(settings, inputs)
+    problem = build_problem(settings, inputs)
     attended = torch.empty_like(problem.query, dtype=torch.float32)
     log_sums = attended.new_empty(problem.query.shape[:3])
-    options = options_of(problem, settings)
+    options = compile_options(problem, settings)
     blocks = log_sums[..., 0].numel() * triton.cdiv(problem.tgt_len, options["N"])
     with torch.cuda.device_of(attended):
         forward_kernel[(blocks,)](problem, attended, log_sums, **options)
-    return Found(attended, log_sums)
+    return ForwardResult(attended, log_sums)
 
 
 def run_backward(
     settings: Settings,
     inputs: Sequence[Tensor | None],
-    found: Found,
+    found: ForwardResult,
     grad: Tensor,
     by_log_sums: Tensor | None,
     wanted: tuple[bool, ...],
@@ -101,7 +101,7 @@ def run_backward(
         by_log_sums: gradients of ``found.log_sums``, or None.
         wanted: which of query table, key table, value table, gain and bias need a gradient.
     """
-    problem = problem_of(settings, inputs)
+    problem = build_problem(settings, inputs)
     # Rounded before, so that the two agree: where a query sees one key alone, they cancel out.
     rows = grad.type_as(problem.query).contiguous()
     dots = (rows * found.attended).sum(-1)
@@ -110,38 +110,38 @@ def run_backward(
     saved = Saved(rows, found.log_sums, dots * problem.scale)
     with torch.cuda.device_of(grad):
         gradients = Gradients(problem, settings.product, wanted)
-        gradients.run(saved, options_of(problem, settings))
+        gradients.run(saved, compile_options(problem, settings))
     return gradients.of(inputs)
 
 
-def _padded(table: Tensor, query: Tensor) -> Tensor:
+def _pad_table(table: Tensor, query: Tensor) -> Tensor:
     """Return a table of vectors as the kernels take it; see :class:`Table`."""
     block = sizes.block_size(query.dtype)
-    columns = sizes.width_of(query) - table.size(-1)
+    columns = sizes.padded_width(query) - table.size(-1)
     return F.pad(table.type_as(query), (0, columns, block, block))
 
 
-def threshold(rate: float) -> int:
+def keep_threshold(rate: float) -> int:
     """Return below which number 32 random bits, read as a signed one, keep a weight."""
     return min(round((1 - rate) * 2**32) - 2**31, 2**31 - 1)
 
 
-def problem_of(settings: Settings, inputs: Sequence[Any]) -> Problem:
+def build_problem(settings: Settings, inputs: Sequence[Any]) -> Problem:
     """Return what the kernels are given."""
     contiguous: list[Any] = [None if x is None else x.contiguous() for x in inputs]
     query, key, value, *tables = contiguous
-    vectors = [None if x is None else _padded(x, query) for x in tables[:3]]
-    if _same(inputs[3], inputs[4]):
+    vectors = [None if x is None else _pad_table(x, query) for x in tables[:3]]
+    if _are_same(inputs[3], inputs[4]):
         vectors[1] = vectors[0]
     scalars = [None if x is None else x.float() for x in tables[3:]]
     values: dict[str, Any] = dict(zip(Problem._fields, (query, key, value)))
-    values.update(zip(Problem._fields[3:], map(Table.of, vectors + scalars)))
+    values.update(zip(Problem._fields[3:], map(Table.from_rows, vectors + scalars)))
     return Problem(
         **values,
         padding=settings.padding,
         pairs=settings.pairs,
         drop=_drop(settings.dropout),
-        gained=1.0 if settings.dropout is None else settings.dropout.multiplier,
+        dropout_scale=1.0 if settings.dropout is None else settings.dropout.multiplier,
         scale=settings.scale,
         heads=values["query"].size(1),
         tgt_len=values["query"].size(2),
@@ -155,20 +155,20 @@ def _drop(dropout: Dropout | None) -> Drop | None:
     if dropout is None:
         return None
     first, second = dropout.queries
-    return Drop(first, second, dropout.keys, threshold(dropout.rate))
+    return Drop(first, second, dropout.keys, keep_threshold(dropout.rate))
 
 
-def options_of(problem: Problem, settings: Settings) -> dict[str, Any]:
+def compile_options(problem: Problem, settings: Settings) -> dict[str, Any]:
     """Return what the two large kernels are compiled for."""
     return {
         "DIRECTION": settings.direction,
         "PRODUCT": settings.product,
-        "SAME": _same(*(x and x.rows for x in (problem.query_table, problem.key_table))),
-        **sizes.sizes_of(problem),
+        "SAME": _are_same(*(x and x.rows for x in (problem.query_table, problem.key_table))),
+        **sizes.tile_options(problem),
     }
 
 
-def _same(ours: Tensor | None, theirs: Tensor | None) -> bool:
+def _are_same(ours: Tensor | None, theirs: Tensor | None) -> bool:
     """Return whether two tables are one, whose rows then need not be loaded twice."""
     if ours is None or theirs is None:
         return False

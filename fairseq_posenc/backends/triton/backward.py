@@ -14,16 +14,16 @@ from fairseq_posenc.backends.triton.relative_shift import (
     load_band,
     load_rows,
     multiply,
-    products,
+    relative_products,
     store_rows,
 )
 from fairseq_posenc.backends.triton.tiles import (
-    hide,
+    apply_mask,
+    combine_factors,
     is_kept,
     load_keys,
-    parts_of,
     query_range,
-    score,
+    score_factors,
 )
 
 
@@ -35,21 +35,21 @@ def load_queries(problem, rows, sequence, m0, FULL: tl.constexpr, N: tl.constexp
 
 
 @triton.jit
-def by_weights(problem, grad, v, head, m0, n0, N: tl.constexpr, W: tl.constexpr):
+def weight_gradients(problem, grad, v, head, m0, n0, N: tl.constexpr, W: tl.constexpr):
     """Return the gradients of the weights, by (key, query)."""
-    by_weight = multiply(v, tl.trans(grad))
+    grad_weight = multiply(v, tl.trans(grad))
     if problem.value_table is not None:
         band = load_band(problem, problem.value_table, head, n0 - m0 - N, 2 * N, N, W)
-        by_weight += products(grad, band, False, N, True)
-    return by_weight
+        grad_weight += relative_products(grad, band, False, N, True)
+    return grad_weight
 
 
 @triton.jit
-def by_scores(
+def score_gradients(
     problem,
     saved,
     scores,
-    by_weight,
+    grad_weight,
     sequence,
     m,
     n,
@@ -64,34 +64,34 @@ def by_scores(
     log_sum = tl.load(saved.log_sums + queries + m, inside, float("inf"))
     weights = tl.exp2(scores - log_sum)
     dot = tl.load(saved.dots + queries + m, inside, 0.0)
-    factor = problem.scale * problem.gained
+    factor = problem.scale * problem.dropout_scale
     if problem.drop is not None:
         dropped = tl.where(is_kept(problem, sequence, m, n, FULL), weights, 0.0)
-        return dropped, dropped * by_weight * factor - weights * dot
+        return dropped, dropped * grad_weight * factor - weights * dot
     else:
-        return weights, weights * (by_weight * factor - dot)
+        return weights, weights * (grad_weight * factor - dot)
 
 
 @triton.jit
-def by_content(parts, grad, PRODUCT: tl.constexpr):
-    """Return the gradient of the content, by the rule of products."""
+def content_gradient(parts, grad, PRODUCT: tl.constexpr):
+    """Return the gradient of the content, which the other factors of a product multiply."""
     return grad * parts[2] * parts[3] * parts[1] if PRODUCT else grad * parts[1]
 
 
 @triton.jit
-def by_gain(parts, grad, PRODUCT: tl.constexpr):
+def gain_gradient(parts, grad, PRODUCT: tl.constexpr):
     """Return the gradient of the gain."""
     return grad * parts[2] * parts[3] * parts[0] if PRODUCT else grad * parts[0]
 
 
 @triton.jit
-def by_query(parts, grad, PRODUCT: tl.constexpr):
+def query_term(parts, grad, PRODUCT: tl.constexpr):
     """Return the gradient of the query term."""
     return grad * parts[0] * parts[1] * parts[3] if PRODUCT else grad
 
 
 @triton.jit
-def by_key(parts, grad, PRODUCT: tl.constexpr):
+def key_term(parts, grad, PRODUCT: tl.constexpr):
     """Return the gradient of the key term."""
     return grad * parts[0] * parts[1] * parts[2] if PRODUCT else grad
 
@@ -106,7 +106,7 @@ def store_tile(tiles, tile, sequence, row, column, rows, stride, N: tl.constexpr
 
 
 @triton.jit
-def store_turned(tiles, tile, layout, sequence, m0, n0, N: tl.constexpr):
+def store_transposed(tiles, tile, layout, sequence, m0, n0, N: tl.constexpr):
     """Store a tile that is by (key, query) by query and key."""
     tile = tl.trans(tile.to(tiles.dtype.element_ty))
     column, stride = n0 - layout.start, layout.query_stride
@@ -119,17 +119,17 @@ def store_tiles(
 ):
     """Store the gradients that are asked for, each as soon as it is made, for want of registers."""
     if tiles.query is not None:
-        tile = by_query(parts, grad, PRODUCT)
-        store_turned(tiles.query, tile, layout, sequence, m0, n0, N)
+        tile = query_term(parts, grad, PRODUCT)
+        store_transposed(tiles.query, tile, layout, sequence, m0, n0, N)
     if tiles.key is not None:
         row, stride = n0 - layout.start, layout.key_stride
-        tile = by_key(parts, grad, PRODUCT)
+        tile = key_term(parts, grad, PRODUCT)
         store_tile(tiles.key, tile, sequence, row, m0, layout.keys, stride, N)
     if tiles.gain is not None:
-        tile = by_gain(parts, grad, PRODUCT)
-        store_turned(tiles.gain, tile, layout, sequence, m0, n0, N)
+        tile = gain_gradient(parts, grad, PRODUCT)
+        store_transposed(tiles.gain, tile, layout, sequence, m0, n0, N)
     if tiles.bias is not None:
-        store_turned(tiles.bias, grad, layout, sequence, m0, n0, N)
+        store_transposed(tiles.bias, grad, layout, sequence, m0, n0, N)
 
 
 @triton.jit(do_not_specialize=["first_sequence"])
@@ -150,38 +150,40 @@ def key_kernel(
 ):
     """Write the tiles and, where asked for, gradients of keys and values, ``(B, H, S, D)``."""
     blocks = layout.keys // N
-    here = tl.program_id(0) // blocks  # the sequence, counted from the wave's first
+    here = tl.program_id(0) // blocks  # the sequence, counted from the slab's first
     sequence = first_sequence + here
     n0 = layout.start + tl.program_id(0) % blocks * N
     batch, head = sequence // problem.heads, sequence % problem.heads
     k = load_keys(problem, problem.key, sequence, n0, FULL, N, W)
     v = load_keys(problem, problem.value, sequence, n0, FULL, N, W)
     n = n0 + tl.arange(0, N)[:, None]
-    by_k = tl.zeros((N, W), tl.float32)
-    by_v = tl.zeros((N, W), tl.float32)
+    grad_k = tl.zeros((N, W), tl.float32)
+    grad_v = tl.zeros((N, W), tl.float32)
     start, end = query_range(problem, n0, DIRECTION, N)
     for m0 in range(start, end, N):
         m = m0 + tl.arange(0, N)[None, :]
         q = load_queries(problem, problem.query, sequence, m0, FULL, N, W)
-        parts = parts_of(problem, q, k, head, m0, n0, True, PRODUCT, SAME, N, W)
+        parts = score_factors(problem, q, k, head, m0, n0, True, PRODUCT, SAME, N, W)
         # Loaded late, and used before the weights, so that fewer tiles are held at a time.
         grad = load_queries(problem, saved.grad, sequence, m0, FULL, N, W)
-        by_weight = by_weights(problem, grad, v, head, m0, n0, N, W)
-        scores = score(problem, parts, head, m0, n0, True, PRODUCT, N)
-        scores = hide(problem, scores, batch, m, n, DIRECTION, FULL)
-        dropped, by_score = by_scores(problem, saved, scores, by_weight, sequence, m, n, FULL)
+        grad_weight = weight_gradients(problem, grad, v, head, m0, n0, N, W)
+        scores = combine_factors(problem, parts, head, m0, n0, True, PRODUCT, N)
+        scores = apply_mask(problem, scores, batch, m, n, DIRECTION, FULL)
+        dropped, grad_score = score_gradients(
+            problem, saved, scores, grad_weight, sequence, m, n, FULL
+        )
         if tiles.weights is not None:
-            store_turned(tiles.weights, dropped, layout, here, m0, n0, N)
+            store_transposed(tiles.weights, dropped, layout, here, m0, n0, N)
         if grad_value is not None:
-            by_v += multiply(dropped.to(v.dtype), grad)
-        store_tiles(tiles, layout, parts, by_score, here, m0, n0, PRODUCT, N)
-        tile = by_content(parts, by_score, PRODUCT).to(q.dtype)
-        store_turned(tiles.content, tile, layout, here, m0, n0, N)
+            grad_v += multiply(dropped.to(v.dtype), grad)
+        store_tiles(tiles, layout, parts, grad_score, here, m0, n0, PRODUCT, N)
+        tile = content_gradient(parts, grad_score, PRODUCT).to(q.dtype)
+        store_transposed(tiles.content, tile, layout, here, m0, n0, N)
         if grad_key is not None:
-            by_k += multiply(tile, q)
+            grad_k += multiply(tile, q)
     keys = sequence.to(tl.int64) * problem.src_len * problem.width
     if grad_key is not None:
-        store_rows(grad_key + keys, by_k, n0, problem.src_len, problem.width, N, W)
+        store_rows(grad_key + keys, grad_k, n0, problem.src_len, problem.width, N, W)
     if grad_value is not None:
-        by_v *= problem.gained
-        store_rows(grad_value + keys, by_v, n0, problem.src_len, problem.width, N, W)
+        grad_v *= problem.dropout_scale
+        store_rows(grad_value + keys, grad_v, n0, problem.src_len, problem.width, N, W)

@@ -11,7 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq_posenc.backends.triton.attention import Found, Settings, run_backward, run_forward
+from fairseq_posenc.backends.triton.attention import (
+    ForwardResult,
+    Settings,
+    run_backward,
+    run_forward,
+)
 from fairseq_posenc.backends.triton.dropout import Dropout
 
 INPUTS = 8  # tensors that may have gradients, the first fields of ``Problem``
@@ -32,7 +37,7 @@ TENSORS = ", ".join(
     schema=f"({TENSORS}) -> (Tensor, Tensor)",
 )
 def attention(*given: Any) -> tuple[Tensor, Tensor]:
-    """Return what :class:`Found` says."""
+    """Return what :class:`ForwardResult` says."""
     found = run_forward(_settings(given), given[:INPUTS])
     return found.attended, found.log_sums
 
@@ -55,7 +60,7 @@ def attention_backward(*given: Any) -> list[Tensor]:
     *found, grad, by_log_sums, wanted = given[:5]
     inputs = given[5:][:INPUTS]
     every = run_backward(
-        _settings(given[5:]), inputs, Found(*found), grad, by_log_sums, tuple(wanted)
+        _settings(given[5:]), inputs, ForwardResult(*found), grad, by_log_sums, tuple(wanted)
     )
     return [grad.new_empty(0) if x is None else x for x in every]
 

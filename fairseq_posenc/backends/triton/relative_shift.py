@@ -98,13 +98,13 @@ def load_band(
 
 
 @triton.jit
-def pick(x, index, N: tl.constexpr):
+def gather_flat(x, index, N: tl.constexpr):
     """Return ``(N, N)``: the numbers of ``x``, read as a flat list, at ``index``."""
     return tl.gather(x, index.reshape(N * N), 0).reshape(N, N)
 
 
 @triton.jit
-def products(x, band, ROWS: tl.constexpr, N: tl.constexpr, FLIP: tl.constexpr):
+def relative_products(x, band, ROWS: tl.constexpr, N: tl.constexpr, FLIP: tl.constexpr):
     """Return ``x . a_r`` for a tile, ``(N, N)``.
 
     Args:
@@ -116,29 +116,33 @@ def products(x, band, ROWS: tl.constexpr, N: tl.constexpr, FLIP: tl.constexpr):
     """
     if ROWS:
         product = multiply(x, tl.trans(band)).reshape(2 * N * N)
-        return pick(product, tl.arange(0, N)[:, None] * (2 * N) + band_row(N, FLIP), N)
+        return gather_flat(product, tl.arange(0, N)[:, None] * (2 * N) + band_row(N, FLIP), N)
     product = multiply(band, tl.trans(x)).reshape(2 * N * N)
-    return pick(product, band_row(N, FLIP) * N + tl.arange(0, N)[None, :], N)
+    return gather_flat(product, band_row(N, FLIP) * N + tl.arange(0, N)[None, :], N)
 
 
 @triton.jit
-def scalars(problem, table, head, m0, n0, N: tl.constexpr, FLIP: tl.constexpr):
-    """Return the scalars of a table for a tile, ``(N, N)`` of float32."""
+def load_scalars(problem, table, head, m0, n0, N: tl.constexpr, FLIP: tl.constexpr):
+    """Load the scalars of a table for a tile, ``(N, N)`` of float32."""
     row = n0 - m0 + problem.tgt_len - 1 - N + tl.arange(0, 2 * N)
     inside = (row >= 0) & (row < problem.tgt_len + problem.src_len - 1)
     band = tl.load(table.rows + head * table.head_stride + row, mask=inside, other=0.0)
-    return pick(band, band_row(N, FLIP), N)
+    return gather_flat(band, band_row(N, FLIP), N)
 
 
 @triton.jit
-def turn(tile, N: tl.constexpr):
-    """Return a tile whose row i begins at its column i, and ends with the columns before."""
+def roll_rows(tile, N: tl.constexpr):
+    """Rotate row i of an (N, N) tile left by i columns, so that column 0 holds the diagonal.
+
+    For N = 3, rows ``abc def ghi`` become ``abc efd igh``; element (i, s) is then of the key i + s,
+    of distance s, or, once it wraps round, of distance s - N.
+    """
     i = tl.arange(0, N)[:, None]
-    return pick(tile.reshape(N * N), i * N + (tl.arange(0, N)[None, :] + i) % N, N)
+    return gather_flat(tile.reshape(N * N), i * N + (tl.arange(0, N)[None, :] + i) % N, N)
 
 
 @triton.jit
-def half_of(turned, HALF: tl.constexpr, N: tl.constexpr):
-    """Return a turned tile by query and row of one half of the band, zeros where it has none."""
+def mask_half(rolled, HALF: tl.constexpr, N: tl.constexpr):
+    """Keep distances 0 .. N-1 of a rolled tile (HALF 1) or -N .. -1 (HALF 0); zeros elsewhere."""
     second = tl.arange(0, N)[None, :] + tl.arange(0, N)[:, None] < N
-    return tl.where(second, turned, 0.0) if HALF else tl.where(second, 0.0, turned)
+    return tl.where(second, rolled, 0.0) if HALF else tl.where(second, 0.0, rolled)

@@ -26,7 +26,7 @@ class Kernels(Protocol):
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, terms: Terms, mask: Mask, dropout: float
     ) -> tuple[Tensor, Tensor]:
-        """Return attended values in float32, and log2 of the sums, as :class:`Found` has them."""
+        """Compute attended values in float32, and log2 of the sums; see :class:`ForwardResult`."""
 
 
 def attend(
@@ -53,22 +53,26 @@ def attend(
     assert terms.first is not None
     first = terms.first.expand(query.size(0), -1)
     of = (terms.first, *mask[:3], query.size(0), tgt_len)
-    places = mask.made("reset", of, lambda: _Places.of(first, mask, tgt_len))
+    places = mask.cached("reset", of, lambda: _Places.of(first, mask, tgt_len))
     place = places.first
-    others, of_query, of_key = _split(terms, tgt_len, src_len)
+    others, of_query, of_key = _split_terms(terms, tgt_len, src_len)
     attended, log_sums = kernels(
         query, key, value, others, mask._replace(key_padding=places.left_out), dropout
     )
-    scores = reference.scores(_pick(key, place), query, of_key).transpose(2, 3)  # [B, H, T, 1]
+    scores = reference.scores(_select_token(key, place), query, of_key).transpose(
+        2, 3
+    )  # [B, H, T, 1]
     # What a last block of keys adds to the online softmax, where there is a single key.
     weights = torch.sigmoid(scores - math.log(2) * log_sums.unsqueeze(3))
     weights = weights.masked_fill(places.hidden_key[:, None, :, None], 0.0)
-    last = _pick(value, place).float()
+    last = _select_token(value, place).float()
     if of_key.value_table is not None:
         last = last + of_key.value_table[:, :1].float()
     attended = attended * (1 - weights) + F.dropout(weights, dropout) * last
     of_row = Mask("both", places.hidden_of_query)
-    row, _ = reference.attend(_pick(query, places.query), key, value, of_query, of_row, dropout)
+    row, _ = reference.attend(
+        _select_token(query, places.query), key, value, of_query, of_row, dropout
+    )
     is_query = first[:, None, src_len - tgt_len :, None]
     return torch.where(is_query, row, attended).type_as(value)
 
@@ -103,7 +107,7 @@ class _Places(NamedTuple):
         )
 
 
-def _split(terms: Terms, tgt_len: int, src_len: int) -> tuple[Terms, Terms, Terms]:
+def _split_terms(terms: Terms, tgt_len: int, src_len: int) -> tuple[Terms, Terms, Terms]:
     """Return the terms by distance, those of the first token's query, and those of its key.
 
     The last ones are for that key in the place of a query, and queries in that of keys.
@@ -124,7 +128,7 @@ def _split(terms: Terms, tgt_len: int, src_len: int) -> tuple[Terms, Terms, Term
     )
 
 
-def _pick(x: Tensor, at: Tensor) -> Tensor:
+def _select_token(x: Tensor, at: Tensor) -> Tensor:
     """Return one of the tokens of ``(B, H, n, D)`` at ``(B,)``: ``(B, H, 1, D)``."""
     return x.gather(2, at[:, None, None, None].expand(-1, x.size(1), 1, x.size(3)))
 

@@ -35,17 +35,17 @@ def add_content(
     others,
     here,
     row,
-    TURNED: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
     FULL: tl.constexpr,
     N: tl.constexpr,
     W: tl.constexpr,
 ):
-    """Return the sums after products of tiles with keys, or of turned tiles with queries."""
+    """Add products of tiles with keys, or of transposed tiles with queries, to ``(N, W)``."""
     tiles = content + (here.to(tl.int64) * side.content_rows) * side.content_stride
     count = side.others - side.other_start
     for column in range(0, side.columns, N):
         x = load_rows(others, column, count, side.width, FULL, N, W)
-        if TURNED:
+        if TRANSPOSED:
             tile = tl.trans(load_tile(tiles, column, row, side.content_stride, N))
         else:
             tile = load_tile(tiles, row, column, side.content_stride, N)
@@ -54,7 +54,7 @@ def add_content(
 
 
 @triton.jit
-def load_by_distance(tiles, row, column, stride, N: tl.constexpr):
+def load_skewed_tile(tiles, row, column, stride, N: tl.constexpr):
     """Return ``(N, N)``: by row and by distance, whose first one is at a column of that row."""
     i = tl.arange(0, N)[:, None]
     start = tiles + row * stride + column
@@ -79,9 +79,9 @@ def rows_kernel(
     """Write or add to the gradients of queries (or keys), ``(sequences, own, D)``.
 
     Args:
-        first_sequence: of the wave.
+        first_sequence: of the slab.
         side: see :class:`~fairseq_posenc.backends.triton.problem.Side`.
-        content: tiles to be multiplied by ``other``, or None; turned if rows are keys.
+        content: tiles to be multiplied by ``other``, or None; transposed if rows are keys.
         other: keys (or queries), ``(sequences, others, D)``, or None.
         by_distance: tiles to be multiplied by the table, or None.
         table: vectors by distance, or None.
@@ -110,7 +110,7 @@ def rows_kernel(
         # The distance of the first column, which is N before the first other, to the block.
         shift = SIGN * (side.other_start - side.own_start - row - N) + side.zero
         for column in range(0, side.columns + N, N):
-            tile = load_by_distance(by_distance + start, row, column, side.stride, N)
+            tile = load_skewed_tile(by_distance + start, row, column, side.stride, N)
             x = load_table(table, head, shift + SIGN * column, SIGN, N, N, W)
             total += multiply(tile, x)
     total *= side.factor
@@ -134,13 +134,13 @@ def table_kernel(
     """Write the gradient of a table by head, chunk of the batch, and diagonal of blocks.
 
     Args:
-        first_sequence: of the wave.
+        first_sequence: of the slab.
         side: see :class:`~fairseq_posenc.backends.triton.problem.Side`.
         tiles: gradients of the term.
         x: what the table's rows were multiplied by, ``(sequences, own, D)``; None for scalars.
         band: ``(heads, chunks, diagonals, N, D)`` of float32, or without D for scalars.
-        sequences: of the wave.
-        heads: of the wave: H, or fewer if it has fewer sequences.
+        sequences: of the slab.
+        heads: of the slab: H, or fewer if it has fewer sequences.
         chunks: parts of the batch.
         FULL: whether all tiles are full, and D is a power of 2.
         N: rows and columns of a tile.
@@ -165,7 +165,7 @@ def table_kernel(
         for block in range(start, end):
             row = block * N
             column = row + (diagonal + 1) * N
-            tile = load_by_distance(tiles + first, row, column, side.stride, N)
+            tile = load_skewed_tile(tiles + first, row, column, side.stride, N)
             if x is None:
                 by_scalar += tile.to(tl.float32)
             else:

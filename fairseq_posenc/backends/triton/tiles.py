@@ -2,7 +2,7 @@
 """One tile of N queries by N keys: scores, who sees whom, and dropout.
 
 The forward pass has a row for each query, the backward pass one for each key (flipped), so that
-what it multiplies by queries next need not be turned.
+what it multiplies by queries next need not be transposed.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from fairseq_posenc.backends.triton.relative_shift import (
     add_product,
     load_band,
     load_rows,
+    load_scalars,
     multiply,
-    products,
-    scalars,
+    relative_products,
 )
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 # Odd, without patterns: the multipliers of the hash functions Murmur2 and xxHash.
-FIRST = tl.constexpr(0x5BD1E995)
-SECOND = tl.constexpr(0x85EBCA77 - 2**32)
+MURMUR = tl.constexpr(0x5BD1E995)
+XXHASH = tl.constexpr(0x85EBCA77 - 2**32)
 
 
 @triton.jit
@@ -66,7 +66,7 @@ def query_range(problem, n0, DIRECTION: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
-def hide(problem, scores, batch, m, n, DIRECTION: tl.constexpr, FULL: tl.constexpr):
+def apply_mask(problem, scores, batch, m, n, DIRECTION: tl.constexpr, FULL: tl.constexpr):
     """Return scores with -inf where a query m must not see a key n.
 
     Queries beyond the last one are left as they are: nobody looks at them.
@@ -96,13 +96,13 @@ def is_kept(problem, sequence, m, n, FULL: tl.constexpr):
     seen_m = None if FULL else m < problem.tgt_len
     seen_n = None if FULL else n < problem.src_len
     bits = tl.load(problem.drop.first + queries + m, seen_m)
-    bits = (bits ^ tl.load(problem.drop.keys + keys + n, seen_n)) * FIRST
+    bits = (bits ^ tl.load(problem.drop.keys + keys + n, seen_n)) * MURMUR
     bits = bits ^ tl.load(problem.drop.second + queries + m, seen_m)
-    return bits * SECOND < problem.drop.threshold
+    return bits * XXHASH < problem.drop.keep_threshold
 
 
 @triton.jit
-def parts_of(
+def score_factors(
     problem,
     q,
     k,
@@ -120,33 +120,33 @@ def parts_of(
     Where the terms are nothing but summed, the first is their sum: less has to be kept.
     """
     gain = 1.0
-    by_query = 1.0 if PRODUCT else 0.0
-    by_key = 1.0 if PRODUCT else 0.0
+    query_term = 1.0 if PRODUCT else 0.0
+    key_term = 1.0 if PRODUCT else 0.0
     # What takes most registers on its way comes first.
     if problem.query_table is not None:
         band = load_band(problem, problem.query_table, head, n0 - m0 - N, 2 * N, N, W)
-        by_query = products(q, band, not FLIP, N, FLIP)
+        query_term = relative_products(q, band, not FLIP, N, FLIP)
     if problem.key_table is not None:
         if not SAME:
             band = load_band(problem, problem.key_table, head, n0 - m0 - N, 2 * N, N, W)
-        by_key = products(k, band, FLIP, N, FLIP)
+        key_term = relative_products(k, band, FLIP, N, FLIP)
     if problem.gain is not None:
-        gain = scalars(problem, problem.gain, head, m0, n0, N, FLIP)
+        gain = load_scalars(problem, problem.gain, head, m0, n0, N, FLIP)
     x, y = (k, q) if FLIP else (q, k)
     alone: tl.constexpr = problem.query_table is None and problem.key_table is None
     if alone or PRODUCT or problem.gain is not None:
         content = multiply(x, tl.trans(y))
     elif problem.key_table is None:
-        content = add_product(by_query, x, tl.trans(y))
+        content = add_product(query_term, x, tl.trans(y))
     elif problem.query_table is None:
-        content = add_product(by_key, x, tl.trans(y))
+        content = add_product(key_term, x, tl.trans(y))
     else:
-        content = add_product(by_query + by_key, x, tl.trans(y))
-    return content, gain, by_query, by_key
+        content = add_product(query_term + key_term, x, tl.trans(y))
+    return content, gain, query_term, key_term
 
 
 @triton.jit
-def score(
+def combine_factors(
     problem,
     parts,
     head,
@@ -157,16 +157,16 @@ def score(
     N: tl.constexpr,
 ):
     """Return the scores of a tile, times log2(e), so that their exponentials are powers of 2."""
-    content, gain, by_query, by_key = parts
+    content, gain, query_term, key_term = parts
     combined = content * gain
     if PRODUCT:
-        combined = combined * by_query * by_key
+        combined = combined * query_term * key_term
     elif problem.gain is not None:
         if problem.query_table is not None:
-            combined += by_query
+            combined += query_term
         if problem.key_table is not None:
-            combined += by_key
+            combined += key_term
     combined *= problem.scale * LOG2_E
     if problem.bias is not None:
-        combined += scalars(problem, problem.bias, head, m0, n0, N, FLIP) * LOG2_E
+        combined += load_scalars(problem, problem.bias, head, m0, n0, N, FLIP) * LOG2_E
     return combined
