@@ -121,7 +121,7 @@ def _one_token() -> Positions:
 
 
 class Shared(NamedTuple):
-    """What a forward pass of a stack computes once for all of its layers.
+    """The position state of a forward pass, computed once for all layers of a stack.
 
     Attributes:
         positions: of the tokens.
@@ -141,10 +141,10 @@ class Shared(NamedTuple):
 
     @classmethod
     def compute(cls, encodings: Encodings, positions: Positions) -> Shared:
-        """Return what the encodings of a stack give its layers.
+        """Compute the position state from the encodings of a stack.
 
         Args:
-            encodings: what :meth:`Assembly.build_stack` returned.
+            encodings: of :meth:`Assembly.build_stack`.
             positions: of the tokens.
         """
         tokens = positions.tokens
@@ -153,13 +153,13 @@ class Shared(NamedTuple):
         return cls(positions, encodings.terms(span, positions), rotation, cache=PerForwardCache())
 
     def rotate(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Return query and key of the last T tokens rotated, both ``(B, H, T, D)``."""
+        """Rotate query and key of the last T tokens, both ``(B, H, T, D)``."""
         if self.rotation is None:
             return query, key
         return self.rotation.rotate_queries(query), self.rotation.rotate_keys(key)
 
     def mask(self, direction: str) -> Mask:
-        """Return which keys a query may see, by a direction and the padding among the tokens."""
+        """Make the mask of a direction and the padding among the tokens."""
         positions = self.positions
         mask = Mask(direction, cache=self.cache)
         padding = mask.cached("padding", (positions.tokens,), lambda: positions.padding)

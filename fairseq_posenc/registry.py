@@ -38,7 +38,7 @@ class Item(NamedTuple):
 
     @classmethod
     def canonical(cls, name: str, values: dict[str, Any]) -> Item:
-        """Return the canonical item of an encoding with some options."""
+        """Make the canonical item of an encoding with some options."""
         known = options(name).items()
         changed = (k for k, option in known if values.get(k, option.default) != option.default)
         return cls(name, tuple((key, values[key]) for key in changed))
@@ -54,7 +54,7 @@ class Spec(NamedTuple):
     items: tuple[Item, ...]
 
     def select(self, place: str) -> Spec:
-        """Return the encodings whose modules live at a place.
+        """Select the encodings whose modules live at a place.
 
         ``input``: beside the token embeddings; ``stack``: one for all layers; ``layer``: one each.
         """
@@ -65,7 +65,7 @@ class Spec(NamedTuple):
 
 
 def module_place(cls: type[Encoding]) -> str:
-    """Return where the modules of an encoding live; see :meth:`Spec.select`."""
+    """Name the place of an encoding's modules; see :meth:`Spec.select`."""
     if cls.acts_on == "input":
         return "input"
     return "stack" if cls.shared else "layer"
@@ -78,7 +78,7 @@ def _scan() -> None:
 
 
 def names() -> list[str]:
-    """Return the names of all encodings, sorted."""
+    """List the names of all encodings, sorted."""
     _scan()
     return sorted(ENCODINGS)
 
@@ -89,7 +89,7 @@ def names_for(*, encoder: bool = False, decoder: bool = False) -> list[str]:
 
 
 def get(name: str) -> type[Encoding]:
-    """Return the class of an encoding.
+    """Look up the class of an encoding.
 
     Raises:
         UserError: the name is unknown; the message lists the known ones.
@@ -103,7 +103,7 @@ def get(name: str) -> type[Encoding]:
 
 
 def options(name: str) -> dict[str, inspect.Parameter]:
-    """Return the options of an encoding: its constructor's keyword-only arguments, resolved."""
+    """List the options of an encoding: its constructor's keyword-only arguments, resolved."""
     constructor = get(name).__init__
     hints = get_type_hints(constructor)
     return {
@@ -143,7 +143,7 @@ def parse(text: str) -> Spec:
 
 
 def build(spec: Spec, dims: Dims) -> Encodings:
-    """Return new encodings, their parameters drawn.
+    """Build new encodings, their parameters drawn.
 
     Raises:
         UserError: sizes that an encoding cannot work with, or terms that cannot be combined.
@@ -168,7 +168,7 @@ def build(spec: Spec, dims: Dims) -> Encodings:
 
 
 def _sort_items(spec: Spec) -> Spec:
-    """Return the items by place and name; ``none`` stays only where it is alone."""
+    """Sort the items by place and name; ``none`` stays only where it is alone."""
     items = [item for item in spec.items if item.name != "none"] or list(spec.items)
     places = get_args(get_type_hints(Encoding)["acts_on"])[0]
     order = get_args(places)
@@ -222,7 +222,7 @@ def _convert(name: str, key: str, value: str, kind: Any) -> Any:
 
 
 def _number(name: str, key: str, text: str, kind: type) -> float:
-    """Return a number: all of them are sizes, distances or factors, so above 0."""
+    """Parse a number: all of them are sizes, distances or factors, so above 0."""
     written = f"{name}({key}={shortened(text)})"
     try:
         number: float = kind(text)

@@ -1,4 +1,4 @@
-"""A tiny forward of an encoding, compared with what its equation says in float64."""
+"""A tiny forward of an encoding, compared with its equation in float64."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STILL = 1e-2  # a rotation that changes no dot product by more than this does no
 
 @torch.no_grad()
 def errors(spec: str, backends: list[str], causal: bool) -> dict[str, float]:
-    """Return the largest error of a tiny forward: at the input, of rotations, on each backend."""
+    """Measure the largest error of a tiny forward: at the input, of rotations, on each backend."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
     encodings = registry.build(registry.parse(spec), DIMS._replace(causal=causal)).to(device)
@@ -38,7 +38,7 @@ def errors(spec: str, backends: list[str], causal: bool) -> dict[str, float]:
     query, key = _rotated(encodings, query, key, positions.ids)
     terms = encodings.terms(Span.from_lengths(LENGTH, LENGTH, device), positions)
     mask = Mask("lr" if causal else "both")
-    expected = _by_the_equation(query, key, value, terms, causal)
+    expected = _evaluate_equation(query, key, value, terms, causal)
     served = terms.unprojected(DIMS.num_heads)
     for name in backends:
         call = Call.describe(query, key, mask, 0.0, need_weights=False)
@@ -49,7 +49,7 @@ def errors(spec: str, backends: list[str], causal: bool) -> dict[str, float]:
 
 
 def _input_error(encodings: Encodings, positions: Positions) -> float:
-    """Return 0 if what is added to the embeddings is finite and has their shape, else infinity."""
+    """Return 0 if the added vectors are finite and shaped as the embeddings, else infinity."""
     vectors = [encoding.embed(positions) for encoding in encodings.each()]
     shape = (1, LENGTH, DIMS.embed_dim)
     good = all(x is None or (x.shape == shape and bool(x.isfinite().all())) for x in vectors)
@@ -57,7 +57,7 @@ def _input_error(encodings: Encodings, positions: Positions) -> float:
 
 
 def _rotation_error(encodings: Encodings, query: Tensor, key: Tensor, index: Tensor) -> float:
-    """Return how much the products of rotated queries and keys change when all of them move."""
+    """Measure the change of the products of rotated queries and keys when all of them move."""
 
     def products(moved: int) -> Tensor:
         q, k = (x.double().cpu() for x in _rotated(encodings, query, key, index + moved))
@@ -81,30 +81,30 @@ def _rotated(
     )
 
 
-def _by_the_equation(
+def _evaluate_equation(
     query: Tensor, key: Tensor, value: Tensor, terms: Terms, causal: bool
 ) -> Tensor:
-    """Return attention ``(H, T, D)`` by the equation of ``encodings.terms``, on the CPU."""
+    """Compute attention ``(H, T, D)`` by the equation of ``encodings.terms``, on the CPU."""
     q, k, v = (x[0].double().cpu() for x in (query, key, value))
-    at = partial(_of_pairs, _rows_of_pairs(terms))
-    products = q[:, :, None] * k[:, None] * at(terms.channel_gain, 1.0)  # [H, T, S, D]
-    parts = [products.sum(-1) * at(terms.gain, 1.0)]
+    look_up = partial(_look_up_pairs, _index_pairs(terms))
+    products = q[:, :, None] * k[:, None] * look_up(terms.channel_gain, 1.0)  # [H, T, S, D]
+    parts = [products.sum(-1) * look_up(terms.gain, 1.0)]
     tables = [(q[:, :, None], terms.query_table), (k[:, None], terms.key_table)]
     if terms.content_rows is not None:  # nothing projects them here; each head has its columns
         rows = terms.content_rows.unflatten(-1, (DIMS.num_heads, -1)).transpose(0, 1)
         tables += [(q[:, :, None], rows), (k[:, None], rows)]
-    parts += [(x * at(table)).sum(-1) for x, table in tables if table is not None]
+    parts += [(x * look_up(table)).sum(-1) for x, table in tables if table is not None]
     combined = math.prod(parts) if terms.product else sum(parts)
-    scores = combined / math.sqrt((terms.scale_factor or 1.0) * q.size(-1)) + at(terms.bias)
+    scores = combined / math.sqrt((terms.scale_factor or 1.0) * q.size(-1)) + look_up(terms.bias)
     if terms.pair_bias is not None:
         scores = scores + terms.pair_bias[0].double().cpu()
     if causal:
         scores = scores.masked_fill(torch.ones(LENGTH, LENGTH).triu(1).bool(), -math.inf)
-    return (scores.softmax(-1)[..., None] * (v[:, None] + at(terms.value_table))).sum(2)
+    return (scores.softmax(-1)[..., None] * (v[:, None] + look_up(terms.value_table))).sum(2)
 
 
-def _rows_of_pairs(terms: Terms) -> Tensor:
-    """Return the row of a table for each pair, ``(T, S)``: j - i, or one of the reset's two."""
+def _index_pairs(terms: Terms) -> Tensor:
+    """Index the row of a table for each pair, ``(T, S)``: j - i, or one of the reset's two."""
     places = torch.arange(LENGTH)
     rows = places - places[:, None] + LENGTH - 1
     if terms.first is not None:
@@ -112,6 +112,6 @@ def _rows_of_pairs(terms: Terms) -> Tensor:
     return rows
 
 
-def _of_pairs(rows: Tensor, table: Tensor | None, otherwise: float = 0.0) -> Any:
-    """Return a table's entries for each pair, ``(G, T, S, ...)``, or what stands for no table."""
+def _look_up_pairs(rows: Tensor, table: Tensor | None, otherwise: float = 0.0) -> Any:
+    """Look up a table's entries for each pair, ``(G, T, S, ...)``; a number without a table."""
     return otherwise if table is None else table.double().cpu()[:, rows]

@@ -17,10 +17,10 @@ class Split(NamedTuple):
     """The scores before mask and softmax, ``(B, H, T, S)`` in float64; three parts are their sum.
 
     Attributes:
-        content: of query and key as if there were no positions, scaled.
-        position: what is added whatever the content: biases.
-        both: what else there is.
-        details: what ``both`` comes from, by the name of the term, or ``rotation``. Where scores
+        content: of query and key without positions, scaled.
+        position: the biases.
+        both: the rest, which depends on content and positions.
+        details: the origins of ``both``, by the name of the term, or ``rotation``. Where scores
             are a product, its factors: the dot products before scaling, and gains.
         product: whether the details are factors; else they are summands of ``both``.
     """
@@ -44,7 +44,7 @@ def split(
     rotation: Optional[Rotation] = None,
     of_keys: Optional[Rotation] = None,
 ) -> Split:
-    """Return the parts of the scores.
+    """Split the scores into their parts.
 
     Args:
         query: projected, neither scaled nor rotated, ``(B, H, T, D)``.

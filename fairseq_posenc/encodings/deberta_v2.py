@@ -57,7 +57,7 @@ class DebertaV2(Encoding):
         nn.init.zeros_(self.norm_bias)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Return the normalised rows for each layer to project, ``(R, C)``."""
+        """Compute the normalised rows for each layer to project, ``(R, C)``."""
         bucket = self.bucket(-span.distances())
         index = (bucket + self.buckets).clamp(0, 2 * self.buckets - 1)
         normed = F.layer_norm(
@@ -66,7 +66,7 @@ class DebertaV2(Encoding):
         return Terms(content_rows=normed[index], scale_factor=self.scale_factor)
 
     def bucket(self, distances: Tensor) -> Tensor:
-        """Return the signed bucket of distances i - j."""
+        """Compute the signed bucket of distances i - j."""
         exact = self.buckets // 2
         steps = distances.abs().clamp(min=exact).double()
         reach = math.log((max(self.dims.trained_length, exact + 2) - 1) / exact)
@@ -76,5 +76,5 @@ class DebertaV2(Encoding):
 
     @classmethod
     def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Return 2 * 256 * C + 2 * C."""
+        """Count 2 * 256 * C + 2 * C."""
         return (2 * 256 + 2) * dims.embed_dim

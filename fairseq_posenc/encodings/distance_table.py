@@ -38,11 +38,11 @@ class DistanceTable(nn.Module):
         self.reset = nn.Parameter(torch.empty(groups, 2, *vector)) if reset else None
 
     def rows(self, span: Span) -> Tensor:
-        """Return the rows for the distances of ``span``: ``(G, R, width)`` or ``(G, R)``."""
+        """Select the rows for the distances of ``span``: ``(G, R, width)`` or ``(G, R)``."""
         limit = self.max_distance
         low, high = (max(-limit, min(limit, end)) for end in (span.low, span.high))
         # A slice with repeated ends: cheaper than an index, and its gradient is deterministic.
-        rows = self.weight[:, low + limit : high + limit + 1]
+        rows = self.weight[:, low + limit : high + limit + 1]  # [G, rows, ...]
         beyond = span.high - span.low + 1 - rows.size(1)
         before = min(max(low - span.low, 0), beyond)
         parts = [repeat_row(rows[:, :1], before), rows, repeat_row(rows[:, -1:], beyond - before)]
@@ -52,7 +52,7 @@ class DistanceTable(nn.Module):
         return torch.cat(parts, dim=1) if len(parts) > 1 else rows
 
     def extend(self, weight: Tensor) -> Tensor:
-        """Return another table's rows for this one's reach, if that is longer; else unchanged.
+        """Extend another table to this one's reach, if that is longer; else leave it unchanged.
 
         Beyond its end a table is clipped, so its end rows are repeated.
         """
@@ -60,16 +60,16 @@ class DistanceTable(nn.Module):
         if missing <= 0 or missing % 2 or weight.shape[2:] != self.weight.shape[2:]:
             return weight
         first, last = (repeat_row(row, missing // 2) for row in (weight[:, :1], weight[:, -1:]))
-        return torch.cat([first, weight, last], dim=1)
+        return torch.cat([first, weight, last], dim=1)  # [G, 2K+1, ...]
 
     def first(self, positions: Positions) -> Tensor | None:
-        """Return :attr:`Terms.first` for this table: where its two reset rows apply."""
+        """Mark the tokens for this table's two reset rows; see :attr:`Terms.first`."""
         return None if self.reset is None else positions.is_first()
 
 
 def repeat_row(row: Tensor, times: int) -> Tensor:
     """Repeat a row ``(G, 1, ...)``: ``(G, times, ...)``."""
-    return row.expand(-1, times, *row.shape[2:])
+    return row.expand(-1, times, *row.shape[2:])  # [G, times, ...]
 
 
 class DistanceEncoding(Encoding):
@@ -111,10 +111,10 @@ class DistanceEncoding(Encoding):
             nn.init.normal_(parameter, std=INIT_STD)
 
     def extend(self, name: str, weight: Tensor) -> Tensor:
-        """Return a loaded table for this one's reach, its end rows repeated."""
+        """Extend a loaded table to this one's reach, its end rows repeated."""
         return self.table.extend(weight) if name == "table.weight" else weight
 
     @classmethod
     def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Return m * (2n-1) * d, or m * (2n-1) for scalars."""
+        """Count m * (2n-1) * d, or m * (2n-1) for scalars."""
         return layers * (2 * dims.max_positions - 1) * (dims.head_dim if cls.vectors else 1)

@@ -39,7 +39,7 @@ class Learned(Encoding):
 
     @property
     def max_positions(self) -> int:
-        """How many positions there are, as ``embed_positions`` of fairseq's models says it."""
+        """The number of positions, under the name of fairseq's ``embed_positions``."""
         return self.table.num_embeddings
 
     def reset_parameters(self) -> None:
@@ -47,7 +47,7 @@ class Learned(Encoding):
         nn.init.normal_(self.table.weight, std=self.dims.embed_dim**-0.5)
 
     def embed(self, positions: Positions) -> Tensor:
-        """Return the vectors of the queries' positions, ``(B or 1, T, C)``.
+        """Look up the vectors of the queries' positions, ``(B or 1, T, C)``.
 
         Raises:
             UserError: a position lies beyond the table.
@@ -57,5 +57,5 @@ class Learned(Encoding):
 
     @classmethod
     def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Return n * C."""
+        """Count n * C."""
         return dims.max_positions * dims.embed_dim

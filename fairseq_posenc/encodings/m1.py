@@ -50,16 +50,16 @@ class M1(Encoding):
         nn.init.ones_(self.table)
 
     def extend(self, name: str, weight: Tensor) -> Tensor:
-        """Return a loaded table for this one's reach, its last number repeated."""
+        """Extend a loaded table to this one's reach, its last number repeated."""
         missing = max(self.table.size(1) - weight.size(1), 0)
         return torch.cat([weight, weight[:, -1:].expand(-1, missing)], dim=1)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Return the rows as gain, ``(G, R)``."""
-        rows = self.table[:, span.distances().abs().clamp(max=self.max_distance)]
+        """Select the rows as gain, ``(G, R)``."""
+        rows = self.table[:, span.distances().abs().clamp(max=self.max_distance)]  # [G, R]
         return Terms(gain=rows, scale_factor=self.scale_factor)
 
     @classmethod
     def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Return m * n."""
+        """Count m * n."""
         return layers * dims.max_positions

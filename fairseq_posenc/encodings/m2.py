@@ -37,7 +37,7 @@ class M2(DistanceEncoding):
             nn.init.ones_(parameter)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Return the rows as gain, ``(G, R)``."""
+        """Select the rows as gain, ``(G, R)``."""
         return Terms(
             gain=self.table.rows(span),
             scale_factor=self.scale_factor,

@@ -34,7 +34,7 @@ class M3(DistanceEncoding):
             nn.init.ones_(parameter)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Return the rows as gain of each channel, ``(G, R, D)``."""
+        """Select the rows as gain of each channel, ``(G, R, D)``."""
         return Terms(
             channel_gain=self.table.rows(span),
             scale_factor=self.scale_factor,

@@ -30,8 +30,8 @@ class M4(DistanceEncoding):
     product: ClassVar[bool] = False
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Return the same rows as query and key table, ``(G, R, D)``."""
-        rows = self.table.rows(span)
+        """Select the same rows as query and key table, ``(G, R, D)``."""
+        rows = self.table.rows(span)  # [G, R, D]
         return Terms(
             query_table=rows,
             key_table=rows,

@@ -30,7 +30,7 @@ class Raffel(DistanceEncoding):
     vectors: ClassVar[bool] = False
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Return the scaled rows as bias, ``(G, R)``."""
+        """Compute the scaled rows as bias, ``(G, R)``."""
         return Terms(
             bias=self.table.rows(span) * self.dims.scale(self.scale_factor),
             scale_factor=self.scale_factor,

@@ -17,14 +17,14 @@ _STRONGEST = 1_000_000  # of all factors; the longest inputs are less than so mu
 
 
 class Scaling(str):
-    """How angles are stretched for inputs longer than trained: ``none`` or ``KIND:FACTOR``.
+    """The scaling of angles for inputs longer than trained: ``none`` or ``KIND:FACTOR``.
 
     Raises:
         UserError: neither.
     """
 
     def __new__(cls, text: str = "none") -> Scaling:
-        """Return the scaling in one form: ``yarn:4`` for ``yarn:4.0``, ``none`` for ``yarn:1``."""
+        """Normalise the text: ``yarn:4`` for ``yarn:4.0``, ``none`` for ``yarn:1``."""
         kind, _, factor = text.partition(":")
         try:
             if text == "none":
@@ -40,7 +40,7 @@ class Scaling(str):
         )
 
     def parts(self) -> tuple[str, float]:
-        """Return kind and factor."""
+        """Split the text into kind and factor."""
         kind, _, factor = self.partition(":")
         return kind, float(factor or 1)
 
@@ -103,18 +103,18 @@ class Rope(Encoding):
         self.register_buffer("bits", self._frequencies().view(torch.int32), persistent=False)
 
     def trained_at(self, length: int) -> None:
-        """Take the weights for those of a model that was trained at a length."""
+        """Set the length that the weights were trained at."""
         super().trained_at(length)
         self.bits.copy_(self._frequencies().view(torch.int32))
 
     def rotation(self, ids: Tensor) -> Rotation:
-        """Return the rotation by the angles of positions ``ids``, ``(B or 1, T)``, in float32."""
-        angles = ids[:, None, :, None] * self.frequencies
+        """Compute the rotation at positions ``ids``, ``(B or 1, T)``, in float32."""
+        angles = ids[:, None, :, None] * self.frequencies  # [B or 1, 1, T, rotated/2]
         gain = 0.1 * math.log(self.factor) + 1.0 if self.scaling == "yarn" else 1.0
         return Rotation(torch.polar(torch.full_like(angles, gain), angles), self.layout == "half")
 
     def order(self) -> Tensor:
-        """Return a head's coordinates, ``(D,)``, in the order of the pairs that are turned."""
+        """Order a head's coordinates, ``(D,)``, by the pairs that are rotated."""
         order = torch.arange(self.dims.head_dim)
         if self.layout == "half":
             order[: self.rotated] = order[: self.rotated].view(2, -1).t().flatten()
@@ -129,7 +129,7 @@ class Rope(Encoding):
 
     def _frequencies(self) -> Tensor:
         width = self.rotated
-        exponents = torch.arange(0, width, 2, dtype=torch.float32) / width
+        exponents = torch.arange(0, width, 2, dtype=torch.float32) / width  # [rotated/2]
         base = self.base
         if self.scaling == "ntk":
             base *= self.factor ** (width / (width - 2))
@@ -142,7 +142,7 @@ class Rope(Encoding):
         return frequencies
 
     def _yarn_ramp(self, width: int) -> Tensor:
-        """Return 1 for pairs that turn often within the trained length, 0 for slow ones."""
+        """Ramp from 1 for pairs that turn often within the trained length to 0 for slow ones."""
 
         def pair_with(turns: float) -> float:
             length = self.dims.trained_length / (turns * 2 * math.pi)
@@ -156,5 +156,5 @@ class Rope(Encoding):
 
     @classmethod
     def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Return 0."""
+        """Count none."""
         return 0

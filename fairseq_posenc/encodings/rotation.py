@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def is_exporting() -> bool:
-    """Return whether this becomes a graph for another format.
+    """Return whether the model is being exported to another format.
 
     torch 2.6 cannot tell: there whatever is compiled is computed as such graphs do.
     """
@@ -17,7 +17,7 @@ def is_exporting() -> bool:
 
 
 class Rotation(NamedTuple):
-    """What turns queries and keys before their dot product, one entry for each of T tokens.
+    """A rotation of queries and keys before their dot product, one entry for each of T tokens.
 
     Attributes:
         phases: complex numbers of absolute value 1 (but for a scaling's gain), by which pairs of
@@ -32,17 +32,17 @@ class Rotation(NamedTuple):
     decay: Tensor | None = None
 
     def rotate_queries(self, query: Tensor) -> Tensor:
-        """Return queries ``(B, H, T, D)`` rotated; computed in float32, in their own precision."""
+        """Rotate queries ``(B, H, T, D)``; computed in float32, returned in their own precision."""
         rotated = self._rotate(query)
         return rotated if self.decay is None else _clamp_as(rotated * self.decay, query)
 
     def rotate_keys(self, key: Tensor) -> Tensor:
-        """Return keys ``(B, H, T, D)`` rotated; see :meth:`rotate_queries`."""
+        """Rotate keys ``(B, H, T, D)``; see :meth:`rotate_queries`."""
         rotated = self._rotate(key)
         return rotated if self.decay is None else _clamp_as(rotated / self.decay, key)
 
     def select_sentences(self, batch: int) -> Rotation:
-        """Return the rotation of every sentence's first row, where rows of a beam stand together.
+        """Select the rotation of each sentence's first row, where rows of a beam stand together.
 
         Args:
             batch: number of sentences, a divisor of the rows.
@@ -68,23 +68,23 @@ class Rotation(NamedTuple):
         if is_exporting():  # to formats that have no complex numbers
             rotated = self._rotate_real(exact)
         elif self.half:
-            pairs = torch.complex(*exact.chunk(2, dim=-1)) * self.phases
-            rotated = torch.cat([pairs.real, pairs.imag], dim=-1)
+            pairs = torch.complex(*exact.chunk(2, dim=-1)) * self.phases  # [B, H, T, D/2]
+            rotated = torch.cat([pairs.real, pairs.imag], dim=-1)  # [B, H, T, D]
         else:
             pairs = torch.view_as_complex(exact.view(*exact.shape[:-1], -1, 2)) * self.phases
-            rotated = torch.view_as_real(pairs).flatten(-2)
+            rotated = torch.view_as_real(pairs).flatten(-2)  # [B, H, T, D]
         return rotated.to(x.dtype)
 
     def _rotate_real(self, x: Tensor) -> Tensor:
-        """Return what a product of complex numbers gives, of real ones."""
+        """Multiply by the phases, without complex numbers."""
         place = -2 if self.half else -1
-        cos, sin = torch.view_as_real(self.phases).unbind(-1)
+        cos, sin = torch.view_as_real(self.phases).unbind(-1)  # each [B or 1, 1, T, D/2]
         first, second = x.unflatten(-1, (2, -1) if self.half else (-1, 2)).unbind(place)
         pairs = (first * cos - second * sin, first * sin + second * cos)
-        return torch.stack(pairs, dim=place).flatten(-2)
+        return torch.stack(pairs, dim=place).flatten(-2)  # [B, H, T, D]
 
 
 def _clamp_as(x: Tensor, like: Tensor) -> Tensor:
-    """Return ``x`` in the precision of ``like``; what fp16 cannot hold is its largest number."""
+    """Cast ``x`` to the type of ``like``; numbers beyond fp16 become its largest."""
     limit = torch.finfo(like.dtype).max
     return x.clamp(-limit, limit).type_as(like)

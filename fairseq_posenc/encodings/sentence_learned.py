@@ -32,7 +32,7 @@ class SentenceLearned(Learned):
     """
 
     def embed(self, positions: Positions) -> Tensor:
-        """Return the vectors of the queries' positions in their sentences, ``(B, T, C)``.
+        """Look up the vectors of the queries' positions in their sentences, ``(B, T, C)``.
 
         Raises:
             UserError: a block is longer than the table, which one sentence could fill.

@@ -26,7 +26,7 @@ class Shaw(DistanceEncoding):
     """
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Return the rows as query table, ``(G, R, D)``."""
+        """Select the rows as query table, ``(G, R, D)``."""
         return Terms(
             query_table=self.table.rows(span),
             scale_factor=self.scale_factor,

@@ -39,5 +39,5 @@ class ShawValues(DistanceEncoding):
         super().__init__(dims, max_distance=max_distance, per_head=per_head, reset=reset)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Return the rows as value table, ``(G, R, D)``."""
+        """Select the rows as value table, ``(G, R, D)``."""
         return Terms(value_table=self.table.rows(span), first=self.table.first(positions))

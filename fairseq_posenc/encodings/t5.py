@@ -57,7 +57,7 @@ class T5(Encoding):
         nn.init.normal_(self.table, std=INIT_STD)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Return the buckets' numbers as bias, ``(H, R)``."""
+        """Look up the buckets' numbers as bias, ``(H, R)``."""
         index = bucket_distances(
             span.distances(), self.num_buckets, self.max_distance, not self.dims.causal
         )
@@ -65,7 +65,7 @@ class T5(Encoding):
 
     @classmethod
     def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Return 32 * h."""
+        """Count 32 * h."""
         return 32 * dims.num_heads
 
 
@@ -86,7 +86,7 @@ def check_buckets(name: str, buckets: int, max_distance: int, both_sides: bool) 
 def bucket_distances(
     distances: Tensor, buckets: int, max_distance: int, both_sides: bool
 ) -> Tensor:
-    """Return T5's bucket of each signed distance j - i, of the same shape.
+    """Compute T5's bucket of each signed distance j - i, of the same shape.
 
     Args:
         distances: int64, any shape.

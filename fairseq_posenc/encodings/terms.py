@@ -1,4 +1,4 @@
-"""What an encoding adds to the attention scores, as data that describes itself.
+"""The terms of the attention scores that encodings add, as data that describes itself.
 
 With q_i and k_j the (rotated) query and key and r = j - i their distance, the score is::
 
@@ -36,7 +36,7 @@ class Cost(NamedTuple):
 
 
 class Term(NamedTuple):
-    """What a field of :class:`Terms` is, for all that handles terms without naming them.
+    """The description of a field of :class:`Terms`, for code that handles terms of any name.
 
     Attributes:
         axes: its shape in letters of the legend; B may be 1 as well.
@@ -69,7 +69,7 @@ _TABLE_COST = Cost("2 h n (2n-1) d + h n^2", "h n (3n-1)")
 
 
 class Terms(NamedTuple):
-    """What an encoding adds to the attention scores (see the module's equation).
+    """The contribution of an encoding to the attention scores (see the module's equation).
 
     Tables hold a row for each distance of the span they were asked for, from low to high. With
     ``first`` (the reset of the first token), two rows follow: that of a query at the first token,
@@ -144,7 +144,7 @@ class Terms(NamedTuple):
         return self.product or any(self.given())
 
     def __or__(self, other: Terms) -> Terms:
-        """Return the terms of two encodings together; refuse what has no meaning."""
+        """Combine the terms of two encodings; refuse those that cannot be combined."""
         if (self.first is None) != (other.first is None) and self.changes and other.changes:
             raise UserError("reset must apply to every encoding of the scores, or to none")
         if self.multiplies and other.multiplies:
@@ -160,7 +160,7 @@ class Terms(NamedTuple):
     def projected(
         self, as_queries: Callable[[Tensor], Tensor], as_keys: Callable[[Tensor], Tensor]
     ) -> Terms:
-        """Return the terms with content rows as tables, through a layer's own projections.
+        """Project content rows to tables, through a layer's own projections.
 
         Args:
             as_queries: ``(H, R, D)`` of ``(R, C)``, by the projection of the queries.
@@ -169,14 +169,14 @@ class Terms(NamedTuple):
         rows = self.content_rows
         if rows is None:
             return self
-        tables = Terms(query_table=as_keys(rows), key_table=as_queries(rows))
+        tables = Terms(query_table=as_keys(rows), key_table=as_queries(rows))  # [H, R, D]
         return self._replace(content_rows=None) | tables
 
     def unprojected(self, num_heads: int) -> Terms:
-        """Return the terms with content rows as tables, for use without a layer's projections."""
+        """Split content rows into heads as tables, for use without a layer's projections."""
 
         def heads(rows: Tensor) -> Tensor:
-            return rows.unflatten(-1, (num_heads, -1)).transpose(0, 1)
+            return rows.unflatten(-1, (num_heads, -1)).transpose(0, 1)  # [H, R, D]
 
         return self.projected(heads, heads)
 
@@ -190,7 +190,7 @@ TERMS: dict[str, Term] = {
 
 
 def _joined(name: str, ours: Tensor | None, theirs: Tensor | None) -> Tensor | None:
-    """Return a term of two encodings: biases add up, of anything else there can be one."""
+    """Combine one term of two encodings: biases add up, of any other there can be one."""
     if ours is None or theirs is None:
         return ours if ours is not None else theirs
     if TERMS[name].enters == "bias":

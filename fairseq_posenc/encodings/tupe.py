@@ -64,7 +64,7 @@ class Tupe(DistanceEncoding):
 
     @property
     def max_positions(self) -> int:
-        """How many positions there are."""
+        """The number of positions."""
         return self.positions.size(0)
 
     def reset_parameters(self) -> None:
@@ -73,7 +73,7 @@ class Tupe(DistanceEncoding):
             nn.init.normal_(parameter, std=INIT_STD)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Return the comparison of positions by pair, ``(B or 1, 1, T, S)``, and the bias.
+        """Compare positions by pair, ``(B or 1, 1, T, S)``, and the bias.
 
         Raises:
             UserError: a position lies beyond the table.
@@ -89,7 +89,7 @@ class Tupe(DistanceEncoding):
         with no_autocast(vectors.device):
             queries = positions.queries(vectors) @ at_least_fp32(self.query_projection)
             keys = vectors @ at_least_fp32(self.key_projection) * self.dims.scale(self.scale_factor)
-            pairs = queries @ keys.transpose(1, 2)
+            pairs = queries @ keys.transpose(1, 2)  # [B or 1, T, S]
         return Terms(
             bias=self.table.rows(span),
             pair_bias=pairs.unsqueeze(1),
@@ -99,6 +99,6 @@ class Tupe(DistanceEncoding):
 
     @classmethod
     def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Return m * (n * d + 2 * d^2 + 2n-1)."""
+        """Count m * (n * d + 2 * d^2 + 2n-1)."""
         own = dims.max_positions * dims.head_dim + 2 * dims.head_dim**2
         return super().parameter_count(dims, layers) + layers * own

@@ -48,19 +48,19 @@ class XPos(Rope):
         self.scale_base = scale_base
 
     def rotation(self, ids: Tensor) -> Rotation:
-        """Return the rotation, and its decay, for positions ``ids``, ``(B or 1, T)``."""
+        """Compute the rotation, and its decay, at positions ``ids``, ``(B or 1, T)``."""
         return super().rotation(ids)._replace(decay=self.decay(ids))
 
     def decay(self, ids: Tensor) -> Tensor:
-        """Return what each coordinate of a query is multiplied by, ``(B or 1, 1, T, D)``."""
+        """Compute the factor of each coordinate of a query, ``(B or 1, 1, T, D)``."""
         gamma = 0.4
         pairs = torch.arange(0, self.rotated, 2, dtype=torch.float32, device=ids.device)
         base = (pairs / self.rotated + gamma) / (1 + gamma)
-        steps = ids[..., None] - self.dims.trained_length // 2
-        scale = base ** (steps.float() / self.scale_base)
+        steps = ids[..., None] - self.dims.trained_length // 2  # [B or 1, T, 1]
+        scale = base ** (steps.float() / self.scale_base)  # [B or 1, T, rotated/2]
         if self.layout == "half":
             scale = torch.cat([scale, scale], dim=-1)
         else:
             scale = scale.repeat_interleave(2, dim=-1)
         rest = scale.new_ones(*scale.shape[:-1], self.dims.head_dim - self.rotated)
-        return torch.cat([scale, rest], dim=-1).unsqueeze(1)
+        return torch.cat([scale, rest], dim=-1).unsqueeze(1)  # [B or 1, 1, T, D]

@@ -35,12 +35,12 @@ HELD_BYTES = 320 * 2**20
 
 
 def unavailable() -> str:
-    """Return an empty string: it runs wherever torch does."""
+    """Return no reason: it runs wherever torch does."""
     return ""
 
 
 def refuses(terms: Terms, call: Call) -> str:
-    """Return why this backend cannot compute such terms, or an empty string."""
+    """Explain why this backend cannot compute such terms; empty if it can."""
     if call.need_weights:
         return "it does not keep the attention weights"
     if terms.channel_gain is not None and call.tgt_len > 1:
@@ -74,7 +74,7 @@ def attend(
 def _prepare_operands(
     geometry: Geometry, given: Operands, terms: Terms, mask: Mask, dropout: float
 ) -> tuple[Rule, Operands]:
-    """Return rule and operands, given query, key and value; autograd records the steps."""
+    """Lay out all operands beside query, key and value, with the rule; autograd records it."""
     device = given.query.device
     terms, scale = _fold_scale(terms, score_scale(terms, given.query.size(-1)))
     by_name = {
@@ -99,7 +99,7 @@ def _prepare_operands(
 
 
 def _fold_scale(terms: Terms, scale: float) -> tuple[Terms, float]:
-    """Return terms that bring the scale, and what is left of it to the queries.
+    """Fold the scale into a table where possible; also returns the scale left to the queries.
 
     A sum is scaled term by term; a product only once, and one of nothing else is a plain one.
     """
@@ -112,7 +112,7 @@ def _fold_scale(terms: Terms, scale: float) -> tuple[Terms, float]:
 
 
 def _held_bytes(geometry: Geometry, rule: Rule, given: Operands) -> int:
-    """Return the bytes that a call would hold."""
+    """Count the bytes that a call would hold."""
     # Of a product the content, then a term for each table; of a sum the weights, then the content.
     held = [given.query_table, given.key_table] if rule.product else [given.gain]
     numbers = 1 + sum(x is not None for x in held)

@@ -1,4 +1,4 @@
-"""The pass over all blocks, forward and backward."""
+"""Attention over all blocks, forward and backward, as one autograd function."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class BlockedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, geometry: Geometry, rule: Rule, *tensors: Any) -> Tensor:
-        """Return the attended values ``(B, H, T, D)``.
+        """Compute the attended values ``(B, H, T, D)``.
 
         Args:
             ctx: torch's.
@@ -33,10 +33,11 @@ class BlockedAttention(torch.autograd.Function):
         given = _pad_to_tiles(geometry, rule, Operands(*tensors))
         batch, heads, queries, width = given.query.shape
         # Laid out as `_restore_layout` does, whatever the query's layout; a chunk of it is a view.
-        gathered = given.query.new_empty(queries, batch, heads, width).permute(1, 2, 0, 3)
+        gathered = given.query.new_empty(queries, batch, heads, width)  # [T, B, H, D]
+        gathered = gathered.permute(1, 2, 0, 3)  # [B, H, T, D]
         held: list[Tensor | None] = []
         for chunk in geometry.chunks():
-            target = chunk.select(gathered)
+            target = chunk.select(gathered)  # [c, T, D]
             for block, scores, values in _blocks(geometry, rule, chunk, given):
                 state = scores.forward(block)
                 assert state.weights is not None
@@ -54,7 +55,7 @@ class BlockedAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of the operands."""
+        """Compute the gradients of the operands."""
         geometry, rule = ctx.call
         with torch.autocast(grad.device.type, enabled=False):
             totals = _sum_gradients(ctx, grad)
@@ -65,7 +66,7 @@ class BlockedAttention(torch.autograd.Function):
 
 
 def _pad_to_tiles(geometry: Geometry, rule: Rule, given: Operands) -> Operands:
-    """Return operands with the scaled query last first, and all in whole tiles."""
+    """Scale the query, put its last row first, and pad everything to whole tiles."""
     queries, keys = geometry.missing
     return given._replace(
         query=reverse_queries(given.query, queries).mul_(rule.scale),
@@ -75,7 +76,7 @@ def _pad_to_tiles(geometry: Geometry, rule: Rule, given: Operands) -> Operands:
 
 
 def _finish(geometry: Geometry, rule: Rule, given: Operands, gathered: Tensor) -> Tensor:
-    """Return what blocks gathered in the queries' own order, after dropout, zeros if masked.
+    """Put attended values in the queries' order, scaled for dropout, zeros if fully masked.
 
     Saved in full precision: the gradients subtract numbers of nearly equal size.
     """
@@ -88,7 +89,7 @@ def _finish(geometry: Geometry, rule: Rule, given: Operands, gathered: Tensor) -
 
 
 def _sum_gradients(ctx: Any, grad: Tensor) -> Operands:
-    """Return what the blocks' gradients add up to."""
+    """Add up the gradients of all blocks."""
     geometry, rule = ctx.call
     attended, *saved = ctx.saved_tensors
     size = len(Operands._fields)
@@ -96,7 +97,7 @@ def _sum_gradients(ctx: Any, grad: Tensor) -> Operands:
     if given.fully_masked is not None:
         grad = grad.masked_fill(given.fully_masked, 0.0)
     mean = reverse_queries((grad * attended).sum(-1, keepdim=True), geometry.missing[0])
-    grad = reverse_queries(grad, geometry.missing[0])
+    grad = reverse_queries(grad, geometry.missing[0])  # [B, H, T, D]
     if rule.dropout:
         grad.mul_(dropout.multiplier(rule.dropout))
     totals = given.zeros(ctx.needs_input_grad[2:])
@@ -125,7 +126,7 @@ def _sum_gradients(ctx: Any, grad: Tensor) -> Operands:
 def _blocks(
     geometry: Geometry, rule: Rule, chunk: Chunk, given: Operands
 ) -> Iterator[tuple[Block, Scores, Values]]:
-    """Yield the blocks of a chunk, with what computes them."""
+    """Yield the blocks of a chunk, with their scores and values."""
     operands = given.select_chunk(chunk)
     scores = Scores(geometry, rule, chunk, operands)
     for block in geometry.blocks():
@@ -134,23 +135,23 @@ def _blocks(
 
 
 def _split_held(saved: list[Tensor | None]) -> Iterator[BlockState]:
-    """Yield what was held, block by block."""
+    """Yield the held state of each block."""
     size = len(BlockState._fields)
     for start in range(0, len(saved), size):
         yield BlockState(*saved[start : start + size])
 
 
 def _restore_layout(x: Tensor) -> Tensor:
-    """Return ``(B, H, n, D)`` laid out so that fairseq's ``(n, B, C)`` is a view."""
-    return x.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3)
+    """Lay out ``(B, H, n, D)`` so that fairseq's ``(n, B, C)`` is a view."""
+    return x.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3)  # [B, H, n, D]
 
 
 def _transpose(x: Tensor) -> Tensor:
-    """Return ``(B, H, D, n)`` as ``(B, H, n, D)``.
+    """Transpose ``(B, H, D, n)`` to ``(B, H, n, D)``.
 
     One matrix for each sentence: torch transposes it several times faster than one for each head.
     """
-    out = x.new_empty(x.size(0), x.size(3), x.size(1) * x.size(2))
-    for target, source in zip(out, x.flatten(1, 2)):
+    out = x.new_empty(x.size(0), x.size(3), x.size(1) * x.size(2))  # [B, n, C]
+    for target, source in zip(out, x.flatten(1, 2)):  # [n, C], [C, n]
         target.copy_(source.t())
-    return out.unflatten(2, (x.size(1), -1)).transpose(1, 2)
+    return out.unflatten(2, (x.size(1), -1)).transpose(1, 2)  # [B, H, n, D]

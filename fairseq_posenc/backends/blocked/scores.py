@@ -1,4 +1,4 @@
-"""The scores of a chunk, block by block, its attention weights, and where their gradients go."""
+"""The scores of a chunk, block by block: attention weights, and gradients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fairseq_posenc.backends.blocked.skew import (
 
 
 class BlockState(NamedTuple):
-    """A block after its forward pass, or what is held of it; each ``(c, M, W)``.
+    """A block after its forward pass, or the part of it that is held; each ``(c, M, W)``.
 
     In a sum, a term may also have queries or keys in tiles: ``(c, tiles, N, W)``,
     ``(c, M, tiles, N)``.
@@ -42,14 +42,14 @@ class BlockState(NamedTuple):
     weights: Tensor | None = None
 
     def held(self, rule: Rule) -> BlockState:
-        """Return what a backward pass needs: the factors of a product, the weights of a sum."""
+        """Select the tensors for a backward pass: factors of a product, or weights of a sum."""
         if rule.product:
             return self._replace(gain=None, weights=None)
         content = None if self.gain is None else self.content
         return BlockState(content, weights=self.weights)
 
     def combine(self, product: bool) -> Tensor:
-        """Return the factors' product, or the sum in which gain multiplies the content alone."""
+        """Multiply the factors, or add them up with the gain multiplying the content alone."""
         scores, gain, *terms = self[:4]
         assert scores is not None
         if gain is not None:
@@ -66,12 +66,12 @@ class BlockState(NamedTuple):
         return scores
 
     def gradient(self, name: str, grad: Tensor, product: bool) -> Tensor:
-        """Return the gradient of a factor, ``(c, M, W)``, for that of the scores.
+        """Compute the gradient of a factor, ``(c, M, W)``, from that of the scores.
 
         Args:
-            name: of the field; ``bias`` for what is added.
+            name: of the field; ``bias`` for a summand.
             grad: of the scores; returned itself where it is the same.
-            product: how they are combined.
+            product: whether factors are multiplied.
         """
         factor = getattr(self, name, None)
         others = [x for x in self[:4] if x is not None and x is not factor]
@@ -97,7 +97,7 @@ class Scores:
         self.geometry, self.rule, self.chunk, self.operands = geometry, rule, chunk, operands
 
     def forward(self, block: Block, held: BlockState | None = None) -> BlockState:
-        """Return a block after its forward pass, from what was held of it."""
+        """Compute a block, from its held tensors if there are any."""
         state = held or BlockState()
         if self.operands.gain is not None:
             state = state._replace(gain=view_by_distance(self.operands.gain, block))
@@ -113,14 +113,14 @@ class Scores:
         return state._replace(weights=weights)
 
     def reset_lines(self, block: Block) -> ResetLines | None:
-        """Return where the first token's scores lie in a block; None without a reset."""
+        """Locate the first token's scores in a block; None without a reset."""
         first = self.operands.first
         return None if first is None else ResetLines.locate(first, block, self.geometry.src_len)
 
     def add_gradients(
         self, block: Block, state: BlockState, grad: Tensor, totals: Operands
     ) -> None:
-        """Add the gradients for that of a block's scores.
+        """Add the gradients of all operands, given that of a block's scores.
 
         Args:
             block: of the chunk.
@@ -134,16 +134,13 @@ class Scores:
         given, product, lines = self.operands, self.rule.product, self.reset_lines(block)
         query, key = given.query[:, block.queries], given.key[:, block.keys]
         of_content = state.gradient("content", grad, product)
-        at_reset = (
-            BlockState(),
-            BlockState(),
-        )  # of a plain sum no factor matters: all gradients are equal
+        at_reset = (BlockState(), BlockState())  # all gradients of a plain sum are equal
         if lines is not None and of_content is not grad:
             at_reset = self._reset_factors(block, state, lines)
             for line, at in zip(lines, at_reset):
                 line.put(of_content, at.gradient("content", line.select(grad), product))
-        totals.query[:, block.queries].baddbmm_(of_content, key)
-        totals.key[:, :, block.keys].baddbmm_(query.transpose(1, 2), of_content)
+        totals.query[:, block.queries].baddbmm_(of_content, key)  # [c, M, D]
+        totals.key[:, :, block.keys].baddbmm_(query.transpose(1, 2), of_content)  # [c, D, W]
         if lines is not None:
             self._add_reset_gradients(block, lines, at_reset, grad, totals)
         self._add_table_gradients(block, state, grad, totals)
@@ -156,7 +153,7 @@ class Scores:
             if total is not None:
                 found = state.gradient(name, grad, self.rule.product)
                 found = found.sum(0, keepdim=True) if total.size(0) == 1 else found
-                total[:, block.rows].add_(sum_by_distance(found))
+                total[:, block.rows].add_(sum_by_distance(found))  # [G, M + W - 1]
         if given.query_table is not None:
             band = Band(given.query_table, block, QUERIES, tile)
             skewed = band.skew(state.gradient("query_term", grad, self.rule.product))
@@ -176,34 +173,33 @@ class Scores:
         grad: Tensor,
         totals: Operands,
     ) -> None:
-        """Take the lines out of the gradient of the scores, and add theirs but for the content."""
+        """Take row and column out of the gradient of the scores, and add those of their terms."""
         given, product = self.operands, self.rule.product
         (at_column, at_row), (column, row) = at_reset, lines.take(grad)
 
-        def of(name: str) -> tuple[Tensor, Tensor]:
+        def split(name: str) -> tuple[Tensor, Tensor]:
             return at_column.gradient(name, column, product), at_row.gradient(name, row, product)
 
         for total, name in ((totals.bias, "bias"), (totals.gain, "gain")):
             if total is not None:
-                of_column, of_row = (x.sum((1, 2)) for x in of(name))
-                add_reset_rows(total, torch.stack([of_row, of_column], 1))
+                of_column, of_row = (x.sum((1, 2)) for x in split(name))  # each [c]
+                add_reset_rows(total, torch.stack([of_row, of_column], 1))  # [c, 2]
         if given.query_table is not None:
-            found, query = (
-                lines.stack_members(*of("query_term"), QUERIES),
-                given.query[:, block.queries],
-            )
+            query = given.query[:, block.queries]
+            found = lines.stack_members(*split("query_term"), QUERIES)  # [c, M, 2]
             totals.query[:, block.queries].baddbmm_(found, reset_rows(given.query_table, found))
             add_reset_rows(totals.query_table, found.transpose(1, 2) @ query)
         if given.key_table is not None:
-            found, key = lines.stack_members(*of("key_term"), KEYS), given.key[:, block.keys]
-            rows = reset_rows(given.key_table, found).transpose(1, 2)
+            key = given.key[:, block.keys]
+            found = lines.stack_members(*split("key_term"), KEYS)  # [c, W, 2]
+            rows = reset_rows(given.key_table, found).transpose(1, 2)  # [c, D, 2]
             totals.key[:, :, block.keys].baddbmm_(rows, found.transpose(1, 2))
             add_reset_rows(totals.key_table, found.transpose(1, 2) @ key)
 
     def _reset_factors(
         self, block: Block, state: BlockState, lines: ResetLines
     ) -> tuple[BlockState, BlockState]:
-        """Return what the scores of column and row are combined from."""
+        """Compute the factors of the reset's column, ``(c, M, 1)``, and row, ``(c, 1, W)``."""
         given, terms = self.operands, {}
         if given.query_table is not None:
             query = given.query[:, block.queries]
@@ -211,17 +207,15 @@ class Scores:
         if given.key_table is not None:
             terms["key_term"] = lines.products(given.key_table, given.key[:, block.keys], KEYS)
         if state.content is not None:
-            terms["content"] = (
-                lines.reset_column.select(state.content),
-                lines.reset_row.select(state.content),
-            )
+            column, row = lines.reset_column, lines.reset_row
+            terms["content"] = column.select(state.content), row.select(state.content)
         if given.gain is not None:
             terms["gain"] = (given.gain[:, KEY, None, None], given.gain[:, QUERY, None, None])
         of_column, of_row = ({name: x[i] for name, x in terms.items()} for i in (0, 1))
         return BlockState(**of_column), BlockState(**of_row)
 
     def _compute_factors(self, block: Block, gain: Tensor | None) -> BlockState:
-        """Return what the scores of a block are combined from, but for the first token's."""
+        """Compute the factors of a block's scores, as if there were no reset."""
         given, tile = self.operands, self.geometry.tile
         query, key = given.query[:, block.queries], given.key[:, block.keys]
         query_term = key_term = None
@@ -230,8 +224,8 @@ class Scores:
         if given.key_table is not None:
             key_term = Band(given.key_table, block, KEYS, tile).scores(key)
         if self.rule.product:  # each is read several times: once in order
-            query_term = None if query_term is None else query_term.flatten(1, 2)
-            key_term = None if key_term is None else key_term.flatten(2, 3)
+            query_term = None if query_term is None else query_term.flatten(1, 2)  # [c, M, W]
+            key_term = None if key_term is None else key_term.flatten(2, 3)  # [c, M, W]
         return BlockState(query @ key.transpose(1, 2), gain, query_term, key_term)
 
     def _compute_weights(self, block: Block, factors: BlockState) -> Tensor:
@@ -244,7 +238,7 @@ class Scores:
         for line, at, row in zip(lines or (), at_reset, (KEY, QUERY)):
             of_line = at.combine(product)
             if given.bias is not None:
-                of_line = of_line + given.bias[:, row, None, None]
+                of_line = of_line + given.bias[:, row, None, None]  # [c, M, 1] or [c, 1, W]
             line.put(scores, of_line)
         if given.direction is not None:
             scores.add_(view_by_distance(given.direction, block))

@@ -26,7 +26,7 @@ OLDEST = (3, 3)  # versions before have no kernels that take a NamedTuple
 
 
 def unavailable() -> str:
-    """Return why this backend cannot run on this machine, or an empty string."""
+    """Explain why this backend cannot run on this machine; empty if it can."""
     version = _version()
     if not version:
         return "triton is not installed"
@@ -42,7 +42,7 @@ def unavailable() -> str:
 
 
 def refuses(terms: Terms, call: Call) -> str:
-    """Return why these kernels cannot compute such a call, or an empty string."""
+    """Explain why these kernels cannot compute such a call; empty if they can."""
     if call.need_weights:
         return "it does not keep the attention weights"
     if call.device != "cuda" and not _interpreted():
@@ -95,7 +95,7 @@ def _run_kernels(
     settings = Settings(
         padding=_as_uint8(mask.key_padding),
         pairs=_as_uint8(mask.pairs),
-        dropout=Dropout.of(dropout, query, key) if dropout else None,
+        dropout=Dropout.draw(dropout, query, key) if dropout else None,
         scale=score_scale(terms, query.size(-1)),
         direction=mask.direction,
         product=terms.product,
@@ -119,14 +119,14 @@ _run_exact = partial(_run_kernels, exact=True)
 
 
 def _version() -> str:
-    """Return Triton's version, or an empty string."""
+    """Read Triton's version; empty if it is not installed."""
     spec = importlib.util.find_spec("triton")
     return "" if spec is None or spec.origin is None else _version_in(spec.origin)
 
 
 @cache
 def _version_in(path: str) -> str:
-    """Return the version that a file names: importing it takes long, and it has several names."""
+    """Read the version in a file: importing it takes long, and it has several names."""
     found = re.search(r"__version__ = [\"']([^\"']+)", Path(path).read_text("utf-8"))
     return found[1] if found else ""
 

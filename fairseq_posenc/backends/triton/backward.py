@@ -29,18 +29,18 @@ from fairseq_posenc.backends.triton.tiles import (
 
 @triton.jit
 def load_queries(problem, rows, sequence, m0, FULL: tl.constexpr, N: tl.constexpr, W: tl.constexpr):
-    """Return a block of ``rows``, all queries or their gradients of the output, ``(N, W)``."""
+    """Load a block of queries, or of their gradients of the output, ``(N, W)``."""
     start = sequence.to(tl.int64) * problem.tgt_len * problem.width
     return load_rows(rows + start, m0, problem.tgt_len, problem.width, FULL, N, W)
 
 
 @triton.jit
 def weight_gradients(problem, grad, v, head, m0, n0, N: tl.constexpr, W: tl.constexpr):
-    """Return the gradients of the weights, by (key, query)."""
-    grad_weight = multiply(v, tl.trans(grad))
+    """Compute the gradients of the weights, ``(keys N, queries N)``."""
+    grad_weight = multiply(v, tl.trans(grad))  # [keys N, queries N]
     if problem.value_table is not None:
         band = load_band(problem, problem.value_table, head, n0 - m0 - N, 2 * N, N, W)
-        grad_weight += relative_products(grad, band, False, N, True)
+        grad_weight += relative_products(grad, band, False, N, True)  # [keys N, queries N]
     return grad_weight
 
 
@@ -55,9 +55,9 @@ def score_gradients(
     n,
     FULL: tl.constexpr,
 ):
-    """Return the weights after dropout without its factor, and the gradients of the scores.
+    """Compute the weights after dropout without its factor, and the gradients of the scores.
 
-    These come times the scale, which all but the bias are multiplied by.
+    The gradients are multiplied by the scale, as all but the bias's need it.
     """
     queries = sequence.to(tl.int64) * problem.tgt_len
     inside = m < problem.tgt_len
@@ -74,25 +74,25 @@ def score_gradients(
 
 @triton.jit
 def content_gradient(parts, grad, PRODUCT: tl.constexpr):
-    """Return the gradient of the content, which the other factors of a product multiply."""
+    """Compute the gradient of the content: times the other factors of a product."""
     return grad * parts[2] * parts[3] * parts[1] if PRODUCT else grad * parts[1]
 
 
 @triton.jit
 def gain_gradient(parts, grad, PRODUCT: tl.constexpr):
-    """Return the gradient of the gain."""
+    """Compute the gradient of the gain."""
     return grad * parts[2] * parts[3] * parts[0] if PRODUCT else grad * parts[0]
 
 
 @triton.jit
-def query_term(parts, grad, PRODUCT: tl.constexpr):
-    """Return the gradient of the query term."""
+def query_term_gradient(parts, grad, PRODUCT: tl.constexpr):
+    """Compute the gradient of the query term."""
     return grad * parts[0] * parts[1] * parts[3] if PRODUCT else grad
 
 
 @triton.jit
-def key_term(parts, grad, PRODUCT: tl.constexpr):
-    """Return the gradient of the key term."""
+def key_term_gradient(parts, grad, PRODUCT: tl.constexpr):
+    """Compute the gradient of the key term."""
     return grad * parts[0] * parts[1] * parts[2] if PRODUCT else grad
 
 
@@ -107,8 +107,8 @@ def store_tile(tiles, tile, sequence, row, column, rows, stride, N: tl.constexpr
 
 @triton.jit
 def store_transposed(tiles, tile, layout, sequence, m0, n0, N: tl.constexpr):
-    """Store a tile that is by (key, query) by query and key."""
-    tile = tl.trans(tile.to(tiles.dtype.element_ty))
+    """Store a tile ``(keys N, queries N)`` transposed."""
+    tile = tl.trans(tile.to(tiles.dtype.element_ty))  # [queries N, keys N]
     column, stride = n0 - layout.start, layout.query_stride
     store_tile(tiles, tile, sequence, m0, column, layout.queries, stride, N)
 
@@ -117,13 +117,13 @@ def store_transposed(tiles, tile, layout, sequence, m0, n0, N: tl.constexpr):
 def store_tiles(
     tiles, layout, parts, grad, sequence, m0, n0, PRODUCT: tl.constexpr, N: tl.constexpr
 ):
-    """Store the gradients that are asked for, each as soon as it is made, for want of registers."""
+    """Store the wanted gradients, each as soon as it is computed, to save registers."""
     if tiles.query is not None:
-        tile = query_term(parts, grad, PRODUCT)
+        tile = query_term_gradient(parts, grad, PRODUCT)
         store_transposed(tiles.query, tile, layout, sequence, m0, n0, N)
     if tiles.key is not None:
         row, stride = n0 - layout.start, layout.key_stride
-        tile = key_term(parts, grad, PRODUCT)
+        tile = key_term_gradient(parts, grad, PRODUCT)
         store_tile(tiles.key, tile, sequence, row, m0, layout.keys, stride, N)
     if tiles.gain is not None:
         tile = gain_gradient(parts, grad, PRODUCT)
@@ -154,18 +154,18 @@ def key_kernel(
     sequence = first_sequence + here
     n0 = layout.start + tl.program_id(0) % blocks * N
     batch, head = sequence // problem.heads, sequence % problem.heads
-    k = load_keys(problem, problem.key, sequence, n0, FULL, N, W)
-    v = load_keys(problem, problem.value, sequence, n0, FULL, N, W)
-    n = n0 + tl.arange(0, N)[:, None]
+    k = load_keys(problem, problem.key, sequence, n0, FULL, N, W)  # [keys N, W]
+    v = load_keys(problem, problem.value, sequence, n0, FULL, N, W)  # [keys N, W]
+    n = n0 + tl.arange(0, N)[:, None]  # [keys N, 1]
     grad_k = tl.zeros((N, W), tl.float32)
     grad_v = tl.zeros((N, W), tl.float32)
     start, end = query_range(problem, n0, DIRECTION, N)
     for m0 in range(start, end, N):
-        m = m0 + tl.arange(0, N)[None, :]
-        q = load_queries(problem, problem.query, sequence, m0, FULL, N, W)
+        m = m0 + tl.arange(0, N)[None, :]  # [1, queries N]
+        q = load_queries(problem, problem.query, sequence, m0, FULL, N, W)  # [queries N, W]
         parts = score_factors(problem, q, k, head, m0, n0, True, PRODUCT, SAME, N, W)
         # Loaded late, and used before the weights, so that fewer tiles are held at a time.
-        grad = load_queries(problem, saved.grad, sequence, m0, FULL, N, W)
+        grad = load_queries(problem, saved.grad, sequence, m0, FULL, N, W)  # [queries N, W]
         grad_weight = weight_gradients(problem, grad, v, head, m0, n0, N, W)
         scores = combine_factors(problem, parts, head, m0, n0, True, PRODUCT, N)
         scores = apply_mask(problem, scores, batch, m, n, DIRECTION, FULL)
@@ -175,12 +175,12 @@ def key_kernel(
         if tiles.weights is not None:
             store_transposed(tiles.weights, dropped, layout, here, m0, n0, N)
         if grad_value is not None:
-            grad_v += multiply(dropped.to(v.dtype), grad)
+            grad_v += multiply(dropped.to(v.dtype), grad)  # [keys N, W]
         store_tiles(tiles, layout, parts, grad_score, here, m0, n0, PRODUCT, N)
         tile = content_gradient(parts, grad_score, PRODUCT).to(q.dtype)
         store_transposed(tiles.content, tile, layout, here, m0, n0, N)
         if grad_key is not None:
-            grad_k += multiply(tile, q)
+            grad_k += multiply(tile, q)  # [keys N, W]
     keys = sequence.to(tl.int64) * problem.src_len * problem.width
     if grad_key is not None:
         store_rows(grad_key + keys, grad_k, n0, problem.src_len, problem.width, N, W)

@@ -13,13 +13,13 @@ from fairseq_posenc.backends.triton.problem import Problem, Saved, Side, Slab, T
 from fairseq_posenc.backends.triton.sizes import warps
 from fairseq_posenc.backends.triton.slabs import (
     add_band,
+    choose_stored,
     empty_tiles,
     key_side,
     keys_from_tiles,
     query_side,
-    stored,
+    split_slabs,
     values_from_tiles,
-    waves,
 )
 from fairseq_posenc.backends.triton.stored import rows_kernel, table_kernel
 
@@ -37,7 +37,7 @@ class Gradients:
 
     def __init__(self, problem: Problem, product: bool, wanted: tuple[bool, ...]) -> None:
         self.problem, self.wanted = problem, wanted
-        self.stored = stored(problem, product, wanted)
+        self.stored = choose_stored(problem, product, wanted)
         self.keys_from_tiles, self.values_from_tiles = (
             keys_from_tiles(problem),
             values_from_tiles(problem, product),
@@ -53,7 +53,7 @@ class Gradients:
         self.sizes = {key: options[key] for key in ("FULL", "N", "W", "num_warps", "num_stages")}
         # This kernel holds most tiles, and feeds no product of them into another `tl.dot`.
         key_options = {**options, "num_warps": warps(spread=options["PRODUCT"])}
-        for slab in waves(self.problem, options["N"], self.stored):
+        for slab in split_slabs(self.problem, options["N"], self.stored):
             if tiles is None or last != slab.layout:
                 tiles, last = empty_tiles(self.problem, slab, self.stored), slab.layout
             blocks = slab.sequences * slab.layout.keys // options["N"]
@@ -74,8 +74,8 @@ class Gradients:
         if bias is not None:
             bias /= self.problem.scale
 
-    def of(self, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Return the gradients of the inputs of :class:`Attention`, in their types."""
+    def cast(self, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Cast the gradients to the shapes and types of the inputs of :class:`Attention`."""
         found = [self.query, self.key, self.value, *self.tables]
         return [
             None if x is None or y is None else x.sum_to_size(y.shape).type_as(y)
@@ -126,7 +126,7 @@ class Gradients:
                 add_band(table, self._bands(slab, tile, x, side), slab.sequence, side, sign)
 
     def _bands(self, slab: Slab, tile: Tensor | None, x: Tensor | None, side: Side) -> Tensor:
-        """Return the gradient of a table, ``(heads, chunks, diagonals, N[, D])`` of float32."""
+        """Compute the gradient of a table, ``(heads, chunks, diagonals, N[, D])`` of float32."""
         assert tile is not None
         block = self.sizes["N"]
         heads = min(self.problem.heads, slab.sequences)

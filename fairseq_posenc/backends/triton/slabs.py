@@ -1,4 +1,4 @@
-"""How the backward pass is divided into waves, so that what it stores has a size of its own.
+"""The division of the backward pass into slabs, which bounds the memory of stored tiles.
 
 A slab takes some sequences with all of their keys or, where one sequence is too much, some keys of
 one sequence. The division depends on shapes alone: sums have a fixed order.
@@ -17,8 +17,8 @@ from fairseq_posenc.backends.triton.problem import Layout, Problem, Side, Slab, 
 NUMBERS = 2**25  # stored at a time: 64 MiB in half precision, little more than an H200's cache
 
 
-def stored(problem: Problem, product: bool, wanted: tuple[bool, ...]) -> tuple[bool, ...]:
-    """Return which of :class:`Tiles` are stored.
+def choose_stored(problem: Problem, product: bool, wanted: tuple[bool, ...]) -> tuple[bool, ...]:
+    """Choose the fields of :class:`Tiles` that are stored.
 
     Args:
         problem: the problem.
@@ -35,18 +35,18 @@ def stored(problem: Problem, product: bool, wanted: tuple[bool, ...]) -> tuple[b
 
 
 def keys_from_tiles(problem: Problem) -> bool:
-    """Return whether the gradient of keys is made from stored tiles, for want of registers."""
+    """Return whether the gradient of keys is computed from stored tiles, to save registers."""
     return any(table is not None for table in problem[3:6])
 
 
 def values_from_tiles(problem: Problem, product: bool) -> bool:
-    """Return whether the gradient of values is made from stored weights, too."""
+    """Return whether the gradient of values is computed from stored weights, too."""
     both = problem.query_table is not None and problem.key_table is not None
     return product or both
 
 
-def waves(problem: Problem, block: int, tiles: tuple[bool, ...]) -> Iterator[Slab]:
-    """Yield the waves of a problem, for blocks of a size and the tiles that are stored."""
+def split_slabs(problem: Problem, block: int, tiles: tuple[bool, ...]) -> Iterator[Slab]:
+    """Yield the slabs of a problem, for blocks of a size and the tiles that are stored."""
     queries = -(-problem.tgt_len // block) * block
     keys = -(-problem.src_len // block) * block
     sequences = problem.query.size(0) * problem.heads
@@ -69,7 +69,7 @@ def waves(problem: Problem, block: int, tiles: tuple[bool, ...]) -> Iterator[Sla
 
 
 def empty_tiles(problem: Problem, slab: Slab, stored: tuple[bool, ...]) -> Tiles:
-    """Return room for the tiles of a slab; where nothing is written, zeros are right."""
+    """Allocate the tiles of a slab; where nothing is written, zeros are right."""
     layout = slab.layout
     shape = slab.sequences, layout.queries, layout.query_stride
     of_key = slab.sequences, layout.keys, layout.key_stride
@@ -79,7 +79,7 @@ def empty_tiles(problem: Problem, slab: Slab, stored: tuple[bool, ...]) -> Tiles
 
 
 def query_side(problem: Problem, layout: Layout) -> Side:
-    """Return how tiles with a row for each query are read."""
+    """Describe the layout of tiles with a row for each query."""
     return Side(
         heads=problem.heads,
         width=problem.width,
@@ -99,7 +99,7 @@ def query_side(problem: Problem, layout: Layout) -> Side:
 
 
 def key_side(problem: Problem, layout: Layout) -> Side:
-    """Return how tiles with a row for each key are read."""
+    """Describe the layout of tiles with a row for each key."""
     return query_side(problem, layout)._replace(
         rows=layout.keys,
         columns=layout.queries,
@@ -122,7 +122,7 @@ def add_band(total: Tensor, band: Tensor, sequence: int, side: Side, sign: int) 
         side: how its tiles were read.
         sign: 1 if distances grow along a row of tiles, else -1.
     """
-    rows = band.sum(1).flatten(1, 2)
+    rows = band.sum(1).flatten(1, 2)  # [heads, diagonals * N, ...]
     low = side.zero + side.other_start - side.own_start - side.rows
     if sign < 0:
         rows = rows.flip(1)

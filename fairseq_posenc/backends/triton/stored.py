@@ -2,9 +2,10 @@
 """Gradients from stored tiles: of queries (or keys), and of tables by distance.
 
 A row of tiles belongs to a query i and has a column for each key j, with N zeros on either side.
-Read with a stride that is longer by one, every row begins one step later, and what lies in one
-column has the same distance. For tiles of the key term, keys and queries change their roles: then
-distances fall from column to column (``SIGN`` is -1).
+Read with a stride that is longer by one, every row begins one step later, and one column has one
+distance: of rows ``abc | def``, the columns of stride 4 are ``a e``, ``b f``. For tiles of the key
+term, keys and queries change their roles: then distances fall from column to column (``SIGN`` is
+-1).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from fairseq_posenc.backends.triton.relative_shift import (
 
 @triton.jit
 def load_tile(tiles, row, column, stride, N: tl.constexpr):
-    """Return ``(N, N)`` as it was stored."""
+    """Load ``(N, N)`` as it was stored."""
     i = row + tl.arange(0, N)[:, None]
     return tl.load(tiles + i * stride + column + N + tl.arange(0, N)[None, :])
 
@@ -44,9 +45,9 @@ def add_content(
     tiles = content + (here.to(tl.int64) * side.content_rows) * side.content_stride
     count = side.others - side.other_start
     for column in range(0, side.columns, N):
-        x = load_rows(others, column, count, side.width, FULL, N, W)
+        x = load_rows(others, column, count, side.width, FULL, N, W)  # [N, W]
         if TRANSPOSED:
-            tile = tl.trans(load_tile(tiles, column, row, side.content_stride, N))
+            tile = tl.trans(load_tile(tiles, column, row, side.content_stride, N))  # [N, N]
         else:
             tile = load_tile(tiles, row, column, side.content_stride, N)
         total += multiply(tile, x)
@@ -55,7 +56,7 @@ def add_content(
 
 @triton.jit
 def load_skewed_tile(tiles, row, column, stride, N: tl.constexpr):
-    """Return ``(N, N)``: by row and by distance, whose first one is at a column of that row."""
+    """Load ``(N, N)`` by row and distance, from a column of the first row on."""
     i = tl.arange(0, N)[:, None]
     start = tiles + row * stride + column
     return tl.load(start + i * (stride + 1) + tl.arange(0, N)[None, :])
@@ -111,8 +112,8 @@ def rows_kernel(
         shift = SIGN * (side.other_start - side.own_start - row - N) + side.zero
         for column in range(0, side.columns + N, N):
             tile = load_skewed_tile(by_distance + start, row, column, side.stride, N)
-            x = load_table(table, head, shift + SIGN * column, SIGN, N, N, W)
-            total += multiply(tile, x)
+            x = load_table(table, head, shift + SIGN * column, SIGN, N, N, W)  # [N, W]
+            total += multiply(tile, x)  # [N, W]
     total *= side.factor
     store_rows(own, total, row, side.own_end - side.own_start, width, N, W)
 
@@ -170,8 +171,8 @@ def table_kernel(
                 by_scalar += tile.to(tl.float32)
             else:
                 count = side.own_end - side.own_start
-                y = load_rows(x + own, row, count, side.width, FULL, N, W)
-                by_vector += multiply(tl.trans(tile), y)
+                y = load_rows(x + own, row, count, side.width, FULL, N, W)  # [N, W]
+                by_vector += multiply(tl.trans(tile), y)  # [distances N, W]
     if x is None:
         tl.store(band + program * N + tl.arange(0, N), tl.sum(by_scalar, 0))
     else:

@@ -26,22 +26,22 @@ XXHASH = tl.constexpr(0x85EBCA77 - 2**32)
 
 
 @triton.jit
-def place(length, N: tl.constexpr):
-    """Return which sequence (of a batch and head) a program takes, and from where on."""
+def program_block(length, N: tl.constexpr):
+    """Find the sequence (of a batch and head) of a program, and the first row of its block."""
     blocks = tl.cdiv(length, N)
     return tl.program_id(0) // blocks, tl.program_id(0) % blocks * N
 
 
 @triton.jit
 def load_keys(problem, rows, sequence, n0, FULL: tl.constexpr, N: tl.constexpr, W: tl.constexpr):
-    """Return a block of ``rows``, which are those of all keys or of all values, ``(N, W)``."""
+    """Load a block of keys or of values, ``(N, W)``."""
     start = sequence.to(tl.int64) * problem.src_len * problem.width
     return load_rows(rows + start, n0, problem.src_len, problem.width, FULL, N, W)
 
 
 @triton.jit
 def key_range(problem, m0, DIRECTION: tl.constexpr, N: tl.constexpr):
-    """Return from where to where queries from ``m0`` on see any key."""
+    """Find the first key, and the end of the keys, that queries from ``m0`` on may see."""
     past = problem.src_len - problem.tgt_len
     start = 0
     end = problem.src_len
@@ -54,7 +54,7 @@ def key_range(problem, m0, DIRECTION: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def query_range(problem, n0, DIRECTION: tl.constexpr, N: tl.constexpr):
-    """Return from where to where queries see any of the keys from ``n0`` on."""
+    """Find the first query, and the end of the queries, that may see keys from ``n0`` on."""
     past = problem.src_len - problem.tgt_len
     start = 0
     end = problem.tgt_len
@@ -67,9 +67,9 @@ def query_range(problem, n0, DIRECTION: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def apply_mask(problem, scores, batch, m, n, DIRECTION: tl.constexpr, FULL: tl.constexpr):
-    """Return scores with -inf where a query m must not see a key n.
+    """Set scores ``(N, N)`` to -inf where a query m must not see a key n.
 
-    Queries beyond the last one are left as they are: nobody looks at them.
+    Queries beyond the last one are left as they are: their results are not stored.
     """
     past = problem.src_len - problem.tgt_len
     if problem.padding is not None:
@@ -90,7 +90,7 @@ def apply_mask(problem, scores, batch, m, n, DIRECTION: tl.constexpr, FULL: tl.c
 
 @triton.jit
 def is_kept(problem, sequence, m, n, FULL: tl.constexpr):
-    """Return which weights dropout keeps: the same whenever and in whichever tile order."""
+    """Compute which weights dropout keeps, ``(N, N)``: a hash of seeds, the same in both passes."""
     queries = sequence.to(tl.int64) * problem.tgt_len
     keys = sequence.to(tl.int64) * problem.src_len
     seen_m = None if FULL else m < problem.tgt_len
@@ -115,27 +115,27 @@ def score_factors(
     N: tl.constexpr,
     W: tl.constexpr,
 ):
-    """Return content, gain, query and key term of the scores; absent ones change nothing.
+    """Compute content, gain, query and key term of the scores, ``(N, N)``; absent ones are neutral.
 
-    Where the terms are nothing but summed, the first is their sum: less has to be kept.
+    Where the terms are only summed, the first is their sum, which saves registers.
     """
     gain = 1.0
     query_term = 1.0 if PRODUCT else 0.0
     key_term = 1.0 if PRODUCT else 0.0
     # What takes most registers on its way comes first.
     if problem.query_table is not None:
-        band = load_band(problem, problem.query_table, head, n0 - m0 - N, 2 * N, N, W)
-        query_term = relative_products(q, band, not FLIP, N, FLIP)
+        band = load_band(problem, problem.query_table, head, n0 - m0 - N, 2 * N, N, W)  # [2N, W]
+        query_term = relative_products(q, band, not FLIP, N, FLIP)  # [N, N]
     if problem.key_table is not None:
         if not SAME:
             band = load_band(problem, problem.key_table, head, n0 - m0 - N, 2 * N, N, W)
-        key_term = relative_products(k, band, FLIP, N, FLIP)
+        key_term = relative_products(k, band, FLIP, N, FLIP)  # [N, N]
     if problem.gain is not None:
-        gain = load_scalars(problem, problem.gain, head, m0, n0, N, FLIP)
+        gain = load_scalars(problem, problem.gain, head, m0, n0, N, FLIP)  # [N, N]
     x, y = (k, q) if FLIP else (q, k)
     alone: tl.constexpr = problem.query_table is None and problem.key_table is None
     if alone or PRODUCT or problem.gain is not None:
-        content = multiply(x, tl.trans(y))
+        content = multiply(x, tl.trans(y))  # [N, N]
     elif problem.key_table is None:
         content = add_product(query_term, x, tl.trans(y))
     elif problem.query_table is None:
@@ -156,7 +156,7 @@ def combine_factors(
     PRODUCT: tl.constexpr,
     N: tl.constexpr,
 ):
-    """Return the scores of a tile, times log2(e), so that their exponentials are powers of 2."""
+    """Combine the factors of a tile, times log2(e), so that exponentials are powers of 2."""
     content, gain, query_term, key_term = parts
     combined = content * gain
     if PRODUCT:
