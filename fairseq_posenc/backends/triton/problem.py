@@ -162,7 +162,7 @@ class Tiles(NamedTuple):
 
 
 class Side(NamedTuple):
-    """How tiles are read: a row for each query and a column for each key, or the other way round.
+    """The layout of tiles: a row for each query and a column for each key, or the other way round.
 
     Attributes:
         heads: H.
