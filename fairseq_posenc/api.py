@@ -29,7 +29,7 @@ from fairseq_posenc.backends.base import DIRECTIONS, Mask
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.positions import Positions, Span, may_look
+from fairseq_posenc.positions import Positions, Span, may_sync
 from fairseq_posenc.registry import parse
 
 __all__ = ["Cache", "PositionEncoding", "SelfAttention", "StackPositions"]
@@ -63,8 +63,8 @@ class StackPositions(nn.Module):
         super().__init__()
         self.assembly = Assembly(parse(spec), Dims(embed_dim, num_heads, max_positions, causal))
         self.assembly.check("auto")
-        self.input = self.assembly.at_input()
-        self.shared = self.assembly.for_stack()
+        self.input = self.assembly.build_input()
+        self.shared = self.assembly.build_stack()
 
     def forward(
         self, embeddings: Tensor, key_padding_mask: Optional[Tensor] = None, past: int = 0
@@ -83,7 +83,7 @@ class StackPositions(nn.Module):
             vectors = encoding.embed(positions)
             if vectors is not None:
                 embeddings = embeddings + vectors.type_as(embeddings)
-        return embeddings, Shared.of(self.shared, positions)
+        return embeddings, Shared.compute(self.shared, positions)
 
 
 class SelfAttention(nn.Module):
@@ -125,7 +125,7 @@ class SelfAttention(nn.Module):
         self.q_proj, self.k_proj, self.v_proj, self.out_proj = (
             nn.Linear(width, width, bias) for _ in range(4)
         )
-        self.encodings = positions.assembly.for_layer()
+        self.encodings = positions.assembly.build_layer()
 
     def forward(
         self, x: Tensor, shared: Shared, cache: Optional[Cache] = None, need_weights: bool = False
@@ -150,7 +150,7 @@ class SelfAttention(nn.Module):
                 value = torch.cat([cache["value"], value], dim=2)
             cache.update(key=key, value=value)
         positions = shared.positions
-        span = Span.of(query.size(2), key.size(2), x.device)
+        span = Span.from_lengths(query.size(2), key.size(2), x.device)
         terms = shared.terms | self.encodings.terms(span, positions)
         terms = terms.projected(
             lambda rows: self._heads(self.q_proj(rows)[None])[0],
@@ -183,7 +183,7 @@ class PositionEncoding(StackPositions):
         causal: bool = False,
     ) -> None:
         super().__init__(spec, embed_dim, num_heads, max_positions, causal)
-        self.layer = self.assembly.for_layer()
+        self.layer = self.assembly.build_layer()
 
     def parameter_counts(self) -> dict[str, int]:
         """Return the size of each trained parameter by name: input, shared by layers, per layer."""
@@ -274,11 +274,13 @@ class PositionEncoding(StackPositions):
                 f"{dims.num_heads} heads, length, {dims.head_dim}), the queries of the last tokens"
             )
         positions = _positions(batch, src_len, tgt_len, key_padding_mask, query.device)
-        shared = Shared.of(self.shared, positions)
+        shared = Shared.compute(self.shared, positions)
         query, _ = shared.rotate(query, query)
         everywhere = self.shared.rotation(positions.ids)
-        key = key if everywhere is None else everywhere.of_keys(key)
-        terms = shared.terms | self.layer.terms(Span.of(tgt_len, src_len, query.device), positions)
+        key = key if everywhere is None else everywhere.rotate_keys(key)
+        terms = shared.terms | self.layer.terms(
+            Span.from_lengths(tgt_len, src_len, query.device), positions
+        )
         return query, key, terms.unprojected(dims.num_heads), positions
 
 
@@ -288,5 +290,5 @@ def _positions(
     tokens = torch.full((batch, src_len), TOKEN, device=device)
     if padding is not None:
         tokens = tokens.masked_fill(padding.to(device), PADDING)
-    look = may_look(device, decoding=tgt_len < src_len)
-    return Positions.of(tokens, PADDING, END, tgt_len, look)
+    inspect = may_sync(device, decoding=tgt_len < src_len)
+    return Positions.from_tokens(tokens, PADDING, END, tgt_len, inspect)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fairseq_posenc.backends import check
-from fairseq_posenc.backends.base import Mask, Once
+from fairseq_posenc.backends.base import Mask, PerForwardCache
 from fairseq_posenc.encodings.base import Dims, Encodings
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
@@ -29,23 +30,23 @@ class Assembly(NamedTuple):
     spec: Spec
     dims: Dims
 
-    def at_input(self) -> Encodings | None:
-        """Return new encodings that add vectors to the token embeddings; None where none does."""
-        encodings = build(self.spec.at("input"), self.dims)
-        token = Positions.of(torch.zeros(1, 1, dtype=torch.long), -1, -1, 1)
-        adds = any(encoding.embed(token) is not None for encoding in encodings.each())
-        return encodings if adds else None
+    def build_input(self) -> Encodings | None:
+        """Build the encodings that add vectors to the token embeddings; None where none does."""
+        token = _one_token()
+        drafts = _draft(self, "input").each()
+        adds = any(encoding.embed(token) is not None for encoding in drafts)
+        return build(self.spec.select("input"), self.dims) if adds else None
 
-    def for_stack(self) -> Encodings:
-        """Return new encodings that all layers share."""
-        return build(self.spec.at("stack"), self.dims)
+    def build_stack(self) -> Encodings:
+        """Build the encodings that all layers share."""
+        return build(self.spec.select("stack"), self.dims)
 
-    def for_layer(self) -> Encodings:
-        """Return new encodings of one layer."""
-        return build(self.spec.at("layer"), self.dims)
+    def build_layer(self) -> Encodings:
+        """Build the encodings of one layer."""
+        return build(self.spec.select("layer"), self.dims)
 
     def trained_at(self, length: int) -> Assembly:
-        """Return the assembly for weights that were trained at a length."""
+        """Describe the same stack with weights that were trained at a length."""
         return self._replace(dims=self.dims._replace(trained_on=length))
 
     def check(self, backend: str) -> Terms:
@@ -55,17 +56,15 @@ class Assembly(NamedTuple):
             backend: ``auto``, or one that must be used.
 
         Returns:
-            Those of a single token.
+            The terms of a single token, without values (on the device "meta").
 
         Raises:
             UserError: says what cannot.
         """
         self.check_size()
-        token = Positions.of(torch.zeros(1, 1, dtype=torch.long), -1, -1, 1)
-        span = Span.of(1, 1, token.tokens.device)
-        with torch.random.fork_rng(devices=[]):  # the model's numbers are drawn after this
-            stack, layer = (build(self.spec.at(place), self.dims) for place in ("stack", "layer"))
-        terms = stack.terms(span, token) | layer.terms(span, token)
+        token = _one_token()
+        span = Span.from_lengths(1, 1, token.tokens.device)
+        terms = _draft(self, "stack").terms(span, token) | _draft(self, "layer").terms(span, token)
         check(backend, terms.unprojected(self.dims.num_heads), self.dims.head_dim)
         return terms
 
@@ -91,7 +90,7 @@ class Assembly(NamedTuple):
             )
 
     def parameters(self, layers: int) -> dict[str, int]:
-        """Return the size of every position parameter of a stack by its name in a model.
+        """Count the numbers of every position parameter of a stack by its name in a model.
 
         ``layers.*`` stands for each of the layers.
         """
@@ -101,15 +100,28 @@ class Assembly(NamedTuple):
             ("stack", "", 1),
             ("layer", "layers.*.self_attn.", layers),
         ):
-            with torch.device("meta"):  # shapes without memory, however large
-                built = build(self.spec.at(place), self.dims)
-            for name, parameter in built.named_parameters():
+            for name, parameter in _draft(self, place).named_parameters():
                 sizes[f"{prefix}encodings.{name}"] = parameter.numel() * modules
         return sizes
 
 
+@cache
+def _draft(assembly: Assembly, place: str) -> Encodings:
+    """Build the encodings of a place once, for questions: shapes without memory or values."""
+    with torch.device("meta"):
+        return build(assembly.spec.select(place), assembly.dims)
+
+
+def _one_token() -> Positions:
+    """Make the positions of a single token, without values."""
+    tokens = torch.zeros(1, 1, dtype=torch.long, device="meta")
+    return Positions.from_tokens(
+        tokens, padding_idx=-1, eos_idx=-1, tgt_len=1, inspect_padding=False
+    )
+
+
 class Shared(NamedTuple):
-    """What a forward pass of a stack computes once for all of its layers.
+    """The position state of a forward pass, computed once for all layers of a stack.
 
     Attributes:
         positions: of the tokens.
@@ -117,7 +129,7 @@ class Shared(NamedTuple):
         rotation: of the queries and keys of the last T tokens, or None.
         source: of the source's keys, for rotary encoder-decoder attention.
         span: of the terms, where they have room for later steps of decoding.
-        once: what the first layer that needs it makes for all.
+        cache: of values that the first layer computes for all.
     """
 
     positions: Positions
@@ -125,30 +137,30 @@ class Shared(NamedTuple):
     rotation: Rotation | None = None
     source: Rotation | None = None
     span: Span | None = None
-    once: Once | None = None
+    cache: PerForwardCache | None = None
 
     @classmethod
-    def of(cls, encodings: Encodings, positions: Positions) -> Shared:
-        """Return what the encodings of a stack give its layers.
+    def compute(cls, encodings: Encodings, positions: Positions) -> Shared:
+        """Compute the position state from the encodings of a stack.
 
         Args:
-            encodings: what :meth:`Assembly.for_stack` returned.
+            encodings: of :meth:`Assembly.build_stack`.
             positions: of the tokens.
         """
         tokens = positions.tokens
-        span = Span.of(positions.tgt_len, tokens.size(1), tokens.device)
+        span = Span.from_lengths(positions.tgt_len, tokens.size(1), tokens.device)
         rotation = encodings.rotation(positions.queries(positions.ids))
-        return cls(positions, encodings.terms(span, positions), rotation, once=Once())
+        return cls(positions, encodings.terms(span, positions), rotation, cache=PerForwardCache())
 
     def rotate(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Return query and key of the last T tokens rotated, both ``(B, H, T, D)``."""
+        """Rotate query and key of the last T tokens, both ``(B, H, T, D)``."""
         if self.rotation is None:
             return query, key
-        return self.rotation.of_queries(query), self.rotation.of_keys(key)
+        return self.rotation.rotate_queries(query), self.rotation.rotate_keys(key)
 
     def mask(self, direction: str) -> Mask:
-        """Return which keys a query may see, by a direction and the padding among the tokens."""
+        """Make the mask of a direction and the padding among the tokens."""
         positions = self.positions
-        mask = Mask(direction, once=self.once)
-        padding = mask.made("padding", (positions.tokens,), lambda: positions.padding)
+        mask = Mask(direction, cache=self.cache)
+        padding = mask.cached("padding", (positions.tokens,), lambda: positions.padding)
         return mask._replace(key_padding=padding)

@@ -1,4 +1,4 @@
-"""Which position each token has: padding on either side, sentences in a block, decoding."""
+"""Positions of tokens: with padding on either side, sentences in a block, and decoding."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ class Span(NamedTuple):
     device: torch.device
 
     @classmethod
-    def of(cls, tgt_len: int, src_len: int, device: torch.device) -> Span:
-        """Return the distances between the last ``tgt_len`` positions and all ``src_len``."""
+    def from_lengths(cls, tgt_len: int, src_len: int, device: torch.device) -> Span:
+        """Span the distances between the last ``tgt_len`` positions and all ``src_len``."""
         return cls(-(src_len - 1), tgt_len - 1, device)
 
     def distances(self) -> Tensor:
-        """Return the distances as an int64 tensor ``(high - low + 1,)``."""
+        """List the distances as an int64 tensor ``(R,)``."""
         return torch.arange(self.low, self.high + 1, device=self.device)
 
 
-def must_wait(device: torch.device) -> bool:
-    """Return whether a question about a tensor's values has to wait for the device."""
+def syncs(device: torch.device) -> bool:
+    """Return whether reading a tensor's values waits for the device."""
     return device.type != "cpu"
 
 
-def may_look(device: torch.device, decoding: bool = False) -> bool:
-    """Return whether a forward pass may look into its tokens to take a shorter way.
+def may_sync(device: torch.device, decoding: bool = False) -> bool:
+    """Return whether a forward pass may read values of its tokens to save work.
 
-    A GPU has to be waited for to answer: once in a pass, but not in each step of decoding. A graph
-    of ``torch.compile`` would break.
+    Reading waits for a GPU: affordable once in a pass, but not in each step of decoding. It would
+    break a graph of ``torch.compile``.
     """
     if torch.compiler.is_compiling():
         return False
-    return not (decoding and must_wait(device))
+    return not (decoding and syncs(device))
 
 
 class Positions(NamedTuple):
@@ -61,7 +61,7 @@ class Positions(NamedTuple):
         padded: whether anything is padding, or could be.
         left_padded: whether padding comes before a real token in any row, or could.
         longest: the most real tokens of a row, or a bound of it.
-        first: what :meth:`is_first` returns, once it was asked for all layers.
+        first: result of :meth:`is_first`, once computed for all layers.
     """
 
     tokens: Tensor
@@ -75,29 +75,34 @@ class Positions(NamedTuple):
     first: Tensor | None = None
 
     @classmethod
-    def of(
-        cls, tokens: Tensor, padding_idx: int, eos_idx: int, tgt_len: int, look: bool = True
+    def from_tokens(
+        cls,
+        tokens: Tensor,
+        padding_idx: int,
+        eos_idx: int,
+        tgt_len: int,
+        inspect_padding: bool = True,
     ) -> Positions:
-        """Return the positions of ``tokens``, ``(B, S)``.
+        """Number the real tokens of ``tokens``, ``(B, S)``.
 
         Args:
             tokens: with padding on either side.
             padding_idx: symbol of padding.
             eos_idx: symbol that ends a sentence.
             tgt_len: T.
-            look: see whether anything is padded, and how. A GPU has to be waited for to answer; not
-                looking takes every row as one that may be padded on the left, with the same
-                positions.
+            inspect_padding: check whether anything is padded, and on which side, which waits for
+                a GPU. Otherwise every row counts as one that may be padded on the left, with the
+                same positions.
         """
         real = tokens.ne(padding_idx)
-        counted = (real.cumsum(1) - 1).clamp(min=0)
-        if not look:
+        counted = (real.cumsum(1) - 1).clamp(min=0)  # [B, S]
+        if not inspect_padding:
             return cls(tokens, counted, padding_idx, eos_idx, tgt_len, True, True, tokens.size(1))
-        ids = torch.arange(tokens.size(1), device=tokens.device).unsqueeze(0)
+        ids = torch.arange(tokens.size(1), device=tokens.device).unsqueeze(0)  # [1, S]
         moved = real & counted.ne(ids)
-        # All questions at once, for all layers.
-        answers = torch.stack([(~real).sum(), moved.sum(), counted.amax() + 1])
-        missing, left, longest = answers.tolist()
+        # One wait for all layers.
+        counts = torch.stack([(~real).sum(), moved.sum(), counted.amax() + 1])
+        missing, left, longest = counts.tolist()
         padded = missing > 0
         ids = counted if padded else ids
         return cls(tokens, ids, padding_idx, eos_idx, tgt_len, padded, left > 0, longest)
@@ -108,13 +113,13 @@ class Positions(NamedTuple):
         return self.tokens.eq(self.padding_idx) if self.padded else None
 
     def queries(self, x: Tensor) -> Tensor:
-        """Return the part of ``x``, ``(B or 1, S, ...)``, that belongs to the queries."""
+        """Select the queries' part of ``x``, ``(B or 1, S, ...)``: ``(B or 1, T, ...)``."""
         return x[:, x.size(1) - self.tgt_len :]
 
     def common_ids(self) -> Tensor:
-        """Return positions of which one row, ``(1, S)``, stands for all, or else ``ids``.
+        """Return one row of positions for all, ``(1, S)``, if possible, else ``ids``.
 
-        One row does where none is padded on the left; padding on the right is then counted too.
+        One row suffices where none is padded on the left; padding on the right is then counted too.
         """
         if self.left_padded or not self.padded:
             return self.ids
@@ -136,22 +141,22 @@ class Positions(NamedTuple):
                 "--max-target-positions) before training, or shorten the input"
             )
 
-    def in_sentence(self) -> Tensor:
-        """Return positions ``(B, S)`` in which the first token of every sentence stands at 1.
+    def sentence_ids(self) -> Tensor:
+        """Number tokens from 1 in each sentence, ``(B, S)``.
 
         The first token of a row, its ``<s>``, stands at 0: ``<s> a b c </s> d e </s>`` is
         0 1 2 3 4 1 2 3. No position is higher than in the block.
 
         Source: the "real absolute positions" of Huang et al. (2021), section 5.2.
         """
-        ids = self.ids.expand_as(self.tokens)
+        ids = self.ids.expand_as(self.tokens)  # [B, S]
         ends = torch.where(self.tokens.eq(self.eos_idx), ids, torch.zeros_like(ids))
         last_end = torch.zeros_like(ids)  # before the token, or where the row begins
         last_end[:, 1:] = ends[:, :-1].cummax(1).values
         return ids - last_end
 
     def is_first(self) -> Tensor:
-        """Return which token is the first real one of its row, ``(B or 1, S)`` of bool.
+        """Mark the first real token of each row, ``(B or 1, S)`` of bool.
 
         One row stands for all where none is padded on the left.
         """

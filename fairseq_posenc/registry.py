@@ -15,30 +15,19 @@ import inspect
 import math
 import pkgutil
 import re
-from collections.abc import Callable
 from functools import cache
-from typing import (
-    Any,
-    Literal,
-    NamedTuple,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from types import NoneType, UnionType
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from fairseq_posenc import encodings
-from fairseq_posenc.encodings.base import Dims, Encoding, Encodings
+from fairseq_posenc.encodings.base import ENCODINGS, Dims, Encoding, Encodings
 from fairseq_posenc.errors import UserError, shortened
 
-ENCODINGS: dict[str, type[Encoding]] = {}  # by name; filled when their modules are imported
 _ITEM = re.compile(r"\s*([a-z0-9_]+)\s*(?:\(([^()]*)\))?\s*")
 _LONGEST = 1000  # characters of a spec; all encodings together have fewer
 # What numbers can be: beyond, tables fit into no memory, and scores into no number.
 _WHOLE = (1, 1_000_000)
 _FACTOR = (1e-6, 1e12)
-EncodingClass = TypeVar("EncodingClass", bound=type[Encoding])
 
 
 class Item(NamedTuple):
@@ -48,14 +37,14 @@ class Item(NamedTuple):
     options: tuple[tuple[str, Any], ...] = ()
 
     @classmethod
-    def of(cls, name: str, values: dict[str, Any]) -> Item:
-        """Return the canonical item of an encoding with some options."""
+    def canonical(cls, name: str, values: dict[str, Any]) -> Item:
+        """Make the canonical item of an encoding with some options."""
         known = options(name).items()
         changed = (k for k, option in known if values.get(k, option.default) != option.default)
         return cls(name, tuple((key, values[key]) for key in changed))
 
     def __str__(self) -> str:
-        values = ",".join(f"{key}={_show(value)}" for key, value in self.options)
+        values = ",".join(f"{key}={_format_value(value)}" for key, value in self.options)
         return f"{self.name}({values})" if values else self.name
 
 
@@ -64,35 +53,22 @@ class Spec(NamedTuple):
 
     items: tuple[Item, ...]
 
-    def at(self, place: str) -> Spec:
-        """Return the encodings whose modules live at a place.
+    def select(self, place: str) -> Spec:
+        """Select the encodings whose modules live at a place.
 
         ``input``: beside the token embeddings; ``stack``: one for all layers; ``layer``: one each.
         """
-        return Spec(tuple(item for item in self.items if place_of(get(item.name)) == place))
+        return Spec(tuple(item for item in self.items if module_place(get(item.name)) == place))
 
     def __str__(self) -> str:
         return "+".join(map(str, self.items))
 
 
-def place_of(cls: type[Encoding]) -> str:
-    """Return where the modules of an encoding live; see :meth:`Spec.at`."""
+def module_place(cls: type[Encoding]) -> str:
+    """Name the place of an encoding's modules; see :meth:`Spec.select`."""
     if cls.acts_on == "input":
         return "input"
     return "stack" if cls.shared else "layer"
-
-
-def register(name: str) -> Callable[[EncodingClass], EncodingClass]:
-    """Register an encoding class under the name that specs use."""
-
-    def add(cls: EncodingClass) -> EncodingClass:
-        if name in ENCODINGS:
-            raise ValueError(f"two encodings are called {name!r}")
-        cls.name = name
-        ENCODINGS[name] = cls
-        return cls
-
-    return add
 
 
 @cache
@@ -102,27 +78,18 @@ def _scan() -> None:
 
 
 def names() -> list[str]:
-    """Return the names of all encodings, sorted."""
+    """List the names of all encodings, sorted."""
     _scan()
     return sorted(ENCODINGS)
 
 
 def names_for(*, encoder: bool = False, decoder: bool = False) -> list[str]:
-    """Return the names of encodings that have a meaning in an encoder, a decoder, or both."""
-    sides = [causal for causal, wanted in ((False, encoder), (True, decoder)) if wanted]
-    return [name for name in names() if all(_has_meaning(name, causal) for causal in sides)]
-
-
-def _has_meaning(name: str, causal: bool) -> bool:
-    try:
-        get(name)(Dims(embed_dim=8, num_heads=2, max_positions=4, causal=causal))
-    except UserError:
-        return False
-    return True
+    """List the encodings that work in an encoder, a decoder (all of them do), or both."""
+    return [name for name in names() if not (encoder and get(name).causal_only)]
 
 
 def get(name: str) -> type[Encoding]:
-    """Return the class of an encoding.
+    """Look up the class of an encoding.
 
     Raises:
         UserError: the name is unknown; the message lists the known ones.
@@ -136,7 +103,7 @@ def get(name: str) -> type[Encoding]:
 
 
 def options(name: str) -> dict[str, inspect.Parameter]:
-    """Return the options of an encoding: its constructor's keyword-only arguments, resolved."""
+    """List the options of an encoding: its constructor's keyword-only arguments, resolved."""
     constructor = get(name).__init__
     hints = get_type_hints(constructor)
     return {
@@ -167,16 +134,16 @@ def parse(text: str) -> Spec:
             )
         name, written = match.groups()
         if name == "reset":
-            _reset(items, text)
+            _apply_reset(items, text)
         else:
             items.append((name, _parse_options(name, written or "")))
-    spec = Spec(tuple(Item.of(name, values) for name, values in items))
+    spec = Spec(tuple(Item.canonical(name, values) for name, values in items))
     _refuse_double(spec)
-    return _in_order(spec)
+    return _sort_items(spec)
 
 
 def build(spec: Spec, dims: Dims) -> Encodings:
-    """Return new encodings, their parameters drawn.
+    """Build new encodings, their parameters drawn.
 
     Raises:
         UserError: sizes that an encoding cannot work with, or terms that cannot be combined.
@@ -200,15 +167,15 @@ def build(spec: Spec, dims: Dims) -> Encodings:
     return built
 
 
-def _in_order(spec: Spec) -> Spec:
-    """Return the items by place and name; ``none`` stays only where it is alone."""
+def _sort_items(spec: Spec) -> Spec:
+    """Sort the items by place and name; ``none`` stays only where it is alone."""
     items = [item for item in spec.items if item.name != "none"] or list(spec.items)
     places = get_args(get_type_hints(Encoding)["acts_on"])[0]
     order = get_args(places)
     return Spec(tuple(sorted(items, key=lambda x: (order.index(get(x.name).acts_on), x.name))))
 
 
-def _reset(items: list[tuple[str, dict[str, Any]]], text: str) -> None:
+def _apply_reset(items: list[tuple[str, dict[str, Any]]], text: str) -> None:
     """Set the reset of the last encoding that has it."""
     for name, values in reversed(items):
         if "reset" in options(name):
@@ -239,8 +206,8 @@ def _parse_options(name: str, text: str) -> dict[str, Any]:
 
 
 def _convert(name: str, key: str, value: str, kind: Any) -> Any:
-    if get_origin(kind) is Union:  # Optional[X]
-        kind = next(choice for choice in get_args(kind) if choice is not type(None))
+    if get_origin(kind) in (Union, UnionType):  # Optional[X] or X | None
+        kind = next(choice for choice in get_args(kind) if choice is not NoneType)
     if get_origin(kind) is Literal:
         if value in get_args(kind):
             return value
@@ -255,7 +222,7 @@ def _convert(name: str, key: str, value: str, kind: Any) -> Any:
 
 
 def _number(name: str, key: str, text: str, kind: type) -> float:
-    """Return a number: all of them are sizes, distances or factors, so above 0."""
+    """Parse a number: all of them are sizes, distances or factors, so above 0."""
     written = f"{name}({key}={shortened(text)})"
     try:
         number: float = kind(text)
@@ -285,7 +252,7 @@ def _refuse_double(spec: Spec) -> None:
         seen[place if place != "scores" else item.name] = item.name
 
 
-def _show(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return str(value).removesuffix(".0") if isinstance(value, float) else str(value)

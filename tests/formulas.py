@@ -29,17 +29,23 @@ def awake(built):
         torch.nn.init.normal_(parameter, std=0.5)
         if name.endswith((".r1", ".r2")):  # rates are positive
             parameter.data.abs_().add_(0.1)
+        if name.endswith(".length"):  # so that it is larger than some query's position
+            parameter.data.abs_().add_(0.5)
     return built
 
 
 def positions_of(tgt_len: int, src_len: int) -> Positions:
     tokens = torch.full((1, src_len), 5)
-    return Positions.of(tokens, PAD, EOS, tgt_len)
+    return Positions.from_tokens(tokens, PAD, EOS, tgt_len)
 
 
 def rotated(built, query, key, ids):
     rotation = built.rotation(ids)
-    return (query, key) if rotation is None else (rotation.of_queries(query), rotation.of_keys(key))
+    return (
+        (query, key)
+        if rotation is None
+        else (rotation.rotate_queries(query), rotation.rotate_keys(key))
+    )
 
 
 def our_scores(built, query, key):
@@ -48,7 +54,9 @@ def our_scores(built, query, key):
     index = torch.arange(src_len)[None]
     rotated_query, _ = rotated(built, query[None], query[None], index[:, -tgt_len:])
     _, rotated_key = rotated(built, key[None], key[None], index)
-    terms = built.terms(Span.of(tgt_len, src_len, query.device), positions_of(tgt_len, src_len))
+    terms = built.terms(
+        Span.from_lengths(tgt_len, src_len, query.device), positions_of(tgt_len, src_len)
+    )
     if terms.content_rows is not None:  # a layer would project them; here nothing does
         rows = terms.content_rows.unflatten(-1, (2, 8)).transpose(0, 1)
         terms = terms._replace(content_rows=None, query_table=rows, key_table=rows)

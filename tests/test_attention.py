@@ -21,7 +21,7 @@ def make(spec: str, direction: str = "both", backend: str = "auto", **kwargs):
     dims = DIMS._replace(causal=needs_causal(spec))
     parsed = registry.parse(spec)
     # Shared encodings too are put into the layer here: a stack only passes their terms on.
-    scored = registry.Spec(parsed.at("layer").items + parsed.at("stack").items)
+    scored = registry.Spec(parsed.select("layer").items + parsed.select("stack").items)
     built = registry.build(scored, dims)
     attention = PositionalAttention(16, 2, built, direction, backend, **kwargs).double().eval()
     for parameter in attention.parameters():

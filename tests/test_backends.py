@@ -11,10 +11,10 @@ from torch.utils.checkpoint import checkpoint
 
 from conftest import logits, make_model, make_tokens
 from fairseq_posenc.backends import BACKENDS, available, blocked, check, choose
-from fairseq_posenc.backends.base import DIRECTIONS, Call, Mask, Once
+from fairseq_posenc.backends.base import DIRECTIONS, Call, Mask, PerForwardCache
 from fairseq_posenc.backends.blocked import dropout as hashed
 from fairseq_posenc.backends.blocked import geometry
-from fairseq_posenc.encodings.base import Terms
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 
 B, H, T, D = 3, 2, 37, 4
@@ -229,15 +229,15 @@ def test_dropout_keeps_the_rate_and_the_mean(name):
 
 
 def test_what_layers_share_is_made_anew_for_other_things():
-    once, bias, equal = Once(), torch.ones(2, requires_grad=True), torch.ones(2)
+    cache, bias, equal = PerForwardCache(), torch.ones(2, requires_grad=True), torch.ones(2)
     given = [(bias, 3), (bias, 3), (bias, 4), (equal, 4), (None, 4), (equal, 4), (equal, 4)]
-    made = [once.made("doubled", (x, n), lambda: object()) for x, n in given]
+    made = [cache.get("doubled", (x, n), lambda: object()) for x, n in given]
     assert [ours is theirs for ours, theirs in zip(made, made[1:])] == [
         *(True, False, False, False, False, True)
     ]
     with torch.no_grad():  # as a layer that is run again with gradients finds it
-        without = once.made("doubled", (bias, 3), lambda: bias * 2)
-    assert once.made("doubled", (bias, 3), lambda: bias * 2).requires_grad
+        without = cache.get("doubled", (bias, 3), lambda: bias * 2)
+    assert cache.get("doubled", (bias, 3), lambda: bias * 2).requires_grad
     assert not without.requires_grad
 
 
@@ -364,7 +364,7 @@ def test_hashed_dropout_is_independent_from_pair_to_pair(rate):
     """Counts, and products of rows and of columns, spread as those of independent draws do."""
     device = torch.device("cpu")
     queries, keys = hashed.draw(2, 8, 256, device=device), hashed.draw(8, 256, device=device)
-    weights = hashed.signed(torch.ones(8, 256, 256), rate, queries, keys)
+    weights = hashed.sign_dropped(torch.ones(8, 256, 256), rate, queries, keys)
     assert set(weights.unique().tolist()) == {-1, 1}
     z = ((weights < 0).double() - rate) / (rate * (1 - rate)) ** 0.5
     assert abs(z.mean()) * z.numel() ** 0.5 < 4

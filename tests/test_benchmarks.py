@@ -21,8 +21,8 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from fairseq_posenc import registry  # noqa: E402
 from fairseq_posenc.backends import available, reference  # noqa: E402
 from fairseq_posenc.backends.base import Mask  # noqa: E402
-from fairseq_posenc.encodings.base import Terms  # noqa: E402
 from fairseq_posenc.encodings.distance_table import DistanceTable  # noqa: E402
+from fairseq_posenc.encodings.terms import Terms  # noqa: E402
 from fairseq_posenc.errors import UserError  # noqa: E402
 from fairseq_posenc.positions import Span  # noqa: E402
 from fairseq_posenc.transformer.adapting import is_copy  # noqa: E402
@@ -219,7 +219,9 @@ def test_flex_attention_computes_the_same(name):
     for parameter in encodings.parameters():
         torch.nn.init.normal_(parameter)
     positions = positions_of(TINY.batch, TINY.length, CPU)
-    terms = encodings.terms(Span.of(TINY.length, TINY.length, CPU), positions).unprojected(4)
+    terms = encodings.terms(
+        Span.from_lengths(TINY.length, TINY.length, CPU), positions
+    ).unprojected(4)
     query, key, value = (torch.randn(TINY.batch, 4, TINY.length, 8) for _ in range(3))
     assert flex.refuses(terms, TINY.call) == ""
     ours, _ = flex.attend(query, key, value, terms, Mask())
@@ -352,7 +354,7 @@ def test_the_cost_of_a_reset_is_the_median_over_processes():
 def test_a_reset_is_taken_out_for_a_while():
     run, modules = layer_and_modules(Contender("shaw+reset", "blocked"), TINY)
     (table,) = (each for each in modules.modules() if isinstance(each, DistanceTable))
-    span, kept = Span.of(16, 16, CPU), table.reset
+    span, kept = Span.from_lengths(16, 16, CPU), table.reset
     rows_with = table.rows(span).size(1)
     with without_reset(modules):
         run()

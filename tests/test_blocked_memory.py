@@ -14,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from fairseq_posenc.backends import blocked
 from fairseq_posenc.backends.base import Mask
 from fairseq_posenc.backends.blocked import geometry
-from fairseq_posenc.encodings.base import Terms
+from fairseq_posenc.encodings.terms import Terms
 from test_backends import inputs as small_inputs
 from test_backends import make_terms, masks
 

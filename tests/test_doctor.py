@@ -10,9 +10,9 @@ import torch
 from fairseq_posenc import doctor, registry
 from fairseq_posenc.analysis import self_test
 from fairseq_posenc.backends import BACKENDS, available, reference
-from fairseq_posenc.encodings.base import Terms
 from fairseq_posenc.encodings.learned import Learned
 from fairseq_posenc.encodings.rope import Rope
+from fairseq_posenc.encodings.terms import Terms
 
 
 def by_subject() -> dict[str, doctor.Finding]:

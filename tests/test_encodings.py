@@ -12,11 +12,13 @@ import oracles
 from conftest import COMPOSITIONS, needs_causal, specs
 from fairseq_posenc import registry
 from fairseq_posenc.analysis import catalogue
+from fairseq_posenc.api import SelfAttention, StackPositions
 from fairseq_posenc.assembly import Assembly
 from fairseq_posenc.backends import reference
 from fairseq_posenc.backends.base import Mask
-from fairseq_posenc.encodings.base import Dims, Terms
+from fairseq_posenc.encodings.base import Dims, Encoding
 from fairseq_posenc.encodings.distance_table import DistanceTable
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
 from fairseq_posenc.transformer.cross_attention import RotaryCrossAttention
@@ -113,7 +115,7 @@ def test_half_precision_leaves_angles_exact(spec, dtype):
 def test_sinusoids_equal_the_formula(layout, scale):
     built = make(f"sinusoidal(layout={layout},scale={scale})")
     tokens = torch.tensor([[0, 7, 8, 9, 2], [PAD, PAD, 0, 7, 2]])
-    ours = built["sinusoidal"].embed(Positions.of(tokens, PAD, EOS, 5))
+    ours = built["sinusoidal"].embed(Positions.from_tokens(tokens, PAD, EOS, 5))
     if layout == "interleaved":
         table = scale * oracles.sinusoidal(5, 16)
     else:
@@ -125,7 +127,7 @@ def test_sinusoids_equal_the_formula(layout, scale):
 def test_learned_vectors_stand_at_real_positions():
     built = make("learned")["learned"]
     tokens = torch.tensor([[0, 7, 2, PAD, PAD], [PAD, PAD, 0, 7, 2]])
-    ours = built.embed(Positions.of(tokens, PAD, EOS, 5))
+    ours = built.embed(Positions.from_tokens(tokens, PAD, EOS, 5))
     torch.testing.assert_close(ours[0, :3], built.table.weight[:3])
     torch.testing.assert_close(ours[1, 2:], built.table.weight[:3])
 
@@ -133,23 +135,23 @@ def test_learned_vectors_stand_at_real_positions():
 def test_the_first_token_of_every_sentence_stands_at_1():
     """``<s> a b c </s> d e </s>``, with padding on either side."""
     tokens = torch.tensor([[0, 5, 6, 7, EOS, 8, 9, EOS]])
-    ours = Positions.of(tokens, PAD, EOS, 8).in_sentence()
+    ours = Positions.from_tokens(tokens, PAD, EOS, 8).sentence_ids()
     assert ours.tolist() == [[0, 1, 2, 3, 4, 1, 2, 3]]
     padding = torch.full((1, 2), PAD)
-    left = Positions.of(torch.cat([padding, tokens], 1), PAD, EOS, 10).in_sentence()
-    right = Positions.of(torch.cat([tokens, padding], 1), PAD, EOS, 10).in_sentence()
+    left = Positions.from_tokens(torch.cat([padding, tokens], 1), PAD, EOS, 10).sentence_ids()
+    right = Positions.from_tokens(torch.cat([tokens, padding], 1), PAD, EOS, 10).sentence_ids()
     assert torch.equal(left[:, 2:], ours)
     assert torch.equal(right[:, :8], ours)
     assert right.max() < 8  # no row of the table beyond those of the block
     full = torch.full((1, 8), 5)
-    assert Positions.of(full, PAD, EOS, 8).in_sentence().tolist() == [list(range(8))]
+    assert Positions.from_tokens(full, PAD, EOS, 8).sentence_ids().tolist() == [list(range(8))]
 
 
 def test_a_masked_end_ends_no_sentence():
     """Its input is all that a model knows; the next end starts positions anew."""
     mask = 30
     tokens = torch.tensor([[0, 5, mask, 6, EOS, 7]])
-    ours = Positions.of(tokens, PAD, EOS, 6).in_sentence()
+    ours = Positions.from_tokens(tokens, PAD, EOS, 6).sentence_ids()
     assert ours.tolist() == [[0, 1, 2, 3, 4, 1]]
 
 
@@ -161,7 +163,7 @@ def test_sentence_positions_equal_the_formula():
             [EOS, 7, 8, 9, 9, EOS, 7, 7, 7, 7],
         ]
     )
-    ours = Positions.of(tokens, PAD, EOS, 10).in_sentence()
+    ours = Positions.from_tokens(tokens, PAD, EOS, 10).sentence_ids()
     theirs = oracles.sentence_positions(tokens, PAD, EOS)
     real = tokens.ne(PAD)
     assert torch.equal(ours[real], theirs[real])
@@ -185,7 +187,7 @@ def test_four_times_longer_than_trained(spec):
 def test_longer_than_the_table_is_an_error_that_names_limit_and_option(name):
     tokens = torch.full((1, 9), 5)
     with pytest.raises(UserError, match=r"9 tokens is longer than the 8 .* raise --max-positions"):
-        make(name)[name].embed(Positions.of(tokens, PAD, EOS, 9))
+        make(name)[name].embed(Positions.from_tokens(tokens, PAD, EOS, 9))
 
 
 @pytest.mark.parametrize(
@@ -207,8 +209,10 @@ def test_reset_applies_to_the_first_real_token_of_each_row():
     built = make("m4(reset=true)")
     tokens = torch.tensor([[0, 7, 8, 2], [PAD, 0, 7, 2]])
     query, key = torch.randn(2, 2, 2, 4, 8, dtype=torch.float64)
-    positions = Positions.of(tokens, PAD, EOS, 4)
-    both = reference.scores(query, key, built.terms(Span.of(4, 4, query.device), positions))
+    positions = Positions.from_tokens(tokens, PAD, EOS, 4)
+    both = reference.scores(
+        query, key, built.terms(Span.from_lengths(4, 4, query.device), positions)
+    )
     alone = our_scores(built, query[1, :, 1:], key[1, :, 1:])
     torch.testing.assert_close(both[1, :, 1:, 1:], alone)
 
@@ -264,24 +268,24 @@ def test_one_bias_serves_all_sentences_unless_one_is_padded_on_the_left(spec):
     built = make(spec)
     for row, batch in (([5, 7, 2, PAD], 1), ([PAD, 5, 7, 2], 2)):
         tokens = torch.tensor([[5, 7, 8, 2], row])
-        positions = Positions.of(tokens, PAD, EOS, 4)
-        bias = built.terms(Span.of(4, 4, tokens.device), positions).pair_bias
+        positions = Positions.from_tokens(tokens, PAD, EOS, 4)
+        bias = built.terms(Span.from_lengths(4, 4, tokens.device), positions).pair_bias
         assert bias.size(0) == batch
 
 
 def test_right_padding_beyond_the_table_is_no_position():
     tokens = torch.full((1, 12), PAD)
     tokens[:, :8] = 5
-    positions = Positions.of(tokens, PAD, EOS, 12)
+    positions = Positions.from_tokens(tokens, PAD, EOS, 12)
     for spec in ("tupe", "tupe_shared"):
-        bias = make(spec).terms(Span.of(12, 12, tokens.device), positions).pair_bias
+        bias = make(spec).terms(Span.from_lengths(12, 12, tokens.device), positions).pair_bias
         assert bias.isfinite().all()
 
 
 @pytest.mark.parametrize("spec", ["alibi", "sandwich"])
 def test_fixed_biases_do_not_lose_precision_with_the_model(spec):
     built = registry.build(registry.parse(spec), DIMS)
-    span, positions = Span.of(8, 8, torch.device("cpu")), positions_of(8, 8)
+    span, positions = Span.from_lengths(8, 8, torch.device("cpu")), positions_of(8, 8)
     exact = built.terms(span, positions).bias
     assert torch.equal(built.half().terms(span, positions).bias, exact)
 
@@ -301,7 +305,7 @@ def test_gradients_equal_differences(spec):
 
     def attended(query, key, value, *parameters):
         # The parameters are changed in place by gradcheck, so the modules see them.
-        terms = built.terms(Span.of(3, 3, query.device), positions_of(3, 3))
+        terms = built.terms(Span.from_lengths(3, 3, query.device), positions_of(3, 3))
         terms = terms.unprojected(DIMS.num_heads)
         return reference.attend(query[None], key[None], value[None], terms, Mask())[0]
 
@@ -317,7 +321,7 @@ def test_gradients_of_values_by_distance_equal_those_of_the_formula():
     )
     leaves = [query, key, value, *built.parameters()]
     weight = torch.randn(2, 4, 8, dtype=torch.float64)
-    terms = built.terms(Span.of(4, 4, query.device), positions_of(4, 4))
+    terms = built.terms(Span.from_lengths(4, 4, query.device), positions_of(4, 4))
     ours, weights = reference.attend(
         query[None], key[None], value[None], terms, Mask(), need_weights=True
     )
@@ -356,7 +360,7 @@ def test_large_comparisons_of_positions_do_not_overflow_half_precision(
         for parameter in built.parameters():
             parameter.mul_(times)
     built = built if autocast else built.half()
-    span, positions = Span.of(64, 64, torch.device("cpu")), positions_of(64, 64)
+    span, positions = Span.from_lengths(64, 64, torch.device("cpu")), positions_of(64, 64)
     with torch.autocast("cpu", torch.float16, enabled=autocast):
         terms = built.terms(span, positions)
     assert terms.bias.isfinite().all()
@@ -364,3 +368,15 @@ def test_large_comparisons_of_positions_do_not_overflow_half_precision(
     exact = built.double().terms(span, positions).pair_bias
     assert exact.abs().max() > 65_504
     assert (terms.pair_bias - exact).abs().max() < 1e-5 * exact.abs().max()
+
+
+def test_a_stack_builds_each_encoding_once(monkeypatch):
+    built = []
+    begin = Encoding.__init__
+    monkeypatch.setattr(
+        Encoding, "__init__", lambda self, dims: (built.append(self.name), begin(self, dims))[1]
+    )
+    stack = StackPositions("learned+alibi+m4", 16, 2, max_positions=37)
+    layers = [SelfAttention(stack) for _ in range(3)]
+    # One for the questions (sizes, terms), one in the model; m4 has parameters in each layer.
+    assert sorted(built) == ["alibi", "alibi", "learned", "learned", *["m4"] * (1 + len(layers))]

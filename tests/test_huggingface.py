@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fairseq_posenc import registry
-from fairseq_posenc.backends.base import by_distance
+from fairseq_posenc.backends.base import expand_by_distance
 from fairseq_posenc.encodings.base import Dims, Encodings
 from fairseq_posenc.encodings.deberta_v2 import DebertaV2
-from fairseq_posenc.encodings.t5 import bucket_of
+from fairseq_posenc.encodings.t5 import bucket_distances
 from fairseq_posenc.positions import Positions, Span
 from fairseq_posenc.transformer.attention import PositionalAttention
 from goldens import make_goldens as hf
@@ -99,13 +99,13 @@ def t5(encodings: Encodings, dims: Dims, given: Tensors) -> Tensors:
 
 def bias_of(encodings: Encodings, length: int) -> Tensor:
     positions = plain_positions(length)
-    terms = encodings.terms(Span.of(length, length, positions.tokens.device), positions)
+    terms = encodings.terms(Span.from_lengths(length, length, positions.tokens.device), positions)
     assert terms.bias is not None
-    return by_distance(terms.bias, length, length)[0]
+    return expand_by_distance(terms.bias, length, length)[0]
 
 
 def plain_positions(length: int) -> Positions:
-    return Positions.of(torch.full((1, length), 5), PAD, EOS, length)
+    return Positions.from_tokens(torch.full((1, length), 5), PAD, EOS, length)
 
 
 def deberta_v2(encodings: Encodings, dims: Dims, given: Tensors) -> Tensors:
@@ -155,7 +155,7 @@ def rotated(encodings: Encodings, dims: Dims, given: Tensors) -> Tensors:
     )
     rotation = encodings.rotation(torch.arange(query.size(2))[None])
     assert rotation is not None
-    return {"query": rotation.of_queries(query), "key": rotation.of_keys(key)}
+    return {"query": rotation.rotate_queries(query), "key": rotation.rotate_keys(key)}
 
 
 def bloom(encodings: Encodings, dims: Dims, given: Tensors) -> Tensors:
@@ -234,7 +234,7 @@ def test_stored_examples_are_those_of_the_cases_and_small():
 def test_t5_buckets_equal_theirs_at_every_distance(both_sides, buckets, reach):
     hf_t5 = pytest.importorskip("transformers.models.t5.modeling_t5")
     distances = torch.arange(-2000, 2001)
-    ours = bucket_of(distances, buckets, reach, both_sides)
+    ours = bucket_distances(distances, buckets, reach, both_sides)
     theirs = hf_t5.T5Attention._relative_position_bucket(distances, both_sides, buckets, reach)
     assert torch.equal(ours, theirs)
 
@@ -253,7 +253,7 @@ def test_deberta_v2_buckets_equal_theirs_at_every_distance(buckets, positions):
 def test_sinusoids_equal_those_of_fairseq_with_padding():
     tokens = torch.tensor([[0, 7, 8, 9, EOS], [PAD, PAD, 0, 7, EOS], [0, 7, EOS, PAD, PAD]])
     encodings = registry.build(registry.parse("sinusoidal(layout=fairseq)"), Dims(16, 2, 9))
-    ours = encodings["sinusoidal"].embed(Positions.of(tokens, PAD, EOS, 5))
+    ours = encodings["sinusoidal"].embed(Positions.from_tokens(tokens, PAD, EOS, 5))
     theirs = SinusoidalPositionalEmbedding(16, PAD)(tokens)
     real = tokens.ne(PAD)
     torch.testing.assert_close(ours[real], theirs[real], rtol=0, atol=1e-6)

@@ -8,6 +8,7 @@ from typing import Optional
 import pytest
 
 from fairseq_posenc import registry
+from fairseq_posenc.encodings import base
 from fairseq_posenc.encodings.base import Dims, Encoding
 from fairseq_posenc.errors import UserError
 
@@ -86,9 +87,10 @@ def test_bad_values_are_refused_when_built(text, message):
 
 
 def test_a_new_class_is_an_encoding_with_its_typed_options(monkeypatch):
-    monkeypatch.setattr(registry, "ENCODINGS", dict(registry.ENCODINGS))
+    monkeypatch.setitem(base.ENCODINGS, "made_up", base.Encoding)  # taken out again in the end
+    del base.ENCODINGS["made_up"]
 
-    @registry.register("made_up")
+    @base.register("made_up")
     class MadeUp(Encoding):
         acts_on = "scores"
 
@@ -100,7 +102,7 @@ def test_a_new_class_is_an_encoding_with_its_typed_options(monkeypatch):
     assert built.width == 3
     assert "made_up" in registry.names()
     with pytest.raises(ValueError, match="two encodings are called 'made_up'"):
-        registry.register("made_up")(MadeUp)
+        base.register("made_up")(MadeUp)
 
 
 @pytest.mark.parametrize(
@@ -179,3 +181,31 @@ def test_any_message_quotes_endless_words_in_part():
     )
     path = "/folder" * 500
     assert str(UserError(path)) == path
+
+
+def test_an_option_may_be_written_as_a_union(monkeypatch):
+    monkeypatch.setitem(base.ENCODINGS, "united", base.Encoding)  # taken out again in the end
+    del base.ENCODINGS["united"]
+
+    @base.register("united")
+    class United(Encoding):
+        acts_on = "scores"
+
+        def __init__(self, dims: Dims, *, width: int | None = None) -> None:
+            super().__init__(dims)
+            self.width = width
+
+    (built,) = registry.build(registry.parse("united(width=3)"), Dims(16, 2, 8)).each()
+    assert built.width == 3
+    with pytest.raises(UserError, match="expected a whole number"):
+        registry.parse("united(width=wide)")
+
+
+def test_what_fits_an_encoder_is_what_can_be_built_for_one():
+    for name in registry.names():
+        registry.build(registry.parse(name), Dims(16, 2, 8, causal=True))
+        if name in registry.names_for(encoder=True):
+            registry.build(registry.parse(name), Dims(16, 2, 8))
+        else:
+            with pytest.raises(UserError, match=f"{name} is for causal models"):
+                registry.build(registry.parse(name), Dims(16, 2, 8))

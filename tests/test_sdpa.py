@@ -8,8 +8,9 @@ from torch._dynamo.testing import CompileCounter
 
 from fairseq_posenc import registry
 from fairseq_posenc.backends import BACKENDS
-from fairseq_posenc.backends.base import Call, Mask, by_distance
-from fairseq_posenc.encodings.base import Dims, Terms
+from fairseq_posenc.backends.base import Call, Mask, expand_by_distance
+from fairseq_posenc.encodings.base import Dims
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions, Span
 
 DIMS = Dims(embed_dim=32, num_heads=4, max_positions=64)
@@ -22,8 +23,8 @@ def terms_of(name: str) -> Terms:
     for parameter in encoding.parameters():
         torch.nn.init.normal_(parameter)
     tokens = torch.arange(LENGTH)[None] + 4
-    positions = Positions.of(tokens, padding_idx=1, eos_idx=2, tgt_len=LENGTH)
-    return encoding.terms(Span.of(LENGTH, LENGTH, tokens.device), positions)
+    positions = Positions.from_tokens(tokens, padding_idx=1, eos_idx=2, tgt_len=LENGTH)
+    return encoding.terms(Span.from_lengths(LENGTH, LENGTH, tokens.device), positions)
 
 
 def is_bias(name: str) -> bool:
@@ -85,7 +86,7 @@ def test_a_bias_by_distance_is_not_compiled_anew_for_each_length():
 
     @torch.compile(backend=counter)
     def pairs(table, x):
-        return by_distance(table, x.size(0), x.size(0))[0]
+        return expand_by_distance(table, x.size(0), x.size(0))[0]
 
     for length in (5, 9, 13, 17, 21, 25):
         table = torch.randn(2, 2 * length - 1)

@@ -9,7 +9,7 @@ import torch
 
 from fairseq_posenc.backends import BACKENDS
 from fairseq_posenc.backends.base import Mask
-from fairseq_posenc.encodings.base import Terms
+from fairseq_posenc.encodings.terms import Terms
 from test_backends import ROWS, B, D, H, T, inputs, leaves_of, make_terms, masks
 
 

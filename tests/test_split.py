@@ -17,7 +17,7 @@ def parts(spec: str):
     """Return the split of random scores ``(1, 2, 6, 6)``, what was split, and the encodings."""
     built = make(spec)
     query, key = torch.randn(2, 1, 2, LENGTH, 8, dtype=torch.float64)
-    span = Span.of(LENGTH, LENGTH, query.device)
+    span = Span.from_lengths(LENGTH, LENGTH, query.device)
     terms = built.terms(span, positions_of(LENGTH, LENGTH)).unprojected(2)
     rotation = built.rotation(torch.arange(LENGTH)[None])
     return split(query, key, terms, rotation), query, key, built

@@ -255,8 +255,8 @@ def test_triton_can_be_required_where_it_serves(name, monkeypatch):
     model = make_model(family, position_encoding=name)
     stack = getattr(model, "encoder" if family == "masked_lm" else "decoder")
     stack = getattr(stack, "sentence_encoder", stack)
-    span = Span.of(4, 4, torch.device("cpu"))
-    positions = Positions.of(make_tokens(1, 4), PAD, 2, 4)
+    span = Span.from_lengths(4, 4, torch.device("cpu"))
+    positions = Positions.from_tokens(make_tokens(1, 4), PAD, 2, 4)
     terms = stack.encodings.terms(span, positions)
     terms = terms | stack.layers[0].self_attn.encodings.terms(span, positions)
     if terms.pair_bias is None and terms.channel_gain is None:

@@ -20,7 +20,7 @@ from fairseq_posenc.backends import choose, reference
 from fairseq_posenc.backends import triton as backend
 from fairseq_posenc.backends.base import DIRECTIONS, Call, Mask
 from fairseq_posenc.backends.triton import recorded, resets
-from fairseq_posenc.encodings.base import Terms
+from fairseq_posenc.encodings.terms import Terms
 from programs import true_start
 
 if sys.platform != "linux":
@@ -36,7 +36,7 @@ with pytest.MonkeyPatch.context() as patch:
     attention = importlib.import_module("fairseq_posenc.backends.triton.attention")
     sizes = importlib.import_module("fairseq_posenc.backends.triton.sizes")
     gradients = importlib.import_module("fairseq_posenc.backends.triton.gradients")
-    waves = importlib.import_module("fairseq_posenc.backends.triton.waves")
+    slabs = importlib.import_module("fairseq_posenc.backends.triton.slabs")
     tl = importlib.import_module("triton.language")
     interpreter = importlib.import_module("triton.runtime.interpreter")
 
@@ -350,7 +350,7 @@ class Largest(TorchDispatchMode):
 
 def test_nothing_grows_with_the_square_of_the_length(monkeypatch):
     """The backward pass stores tiles, but only so many numbers at a time."""
-    monkeypatch.setattr(waves, "NUMBERS", 4_000)
+    monkeypatch.setattr(slabs, "NUMBERS", 4_000)
     length = 64
     rows = 2 * length - 1
     query, key, value = (leaf(1, 1, length, 4) for _ in range(3))
@@ -363,30 +363,30 @@ def test_nothing_grows_with_the_square_of_the_length(monkeypatch):
     assert rows * 4 <= largest.numbers < length * length
 
 
-# Of a sequence with 4 tiles of numbers; so a wave takes 3 sequences, one, or some of its keys.
+# Of a sequence with 4 tiles of numbers; so a slab takes 3 sequences, one, or some of its keys.
 @pytest.mark.slow
 @pytest.mark.parametrize("numbers", [4 * 3 * 4_000, 14_000, 6_000])
 @pytest.mark.parametrize(("direction", "product"), [("both", False), ("lr", True), ("rl", True)])
-def test_waves_of_any_size(direction, product, numbers, monkeypatch):
-    monkeypatch.setattr(waves, "NUMBERS", numbers)
+def test_slabs_of_any_size(direction, product, numbers, monkeypatch):
+    monkeypatch.setattr(slabs, "NUMBERS", numbers)
     mask = Mask(direction, padding("left", 2, 37))
     form = {**EVERYTHING, "product": product}
     terms = make_terms(form, 20, 37, first_of(mask.key_padding))
     assert_equals_the_reference(inputs(2, 20, 37), terms, mask)
 
 
-def test_waves_cover_every_pair_once():
-    problem = attention.problem_of(
+def test_slabs_cover_every_pair_once():
+    problem = attention.build_problem(
         attention.Settings(None, None, None, 1.0, "both", product=False, exact=False),
         [torch.zeros(3, H, n, D) for n in (20, 37, 37)] + [None] * 5,
     )
     for numbers in (10**6, 6_000, 2_000, 1):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(waves, "NUMBERS", numbers)
+            patch.setattr(slabs, "NUMBERS", numbers)
             seen = torch.zeros(3 * H, 37)
-            for wave in waves.waves(problem, 16, (True, False, False, False, False, True)):
-                span = slice(wave.layout.start, wave.layout.end)
-                seen[wave.sequence : wave.sequence + wave.sequences, span] += 1
+            for slab in slabs.split_slabs(problem, 16, (True, False, False, False, False, True)):
+                span = slice(slab.layout.start, slab.layout.end)
+                seen[slab.sequence : slab.sequence + slab.sequences, span] += 1
             assert seen.eq(1).all()
 
 

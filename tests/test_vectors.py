@@ -54,7 +54,7 @@ def ours(case: vectors.Case, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
     fill(module, arrays)
     if "added" in arrays:
         tokens = arrays["tokens"]
-        found = module.embed(Positions.of(tokens, PAD, EOS, tokens.size(1)))
+        found = module.embed(Positions.from_tokens(tokens, PAD, EOS, tokens.size(1)))
         return {"added": found.double().masked_fill(tokens.eq(PAD)[..., None], torch.nan)}
     names = [name for name in ("query", "key", "value") if name in arrays]
     inputs = [arrays[name].clone().requires_grad_() for name in names]

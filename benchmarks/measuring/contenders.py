@@ -14,7 +14,8 @@ from fairseq_posenc.assembly import Shared
 from fairseq_posenc.backends import available, choose
 from fairseq_posenc.backends.base import Call
 from fairseq_posenc.backends.planner import BACKENDS
-from fairseq_posenc.encodings.base import Dims, Encodings, Terms
+from fairseq_posenc.encodings.base import Dims, Encodings
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
 from fairseq_posenc.transformer.attention import PositionalAttention
@@ -86,7 +87,7 @@ def layer_and_shared(spec: str, dims: Dims) -> tuple[Encodings, Encodings]:
     weights, which processors are slow at.
     """
     parsed = registry.parse(spec)
-    parts = [registry.build(parsed.at(place), dims) for place in ("layer", "stack")]
+    parts = [registry.build(parsed.select(place), dims) for place in ("layer", "stack")]
     for part in parts:
         for parameter in part.parameters():
             torch.nn.init.normal_(parameter, std=TABLE_STD)
@@ -96,7 +97,7 @@ def layer_and_shared(spec: str, dims: Dims) -> tuple[Encodings, Encodings]:
 def positions_of(batch: int, length: int, device: torch.device) -> Positions:
     """Return the positions of tokens without padding."""
     tokens = torch.zeros(batch, length, dtype=torch.long, device=device)
-    return Positions.of(tokens, padding_idx=1, eos_idx=2, tgt_len=length)
+    return Positions.from_tokens(tokens, padding_idx=1, eos_idx=2, tgt_len=length)
 
 
 @cache
@@ -110,4 +111,6 @@ def _terms(spec: str, dims: Dims, device: torch.device) -> Terms:
     layer, shared = layer_and_shared(spec, dims)
     attention = PositionalAttention(dims.embed_dim, dims.num_heads, layer).to(device)
     positions = positions_of(1, 1, device)
-    return attention.terms(Span.of(1, 1, device), Shared.of(shared.to(device), positions))
+    return attention.terms(
+        Span.from_lengths(1, 1, device), Shared.compute(shared.to(device), positions)
+    )

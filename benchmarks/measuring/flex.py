@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
-from fairseq_posenc.backends.base import Call, Mask, scale_of
-from fairseq_posenc.encodings.base import Terms
+from fairseq_posenc.backends.base import Call, Mask, score_scale
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 
 
@@ -53,7 +53,7 @@ def attend(
     if dropout or mask != Mask():
         raise UserError("FlexAttention competes without dropout and without masks")
     score_mod = _score_mod(query, key, terms)
-    scale = scale_of(terms, query.size(-1))
+    scale = score_scale(terms, query.size(-1))
     flex: Any = _compiled() if query.is_cuda else flex_attention
     return flex(query, key, value, score_mod=score_mod, scale=scale), None
 
@@ -70,7 +70,7 @@ def _score_mod(query: Tensor, key: Tensor, terms: Terms) -> Callable[..., Tensor
     """Return the equation of the scores, for scores that come as scaled dot products."""
     last = query.size(2) - 1
     # The scores come scaled; what is added to them has to be, too, and what multiplies them not.
-    scale = 1.0 if terms.product else scale_of(terms, query.size(-1))
+    scale = 1.0 if terms.product else score_scale(terms, query.size(-1))
     by_query = _products(query, terms.query_table, scale)
     by_key = _products(key, terms.key_table, scale)
     gain, bias, pair_bias = terms.gain, terms.bias, terms.pair_bias

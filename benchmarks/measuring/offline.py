@@ -14,7 +14,7 @@ import torch
 
 from fairseq_posenc.backends import triton as backend
 from fairseq_posenc.backends.base import Mask
-from fairseq_posenc.encodings.base import Terms
+from fairseq_posenc.encodings.terms import Terms
 from measuring.machine_code import Kernel
 
 HEADS, LENGTH = 12, 512

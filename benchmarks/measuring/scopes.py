@@ -91,9 +91,9 @@ def operation(contender: Contender, case: Case) -> Pass:
     positions = positions_of(case.batch, case.length, case.device)
 
     def attend() -> Tensor:
-        common = Shared.of(shared, positions)
+        common = Shared.compute(shared, positions)
         q, k = common.rotate(query, key)
-        terms = attention.terms(Span.of(case.length, case.length, case.device), common)
+        terms = attention.terms(Span.from_lengths(case.length, case.length, case.device), common)
         return BACKENDS[contender.backend].attend(q, k, value, terms, Mask(), dropout=case.dropout)[
             0
         ]
@@ -124,7 +124,7 @@ def layer_and_modules(contender: Contender, case: Case) -> tuple[Pass, nn.Module
     positions = positions_of(case.batch, case.length, case.device)
 
     def encode() -> Tensor:
-        with carrying(Shared.of(shared, positions)):
+        with carrying(Shared.compute(shared, positions)):
             out: Tensor = ours(x, None)
         return out
 

@@ -1,4 +1,4 @@
-"""What each encoding is and costs, from its docstring and from real modules."""
+"""The catalogue of encodings: sections of docstrings, costs and numbers of parameters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BASE_LAYERS = 12
 
 
 class Page(NamedTuple):
-    """What an encoding's docstring says."""
+    """The sections of an encoding's docstring."""
 
     summary: str
     equation: str
@@ -31,7 +31,7 @@ class Page(NamedTuple):
 
 
 def page(name: str) -> Page:
-    """Return the sections of an encoding's docstring.
+    """Parse the sections of an encoding's docstring.
 
     Raises:
         ValueError: a section is missing.
@@ -46,7 +46,7 @@ def page(name: str) -> Page:
 
 
 def families(name: str) -> str:
-    """Return where an encoding has a meaning: encoders, decoders, or both."""
+    """Name the stacks that an encoding works in: encoders, decoders, or both."""
     sides = {
         "encoders": name in registry.names_for(encoder=True),
         "decoders": name in registry.names_for(decoder=True),
@@ -55,12 +55,12 @@ def families(name: str) -> str:
 
 
 def count(spec: registry.Spec, dims: Dims, layers: int) -> int:
-    """Return the number of position parameters of a stack, from real modules."""
+    """Count the position parameters of a stack, from real modules."""
     return sum(Assembly(spec, dims).parameters(layers).values())
 
 
 def count_at_base_size(name: str) -> int:
-    """Return an encoding's number of parameters in RoBERTa-base with 512 positions."""
+    """Count an encoding's parameters in RoBERTa-base with 512 positions."""
     dims = BASE._replace(causal="encoders" not in families(name))
     return count(registry.parse(name), dims, BASE_LAYERS)
 
@@ -116,8 +116,8 @@ def add_count_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def as_data(name: str) -> dict[str, Any]:
-    """Return all that is known of an encoding, as JSON values."""
+def collect_facts(name: str) -> dict[str, Any]:
+    """Collect all facts about an encoding, as JSON values."""
     return {
         "name": name,
         "acts_on": registry.get(name).acts_on,

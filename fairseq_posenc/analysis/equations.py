@@ -21,13 +21,13 @@ RULES: tuple[tuple[str, str], ...] = (
 
 
 def split(equation: str) -> tuple[str, str]:
-    """Return the formula of an Equation section, and what is said about it after ``where``."""
+    """Split an Equation section into the formula and the prose after ``where``."""
     formula, _, prose = equation.partition(" where ")
     return formula.rstrip(",. "), prose
 
 
 def to_latex(formula: str) -> str:
-    """Return a plain formula as LaTeX."""
+    """Convert a plain formula to LaTeX."""
     for pattern, replacement in RULES:
         formula = re.sub(pattern, replacement, formula)
     return formula

@@ -1,4 +1,4 @@
-"""A tiny forward of an encoding, compared with what its equation says in float64."""
+"""A tiny forward of an encoding, compared with its equation in float64."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from fairseq_posenc import registry
 from fairseq_posenc.backends import BACKENDS
 from fairseq_posenc.backends.base import Call, Mask
-from fairseq_posenc.encodings.base import Dims, Encodings, Terms
+from fairseq_posenc.encodings.base import Dims, Encodings
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions, Span
 
 DIMS = Dims(embed_dim=16, num_heads=2, max_positions=8)
@@ -22,25 +23,25 @@ STILL = 1e-2  # a rotation that changes no dot product by more than this does no
 
 @torch.no_grad()
 def errors(spec: str, backends: list[str], causal: bool) -> dict[str, float]:
-    """Return the largest error of a tiny forward: at the input, of rotations, on each backend."""
+    """Measure the largest error of a tiny forward: at the input, of rotations, on each backend."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
     encodings = registry.build(registry.parse(spec), DIMS._replace(causal=causal)).to(device)
     for parameter in encodings.parameters():
         nn.init.normal_(parameter)  # as drawn, some would be too small for a mistake to show
     tokens = torch.arange(LENGTH, device=device)[None] + 4
-    positions = Positions.of(tokens, padding_idx=1, eos_idx=2, tgt_len=LENGTH)
+    positions = Positions.from_tokens(tokens, padding_idx=1, eos_idx=2, tgt_len=LENGTH)
     shape = (1, DIMS.num_heads, LENGTH, DIMS.head_dim)
     query, key, value = (torch.randn(shape, device=device) for _ in range(3))
     found = {"the input": _input_error(encodings, positions)}
     found["rotation"] = _rotation_error(encodings, query, key, positions.ids)
     query, key = _rotated(encodings, query, key, positions.ids)
-    terms = encodings.terms(Span.of(LENGTH, LENGTH, device), positions)
+    terms = encodings.terms(Span.from_lengths(LENGTH, LENGTH, device), positions)
     mask = Mask("lr" if causal else "both")
-    expected = _by_the_equation(query, key, value, terms, causal)
+    expected = _evaluate_equation(query, key, value, terms, causal)
     served = terms.unprojected(DIMS.num_heads)
     for name in backends:
-        call = Call.of(query, key, mask, 0.0, need_weights=False)
+        call = Call.describe(query, key, mask, 0.0, need_weights=False)
         if not BACKENDS[name].refuses(served, call):
             attended, _ = BACKENDS[name].attend(query, key, value, served, mask)
             found[name] = float((attended[0].double().cpu() - expected).abs().max())
@@ -48,7 +49,7 @@ def errors(spec: str, backends: list[str], causal: bool) -> dict[str, float]:
 
 
 def _input_error(encodings: Encodings, positions: Positions) -> float:
-    """Return 0 if what is added to the embeddings is finite and has their shape, else infinity."""
+    """Return 0 if the added vectors are finite and shaped as the embeddings, else infinity."""
     vectors = [encoding.embed(positions) for encoding in encodings.each()]
     shape = (1, LENGTH, DIMS.embed_dim)
     good = all(x is None or (x.shape == shape and bool(x.isfinite().all())) for x in vectors)
@@ -56,7 +57,7 @@ def _input_error(encodings: Encodings, positions: Positions) -> float:
 
 
 def _rotation_error(encodings: Encodings, query: Tensor, key: Tensor, index: Tensor) -> float:
-    """Return how much the products of rotated queries and keys change when all of them move."""
+    """Measure the change of the products of rotated queries and keys when all of them move."""
 
     def products(moved: int) -> Tensor:
         q, k = (x.double().cpu() for x in _rotated(encodings, query, key, index + moved))
@@ -73,33 +74,37 @@ def _rotated(
     encodings: Encodings, query: Tensor, key: Tensor, ids: Tensor
 ) -> tuple[Tensor, Tensor]:
     rotation = encodings.rotation(ids)
-    return (query, key) if rotation is None else (rotation.of_queries(query), rotation.of_keys(key))
+    return (
+        (query, key)
+        if rotation is None
+        else (rotation.rotate_queries(query), rotation.rotate_keys(key))
+    )
 
 
-def _by_the_equation(
+def _evaluate_equation(
     query: Tensor, key: Tensor, value: Tensor, terms: Terms, causal: bool
 ) -> Tensor:
-    """Return attention ``(H, T, D)`` by the equation of ``encodings.base``, on the CPU."""
+    """Compute attention ``(H, T, D)`` by the equation of ``encodings.terms``, on the CPU."""
     q, k, v = (x[0].double().cpu() for x in (query, key, value))
-    at = partial(_of_pairs, _rows_of_pairs(terms))
-    products = q[:, :, None] * k[:, None] * at(terms.channel_gain, 1.0)  # [H, T, S, D]
-    parts = [products.sum(-1) * at(terms.gain, 1.0)]
+    look_up = partial(_look_up_pairs, _index_pairs(terms))
+    products = q[:, :, None] * k[:, None] * look_up(terms.channel_gain, 1.0)  # [H, T, S, D]
+    parts = [products.sum(-1) * look_up(terms.gain, 1.0)]
     tables = [(q[:, :, None], terms.query_table), (k[:, None], terms.key_table)]
     if terms.content_rows is not None:  # nothing projects them here; each head has its columns
         rows = terms.content_rows.unflatten(-1, (DIMS.num_heads, -1)).transpose(0, 1)
         tables += [(q[:, :, None], rows), (k[:, None], rows)]
-    parts += [(x * at(table)).sum(-1) for x, table in tables if table is not None]
+    parts += [(x * look_up(table)).sum(-1) for x, table in tables if table is not None]
     combined = math.prod(parts) if terms.product else sum(parts)
-    scores = combined / math.sqrt((terms.scale_factor or 1.0) * q.size(-1)) + at(terms.bias)
+    scores = combined / math.sqrt((terms.scale_factor or 1.0) * q.size(-1)) + look_up(terms.bias)
     if terms.pair_bias is not None:
         scores = scores + terms.pair_bias[0].double().cpu()
     if causal:
         scores = scores.masked_fill(torch.ones(LENGTH, LENGTH).triu(1).bool(), -math.inf)
-    return (scores.softmax(-1)[..., None] * (v[:, None] + at(terms.value_table))).sum(2)
+    return (scores.softmax(-1)[..., None] * (v[:, None] + look_up(terms.value_table))).sum(2)
 
 
-def _rows_of_pairs(terms: Terms) -> Tensor:
-    """Return the row of a table for each pair, ``(T, S)``: j - i, or one of the reset's two."""
+def _index_pairs(terms: Terms) -> Tensor:
+    """Index the row of a table for each pair, ``(T, S)``: j - i, or one of the reset's two."""
     places = torch.arange(LENGTH)
     rows = places - places[:, None] + LENGTH - 1
     if terms.first is not None:
@@ -107,6 +112,6 @@ def _rows_of_pairs(terms: Terms) -> Tensor:
     return rows
 
 
-def _of_pairs(rows: Tensor, table: Tensor | None, otherwise: float = 0.0) -> Any:
-    """Return a table's entries for each pair, ``(G, T, S, ...)``, or what stands for no table."""
+def _look_up_pairs(rows: Tensor, table: Tensor | None, otherwise: float = 0.0) -> Any:
+    """Look up a table's entries for each pair, ``(G, T, S, ...)``; a number without a table."""
     return otherwise if table is None else table.double().cpu()[:, rows]

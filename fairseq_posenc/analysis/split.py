@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.backends import reference
-from fairseq_posenc.backends.base import scale_of
+from fairseq_posenc.backends.base import score_scale
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import TERMS, Terms
 
@@ -17,10 +17,10 @@ class Split(NamedTuple):
     """The scores before mask and softmax, ``(B, H, T, S)`` in float64; three parts are their sum.
 
     Attributes:
-        content: of query and key as if there were no positions, scaled.
-        position: what is added whatever the content: biases.
-        both: what else there is.
-        details: what ``both`` comes from, by the name of the term, or ``rotation``. Where scores
+        content: of query and key without positions, scaled.
+        position: the biases.
+        both: the rest, which depends on content and positions.
+        details: the origins of ``both``, by the name of the term, or ``rotation``. Where scores
             are a product, its factors: the dot products before scaling, and gains.
         product: whether the details are factors; else they are summands of ``both``.
     """
@@ -44,7 +44,7 @@ def split(
     rotation: Optional[Rotation] = None,
     of_keys: Optional[Rotation] = None,
 ) -> Split:
-    """Return the parts of the scores.
+    """Split the scores into their parts.
 
     Args:
         query: projected, neither scaled nor rotated, ``(B, H, T, D)``.
@@ -59,7 +59,7 @@ def split(
     bare = Terms(scale_factor=terms.scale_factor, first=terms.first)
     content = reference.scores(query, key, bare)
     if rotation is not None:
-        query, key = rotation.of_queries(query), (of_keys or rotation).of_keys(key)
+        query, key = rotation.rotate_queries(query), (of_keys or rotation).rotate_keys(key)
     rotated = reference.scores(query, key, bare)
 
     def alone(name: str) -> Tensor:
@@ -72,7 +72,7 @@ def split(
     both = reference.scores(query, key, terms) - content - position
     changing = [name for name, enters in given.items() if enters in ("content", "table")]
     if terms.product:
-        scale = scale_of(terms, query.size(-1))
+        scale = score_scale(terms, query.size(-1))
         factors = {name: alone(name) / scale for name in changing}
         return Split(content, position, both, {"content": rotated / scale, **factors}, True)
     details = {name: alone(name) for name in changing}

@@ -1,4 +1,4 @@
-"""Rows of tables that no view has in the pairs' places: each pair's row is looked up."""
+"""Table rows of each pair by index, where no view serves: resets and gains of channels."""
 
 from __future__ import annotations
 
@@ -7,30 +7,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq_posenc.backends.base import Mask, by_distance, with_reset
-from fairseq_posenc.encodings.base import Terms
+from fairseq_posenc.backends.base import Mask, expand_by_distance, insert_reset
+from fairseq_posenc.encodings.terms import Terms
 
 
 def row_index(terms: Terms, tgt_len: int, src_len: int, device: torch.device, mask: Mask) -> Tensor:
-    """Return the table row of each query and key, ``(1 or B, T, S)`` of int64.
-
-    The mask only says what layers make once.
-    """
-    of = (terms.first, tgt_len, src_len, device)
-    return mask.made("rows", of, lambda: _row_index(*of))
+    """Index the table row of each pair, ``(1 or B, T, S)`` of int64, once for all layers."""
+    deps = (terms.first, tgt_len, src_len, device)
+    return mask.cached("rows", deps, lambda: _row_index(*deps))
 
 
 def _row_index(first: Tensor | None, tgt_len: int, src_len: int, device: torch.device) -> Tensor:
     rows = tgt_len + src_len - 1
     index = torch.arange(rows, device=device)[None]
-    pairs = by_distance(index, tgt_len, src_len)
+    pairs = expand_by_distance(index, tgt_len, src_len)
     if first is not None:
-        pairs = with_reset(pairs, rows, rows + 1, first)
-    return pairs[:, 0]
+        pairs = insert_reset(pairs, rows, rows + 1, first)
+    return pairs[:, 0]  # [1 or B, T, S]
 
 
-def pick(x: Tensor, index: Tensor) -> Tensor:
-    """Return ``x[b, h, t, index[b, t, s]]`` of ``(B, H, T, R)``: ``(B, H, T, S)``."""
+def gather_rows(x: Tensor, index: Tensor) -> Tensor:
+    """Gather ``x[b, h, t, index[b, t, s]]`` from ``(B, H, T, R)``: ``(B, H, T, S)``."""
     shape = (*x.shape[:3], index.size(-1))
     return x.gather(-1, index.unsqueeze(1).expand(shape))
 
@@ -44,22 +41,22 @@ class ChannelGain(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, gain: Tensor, index: Tensor) -> Tensor:
-        """Return ``(B, H, T, S)`` of ``(B, H, T, D)``, ``(B, H, S, D)``, ``(G, R, D)``."""
+        """Multiply ``(B, H, T, D)``, ``(B, H, S, D)`` and ``(G, R, D)`` to ``(B, H, T, S)``."""
         ctx.save_for_backward(query, key, gain, index)
         total = query.new_zeros(*query.shape[:3], key.size(2))
         for t in range(query.size(-1)):
-            products = query[..., t, None] * key[..., None, :, t]
-            total += products * _picked(gain[..., t], index)
+            products = query[..., t, None] * key[..., None, :, t]  # [B, H, T, S]
+            total += products * _lookup(gain[..., t], index)
         return total
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        """Return the gradients of query, key and gain."""
+        """Compute the gradients of query, key and gain."""
         query, key, gain, index = ctx.saved_tensors
         grads = [torch.zeros_like(x) for x in (query, key, gain)]
         for t in range(query.size(-1)):
-            q, k = query[..., t, None], key[..., None, :, t]
-            by_gain = grad * _picked(gain[..., t], index)
+            q, k = query[..., t, None], key[..., None, :, t]  # [B, H, T, 1], [B, H, 1, S]
+            by_gain = grad * _lookup(gain[..., t], index)
             grads[0][..., t] = (by_gain * k).sum(-1)
             grads[1][..., t] = (by_gain * q).sum(-2)
             grads[2][..., t] = _sum_by_distance(grad * q * k, index, gain.shape[:2])
@@ -67,14 +64,14 @@ class ChannelGain(torch.autograd.Function):
 
 
 def _sum_by_distance(x: Tensor, index: Tensor, shape: torch.Size) -> Tensor:
-    """Return the sums of ``(B, H, T, S)`` over equal rows of ``index``: ``(G, R)``."""
+    """Sum ``(B, H, T, S)`` over equal rows of ``index``: ``(G, R)``."""
     groups, rows = shape
     if groups == 1:
-        x = x.sum(1, keepdim=True)
+        x = x.sum(1, keepdim=True)  # [B, 1, T, S]
     summed = x.new_zeros(*x.shape[:2], rows)
-    flat = index.expand(x.size(0), *index.shape[1:]).flatten(1).unsqueeze(1)
+    flat = index.expand(x.size(0), *index.shape[1:]).flatten(1).unsqueeze(1)  # [B, 1, T * S]
     return summed.scatter_add(-1, flat.expand(-1, x.size(1), -1), x.flatten(2)).sum(0)
 
 
-def _picked(table: Tensor, index: Tensor) -> Tensor:
-    return table[:, index].transpose(0, 1)
+def _lookup(table: Tensor, index: Tensor) -> Tensor:
+    return table[:, index].transpose(0, 1)  # [1 or B, G, T, S]

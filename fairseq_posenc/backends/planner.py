@@ -1,4 +1,4 @@
-"""Chooses the backend of a call, and says why.
+"""The choice of the backend of a call, with the reason.
 
 The order for a CPU is measured (``benchmarks/attention.py``). On a GPU, kernels of ours are chosen
 only where a benchmark on such a GPU is recorded.
@@ -15,7 +15,7 @@ from torch import Tensor
 from fairseq_posenc.backends import blocked, reference, sdpa, triton
 from fairseq_posenc.backends.base import Backend, Call, Mask
 from fairseq_posenc.backends.triton import recorded
-from fairseq_posenc.encodings.base import Terms
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -27,11 +27,11 @@ BACKENDS: dict[str, Backend] = {
     "reference": reference,
 }
 SHORT = 48  # keys up to which a block is not worth its setting up, on a CPU
-_told: set[tuple[object, ...]] = set()
+_logged: set[tuple[object, ...]] = set()
 
 
 class Plan(NamedTuple):
-    """The backend of a call, and why it was chosen."""
+    """The backend of a call, and the reason for the choice."""
 
     name: str
     reason: str
@@ -43,7 +43,7 @@ class Plan(NamedTuple):
 
 
 def available() -> dict[str, str]:
-    """Return, for each backend, why it cannot run on this machine (empty: it can)."""
+    """Explain, for each backend, why it cannot run on this machine (empty: it can)."""
     return {name: backend.unavailable() for name, backend in BACKENDS.items()}
 
 
@@ -70,21 +70,21 @@ def check(requested: str, terms: Terms, head_dim: int) -> None:
 
 
 def choose(requested: str, terms: Terms, call: Call) -> Plan:
-    """Return the fastest backend that can compute a call, or the one that was requested.
+    """Choose the fastest backend that can compute a call, or the one that was requested.
 
-    What is chosen is logged, once for each distinct case.
+    The choice is logged, once for each distinct case.
 
     Args:
         requested: ``auto``, or a backend that :func:`check` let pass. It steps aside for the
             reference where the attention weights are asked for, which no other returns.
-        terms: what the encodings add to the scores.
-        call: what else matters.
+        terms: of the encodings, added to the scores.
+        call: all other features.
 
     Raises:
         UserError: the requested backend cannot do it.
     """
     if requested == "auto":
-        plan = _fastest(terms, call)
+        plan = _choose_fastest(terms, call)
     else:
         why_not = BACKENDS[requested].refuses(terms, call._replace(need_weights=False))
         if why_not:
@@ -93,7 +93,7 @@ def choose(requested: str, terms: Terms, call: Call) -> Plan:
         if call.need_weights:
             plan = Plan("reference", "the attention weights are asked for")
     if not torch.compiler.is_compiling():  # a log breaks its graph
-        _tell(plan, terms, call)
+        _log_once(plan, terms, call)
     return plan
 
 
@@ -108,13 +108,13 @@ def attend(
     requested: str = "auto",
 ) -> tuple[Tensor, Tensor | None]:
     """Attend on the backend that :func:`choose` chooses; see :meth:`Backend.attend`."""
-    call = Call.of(query, key, mask, dropout, need_weights)
+    call = Call.describe(query, key, mask, dropout, need_weights)
     backend = choose(requested, terms, call).backend
     return backend.attend(query, key, value, terms, mask, dropout, need_weights)
 
 
-def _fastest(terms: Terms, call: Call) -> Plan:
-    order, reason = _on_cpu(terms, call) if call.device == "cpu" else _on_gpu(terms, call)
+def _choose_fastest(terms: Terms, call: Call) -> Plan:
+    order, reason = _rank_on_cpu(terms, call) if call.device == "cpu" else _rank_on_gpu(terms, call)
     if torch.compiler.is_compiling():  # its passes by hand cannot be followed
         order = [name for name in order if name != "blocked"]
     reasons: list[str] = []
@@ -126,8 +126,8 @@ def _fastest(terms: Terms, call: Call) -> Plan:
     raise AssertionError("the reference backend serves everything")
 
 
-def _on_cpu(terms: Terms, call: Call) -> tuple[list[str], str]:
-    """Return backends from the fastest on, and why the first one is."""
+def _rank_on_cpu(terms: Terms, call: Call) -> tuple[list[str], str]:
+    """Rank backends from the fastest on, with the reason for the first."""
     if call.src_len < SHORT or call.tgt_len == 1:
         reason = "a single query" if call.tgt_len == 1 else f"fewer than {SHORT} keys"
         return (["sdpa", "reference"] if terms.content_only else ["reference"]), reason
@@ -144,8 +144,8 @@ def _on_cpu(terms: Terms, call: Call) -> tuple[list[str], str]:
     return ["sdpa", "reference"], "a dot product and a fixed bias"
 
 
-def _on_gpu(terms: Terms, call: Call) -> tuple[list[str], str]:
-    """Return backends in order, and why: kernels of ours only where they were measured to win."""
+def _rank_on_gpu(terms: Terms, call: Call) -> tuple[list[str], str]:
+    """Rank backends, with the reason: kernels of ours only where a measurement says they win."""
     if terms.content_only and terms.bias is None and terms.pair_bias is None:
         return ["sdpa", "reference"], "a plain dot product"
     if call.tgt_len == 1:
@@ -157,13 +157,13 @@ def _on_gpu(terms: Terms, call: Call) -> tuple[list[str], str]:
     return ["triton", "sdpa", "blocked", "reference"], f"the fastest in a benchmark on {chip}"
 
 
-def _tell(plan: Plan, terms: Terms, call: Call) -> None:
-    """Log a plan, unless a call of the same kind has been told of already."""
+def _log_once(plan: Plan, terms: Terms, call: Call) -> None:
+    """Log a plan, unless a call of the same kind has been logged already."""
     on = [name for name, x in zip(terms._fields, terms) if isinstance(x, torch.Tensor)]
     case = (plan, *on, call.device, call.dtype, call.padded, call.dropout)
-    if case in _told:
+    if case in _logged:
         return
-    _told.add(case)
+    _logged.add(case)
     kind = str(call.dtype).removeprefix("torch.")
     more = ", dropout" * call.dropout + ", padding" * call.padded
     what = ", ".join(name.replace("_", " ") for name in on) or "plain"

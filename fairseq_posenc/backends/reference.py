@@ -14,25 +14,25 @@ from torch.nn import functional as F
 from fairseq_posenc.backends.base import (
     Call,
     Mask,
-    by_distance,
-    full,
-    in_pairs,
-    scale_of,
-    with_reset,
+    expand_by_distance,
+    insert_reset,
+    relative_shift,
+    score_scale,
 )
-from fairseq_posenc.backends.indexed import ChannelGain, pick, row_index
-from fairseq_posenc.encodings.base import Terms
+from fairseq_posenc.backends.indexed import ChannelGain, gather_rows, row_index
+from fairseq_posenc.encodings.precision import at_least_fp32
+from fairseq_posenc.encodings.terms import Terms
 
 _ALL = Mask()
 
 
 def unavailable() -> str:
-    """Return an empty string: it runs wherever torch does."""
+    """Return no reason: it runs wherever torch does."""
     return ""
 
 
 def refuses(terms: Terms, call: Call) -> str:
-    """Return an empty string: the reference serves everything."""
+    """Return no reason: the reference serves everything."""
     return ""
 
 
@@ -52,87 +52,91 @@ def attend(
             return attend(query, key, value, terms, mask, dropout, need_weights)
     weights = softmax(scores(query, key, terms, mask), mask)
     dropped = F.dropout(weights, dropout) if dropout else weights
-    attended = dropped.type_as(value) @ value
+    attended = dropped.type_as(value) @ value  # [B, H, T, D]
     if terms.value_table is not None:
-        attended = attended + _values_by_distance(dropped, terms, mask).type_as(value)
+        attended = attended + _gather_value_table(dropped, terms, mask).type_as(value)
     return attended, weights if need_weights else None
 
 
 def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = _ALL) -> Tensor:
-    """Return the scores before masks and softmax, ``(B, H, T, S)`` in float32 or float64.
+    """Compute the scores before masks and softmax, ``(B, H, T, S)`` in float32 or float64.
 
-    The mask only says what layers make once.
+    Of the mask only the cache of the forward pass is used.
     """
     assert terms.content_rows is None, "a layer projects them first"
-    query, key = full(query), full(key)
+    query, key = at_least_fp32(query), at_least_fp32(key)
     sizes = query.size(2), key.size(2), terms.first
     if query.size(2) == 1:
-        combined, by_table = _of_one_query(query, key, terms)
+        combined, table_terms = _single_query_terms(query, key, terms)
     else:
-        combined, by_table = _of_queries(query, key, terms, mask)
+        combined, table_terms = _many_query_terms(query, key, terms, mask)
     if terms.gain is not None:
-        combined = combined * by_distance(full(terms.gain), *sizes)
-    for term in by_table:
+        combined = combined * expand_by_distance(at_least_fp32(terms.gain), *sizes)
+    for term in table_terms:
         combined = combined * term if terms.product else combined + term
-    combined = combined * scale_of(terms, query.size(-1))
+    combined = combined * score_scale(terms, query.size(-1))
     if (bias := terms.bias) is not None:
-        made = mask.made("bias", (bias, *sizes), lambda: by_distance(full(bias), *sizes))
+        made = mask.cached(
+            "bias", (bias, *sizes), lambda: expand_by_distance(at_least_fp32(bias), *sizes)
+        )
         combined = combined + made
     if terms.pair_bias is not None:
-        combined = combined + full(terms.pair_bias)
+        combined = combined + at_least_fp32(terms.pair_bias)
     return combined
 
 
-def _of_queries(
+def _many_query_terms(
     query: Tensor, key: Tensor, terms: Terms, mask: Mask
 ) -> tuple[Tensor, list[Tensor]]:
-    """Return the content term and those of both tables, each ``(B, H, T, S)``."""
+    """Compute the content term and those of both tables, each ``(B, H, T, S)``."""
     tgt_len, src_len = query.size(2), key.size(2)
     index = None  # of the pairs' rows; without a reset, views have them in their places
     if terms.first is not None or terms.channel_gain is not None:
         index = row_index(terms, tgt_len, src_len, query.device, mask)
     if terms.channel_gain is None:
-        content = query @ key.transpose(-1, -2)
+        content = query @ key.transpose(-1, -2)  # [B, H, T, S]
     else:
-        content = ChannelGain.apply(query, key, full(terms.channel_gain), index)
-    by_table = []
+        content = ChannelGain.apply(query, key, at_least_fp32(terms.channel_gain), index)
+    table_terms = []
     if terms.query_table is not None:
-        products = _products(query, terms.query_table)
-        by_table.append(in_pairs(products, src_len) if index is None else pick(products, index))
+        products = _multiply_rows(query, terms.query_table)
+        table_terms.append(
+            relative_shift(products, src_len) if index is None else gather_rows(products, index)
+        )
     if terms.key_table is not None:
         if index is None:
             # By key, distances fall from query to query, so the rows come last one first.
-            by_key = in_pairs(_products(key, terms.key_table.flip(1)), tgt_len)
+            by_key = relative_shift(_multiply_rows(key, terms.key_table.flip(1)), tgt_len)
         else:
-            by_key = pick(_products(key, terms.key_table), index.transpose(1, 2))
-        by_table.append(by_key.transpose(2, 3))
-    return content, by_table
+            by_key = gather_rows(_multiply_rows(key, terms.key_table), index.transpose(1, 2))
+        table_terms.append(by_key.transpose(2, 3))
+    return content, table_terms
 
 
-def _of_one_query(query: Tensor, key: Tensor, terms: Terms) -> tuple[Tensor, list[Tensor]]:
-    """Return what :func:`_of_queries` does, where T is 1."""
+def _single_query_terms(query: Tensor, key: Tensor, terms: Terms) -> tuple[Tensor, list[Tensor]]:
+    """Compute the same as :func:`_many_query_terms`, where T is 1."""
     by_key, with_content = terms.key_table, query
     plain_sum = terms.first is None and not terms.multiplies
     if by_key is not None and by_key.stride(1) == 0 and plain_sum:
         # One row for all distances, as of Transformer-XL, may as well be added to the query.
-        with_content, by_key = query + full(by_key[None, :, :1]), None
+        with_content, by_key = query + at_least_fp32(by_key[None, :, :1]), None
     if terms.channel_gain is None:
-        content = with_content @ key.transpose(-1, -2)
+        content = with_content @ key.transpose(-1, -2)  # [B, H, 1, S]
     else:
-        gain = _of_keys(terms.channel_gain, terms, key.size(2))
-        content = (query * gain * key).sum(-1).unsqueeze(2)
-    by_table = []
+        gain = _single_query_rows(terms.channel_gain, terms, key.size(2))
+        content = (query * gain * key).sum(-1).unsqueeze(2)  # [B, H, 1, S]
+    table_terms = []
     if terms.query_table is not None:
-        rows = _of_keys(terms.query_table, terms, key.size(2))
-        by_table.append(_products_of_one(query, rows))
+        rows = _single_query_rows(terms.query_table, terms, key.size(2))
+        table_terms.append(_multiply_single(query, rows))
     if by_key is not None:
-        rows = _of_keys(by_key, terms, key.size(2))
-        by_table.append((key * rows).sum(-1).unsqueeze(2))
-    return content, by_table
+        rows = _single_query_rows(by_key, terms, key.size(2))
+        table_terms.append((key * rows).sum(-1).unsqueeze(2))  # [B, H, 1, S]
+    return content, table_terms
 
 
 def softmax(scores: Tensor, mask: Mask) -> Tensor:
-    """Return the attention weights; a query that may see no key gets zeros.
+    """Mask and normalise scores ``(B, H, T, S)``; a query that may see no key gets zeros.
 
     Masks come last: they are applied to the whole score, and never multiplied.
     """
@@ -144,40 +148,40 @@ def softmax(scores: Tensor, mask: Mask) -> Tensor:
     return weights.masked_fill(forbidden, 0.0) if mask.may_hide_all else weights
 
 
-def _values_by_distance(weights: Tensor, terms: Terms, mask: Mask) -> Tensor:
-    """Return ``sum_j w_ij V_r``, ``(B, H, T, D)``: the weights are first added up by distance."""
+def _gather_value_table(weights: Tensor, terms: Terms, mask: Mask) -> Tensor:
+    """Compute ``sum_j w_ij V_r``, ``(B, H, T, D)``, from weights added up by distance."""
     assert terms.value_table is not None
     tgt_len, src_len = weights.shape[2:]
     if tgt_len == 1:
-        return weights @ _of_keys(terms.value_table, terms, src_len)
+        return weights @ _single_query_rows(terms.value_table, terms, src_len)
     index = row_index(terms, tgt_len, src_len, weights.device, mask)
-    table = full(terms.value_table)
+    table = at_least_fp32(terms.value_table)
     summed = weights.new_zeros(*weights.shape[:3], table.size(1))
     return summed.scatter_add(-1, index.unsqueeze(1).expand(weights.shape), weights) @ table
 
 
-def _products(x: Tensor, table: Tensor) -> Tensor:
-    """Return the products of ``(B, H, T, D)`` with all rows of ``(G, R, D)``: ``(B, H, T, R)``."""
+def _multiply_rows(x: Tensor, table: Tensor) -> Tensor:
+    """Multiply ``(B, H, T, D)`` with all rows of ``(G, R, D)``: ``(B, H, T, R)``."""
     # One matrix for all heads is one product; as a batch of one it would be copied for each head.
-    matrix = full(table[0] if table.size(0) == 1 else table)
-    return x @ matrix.transpose(-1, -2)
+    matrix = at_least_fp32(table[0] if table.size(0) == 1 else table)
+    return x @ matrix.transpose(-1, -2)  # [B, H, T, R]
 
 
-def _products_of_one(query: Tensor, rows: Tensor) -> Tensor:
-    """Return the products of ``(B, H, 1, D)`` with ``(1 or B, G, S, D)``: ``(B, H, 1, S)``."""
+def _multiply_single(query: Tensor, rows: Tensor) -> Tensor:
+    """Multiply ``(B, H, 1, D)`` with ``(1 or B, G, S, D)``: ``(B, H, 1, S)``."""
     if rows.size(0) > 1:
         return query @ rows.transpose(2, 3)
     # A batch of one would be copied for each sentence.
     if rows.size(1) == 1:
-        return query @ rows[0, 0].T
+        return query @ rows[0, 0].T  # [B, H, 1, S]
     by_head = torch.bmm(query.squeeze(2).transpose(0, 1), rows[0].transpose(1, 2))  # [H, B, S]
-    return by_head.transpose(0, 1).unsqueeze(2)
+    return by_head.transpose(0, 1).unsqueeze(2)  # [B, H, 1, S]
 
 
-def _of_keys(table: Tensor, terms: Terms, src_len: int) -> Tensor:
-    """Return the rows of ``(G, R, D)`` at a single query's keys, ``(1 or B, G, S, D)``."""
-    table = full(table)[None, :, None]
-    rows = table[:, :, :, :src_len]
+def _single_query_rows(table: Tensor, terms: Terms, src_len: int) -> Tensor:
+    """Select the rows of ``(G, R, D)`` at a single query's keys, ``(1 or B, G, S, D)``."""
+    table = at_least_fp32(table)[None, :, None]  # [1, G, 1, R, D]
+    rows = table[:, :, :, :src_len]  # [1, G, 1, S, D]
     if terms.first is not None:
-        rows = with_reset(rows, table[..., -2:-1, :], table[..., -1:, :], terms.first)
-    return rows.squeeze(2)
+        rows = insert_reset(rows, table[..., -2:-1, :], table[..., -1:, :], terms.first)
+    return rows.squeeze(2)  # [1 or B, G, S, D]

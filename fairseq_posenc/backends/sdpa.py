@@ -8,17 +8,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_posenc.backends.base import Call, Mask, by_distance, full, scale_of
-from fairseq_posenc.encodings.base import Terms
+from fairseq_posenc.backends.base import Call, Mask, expand_by_distance, score_scale
+from fairseq_posenc.encodings.precision import at_least_fp32
+from fairseq_posenc.encodings.terms import Terms
 
 
 def unavailable() -> str:
-    """Return an empty string: it runs wherever torch does."""
+    """Return no reason: it runs wherever torch does."""
     return ""
 
 
 def refuses(terms: Terms, call: Call) -> str:
-    """Return why torch's fused attention cannot compute such terms, or an empty string."""
+    """Explain why torch's fused attention cannot compute such terms; empty if it can."""
     if call.need_weights:
         return "it does not return the attention weights"
     if not terms.content_only:
@@ -38,23 +39,23 @@ def attend(
     """See :class:`~fairseq_posenc.backends.base.Backend`."""
     sizes = query.size(2), key.size(2)
     of = (terms.bias, terms.pair_bias, terms.first, *mask[:3], *sizes, query.dtype, query.device)
-    ready = mask.made("sdpa", of, lambda: _prepared(terms, mask, query, *sizes))
+    ready = mask.cached("sdpa", of, lambda: _prepare_mask(terms, mask, query, *sizes))
     if terms.bias is None and terms.pair_bias is None:
         return _attend(query, key, value, ready, terms, dropout), None
     # Scores in float32. With 16-bit queries torch adds such a bias on some devices only, and there
     # no faster on the whole (fp16 on a CPU: several times slower). Autocast would round it again.
     kind = value.dtype
-    query, key, value = (full(x) for x in (query, key, value))
+    query, key, value = (at_least_fp32(x) for x in (query, key, value))
     with torch.autocast(query.device.type, enabled=False):
         return _attend(query, key, value, ready, terms, dropout).to(kind), None
 
 
-class _Prepared(NamedTuple):
-    """What torch's attention is given beside queries, keys and values.
+class _PreparedMask(NamedTuple):
+    """The mask of torch's attention.
 
     Attributes:
         bias: ``(B or 1, G, T, S)``, with -inf where a query must not see a key, or None.
-        causal: whether torch is to hide the future by itself.
+        causal: whether torch hides the future itself.
         fully_masked: ``(B, 1, T, 1)``, queries that see no key, or None.
     """
 
@@ -63,10 +64,12 @@ class _Prepared(NamedTuple):
     fully_masked: Tensor | None
 
 
-def _prepared(terms: Terms, mask: Mask, query: Tensor, tgt_len: int, src_len: int) -> _Prepared:
-    bias, mask = _bias(terms, mask, tgt_len, src_len)
+def _prepare_mask(
+    terms: Terms, mask: Mask, query: Tensor, tgt_len: int, src_len: int
+) -> _PreparedMask:
+    bias, mask = _sum_biases(terms, mask, tgt_len, src_len)
     if bias is not None:
-        bias = full(bias)
+        bias = at_least_fp32(bias)
     plain = bias is None and not mask.may_hide_all
     # torch aligns its causal mask with the first key, so it serves square scores only.
     causal = plain and mask.direction == "lr" and tgt_len == src_len
@@ -76,39 +79,39 @@ def _prepared(terms: Terms, mask: Mask, query: Tensor, tgt_len: int, src_len: in
         if mask.may_hide_all:
             # No score can beat -inf. But a row of nothing else is NaN in some of torch's kernels,
             # so a query that may see no key sees them all, and gets its zeros in the end.
-            fully_masked = forbidden.all(-1, keepdim=True)
+            fully_masked = forbidden.all(-1, keepdim=True)  # [B or 1, 1, T, 1]
             forbidden = forbidden & ~fully_masked
         if bias is None:
             bias = torch.zeros((), dtype=query.dtype, device=query.device)
         bias = bias.masked_fill(forbidden, -torch.inf)
-    return _Prepared(bias, causal, fully_masked)
+    return _PreparedMask(bias, causal, fully_masked)
 
 
 def _attend(
-    query: Tensor, key: Tensor, value: Tensor, ready: _Prepared, terms: Terms, dropout: float
+    query: Tensor, key: Tensor, value: Tensor, ready: _PreparedMask, terms: Terms, dropout: float
 ) -> Tensor:
     bias, causal, fully_masked = ready
-    scale = scale_of(terms, query.size(-1))
+    scale = score_scale(terms, query.size(-1))
     attended = F.scaled_dot_product_attention(query, key, value, bias, dropout, causal, scale=scale)
     return attended if fully_masked is None else attended.masked_fill(fully_masked, 0.0)
 
 
-def _bias(terms: Terms, mask: Mask, tgt_len: int, src_len: int) -> tuple[Tensor | None, Mask]:
-    """Return all additive terms as one tensor ``(B or 1, G, T, S)``, without a needless batch.
+def _sum_biases(terms: Terms, mask: Mask, tgt_len: int, src_len: int) -> tuple[Tensor | None, Mask]:
+    """Add up all biases, ``(B or 1, G, T, S)``; a batch only where one has it.
 
-    With the mask that is left: a direction is a matter of distance, too, and cheaper there.
+    Also returns the mask that is left: a direction depends on distance, and is cheaper there.
     """
     if terms.bias is None:
         return terms.pair_bias, mask
-    table = full(terms.bias)
+    table = at_least_fp32(terms.bias)
     if terms.first is None and not mask.may_hide_all:
-        table, mask = _hidden(table, mask.direction, tgt_len, src_len), Mask()
-    bias = by_distance(table, tgt_len, src_len, terms.first)
+        table, mask = _hide_direction(table, mask.direction, tgt_len, src_len), Mask()
+    bias = expand_by_distance(table, tgt_len, src_len, terms.first)
     return bias if terms.pair_bias is None else bias + terms.pair_bias, mask
 
 
-def _hidden(table: Tensor, direction: str, tgt_len: int, src_len: int) -> Tensor:
-    """Return the numbers ``(G, R)`` with -inf at the distances that a direction hides."""
+def _hide_direction(table: Tensor, direction: str, tgt_len: int, src_len: int) -> Tensor:
+    """Fill the distances of ``(G, R)`` that a direction hides with -inf."""
     if direction == "lr":
         return F.pad(table[:, :src_len], (0, tgt_len - 1), value=-torch.inf)
     if direction == "rl":

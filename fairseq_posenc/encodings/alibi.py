@@ -7,10 +7,10 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fairseq_posenc.encodings.base import Dims, Encoding, Terms
+from fairseq_posenc.encodings.base import Dims, Encoding, register
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
-from fairseq_posenc.registry import register
 
 
 @register("alibi")
@@ -50,21 +50,23 @@ class Alibi(Encoding):
         self.scale_factor = scale_factor
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Return the penalties as bias in float32, ``(H, R)``."""
+        """Compute the penalties as bias in float32, ``(H, R)``."""
         distances = span.distances().float()
-        slopes = torch.tensor(slopes_of(self.dims.num_heads), device=span.device)[:, None]
+        slopes = torch.tensor(head_slopes(self.dims.num_heads), device=span.device)[
+            :, None
+        ]  # [H, 1]
         later = slopes.flip(0) if self.mode == "asymmetric" else slopes
-        bias = -torch.where(distances > 0, later, slopes) * distances.abs()
+        bias = -torch.where(distances > 0, later, slopes) * distances.abs()  # [H, R]
         return Terms(bias=bias, scale_factor=self.scale_factor)
 
     @classmethod
     def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Return 0."""
+        """Count none."""
         return 0
 
 
-def slopes_of(heads: int) -> list[float]:
-    """Return each head's slope: 2^(-8/p), 2^(-16/p), ... for p heads, a power of two.
+def head_slopes(heads: int) -> list[float]:
+    """Compute each head's slope: 2^(-8/p), 2^(-16/p), ... for p heads, a power of two.
 
     Other numbers of heads take the slopes of the power of two below, then every second slope of
     the power above.

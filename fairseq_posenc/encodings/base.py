@@ -1,20 +1,27 @@
 """The contract of a position encoding.
 
-An encoding is a small module with trained parameters. It says what it contributes and never how
-attention is computed: scores have one form, so what an encoding adds to them is data
+An encoding is a small module with trained parameters. It declares its contribution and never
+computes attention: scores have one form, so the part of an encoding is data
 (:class:`~fairseq_posenc.encodings.terms.Terms`), and every backend serves every encoding.
+
+Shape legend, for all docstrings and for comments such as ``# [B, H, T, D]``:
+    B batch, T queries, S keys, H heads, D head size, C model size,
+    G groups of heads with a table of their own (1: all heads share it, or H),
+    R rows of a table: one for each distance of a :class:`~fairseq_posenc.positions.Span`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import reduce
 from operator import or_
-from typing import ClassVar, Literal, NamedTuple, Optional
+from typing import ClassVar, Literal, NamedTuple, Optional, TypeVar
 
 from torch import Tensor, nn
 
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Cost, Terms
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
 
 INIT_STD = 0.02  # BERT's, as for the rest of a masked language model
@@ -49,7 +56,7 @@ class Dims(NamedTuple):
         return self.max_positions if self.trained_on is None else self.trained_on
 
     def scale(self, scale_factor: float) -> float:
-        """Return the scale 1 / sqrt(c * D) of the scores."""
+        """Compute the scale 1 / sqrt(c * D) of the scores."""
         return float((scale_factor * self.head_dim) ** -0.5)
 
 
@@ -61,24 +68,27 @@ class Encoding(nn.Module):
     numbers that are not above 0.
     """
 
-    name: ClassVar[str]  # set by the registry
+    name: ClassVar[str]  # set by `register`
     acts_on: ClassVar[Literal["input", "rotation", "scores"]]
     shared: ClassVar[bool] = False  # True: one module for all layers, else one for each layer
+    causal_only: ClassVar[str] = ""  # why only causal models can use it; empty: encoders too
     cost: ClassVar[Cost] = Cost()  # of a layer, beyond that of its terms
 
     def __init__(self, dims: Dims) -> None:
         super().__init__()
+        if self.causal_only and not dims.causal:
+            raise UserError(f"{self.name} is for causal models: {self.causal_only}")
         self.dims = dims
 
     def reset_parameters(self) -> None:
         """Draw the parameters anew."""
 
     def trained_at(self, length: int) -> None:
-        """Take the weights for those of a model that was trained at a length."""
+        """Set the length that the weights were trained at."""
         self.dims = self.dims._replace(trained_on=length)
 
-    def extended(self, name: str, weight: Tensor) -> Tensor:
-        """Return a loaded parameter with rows for this module's distances, if it has fewer.
+    def extend(self, name: str, weight: Tensor) -> Tensor:
+        """Extend a loaded parameter to this module's distances, if it has fewer.
 
         Args:
             name: of the parameter in this module.
@@ -87,18 +97,18 @@ class Encoding(nn.Module):
         return weight
 
     def embed(self, positions: Positions) -> Tensor | None:
-        """Return vectors ``(B or 1, T, C)`` to add to the token embeddings, or None."""
+        """Compute vectors ``(B or 1, T, C)`` to add to the token embeddings, or None."""
         return None
 
     def rotation(self, ids: Tensor) -> Rotation | None:
-        """Return how queries and keys at positions ``ids``, ``(B or 1, T)``, are rotated, or None.
+        """Compute the rotation of queries and keys at positions ``ids``, ``(B or 1, T)``, or None.
 
         Keys of earlier steps are cached already rotated.
         """
         return None
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Return what is added to the scores for the distances of ``span``.
+        """Compute the terms that are added to the scores, for the distances of ``span``.
 
         Args:
             span: the distances that the tables must hold rows for.
@@ -108,22 +118,39 @@ class Encoding(nn.Module):
 
     @classmethod
     def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Return the number of trained parameters in a stack of ``layers`` (default options)."""
+        """Count the trained parameters of a stack of ``layers`` (default options)."""
         raise NotImplementedError(f"{cls.__name__} must give its parameter count in closed form")
+
+
+ENCODINGS: dict[str, type[Encoding]] = {}  # by name; filled when their modules are imported
+EncodingClass = TypeVar("EncodingClass", bound=type[Encoding])
+
+
+def register(name: str) -> Callable[[EncodingClass], EncodingClass]:
+    """Register an encoding class under the name that specs use."""
+
+    def add(cls: EncodingClass) -> EncodingClass:
+        if name in ENCODINGS:
+            raise ValueError(f"two encodings are called {name!r}")
+        cls.name = name
+        ENCODINGS[name] = cls
+        return cls
+
+    return add
 
 
 class Encodings(nn.ModuleDict):
     """Encodings that work together, by name."""
 
     def each(self) -> list[Encoding]:
-        """Return the encodings in the order of their spec."""
+        """List the encodings in the order of their spec."""
         return [encoding for encoding in self.values() if isinstance(encoding, Encoding)]
 
     def rotation(self, ids: Tensor) -> Rotation | None:
-        """Return the rotation of the one that rotates (see :meth:`Encoding.rotation`), or None."""
+        """Compute the rotation of the one that rotates (see :meth:`Encoding.rotation`), or None."""
         found = (encoding.rotation(ids) for encoding in self.each())
         return next((rotation for rotation in found if rotation is not None), None)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Return the terms of all encodings together (see :meth:`Encoding.terms`)."""
+        """Combine the terms of all encodings (see :meth:`Encoding.terms`)."""
         return reduce(or_, (encoding.terms(span, positions) for encoding in self.each()), Terms())

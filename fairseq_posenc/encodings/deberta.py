@@ -7,11 +7,10 @@ from typing import ClassVar, Optional
 import torch
 from torch import nn
 
-from fairseq_posenc.encodings.base import INIT_STD, Dims, Terms
+from fairseq_posenc.encodings.base import INIT_STD, Dims, register
 from fairseq_posenc.encodings.distance_table import DistanceEncoding
-from fairseq_posenc.encodings.terms import Cost
+from fairseq_posenc.encodings.terms import Cost, Terms
 from fairseq_posenc.positions import Positions, Span
-from fairseq_posenc.registry import register
 
 
 @register("deberta")
@@ -64,8 +63,8 @@ class Deberta(DistanceEncoding):
             nn.init.normal_(parameter, std=INIT_STD)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Return the projected rows as query and key table, ``(G, R, D)``."""
-        rows = self.table.rows(span)
+        """Compute the projected rows as query and key table, ``(G, R, D)``."""
+        rows = self.table.rows(span)  # [G, R, D]
         return Terms(
             query_table=rows @ self.query_projection,
             key_table=rows @ self.key_projection,
@@ -75,5 +74,5 @@ class Deberta(DistanceEncoding):
 
     @classmethod
     def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Return m * ((2n-1) * d + 2 * d^2)."""
+        """Count m * ((2n-1) * d + 2 * d^2)."""
         return super().parameter_count(dims, layers) + layers * 2 * dims.head_dim**2

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding, Terms
-from fairseq_posenc.encodings.native import Carried, Meant, Native
+from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding, register
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
-from fairseq_posenc.registry import register
 
-_EPSILON = 1e-7
+EPSILON = 1e-7
 
 
 @register("deberta_v2")
@@ -58,16 +57,16 @@ class DebertaV2(Encoding):
         nn.init.zeros_(self.norm_bias)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Return the normalised rows for each layer to project, ``(R, C)``."""
+        """Compute the normalised rows for each layer to project, ``(R, C)``."""
         bucket = self.bucket(-span.distances())
         index = (bucket + self.buckets).clamp(0, 2 * self.buckets - 1)
         normed = F.layer_norm(
-            self.table, self.table.shape[1:], self.norm_weight, self.norm_bias, eps=_EPSILON
+            self.table, self.table.shape[1:], self.norm_weight, self.norm_bias, eps=EPSILON
         )
         return Terms(content_rows=normed[index], scale_factor=self.scale_factor)
 
     def bucket(self, distances: Tensor) -> Tensor:
-        """Return the signed bucket of distances i - j."""
+        """Compute the signed bucket of distances i - j."""
         exact = self.buckets // 2
         steps = distances.abs().clamp(min=exact).double()
         reach = math.log((max(self.dims.trained_length, exact + 2) - 1) / exact)
@@ -77,55 +76,5 @@ class DebertaV2(Encoding):
 
     @classmethod
     def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Return 2 * 256 * C + 2 * C."""
+        """Count 2 * 256 * C + 2 * C."""
         return (2 * 256 + 2) * dims.embed_dim
-
-
-def to_hf(encoding: DebertaV2) -> list[Native]:
-    """Return DeBERTa V2, whose layer norms have one epsilon: there it is fairseq's 1e-5.
-
-    The norm of a table that is sqrt(1e-5 / 1e-7) times as large is the same with that.
-    """
-    if encoding.scale_factor != 3.0:
-        return []
-    factor = (1e-5 / _EPSILON) ** 0.5
-    config = {
-        "relative_attention": True,
-        "position_buckets": encoding.buckets,
-        "max_position_embeddings": encoding.dims.trained_length,
-        "pos_att_type": ["c2p", "p2c"],
-        "share_att_key": True,
-        "norm_rel_ebd": "layer_norm",
-        "position_biased_input": False,
-        "type_vocab_size": 0,
-    }
-    stem = "deberta.encoder."
-    weights = {
-        "table": Carried(
-            f"{stem}rel_embeddings.weight",
-            lambda weight: weight * factor,
-            lambda weight: weight / factor,
-        ),
-        "norm_weight": Carried(f"{stem}LayerNorm.weight", torch.clone, torch.clone),
-        "norm_bias": Carried(f"{stem}LayerNorm.bias", torch.clone, torch.clone),
-    }
-    return [Native("DebertaV2ForMaskedLM", config, weights)]
-
-
-def from_hf(model: str, config: dict[str, Any]) -> Meant | None:
-    """Return the positions of a DeBERTa V2 that has nothing beside what is here."""
-    buckets = config.get("position_buckets", -1)
-    same = (
-        model == "DebertaV2ForMaskedLM"
-        and config.get("relative_attention") is True
-        and sorted(config.get("pos_att_type") or ()) == ["c2p", "p2c"]
-        and config.get("share_att_key") is True
-        and config.get("norm_rel_ebd") == "layer_norm"
-        and config.get("position_biased_input") is False
-        and config.get("type_vocab_size") == 0
-        and config.get("max_relative_positions", -1) < 1
-        and config.get("legacy", True) is True
-    )
-    if not same or not isinstance(buckets, int) or buckets < 2:
-        return None
-    return Meant({"buckets": buckets}, config["max_position_embeddings"])

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, Optional
+from typing import ClassVar, Literal, Optional
 
 import torch
 from torch import Tensor, nn
 
 from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding
-from fairseq_posenc.encodings.native import Carried, Meant, Native
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
 
@@ -39,37 +38,38 @@ class DistanceTable(nn.Module):
         self.reset = nn.Parameter(torch.empty(groups, 2, *vector)) if reset else None
 
     def rows(self, span: Span) -> Tensor:
-        """Return the rows for the distances of ``span``: ``(G, R, width)`` or ``(G, R)``."""
+        """Select the rows for the distances of ``span``: ``(G, R, width)`` or ``(G, R)``."""
         limit = self.max_distance
         low, high = (max(-limit, min(limit, end)) for end in (span.low, span.high))
         # A slice with repeated ends: cheaper than an index, and its gradient is deterministic.
-        rows = self.weight[:, low + limit : high + limit + 1]
+        rows = self.weight[:, low + limit : high + limit + 1]  # [G, rows, ...]
         beyond = span.high - span.low + 1 - rows.size(1)
         before = min(max(low - span.low, 0), beyond)
-        parts = [_repeat(rows[:, :1], before), rows, _repeat(rows[:, -1:], beyond - before)]
+        parts = [repeat_row(rows[:, :1], before), rows, repeat_row(rows[:, -1:], beyond - before)]
         if self.reset is not None:
             parts.append(self.reset)
         parts = [part for part in parts if part.size(1)]
         return torch.cat(parts, dim=1) if len(parts) > 1 else rows
 
-    def extended(self, weight: Tensor) -> Tensor:
-        """Return another table's rows for this one's reach, if that is longer; else unchanged.
+    def extend(self, weight: Tensor) -> Tensor:
+        """Extend another table to this one's reach, if that is longer; else leave it unchanged.
 
         Beyond its end a table is clipped, so its end rows are repeated.
         """
         missing = self.weight.size(1) - weight.size(1)
         if missing <= 0 or missing % 2 or weight.shape[2:] != self.weight.shape[2:]:
             return weight
-        first, last = (_repeat(row, missing // 2) for row in (weight[:, :1], weight[:, -1:]))
-        return torch.cat([first, weight, last], dim=1)
+        first, last = (repeat_row(row, missing // 2) for row in (weight[:, :1], weight[:, -1:]))
+        return torch.cat([first, weight, last], dim=1)  # [G, 2K+1, ...]
 
     def first(self, positions: Positions) -> Tensor | None:
-        """Return :attr:`Terms.first` for this table: where its two reset rows apply."""
+        """Mark the tokens for this table's two reset rows; see :attr:`Terms.first`."""
         return None if self.reset is None else positions.is_first()
 
 
-def _repeat(row: Tensor, times: int) -> Tensor:
-    return row.expand(-1, times, *row.shape[2:])
+def repeat_row(row: Tensor, times: int) -> Tensor:
+    """Repeat a row ``(G, 1, ...)``: ``(G, times, ...)``."""
+    return row.expand(-1, times, *row.shape[2:])  # [G, times, ...]
 
 
 class DistanceEncoding(Encoding):
@@ -110,46 +110,11 @@ class DistanceEncoding(Encoding):
         for parameter in self.table.parameters():
             nn.init.normal_(parameter, std=INIT_STD)
 
-    def extended(self, name: str, weight: Tensor) -> Tensor:
-        """Return a loaded table for this one's reach, its end rows repeated."""
-        return self.table.extended(weight) if name == "table.weight" else weight
+    def extend(self, name: str, weight: Tensor) -> Tensor:
+        """Extend a loaded table to this one's reach, its end rows repeated."""
+        return self.table.extend(weight) if name == "table.weight" else weight
 
     @classmethod
     def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Return m * (2n-1) * d, or m * (2n-1) for scalars."""
+        """Count m * (2n-1) * d, or m * (2n-1) for scalars."""
         return layers * (2 * dims.max_positions - 1) * (dims.head_dim if cls.vectors else 1)
-
-
-_BERT = "RobertaForMaskedLM"
-_BERT_TABLE = "roberta.encoder.layer.{}.attention.self.distance_embedding.weight"
-
-
-def as_bert(encoding: DistanceEncoding, kind: str) -> list[Native]:
-    """Return RoBERTa with relative positions of a kind, whose rows run over i - j."""
-    table, plain = encoding.table, encoding.scale_factor == 1.0
-    if table.reset is not None or table.weight.size(0) > 1 or not plain:
-        return []
-    limit = encoding.dims.max_positions - 1
-    if table.max_distance > limit:
-        return []
-    beyond = limit - table.max_distance  # where ours are clipped
-
-    def there(weight: Tensor) -> Tensor:
-        first, last = _repeat(weight[:, :1], beyond), _repeat(weight[:, -1:], beyond)
-        return torch.cat([first, weight, last], dim=1)[0].flip(0)
-
-    def back(weight: Tensor) -> Tensor:
-        return weight.flip(0)[None, beyond : weight.size(0) - beyond]
-
-    carried = Carried(_BERT_TABLE, there, back)
-    size, width = encoding.dims.max_positions, encoding.dims.embed_dim
-    absolute = {"roberta.embeddings.position_embeddings.weight": torch.zeros(size, width)}
-    config = {"position_embedding_type": kind, "max_position_embeddings": size}
-    return [Native(_BERT, config, {"table.weight": carried}, absolute, until=4)]
-
-
-def of_bert(model: str, config: dict[str, Any], kind: str) -> Meant | None:
-    """Return the positions of a RoBERTa with relative ones of a kind."""
-    if model != _BERT or config.get("position_embedding_type") != kind:
-        return None
-    return Meant({}, config["max_position_embeddings"])

@@ -7,11 +7,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import nn
 
-from fairseq_posenc.encodings.base import Dims, Encoding, Terms
-from fairseq_posenc.encodings.terms import Cost
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.encodings.base import Dims, Encoding, register
+from fairseq_posenc.encodings.terms import Cost, Terms
 from fairseq_posenc.positions import Positions, Span
-from fairseq_posenc.registry import register
 
 
 @register("fire")
@@ -35,14 +33,13 @@ class Fire(Encoding):
     """
 
     acts_on: ClassVar[Literal["scores"]] = "scores"
+    causal_only: ClassVar[str] = "it counts how far back a key lies"
     cost: ClassVar[Cost] = Cost("", "", "64 h n^2 + 96 n^2", "32 n^2")
 
     def __init__(
         self, dims: Dims, *, width: int = 32, threshold: float = 512.0, scale_factor: float = 1.0
     ) -> None:
         super().__init__(dims)
-        if not dims.causal:
-            raise UserError("fire is for causal models: it counts how far back a key lies")
         self.scale_factor = scale_factor
         self.threshold = threshold
         self.width = width
@@ -66,19 +63,20 @@ class Fire(Encoding):
         nn.init.constant_(self.length, 1.0)  # times the threshold
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Return the network's outputs by pair, ``(B or 1, H, T, S)``, in float32 at least."""
+        """Compute the network's outputs by pair, ``(B or 1, H, T, S)``, in float32 at least."""
         kind = torch.promote_types(self.curvature.dtype, torch.float32)
         keys = positions.common_ids().to(kind)
-        queries = positions.queries(keys)[:, :, None]
-        back = (queries - keys[:, None, :]).clamp(min=0)
+        queries = positions.queries(keys)[:, :, None]  # [B or 1, T, 1]
+        back = (queries - keys[:, None, :]).clamp(min=0)  # [B or 1, T, S]
         furthest = torch.maximum(queries, (self.length * self.threshold).abs())
         curvature = self.curvature.abs()
         relative = torch.log1p(curvature * back) / torch.log1p(curvature * furthest)
-        hidden = torch.relu(relative[..., None] * self.hidden_weight[:, 0] + self.hidden_bias)
-        bias = hidden @ self.output_weight.to(kind).T + self.output_bias
+        hidden = relative[..., None] * self.hidden_weight[:, 0] + self.hidden_bias
+        hidden = torch.relu(hidden)  # [B or 1, T, S, width]
+        bias = hidden @ self.output_weight.to(kind).T + self.output_bias  # [B or 1, T, S, H]
         return Terms(pair_bias=bias.permute(0, 3, 1, 2), scale_factor=self.scale_factor)
 
     @classmethod
     def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Return m * (2 * 32 + h * 32 + h + 2)."""
+        """Count m * (2 * 32 + h * 32 + h + 2)."""
         return layers * (2 * 32 + dims.num_heads * 33 + 2)

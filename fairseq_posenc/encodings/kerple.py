@@ -7,9 +7,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import nn
 
-from fairseq_posenc.encodings.base import Dims, Encoding, Terms
+from fairseq_posenc.encodings.base import Dims, Encoding, register
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions, Span
-from fairseq_posenc.registry import register
 
 SMALLEST = 1e-2  # keeps the kernel's parameters positive, as in the authors' code
 
@@ -46,12 +46,12 @@ class Kerple(Encoding):
         nn.init.uniform_(self.r2, 0, 1)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Return the penalties as bias, ``(H, R)``, in float32 at least."""
-        r1, r2 = (r.clamp(min=SMALLEST)[:, None] for r in (self.r1, self.r2))
+        """Compute the penalties as bias, ``(H, R)``, in float32 at least."""
+        r1, r2 = (r.clamp(min=SMALLEST)[:, None] for r in (self.r1, self.r2))  # each [H, 1]
         distances = span.distances().abs().to(torch.promote_types(r1.dtype, torch.float32))
         return Terms(bias=-r1 * torch.log1p(r2 * distances), scale_factor=self.scale_factor)
 
     @classmethod
     def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Return m * 2 * h."""
+        """Count m * 2 * h."""
         return layers * 2 * dims.num_heads

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_posenc.encodings.base import Dims, Encoding
-from fairseq_posenc.encodings.native import Carried, Meant, Native
+from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.encodings.terms import Cost
 from fairseq_posenc.positions import Positions
-from fairseq_posenc.registry import register
 
 
 @register("learned")
@@ -41,7 +39,7 @@ class Learned(Encoding):
 
     @property
     def max_positions(self) -> int:
-        """How many positions there are, as ``embed_positions`` of fairseq's models says it."""
+        """The number of positions, under the name of fairseq's ``embed_positions``."""
         return self.table.num_embeddings
 
     def reset_parameters(self) -> None:
@@ -49,7 +47,7 @@ class Learned(Encoding):
         nn.init.normal_(self.table.weight, std=self.dims.embed_dim**-0.5)
 
     def embed(self, positions: Positions) -> Tensor:
-        """Return the vectors of the queries' positions, ``(B or 1, T, C)``.
+        """Look up the vectors of the queries' positions, ``(B or 1, T, C)``.
 
         Raises:
             UserError: a position lies beyond the table.
@@ -59,40 +57,5 @@ class Learned(Encoding):
 
     @classmethod
     def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Return n * C."""
+        """Count n * C."""
         return dims.max_positions * dims.embed_dim
-
-
-_BEFORE = 2  # rows before position 0, of fairseq's table as of these
-_TABLES = {
-    "RobertaForMaskedLM": "roberta.embeddings.position_embeddings.weight",
-    "XLMRobertaForMaskedLM": "roberta.embeddings.position_embeddings.weight",
-    "OPTForCausalLM": "model.decoder.embed_positions.weight",
-}
-
-
-def to_hf(encoding: Learned) -> list[Native]:
-    """Return RoBERTa, and of the causal models OPT, whose padding never shifts a position."""
-    rows = encoding.table.num_embeddings
-    sizes = {"OPTForCausalLM": rows}  # it does not count the rows before
-    return [
-        Native(
-            model,
-            {"max_position_embeddings": sizes.get(model, rows + _BEFORE)},
-            {
-                "table.weight": Carried(
-                    name,
-                    lambda weight: F.pad(weight, (0, 0, _BEFORE, 0)),
-                    lambda weight: weight[_BEFORE:],
-                )
-            },
-        )
-        for model, name in _TABLES.items()
-    ]
-
-
-def from_hf(model: str, config: dict[str, Any]) -> Meant | None:
-    """Return the positions of a RoBERTa with absolute ones."""
-    if model not in _TABLES or config.get("position_embedding_type", "absolute") != "absolute":
-        return None
-    return Meant({}, config["max_position_embeddings"] - _BEFORE)

@@ -7,9 +7,9 @@ from typing import ClassVar, Literal, Optional
 import torch
 from torch import Tensor, nn
 
-from fairseq_posenc.encodings.base import Dims, Encoding, Terms
+from fairseq_posenc.encodings.base import Dims, Encoding, register
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions, Span
-from fairseq_posenc.registry import register
 
 
 @register("m1")
@@ -49,17 +49,17 @@ class M1(Encoding):
         """Start from plain attention."""
         nn.init.ones_(self.table)
 
-    def extended(self, name: str, weight: Tensor) -> Tensor:
-        """Return a loaded table for this one's reach, its last number repeated."""
+    def extend(self, name: str, weight: Tensor) -> Tensor:
+        """Extend a loaded table to this one's reach, its last number repeated."""
         missing = max(self.table.size(1) - weight.size(1), 0)
         return torch.cat([weight, weight[:, -1:].expand(-1, missing)], dim=1)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Return the rows as gain, ``(G, R)``."""
-        rows = self.table[:, span.distances().abs().clamp(max=self.max_distance)]
+        """Select the rows as gain, ``(G, R)``."""
+        rows = self.table[:, span.distances().abs().clamp(max=self.max_distance)]  # [G, R]
         return Terms(gain=rows, scale_factor=self.scale_factor)
 
     @classmethod
     def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Return m * n."""
+        """Count m * n."""
         return layers * dims.max_positions

@@ -6,10 +6,10 @@ from typing import ClassVar
 
 from torch import nn
 
-from fairseq_posenc.encodings.base import Terms
+from fairseq_posenc.encodings.base import register
 from fairseq_posenc.encodings.distance_table import DistanceEncoding
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions, Span
-from fairseq_posenc.registry import register
 
 
 @register("m2")
@@ -37,7 +37,7 @@ class M2(DistanceEncoding):
             nn.init.ones_(parameter)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Return the rows as gain, ``(G, R)``."""
+        """Select the rows as gain, ``(G, R)``."""
         return Terms(
             gain=self.table.rows(span),
             scale_factor=self.scale_factor,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from fairseq_posenc.encodings.base import Terms
+from fairseq_posenc.encodings.base import register
 from fairseq_posenc.encodings.distance_table import DistanceEncoding
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions, Span
-from fairseq_posenc.registry import register
 
 
 @register("m3")
@@ -34,7 +34,7 @@ class M3(DistanceEncoding):
             nn.init.ones_(parameter)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Return the rows as gain of each channel, ``(G, R, D)``."""
+        """Select the rows as gain of each channel, ``(G, R, D)``."""
         return Terms(
             channel_gain=self.table.rows(span),
             scale_factor=self.scale_factor,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from fairseq_posenc.encodings.base import Terms
-from fairseq_posenc.encodings.distance_table import DistanceEncoding, as_bert, of_bert
-from fairseq_posenc.encodings.native import Meant, Native
+from fairseq_posenc.encodings.base import register
+from fairseq_posenc.encodings.distance_table import DistanceEncoding
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions, Span
-from fairseq_posenc.registry import register
 
 
 @register("m4")
@@ -31,8 +30,8 @@ class M4(DistanceEncoding):
     product: ClassVar[bool] = False
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Return the same rows as query and key table, ``(G, R, D)``."""
-        rows = self.table.rows(span)
+        """Select the same rows as query and key table, ``(G, R, D)``."""
+        rows = self.table.rows(span)  # [G, R, D]
         return Terms(
             query_table=rows,
             key_table=rows,
@@ -40,13 +39,3 @@ class M4(DistanceEncoding):
             scale_factor=self.scale_factor,
             first=self.table.first(positions),
         )
-
-
-def to_hf(encoding: M4) -> list[Native]:
-    """Return RoBERTa with ``relative_key_query``."""
-    return as_bert(encoding, "relative_key_query")
-
-
-def from_hf(model: str, config: dict[str, Any]) -> Meant | None:
-    """Return the positions of such a RoBERTa."""
-    return of_bert(model, config, "relative_key_query")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from fairseq_posenc.encodings.base import register
 from fairseq_posenc.encodings.m4 import M4
-from fairseq_posenc.registry import register
 
 
 @register("m4m")

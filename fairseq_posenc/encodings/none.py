@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from fairseq_posenc.encodings.base import Dims, Encoding
-from fairseq_posenc.registry import register
+from fairseq_posenc.encodings.base import Dims, Encoding, register
 
 
 @register("none")
@@ -29,5 +28,5 @@ class NoEncoding(Encoding):
 
     @classmethod
     def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Return 0."""
+        """Count none."""
         return 0

@@ -1,4 +1,4 @@
-"""Scores that an encoding computes itself, in float32 at least whatever the model is in."""
+"""The precision of scores: float32 at least, whatever the model is in."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 
-def full(x: Tensor) -> Tensor:
-    """Return numbers in float32 at least: products of them overflow fp16."""
+def at_least_fp32(x: Tensor) -> Tensor:
+    """Cast to float32, unless it is float64: products of scores overflow fp16."""
     return x if x.dtype == torch.float64 else x.float()
 
 
-def exactly(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context in which autocast does not round such products again."""
+def no_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Keep autocast from rounding products again, as a context."""
     if device.type == "meta":  # which has no autocast, and computes nothing
         return nullcontext()
     return torch.autocast(device.type, enabled=False)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from fairseq_posenc.encodings.base import Terms
+from fairseq_posenc.encodings.base import register
 from fairseq_posenc.encodings.distance_table import DistanceEncoding
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions, Span
-from fairseq_posenc.registry import register
 
 
 @register("raffel")
@@ -30,7 +30,7 @@ class Raffel(DistanceEncoding):
     vectors: ClassVar[bool] = False
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Return the scaled rows as bias, ``(G, R)``."""
+        """Compute the scaled rows as bias, ``(G, R)``."""
         return Terms(
             bias=self.table.rows(span) * self.dims.scale(self.scale_factor),
             scale_factor=self.scale_factor,

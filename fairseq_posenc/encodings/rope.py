@@ -8,25 +8,23 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fairseq_posenc.encodings.base import Dims, Encoding
-from fairseq_posenc.encodings.native import Native
+from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.encodings.rotation import Rotation, is_exporting
 from fairseq_posenc.encodings.terms import Cost
 from fairseq_posenc.errors import UserError, shortened
-from fairseq_posenc.registry import register
 
 _STRONGEST = 1_000_000  # of all factors; the longest inputs are less than so much longer
 
 
 class Scaling(str):
-    """How angles are stretched for inputs longer than trained: ``none`` or ``KIND:FACTOR``.
+    """The scaling of angles for inputs longer than trained: ``none`` or ``KIND:FACTOR``.
 
     Raises:
         UserError: neither.
     """
 
     def __new__(cls, text: str = "none") -> Scaling:
-        """Return the scaling in one form: ``yarn:4`` for ``yarn:4.0``, ``none`` for ``yarn:1``."""
+        """Normalise the text: ``yarn:4`` for ``yarn:4.0``, ``none`` for ``yarn:1``."""
         kind, _, factor = text.partition(":")
         try:
             if text == "none":
@@ -42,7 +40,7 @@ class Scaling(str):
         )
 
     def parts(self) -> tuple[str, float]:
-        """Return kind and factor."""
+        """Split the text into kind and factor."""
         kind, _, factor = self.partition(":")
         return kind, float(factor or 1)
 
@@ -105,18 +103,18 @@ class Rope(Encoding):
         self.register_buffer("bits", self._frequencies().view(torch.int32), persistent=False)
 
     def trained_at(self, length: int) -> None:
-        """Take the weights for those of a model that was trained at a length."""
+        """Set the length that the weights were trained at."""
         super().trained_at(length)
         self.bits.copy_(self._frequencies().view(torch.int32))
 
     def rotation(self, ids: Tensor) -> Rotation:
-        """Return the rotation by the angles of positions ``ids``, ``(B or 1, T)``, in float32."""
-        angles = ids[:, None, :, None] * self.frequencies
+        """Compute the rotation at positions ``ids``, ``(B or 1, T)``, in float32."""
+        angles = ids[:, None, :, None] * self.frequencies  # [B or 1, 1, T, rotated/2]
         gain = 0.1 * math.log(self.factor) + 1.0 if self.scaling == "yarn" else 1.0
         return Rotation(torch.polar(torch.full_like(angles, gain), angles), self.layout == "half")
 
     def order(self) -> Tensor:
-        """Return a head's coordinates, ``(D,)``, in the order of the pairs that are turned."""
+        """Order a head's coordinates, ``(D,)``, by the pairs that are rotated."""
         order = torch.arange(self.dims.head_dim)
         if self.layout == "half":
             order[: self.rotated] = order[: self.rotated].view(2, -1).t().flatten()
@@ -131,7 +129,7 @@ class Rope(Encoding):
 
     def _frequencies(self) -> Tensor:
         width = self.rotated
-        exponents = torch.arange(0, width, 2, dtype=torch.float32) / width
+        exponents = torch.arange(0, width, 2, dtype=torch.float32) / width  # [rotated/2]
         base = self.base
         if self.scaling == "ntk":
             base *= self.factor ** (width / (width - 2))
@@ -144,7 +142,7 @@ class Rope(Encoding):
         return frequencies
 
     def _yarn_ramp(self, width: int) -> Tensor:
-        """Return 1 for pairs that turn often within the trained length, 0 for slow ones."""
+        """Ramp from 1 for pairs that turn often within the trained length to 0 for slow ones."""
 
         def pair_with(turns: float) -> float:
             length = self.dims.trained_length / (turns * 2 * math.pi)
@@ -158,32 +156,5 @@ class Rope(Encoding):
 
     @classmethod
     def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Return 0."""
+        """Count none."""
         return 0
-
-
-def to_hf(encoding: Rope) -> list[Native]:
-    """Return RoFormer, which has a table of all angles as in the paper, or GPT-NeoX for halves."""
-    rows = encoding.dims.max_positions
-    if encoding.scaling != "none":
-        return []
-    if encoding.layout == "half":
-        base, part = float(encoding.base), encoding.rotated / encoding.dims.head_dim
-        config = {
-            "max_position_embeddings": rows,
-            "rotary_emb_base": base,  # up to transformers 4
-            "rotary_pct": part,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": base,
-                "partial_rotary_factor": part,
-            },
-        }
-        return [Native("GPTNeoXForCausalLM", config)]
-    if encoding.base != 10000.0 or encoding.rotated != encoding.dims.head_dim:
-        return []
-    angles = torch.arange(rows)[:, None] * encoding.frequencies
-    table = torch.cat([angles.sin(), angles.cos()], dim=1)
-    config = {"max_position_embeddings": rows, "rotary_value": False}
-    fixed = {"roformer.encoder.embed_positions.weight": table}
-    return [Native("RoFormerForMaskedLM", config, fixed=fixed)]

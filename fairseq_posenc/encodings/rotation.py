@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def is_exporting() -> bool:
-    """Return whether this becomes a graph for another format.
+    """Return whether the model is being exported to another format.
 
     torch 2.6 cannot tell: there whatever is compiled is computed as such graphs do.
     """
@@ -17,74 +17,74 @@ def is_exporting() -> bool:
 
 
 class Rotation(NamedTuple):
-    """What turns queries and keys before their dot product, one entry for each of T tokens.
+    """A rotation of queries and keys before their dot product, one entry for each of T tokens.
 
     Attributes:
-        turn: complex numbers of absolute value 1 (but for a scaling's gain), by which pairs of
+        phases: complex numbers of absolute value 1 (but for a scaling's gain), by which pairs of
             coordinates are multiplied, ``(B or 1, 1, T, pairs)``; further coordinates stay.
         half: coordinate t is paired with t + pairs, else 2t with 2t + 1.
         decay: what each coordinate of a query is multiplied by, and of a key divided by,
             ``(B or 1, 1, T, D)``; None for 1.
     """
 
-    turn: Tensor
+    phases: Tensor
     half: bool = False
     decay: Tensor | None = None
 
-    def of_queries(self, query: Tensor) -> Tensor:
-        """Return queries ``(B, H, T, D)`` rotated; computed in float32, in their own precision."""
-        rotated = self._turned(query)
-        return rotated if self.decay is None else _narrowed(rotated * self.decay, query)
+    def rotate_queries(self, query: Tensor) -> Tensor:
+        """Rotate queries ``(B, H, T, D)``; computed in float32, returned in their own precision."""
+        rotated = self._rotate(query)
+        return rotated if self.decay is None else _clamp_as(rotated * self.decay, query)
 
-    def of_keys(self, key: Tensor) -> Tensor:
-        """Return keys ``(B, H, T, D)`` rotated; see :meth:`of_queries`."""
-        rotated = self._turned(key)
-        return rotated if self.decay is None else _narrowed(rotated / self.decay, key)
+    def rotate_keys(self, key: Tensor) -> Tensor:
+        """Rotate keys ``(B, H, T, D)``; see :meth:`rotate_queries`."""
+        rotated = self._rotate(key)
+        return rotated if self.decay is None else _clamp_as(rotated / self.decay, key)
 
-    def of_sentences(self, batch: int) -> Rotation:
-        """Return the rotation of every sentence's first row, where rows of a beam stand together.
+    def select_sentences(self, batch: int) -> Rotation:
+        """Select the rotation of each sentence's first row, where rows of a beam stand together.
 
         Args:
             batch: number of sentences, a divisor of the rows.
         """
-        if self.turn.size(0) in (1, batch):
+        if self.phases.size(0) in (1, batch):
             return self
         decay = self.decay
         return self._replace(
-            turn=self.turn.unflatten(0, (batch, -1))[:, 0],
+            phases=self.phases.unflatten(0, (batch, -1))[:, 0],
             decay=None if decay is None else decay.unflatten(0, (batch, -1))[:, 0],
         )
 
-    def _turned(self, x: Tensor) -> Tensor:
-        width = 2 * self.turn.size(-1)
+    def _rotate(self, x: Tensor) -> Tensor:
+        width = 2 * self.phases.size(-1)
         if width == x.size(-1):
-            return self._turned_whole(x)
+            return self._rotate_pairs(x)
         # Complex numbers need even strides, which a part of odd heads has not.
-        turned = self._turned_whole(x[..., :width].contiguous())
-        return torch.cat([turned, x[..., width:]], dim=-1)
+        rotated = self._rotate_pairs(x[..., :width].contiguous())
+        return torch.cat([rotated, x[..., width:]], dim=-1)
 
-    def _turned_whole(self, x: Tensor) -> Tensor:
+    def _rotate_pairs(self, x: Tensor) -> Tensor:
         exact = x.to(torch.promote_types(x.dtype, torch.float32))
         if is_exporting():  # to formats that have no complex numbers
-            turned = self._turned_by_parts(exact)
+            rotated = self._rotate_real(exact)
         elif self.half:
-            pairs = torch.complex(*exact.chunk(2, dim=-1)) * self.turn
-            turned = torch.cat([pairs.real, pairs.imag], dim=-1)
+            pairs = torch.complex(*exact.chunk(2, dim=-1)) * self.phases  # [B, H, T, D/2]
+            rotated = torch.cat([pairs.real, pairs.imag], dim=-1)  # [B, H, T, D]
         else:
-            pairs = torch.view_as_complex(exact.view(*exact.shape[:-1], -1, 2)) * self.turn
-            turned = torch.view_as_real(pairs).flatten(-2)
-        return turned.to(x.dtype)
+            pairs = torch.view_as_complex(exact.view(*exact.shape[:-1], -1, 2)) * self.phases
+            rotated = torch.view_as_real(pairs).flatten(-2)  # [B, H, T, D]
+        return rotated.to(x.dtype)
 
-    def _turned_by_parts(self, x: Tensor) -> Tensor:
-        """Return what a product of complex numbers gives, of real ones."""
+    def _rotate_real(self, x: Tensor) -> Tensor:
+        """Multiply by the phases, without complex numbers."""
         place = -2 if self.half else -1
-        cos, sin = torch.view_as_real(self.turn).unbind(-1)
+        cos, sin = torch.view_as_real(self.phases).unbind(-1)  # each [B or 1, 1, T, D/2]
         first, second = x.unflatten(-1, (2, -1) if self.half else (-1, 2)).unbind(place)
         pairs = (first * cos - second * sin, first * sin + second * cos)
-        return torch.stack(pairs, dim=place).flatten(-2)
+        return torch.stack(pairs, dim=place).flatten(-2)  # [B, H, T, D]
 
 
-def _narrowed(x: Tensor, like: Tensor) -> Tensor:
-    """Return ``x`` in the precision of ``like``; what fp16 cannot hold is its largest number."""
+def _clamp_as(x: Tensor, like: Tensor) -> Tensor:
+    """Cast ``x`` to the type of ``like``; numbers beyond fp16 become its largest."""
     limit = torch.finfo(like.dtype).max
     return x.clamp(-limit, limit).type_as(like)

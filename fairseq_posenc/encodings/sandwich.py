@@ -7,10 +7,10 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fairseq_posenc.encodings.base import Dims, Encoding, Terms
+from fairseq_posenc.encodings.base import Dims, Encoding, register
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
-from fairseq_posenc.registry import register
 
 
 @register("sandwich")
@@ -44,15 +44,17 @@ class Sandwich(Encoding):
         self.scale_factor = scale_factor
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Return the compressed dot products as bias in float32, ``(H, R)``."""
+        """Compute the dot products as bias in float32, ``(H, R)``."""
         half = self.width // 2
         steps = torch.arange(1, half + 1, device=span.device).double() / half
-        angles = span.distances().double()[:, None] * torch.exp(-math.log(10000.0) * steps)
+        angles = span.distances().double()[:, None] * torch.exp(
+            -math.log(10000.0) * steps
+        )  # [R, w/2]
         heads = torch.arange(1, self.dims.num_heads + 1, device=span.device)[:, None]
-        bias = (angles.cos().sum(-1) - half) * self.dims.num_heads / (8 * heads)
+        bias = (angles.cos().sum(-1) - half) * self.dims.num_heads / (8 * heads)  # [H, R]
         return Terms(bias=bias.float(), scale_factor=self.scale_factor)
 
     @classmethod
     def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Return 0."""
+        """Count none."""
         return 0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
+from fairseq_posenc.encodings.base import register
 from fairseq_posenc.encodings.learned import Learned
 from fairseq_posenc.positions import Positions
-from fairseq_posenc.registry import register
 
 
 @register("sentence_learned")
@@ -32,10 +32,10 @@ class SentenceLearned(Learned):
     """
 
     def embed(self, positions: Positions) -> Tensor:
-        """Return the vectors of the queries' positions in their sentences, ``(B, T, C)``.
+        """Look up the vectors of the queries' positions in their sentences, ``(B, T, C)``.
 
         Raises:
             UserError: a block is longer than the table, which one sentence could fill.
         """
         positions.check_limit(self.dims.max_positions, self.name)
-        return F.embedding(positions.queries(positions.in_sentence()), self.table.weight)
+        return F.embedding(positions.queries(positions.sentence_ids()), self.table.weight)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from fairseq_posenc.encodings.base import Terms
-from fairseq_posenc.encodings.distance_table import DistanceEncoding, as_bert, of_bert
-from fairseq_posenc.encodings.native import Meant, Native
+from fairseq_posenc.encodings.base import register
+from fairseq_posenc.encodings.distance_table import DistanceEncoding
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions, Span
-from fairseq_posenc.registry import register
 
 
 @register("shaw")
@@ -29,19 +26,9 @@ class Shaw(DistanceEncoding):
     """
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Return the rows as query table, ``(G, R, D)``."""
+        """Select the rows as query table, ``(G, R, D)``."""
         return Terms(
             query_table=self.table.rows(span),
             scale_factor=self.scale_factor,
             first=self.table.first(positions),
         )
-
-
-def to_hf(encoding: Shaw) -> list[Native]:
-    """Return RoBERTa with ``relative_key``."""
-    return as_bert(encoding, "relative_key")
-
-
-def from_hf(model: str, config: dict[str, Any]) -> Meant | None:
-    """Return the positions of such a RoBERTa."""
-    return of_bert(model, config, "relative_key")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Optional
 
-from fairseq_posenc.encodings.base import Dims, Terms
+from fairseq_posenc.encodings.base import Dims, register
 from fairseq_posenc.encodings.distance_table import DistanceEncoding
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions, Span
-from fairseq_posenc.registry import register
 
 
 @register("shaw_values")
@@ -39,5 +39,5 @@ class ShawValues(DistanceEncoding):
         super().__init__(dims, max_distance=max_distance, per_head=per_head, reset=reset)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Return the rows as value table, ``(G, R, D)``."""
+        """Select the rows as value table, ``(G, R, D)``."""
         return Terms(value_table=self.table.rows(span), first=self.table.first(positions))

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_posenc.encodings.base import Dims, Encoding
+from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.encodings.terms import Cost
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions
-from fairseq_posenc.registry import register
 
 
 @register("sinusoidal")
@@ -55,7 +54,7 @@ class Sinusoidal(Encoding):
         self.scale = scale
 
     def embed(self, positions: Positions) -> Tensor:
-        """Return the vectors of the queries' positions in float32, ``(B or 1, T, C)``."""
+        """Compute the vectors of the queries' positions in float32, ``(B or 1, T, C)``."""
         ids = positions.queries(positions.ids)
         before = positions.padding_idx + 1 if self.layout == "fairseq" else 0
         if ids.size(0) == 1 or ids.size(1) == 1:
@@ -64,17 +63,19 @@ class Sinusoidal(Encoding):
         return F.embedding(ids, self.scale * self.vectors(rows + before))
 
     def vectors(self, index: Tensor) -> Tensor:
-        """Return p of positions ``index`` of any shape: ``(*index.shape, C)`` in float32."""
+        """Compute p of positions ``index`` of any shape: ``(*index.shape, C)`` in float32."""
         half = self.dims.embed_dim // 2
         steps = half if self.layout == "interleaved" else half - 1
         exponents = torch.arange(half, dtype=torch.float32, device=index.device) / max(steps, 1)
         # Angles from frequencies in float32, never in the model's half precision.
-        angles = index.float().unsqueeze(-1) * torch.exp(exponents * -math.log(10000.0))
+        angles = index.float().unsqueeze(-1) * torch.exp(
+            exponents * -math.log(10000.0)
+        )  # [..., C/2]
         if self.layout == "fairseq":
             return torch.cat([angles.sin(), angles.cos()], dim=-1)
-        return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)
+        return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)  # [..., C]
 
     @classmethod
     def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Return 0."""
+        """Count none."""
         return 0

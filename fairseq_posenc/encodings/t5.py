@@ -8,11 +8,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding, Terms
-from fairseq_posenc.encodings.native import Carried, Native
+from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding, register
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
-from fairseq_posenc.registry import register
 
 
 @register("t5")
@@ -58,20 +57,20 @@ class T5(Encoding):
         nn.init.normal_(self.table, std=INIT_STD)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Return the buckets' numbers as bias, ``(H, R)``."""
-        index = bucket_of(
+        """Look up the buckets' numbers as bias, ``(H, R)``."""
+        index = bucket_distances(
             span.distances(), self.num_buckets, self.max_distance, not self.dims.causal
         )
         return Terms(bias=self.table[:, index], scale_factor=self.scale_factor)
 
     @classmethod
     def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Return 32 * h."""
+        """Count 32 * h."""
         return 32 * dims.num_heads
 
 
 def check_buckets(name: str, buckets: int, max_distance: int, both_sides: bool) -> None:
-    """Refuse numbers for which :func:`bucket_of` has no meaning.
+    """Refuse numbers for which :func:`bucket_distances` has no meaning.
 
     Raises:
         UserError: names the encoding and what is allowed.
@@ -84,8 +83,10 @@ def check_buckets(name: str, buckets: int, max_distance: int, both_sides: bool) 
         )
 
 
-def bucket_of(distances: Tensor, buckets: int, max_distance: int, both_sides: bool) -> Tensor:
-    """Return T5's bucket of each signed distance j - i, of the same shape.
+def bucket_distances(
+    distances: Tensor, buckets: int, max_distance: int, both_sides: bool
+) -> Tensor:
+    """Compute T5's bucket of each signed distance j - i, of the same shape.
 
     Args:
         distances: int64, any shape.
@@ -102,17 +103,3 @@ def bucket_of(distances: Tensor, buckets: int, max_distance: int, both_sides: bo
     logarithmic = (exact + (grown * (side - exact) + 1e-6).long()).clamp(max=side - 1)
     found = torch.where(steps < exact, steps, logarithmic)
     return found + side * distances.gt(0) if both_sides else found
-
-
-def to_hf(encoding: T5) -> list[Native]:
-    """Return MPNet, which knows T5's buckets alone, and has absolute positions beside: of zeros."""
-    options = (encoding.num_buckets, encoding.max_distance, encoding.scale_factor)
-    if encoding.dims.causal or options != (32, 128, 1.0):
-        return []
-    rows = encoding.dims.max_positions + 2  # its first position is in the row 2
-    config = {"relative_attention_num_buckets": 32, "max_position_embeddings": rows}
-    name = "mpnet.encoder.relative_attention_bias.weight"
-    table = Carried(name, lambda weight: weight.T, lambda weight: weight.T.contiguous())
-    absolute = torch.zeros(rows, encoding.dims.embed_dim)
-    fixed = {"mpnet.embeddings.position_embeddings.weight": absolute}
-    return [Native("MPNetForMaskedLM", config, {"table": table}, fixed)]

@@ -1,4 +1,4 @@
-"""What an encoding adds to the attention scores, as data that describes itself.
+"""The terms of the attention scores that encodings add, as data that describes itself.
 
 With q_i and k_j the (rotated) query and key and r = j - i their distance, the score is::
 
@@ -6,10 +6,7 @@ With q_i and k_j the (rotated) query and key and r = j - i their distance, the s
 
 where combine is a sum or a product, scale = 1 / sqrt(scale_factor * head_dim).
 
-Shape legend (used in all comments):
-    B batch, T queries, S keys, H heads, D head size, C model size,
-    G groups of heads with a table of their own (1: all heads share it, or H),
-    R rows of a table: one for each distance of a :class:`~fairseq_posenc.positions.Span`.
+The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 """
 
 from __future__ import annotations
@@ -39,7 +36,7 @@ class Cost(NamedTuple):
 
 
 class Term(NamedTuple):
-    """What a field of :class:`Terms` is, for all that handles terms without naming them.
+    """The description of a field of :class:`Terms`, for code that handles terms of any name.
 
     Attributes:
         axes: its shape in letters of the legend; B may be 1 as well.
@@ -72,7 +69,7 @@ _TABLE_COST = Cost("2 h n (2n-1) d + h n^2", "h n (3n-1)")
 
 
 class Terms(NamedTuple):
-    """What an encoding adds to the attention scores (see the module's equation).
+    """The contribution of an encoding to the attention scores (see the module's equation).
 
     Tables hold a row for each distance of the span they were asked for, from low to high. With
     ``first`` (the reset of the first token), two rows follow: that of a query at the first token,
@@ -147,7 +144,7 @@ class Terms(NamedTuple):
         return self.product or any(self.given())
 
     def __or__(self, other: Terms) -> Terms:
-        """Return the terms of two encodings together; refuse what has no meaning."""
+        """Combine the terms of two encodings; refuse those that cannot be combined."""
         if (self.first is None) != (other.first is None) and self.changes and other.changes:
             raise UserError("reset must apply to every encoding of the scores, or to none")
         if self.multiplies and other.multiplies:
@@ -163,7 +160,7 @@ class Terms(NamedTuple):
     def projected(
         self, as_queries: Callable[[Tensor], Tensor], as_keys: Callable[[Tensor], Tensor]
     ) -> Terms:
-        """Return the terms with content rows as tables, through a layer's own projections.
+        """Project content rows to tables, through a layer's own projections.
 
         Args:
             as_queries: ``(H, R, D)`` of ``(R, C)``, by the projection of the queries.
@@ -172,14 +169,14 @@ class Terms(NamedTuple):
         rows = self.content_rows
         if rows is None:
             return self
-        tables = Terms(query_table=as_keys(rows), key_table=as_queries(rows))
+        tables = Terms(query_table=as_keys(rows), key_table=as_queries(rows))  # [H, R, D]
         return self._replace(content_rows=None) | tables
 
     def unprojected(self, num_heads: int) -> Terms:
-        """Return the terms with content rows as tables, for use without a layer's projections."""
+        """Split content rows into heads as tables, for use without a layer's projections."""
 
         def heads(rows: Tensor) -> Tensor:
-            return rows.unflatten(-1, (num_heads, -1)).transpose(0, 1)
+            return rows.unflatten(-1, (num_heads, -1)).transpose(0, 1)  # [H, R, D]
 
         return self.projected(heads, heads)
 
@@ -193,7 +190,7 @@ TERMS: dict[str, Term] = {
 
 
 def _joined(name: str, ours: Tensor | None, theirs: Tensor | None) -> Tensor | None:
-    """Return a term of two encodings: biases add up, of anything else there can be one."""
+    """Combine one term of two encodings: biases add up, of any other there can be one."""
     if ours is None or theirs is None:
         return ours if ours is not None else theirs
     if TERMS[name].enters == "bias":

@@ -7,11 +7,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import nn
 
-from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding, Terms
+from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding, register
 from fairseq_posenc.encodings.sinusoidal import Sinusoidal
-from fairseq_posenc.encodings.terms import Cost
+from fairseq_posenc.encodings.terms import Cost, Terms
 from fairseq_posenc.positions import Positions, Span
-from fairseq_posenc.registry import register
 
 
 @register("transformer_xl")
@@ -48,10 +47,11 @@ class TransformerXL(Encoding):
             nn.init.normal_(parameter, std=INIT_STD)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Return W s as query table, u as key table, ``(H, R, D)``, and v.(W s) as bias."""
+        """Compute W s as query table, u as key table, ``(H, R, D)``, and v.(W s) as bias."""
         sinusoids = self.sinusoids.vectors(-span.distances()).type_as(self.projection)  # [R, C]
-        rows = (sinusoids @ self.projection.T).unflatten(-1, self.u.shape).transpose(0, 1)
-        bias = (rows * self.v[:, None]).sum(-1) * self.dims.scale(self.scale_factor)
+        rows = (sinusoids @ self.projection.T).unflatten(-1, self.u.shape)  # [R, H, D]
+        rows = rows.transpose(0, 1)  # [H, R, D]
+        bias = (rows * self.v[:, None]).sum(-1) * self.dims.scale(self.scale_factor)  # [H, R]
         return Terms(
             query_table=rows,
             key_table=self.u[:, None].expand_as(rows),
@@ -61,5 +61,5 @@ class TransformerXL(Encoding):
 
     @classmethod
     def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Return m * (C^2 + 2 * C)."""
+        """Count m * (C^2 + 2 * C)."""
         return layers * (dims.embed_dim**2 + 2 * dims.embed_dim)

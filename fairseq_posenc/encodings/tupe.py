@@ -7,12 +7,11 @@ from typing import ClassVar, Optional
 import torch
 from torch import nn
 
-from fairseq_posenc.encodings.base import INIT_STD, Dims, Terms
+from fairseq_posenc.encodings.base import INIT_STD, Dims, register
 from fairseq_posenc.encodings.distance_table import DistanceEncoding
-from fairseq_posenc.encodings.precision import exactly, full
-from fairseq_posenc.encodings.terms import Cost
+from fairseq_posenc.encodings.precision import at_least_fp32, no_autocast
+from fairseq_posenc.encodings.terms import Cost, Terms
 from fairseq_posenc.positions import Positions, Span
-from fairseq_posenc.registry import register
 
 
 @register("tupe")
@@ -65,7 +64,7 @@ class Tupe(DistanceEncoding):
 
     @property
     def max_positions(self) -> int:
-        """How many positions there are."""
+        """The number of positions."""
         return self.positions.size(0)
 
     def reset_parameters(self) -> None:
@@ -74,7 +73,7 @@ class Tupe(DistanceEncoding):
             nn.init.normal_(parameter, std=INIT_STD)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Return the comparison of positions by pair, ``(B or 1, 1, T, S)``, and the bias.
+        """Compare positions by pair, ``(B or 1, 1, T, S)``, and the bias.
 
         Raises:
             UserError: a position lies beyond the table.
@@ -83,14 +82,14 @@ class Tupe(DistanceEncoding):
         rows = positions.common_ids()
         if rows.size(1) > self.dims.max_positions:  # no more than padding is beyond
             rows = rows.clamp(max=self.dims.max_positions - 1)
-        vectors = full(self.positions[rows])  # [B or 1, S, D]
+        vectors = at_least_fp32(self.positions[rows])  # [B or 1, S, D]
         first = self.table.first(positions)
         if first is not None:  # nothing of its pairs is left
             vectors = vectors.masked_fill(first[..., None], 0.0)
-        with exactly(vectors.device):
-            queries = positions.queries(vectors) @ full(self.query_projection)
-            keys = vectors @ full(self.key_projection) * self.dims.scale(self.scale_factor)
-            pairs = queries @ keys.transpose(1, 2)
+        with no_autocast(vectors.device):
+            queries = positions.queries(vectors) @ at_least_fp32(self.query_projection)
+            keys = vectors @ at_least_fp32(self.key_projection) * self.dims.scale(self.scale_factor)
+            pairs = queries @ keys.transpose(1, 2)  # [B or 1, T, S]
         return Terms(
             bias=self.table.rows(span),
             pair_bias=pairs.unsqueeze(1),
@@ -100,6 +99,6 @@ class Tupe(DistanceEncoding):
 
     @classmethod
     def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Return m * (n * d + 2 * d^2 + 2n-1)."""
+        """Count m * (n * d + 2 * d^2 + 2n-1)."""
         own = dims.max_positions * dims.head_dim + 2 * dims.head_dim**2
         return super().parameter_count(dims, layers) + layers * own

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding, Terms
-from fairseq_posenc.encodings.precision import exactly, full
-from fairseq_posenc.encodings.t5 import bucket_of, check_buckets
-from fairseq_posenc.encodings.terms import Cost
+from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding, register
+from fairseq_posenc.encodings.precision import at_least_fp32, no_autocast
+from fairseq_posenc.encodings.t5 import bucket_distances, check_buckets
+from fairseq_posenc.encodings.terms import Cost, Terms
 from fairseq_posenc.positions import Positions, Span
-from fairseq_posenc.registry import register
 
 
 @register("tupe_shared")
@@ -67,7 +66,7 @@ class TupeShared(Encoding):
 
     @property
     def max_positions(self) -> int:
-        """How many positions there are."""
+        """The number of positions."""
         return self.positions.size(0) - 1
 
     def reset_parameters(self) -> None:
@@ -79,13 +78,13 @@ class TupeShared(Encoding):
             nn.init.zeros_(parameter)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Return the comparison by pair, ``(B or 1, H, T, S)``, and the buckets as bias.
+        """Compare positions by pair, ``(B or 1, H, T, S)``, and the buckets as bias.
 
         Raises:
             UserError: a position lies beyond the table.
         """
         positions.check_limit(self.dims.max_positions, self.name)
-        with exactly(self.positions.device):
+        with no_autocast(self.positions.device):
             return self._terms(span, positions)
 
     def _terms(self, span: Span, positions: Positions) -> Terms:
@@ -93,8 +92,8 @@ class TupeShared(Encoding):
         scale = self.dims.scale(self.scale_factor)
         key_rows = positions.common_ids().clamp(max=self.dims.max_positions - 1) + 1
         at_queries = queries[:, positions.queries(key_rows)].transpose(0, 1)  # [B or 1, H, T, D]
-        at_keys = keys[:, key_rows].transpose(0, 1) * scale
-        index = bucket_of(span.distances(), self.num_buckets, self.max_distance, True)
+        at_keys = keys[:, key_rows].transpose(0, 1) * scale  # [B or 1, H, S, D]
+        index = bucket_distances(span.distances(), self.num_buckets, self.max_distance, True)
         bias, first = self.buckets[:, index], None
         if self.reset:
             first = positions.is_first()  # nothing of its pairs is left but its own numbers
@@ -102,28 +101,28 @@ class TupeShared(Encoding):
             at_keys = at_keys.masked_fill(first[:, None, :, None], 0.0)
             own = (queries[:, :2] * keys[:, :2]).sum(-1) * scale
             own = own + self.buckets[:, [self.num_buckets // 2, self.num_buckets]]
-            bias = torch.cat([bias, own], dim=1)
-        pairs = at_queries @ at_keys.transpose(-1, -2)
+            bias = torch.cat([bias, own], dim=1)  # [H, R]
+        pairs = at_queries @ at_keys.transpose(-1, -2)  # [B or 1, H, T, S]
         return Terms(bias=bias, pair_bias=pairs, scale_factor=self.scale_factor, first=first)
 
     def _projected(self, rows: int) -> tuple[Tensor, Tensor]:
-        """Return queries and keys of the first rows, each ``(H, rows, D)``, in float32 at least."""
+        """Project the first rows to queries and keys, each ``(H, rows, D)``, in full precision."""
         normed = F.layer_norm(
-            full(self.positions[:rows]),
+            at_least_fp32(self.positions[:rows]),
             (self.dims.embed_dim,),
-            full(self.norm_weight),
-            full(self.norm_bias),
+            at_least_fp32(self.norm_weight),
+            at_least_fp32(self.norm_bias),
         )
-        queries = F.linear(normed, full(self.query_weight), full(self.query_bias))
-        keys = F.linear(normed, full(self.key_weight), full(self.key_bias))
+        queries = F.linear(normed, at_least_fp32(self.query_weight), at_least_fp32(self.query_bias))
+        keys = F.linear(normed, at_least_fp32(self.key_weight), at_least_fp32(self.key_bias))
         return self._heads(queries), self._heads(keys)
 
     def _heads(self, x: Tensor) -> Tensor:
-        """Return ``(H, n+1, D)`` of ``(n+1, C)``."""
+        """Split ``(n+1, C)`` into heads, ``(H, n+1, D)``."""
         return x.unflatten(-1, (self.dims.num_heads, self.dims.head_dim)).transpose(0, 1)
 
     @classmethod
     def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Return (n+1) * C + 2 * C + 2 * (C^2 + C) + 33 * h."""
+        """Count (n+1) * C + 2 * C + 2 * (C^2 + C) + 33 * h."""
         width = dims.embed_dim
         return (dims.max_positions + 3) * width + 2 * (width**2 + width) + 33 * dims.num_heads

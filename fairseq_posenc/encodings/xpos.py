@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from fairseq_posenc.encodings.base import Dims
+from fairseq_posenc.encodings.base import Dims, register
 from fairseq_posenc.encodings.rope import Rope, Scaling
 from fairseq_posenc.encodings.rotation import Rotation
-from fairseq_posenc.errors import UserError
-from fairseq_posenc.registry import register
 
 
 @register("xpos")
@@ -34,6 +32,8 @@ class XPos(Rope):
         keys of both ends.
     """
 
+    causal_only: ClassVar[str] = "it would amplify keys after the query"
+
     def __init__(
         self,
         dims: Dims,
@@ -45,24 +45,22 @@ class XPos(Rope):
         scale_base: float = 512.0,
     ) -> None:
         super().__init__(dims, base=base, fraction=fraction, layout=layout, scaling=scaling)
-        if not dims.causal:
-            raise UserError("xpos is for causal models: it would amplify keys after the query")
         self.scale_base = scale_base
 
     def rotation(self, ids: Tensor) -> Rotation:
-        """Return the rotation, and its decay, for positions ``ids``, ``(B or 1, T)``."""
+        """Compute the rotation, and its decay, at positions ``ids``, ``(B or 1, T)``."""
         return super().rotation(ids)._replace(decay=self.decay(ids))
 
     def decay(self, ids: Tensor) -> Tensor:
-        """Return what each coordinate of a query is multiplied by, ``(B or 1, 1, T, D)``."""
+        """Compute the factor of each coordinate of a query, ``(B or 1, 1, T, D)``."""
         gamma = 0.4
         pairs = torch.arange(0, self.rotated, 2, dtype=torch.float32, device=ids.device)
         base = (pairs / self.rotated + gamma) / (1 + gamma)
-        steps = ids[..., None] - self.dims.trained_length // 2
-        scale = base ** (steps.float() / self.scale_base)
+        steps = ids[..., None] - self.dims.trained_length // 2  # [B or 1, T, 1]
+        scale = base ** (steps.float() / self.scale_base)  # [B or 1, T, rotated/2]
         if self.layout == "half":
             scale = torch.cat([scale, scale], dim=-1)
         else:
             scale = scale.repeat_interleave(2, dim=-1)
         rest = scale.new_ones(*scale.shape[:-1], self.dims.head_dim - self.rotated)
-        return torch.cat([scale, rest], dim=-1).unsqueeze(1)
+        return torch.cat([scale, rest], dim=-1).unsqueeze(1)  # [B or 1, 1, T, D]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from fairseq import utils
 
-from fairseq_posenc import registry
-from fairseq_posenc.encodings.native import Meant
 from fairseq_posenc.errors import UserError, shortened
+from fairseq_posenc.exchange.encoding_maps import parse_positions
 from fairseq_posenc.exchange.layouts import LAYOUTS
 from fairseq_posenc.exchange.naming import ACTIVATIONS
 from fairseq_posenc.exchange.styles import BERT, EPSILON
@@ -72,9 +70,7 @@ def settings_of(config: dict[str, Any], path: Path) -> dict[str, Any]:
 
 def _positions(model: str, config: dict[str, Any], path: Path) -> tuple[Spec, int]:
     """Return the encoding that a configuration means, and the number of positions."""
-    for name in registry.names():
-        from_hf = getattr(import_module(registry.get(name).__module__), "from_hf", None)
-        meant: Meant | None = None if from_hf is None else from_hf(model, config)
-        if meant is not None:
-            return Spec((Item.of(name, dict(meant.options)),)), meant.max_positions
-    raise UserError(f"{path}: the positions of its {model} are none that the package has")
+    found = parse_positions(model, config)
+    if found is None:
+        raise UserError(f"{path}: the positions of its {model} are none that the package has")
+    return Spec((Item.canonical(found.name, dict(found.options)),)), found.max_positions

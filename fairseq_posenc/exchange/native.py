@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fairseq_posenc.encodings.base import Encoding
-from fairseq_posenc.encodings.native import Carried, Native
 from fairseq_posenc.errors import UserError, shortened
+from fairseq_posenc.exchange.encoding_maps import HFClass, ParamMap, hf_classes
 from fairseq_posenc.exchange.joining import joined
 from fairseq_posenc.exchange.layouts import LAYOUTS, Layout
 from fairseq_posenc.exchange.naming import ARCHITECTURES, name_there
@@ -38,13 +37,6 @@ class Export(NamedTuple):
     weights: dict[str, Tensor]
 
 
-def natives(encoding: Encoding) -> list[Native]:
-    """Return the model classes that an encoding's file names for it."""
-    to_hf = getattr(import_module(type(encoding).__module__), "to_hf", None)
-    found: list[Native] = [] if to_hf is None else to_hf(encoding)
-    return found
-
-
 def as_native(
     trained: Trained, config: dict[str, Any], weights: dict[str, Tensor], version: int | None
 ) -> tuple[Export | None, str]:
@@ -60,7 +52,7 @@ def as_native(
     if stack is None:
         return None, "transformers has no class for two stacks of this kind"
     encodings = encodings_of(stack)
-    found = natives(encodings[0]) if len(encodings) == 1 else []
+    found = hf_classes(encodings[0]) if len(encodings) == 1 else []
     for native in found:
         layout = LAYOUTS.get(native.model)
         if layout is None or trained.head not in layout.heads:
@@ -98,7 +90,7 @@ def _why_not(trained: Trained, config: dict[str, Any], layout: Layout) -> str:
     return f"is built with other {other[0].replace('_', ' ')}" if other else ""
 
 
-def _config(config: dict[str, Any], native: Native, layout: Layout) -> dict[str, Any]:
+def _config(config: dict[str, Any], native: HFClass, layout: Layout) -> dict[str, Any]:
     stack = config[layout.style.stack]
     (own,) = config["architectures"]
     head = next(head for head, name in ARCHITECTURES.items() if name == own)
@@ -115,7 +107,7 @@ def _config(config: dict[str, Any], native: Native, layout: Layout) -> dict[str,
 
 
 def _weights(
-    weights: dict[str, Tensor], native: Native, layout: Layout, scale: float
+    weights: dict[str, Tensor], native: HFClass, layout: Layout, scale: float
 ) -> dict[str, Tensor]:
     found = dict(native.fixed)
     for name, weight in weights.items():
@@ -171,19 +163,19 @@ def _tied(weights: dict[str, Tensor]) -> list[str]:
     return [*(second for second, _ in there), *_NOT_WEIGHTS]
 
 
-def _of_config(config: dict[str, Any], model: Any) -> tuple[Layout, Native]:
+def _of_config(config: dict[str, Any], model: Any) -> tuple[Layout, HFClass]:
     if config.get("model_type") == "fairseq_posenc":
-        return Layout("fairseq_posenc", {}, ()), Native("", {})
+        return Layout("fairseq_posenc", {}, ()), HFClass("", {})
     name = str((config.get("architectures") or [None])[0])
     ((_, stack),) = stacks_of(model)
     encoding, *_ = encodings_of(stack)
-    for native in natives(encoding):
+    for native in hf_classes(encoding):
         if name in LAYOUTS[native.model].heads.values():
             return LAYOUTS[native.model], native
     raise UserError(f"a {shortened(name)} has no positions such as {encoding.name}")
 
 
-def _place_there(name: str, layout: Layout, native: Native) -> Carried:
+def _place_there(name: str, layout: Layout, native: HFClass) -> ParamMap:
     """Return where a parameter of ours is in a native class."""
     own = re.match(_OWN, name)
     if own and native.weights:
@@ -194,4 +186,4 @@ def _place_there(name: str, layout: Layout, native: Native) -> Carried:
         if match:
             name = theirs.format(*match.groups()) + name[match.end() :]
             break
-    return Carried(name, torch.clone, torch.clone)
+    return ParamMap(name, torch.clone, torch.clone)

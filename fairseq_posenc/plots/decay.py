@@ -38,7 +38,7 @@ def draw_decay(stack: Stack, reach: int, title: str) -> Any:
     if rotation is None or rotation.decay is not None:
         raise UserError(f"{stack.spec} is not rope, whose scores the bound is of")
     figure, (axes,) = grids.new(1, title, columns=1, ratio=0.75)
-    names = [f"{2 * rotation.turn.size(-1)} coordinates of a head"]
-    grids.lines(axes, grids.distances(0, reach), bound(rotation.turn[0]), names)
+    names = [f"{2 * rotation.phases.size(-1)} coordinates of a head"]
+    grids.lines(axes, grids.distances(0, reach), bound(rotation.phases[0]), names)
     grids.label(axes, "bound of the score", "distance", "mean of |S_j|")
     return figure

@@ -94,15 +94,15 @@ def of_model(model: nn.Module) -> dict[str, Stack]:
 
 def terms_of(positions: PositionEncoding, length: int) -> tuple[Span, Terms]:
     """Return the distances between ``length`` tokens, and a layer's terms for them."""
-    span = Span.of(length, length, torch.device("cpu"))
-    return span, Shared.of(positions.shared, tokens(length)).terms | positions.layer.terms(
+    span = Span.from_lengths(length, length, torch.device("cpu"))
+    return span, Shared.compute(positions.shared, tokens(length)).terms | positions.layer.terms(
         span, tokens(length)
     )
 
 
 def tokens(length: int) -> Positions:
     """Return the positions of a sentence of so many tokens."""
-    return Positions.of(torch.full((1, length), _TOKEN), _PADDING, _END, length)
+    return Positions.from_tokens(torch.full((1, length), _TOKEN), _PADDING, _END, length)
 
 
 def numbered(chosen: Optional[Sequence[int]], count: int, what: str, where: str) -> list[int]:

@@ -69,7 +69,7 @@ def _extended(name: str, old: Tensor, stack: Stack) -> Tensor:
     before, _, after = f".{name.removeprefix(stack.prefix)}".rpartition(OWN)
     encoding, _, parameter = after.partition(".")
     module = stack.module.get_submodule(f"{before}{OWN}{encoding}"[1:])
-    return module.extended(parameter, old) if isinstance(module, Encoding) else old
+    return module.extend(parameter, old) if isinstance(module, Encoding) else old
 
 
 def _changed_options(name: str, old: Spec, new: Spec) -> str:

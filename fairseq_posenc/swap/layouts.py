@@ -55,7 +55,7 @@ def reordered(
 def without_layout(spec: Spec) -> Spec:
     """Return positions, each rotation of which has the layout that is its default."""
     items = ({key: value for key, value in item.options if key != "layout"} for item in spec.items)
-    return Spec(tuple(Item.of(item.name, rest) for item, rest in zip(spec.items, items)))
+    return Spec(tuple(Item.canonical(item.name, rest) for item, rest in zip(spec.items, items)))
 
 
 def _rotary(encodings: registry.Encodings) -> Optional[Rope]:

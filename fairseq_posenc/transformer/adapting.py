@@ -99,7 +99,7 @@ class PositionCheckpoints(nn.Module):
                 key = f"{name}.{parameter}"
                 if key not in state_dict:
                     continue
-                longer = module.extended(parameter, state_dict[key])
+                longer = module.extend(parameter, state_dict[key])
                 if longer.shape != state_dict[key].shape:
                     logger.info("%s: its ends are repeated for longer distances", key)
                     changes.append(_resized(key, state_dict[key], longer))

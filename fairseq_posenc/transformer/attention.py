@@ -122,7 +122,7 @@ class PositionalAttention(MultiheadAttention):
     def _terms(self, state: IncrementalState, tgt_len: int, src_len: int, shared: Shared) -> Terms:
         positions, span = shared.positions, shared.span
         if span is None:
-            return self.terms(Span.of(tgt_len, src_len, positions.tokens.device), shared)
+            return self.terms(Span.from_lengths(tgt_len, src_len, positions.tokens.device), shared)
         key = self._get_full_incremental_state_key("terms")
         steps = kept(
             state,
@@ -180,9 +180,9 @@ class PositionalAttention(MultiheadAttention):
         """Return fairseq's masks and this layer's direction as one."""
         padding = None if key_padding_mask is None else key_padding_mask.bool()
         if attn_mask is None:
-            return Mask(self.direction, padding, None, shared.once)
+            return Mask(self.direction, padding, None, shared.cache)
         # Additive masks only ever mean "not this pair"; values such as -1e8 could be beaten.
-        return Mask(self.direction, padding, attn_mask.bool(), shared.once)
+        return Mask(self.direction, padding, attn_mask.bool(), shared.cache)
 
     def _dropout(self) -> float:
         module = self.dropout_module
@@ -199,6 +199,6 @@ class PositionalAttention(MultiheadAttention):
             tokens = torch.zeros(batch, src_len, dtype=torch.long, device=query.device)
         else:
             tokens = key_padding_mask.long()
-        positions = Positions.of(tokens, padding_idx=1, eos_idx=-1, tgt_len=tgt_len)
+        positions = Positions.from_tokens(tokens, padding_idx=1, eos_idx=-1, tgt_len=tgt_len)
         rotation = self.encodings.rotation(positions.queries(positions.ids))
         return Shared(positions, rotation=rotation)

@@ -108,5 +108,5 @@ class RotatedProjection(nn.Linear):
         if rotation is None:
             raise UserError("rotary encoder-decoder attention works only inside a decoder")
         # fairseq projects one key for all beams of a sentence.
-        rotation = rotation.of_sentences(heads.size(0))
-        return rotation.of_keys(heads) if self.of_source else rotation.of_queries(heads)
+        rotation = rotation.select_sentences(heads.size(0))
+        return rotation.rotate_keys(heads) if self.of_source else rotation.rotate_queries(heads)

@@ -27,7 +27,9 @@ def span_of_step(positions: Positions, limit: int) -> Span:
     """
     src_len = positions.tokens.size(1)
     room = -(-src_len // STEPS) * STEPS
-    return Span.of(1, min(room, limit) if src_len <= limit else room, positions.tokens.device)
+    return Span.from_lengths(
+        1, min(room, limit) if src_len <= limit else room, positions.tokens.device
+    )
 
 
 def kept(state: Any, key: str, span: Span, compute: Callable[[Span], Terms]) -> Terms:
@@ -51,9 +53,9 @@ def ahead(positions: Positions, span: Span) -> Positions:
     tokens = F.pad(
         positions.tokens, (0, keys - positions.tokens.size(1)), value=positions.padding_idx
     )
-    look = not positions.left_padded  # then they were looked at
-    return Positions.of(
-        tokens, positions.padding_idx, positions.eos_idx, min(STEPS, keys), look=look
+    inspect = not positions.left_padded  # then they were looked at
+    return Positions.from_tokens(
+        tokens, positions.padding_idx, positions.eos_idx, min(STEPS, keys), inspect_padding=inspect
     )
 
 

@@ -46,7 +46,7 @@ class InputPositions(nn.Module):
         shared = carried()
         if shared is None:  # outside a stack
             tgt_len = tokens.size(1) if incremental_state is None else 1
-            shared = Shared(Positions.of(tokens, self.padding_idx, self.eos_idx, tgt_len))
+            shared = Shared(Positions.from_tokens(tokens, self.padding_idx, self.eos_idx, tgt_len))
         (encoding,) = self.encodings.each()
         vectors = encoding.embed(shared.positions)
         if vectors is None:
@@ -89,7 +89,7 @@ class PositionalEncoderLayer(_PositionalLayer, TransformerEncoderLayerBase):
         return PositionalAttention(
             embed_dim,
             cfg.encoder.attention_heads,
-            Assembly(cfg.position.encoder, encoder_dims(cfg)).for_layer(),
+            Assembly(cfg.position.encoder, encoder_dims(cfg)).build_layer(),
             backend=cfg.position.backend,
             dropout=cfg.attention_dropout,
             q_noise=self.quant_noise,
@@ -113,7 +113,7 @@ class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
         return PositionalAttention(
             embed_dim,
             cfg.decoder.attention_heads,
-            Assembly(cfg.position.decoder, decoder_dims(cfg)).for_layer(),
+            Assembly(cfg.position.decoder, decoder_dims(cfg)).build_layer(),
             backend=cfg.position.backend,
             dropout=cfg.attention_dropout,
             add_bias_kv=add_bias_kv,

@@ -16,7 +16,7 @@ from fairseq_posenc.assembly import Assembly, Shared
 from fairseq_posenc.encodings.base import Dims, Encoding
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.positions import Positions, may_look
+from fairseq_posenc.positions import Positions, may_sync
 from fairseq_posenc.registry import Spec
 from fairseq_posenc.transformer.attention import IncrementalState
 from fairseq_posenc.transformer.decoding import ahead, kept, span_of_step
@@ -55,11 +55,11 @@ class _PositionalStack:
             )
         terms = assembly.check(backend)
         self.assembly, self.backend, self.eos_idx = assembly, backend, eos_idx
-        at_input = assembly.at_input()
+        at_input = assembly.build_input()
         self.embed_positions = (
             None if at_input is None else InputPositions(at_input, self.padding_idx, eos_idx)
         )
-        self.encodings = assembly.for_stack()
+        self.encodings = assembly.build_stack()
         self.directions = directions + ("both",) * (len(self.layers) - len(directions))
         for index, direction in enumerate(self.directions):  # iterating would apply LayerDrop
             layer: Any = self.layers[index]
@@ -98,13 +98,13 @@ class _PositionalStack:
             tgt_len: T, of which the last are queries.
             state: of a generation.
         """
-        look = may_look(tokens.device, decoding=state is not None)
-        positions = Positions.of(tokens, self.padding_idx, self.eos_idx, tgt_len, look)
+        inspect = may_sync(tokens.device, decoding=state is not None)
+        positions = Positions.from_tokens(tokens, self.padding_idx, self.eos_idx, tgt_len, inspect)
         if self.resets:
             positions = positions._replace(first=positions.is_first())
         # What pairs add can be kept too, where all sentences begin together.
         if state is None or not (self.by_distance or not positions.left_padded):
-            return Shared.of(self.encodings, positions)
+            return Shared.compute(self.encodings, positions)
         span = span_of_step(positions, self.assembly.dims.max_positions)
         terms = kept(
             state,
@@ -223,7 +223,9 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         (states,) = encoder_out["encoder_out"]  # [S, B, C]
         padding = encoder_out["encoder_padding_mask"]
         tokens = padding[0].long() if padding else states.new_zeros(states.shape[1::-1]).long()
-        positions = Positions.of(tokens, padding_idx=1, eos_idx=-1, tgt_len=0, look=False)
+        positions = Positions.from_tokens(
+            tokens, padding_idx=1, eos_idx=-1, tgt_len=0, inspect_padding=False
+        )
         return self.encodings.rotation(positions.ids)
 
     def _check_step(self, tokens: Tensor, state: Any) -> None:

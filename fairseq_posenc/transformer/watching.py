@@ -93,7 +93,7 @@ def _split(attention: MultiheadAttention, queries: Tensor, keys: Tensor) -> Spli
     shared = carried()
     if isinstance(attention, PositionalAttention):
         assert shared is not None, "a layer of a stack"
-        span = Span.of(queries.size(0), keys.size(0), queries.device)
+        span = Span.from_lengths(queries.size(0), keys.size(0), queries.device)
         return split(query, key, attention.terms(span, shared), shared.rotation)
     if isinstance(attention, RotaryCrossAttention):
         assert shared is not None, "a layer of a stack"

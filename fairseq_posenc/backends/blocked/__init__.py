@@ -12,20 +12,21 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.backends import reference
-from fairseq_posenc.backends.base import Call, Mask, full, scale_of
+from fairseq_posenc.backends.base import Call, Mask, score_scale
 from fairseq_posenc.backends.blocked.dropout import draw
 from fairseq_posenc.backends.blocked.function import BlockedAttention
 from fairseq_posenc.backends.blocked.geometry import Geometry, Rule
 from fairseq_posenc.backends.blocked.operands import (
     Operands,
+    build_mask_bias,
     direction_rows,
-    fully_masked,
-    laid_out,
-    last_first,
-    masked,
+    find_fully_masked,
+    pad_table,
+    reverse_queries,
 )
-from fairseq_posenc.backends.blocked.reset import places
-from fairseq_posenc.encodings.base import Terms
+from fairseq_posenc.backends.blocked.reset import find_first_tokens
+from fairseq_posenc.encodings.precision import at_least_fp32
+from fairseq_posenc.encodings.terms import Terms
 
 # Bytes that a call may hold for its backward pass; one that would hold more computes its blocks
 # again. With it every encoding of RoBERTa-base holds 8 sentences of 512 tokens (288 MiB for a
@@ -34,12 +35,12 @@ HELD_BYTES = 320 * 2**20
 
 
 def unavailable() -> str:
-    """Return an empty string: it runs wherever torch does."""
+    """Return no reason: it runs wherever torch does."""
     return ""
 
 
 def refuses(terms: Terms, call: Call) -> str:
-    """Return why this backend cannot compute such terms, or an empty string."""
+    """Explain why this backend cannot compute such terms; empty if it can."""
     if call.need_weights:
         return "it does not keep the attention weights"
     if terms.channel_gain is not None and call.tgt_len > 1:
@@ -62,22 +63,22 @@ def attend(
     if torch.is_autocast_enabled(query.device.type):
         with torch.autocast(query.device.type, enabled=False):
             return attend(query, key, value, terms, mask, dropout, need_weights)
-    geometry = Geometry.of(query, key.size(2), mask.direction, terms)
-    given = Operands(full(query), full(key), full(value))
-    rule, given = _prepared(geometry, given, terms, mask, dropout)
+    geometry = Geometry.from_call(query, key.size(2), mask.direction, terms)
+    given = Operands(at_least_fp32(query), at_least_fp32(key), at_least_fp32(value))
+    rule, given = _prepare_operands(geometry, given, terms, mask, dropout)
     learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
-    rule = rule._replace(holds=learns and _bytes(geometry, rule, given) <= HELD_BYTES)
+    rule = rule._replace(holds=learns and _held_bytes(geometry, rule, given) <= HELD_BYTES)
     return BlockedAttention.apply(geometry, rule, *given).type_as(query), None
 
 
-def _prepared(
+def _prepare_operands(
     geometry: Geometry, given: Operands, terms: Terms, mask: Mask, dropout: float
 ) -> tuple[Rule, Operands]:
-    """Return rule and operands, given query, key and value; autograd records the steps."""
+    """Lay out all operands beside query, key and value, with the rule; autograd records it."""
     device = given.query.device
-    terms, scale = _scaled(terms, scale_of(terms, given.query.size(-1)))
+    terms, scale = _fold_scale(terms, score_scale(terms, given.query.size(-1)))
     by_name = {
-        name: laid_out(x, geometry) for name, term, x in terms.given() if term.rows is not None
+        name: pad_table(x, geometry) for name, term, x in terms.given() if term.rows is not None
     }
     if dropout:
         of_each, (queries, keys) = (geometry.batch, geometry.heads), geometry.padded
@@ -85,31 +86,33 @@ def _prepared(
         by_name["key_seeds"] = draw(*of_each, keys, device=device)
     first, pair_bias = terms.first, terms.pair_bias
     given = given._replace(
-        first=None if first is None else places(first, geometry.batch, geometry.heads),
+        first=None if first is None else find_first_tokens(first, geometry.batch, geometry.heads),
         direction=direction_rows(geometry, device),
-        pair_bias=None if pair_bias is None else last_first(full(pair_bias), *geometry.missing),
-        masked=masked(mask, geometry, device),
-        fully_masked=fully_masked(mask, geometry),
+        pair_bias=None
+        if pair_bias is None
+        else reverse_queries(at_least_fp32(pair_bias), *geometry.missing),
+        masked=build_mask_bias(mask, geometry, device),
+        fully_masked=find_fully_masked(mask, geometry),
         **by_name,
     )
     return Rule(terms.product, scale, dropout, holds=False), given
 
 
-def _scaled(terms: Terms, scale: float) -> tuple[Terms, float]:
-    """Return terms that bring the scale, and what is left of it to the queries.
+def _fold_scale(terms: Terms, scale: float) -> tuple[Terms, float]:
+    """Fold the scale into a table where possible; also returns the scale left to the queries.
 
     A sum is scaled term by term; a product only once, and one of nothing else is a plain one.
     """
     if terms.key_table is not None:
-        terms = terms._replace(key_table=full(terms.key_table) * scale)
+        terms = terms._replace(key_table=at_least_fp32(terms.key_table) * scale)
         return terms, 1.0 if terms.product else scale
     if terms.product and terms.query_table is not None:
-        return terms._replace(query_table=full(terms.query_table) * scale), 1.0
+        return terms._replace(query_table=at_least_fp32(terms.query_table) * scale), 1.0
     return terms._replace(product=False), scale
 
 
-def _bytes(geometry: Geometry, rule: Rule, given: Operands) -> int:
-    """Return the bytes that a call would hold."""
+def _held_bytes(geometry: Geometry, rule: Rule, given: Operands) -> int:
+    """Count the bytes that a call would hold."""
     # Of a product the content, then a term for each table; of a sum the weights, then the content.
     held = [given.query_table, given.key_table] if rule.product else [given.gain]
     numbers = 1 + sum(x is not None for x in held)

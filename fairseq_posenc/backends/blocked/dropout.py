@@ -21,12 +21,15 @@ def draw(*shape: int, device: torch.device) -> Tensor:
 
 
 def multiplier(rate: float) -> float:
-    """Return what the weights that are left are multiplied by."""
+    """Compute the factor of the kept weights, 1 / (1 - rate)."""
     return 1 / (1 - rate) if rate < 1 else 0.0
 
 
-def signed(weights: Tensor, rate: float, queries: Tensor, keys: Tensor) -> Tensor:
-    """Return weights ``(c, M, W)``, those that are dropped with a minus sign: one tensor tells all.
+def sign_dropped(weights: Tensor, rate: float, queries: Tensor, keys: Tensor) -> Tensor:
+    """Mark the dropped ones of weights ``(c, M, W)`` with a minus sign.
+
+    One tensor then holds both: of weights ``.2 .3 .5`` with the second dropped, ``.2 -.3 .5``, the
+    clamp at 0, ``.2 0 .5``, is applied to the values, and the absolute is the softmax.
 
     Args:
         weights: none below 0.
@@ -34,8 +37,8 @@ def signed(weights: Tensor, rate: float, queries: Tensor, keys: Tensor) -> Tenso
         queries: seeds, two for each query, ``(2, c, M)``.
         keys: ``(c, W)``.
     """
-    one, other = queries.unsqueeze(-1)
-    bits = one ^ keys.unsqueeze(-2)
+    one, other = queries.unsqueeze(-1)  # each [c, M, 1]
+    bits = one ^ keys.unsqueeze(-2)  # [c, M, W]
     bits.mul_(MURMUR).bitwise_xor_(other).mul_(XXHASH)
     threshold = min(round((1 - rate) * 2**32) - 2**31, 2**31 - 1)
     if weights.dtype == torch.float64:

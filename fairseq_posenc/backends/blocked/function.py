@@ -1,4 +1,4 @@
-"""The pass over all blocks, forward and backward."""
+"""Attention over all blocks, forward and backward, as one autograd function."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from fairseq_posenc.backends.blocked import dropout
 from fairseq_posenc.backends.blocked.geometry import Block, Chunk, Geometry, Rule
-from fairseq_posenc.backends.blocked.operands import Operands, last_first
-from fairseq_posenc.backends.blocked.scores import Passed, Scores
+from fairseq_posenc.backends.blocked.operands import Operands, reverse_queries
+from fairseq_posenc.backends.blocked.scores import BlockState, Scores
 from fairseq_posenc.backends.blocked.values import Values
 
 
@@ -22,7 +22,7 @@ class BlockedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, geometry: Geometry, rule: Rule, *tensors: Any) -> Tensor:
-        """Return the attended values ``(B, H, T, D)``.
+        """Compute the attended values ``(B, H, T, D)``.
 
         Args:
             ctx: torch's.
@@ -30,23 +30,24 @@ class BlockedAttention(torch.autograd.Function):
             rule: of the call.
             *tensors: the fields of :class:`Operands`, with query, key and value as they came.
         """
-        given = _padded(geometry, rule, Operands(*tensors))
+        given = _pad_to_tiles(geometry, rule, Operands(*tensors))
         batch, heads, queries, width = given.query.shape
-        # Laid out as `_put_back` wants it, whatever the query's layout; a chunk of it is a view.
-        gathered = given.query.new_empty(queries, batch, heads, width).permute(1, 2, 0, 3)
+        # Laid out as `_restore_layout` does, whatever the query's layout; a chunk of it is a view.
+        gathered = given.query.new_empty(queries, batch, heads, width)  # [T, B, H, D]
+        gathered = gathered.permute(1, 2, 0, 3)  # [B, H, T, D]
         held: list[Tensor | None] = []
         for chunk in geometry.chunks():
-            target = chunk.of(gathered)
+            target = chunk.select(gathered)  # [c, T, D]
             for block, scores, values in _blocks(geometry, rule, chunk, given):
-                passed = scores.forward(block)
-                assert passed.weights is not None
-                left = passed.weights
+                state = scores.forward(block)
+                assert state.weights is not None
+                left = state.weights
                 if rule.dropout:  # in place, unless they are to be held
                     left = left.clamp(min=0) if rule.holds_weights else left.clamp_(min=0)
-                target[:, block.queries] = values.gathered(left)
+                target[:, block.queries] = values.gather(left)
                 if rule.holds:
-                    held += passed.held(rule)
-        attended = _attended(geometry, rule, given, gathered)
+                    held += state.held(rule)
+        attended = _finish(geometry, rule, given, gathered)
         ctx.call = geometry, rule
         ctx.save_for_backward(attended, *given, *held)
         return attended
@@ -54,32 +55,32 @@ class BlockedAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of the operands."""
+        """Compute the gradients of the operands."""
         geometry, rule = ctx.call
         with torch.autocast(grad.device.type, enabled=False):
-            totals = _gradients(ctx, grad)
+            totals = _sum_gradients(ctx, grad)
         of_query = totals.query[:, :, : geometry.tgt_len].flip(2).mul_(rule.scale)
         of_key, of_value = (x[..., : geometry.src_len] for x in (totals.key, totals.value))
-        found = _put_back(of_query), _transposed_back(of_key), _transposed_back(of_value)
+        found = _restore_layout(of_query), _transpose(of_key), _transpose(of_value)
         return None, None, *found, *totals[3:]
 
 
-def _padded(geometry: Geometry, rule: Rule, given: Operands) -> Operands:
-    """Return operands with the scaled query last first, and all in whole tiles."""
+def _pad_to_tiles(geometry: Geometry, rule: Rule, given: Operands) -> Operands:
+    """Scale the query, put its last row first, and pad everything to whole tiles."""
     queries, keys = geometry.missing
     return given._replace(
-        query=last_first(given.query, queries).mul_(rule.scale),
+        query=reverse_queries(given.query, queries).mul_(rule.scale),
         key=F.pad(given.key, (0, 0, 0, keys)) if keys else given.key,
         value=F.pad(given.value, (0, 0, 0, keys)) if keys else given.value,
     )
 
 
-def _attended(geometry: Geometry, rule: Rule, given: Operands, gathered: Tensor) -> Tensor:
-    """Return what blocks gathered in the queries' own order, after dropout, zeros if masked.
+def _finish(geometry: Geometry, rule: Rule, given: Operands, gathered: Tensor) -> Tensor:
+    """Put attended values in the queries' order, scaled for dropout, zeros if fully masked.
 
     Saved in full precision: the gradients subtract numbers of nearly equal size.
     """
-    attended = _put_back(gathered[:, :, : geometry.tgt_len].flip(2))
+    attended = _restore_layout(gathered[:, :, : geometry.tgt_len].flip(2))
     if rule.dropout:
         attended.mul_(dropout.multiplier(rule.dropout))
     if given.fully_masked is not None:
@@ -87,25 +88,29 @@ def _attended(geometry: Geometry, rule: Rule, given: Operands, gathered: Tensor)
     return attended
 
 
-def _gradients(ctx: Any, grad: Tensor) -> Operands:
-    """Return what the blocks' gradients add up to."""
+def _sum_gradients(ctx: Any, grad: Tensor) -> Operands:
+    """Add up the gradients of all blocks."""
     geometry, rule = ctx.call
     attended, *saved = ctx.saved_tensors
     size = len(Operands._fields)
-    given, held = Operands(*saved[:size]), _held(saved[size:])
+    given, held = Operands(*saved[:size]), _split_held(saved[size:])
     if given.fully_masked is not None:
         grad = grad.masked_fill(given.fully_masked, 0.0)
-    mean = last_first((grad * attended).sum(-1, keepdim=True), geometry.missing[0])
-    grad = last_first(grad, geometry.missing[0])
+    mean = reverse_queries((grad * attended).sum(-1, keepdim=True), geometry.missing[0])
+    grad = reverse_queries(grad, geometry.missing[0])  # [B, H, T, D]
     if rule.dropout:
         grad.mul_(dropout.multiplier(rule.dropout))
     totals = given.zeros(ctx.needs_input_grad[2:])
     for chunk in geometry.chunks():
-        of_totals, of_gathered, of_mean = totals.of_chunk(chunk), chunk.of(grad), chunk.of(mean)
+        of_totals, of_gathered, of_mean = (
+            totals.select_chunk(chunk),
+            chunk.select(grad),
+            chunk.select(mean),
+        )
         for block, scores, values in _blocks(geometry, rule, chunk, given):
-            passed = scores.forward(block, next(held, None))
-            assert passed.weights is not None
-            weights = left = passed.weights
+            state = scores.forward(block, next(held, None))
+            assert state.weights is not None
+            weights = left = state.weights
             if rule.dropout:
                 left = weights.clamp(min=0)
                 weights = weights.abs() if rule.holds_weights else weights.abs_()
@@ -113,40 +118,40 @@ def _gradients(ctx: Any, grad: Tensor) -> Operands:
             # Of the softmax: weights * (their gradient - its mean), where it was not dropped.
             of_scores.mul_(left).addcmul_(weights, of_mean[:, block.queries], value=-1)
             del weights, left  # their memory is needed
-            passed = passed._replace(weights=None)
-            scores.add_gradients(block, passed, of_scores, of_totals)
+            state = state._replace(weights=None)
+            scores.add_gradients(block, state, of_scores, of_totals)
     return totals
 
 
 def _blocks(
     geometry: Geometry, rule: Rule, chunk: Chunk, given: Operands
 ) -> Iterator[tuple[Block, Scores, Values]]:
-    """Yield the blocks of a chunk, with what computes them."""
-    operands = given.of_chunk(chunk)
+    """Yield the blocks of a chunk, with their scores and values."""
+    operands = given.select_chunk(chunk)
     scores = Scores(geometry, rule, chunk, operands)
     for block in geometry.blocks():
-        lines = None if operands.value_table is None else scores.lines(block)
+        lines = None if operands.value_table is None else scores.reset_lines(block)
         yield block, scores, Values(block, operands, lines, geometry.tile)
 
 
-def _held(saved: list[Tensor | None]) -> Iterator[Passed]:
-    """Yield what was held, block by block."""
-    size = len(Passed._fields)
+def _split_held(saved: list[Tensor | None]) -> Iterator[BlockState]:
+    """Yield the held state of each block."""
+    size = len(BlockState._fields)
     for start in range(0, len(saved), size):
-        yield Passed(*saved[start : start + size])
+        yield BlockState(*saved[start : start + size])
 
 
-def _put_back(x: Tensor) -> Tensor:
-    """Return ``(B, H, n, D)`` laid out so that fairseq's ``(n, B, C)`` is a view."""
-    return x.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3)
+def _restore_layout(x: Tensor) -> Tensor:
+    """Lay out ``(B, H, n, D)`` so that fairseq's ``(n, B, C)`` is a view."""
+    return x.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3)  # [B, H, n, D]
 
 
-def _transposed_back(x: Tensor) -> Tensor:
-    """Return ``(B, H, D, n)`` as ``(B, H, n, D)``.
+def _transpose(x: Tensor) -> Tensor:
+    """Transpose ``(B, H, D, n)`` to ``(B, H, n, D)``.
 
     One matrix for each sentence: torch transposes it several times faster than one for each head.
     """
-    out = x.new_empty(x.size(0), x.size(3), x.size(1) * x.size(2))
-    for target, source in zip(out, x.flatten(1, 2)):
+    out = x.new_empty(x.size(0), x.size(3), x.size(1) * x.size(2))  # [B, n, C]
+    for target, source in zip(out, x.flatten(1, 2)):  # [n, C], [C, n]
         target.copy_(source.t())
-    return out.unflatten(2, (x.size(1), -1)).transpose(1, 2)
+    return out.unflatten(2, (x.size(1), -1)).transpose(1, 2)  # [B, H, n, D]

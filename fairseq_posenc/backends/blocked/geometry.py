@@ -1,4 +1,4 @@
-"""How a call is cut into blocks of queries and keys."""
+"""The division of a call into chunks of sentences and heads, and blocks of queries and keys."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fairseq_posenc.encodings.base import Terms
+from fairseq_posenc.encodings.terms import Terms
 
 # By measurement: queries of a block, and pairs of a block for each thread.
 QUERIES, PAIRS, PAIRS_GPU = 512, 2**19, 2**27
 
 
 class Rule(NamedTuple):
-    """How scores become weights.
+    """The computation of weights from scores.
 
     Attributes:
-        product: how terms are combined.
+        product: whether terms are multiplied, else added.
         scale: of the query.
         dropout: probability of dropping a weight.
         holds: keep what the blocks have computed; else the backward pass computes it again.
@@ -41,12 +41,12 @@ class Chunk(NamedTuple):
     batch: slice
     heads: slice
 
-    def of(self, x: Tensor) -> Tensor:
-        """Return this part of ``(B, H, ...)`` as ``(c, ...)``, a view."""
-        return x[self].flatten(0, 1)
+    def select(self, x: Tensor) -> Tensor:
+        """Select this part of ``(B, H, ...)`` as ``(c, ...)``, a view."""
+        return x[self].flatten(0, 1)  # [c, ...]
 
-    def by_sentence(self, x: Tensor) -> Tensor:
-        """Return ``(c, ...)`` as ``(sentences, heads, ...)``, a view."""
+    def split_sentences(self, x: Tensor) -> Tensor:
+        """Split ``(c, ...)`` into ``(sentences, heads, ...)``, a view."""
         return x.unflatten(0, (self.batch.stop - self.batch.start, -1))
 
 
@@ -61,8 +61,8 @@ class Block(NamedTuple):
         """M and W."""
         return self.queries.stop - self.queries.start, self.keys.stop - self.keys.start
 
-    def of_pairs(self, x: Tensor) -> Tensor:
-        """Return this part of ``(B or 1, G, T or 1, S)``, a view."""
+    def select_pairs(self, x: Tensor) -> Tensor:
+        """Select this part of ``(B or 1, G, T or 1, S)``, ``(B or 1, G, M or 1, W)``: a view."""
         return x[:, :, self.queries if x.size(2) > 1 else slice(None), self.keys]
 
     @property
@@ -96,14 +96,14 @@ class Geometry(NamedTuple):
     block_pairs: int
 
     @classmethod
-    def of(cls, query: Tensor, src_len: int, direction: str, terms: Terms) -> Geometry:
-        """Return the geometry of a call.
+    def from_call(cls, query: Tensor, src_len: int, direction: str, terms: Terms) -> Geometry:
+        """Choose the division of a call.
 
         Args:
             query: ``(B, H, T, D)``.
             src_len: S.
             direction: of the mask.
-            terms: what the encodings add to the scores.
+            terms: of the encodings, added to the scores.
         """
         tables = [(term, x) for _, term, x in terms.given() if term.rows is not None]
         batch, heads, tgt_len, _ = query.shape
@@ -125,7 +125,7 @@ class Geometry(NamedTuple):
 
     @property
     def missing(self) -> tuple[int, int]:
-        """How many queries and keys the tiles lack to be full."""
+        """The numbers of queries and keys that would fill the last tiles."""
         return -self.tgt_len % self.tile, -self.src_len % self.tile
 
     @property
@@ -163,7 +163,7 @@ class Geometry(NamedTuple):
             yield Block(slice(start, end), slice(low, high))
 
     def _sizes(self) -> tuple[int, int, int]:
-        """Return sentences, heads and queries of a block."""
+        """Choose the numbers of sentences, heads and queries of a block."""
         tgt_len, src_len = self.padded
         queries = max(min(QUERIES, tgt_len) // self.tile, 1) * self.tile
         heads = max(self.block_pairs // (queries * src_len), 1)

@@ -1,4 +1,4 @@
-"""The tensors of a call as the blocks take them: of one type, padded to whole tiles."""
+"""The tensors of a call, of one type and padded to whole tiles, as the blocks use them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_posenc.backends.base import Mask, full
+from fairseq_posenc.backends.base import Mask
 from fairseq_posenc.backends.blocked.geometry import Chunk, Geometry
+from fairseq_posenc.encodings.precision import at_least_fp32
 
 # What a pair that may not attend has added: absorbs any score, and three of them are still finite.
 FORBIDDEN = -1e38
@@ -33,9 +34,9 @@ class Operands(NamedTuple):
         value_table: ``(G, R, D)``.
         gain: ``(G, R)``.
         bias: ``(G, R)``.
-        direction: what a direction adds, ``(1, R)``: it is a bias by distance as well.
+        direction: the bias of a direction, ``(1, R)``.
         pair_bias: ``(B or 1, G, T, S)``.
-        masked: what padding and forbidden pairs add, ``(B or 1, 1, T or 1, S)``.
+        masked: the bias of padding and forbidden pairs, ``(B or 1, 1, T or 1, S)``.
         fully_masked: the queries that may see no key, ``(B, 1, T, 1)``, in their own order.
     """
 
@@ -55,8 +56,8 @@ class Operands(NamedTuple):
     masked: Tensor | None = None
     fully_masked: Tensor | None = None
 
-    def of_chunk(self, chunk: Chunk) -> Operands:
-        """Return a chunk's part, as views: ``(c, ...)``, tables of its heads, pairs by sentence."""
+    def select_chunk(self, chunk: Chunk) -> Operands:
+        """Select a chunk's part, as views: ``(c, ...)``, tables of its heads, pairs by sentence."""
         parts: dict[str, Any] = {}
         for name, x in self._asdict().items():
             if x is None or name in BY_DISTANCE:
@@ -65,11 +66,11 @@ class Operands(NamedTuple):
                 sizes = zip(chunk, x.shape)
                 parts[name] = x[tuple(part if size > 1 else slice(None) for part, size in sizes)]
             elif name != "fully_masked":
-                parts[name] = chunk.of(x)
+                parts[name] = chunk.select(x)
         return self._replace(**parts)
 
     def zeros(self, wanted: Sequence[bool]) -> Operands:
-        """Return zeros to add gradients to, for what is wanted and for query, key and value."""
+        """Make zeros for the gradients that are wanted, and those of query, key and value."""
         zeros: dict[str, Any] = {
             name: torch.zeros_like(x) if wants else None
             for (name, x), wants in zip(self._asdict().items(), wanted)
@@ -80,45 +81,45 @@ class Operands(NamedTuple):
         return self._replace(**zeros)
 
 
-def last_first(x: Tensor, queries: int, keys: int = 0) -> Tensor:
-    """Return ``(..., T, n)`` with the last query first, and zeros for queries and keys missing."""
-    x = x.flip(-2)
+def reverse_queries(x: Tensor, queries: int, keys: int = 0) -> Tensor:
+    """Put the last query of ``(..., T, n)`` first, and pad queries and keys with zeros."""
+    x = x.flip(-2)  # [..., T, n]
     return F.pad(x, (0, keys, 0, queries)) if queries or keys else x
 
 
-def laid_out(table: Tensor, geometry: Geometry) -> Tensor:
-    """Return a table with the rows of whole tiles, contiguous."""
-    table = full(table)
+def pad_table(table: Tensor, geometry: Geometry) -> Tensor:
+    """Pad a table ``(G, R, ...)`` to the rows of whole tiles, contiguous."""
+    table = at_least_fp32(table)
     rows, missing = geometry.tgt_len + geometry.src_len - 1, sum(geometry.missing)
     if missing:
         blank = table.new_zeros(table.size(0), missing, *table.shape[2:])
-        table = torch.cat([table[:, :rows], blank, table[:, rows:]], dim=1)
+        table = torch.cat([table[:, :rows], blank, table[:, rows:]], dim=1)  # [G, R, ...]
     return table.contiguous()
 
 
 def direction_rows(geometry: Geometry, device: torch.device) -> Tensor | None:
-    """Return what a direction adds at each distance, ``(1, R)``."""
+    """Compute the bias of a direction, ``(1, R)``: -1e38 at the distances that it hides."""
     if geometry.direction == "both":
         return None
-    rows = torch.arange(sum(geometry.padded) - 1, device=device)[None]
+    rows = torch.arange(sum(geometry.padded) - 1, device=device)[None]  # [1, R]
     here = geometry.src_len - 1
-    return _added(rows > here if geometry.direction == "lr" else rows < here)
+    return _forbid(rows > here if geometry.direction == "lr" else rows < here)
 
 
-def masked(mask: Mask, geometry: Geometry, device: torch.device) -> Tensor | None:
-    """Return what is added to scores for padding and forbidden pairs, see :class:`Operands`."""
+def build_mask_bias(mask: Mask, geometry: Geometry, device: torch.device) -> Tensor | None:
+    """Compute the bias of padding and forbidden pairs, ``(B or 1, 1, T or 1, S)``."""
     sizes, (queries, keys) = (geometry.tgt_len, geometry.src_len), geometry.missing
     forbidden = mask._replace(direction="both").forbidden(*sizes, device)
     if forbidden is None:
         if not keys:
             return None
         forbidden = torch.zeros(1, 1, 1, geometry.src_len, dtype=torch.bool, device=device)
-    forbidden = F.pad(forbidden, (0, keys), value=True)
-    return last_first(_added(forbidden), queries if forbidden.size(2) > 1 else 0)
+    forbidden = F.pad(forbidden, (0, keys), value=True)  # [B or 1, 1, T or 1, S]
+    return reverse_queries(_forbid(forbidden), queries if forbidden.size(2) > 1 else 0)
 
 
-def fully_masked(mask: Mask, geometry: Geometry) -> Tensor | None:
-    """Return which queries may see no key, ``(B or 1, 1, T, 1)``; None where all see one."""
+def find_fully_masked(mask: Mask, geometry: Geometry) -> Tensor | None:
+    """Find the queries that may see no key, ``(B or 1, 1, T, 1)``; None where all see one."""
     tgt_len, src_len = geometry.tgt_len, geometry.src_len
     if mask.pairs is not None:
         forbidden = mask.forbidden(tgt_len, src_len, mask.pairs.device)
@@ -128,13 +129,13 @@ def fully_masked(mask: Mask, geometry: Geometry) -> Tensor | None:
         return None  # the diagonal is never masked
     real = ~mask.key_padding
     if mask.direction == "lr":
-        seen = real.cummax(1).values
+        seen = real.cummax(1).values  # [B, S]
     elif mask.direction == "rl":
         seen = real.flip(1).cummax(1).values.flip(1)
     else:
         seen = real.any(1, keepdim=True).expand_as(real)
-    return ~seen[:, None, src_len - tgt_len :, None]
+    return ~seen[:, None, src_len - tgt_len :, None]  # [B, 1, T, 1]
 
 
-def _added(forbidden: Tensor) -> Tensor:
+def _forbid(forbidden: Tensor) -> Tensor:
     return torch.zeros(forbidden.shape, device=forbidden.device).masked_fill(forbidden, FORBIDDEN)

@@ -1,9 +1,9 @@
 """The reset: a row and a column of the scores, those of the first token, have their own table rows.
 
-A block's factors are computed as if there were no reset, and so are their gradients; then these two
-lines are put in their place. The place may differ from sentence to sentence and lie outside of the
-block. It is known as a tensor only, for a GPU would have to be waited for to say more: a line that
-lies outside writes back what it finds.
+A block's factors are computed as if there were no reset, and so are their gradients; then this
+row and column are overwritten. Their place may differ from sentence to sentence and lie outside of
+the block. It is known as a tensor only, since reading it would wait for a GPU: a line outside of
+the block writes back the values that it finds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fairseq_posenc.backends.blocked.skew import QUERIES
 QUERY, KEY = -2, -1  # the rows behind those by distance: of the first token's query, and of its key
 
 
-class Line(NamedTuple):
+class ResetLine(NamedTuple):
     """A row or a column of a block, at a place of its own in each sentence and head.
 
     Attributes:
@@ -32,22 +32,22 @@ class Line(NamedTuple):
     place: Tensor
     inside: Tensor
 
-    def pick(self, x: Tensor) -> Tensor:
-        """Return a copy of the line in ``(c, M, W)``: ``(c, 1, W)`` or ``(c, M, 1)``."""
+    def select(self, x: Tensor) -> Tensor:
+        """Copy the line out of ``(c, M, W)``: ``(c, 1, W)`` or ``(c, M, 1)``."""
         return x.gather(self.dim, self._index(x))
 
     def put(self, x: Tensor, line: Tensor) -> None:
         """Overwrite the line in ``(c, M, W)``."""
-        x.scatter_(self.dim, self._index(x), torch.where(self.inside, line, self.pick(x)))
+        x.scatter_(self.dim, self._index(x), torch.where(self.inside, line, self.select(x)))
 
     def take(self, x: Tensor) -> Tensor:
-        """Return the line in ``(c, M, W)``, zeros for one outside, and leave zeros in its place."""
-        line = self.pick(x)
+        """Move the line out of ``(c, M, W)``, leaving zeros; one outside of it is zeros."""
+        line = self.select(x)
         x.scatter_(self.dim, self._index(x), torch.where(self.inside, 0.0, line))
         return torch.where(self.inside, line, 0.0)
 
-    def spread(self, x: Tensor, size: int) -> Tensor:
-        """Return the sums over a line that was taken, at its place among zeros.
+    def scatter_sum(self, x: Tensor, size: int) -> Tensor:
+        """Sum over a line that was taken, and scatter the sums to its place among zeros.
 
         Returns:
             ``(c, size, 1)`` of the row, ``(c, 1, size)`` of the column.
@@ -63,27 +63,27 @@ class Line(NamedTuple):
         return self.place.expand(shape)
 
 
-class Lines(NamedTuple):
-    """The lines of a block. Where they cross the row stands: it is put last and taken first."""
+class ResetLines(NamedTuple):
+    """Row and column of a block. Where they cross the row counts: it is put last, taken first."""
 
-    column: Line
-    row: Line
+    reset_column: ResetLine
+    reset_row: ResetLine
 
     @classmethod
-    def of(cls, place: Tensor, block: Block, src_len: int) -> Lines:
-        """Return the lines for first tokens at places among the keys, ``(c, 1, 1)``."""
+    def locate(cls, place: Tensor, block: Block, src_len: int) -> ResetLines:
+        """Return the lines for first tokens at find_first_tokens among the keys, ``(c, 1, 1)``."""
         queries, keys = block.shape
         at_key, at_query = place - block.keys.start, (src_len - 1 - block.queries.start) - place
         key, query = at_key.clamp(0, keys - 1), at_query.clamp(0, queries - 1)
-        return cls(Line(2, key, key == at_key), Line(1, query, query == at_query))
+        return cls(ResetLine(2, key, key == at_key), ResetLine(1, query, query == at_query))
 
     def take(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return column and row of ``(c, M, W)``, and leave zeros."""
-        row = self.row.take(x)
-        return self.column.take(x), row
+        """Move column and row out of ``(c, M, W)``, leaving zeros."""
+        row = self.reset_row.take(x)
+        return self.reset_column.take(x), row
 
     def products(self, table: Tensor, own: Tensor, side: int) -> tuple[Tensor, Tensor]:
-        """Return the products with a table's two rows, for column and row.
+        """Multiply with a table's two rows, for column and row.
 
         Args:
             table: ``(G, R, D)``.
@@ -93,37 +93,39 @@ class Lines(NamedTuple):
         Returns:
             ``(c, M, 1)`` and ``(c, 1, 1)`` of queries, ``(c, 1, 1)`` and ``(c, 1, W)`` of keys.
         """
-        products = own @ rows_of(table, own).transpose(1, 2)  # [c, members, 2]
+        products = own @ reset_rows(table, own).transpose(1, 2)  # [c, members, 2]
+        if side == QUERIES:  # [c, M, 1], [c, 1, 1]
+            return products[..., 1:], self.reset_row.select(products[..., :1])
+        products = products.transpose(1, 2)  # [c, 2, members]
+        return self.reset_column.select(products[:, 1:]), products[:, :1]
+
+    def stack_members(self, column: Tensor, row: Tensor, side: int) -> Tensor:
+        """Sum column and row for each member, beside each other, ``(c, members, 2)``."""
         if side == QUERIES:
-            return products[..., 1:], self.row.pick(products[..., :1])
-        products = products.transpose(1, 2)
-        return self.column.pick(products[:, 1:]), products[:, :1]
-
-    def by_member(self, column: Tensor, row: Tensor, side: int) -> Tensor:
-        """Return what column and row hold for each member and both rows, ``(c, members, 2)``."""
-        if side == QUERIES:
-            return torch.cat([self.row.spread(row, column.size(1)), column], 2)
-        return torch.cat([row, self.column.spread(column, row.size(2))], 1).transpose(1, 2)
+            return torch.cat([self.reset_row.scatter_sum(row, column.size(1)), column], 2)
+        return torch.cat([row, self.reset_column.scatter_sum(column, row.size(2))], 1).transpose(
+            1, 2
+        )
 
 
-def places(first: Tensor, batch: int, heads: int) -> Tensor:
-    """Return where first tokens are, ``(B, H, 1, 1)``; -1 for a sentence without one.
+def find_first_tokens(first: Tensor, batch: int, heads: int) -> Tensor:
+    """Find the first tokens, ``(B, H, 1, 1)``; -1 for a sentence without one.
 
     Args:
-        first: see :class:`~fairseq_posenc.encodings.base.Terms`.
+        first: see :class:`~fairseq_posenc.encodings.terms.Terms`.
         batch: B.
         heads: H.
     """
-    place = first.long().argmax(1).masked_fill(~first.any(1), -1)
+    place = first.long().argmax(1).masked_fill(~first.any(1), -1)  # [B or 1]
     return place[:, None, None, None].expand(batch, heads, 1, 1)
 
 
-def rows_of(table: Tensor, like: Tensor) -> Tensor:
-    """Return a table's two rows for all pairs of sentence and head, ``(c, 2, D)``, as a view."""
+def reset_rows(table: Tensor, like: Tensor) -> Tensor:
+    """Expand a table's two rows to all pairs of sentence and head, ``(c, 2, D)``, a view."""
     return table[:, QUERY:].expand(like.size(0), -1, -1)
 
 
-def add_rows(total: Tensor | None, x: Tensor) -> None:
+def add_reset_rows(total: Tensor | None, x: Tensor) -> None:
     """Add ``(c, 2, ...)``, summed over what shares a table, to the two rows of its gradient."""
     if total is not None:
         total[:, QUERY:] += x.sum_to_size(total.size(0), *x.shape[1:])

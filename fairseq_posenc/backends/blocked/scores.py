@@ -1,4 +1,4 @@
-"""The scores of a chunk, block by block, its attention weights, and where their gradients go."""
+"""The scores of a chunk, block by block: attention weights, and gradients."""
 
 from __future__ import annotations
 
@@ -11,12 +11,18 @@ from torch import Tensor
 from fairseq_posenc.backends.blocked import dropout
 from fairseq_posenc.backends.blocked.geometry import Block, Chunk, Geometry, Rule
 from fairseq_posenc.backends.blocked.operands import Operands
-from fairseq_posenc.backends.blocked.reset import KEY, QUERY, Lines, add_rows, rows_of
-from fairseq_posenc.backends.blocked.skew import KEYS, QUERIES, Band, by_distance, sum_by_distance
+from fairseq_posenc.backends.blocked.reset import KEY, QUERY, ResetLines, add_reset_rows, reset_rows
+from fairseq_posenc.backends.blocked.skew import (
+    KEYS,
+    QUERIES,
+    Band,
+    sum_by_distance,
+    view_by_distance,
+)
 
 
-class Passed(NamedTuple):
-    """A block after its forward pass, or what is held of it; each ``(c, M, W)``.
+class BlockState(NamedTuple):
+    """A block after its forward pass, or the part of it that is held; each ``(c, M, W)``.
 
     In a sum, a term may also have queries or keys in tiles: ``(c, tiles, N, W)``,
     ``(c, M, tiles, N)``.
@@ -24,26 +30,26 @@ class Passed(NamedTuple):
     Attributes:
         content: the first factor of the scores; a sum without a gain overwrites it.
         gain: multiplies the content; a view of a table, never held.
-        by_query: products of queries and their table.
-        by_key: products of keys and theirs.
+        query_term: products of queries and their table.
+        key_term: products of keys and theirs.
         weights: after the softmax; with a minus sign those that are dropped.
     """
 
     content: Tensor | None = None
     gain: Tensor | None = None
-    by_query: Tensor | None = None
-    by_key: Tensor | None = None
+    query_term: Tensor | None = None
+    key_term: Tensor | None = None
     weights: Tensor | None = None
 
-    def held(self, rule: Rule) -> Passed:
-        """Return what a backward pass needs: the factors of a product, the weights of a sum."""
+    def held(self, rule: Rule) -> BlockState:
+        """Select the tensors for a backward pass: factors of a product, or weights of a sum."""
         if rule.product:
             return self._replace(gain=None, weights=None)
         content = None if self.gain is None else self.content
-        return Passed(content, weights=self.weights)
+        return BlockState(content, weights=self.weights)
 
     def combine(self, product: bool) -> Tensor:
-        """Return the factors' product, or the sum in which gain multiplies the content alone."""
+        """Multiply the factors, or add them up with the gain multiplying the content alone."""
         scores, gain, *terms = self[:4]
         assert scores is not None
         if gain is not None:
@@ -60,12 +66,12 @@ class Passed(NamedTuple):
         return scores
 
     def gradient(self, name: str, grad: Tensor, product: bool) -> Tensor:
-        """Return the gradient of a factor, ``(c, M, W)``, for that of the scores.
+        """Compute the gradient of a factor, ``(c, M, W)``, from that of the scores.
 
         Args:
-            name: of the field; ``bias`` for what is added.
+            name: of the field; ``bias`` for a summand.
             grad: of the scores; returned itself where it is the same.
-            product: how they are combined.
+            product: whether factors are multiplied.
         """
         factor = getattr(self, name, None)
         others = [x for x in self[:4] if x is not None and x is not factor]
@@ -90,146 +96,153 @@ class Scores:
     def __init__(self, geometry: Geometry, rule: Rule, chunk: Chunk, operands: Operands) -> None:
         self.geometry, self.rule, self.chunk, self.operands = geometry, rule, chunk, operands
 
-    def forward(self, block: Block, held: Passed | None = None) -> Passed:
-        """Return a block after its forward pass, from what was held of it."""
-        passed = held or Passed()
+    def forward(self, block: Block, held: BlockState | None = None) -> BlockState:
+        """Compute a block, from its held tensors if there are any."""
+        state = held or BlockState()
         if self.operands.gain is not None:
-            passed = passed._replace(gain=by_distance(self.operands.gain, block))
-        if passed.weights is not None:
-            return passed
-        if passed.content is None:
-            passed = self._factors(block, passed.gain)
-        weights = self._weights(block, passed)
+            state = state._replace(gain=view_by_distance(self.operands.gain, block))
+        if state.weights is not None:
+            return state
+        if state.content is None:
+            state = self._compute_factors(block, state.gain)
+        weights = self._compute_weights(block, state)
         of_queries, of_keys = self.operands.query_seeds, self.operands.key_seeds
         if of_queries is not None and of_keys is not None:
             seeds = of_queries[:, :, block.queries].transpose(0, 1), of_keys[:, block.keys]
-            weights = dropout.signed(weights, self.rule.dropout, *seeds)
-        return passed._replace(weights=weights)
+            weights = dropout.sign_dropped(weights, self.rule.dropout, *seeds)
+        return state._replace(weights=weights)
 
-    def lines(self, block: Block) -> Lines | None:
-        """Return where the first token's scores lie in a block; None without a reset."""
+    def reset_lines(self, block: Block) -> ResetLines | None:
+        """Locate the first token's scores in a block; None without a reset."""
         first = self.operands.first
-        return None if first is None else Lines.of(first, block, self.geometry.src_len)
+        return None if first is None else ResetLines.locate(first, block, self.geometry.src_len)
 
-    def add_gradients(self, block: Block, passed: Passed, grad: Tensor, totals: Operands) -> None:
-        """Add the gradients for that of a block's scores.
+    def add_gradients(
+        self, block: Block, state: BlockState, grad: Tensor, totals: Operands
+    ) -> None:
+        """Add the gradients of all operands, given that of a block's scores.
 
         Args:
             block: of the chunk.
-            passed: its forward pass.
+            state: its forward pass.
             grad: of its scores, ``(c, M, W)``; overwritten.
             totals: the chunk's part, to add to; None for what needs no gradient.
         """
         if totals.pair_bias is not None:
-            total = block.of_pairs(totals.pair_bias)
-            total += self.chunk.by_sentence(grad).sum_to_size(total.shape)
-        given, product, lines = self.operands, self.rule.product, self.lines(block)
+            total = block.select_pairs(totals.pair_bias)
+            total += self.chunk.split_sentences(grad).sum_to_size(total.shape)
+        given, product, lines = self.operands, self.rule.product, self.reset_lines(block)
         query, key = given.query[:, block.queries], given.key[:, block.keys]
-        of_content = passed.gradient("content", grad, product)
-        at_lines = (Passed(), Passed())  # of a plain sum no factor matters: all gradients are equal
+        of_content = state.gradient("content", grad, product)
+        at_reset = (BlockState(), BlockState())  # all gradients of a plain sum are equal
         if lines is not None and of_content is not grad:
-            at_lines = self._at_lines(block, passed, lines)
-            for line, at_line in zip(lines, at_lines):
-                line.put(of_content, at_line.gradient("content", line.pick(grad), product))
-        totals.query[:, block.queries].baddbmm_(of_content, key)
-        totals.key[:, :, block.keys].baddbmm_(query.transpose(1, 2), of_content)
+            at_reset = self._reset_factors(block, state, lines)
+            for line, at in zip(lines, at_reset):
+                line.put(of_content, at.gradient("content", line.select(grad), product))
+        totals.query[:, block.queries].baddbmm_(of_content, key)  # [c, M, D]
+        totals.key[:, :, block.keys].baddbmm_(query.transpose(1, 2), of_content)  # [c, D, W]
         if lines is not None:
-            self._add_lines(block, lines, at_lines, grad, totals)
-        self._add_by_distance(block, passed, grad, totals)
+            self._add_reset_gradients(block, lines, at_reset, grad, totals)
+        self._add_table_gradients(block, state, grad, totals)
 
-    def _add_by_distance(
-        self, block: Block, passed: Passed, grad: Tensor, totals: Operands
+    def _add_table_gradients(
+        self, block: Block, state: BlockState, grad: Tensor, totals: Operands
     ) -> None:
         given, tile = self.operands, self.geometry.tile
         for total, name in ((totals.bias, "bias"), (totals.gain, "gain")):
             if total is not None:
-                found = passed.gradient(name, grad, self.rule.product)
+                found = state.gradient(name, grad, self.rule.product)
                 found = found.sum(0, keepdim=True) if total.size(0) == 1 else found
-                total[:, block.rows].add_(sum_by_distance(found))
+                total[:, block.rows].add_(sum_by_distance(found))  # [G, M + W - 1]
         if given.query_table is not None:
             band = Band(given.query_table, block, QUERIES, tile)
-            skewed = band.skewed(passed.gradient("by_query", grad, self.rule.product))
+            skewed = band.skew(state.gradient("query_term", grad, self.rule.product))
             totals.query[:, block.queries].add_(band.sums(skewed))
             band.add_to(totals.query_table, skewed, given.query[:, block.queries])
         if given.key_table is not None:
             band = Band(given.key_table, block, KEYS, tile)
-            skewed = band.skewed(passed.gradient("by_key", grad, self.rule.product))
+            skewed = band.skew(state.gradient("key_term", grad, self.rule.product))
             totals.key[:, :, block.keys].add_(band.transposed_sums(skewed))
             band.add_to(totals.key_table, skewed, given.key[:, block.keys])
 
-    def _add_lines(
+    def _add_reset_gradients(
         self,
         block: Block,
-        lines: Lines,
-        at_lines: tuple[Passed, Passed],
+        lines: ResetLines,
+        at_reset: tuple[BlockState, BlockState],
         grad: Tensor,
         totals: Operands,
     ) -> None:
-        """Take the lines out of the gradient of the scores, and add theirs but for the content."""
+        """Take row and column out of the gradient of the scores, and add those of their terms."""
         given, product = self.operands, self.rule.product
-        (at_column, at_row), (column, row) = at_lines, lines.take(grad)
+        (at_column, at_row), (column, row) = at_reset, lines.take(grad)
 
-        def of(name: str) -> tuple[Tensor, Tensor]:
+        def split(name: str) -> tuple[Tensor, Tensor]:
             return at_column.gradient(name, column, product), at_row.gradient(name, row, product)
 
         for total, name in ((totals.bias, "bias"), (totals.gain, "gain")):
             if total is not None:
-                of_column, of_row = (x.sum((1, 2)) for x in of(name))
-                add_rows(total, torch.stack([of_row, of_column], 1))
+                of_column, of_row = (x.sum((1, 2)) for x in split(name))  # each [c]
+                add_reset_rows(total, torch.stack([of_row, of_column], 1))  # [c, 2]
         if given.query_table is not None:
-            found, query = lines.by_member(*of("by_query"), QUERIES), given.query[:, block.queries]
-            totals.query[:, block.queries].baddbmm_(found, rows_of(given.query_table, found))
-            add_rows(totals.query_table, found.transpose(1, 2) @ query)
+            query = given.query[:, block.queries]
+            found = lines.stack_members(*split("query_term"), QUERIES)  # [c, M, 2]
+            totals.query[:, block.queries].baddbmm_(found, reset_rows(given.query_table, found))
+            add_reset_rows(totals.query_table, found.transpose(1, 2) @ query)
         if given.key_table is not None:
-            found, key = lines.by_member(*of("by_key"), KEYS), given.key[:, block.keys]
-            rows = rows_of(given.key_table, found).transpose(1, 2)
+            key = given.key[:, block.keys]
+            found = lines.stack_members(*split("key_term"), KEYS)  # [c, W, 2]
+            rows = reset_rows(given.key_table, found).transpose(1, 2)  # [c, D, 2]
             totals.key[:, :, block.keys].baddbmm_(rows, found.transpose(1, 2))
-            add_rows(totals.key_table, found.transpose(1, 2) @ key)
+            add_reset_rows(totals.key_table, found.transpose(1, 2) @ key)
 
-    def _at_lines(self, block: Block, passed: Passed, lines: Lines) -> tuple[Passed, Passed]:
-        """Return what the scores of column and row are combined from."""
+    def _reset_factors(
+        self, block: Block, state: BlockState, lines: ResetLines
+    ) -> tuple[BlockState, BlockState]:
+        """Compute the factors of the reset's column, ``(c, M, 1)``, and row, ``(c, 1, W)``."""
         given, terms = self.operands, {}
         if given.query_table is not None:
             query = given.query[:, block.queries]
-            terms["by_query"] = lines.products(given.query_table, query, QUERIES)
+            terms["query_term"] = lines.products(given.query_table, query, QUERIES)
         if given.key_table is not None:
-            terms["by_key"] = lines.products(given.key_table, given.key[:, block.keys], KEYS)
-        if passed.content is not None:
-            terms["content"] = (lines.column.pick(passed.content), lines.row.pick(passed.content))
+            terms["key_term"] = lines.products(given.key_table, given.key[:, block.keys], KEYS)
+        if state.content is not None:
+            column, row = lines.reset_column, lines.reset_row
+            terms["content"] = column.select(state.content), row.select(state.content)
         if given.gain is not None:
             terms["gain"] = (given.gain[:, KEY, None, None], given.gain[:, QUERY, None, None])
         of_column, of_row = ({name: x[i] for name, x in terms.items()} for i in (0, 1))
-        return Passed(**of_column), Passed(**of_row)
+        return BlockState(**of_column), BlockState(**of_row)
 
-    def _factors(self, block: Block, gain: Tensor | None) -> Passed:
-        """Return what the scores of a block are combined from, but for the first token's."""
+    def _compute_factors(self, block: Block, gain: Tensor | None) -> BlockState:
+        """Compute the factors of a block's scores, as if there were no reset."""
         given, tile = self.operands, self.geometry.tile
         query, key = given.query[:, block.queries], given.key[:, block.keys]
-        by_query = by_key = None
+        query_term = key_term = None
         if given.query_table is not None:
-            by_query = Band(given.query_table, block, QUERIES, tile).scores(query)
+            query_term = Band(given.query_table, block, QUERIES, tile).scores(query)
         if given.key_table is not None:
-            by_key = Band(given.key_table, block, KEYS, tile).scores(key)
+            key_term = Band(given.key_table, block, KEYS, tile).scores(key)
         if self.rule.product:  # each is read several times: once in order
-            by_query = None if by_query is None else by_query.flatten(1, 2)
-            by_key = None if by_key is None else by_key.flatten(2, 3)
-        return Passed(query @ key.transpose(1, 2), gain, by_query, by_key)
+            query_term = None if query_term is None else query_term.flatten(1, 2)  # [c, M, W]
+            key_term = None if key_term is None else key_term.flatten(2, 3)  # [c, M, W]
+        return BlockState(query @ key.transpose(1, 2), gain, query_term, key_term)
 
-    def _weights(self, block: Block, factors: Passed) -> Tensor:
-        given, product, lines = self.operands, self.rule.product, self.lines(block)
+    def _compute_weights(self, block: Block, factors: BlockState) -> Tensor:
+        given, product, lines = self.operands, self.rule.product, self.reset_lines(block)
         # Before a sum overwrites the content.
-        at_lines = () if lines is None else self._at_lines(block, factors, lines)
+        at_reset = () if lines is None else self._reset_factors(block, factors, lines)
         scores = factors.combine(product)
         if given.bias is not None:
-            scores.add_(by_distance(given.bias, block))
-        for line, at_line, row in zip(lines or (), at_lines, (KEY, QUERY)):
-            of_line = at_line.combine(product)
+            scores.add_(view_by_distance(given.bias, block))
+        for line, at, row in zip(lines or (), at_reset, (KEY, QUERY)):
+            of_line = at.combine(product)
             if given.bias is not None:
-                of_line = of_line + given.bias[:, row, None, None]
+                of_line = of_line + given.bias[:, row, None, None]  # [c, M, 1] or [c, 1, W]
             line.put(scores, of_line)
         if given.direction is not None:
-            scores.add_(by_distance(given.direction, block))
+            scores.add_(view_by_distance(given.direction, block))
         for added in (given.pair_bias, given.masked):
             if added is not None:
-                self.chunk.by_sentence(scores).add_(block.of_pairs(added))
+                self.chunk.split_sentences(scores).add_(block.select_pairs(added))
         return scores.softmax(-1)

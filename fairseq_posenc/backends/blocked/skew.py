@@ -1,9 +1,10 @@
 """The relative shift: tables by distance beside a block of scores, without an index.
 
 Queries are stored last one first: then query i' and key j have the distance of table row i' + j,
-and what belongs to a block of M queries and W keys is a run of M + W - 1 rows. A product of one
-side with that run is skewed: the row of each member holds its scores moved by its place. A view
-with strides undoes the skew: nothing is copied or gathered, forward or backward. Pictures are in
+and a block of M queries and W keys needs a run of M + W - 1 rows. The product of one side with that
+run is skewed: each member's scores begin one column later than those of the member before. A view
+whose rows are longer by one undoes that, without a copy, forward and backward. For M = 2, W = 2,
+products ``ab. | .cd`` are the pairs ``ab | cd``: stride 4 in place of 3. Pictures are in
 ``docs/blocked.md``.
 
 Shapes: c pairs of sentence and head, M queries, W keys, and the letters of
@@ -22,29 +23,29 @@ QUERIES, KEYS = 0, 1  # sides of a block
 TILE = 64  # queries whose pairs are summed together
 
 
-def by_distance(numbers: Tensor, block: Block) -> Tensor:
-    """Return the numbers ``(G, R)`` of each pair of a block, as a view ``(G, M, W)``."""
+def view_by_distance(numbers: Tensor, block: Block) -> Tensor:
+    """View the numbers ``(G, R)`` of each pair of a block as ``(G, M, W)``."""
     start = numbers.storage_offset() + block.rows.start
     return numbers.as_strided((numbers.size(0), *block.shape), (numbers.size(1), 1, 1), start)
 
 
 def sum_by_distance(x: Tensor) -> Tensor:
-    """Return the sums ``(G, M + W - 1)`` over the pairs of equal distance in ``(G, M, W)``.
+    """Sum the pairs of equal distance in ``(G, M, W)``: ``(G, M + W - 1)``.
 
     First within tiles of queries, which leaves fewer zeros to add up.
     """
     tile = math.gcd(x.size(1), TILE)
-    within = _sum_skewed(x.unflatten(1, (-1, tile)), 1)
+    within = _sum_skewed(x.unflatten(1, (-1, tile)), 1)  # [G, tiles, tile + W - 1]
     return _sum_skewed(within, tile)
 
 
 def _sum_skewed(x: Tensor, step: int) -> Tensor:
-    """Return the sum of rows, each moved by ``step`` from the one before: ``(..., N, W)``."""
+    """Sum the rows of ``(..., N, W)``, each moved by ``step`` from the one before."""
     *outer, rows, width = x.shape
     skewed = x.new_zeros(*outer, rows, (rows - 1) * step + width)
     *strides, to_next, _ = skewed.stride()
     skewed.as_strided(x.shape, (*strides, to_next + step, 1)).copy_(x)
-    return skewed.sum(-2)
+    return skewed.sum(-2)  # [..., (N - 1) * step + W]
 
 
 class Band:
@@ -71,35 +72,39 @@ class Band:
         )
 
     def scores(self, own: Tensor) -> Tensor:
-        """Return the products of members ``(c, members, D)`` with the rows of all pairs, a view.
+        """Multiply members ``(c, members, D)`` with the rows of all pairs, a view.
 
         Returns:
             ``(c, tiles, N, W)``, where queries are the members, or ``(c, M, tiles, N)``.
         """
-        pairs = self._unskewed(self._tiled(own) @ self.rows.transpose(2, 3))
+        pairs = self._unskew(self._tile(own) @ self.rows.transpose(2, 3))  # [c, tiles, N, others]
         return pairs if self.side == QUERIES else pairs.permute(0, 3, 1, 2)
 
-    def skewed(self, weights: Tensor) -> Tensor:
-        """Return weights of pairs, ``(c, M, W)``, by member and row, with zeros elsewhere."""
-        pairs = weights.unflatten(self.side + 1, (-1, self.tile))
+    def skew(self, weights: Tensor) -> Tensor:
+        """Skew weights of pairs, ``(c, M, W)``, to weights of rows, with zeros elsewhere.
+
+        Returns:
+            ``(G, tiles, c / G * N, N + others - 1)``.
+        """
+        pairs = weights.unflatten(self.side + 1, (-1, self.tile))  # [c, tiles, N, W]
         if self.side == KEYS:
-            pairs = pairs.permute(0, 2, 3, 1)
+            pairs = pairs.permute(0, 2, 3, 1)  # [c, tiles, N, M]
         together = weights.size(0) // self.groups * self.tile
         skewed = weights.new_zeros(self.groups, self.tiles, together, self.rows.size(2))
-        self._unskewed(skewed).copy_(pairs)
+        self._unskew(skewed).copy_(pairs)
         return skewed
 
     def sums(self, skewed: Tensor) -> Tensor:
-        """Return the weighted sums of rows for each member, ``(c, members, D)``.
+        """Sum the rows by weight for each member, ``(c, members, D)``.
 
         Args:
-            skewed: weights, see :meth:`skewed`.
+            skewed: weights, see :meth:`skew`.
         """
-        sums = (skewed @ self.rows).unflatten(2, (-1, self.tile))
+        sums = (skewed @ self.rows).unflatten(2, (-1, self.tile))  # [G, tiles, c / G, N, D]
         return sums.transpose(1, 2).reshape(-1, self.tiles * self.tile, sums.size(-1))
 
     def transposed_sums(self, skewed: Tensor) -> Tensor:
-        """Return :meth:`sums` transposed, ``(c, D, members)``."""
+        """Compute :meth:`sums` transposed, ``(c, D, members)``."""
         sums = (self.rows.transpose(2, 3) @ skewed.transpose(2, 3)).unflatten(3, (-1, self.tile))
         return sums.permute(0, 3, 2, 1, 4).reshape(-1, sums.size(2), self.tiles * self.tile)
 
@@ -107,20 +112,21 @@ class Band:
         """Add the weighted sums of members ``(c, members, D)`` to a table of gradients, if any."""
         if table is None:
             return
-        rows = skewed.transpose(2, 3) @ self._tiled(own)
+        rows = skewed.transpose(2, 3) @ self._tile(own)  # [G, tiles, N + others - 1, D]
         for t in range(self.tiles):  # neighbouring tiles share rows
             start = self.start + t * self.tile
             table[:, start : start + rows.size(2)].add_(rows[:, t])  # += would assign as well
 
-    def _tiled(self, own: Tensor) -> Tensor:
-        """Return ``(c, members, D)`` as ``(G, tiles, c / G * N, D)``: a product for all heads."""
-        tiles = own.unflatten(1, (self.tiles, self.tile)).unflatten(0, (self.groups, -1))
-        return tiles.transpose(1, 2).flatten(2, 3)
+    def _tile(self, own: Tensor) -> Tensor:
+        """Reshape ``(c, members, D)`` to ``(G, tiles, c / G * N, D)``: a product for all heads."""
+        tiles = own.unflatten(1, (self.tiles, self.tile))  # [c, tiles, N, D]
+        tiles = tiles.unflatten(0, (self.groups, -1))  # [G, c / G, tiles, N, D]
+        return tiles.transpose(1, 2).flatten(2, 3)  # [G, tiles, c / G * N, D]
 
-    def _unskewed(self, skewed: Tensor) -> Tensor:
+    def _unskew(self, skewed: Tensor) -> Tensor:
         together, rows = skewed.shape[2:]
         size = self.tile * rows  # of one head
-        return skewed.as_strided(
+        return skewed.as_strided(  # [c, tiles, N, others]
             (self.groups * together // self.tile, self.tiles, self.tile, self.others),
             (size if self.groups == 1 else self.tiles * size, together * rows, rows + 1, 1),
         )

@@ -1,4 +1,4 @@
-"""What the weights of a block gather: values, and a table's rows by distance."""
+"""Weighted sums of a block: values, and a table's rows by distance."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fairseq_posenc.backends.blocked.geometry import Block
 from fairseq_posenc.backends.blocked.operands import Operands
-from fairseq_posenc.backends.blocked.reset import Lines, add_rows, rows_of
+from fairseq_posenc.backends.blocked.reset import ResetLines, add_reset_rows, reset_rows
 from fairseq_posenc.backends.blocked.skew import QUERIES, Band
 
 
@@ -16,53 +16,55 @@ class Values:
     Args:
         block: of the chunk.
         operands: the chunk's part.
-        lines: where the first token's weights lie; None without a reset.
+        lines: row and column of the first token; None without a reset.
         tile: N.
     """
 
-    def __init__(self, block: Block, operands: Operands, lines: Lines | None, tile: int) -> None:
+    def __init__(
+        self, block: Block, operands: Operands, lines: ResetLines | None, tile: int
+    ) -> None:
         self.block, self.lines, self.tile = block, lines, tile
         self.value, self.table = operands.value[:, block.keys], operands.value_table
 
-    def gathered(self, weights: Tensor) -> Tensor:
-        """Return what weights ``(c, M, W)`` gather, ``(c, M, D)``."""
-        gathered = weights @ self.value
+    def gather(self, weights: Tensor) -> Tensor:
+        """Sum values and table rows by weights ``(c, M, W)``: ``(c, M, D)``."""
+        gathered = weights @ self.value  # [c, M, D]
         if self.table is None:
             return gathered
         weights, of_first = self._split(weights)
         if of_first is not None:
-            gathered.baddbmm_(of_first, rows_of(self.table, of_first))
+            gathered.baddbmm_(of_first, reset_rows(self.table, of_first))
         band = Band(self.table, self.block, QUERIES, self.tile)
-        gathered += band.sums(band.skewed(weights))
+        gathered += band.sums(band.skew(weights))
         return gathered
 
     def add_gradients(self, weights: Tensor, grad: Tensor, totals: Operands) -> Tensor:
-        """Add the gradients for that of what a block gathered; return that of its weights.
+        """Add the gradients for that of a block's output; return that of its weights.
 
         Args:
             weights: ``(c, M, W)``.
             grad: ``(c, M, D)``.
             totals: the chunk's part, to add to; None for what needs no gradient.
         """
-        totals.value[:, :, self.block.keys].baddbmm_(grad.transpose(1, 2), weights)
-        of_weights = grad @ self.value.transpose(1, 2)
+        totals.value[:, :, self.block.keys].baddbmm_(grad.transpose(1, 2), weights)  # [c, D, W]
+        of_weights = grad @ self.value.transpose(1, 2)  # [c, M, W]
         if self.table is None:
             return of_weights
         band = Band(self.table, self.block, QUERIES, self.tile)
-        by_table = band.scores(grad).flatten(1, 2)
+        by_table = band.scores(grad).flatten(1, 2)  # [c, M, W]
         if self.lines is not None:
             for line, numbers in zip(self.lines, self.lines.products(self.table, grad, QUERIES)):
                 line.put(by_table, numbers)
         if totals.value_table is not None:
             weights, of_first = self._split(weights)
             if of_first is not None:
-                add_rows(totals.value_table, of_first.transpose(1, 2) @ grad)
-            band.add_to(totals.value_table, band.skewed(weights), grad)
+                add_reset_rows(totals.value_table, of_first.transpose(1, 2) @ grad)
+            band.add_to(totals.value_table, band.skew(weights), grad)
         return of_weights.add_(by_table)
 
     def _split(self, weights: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the weights by distance, and those of the reset's two rows, ``(c, M, 2)``."""
+        """Split the weights into those by distance and the reset's, ``(c, M, W), (c, M, 2)``."""
         if self.lines is None:
             return weights, None
         weights = weights.clone()
-        return weights, self.lines.by_member(*self.lines.take(weights), QUERIES)
+        return weights, self.lines.stack_members(*self.lines.take(weights), QUERIES)

@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fairseq_posenc.backends.base import Call, Mask, scale_of
+from fairseq_posenc.backends.base import Call, Mask, score_scale
 from fairseq_posenc.backends.triton import resets
 from fairseq_posenc.backends.triton.dropout import Dropout
-from fairseq_posenc.encodings.base import Terms
+from fairseq_posenc.encodings.terms import Terms
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 WIDEST_HEAD = 128
@@ -26,7 +26,7 @@ OLDEST = (3, 3)  # versions before have no kernels that take a NamedTuple
 
 
 def unavailable() -> str:
-    """Return why this backend cannot run on this machine, or an empty string."""
+    """Explain why this backend cannot run on this machine; empty if it can."""
     version = _version()
     if not version:
         return "triton is not installed"
@@ -42,7 +42,7 @@ def unavailable() -> str:
 
 
 def refuses(terms: Terms, call: Call) -> str:
-    """Return why these kernels cannot compute such a call, or an empty string."""
+    """Explain why these kernels cannot compute such a call; empty if they can."""
     if call.need_weights:
         return "it does not keep the attention weights"
     if call.device != "cuda" and not _interpreted():
@@ -73,11 +73,11 @@ def attend(
     query, key = query.type_as(value), key.type_as(value)
     with torch.autocast(query.device.type, enabled=False):
         if terms.first is not None:
-            return resets.attend(_exactly, query, key, value, terms, mask, dropout), None
-        return _by_distance(query, key, value, terms, mask, dropout, exact=False)[0], None
+            return resets.attend(_run_exact, query, key, value, terms, mask, dropout), None
+        return _run_kernels(query, key, value, terms, mask, dropout, exact=False)[0], None
 
 
-def _by_distance(
+def _run_kernels(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -93,10 +93,10 @@ def _by_distance(
     if torch.compiler.is_compiling():
         from fairseq_posenc.backends.triton.operation import attend as apply
     settings = Settings(
-        padding=_bytes(mask.key_padding),
-        pairs=_bytes(mask.pairs),
-        dropout=Dropout.of(dropout, query, key) if dropout else None,
-        scale=scale_of(terms, query.size(-1)),
+        padding=_as_uint8(mask.key_padding),
+        pairs=_as_uint8(mask.pairs),
+        dropout=Dropout.draw(dropout, query, key) if dropout else None,
+        scale=score_scale(terms, query.size(-1)),
         direction=mask.direction,
         product=terms.product,
         exact=exact,
@@ -115,18 +115,18 @@ def _by_distance(
     return attended, log_sums
 
 
-_exactly = partial(_by_distance, exact=True)
+_run_exact = partial(_run_kernels, exact=True)
 
 
 def _version() -> str:
-    """Return Triton's version, or an empty string."""
+    """Read Triton's version; empty if it is not installed."""
     spec = importlib.util.find_spec("triton")
     return "" if spec is None or spec.origin is None else _version_in(spec.origin)
 
 
 @cache
 def _version_in(path: str) -> str:
-    """Return the version that a file names: importing it takes long, and it has several names."""
+    """Read the version in a file: importing it takes long, and it has several names."""
     found = re.search(r"__version__ = [\"']([^\"']+)", Path(path).read_text("utf-8"))
     return found[1] if found else ""
 
@@ -135,5 +135,5 @@ def _interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def _bytes(mask: Tensor | None) -> Tensor | None:
+def _as_uint8(mask: Tensor | None) -> Tensor | None:
     return None if mask is None else mask.contiguous().view(torch.uint8)

@@ -20,7 +20,7 @@ from fairseq_posenc.backends.triton.problem import Drop, Problem, Saved, Table
 
 
 class Settings(NamedTuple):
-    """What a call is given beside the tensors that have gradients; see :class:`Problem`.
+    """The arguments of a call beside the tensors that have gradients; see :class:`Problem`.
 
     ``exact`` leaves the attended values in float32, for more to be added to them.
     """
@@ -39,7 +39,7 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, settings: Settings, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the attended values and the logarithms of the sums; see :class:`Found`."""
+        """Compute attended values and logarithms of the sums; see :class:`ForwardResult`."""
         found = run_forward(settings, inputs)
         ctx.settings = settings
         ctx.set_materialize_grads(False)
@@ -52,15 +52,15 @@ class Attention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, by_log_sums: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Return the gradients of all inputs."""
+        """Compute the gradients of all inputs."""
         attended, log_sums, *inputs = ctx.saved_tensors
         wanted = ctx.needs_input_grad[4:9]
-        found = Found(attended, log_sums)
+        found = ForwardResult(attended, log_sums)
         return None, *run_backward(ctx.settings, inputs, found, grad, by_log_sums, wanted)
 
 
-class Found(NamedTuple):
-    """What the forward pass finds.
+class ForwardResult(NamedTuple):
+    """The result of the forward pass.
 
     Attributes:
         attended: values ``(B, H, T, D)`` of float32.
@@ -71,22 +71,22 @@ class Found(NamedTuple):
     log_sums: Tensor
 
 
-def run_forward(settings: Settings, inputs: Sequence[Tensor | None]) -> Found:
+def run_forward(settings: Settings, inputs: Sequence[Tensor | None]) -> ForwardResult:
     """Start the forward kernel."""
-    problem = problem_of(settings, inputs)
-    attended = torch.empty_like(problem.query, dtype=torch.float32)
-    log_sums = attended.new_empty(problem.query.shape[:3])
-    options = options_of(problem, settings)
+    problem = build_problem(settings, inputs)
+    attended = torch.empty_like(problem.query, dtype=torch.float32)  # [B, H, T, D]
+    log_sums = attended.new_empty(problem.query.shape[:3])  # [B, H, T]
+    options = compile_options(problem, settings)
     blocks = log_sums[..., 0].numel() * triton.cdiv(problem.tgt_len, options["N"])
     with torch.cuda.device_of(attended):
         forward_kernel[(blocks,)](problem, attended, log_sums, **options)
-    return Found(attended, log_sums)
+    return ForwardResult(attended, log_sums)
 
 
 def run_backward(
     settings: Settings,
     inputs: Sequence[Tensor | None],
-    found: Found,
+    found: ForwardResult,
     grad: Tensor,
     by_log_sums: Tensor | None,
     wanted: tuple[bool, ...],
@@ -101,47 +101,47 @@ def run_backward(
         by_log_sums: gradients of ``found.log_sums``, or None.
         wanted: which of query table, key table, value table, gain and bias need a gradient.
     """
-    problem = problem_of(settings, inputs)
+    problem = build_problem(settings, inputs)
     # Rounded before, so that the two agree: where a query sees one key alone, they cancel out.
     rows = grad.type_as(problem.query).contiguous()
-    dots = (rows * found.attended).sum(-1)
+    dots = (rows * found.attended).sum(-1)  # [B, H, T]
     if by_log_sums is not None:
         dots = dots - by_log_sums / math.log(2)
     saved = Saved(rows, found.log_sums, dots * problem.scale)
     with torch.cuda.device_of(grad):
         gradients = Gradients(problem, settings.product, wanted)
-        gradients.run(saved, options_of(problem, settings))
-    return gradients.of(inputs)
+        gradients.run(saved, compile_options(problem, settings))
+    return gradients.cast(inputs)
 
 
-def _padded(table: Tensor, query: Tensor) -> Tensor:
-    """Return a table of vectors as the kernels take it; see :class:`Table`."""
+def _pad_table(table: Tensor, query: Tensor) -> Tensor:
+    """Pad a table ``(G, R, D)`` with N rows of zeros on both sides, and D to a power of 2."""
     block = sizes.block_size(query.dtype)
-    columns = sizes.width_of(query) - table.size(-1)
-    return F.pad(table.type_as(query), (0, columns, block, block))
+    columns = sizes.padded_width(query) - table.size(-1)
+    return F.pad(table.type_as(query), (0, columns, block, block))  # [G, N + R + N, W]
 
 
-def threshold(rate: float) -> int:
-    """Return below which number 32 random bits, read as a signed one, keep a weight."""
+def keep_threshold(rate: float) -> int:
+    """Compute the bound below which 32 random bits, read as a signed number, keep a weight."""
     return min(round((1 - rate) * 2**32) - 2**31, 2**31 - 1)
 
 
-def problem_of(settings: Settings, inputs: Sequence[Any]) -> Problem:
-    """Return what the kernels are given."""
+def build_problem(settings: Settings, inputs: Sequence[Any]) -> Problem:
+    """Build the arguments of the kernels."""
     contiguous: list[Any] = [None if x is None else x.contiguous() for x in inputs]
     query, key, value, *tables = contiguous
-    vectors = [None if x is None else _padded(x, query) for x in tables[:3]]
-    if _same(inputs[3], inputs[4]):
+    vectors = [None if x is None else _pad_table(x, query) for x in tables[:3]]
+    if _are_same(inputs[3], inputs[4]):
         vectors[1] = vectors[0]
     scalars = [None if x is None else x.float() for x in tables[3:]]
     values: dict[str, Any] = dict(zip(Problem._fields, (query, key, value)))
-    values.update(zip(Problem._fields[3:], map(Table.of, vectors + scalars)))
+    values.update(zip(Problem._fields[3:], map(Table.from_rows, vectors + scalars)))
     return Problem(
         **values,
         padding=settings.padding,
         pairs=settings.pairs,
         drop=_drop(settings.dropout),
-        gained=1.0 if settings.dropout is None else settings.dropout.multiplier,
+        dropout_scale=1.0 if settings.dropout is None else settings.dropout.multiplier,
         scale=settings.scale,
         heads=values["query"].size(1),
         tgt_len=values["query"].size(2),
@@ -151,25 +151,25 @@ def problem_of(settings: Settings, inputs: Sequence[Any]) -> Problem:
 
 
 def _drop(dropout: Dropout | None) -> Drop | None:
-    """Return dropout as the kernels take it."""
+    """Build the kernels' arguments for dropout."""
     if dropout is None:
         return None
     first, second = dropout.queries
-    return Drop(first, second, dropout.keys, threshold(dropout.rate))
+    return Drop(first, second, dropout.keys, keep_threshold(dropout.rate))
 
 
-def options_of(problem: Problem, settings: Settings) -> dict[str, Any]:
-    """Return what the two large kernels are compiled for."""
+def compile_options(problem: Problem, settings: Settings) -> dict[str, Any]:
+    """Choose the compile-time options of the two large kernels."""
     return {
         "DIRECTION": settings.direction,
         "PRODUCT": settings.product,
-        "SAME": _same(*(x and x.rows for x in (problem.query_table, problem.key_table))),
-        **sizes.sizes_of(problem),
+        "SAME": _are_same(*(x and x.rows for x in (problem.query_table, problem.key_table))),
+        **sizes.tile_options(problem),
     }
 
 
-def _same(ours: Tensor | None, theirs: Tensor | None) -> bool:
-    """Return whether two tables are one, whose rows then need not be loaded twice."""
+def _are_same(ours: Tensor | None, theirs: Tensor | None) -> bool:
+    """Return whether two tables share their memory, so that rows are loaded once."""
     if ours is None or theirs is None:
         return False
     return (ours.data_ptr(), ours.shape, ours.stride()) == (

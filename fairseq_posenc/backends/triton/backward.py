@@ -10,89 +10,89 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fairseq_posenc.backends.triton.bands import (
+from fairseq_posenc.backends.triton.relative_shift import (
     load_band,
     load_rows,
     multiply,
-    products,
+    relative_products,
     store_rows,
 )
 from fairseq_posenc.backends.triton.tiles import (
-    hide,
+    apply_mask,
+    combine_factors,
     is_kept,
     load_keys,
-    parts_of,
     query_range,
-    score,
+    score_factors,
 )
 
 
 @triton.jit
 def load_queries(problem, rows, sequence, m0, FULL: tl.constexpr, N: tl.constexpr, W: tl.constexpr):
-    """Return a block of ``rows``, all queries or their gradients of the output, ``(N, W)``."""
+    """Load a block of queries, or of their gradients of the output, ``(N, W)``."""
     start = sequence.to(tl.int64) * problem.tgt_len * problem.width
     return load_rows(rows + start, m0, problem.tgt_len, problem.width, FULL, N, W)
 
 
 @triton.jit
-def by_weights(problem, grad, v, head, m0, n0, N: tl.constexpr, W: tl.constexpr):
-    """Return the gradients of the weights, by (key, query)."""
-    by_weight = multiply(v, tl.trans(grad))
+def weight_gradients(problem, grad, v, head, m0, n0, N: tl.constexpr, W: tl.constexpr):
+    """Compute the gradients of the weights, ``(keys N, queries N)``."""
+    grad_weight = multiply(v, tl.trans(grad))  # [keys N, queries N]
     if problem.value_table is not None:
         band = load_band(problem, problem.value_table, head, n0 - m0 - N, 2 * N, N, W)
-        by_weight += products(grad, band, False, N, True)
-    return by_weight
+        grad_weight += relative_products(grad, band, False, N, True)  # [keys N, queries N]
+    return grad_weight
 
 
 @triton.jit
-def by_scores(
+def score_gradients(
     problem,
     saved,
     scores,
-    by_weight,
+    grad_weight,
     sequence,
     m,
     n,
     FULL: tl.constexpr,
 ):
-    """Return the weights after dropout without its factor, and the gradients of the scores.
+    """Compute the weights after dropout without its factor, and the gradients of the scores.
 
-    These come times the scale, which all but the bias are multiplied by.
+    The gradients are multiplied by the scale, as all but the bias's need it.
     """
     queries = sequence.to(tl.int64) * problem.tgt_len
     inside = m < problem.tgt_len
     log_sum = tl.load(saved.log_sums + queries + m, inside, float("inf"))
     weights = tl.exp2(scores - log_sum)
     dot = tl.load(saved.dots + queries + m, inside, 0.0)
-    factor = problem.scale * problem.gained
+    factor = problem.scale * problem.dropout_scale
     if problem.drop is not None:
         dropped = tl.where(is_kept(problem, sequence, m, n, FULL), weights, 0.0)
-        return dropped, dropped * by_weight * factor - weights * dot
+        return dropped, dropped * grad_weight * factor - weights * dot
     else:
-        return weights, weights * (by_weight * factor - dot)
+        return weights, weights * (grad_weight * factor - dot)
 
 
 @triton.jit
-def by_content(parts, grad, PRODUCT: tl.constexpr):
-    """Return the gradient of the content, by the rule of products."""
+def content_gradient(parts, grad, PRODUCT: tl.constexpr):
+    """Compute the gradient of the content: times the other factors of a product."""
     return grad * parts[2] * parts[3] * parts[1] if PRODUCT else grad * parts[1]
 
 
 @triton.jit
-def by_gain(parts, grad, PRODUCT: tl.constexpr):
-    """Return the gradient of the gain."""
+def gain_gradient(parts, grad, PRODUCT: tl.constexpr):
+    """Compute the gradient of the gain."""
     return grad * parts[2] * parts[3] * parts[0] if PRODUCT else grad * parts[0]
 
 
 @triton.jit
-def by_query(parts, grad, PRODUCT: tl.constexpr):
-    """Return the gradient of the query term."""
+def query_term_gradient(parts, grad, PRODUCT: tl.constexpr):
+    """Compute the gradient of the query term."""
     return grad * parts[0] * parts[1] * parts[3] if PRODUCT else grad
 
 
 @triton.jit
-def by_key(parts, grad, PRODUCT: tl.constexpr):
-    """Return the gradient of the key term."""
+def key_term_gradient(parts, grad, PRODUCT: tl.constexpr):
+    """Compute the gradient of the key term."""
     return grad * parts[0] * parts[1] * parts[2] if PRODUCT else grad
 
 
@@ -106,9 +106,9 @@ def store_tile(tiles, tile, sequence, row, column, rows, stride, N: tl.constexpr
 
 
 @triton.jit
-def store_turned(tiles, tile, layout, sequence, m0, n0, N: tl.constexpr):
-    """Store a tile that is by (key, query) by query and key."""
-    tile = tl.trans(tile.to(tiles.dtype.element_ty))
+def store_transposed(tiles, tile, layout, sequence, m0, n0, N: tl.constexpr):
+    """Store a tile ``(keys N, queries N)`` transposed."""
+    tile = tl.trans(tile.to(tiles.dtype.element_ty))  # [queries N, keys N]
     column, stride = n0 - layout.start, layout.query_stride
     store_tile(tiles, tile, sequence, m0, column, layout.queries, stride, N)
 
@@ -117,19 +117,19 @@ def store_turned(tiles, tile, layout, sequence, m0, n0, N: tl.constexpr):
 def store_tiles(
     tiles, layout, parts, grad, sequence, m0, n0, PRODUCT: tl.constexpr, N: tl.constexpr
 ):
-    """Store the gradients that are asked for, each as soon as it is made, for want of registers."""
+    """Store the wanted gradients, each as soon as it is computed, to save registers."""
     if tiles.query is not None:
-        tile = by_query(parts, grad, PRODUCT)
-        store_turned(tiles.query, tile, layout, sequence, m0, n0, N)
+        tile = query_term_gradient(parts, grad, PRODUCT)
+        store_transposed(tiles.query, tile, layout, sequence, m0, n0, N)
     if tiles.key is not None:
         row, stride = n0 - layout.start, layout.key_stride
-        tile = by_key(parts, grad, PRODUCT)
+        tile = key_term_gradient(parts, grad, PRODUCT)
         store_tile(tiles.key, tile, sequence, row, m0, layout.keys, stride, N)
     if tiles.gain is not None:
-        tile = by_gain(parts, grad, PRODUCT)
-        store_turned(tiles.gain, tile, layout, sequence, m0, n0, N)
+        tile = gain_gradient(parts, grad, PRODUCT)
+        store_transposed(tiles.gain, tile, layout, sequence, m0, n0, N)
     if tiles.bias is not None:
-        store_turned(tiles.bias, grad, layout, sequence, m0, n0, N)
+        store_transposed(tiles.bias, grad, layout, sequence, m0, n0, N)
 
 
 @triton.jit(do_not_specialize=["first_sequence"])
@@ -150,38 +150,40 @@ def key_kernel(
 ):
     """Write the tiles and, where asked for, gradients of keys and values, ``(B, H, S, D)``."""
     blocks = layout.keys // N
-    here = tl.program_id(0) // blocks  # the sequence, counted from the wave's first
+    here = tl.program_id(0) // blocks  # the sequence, counted from the slab's first
     sequence = first_sequence + here
     n0 = layout.start + tl.program_id(0) % blocks * N
     batch, head = sequence // problem.heads, sequence % problem.heads
-    k = load_keys(problem, problem.key, sequence, n0, FULL, N, W)
-    v = load_keys(problem, problem.value, sequence, n0, FULL, N, W)
-    n = n0 + tl.arange(0, N)[:, None]
-    by_k = tl.zeros((N, W), tl.float32)
-    by_v = tl.zeros((N, W), tl.float32)
+    k = load_keys(problem, problem.key, sequence, n0, FULL, N, W)  # [keys N, W]
+    v = load_keys(problem, problem.value, sequence, n0, FULL, N, W)  # [keys N, W]
+    n = n0 + tl.arange(0, N)[:, None]  # [keys N, 1]
+    grad_k = tl.zeros((N, W), tl.float32)
+    grad_v = tl.zeros((N, W), tl.float32)
     start, end = query_range(problem, n0, DIRECTION, N)
     for m0 in range(start, end, N):
-        m = m0 + tl.arange(0, N)[None, :]
-        q = load_queries(problem, problem.query, sequence, m0, FULL, N, W)
-        parts = parts_of(problem, q, k, head, m0, n0, True, PRODUCT, SAME, N, W)
+        m = m0 + tl.arange(0, N)[None, :]  # [1, queries N]
+        q = load_queries(problem, problem.query, sequence, m0, FULL, N, W)  # [queries N, W]
+        parts = score_factors(problem, q, k, head, m0, n0, True, PRODUCT, SAME, N, W)
         # Loaded late, and used before the weights, so that fewer tiles are held at a time.
-        grad = load_queries(problem, saved.grad, sequence, m0, FULL, N, W)
-        by_weight = by_weights(problem, grad, v, head, m0, n0, N, W)
-        scores = score(problem, parts, head, m0, n0, True, PRODUCT, N)
-        scores = hide(problem, scores, batch, m, n, DIRECTION, FULL)
-        dropped, by_score = by_scores(problem, saved, scores, by_weight, sequence, m, n, FULL)
+        grad = load_queries(problem, saved.grad, sequence, m0, FULL, N, W)  # [queries N, W]
+        grad_weight = weight_gradients(problem, grad, v, head, m0, n0, N, W)
+        scores = combine_factors(problem, parts, head, m0, n0, True, PRODUCT, N)
+        scores = apply_mask(problem, scores, batch, m, n, DIRECTION, FULL)
+        dropped, grad_score = score_gradients(
+            problem, saved, scores, grad_weight, sequence, m, n, FULL
+        )
         if tiles.weights is not None:
-            store_turned(tiles.weights, dropped, layout, here, m0, n0, N)
+            store_transposed(tiles.weights, dropped, layout, here, m0, n0, N)
         if grad_value is not None:
-            by_v += multiply(dropped.to(v.dtype), grad)
-        store_tiles(tiles, layout, parts, by_score, here, m0, n0, PRODUCT, N)
-        tile = by_content(parts, by_score, PRODUCT).to(q.dtype)
-        store_turned(tiles.content, tile, layout, here, m0, n0, N)
+            grad_v += multiply(dropped.to(v.dtype), grad)  # [keys N, W]
+        store_tiles(tiles, layout, parts, grad_score, here, m0, n0, PRODUCT, N)
+        tile = content_gradient(parts, grad_score, PRODUCT).to(q.dtype)
+        store_transposed(tiles.content, tile, layout, here, m0, n0, N)
         if grad_key is not None:
-            by_k += multiply(tile, q)
+            grad_k += multiply(tile, q)  # [keys N, W]
     keys = sequence.to(tl.int64) * problem.src_len * problem.width
     if grad_key is not None:
-        store_rows(grad_key + keys, by_k, n0, problem.src_len, problem.width, N, W)
+        store_rows(grad_key + keys, grad_k, n0, problem.src_len, problem.width, N, W)
     if grad_value is not None:
-        by_v *= problem.gained
-        store_rows(grad_value + keys, by_v, n0, problem.src_len, problem.width, N, W)
+        grad_v *= problem.dropout_scale
+        store_rows(grad_value + keys, grad_v, n0, problem.src_len, problem.width, N, W)

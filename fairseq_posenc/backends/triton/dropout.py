@@ -1,4 +1,4 @@
-"""What a call draws to drop weights, from which the kernels compute the same numbers twice."""
+"""The random seeds of a call, from which both passes compute the same dropped weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Dropout(NamedTuple):
     keys: Tensor
 
     @classmethod
-    def of(cls, rate: float, query: Tensor, key: Tensor) -> Dropout:
+    def draw(cls, rate: float, query: Tensor, key: Tensor) -> Dropout:
         """Draw from torch's generator, so a forward pass done again drops the same weights."""
         batch, heads, tgt_len, _ = query.shape
         queries = draw(2, batch, heads, tgt_len, device=query.device)
@@ -31,5 +31,5 @@ class Dropout(NamedTuple):
 
     @property
     def multiplier(self) -> float:
-        """What the weights that are left are multiplied by."""
+        """Factor of the kept weights, 1 / (1 - rate)."""
         return multiplier(self.rate)

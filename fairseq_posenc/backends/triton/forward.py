@@ -9,47 +9,50 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fairseq_posenc.backends.triton.bands import (
+from fairseq_posenc.backends.triton.relative_shift import (
     add_exactly,
-    half_of,
     load_band,
     load_rows,
+    mask_half,
+    roll_rows,
     store_rows,
-    turn,
 )
 from fairseq_posenc.backends.triton.tiles import (
-    hide,
+    apply_mask,
+    combine_factors,
     is_kept,
     key_range,
     load_keys,
-    parts_of,
-    place,
-    score,
+    program_block,
+    score_factors,
 )
 
 NOTHING = tl.constexpr(-1e30)  # log2 of a sum of nothing: far below any other
 
 
 @triton.jit
-def weigh(scores, highest, total):
-    """Return weights, what the sums so far shrink by, and the highest score and total so far."""
+def online_softmax_step(scores, highest, total):
+    """Update the running maximum and sum of each query, ``(N,)``, with scores ``(N, N)``.
+
+    Returns the weights, the factor of the sums so far, and the new maximum and sum.
+    """
     higher = tl.maximum(highest, tl.max(scores, 1))
     shift = tl.where(higher == float("-inf"), 0.0, higher)  # -inf - -inf would be NaN
-    weights = tl.exp2(scores - shift[:, None])
+    weights = tl.exp2(scores - shift[:, None])  # [N, N]
     decay = tl.exp2(highest - shift)
     return weights, decay, higher, total * decay + tl.sum(weights, 1)
 
 
 @triton.jit
 def add_values(problem, sums, weights, v, head, m0, n0, N: tl.constexpr, W: tl.constexpr):
-    """Return sums after those of a tile's values and of its rows of V, by weight."""
+    """Add a tile's values and rows of V, by weight, to ``(N, W)``."""
     sums = add_exactly(sums, weights, v)
     if problem.value_table is not None:
-        turned = turn(weights, N)
+        rolled = roll_rows(weights, N)  # [N, N]
         for half in tl.static_range(2):
             distance = n0 - m0 + (half - 1) * N
-            rows = load_band(problem, problem.value_table, head, distance, N, N, W)
-            sums = add_exactly(sums, half_of(turned, half, N), rows)
+            rows = load_band(problem, problem.value_table, head, distance, N, N, W)  # [N, W]
+            sums = add_exactly(sums, mask_half(rolled, half, N), rows)
     return sums
 
 
@@ -69,8 +72,8 @@ def store_sums(
     """Divide the sums of a block of queries by their totals, and store them."""
     queries = sequence.to(tl.int64) * problem.tgt_len
     m = m0 + tl.arange(0, N)
-    blind = total == 0.0
-    share = tl.where(blind, 0.0, problem.gained) / tl.where(blind, 1.0, total)
+    blind = total == 0.0  # [N]
+    share = tl.where(blind, 0.0, problem.dropout_scale) / tl.where(blind, 1.0, total)
     rows = attended + queries * problem.width
     store_rows(rows, sums * share[:, None], m0, problem.tgt_len, problem.width, N, W)
     # Finite, so that the backward pass finds weights of zero for a query that sees no key.
@@ -95,26 +98,26 @@ def forward_kernel(
     Values are hardly rounded: the backward pass subtracts them from numbers that can be nearly as
     large.
     """
-    sequence, m0 = place(problem.tgt_len, N)
+    sequence, m0 = program_block(problem.tgt_len, N)
     batch, head = sequence // problem.heads, sequence % problem.heads
     queries = problem.query + sequence.to(tl.int64) * problem.tgt_len * problem.width
-    q = load_rows(queries, m0, problem.tgt_len, problem.width, FULL, N, W)
-    m = m0 + tl.arange(0, N)[:, None]
+    q = load_rows(queries, m0, problem.tgt_len, problem.width, FULL, N, W)  # [N, W]
+    m = m0 + tl.arange(0, N)[:, None]  # [N, 1]
     sums = tl.zeros((N, W), tl.float32)
     total = tl.zeros((N,), tl.float32)
     highest = tl.full((N,), float("-inf"), tl.float32)
     start, end = key_range(problem, m0, DIRECTION, N)
     for n0 in range(start, end, N):
-        n = n0 + tl.arange(0, N)[None, :]
-        k = load_keys(problem, problem.key, sequence, n0, FULL, N, W)
-        parts = parts_of(problem, q, k, head, m0, n0, False, PRODUCT, SAME, N, W)
-        scores = score(problem, parts, head, m0, n0, False, PRODUCT, N)
+        n = n0 + tl.arange(0, N)[None, :]  # [1, N]
+        k = load_keys(problem, problem.key, sequence, n0, FULL, N, W)  # [N, W]
+        parts = score_factors(problem, q, k, head, m0, n0, False, PRODUCT, SAME, N, W)
+        scores = combine_factors(problem, parts, head, m0, n0, False, PRODUCT, N)
         # Masks come last: they are applied to the whole score, and never multiplied.
-        scores = hide(problem, scores, batch, m, n, DIRECTION, FULL)
-        weights, decay, highest, total = weigh(scores, highest, total)
+        scores = apply_mask(problem, scores, batch, m, n, DIRECTION, FULL)
+        weights, decay, highest, total = online_softmax_step(scores, highest, total)
         if problem.drop is not None:
             weights = tl.where(is_kept(problem, sequence, m, n, FULL), weights, 0.0)
-        # Late, for want of registers.
-        v = load_keys(problem, problem.value, sequence, n0, FULL, N, W)
+        # Late, to save registers.
+        v = load_keys(problem, problem.value, sequence, n0, FULL, N, W)  # [N, W]
         sums = add_values(problem, sums * decay[:, None], weights, v, head, m0, n0, N, W)
     store_sums(problem, attended, log_sums, sums, total, highest, sequence, m0, N, W)

@@ -1,4 +1,4 @@
-"""The backward pass, wave after wave: which kernels it starts, and where their results go."""
+"""The backward pass, slab after slab: starts the kernels and collects their results."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.backends.triton.backward import key_kernel
-from fairseq_posenc.backends.triton.problem import Problem, Saved, Side, Tiles, Wave
+from fairseq_posenc.backends.triton.problem import Problem, Saved, Side, Slab, Tiles
 from fairseq_posenc.backends.triton.sizes import warps
-from fairseq_posenc.backends.triton.stored import rows_kernel, table_kernel
-from fairseq_posenc.backends.triton.waves import (
+from fairseq_posenc.backends.triton.slabs import (
+    add_band,
+    choose_stored,
     empty_tiles,
-    fold,
     key_side,
-    late_keys,
-    late_values,
+    keys_from_tiles,
     query_side,
-    stored,
-    waves,
+    split_slabs,
+    values_from_tiles,
 )
+from fairseq_posenc.backends.triton.stored import rows_kernel, table_kernel
 
 PROGRAMS = 512  # enough to fill a GPU, few enough to keep small what they write
 
@@ -37,8 +37,11 @@ class Gradients:
 
     def __init__(self, problem: Problem, product: bool, wanted: tuple[bool, ...]) -> None:
         self.problem, self.wanted = problem, wanted
-        self.stored = stored(problem, product, wanted)
-        self.late_keys, self.late_values = late_keys(problem), late_values(problem, product)
+        self.stored = choose_stored(problem, product, wanted)
+        self.keys_from_tiles, self.values_from_tiles = (
+            keys_from_tiles(problem),
+            values_from_tiles(problem, product),
+        )
         self.query = torch.empty_like(problem.query, dtype=torch.float32)
         self.key = torch.empty_like(problem.key)
         self.value = torch.empty_like(problem.value)
@@ -48,31 +51,31 @@ class Gradients:
         """Compute everything, with the options of the large kernels."""
         tiles, last = None, None
         self.sizes = {key: options[key] for key in ("FULL", "N", "W", "num_warps", "num_stages")}
-        # Where most tiles are held at a time, and none of their products is multiplied again.
+        # This kernel holds most tiles, and feeds no product of them into another `tl.dot`.
         key_options = {**options, "num_warps": warps(spread=options["PRODUCT"])}
-        for wave in waves(self.problem, options["N"], self.stored):
-            if tiles is None or last != wave.layout:
-                tiles, last = empty_tiles(self.problem, wave, self.stored), wave.layout
-            blocks = wave.sequences * wave.layout.keys // options["N"]
+        for slab in split_slabs(self.problem, options["N"], self.stored):
+            if tiles is None or last != slab.layout:
+                tiles, last = empty_tiles(self.problem, slab, self.stored), slab.layout
+            blocks = slab.sequences * slab.layout.keys // options["N"]
             grads = (
-                None if self.late_keys else self.key,
-                None if self.late_values else self.value,
+                None if self.keys_from_tiles else self.key,
+                None if self.values_from_tiles else self.value,
             )
             key_kernel[(blocks,)](
-                self.problem, saved, wave.sequence, wave.layout, tiles, *grads, **key_options
+                self.problem, saved, slab.sequence, slab.layout, tiles, *grads, **key_options
             )
-            self._values(wave, tiles, saved)
-            self._rows(wave, tiles)
-            self._tables(wave, tiles, saved)
+            self._values(slab, tiles, saved)
+            self._rows(slab, tiles)
+            self._tables(slab, tiles, saved)
         # The kernels leave out what can be multiplied once.
         value_table, bias = self.tables[2], self.tables[4]
         if value_table is not None:
-            value_table *= self.problem.gained
+            value_table *= self.problem.dropout_scale
         if bias is not None:
             bias /= self.problem.scale
 
-    def of(self, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Return the gradients of the inputs of :class:`Attention`, in their types."""
+    def cast(self, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Cast the gradients to the shapes and types of the inputs of :class:`Attention`."""
         found = [self.query, self.key, self.value, *self.tables]
         return [
             None if x is None or y is None else x.sum_to_size(y.shape).type_as(y)
@@ -84,33 +87,33 @@ class Gradients:
         size = (self.problem.width,) if table.rows.dim() == 3 else ()
         return torch.zeros(self.problem.heads, rows, *size, device=table.rows.device)
 
-    def _rows(self, wave: Wave, tiles: Tiles) -> None:
+    def _rows(self, slab: Slab, tiles: Tiles) -> None:
         """Write or add to the gradients of queries, and those of keys if they are left."""
-        problem, layout = self.problem, wave.layout
+        problem, layout = self.problem, slab.layout
         tile = tiles.content if tiles.query is None else tiles.query
         given: tuple[Any, ...] = tiles.content, problem.key, tile, problem.query_table, self.query
         side = query_side(problem, layout)
-        blocks = wave.sequences * layout.queries // self.sizes["N"]
+        blocks = slab.sequences * layout.queries // self.sizes["N"]
         add = layout.start > 0
-        rows_kernel[(blocks,)](wave.sequence, side, *given, ADD=add, SIGN=1, **self.sizes)
-        if self.late_keys:
+        rows_kernel[(blocks,)](slab.sequence, side, *given, ADD=add, SIGN=1, **self.sizes)
+        if self.keys_from_tiles:
             given = tiles.content, problem.query, tiles.key, problem.key_table, self.key
             side = key_side(problem, layout)
-            blocks = wave.sequences * layout.keys // self.sizes["N"]
-            rows_kernel[(blocks,)](wave.sequence, side, *given, ADD=False, SIGN=-1, **self.sizes)
+            blocks = slab.sequences * layout.keys // self.sizes["N"]
+            rows_kernel[(blocks,)](slab.sequence, side, *given, ADD=False, SIGN=-1, **self.sizes)
 
-    def _values(self, wave: Wave, tiles: Tiles, saved: Saved) -> None:
+    def _values(self, slab: Slab, tiles: Tiles, saved: Saved) -> None:
         """Write the gradients of values if they are left."""
-        if self.late_values:
-            side = key_side(self.problem, wave.layout)._replace(factor=self.problem.gained)
+        if self.values_from_tiles:
+            side = key_side(self.problem, slab.layout)._replace(factor=self.problem.dropout_scale)
             given = tiles.weights, saved.grad, None, None, self.value
-            blocks = wave.sequences * wave.layout.keys // self.sizes["N"]
-            rows_kernel[(blocks,)](wave.sequence, side, *given, ADD=False, SIGN=-1, **self.sizes)
+            blocks = slab.sequences * slab.layout.keys // self.sizes["N"]
+            rows_kernel[(blocks,)](slab.sequence, side, *given, ADD=False, SIGN=-1, **self.sizes)
 
-    def _tables(self, wave: Wave, tiles: Tiles, saved: Saved) -> None:
+    def _tables(self, slab: Slab, tiles: Tiles, saved: Saved) -> None:
         """Add to the gradients of the tables."""
         problem, content = self.problem, tiles.content
-        queries, keys = query_side(problem, wave.layout), key_side(problem, wave.layout)
+        queries, keys = query_side(problem, slab.layout), key_side(problem, slab.layout)
         found = (
             (content if tiles.query is None else tiles.query, problem.query, queries, 1),
             (tiles.key, problem.key, keys, -1),
@@ -120,19 +123,19 @@ class Gradients:
         )
         for table, (tile, x, side, sign) in zip(self.tables, found):
             if table is not None:
-                fold(table, self._bands(wave, tile, x, side), wave.sequence, side, sign)
+                add_band(table, self._bands(slab, tile, x, side), slab.sequence, side, sign)
 
-    def _bands(self, wave: Wave, tile: Tensor | None, x: Tensor | None, side: Side) -> Tensor:
-        """Return the gradient of a table, ``(heads, chunks, diagonals, N[, D])`` of float32."""
+    def _bands(self, slab: Slab, tile: Tensor | None, x: Tensor | None, side: Side) -> Tensor:
+        """Compute the gradient of a table, ``(heads, chunks, diagonals, N[, D])`` of float32."""
         assert tile is not None
         block = self.sizes["N"]
-        heads = min(self.problem.heads, wave.sequences)
-        diagonals = (wave.layout.queries + wave.layout.keys) // block
-        chunks = min(-(-wave.sequences // heads), -(-PROGRAMS // (heads * diagonals)))
+        heads = min(self.problem.heads, slab.sequences)
+        diagonals = (slab.layout.queries + slab.layout.keys) // block
+        chunks = min(-(-slab.sequences // heads), -(-PROGRAMS // (heads * diagonals)))
         size = (block,) if x is None else (block, self.problem.width)
         band = tile.new_empty(heads, chunks, diagonals, *size, dtype=torch.float32)
-        sizes = wave.sequences, heads, chunks
+        sizes = slab.sequences, heads, chunks
         table_kernel[(heads * chunks * diagonals,)](
-            wave.sequence, side, tile, x, band, *sizes, **self.sizes
+            slab.sequence, side, tile, x, band, *sizes, **self.sizes
         )
         return band

@@ -11,7 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq_posenc.backends.triton.attention import Found, Settings, run_backward, run_forward
+from fairseq_posenc.backends.triton.attention import (
+    ForwardResult,
+    Settings,
+    run_backward,
+    run_forward,
+)
 from fairseq_posenc.backends.triton.dropout import Dropout
 
 INPUTS = 8  # tensors that may have gradients, the first fields of ``Problem``
@@ -32,7 +37,7 @@ TENSORS = ", ".join(
     schema=f"({TENSORS}) -> (Tensor, Tensor)",
 )
 def attention(*given: Any) -> tuple[Tensor, Tensor]:
-    """Return what :class:`Found` says."""
+    """Compute a :class:`ForwardResult`."""
     found = run_forward(_settings(given), given[:INPUTS])
     return found.attended, found.log_sums
 
@@ -51,11 +56,11 @@ def _shapes(*given: Any) -> tuple[Tensor, Tensor]:
     f"{TENSORS}) -> Tensor[]",
 )
 def attention_backward(*given: Any) -> list[Tensor]:
-    """Return the gradients of the inputs; of those that have none, nothing, as ``(0,)``."""
+    """Compute the gradients of the inputs; an empty tensor for those that have none."""
     *found, grad, by_log_sums, wanted = given[:5]
     inputs = given[5:][:INPUTS]
     every = run_backward(
-        _settings(given[5:]), inputs, Found(*found), grad, by_log_sums, tuple(wanted)
+        _settings(given[5:]), inputs, ForwardResult(*found), grad, by_log_sums, tuple(wanted)
     )
     return [grad.new_empty(0) if x is None else x for x in every]
 
@@ -96,7 +101,7 @@ attention.register_autograd(_backward, setup_context=_save)
 
 
 def attend(settings: Settings, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Do what ``Attention.apply`` does, where ``torch.compile`` can see it."""
+    """Compute ``Attention.apply`` as an operation that ``torch.compile`` can trace."""
     drop = settings.dropout
     keys = (None, None, 0.0) if drop is None else (drop.queries, drop.keys, drop.rate)
     attended, log_sums = torch.ops.fairseq_posenc.attention(

@@ -1,4 +1,4 @@
-"""What every kernel is given: the tensors of one attention call, and their sizes."""
+"""The arguments of every kernel: the tensors of one attention call, and their sizes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Table(NamedTuple):
-    """A table by distance, as the kernels take it.
+    """A table by distance, as a kernel argument.
 
     Attributes:
         rows: ``(G, R, D)`` or ``(G, R)``, contiguous; G is 1 or H. Vectors have N rows of zeros on
@@ -20,15 +20,15 @@ class Table(NamedTuple):
     head_stride: int
 
     @classmethod
-    def of(cls, rows: Tensor | None) -> Table | None:
-        """Return a tensor with its stride, or None for None."""
+    def from_rows(cls, rows: Tensor | None) -> Table | None:
+        """Describe a tensor with its stride; None for None."""
         if rows is None:
             return None
         return cls(rows, rows[0].numel() if rows.size(0) > 1 else 0)
 
 
 class Drop(NamedTuple):
-    """Dropout as the kernels take it.
+    """Dropout, as a kernel argument.
 
     Source: :class:`~fairseq_posenc.backends.triton.dropout.Dropout`, which draws the keys.
 
@@ -36,17 +36,17 @@ class Drop(NamedTuple):
         first: the first key of each query, ``(B, H, T)`` of int32.
         second: the second one, ``(B, H, T)`` of int32.
         keys: ``(B, H, S)`` of int32.
-        threshold: mixed bits below it keep a weight.
+        keep_threshold: mixed bits below it keep a weight.
     """
 
     first: Tensor
     second: Tensor
     keys: Tensor
-    threshold: int
+    keep_threshold: int
 
 
 class Problem(NamedTuple):
-    """The inputs of one call, as the kernels take them. A field that is None costs nothing there.
+    """The inputs of one call, as a kernel argument. A field that is None costs nothing there.
 
     All tensors are contiguous. Masks are uint8, 1 for True.
 
@@ -62,7 +62,7 @@ class Problem(NamedTuple):
         padding: ``(B, S)``, keys that nobody may see.
         pairs: ``(T, S)``, keys that a query must not see.
         drop: None for no dropout.
-        gained: what the kept weights are multiplied by.
+        dropout_scale: factor of the kept weights, 1 / (1 - rate).
         scale: factor of the combined dot products.
         heads: H.
         tgt_len: T.
@@ -81,7 +81,7 @@ class Problem(NamedTuple):
     padding: Tensor | None
     pairs: Tensor | None
     drop: Drop | None
-    gained: float
+    dropout_scale: float
     scale: float
     heads: int
     tgt_len: int
@@ -90,7 +90,7 @@ class Problem(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What the backward kernels need beside the problem.
+    """Results of the forward pass and its gradient, for the backward kernels.
 
     Attributes:
         grad: ``(B, H, T, D)``, of the attended values.
@@ -105,7 +105,7 @@ class Saved(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Which keys the backward pass takes at a time, and how their tiles are stored.
+    """The keys that the backward pass takes at a time, and the strides of their stored tiles.
 
     Attributes:
         start: the first key, a multiple of N.
@@ -124,7 +124,7 @@ class Layout(NamedTuple):
     key_stride: int
 
 
-class Wave(NamedTuple):
+class Slab(NamedTuple):
     """A part of the pairs that the backward pass takes at a time.
 
     Attributes:
@@ -139,7 +139,7 @@ class Wave(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """Gradients of the parts of a score for the pairs of a wave; None where nobody asks.
+    """Gradients of the factors of the scores for the pairs of a slab; None where nobody asks.
 
     Each row has N zeros before and after, so that it can be read by distance without looking where
     it ends.
@@ -162,7 +162,7 @@ class Tiles(NamedTuple):
 
 
 class Side(NamedTuple):
-    """How tiles are read: a row for each query and a column for each key, or the other way round.
+    """The layout of tiles: a row for each query and a column for each key, or the other way round.
 
     Attributes:
         heads: H.
@@ -173,10 +173,10 @@ class Side(NamedTuple):
         content_rows: the same of the content's tiles, which have a row for each query.
         content_stride: numbers from one of those rows to the next one's.
         own: T if rows are queries, else S.
-        own_start: what the first row belongs to.
-        own_end: one past what the last row belongs to.
+        own_start: the query or key of the first row.
+        own_end: one past that of the last row.
         others: S if rows are queries, else T.
-        other_start: what the first column after the zeros belongs to.
+        other_start: the key or query of the first column after the zeros.
         zero: the table's row for a distance of zero, where distances are counted from 0.
         table_rows: R.
         factor: of the gradients of queries, keys or values.

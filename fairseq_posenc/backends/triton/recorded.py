@@ -1,4 +1,4 @@
-"""For which chips, terms and lengths these kernels were measured to be the fastest backend.
+"""Recorded chips, terms and lengths for which these kernels are the fastest backend.
 
 The planner takes them there, and nowhere else. A record is added with the figures that prove it:
 ``make gpu`` measures them, and ``docs/gpu.md`` says how.
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.backends.base import Call
-from fairseq_posenc.encodings.base import Terms
+from fairseq_posenc.encodings.terms import Terms
 
 
 class Record(NamedTuple):
@@ -20,7 +20,7 @@ class Record(NamedTuple):
 
     Attributes:
         chip: such as ``sm_90``.
-        terms: fields of :class:`~fairseq_posenc.encodings.base.Terms` that were on, by name, with
+        terms: fields of :class:`~fairseq_posenc.encodings.terms.Terms` that were on, by name, with
             ``product`` if they were multiplied. A reset needs records of its own (``first``).
         dropout: whether weights were dropped.
         shortest: the fewest keys for which it holds.
@@ -40,7 +40,7 @@ RECORDED: tuple[Record, ...] = ()  # No GPU was at hand so far.
 
 
 def chip() -> str:
-    """Return the generation of the GPU in use."""
+    """Name the generation of the GPU in use."""
     if not torch.cuda.is_available():
         return "a GPU that is not here"
     major, minor = torch.cuda.get_device_capability()
@@ -48,13 +48,13 @@ def chip() -> str:
 
 
 def parts(terms: Terms) -> frozenset[str]:
-    """Return the names of the terms that are on."""
+    """List the names of the terms that are on."""
     on = {name for name, x in zip(terms._fields, terms) if isinstance(x, Tensor)}
     return frozenset(on | {"product"} if terms.product else on)
 
 
 def why_not(terms: Terms, call: Call, chip: str) -> str:
-    """Return why no record says that these kernels are the fastest, or an empty string."""
+    """Explain why no record covers a call; empty if one does."""
     here = [record for record in RECORDED if record.chip == chip]
     if not here:
         return f"no recorded benchmark for {chip}"

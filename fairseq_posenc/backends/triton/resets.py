@@ -1,9 +1,9 @@
 """The reset around the kernels, which know nothing of it.
 
-What it changes is one token against all others, at rows of the tables that no distance chooses:
-each of its two lines is a step of decoding, linear in the length, which the reference computes. The
-first token's key is left out of the kernels, and joins their sums as a last block of keys would;
-its query's row is put in place of theirs.
+A reset changes one token against all others, at table rows that no distance chooses: its row and
+its column of the scores are each a step of decoding, linear in the length, which the reference
+computes. The kernels leave out the first token's key, which joins their sums as a last block of
+keys would; the row of its query replaces theirs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from fairseq_posenc.backends import reference
 from fairseq_posenc.backends.base import Mask
-from fairseq_posenc.encodings.base import Terms
+from fairseq_posenc.encodings.terms import Terms
 
 
 class Kernels(Protocol):
@@ -26,7 +26,7 @@ class Kernels(Protocol):
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, terms: Terms, mask: Mask, dropout: float
     ) -> tuple[Tensor, Tensor]:
-        """Return attended values in float32, and log2 of the sums, as :class:`Found` has them."""
+        """Compute attended values in float32, and log2 of the sums; see :class:`ForwardResult`."""
 
 
 def attend(
@@ -38,7 +38,7 @@ def attend(
     mask: Mask,
     dropout: float,
 ) -> Tensor:
-    """Return the attended values of :meth:`Backend.attend` for terms with a reset.
+    """Compute the attended values of :meth:`Backend.attend` for terms with a reset.
 
     Args:
         kernels: compute all the rest.
@@ -51,30 +51,34 @@ def attend(
     """
     tgt_len, src_len = query.size(2), key.size(2)
     assert terms.first is not None
-    first = terms.first.expand(query.size(0), -1)
-    of = (terms.first, *mask[:3], query.size(0), tgt_len)
-    places = mask.made("reset", of, lambda: _Places.of(first, mask, tgt_len))
+    first = terms.first.expand(query.size(0), -1)  # [B, S]
+    deps = (terms.first, *mask[:3], query.size(0), tgt_len)
+    places = mask.cached("reset", deps, lambda: _Places.locate(first, mask, tgt_len))
     place = places.first
-    others, of_query, of_key = _split(terms, tgt_len, src_len)
+    others, of_query, of_key = _split_terms(terms, tgt_len, src_len)
     attended, log_sums = kernels(
         query, key, value, others, mask._replace(key_padding=places.left_out), dropout
     )
-    scores = reference.scores(_pick(key, place), query, of_key).transpose(2, 3)  # [B, H, T, 1]
+    scores = reference.scores(_select_token(key, place), query, of_key).transpose(
+        2, 3
+    )  # [B, H, T, 1]
     # What a last block of keys adds to the online softmax, where there is a single key.
     weights = torch.sigmoid(scores - math.log(2) * log_sums.unsqueeze(3))
     weights = weights.masked_fill(places.hidden_key[:, None, :, None], 0.0)
-    last = _pick(value, place).float()
+    last = _select_token(value, place).float()  # [B, H, 1, D]
     if of_key.value_table is not None:
         last = last + of_key.value_table[:, :1].float()
     attended = attended * (1 - weights) + F.dropout(weights, dropout) * last
     of_row = Mask("both", places.hidden_of_query)
-    row, _ = reference.attend(_pick(query, places.query), key, value, of_query, of_row, dropout)
-    is_query = first[:, None, src_len - tgt_len :, None]
+    row, _ = reference.attend(
+        _select_token(query, places.query), key, value, of_query, of_row, dropout
+    )
+    is_query = first[:, None, src_len - tgt_len :, None]  # [B, 1, T, 1]
     return torch.where(is_query, row, attended).type_as(value)
 
 
 class _Places(NamedTuple):
-    """Where the first tokens are, and what must not be seen there.
+    """Places of the first tokens, and their masks.
 
     Attributes:
         first: of the first token in each row, ``(B,)``; 0 where there is none.
@@ -91,10 +95,10 @@ class _Places(NamedTuple):
     hidden_of_query: Tensor
 
     @classmethod
-    def of(cls, first: Tensor, mask: Mask, tgt_len: int) -> _Places:
-        """Return those of ``(B, S)``, True at the first tokens."""
+    def locate(cls, first: Tensor, mask: Mask, tgt_len: int) -> _Places:
+        """Locate the first tokens, given ``(B, S)``, True at each."""
         src_len = first.size(1)
-        place = first.int().argmax(1)
+        place = first.int().argmax(1)  # [B]
         query = (place - (src_len - tgt_len)).clamp(0)
         left_out = first if mask.key_padding is None else first | mask.key_padding
         hidden_key = _hidden_key(first, place, mask, tgt_len)
@@ -103,10 +107,10 @@ class _Places(NamedTuple):
         )
 
 
-def _split(terms: Terms, tgt_len: int, src_len: int) -> tuple[Terms, Terms, Terms]:
-    """Return the terms by distance, those of the first token's query, and those of its key.
+def _split_terms(terms: Terms, tgt_len: int, src_len: int) -> tuple[Terms, Terms, Terms]:
+    """Split terms into those by distance, of the first token's query, and of its key.
 
-    The last ones are for that key in the place of a query, and queries in that of keys.
+    The last ones are for that key in the role of a query, and queries in that of keys.
     """
     bare = terms._replace(first=None)
     sizes = [tgt_len + src_len - 1, 1, 1]
@@ -124,13 +128,13 @@ def _split(terms: Terms, tgt_len: int, src_len: int) -> tuple[Terms, Terms, Term
     )
 
 
-def _pick(x: Tensor, at: Tensor) -> Tensor:
-    """Return one of the tokens of ``(B, H, n, D)`` at ``(B,)``: ``(B, H, 1, D)``."""
+def _select_token(x: Tensor, at: Tensor) -> Tensor:
+    """Select one token of ``(B, H, n, D)`` at ``(B,)``: ``(B, H, 1, D)``."""
     return x.gather(2, at[:, None, None, None].expand(-1, x.size(1), 1, x.size(3)))
 
 
 def _hidden_key(first: Tensor, place: Tensor, mask: Mask, tgt_len: int) -> Tensor:
-    """Return which queries must not see the first token's key, or have none, ``(B, T)``."""
+    """Mark the queries that must not see the first token's key, or have none, ``(B, T)``."""
     hidden = ~first.any(1, keepdim=True)
     if mask.key_padding is not None:
         hidden = hidden | mask.key_padding.gather(1, place[:, None])
@@ -145,7 +149,7 @@ def _hidden_key(first: Tensor, place: Tensor, mask: Mask, tgt_len: int) -> Tenso
 
 
 def _hidden_of_query(place: Tensor, at: Tensor, mask: Mask, src_len: int) -> Tensor:
-    """Return which keys the first token's query must not see, ``(B, S)``."""
+    """Mark the keys that the first token's query must not see, ``(B, S)``."""
     hidden = mask.key_padding
     if hidden is None:
         hidden = torch.zeros(place.size(0), src_len, dtype=torch.bool, device=place.device)

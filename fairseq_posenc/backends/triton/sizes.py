@@ -1,4 +1,4 @@
-"""How large tiles are, and how many threads take one: a table by generation of the GPU.
+"""Sizes of tiles and numbers of warps: a table by generation of the GPU.
 
 Found by compiling (``benchmarks/kernels.py``): matrix units run at full width, and as few registers
 as possible are spilled. Times may say otherwise, once a GPU is at hand.
@@ -20,12 +20,13 @@ PIPELINED = 64  # wider rows of tables would fill the shared memory if two tiles
 
 
 class Size(NamedTuple):
-    """What suits a generation.
+    """The sizes for a generation.
 
     Attributes:
         block: queries, and keys, of a tile in half precision; float32 has 32 everywhere.
         warps: of a program.
-        spread_warps: of one that multiplies no product again, whose tiles can be spread over more.
+        spread_warps: warps of a kernel whose tile results are not fed into another ``tl.dot``,
+            so they may be spread over more warps.
     """
 
     block: int
@@ -37,33 +38,33 @@ SIZES = {8: Size(32, 2, 2), 9: Size(64, 4, 8), 10: Size(64, 8, 8)}
 
 
 def size_here() -> Size:
-    """Return the sizes for the GPU in use; others have matrix units as generation 8 has."""
+    """Look up the sizes for the GPU in use; others have matrix units as generation 8 has."""
     arch = triton.runtime.driver.active.get_current_target().arch
     return SIZES.get(arch // 10 if isinstance(arch, int) else 8, SIZES[8])
 
 
 def block_size(dtype: torch.dtype) -> int:
-    """Return how many queries, and keys, a tile has."""
+    """Choose the number of queries, and of keys, of a tile."""
     if _interpreted():
         return SMALLEST
     return 32 if dtype == torch.float32 else size_here().block
 
 
-def width_of(query: Tensor) -> int:
-    """Return D up to a power of 2 that a matrix product can have."""
+def padded_width(query: Tensor) -> int:
+    """Round D up to a power of 2 that a matrix product can have."""
     return int(max(SMALLEST, triton.next_power_of_2(query.size(-1))))
 
 
 def warps(spread: bool) -> int:
-    """Return the warps of a program, one that can be spread or one that cannot."""
+    """Choose the warps of a program, one that can be spread or one that cannot."""
     if _interpreted():
         return 1
     return size_here().spread_warps if spread else size_here().warps
 
 
-def sizes_of(problem: Problem) -> dict[str, Any]:
-    """Return what all kernels are compiled for."""
-    width, block = width_of(problem.query), block_size(problem.query.dtype)
+def tile_options(problem: Problem) -> dict[str, Any]:
+    """Choose the compile-time options of all kernels."""
+    width, block = padded_width(problem.query), block_size(problem.query.dtype)
     tables = any(table is not None for table in problem[3:6])
     return {
         "FULL": not (problem.tgt_len % block or problem.src_len % block or problem.width != width),

@@ -2,9 +2,10 @@
 """Gradients from stored tiles: of queries (or keys), and of tables by distance.
 
 A row of tiles belongs to a query i and has a column for each key j, with N zeros on either side.
-Read with a stride that is longer by one, every row begins one step later, and what lies in one
-column has the same distance. For tiles of the key term, keys and queries change their roles: then
-distances fall from column to column (``SIGN`` is -1).
+Read with a stride that is longer by one, every row begins one step later, and one column has one
+distance: of rows ``abc | def``, the columns of stride 4 are ``a e``, ``b f``. For tiles of the key
+term, keys and queries change their roles: then distances fall from column to column (``SIGN`` is
+-1).
 """
 
 from __future__ import annotations
@@ -12,12 +13,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fairseq_posenc.backends.triton.bands import load_rows, load_table, multiply, store_rows
+from fairseq_posenc.backends.triton.relative_shift import (
+    load_rows,
+    load_table,
+    multiply,
+    store_rows,
+)
 
 
 @triton.jit
 def load_tile(tiles, row, column, stride, N: tl.constexpr):
-    """Return ``(N, N)`` as it was stored."""
+    """Load ``(N, N)`` as it was stored."""
     i = row + tl.arange(0, N)[:, None]
     return tl.load(tiles + i * stride + column + N + tl.arange(0, N)[None, :])
 
@@ -30,18 +36,18 @@ def add_content(
     others,
     here,
     row,
-    TURNED: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
     FULL: tl.constexpr,
     N: tl.constexpr,
     W: tl.constexpr,
 ):
-    """Return the sums after products of tiles with keys, or of turned tiles with queries."""
+    """Add products of tiles with keys, or of transposed tiles with queries, to ``(N, W)``."""
     tiles = content + (here.to(tl.int64) * side.content_rows) * side.content_stride
     count = side.others - side.other_start
     for column in range(0, side.columns, N):
-        x = load_rows(others, column, count, side.width, FULL, N, W)
-        if TURNED:
-            tile = tl.trans(load_tile(tiles, column, row, side.content_stride, N))
+        x = load_rows(others, column, count, side.width, FULL, N, W)  # [N, W]
+        if TRANSPOSED:
+            tile = tl.trans(load_tile(tiles, column, row, side.content_stride, N))  # [N, N]
         else:
             tile = load_tile(tiles, row, column, side.content_stride, N)
         total += multiply(tile, x)
@@ -49,8 +55,8 @@ def add_content(
 
 
 @triton.jit
-def load_by_distance(tiles, row, column, stride, N: tl.constexpr):
-    """Return ``(N, N)``: by row and by distance, whose first one is at a column of that row."""
+def load_skewed_tile(tiles, row, column, stride, N: tl.constexpr):
+    """Load ``(N, N)`` by row and distance, from a column of the first row on."""
     i = tl.arange(0, N)[:, None]
     start = tiles + row * stride + column
     return tl.load(start + i * (stride + 1) + tl.arange(0, N)[None, :])
@@ -74,9 +80,9 @@ def rows_kernel(
     """Write or add to the gradients of queries (or keys), ``(sequences, own, D)``.
 
     Args:
-        first_sequence: of the wave.
+        first_sequence: of the slab.
         side: see :class:`~fairseq_posenc.backends.triton.problem.Side`.
-        content: tiles to be multiplied by ``other``, or None; turned if rows are keys.
+        content: tiles to be multiplied by ``other``, or None; transposed if rows are keys.
         other: keys (or queries), ``(sequences, others, D)``, or None.
         by_distance: tiles to be multiplied by the table, or None.
         table: vectors by distance, or None.
@@ -105,9 +111,9 @@ def rows_kernel(
         # The distance of the first column, which is N before the first other, to the block.
         shift = SIGN * (side.other_start - side.own_start - row - N) + side.zero
         for column in range(0, side.columns + N, N):
-            tile = load_by_distance(by_distance + start, row, column, side.stride, N)
-            x = load_table(table, head, shift + SIGN * column, SIGN, N, N, W)
-            total += multiply(tile, x)
+            tile = load_skewed_tile(by_distance + start, row, column, side.stride, N)
+            x = load_table(table, head, shift + SIGN * column, SIGN, N, N, W)  # [N, W]
+            total += multiply(tile, x)  # [N, W]
     total *= side.factor
     store_rows(own, total, row, side.own_end - side.own_start, width, N, W)
 
@@ -129,13 +135,13 @@ def table_kernel(
     """Write the gradient of a table by head, chunk of the batch, and diagonal of blocks.
 
     Args:
-        first_sequence: of the wave.
+        first_sequence: of the slab.
         side: see :class:`~fairseq_posenc.backends.triton.problem.Side`.
         tiles: gradients of the term.
         x: what the table's rows were multiplied by, ``(sequences, own, D)``; None for scalars.
         band: ``(heads, chunks, diagonals, N, D)`` of float32, or without D for scalars.
-        sequences: of the wave.
-        heads: of the wave: H, or fewer if it has fewer sequences.
+        sequences: of the slab.
+        heads: of the slab: H, or fewer if it has fewer sequences.
         chunks: parts of the batch.
         FULL: whether all tiles are full, and D is a power of 2.
         N: rows and columns of a tile.
@@ -160,13 +166,13 @@ def table_kernel(
         for block in range(start, end):
             row = block * N
             column = row + (diagonal + 1) * N
-            tile = load_by_distance(tiles + first, row, column, side.stride, N)
+            tile = load_skewed_tile(tiles + first, row, column, side.stride, N)
             if x is None:
                 by_scalar += tile.to(tl.float32)
             else:
                 count = side.own_end - side.own_start
-                y = load_rows(x + own, row, count, side.width, FULL, N, W)
-                by_vector += multiply(tl.trans(tile), y)
+                y = load_rows(x + own, row, count, side.width, FULL, N, W)  # [N, W]
+                by_vector += multiply(tl.trans(tile), y)  # [distances N, W]
     if x is None:
         tl.store(band + program * N + tl.arange(0, N), tl.sum(by_scalar, 0))
     else:

@@ -2,7 +2,7 @@
 """One tile of N queries by N keys: scores, who sees whom, and dropout.
 
 The forward pass has a row for each query, the backward pass one for each key (flipped), so that
-what it multiplies by queries next need not be turned.
+what it multiplies by queries next need not be transposed.
 """
 
 from __future__ import annotations
@@ -10,38 +10,38 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fairseq_posenc.backends.triton.bands import (
+from fairseq_posenc.backends.triton.relative_shift import (
     add_product,
     load_band,
     load_rows,
+    load_scalars,
     multiply,
-    products,
-    scalars,
+    relative_products,
 )
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 # Odd, without patterns: the multipliers of the hash functions Murmur2 and xxHash.
-FIRST = tl.constexpr(0x5BD1E995)
-SECOND = tl.constexpr(0x85EBCA77 - 2**32)
+MURMUR = tl.constexpr(0x5BD1E995)
+XXHASH = tl.constexpr(0x85EBCA77 - 2**32)
 
 
 @triton.jit
-def place(length, N: tl.constexpr):
-    """Return which sequence (of a batch and head) a program takes, and from where on."""
+def program_block(length, N: tl.constexpr):
+    """Find the sequence (of a batch and head) of a program, and the first row of its block."""
     blocks = tl.cdiv(length, N)
     return tl.program_id(0) // blocks, tl.program_id(0) % blocks * N
 
 
 @triton.jit
 def load_keys(problem, rows, sequence, n0, FULL: tl.constexpr, N: tl.constexpr, W: tl.constexpr):
-    """Return a block of ``rows``, which are those of all keys or of all values, ``(N, W)``."""
+    """Load a block of keys or of values, ``(N, W)``."""
     start = sequence.to(tl.int64) * problem.src_len * problem.width
     return load_rows(rows + start, n0, problem.src_len, problem.width, FULL, N, W)
 
 
 @triton.jit
 def key_range(problem, m0, DIRECTION: tl.constexpr, N: tl.constexpr):
-    """Return from where to where queries from ``m0`` on see any key."""
+    """Find the first key, and the end of the keys, that queries from ``m0`` on may see."""
     past = problem.src_len - problem.tgt_len
     start = 0
     end = problem.src_len
@@ -54,7 +54,7 @@ def key_range(problem, m0, DIRECTION: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def query_range(problem, n0, DIRECTION: tl.constexpr, N: tl.constexpr):
-    """Return from where to where queries see any of the keys from ``n0`` on."""
+    """Find the first query, and the end of the queries, that may see keys from ``n0`` on."""
     past = problem.src_len - problem.tgt_len
     start = 0
     end = problem.tgt_len
@@ -66,10 +66,10 @@ def query_range(problem, n0, DIRECTION: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
-def hide(problem, scores, batch, m, n, DIRECTION: tl.constexpr, FULL: tl.constexpr):
-    """Return scores with -inf where a query m must not see a key n.
+def apply_mask(problem, scores, batch, m, n, DIRECTION: tl.constexpr, FULL: tl.constexpr):
+    """Set scores ``(N, N)`` to -inf where a query m must not see a key n.
 
-    Queries beyond the last one are left as they are: nobody looks at them.
+    Queries beyond the last one are left as they are: their results are not stored.
     """
     past = problem.src_len - problem.tgt_len
     if problem.padding is not None:
@@ -90,19 +90,19 @@ def hide(problem, scores, batch, m, n, DIRECTION: tl.constexpr, FULL: tl.constex
 
 @triton.jit
 def is_kept(problem, sequence, m, n, FULL: tl.constexpr):
-    """Return which weights dropout keeps: the same whenever and in whichever tile order."""
+    """Compute which weights dropout keeps, ``(N, N)``: a hash of seeds, the same in both passes."""
     queries = sequence.to(tl.int64) * problem.tgt_len
     keys = sequence.to(tl.int64) * problem.src_len
     seen_m = None if FULL else m < problem.tgt_len
     seen_n = None if FULL else n < problem.src_len
     bits = tl.load(problem.drop.first + queries + m, seen_m)
-    bits = (bits ^ tl.load(problem.drop.keys + keys + n, seen_n)) * FIRST
+    bits = (bits ^ tl.load(problem.drop.keys + keys + n, seen_n)) * MURMUR
     bits = bits ^ tl.load(problem.drop.second + queries + m, seen_m)
-    return bits * SECOND < problem.drop.threshold
+    return bits * XXHASH < problem.drop.keep_threshold
 
 
 @triton.jit
-def parts_of(
+def score_factors(
     problem,
     q,
     k,
@@ -115,38 +115,38 @@ def parts_of(
     N: tl.constexpr,
     W: tl.constexpr,
 ):
-    """Return content, gain, query and key term of the scores; absent ones change nothing.
+    """Compute content, gain, query and key term of the scores, ``(N, N)``; absent ones are neutral.
 
-    Where the terms are nothing but summed, the first is their sum: less has to be kept.
+    Where the terms are only summed, the first is their sum, which saves registers.
     """
     gain = 1.0
-    by_query = 1.0 if PRODUCT else 0.0
-    by_key = 1.0 if PRODUCT else 0.0
+    query_term = 1.0 if PRODUCT else 0.0
+    key_term = 1.0 if PRODUCT else 0.0
     # What takes most registers on its way comes first.
     if problem.query_table is not None:
-        band = load_band(problem, problem.query_table, head, n0 - m0 - N, 2 * N, N, W)
-        by_query = products(q, band, not FLIP, N, FLIP)
+        band = load_band(problem, problem.query_table, head, n0 - m0 - N, 2 * N, N, W)  # [2N, W]
+        query_term = relative_products(q, band, not FLIP, N, FLIP)  # [N, N]
     if problem.key_table is not None:
         if not SAME:
             band = load_band(problem, problem.key_table, head, n0 - m0 - N, 2 * N, N, W)
-        by_key = products(k, band, FLIP, N, FLIP)
+        key_term = relative_products(k, band, FLIP, N, FLIP)  # [N, N]
     if problem.gain is not None:
-        gain = scalars(problem, problem.gain, head, m0, n0, N, FLIP)
+        gain = load_scalars(problem, problem.gain, head, m0, n0, N, FLIP)  # [N, N]
     x, y = (k, q) if FLIP else (q, k)
     alone: tl.constexpr = problem.query_table is None and problem.key_table is None
     if alone or PRODUCT or problem.gain is not None:
-        content = multiply(x, tl.trans(y))
+        content = multiply(x, tl.trans(y))  # [N, N]
     elif problem.key_table is None:
-        content = add_product(by_query, x, tl.trans(y))
+        content = add_product(query_term, x, tl.trans(y))
     elif problem.query_table is None:
-        content = add_product(by_key, x, tl.trans(y))
+        content = add_product(key_term, x, tl.trans(y))
     else:
-        content = add_product(by_query + by_key, x, tl.trans(y))
-    return content, gain, by_query, by_key
+        content = add_product(query_term + key_term, x, tl.trans(y))
+    return content, gain, query_term, key_term
 
 
 @triton.jit
-def score(
+def combine_factors(
     problem,
     parts,
     head,
@@ -156,17 +156,17 @@ def score(
     PRODUCT: tl.constexpr,
     N: tl.constexpr,
 ):
-    """Return the scores of a tile, times log2(e), so that their exponentials are powers of 2."""
-    content, gain, by_query, by_key = parts
+    """Combine the factors of a tile, times log2(e), so that exponentials are powers of 2."""
+    content, gain, query_term, key_term = parts
     combined = content * gain
     if PRODUCT:
-        combined = combined * by_query * by_key
+        combined = combined * query_term * key_term
     elif problem.gain is not None:
         if problem.query_table is not None:
-            combined += by_query
+            combined += query_term
         if problem.key_table is not None:
-            combined += by_key
+            combined += key_term
     combined *= problem.scale * LOG2_E
     if problem.bias is not None:
-        combined += scalars(problem, problem.bias, head, m0, n0, N, FLIP) * LOG2_E
+        combined += load_scalars(problem, problem.bias, head, m0, n0, N, FLIP) * LOG2_E
     return combined

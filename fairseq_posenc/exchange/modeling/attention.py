@@ -59,7 +59,7 @@ class Attention(nn.Module):
         if cache is not None:
             key, value = cache.update(key, value, self.layer)
         positions = shared.positions
-        span = Span.of(query.size(2), key.size(2), x.device)
+        span = Span.from_lengths(query.size(2), key.size(2), x.device)
         terms = shared.terms | self.encodings.terms(span, positions)
         terms = terms.projected(
             lambda rows: self.heads(self.q_proj(rows)[None])[0],
@@ -107,14 +107,14 @@ class CrossAttention(Attention):
         """Attend to the memory, whose keys and values a generation computes once."""
         query = self.heads(self.q_proj(x))
         if memory.rotation is not None and shared.rotation is not None:
-            query = shared.rotation.of_queries(query)
+            query = shared.rotation.rotate_queries(query)
         if cache is not None and cache.is_updated.get(self.layer):
             kept = cache.cross_attention_cache.layers[self.layer]
             key, value = kept.keys, kept.values
         else:
             key, value = (self.heads(p(memory.states)) for p in (self.k_proj, self.v_proj))
             if memory.rotation is not None:
-                key = memory.rotation.of_keys(key)
+                key = memory.rotation.rotate_keys(key)
             if cache is not None:
                 key, value = cache.cross_attention_cache.update(key, value, self.layer)
                 cache.is_updated[self.layer] = True

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple, Optional
 
 from transformers import PretrainedConfig
 
-from fairseq_posenc.encodings.base import Dims, Encodings
-from fairseq_posenc.registry import ENCODINGS, place_of
+from fairseq_posenc.encodings.base import ENCODINGS, Dims, Encodings
+from fairseq_posenc.registry import module_place
 
 
 class StackConfig(NamedTuple):
@@ -70,7 +70,7 @@ class StackConfig(NamedTuple):
             {
                 name: ENCODINGS[name](dims, **options)
                 for name, options in self.positions.items()
-                if place_of(ENCODINGS[name]) == place
+                if module_place(ENCODINGS[name]) == place
             }
         )
         for encoding in found.each():

@@ -15,7 +15,7 @@ from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.exchange.modeling.attention import Attention, CrossAttention, Memory
 from fairseq_posenc.exchange.modeling.configuration import StackConfig
-from fairseq_posenc.positions import Positions, may_look
+from fairseq_posenc.positions import Positions, may_sync
 
 
 class Layer(nn.Module):
@@ -155,14 +155,14 @@ class Stack(nn.Module):
         if attention_mask is not None:
             tokens = tokens.masked_fill(attention_mask.eq(0), self.config.padding_idx)
         pad, eos = self.config.padding_idx, self.config.eos_idx
-        look = may_look(tokens.device, decoding=past > 0)
-        positions = Positions.of(tokens, pad, eos, input_ids.size(1), look)
-        return Shared.of(self.encodings, positions)
+        inspect = may_sync(tokens.device, decoding=past > 0)
+        positions = Positions.from_tokens(tokens, pad, eos, input_ids.size(1), inspect)
+        return Shared.compute(self.encodings, positions)
 
     def _rotation_of(self, memory: Memory) -> Optional[Rotation]:
         batch, length = memory.states.shape[:2]
         tokens = torch.zeros(batch, length, dtype=torch.long, device=memory.states.device)
         if memory.padding is not None:
             tokens = memory.padding.long()
-        positions = Positions.of(tokens, padding_idx=1, eos_idx=-1, tgt_len=0)
+        positions = Positions.from_tokens(tokens, padding_idx=1, eos_idx=-1, tgt_len=0)
         return self.encodings.rotation(positions.ids)

@@ -1,6 +1,6 @@
-"""How the backward pass is divided into waves, so that what it stores has a size of its own.
+"""The division of the backward pass into slabs, which bounds the memory of stored tiles.
 
-A wave takes some sequences with all of their keys or, where one sequence is too much, some keys of
+A slab takes some sequences with all of their keys or, where one sequence is too much, some keys of
 one sequence. The division depends on shapes alone: sums have a fixed order.
 """
 
@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq_posenc.backends.triton.problem import Layout, Problem, Side, Tiles, Wave
+from fairseq_posenc.backends.triton.problem import Layout, Problem, Side, Slab, Tiles
 
 NUMBERS = 2**25  # stored at a time: 64 MiB in half precision, little more than an H200's cache
 
 
-def stored(problem: Problem, product: bool, wanted: tuple[bool, ...]) -> tuple[bool, ...]:
-    """Return which of :class:`Tiles` are stored.
+def choose_stored(problem: Problem, product: bool, wanted: tuple[bool, ...]) -> tuple[bool, ...]:
+    """Choose the fields of :class:`Tiles` that are stored.
 
     Args:
         problem: the problem.
@@ -30,56 +30,56 @@ def stored(problem: Problem, product: bool, wanted: tuple[bool, ...]) -> tuple[b
     _, _, value_table, gain, bias = wanted
     query = problem.query_table is not None
     key = problem.key_table is not None
-    weights = value_table or late_values(problem, product)
+    weights = value_table or values_from_tiles(problem, product)
     return True, query and not same, gain, bias and not same, weights, key
 
 
-def late_keys(problem: Problem) -> bool:
-    """Return whether the gradient of keys is made from stored tiles, for want of registers."""
+def keys_from_tiles(problem: Problem) -> bool:
+    """Return whether the gradient of keys is computed from stored tiles, to save registers."""
     return any(table is not None for table in problem[3:6])
 
 
-def late_values(problem: Problem, product: bool) -> bool:
-    """Return whether the gradient of values is made from stored weights, too."""
+def values_from_tiles(problem: Problem, product: bool) -> bool:
+    """Return whether the gradient of values is computed from stored weights, too."""
     both = problem.query_table is not None and problem.key_table is not None
     return product or both
 
 
-def waves(problem: Problem, block: int, tiles: tuple[bool, ...]) -> Iterator[Wave]:
-    """Yield the waves of a problem, for blocks of a size and the tiles that are stored."""
+def split_slabs(problem: Problem, block: int, tiles: tuple[bool, ...]) -> Iterator[Slab]:
+    """Yield the slabs of a problem, for blocks of a size and the tiles that are stored."""
     queries = -(-problem.tgt_len // block) * block
     keys = -(-problem.src_len // block) * block
     sequences = problem.query.size(0) * problem.heads
-    by_query, by_key = sum(tiles[:-1]) * queries, int(tiles[-1]) * (queries + 2 * block)
+    query_term, key_term = sum(tiles[:-1]) * queries, int(tiles[-1]) * (queries + 2 * block)
 
     def numbers(keys: int) -> int:
-        return by_query * (keys + 2 * block) + by_key * keys
+        return query_term * (keys + 2 * block) + key_term * keys
 
     if numbers(keys) <= NUMBERS:
         step, width = NUMBERS // numbers(keys), keys
     else:
         step = 1
-        width = max(1, (NUMBERS - numbers(0)) // (by_query + by_key) // block) * block
+        width = max(1, (NUMBERS - numbers(0)) // (query_term + key_term) // block) * block
     for start in range(0, problem.src_len, width):
         end = min(start + width, problem.src_len)
         rows = -(-(end - start) // block) * block
         layout = Layout(start, end, queries, rows, rows + 2 * block, queries + 2 * block)
         for sequence in range(0, sequences, step):
-            yield Wave(sequence, min(step, sequences - sequence), layout)
+            yield Slab(sequence, min(step, sequences - sequence), layout)
 
 
-def empty_tiles(problem: Problem, wave: Wave, stored: tuple[bool, ...]) -> Tiles:
-    """Return room for the tiles of a wave; where nothing is written, zeros are right."""
-    layout = wave.layout
-    shape = wave.sequences, layout.queries, layout.query_stride
-    of_key = wave.sequences, layout.keys, layout.key_stride
+def empty_tiles(problem: Problem, slab: Slab, stored: tuple[bool, ...]) -> Tiles:
+    """Allocate the tiles of a slab; where nothing is written, zeros are right."""
+    layout = slab.layout
+    shape = slab.sequences, layout.queries, layout.query_stride
+    of_key = slab.sequences, layout.keys, layout.key_stride
     shapes = [shape] * (len(stored) - 1) + [of_key]
     rooms: list[Any] = [problem.query.new_zeros(x) if y else None for x, y in zip(shapes, stored)]
     return Tiles(*rooms)
 
 
 def query_side(problem: Problem, layout: Layout) -> Side:
-    """Return how tiles with a row for each query are read."""
+    """Describe the layout of tiles with a row for each query."""
     return Side(
         heads=problem.heads,
         width=problem.width,
@@ -99,7 +99,7 @@ def query_side(problem: Problem, layout: Layout) -> Side:
 
 
 def key_side(problem: Problem, layout: Layout) -> Side:
-    """Return how tiles with a row for each key are read."""
+    """Describe the layout of tiles with a row for each key."""
     return query_side(problem, layout)._replace(
         rows=layout.keys,
         columns=layout.queries,
@@ -112,17 +112,17 @@ def key_side(problem: Problem, layout: Layout) -> Side:
     )
 
 
-def fold(total: Tensor, band: Tensor, sequence: int, side: Side, sign: int) -> None:
-    """Add what a wave found to the gradient of a table by head.
+def add_band(total: Tensor, band: Tensor, sequence: int, side: Side, sign: int) -> None:
+    """Add what a slab found to the gradient of a table by head.
 
     Args:
         total: ``(H, R[, D])`` of float32.
         band: ``(heads, chunks, diagonals, N[, D])`` of float32.
-        sequence: the wave's first one.
+        sequence: the slab's first one.
         side: how its tiles were read.
         sign: 1 if distances grow along a row of tiles, else -1.
     """
-    rows = band.sum(1).flatten(1, 2)
+    rows = band.sum(1).flatten(1, 2)  # [heads, diagonals * N, ...]
     low = side.zero + side.other_start - side.own_start - side.rows
     if sign < 0:
         rows = rows.flip(1)

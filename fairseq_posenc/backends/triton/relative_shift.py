@@ -1,10 +1,11 @@
 # ruff: noqa: ANN001, ANN201
-"""Tables by distance inside the kernels: which rows a tile needs, and where each of them goes.
+"""The relative shift inside the kernels: the table rows of a tile, each at its pair.
 
 A tile is N queries by N keys. Its distances span 2N - 1 consecutive rows of a table. With one row
 before they are its band, of which element (i, j) needs row N + j - i. So one matrix product gives
-every query (or key) times every row of the band, and what the tile needs of it lies one step
-further in every row: read as a flat list of numbers, with a stride that is shorter by one.
+every query (or key) times every row of the band, ``(N, 2N)``, and the tile's part of it begins one
+column earlier in every row: for N = 2, of products ``abcd | efgh`` it is ``cd | fg``, which are
+read from a flat list at 2, 3, 5, 6.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ WIDEN = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 @triton.jit
 def load_rows(rows, start, count, width, FULL: tl.constexpr, N: tl.constexpr, W: tl.constexpr):
-    """Return ``(N, W)``: rows from ``start`` on of ``(count, width)``, zeros beyond its ends.
+    """Load ``(N, W)``: rows from ``start`` on of ``(count, width)``, zeros beyond its ends.
 
     ``FULL`` promises that there are no ends within.
     """
@@ -43,7 +44,7 @@ def store_rows(rows, x, start, count, width, N: tl.constexpr, W: tl.constexpr):
 
 @triton.jit
 def multiply(x, y):
-    """Return a matrix product in float32; float32 inputs are not rounded to TF32."""
+    """Multiply matrices in float32; float32 inputs are not rounded to TF32."""
     if WIDEN:
         x, y = x.to(tl.float32), y.to(tl.float32)
     return tl.dot(x, y, input_precision="tf32x3")
@@ -51,7 +52,7 @@ def multiply(x, y):
 
 @triton.jit
 def add_product(sums, x, y):
-    """Return sums of float32 after one more matrix product."""
+    """Add one more matrix product to sums of float32."""
     if WIDEN:
         x, y = x.to(tl.float32), y.to(tl.float32)
     return tl.dot(x, y, sums, input_precision="tf32x3")
@@ -59,7 +60,10 @@ def add_product(sums, x, y):
 
 @triton.jit
 def add_exactly(sums, x, y):
-    """Return sums after the product of a float32 and a half precision matrix, hardly rounded."""
+    """Add the product of a float32 and a half precision matrix, hardly rounded.
+
+    The float32 matrix is split into two of half precision, as 1.001 = 1.0 + 0.001.
+    """
     high = x.to(y.dtype)
     sums = add_product(sums, high, y)
     if y.dtype != tl.float32:
@@ -69,8 +73,8 @@ def add_exactly(sums, x, y):
 
 @triton.jit
 def band_row(N: tl.constexpr, FLIP: tl.constexpr):
-    """Return the band's row for each element of a tile; by (key, query) if flipped."""
-    step = tl.arange(0, N)[None, :] - tl.arange(0, N)[:, None]
+    """Compute the band's row of each element of a tile, ``(N, N)``; by (key, query) if flipped."""
+    step = tl.arange(0, N)[None, :] - tl.arange(0, N)[:, None]  # [N, N]
     return N - step if FLIP else N + step
 
 
@@ -78,7 +82,7 @@ def band_row(N: tl.constexpr, FLIP: tl.constexpr):
 def load_table(
     table, head, start, SIGN: tl.constexpr, COUNT: tl.constexpr, PAD: tl.constexpr, W: tl.constexpr
 ):
-    """Return ``(COUNT, W)``: rows of a table from ``start`` on, upwards or downwards.
+    """Load ``(COUNT, W)``: rows of a table from ``start`` on, upwards or downwards.
 
     Tables have ``PAD`` rows of zeros on either side, and are ``W`` wide.
     """
@@ -92,20 +96,20 @@ def load_table(
 def load_band(
     problem, table, head, distance, COUNT: tl.constexpr, N: tl.constexpr, W: tl.constexpr
 ):
-    """Return rows of a table from a distance on, ``(COUNT, W)``."""
+    """Load rows of a table from a distance on, ``(COUNT, W)``."""
     start = distance + problem.tgt_len - 1
     return load_table(table, head, start, 1, COUNT, N, W)
 
 
 @triton.jit
-def pick(x, index, N: tl.constexpr):
-    """Return ``(N, N)``: the numbers of ``x``, read as a flat list, at ``index``."""
+def gather_flat(x, index, N: tl.constexpr):
+    """Gather ``(N, N)`` numbers of a flat list ``x`` at ``index``."""
     return tl.gather(x, index.reshape(N * N), 0).reshape(N, N)
 
 
 @triton.jit
-def products(x, band, ROWS: tl.constexpr, N: tl.constexpr, FLIP: tl.constexpr):
-    """Return ``x . a_r`` for a tile, ``(N, N)``.
+def relative_products(x, band, ROWS: tl.constexpr, N: tl.constexpr, FLIP: tl.constexpr):
+    """Multiply queries or keys with their table rows, ``x . a_r``, for a tile ``(N, N)``.
 
     Args:
         x: queries, keys or their gradients, ``(N, W)``.
@@ -115,30 +119,34 @@ def products(x, band, ROWS: tl.constexpr, N: tl.constexpr, FLIP: tl.constexpr):
         FLIP: whether the tile is by (key, query).
     """
     if ROWS:
-        product = multiply(x, tl.trans(band)).reshape(2 * N * N)
-        return pick(product, tl.arange(0, N)[:, None] * (2 * N) + band_row(N, FLIP), N)
-    product = multiply(band, tl.trans(x)).reshape(2 * N * N)
-    return pick(product, band_row(N, FLIP) * N + tl.arange(0, N)[None, :], N)
+        product = multiply(x, tl.trans(band)).reshape(2 * N * N)  # of [N, 2N]
+        return gather_flat(product, tl.arange(0, N)[:, None] * (2 * N) + band_row(N, FLIP), N)
+    product = multiply(band, tl.trans(x)).reshape(2 * N * N)  # of [2N, N]
+    return gather_flat(product, band_row(N, FLIP) * N + tl.arange(0, N)[None, :], N)
 
 
 @triton.jit
-def scalars(problem, table, head, m0, n0, N: tl.constexpr, FLIP: tl.constexpr):
-    """Return the scalars of a table for a tile, ``(N, N)`` of float32."""
+def load_scalars(problem, table, head, m0, n0, N: tl.constexpr, FLIP: tl.constexpr):
+    """Load the scalars of a table for a tile, ``(N, N)`` of float32."""
     row = n0 - m0 + problem.tgt_len - 1 - N + tl.arange(0, 2 * N)
     inside = (row >= 0) & (row < problem.tgt_len + problem.src_len - 1)
     band = tl.load(table.rows + head * table.head_stride + row, mask=inside, other=0.0)
-    return pick(band, band_row(N, FLIP), N)
+    return gather_flat(band, band_row(N, FLIP), N)
 
 
 @triton.jit
-def turn(tile, N: tl.constexpr):
-    """Return a tile whose row i begins at its column i, and ends with the columns before."""
+def roll_rows(tile, N: tl.constexpr):
+    """Rotate row i of an (N, N) tile left by i columns, so that column 0 holds the diagonal.
+
+    For N = 3, rows ``abc def ghi`` become ``abc efd igh``; element (i, s) is then of the key i + s,
+    of distance s, or, once it wraps round, of distance s - N.
+    """
     i = tl.arange(0, N)[:, None]
-    return pick(tile.reshape(N * N), i * N + (tl.arange(0, N)[None, :] + i) % N, N)
+    return gather_flat(tile.reshape(N * N), i * N + (tl.arange(0, N)[None, :] + i) % N, N)
 
 
 @triton.jit
-def half_of(turned, HALF: tl.constexpr, N: tl.constexpr):
-    """Return a turned tile by query and row of one half of the band, zeros where it has none."""
+def mask_half(rolled, HALF: tl.constexpr, N: tl.constexpr):
+    """Keep distances 0 .. N-1 of a rolled tile (HALF 1) or -N .. -1 (HALF 0); zeros elsewhere."""
     second = tl.arange(0, N)[None, :] + tl.arange(0, N)[:, None] < N
-    return tl.where(second, turned, 0.0) if HALF else tl.where(second, 0.0, turned)
+    return tl.where(second, rolled, 0.0) if HALF else tl.where(second, 0.0, rolled)
