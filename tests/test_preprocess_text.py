@@ -87,6 +87,12 @@ def test_gpt2_bpe_is_byte_identical_to_fairseqs_chain(tmp_path, keep_empty, monk
     assert_equal_folders(tmp_path / "ours", tmp_path / "theirs")
 
 
+def test_a_dictionary_with_a_word_twice_is_one_line(tmp_path):
+    (tmp_path / "dict.txt").write_text("a 1\na 2\n")
+    with pytest.raises(UserError, match=r"dict.txt: not a fairseq dictionary \(Duplicate word"):
+        load_dictionary(tmp_path / "dict.txt")
+
+
 @pytest.fixture(scope="module")
 def roberta() -> tuple[gpt2.GPT2, Dictionary]:
     dictionary = load_dictionary(BPE / "dict.txt", mask=False)

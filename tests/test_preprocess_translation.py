@@ -26,7 +26,7 @@ MULTI30K = REPOSITORY.parent / "shared" / "data" / "multi30k"
 sys.path.insert(0, str(PROGRAM.parent))  # where the program looks for its modules
 
 import translation  # noqa: E402
-from parallel.filters import Limits, keep  # noqa: E402
+from parallel.filters import Limits, filter_pairs  # noqa: E402
 from parallel.iwslt import read_iwslt  # noqa: E402
 from parallel.pieces import Encoder, train  # noqa: E402
 from parallel.texts import read_files  # noqa: E402
@@ -541,7 +541,7 @@ def test_vocabularies_that_the_text_cannot_have():
 def test_filters_count_what_they_drop():
     lengths = [(3, 4), (0, 4), (4, 0), (0, 0), (9, 10), (9, 11), (11, 9), (2, 6), (2, 7), (7, 2)]
     source, target = ([[5] * pair[side] for pair in lengths] for side in (0, 1))
-    kept_source, kept_target, dropped = keep(source, target, Limits(10, 3.0))
+    kept_source, kept_target, dropped = filter_pairs(source, target, Limits(10, 3.0))
     kept = [(len(a), len(b)) for a, b in zip(kept_source, kept_target)]
     assert kept == [(3, 4), (9, 10), (2, 6)]
     assert dropped == {"empty": 3, "too long": 2, "lengths too different": 2}

@@ -10,7 +10,7 @@ from pathlib import Path
 from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.glue.cluster import work_on_cluster
 from fairseq_posenc.glue.configuration import CONFIGS, Grid, paper_grid, read_settings
-from fairseq_posenc.glue.plan import RESULT, Request, Run, all_runs, prepare
+from fairseq_posenc.glue.plan import RESULT, Request, Run, list_runs, prepare
 from fairseq_posenc.glue.report import format_report
 from fairseq_posenc.glue.submission import complete_submission
 from fairseq_posenc.glue.summary import build_record, find_best, read_result, reported_metric
@@ -76,12 +76,12 @@ def run(args: argparse.Namespace) -> int:
         for one in runs:
             print(f"# {one.label}: {one.max_update:,} updates\n{shlex.join(one.command)}")
         return 0
-    all_runs(out, like=runs[0])
+    list_runs(out, like=runs[0])
     waiting = [one for one in runs if not prepare(one, out)]
     say(f"{len(runs)} runs, {len(runs) - len(waiting)} of them finished before; results: {out}")
     with any_end_like_ctrl_c(CONTINUES):
         failures = _work(args, waiting, out)
-    found = _write_results(all_runs(out, like=runs[0]), out, pretrained, name)
+    found = _write_results(list_runs(out, like=runs[0]), out, pretrained, name)
     if failures:
         raise RunError(
             f"{len(failures)} of {len(runs)} runs failed; the same command tries them again: "
@@ -106,7 +106,7 @@ def _plan(args: argparse.Namespace, pretrained: Pretrained, out: Path) -> list[R
         settings = read_settings(args.configs, args.protocol, task, examples, changes)
         paper = paper_grid(args.protocol, task)
         rates = _rates(args.learning_rates) or paper.learning_rates
-        runs += request.runs(data, settings, Grid(rates, tuple(args.seeds or paper.seeds)))
+        runs += request.plan_runs(data, settings, Grid(rates, tuple(args.seeds or paper.seeds)))
     return runs
 
 

@@ -76,28 +76,25 @@ class Request(NamedTuple):
     pretrained: Pretrained
     overrides: Sequence[str]
 
-    def runs(self, data: DataBin, settings: Settings, grid: Grid) -> list[Run]:
+    def plan_runs(self, data: DataBin, settings: Settings, grid: Grid) -> list[Run]:
         """Plan the runs of a task."""
-        return [
-            self._run(data, settings, rate, seed)
+        runs = [
+            Run(
+                protocol=self.protocol,
+                task=data.task.name,
+                learning_rate=rate,
+                seed=seed,
+                metric=settings.metric,
+                max_update=settings.max_update,
+                data=str(data.path),
+                checkpoint=str(self.pretrained.path),
+                modified=self.pretrained.path.stat().st_mtime_ns,
+                command=[],
+            )
             for rate in grid.learning_rates
             for seed in grid.seeds
         ]
-
-    def _run(self, data: DataBin, settings: Settings, rate: float, seed: int) -> Run:
-        run = Run(
-            protocol=self.protocol,
-            task=data.task.name,
-            learning_rate=rate,
-            seed=seed,
-            metric=settings.metric,
-            max_update=settings.max_update,
-            data=str(data.path),
-            checkpoint=str(self.pretrained.path),
-            modified=self.pretrained.path.stat().st_mtime_ns,
-            command=[],
-        )
-        return run._replace(command=self._command(run, settings))
+        return [run._replace(command=self._command(run, settings)) for run in runs]
 
     def _command(self, run: Run, settings: Settings) -> list[str]:
         model, folder = self.pretrained, run.folder(self.out)
@@ -159,7 +156,7 @@ def has_begun(folder: Path) -> bool:
     return (folder / RESULT).exists() or updates_done(folder) > 0
 
 
-def all_runs(out: Path, like: Run) -> list[Run]:
+def list_runs(out: Path, like: Run) -> list[Run]:
     """List the runs of a folder, also those of earlier commands.
 
     Runs of another model or protocol that have not begun are left out.

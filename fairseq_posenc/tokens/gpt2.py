@@ -87,7 +87,8 @@ class GPT2:
         """Encode runs of ordinary lines together, and the other lines one by one."""
         parts = [Encoded(self._table[:0], np.zeros(0, np.int32))]
         for is_odd, run in groupby(lines, lambda line: not line or self._is_odd(line)):
-            parts += map(self._encode_slowly, run) if is_odd else [self._encode_ordinary([*run])]
+            some = list(run)
+            parts += map(self._encode_slowly, some) if is_odd else [self._encode_ordinary(some)]
         tokens, sizes = zip(*parts)
         return Encoded(np.concatenate(tokens), np.concatenate(sizes))
 

@@ -54,11 +54,11 @@ def read_examples(path: Path, task: Task, split: str) -> Examples:
     Raises:
         UserError: a row is broken, or has a label that the task does not have; names the line.
     """
-    lines = _lines(path)
+    lines = _read_lines(path)
     header: Sequence[str] = task.headless.get(split) or next(lines, (1, ""))[1].split("\t")
-    columns = [_column(header, name, path) for name in task.sentences]
+    columns = [_find_column(header, name, path) for name in task.sentences]
     labelled = split not in task.test_splits
-    label = _column(header, task.label, path) if labelled else None
+    label = _find_column(header, task.label, path) if labelled else None
     found = Examples(tuple([] for _ in columns), [], [], 0)
     broken = 0
     for number, line in lines:
@@ -81,7 +81,7 @@ def read_examples(path: Path, task: Task, split: str) -> Examples:
     return found._replace(broken=broken)
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
     r"""Yield numbered lines; only ``\n`` ends one, because texts hold other line separators."""
     with open(path, "rb") as file:
         try:
@@ -95,7 +95,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
             yield number, line.rstrip("\r")
 
 
-def _column(header: Sequence[str], name: str, path: Path) -> int:
+def _find_column(header: Sequence[str], name: str, path: Path) -> int:
     if name not in header:
         raise UserError(
             f"{path}, line 1: no column is called '{name}' ({', '.join(header)}); "

@@ -31,7 +31,9 @@ class Limits(NamedTuple):
         return None
 
 
-def keep(source: Pieces, target: Pieces, limits: Limits) -> tuple[Pieces, Pieces, dict[str, int]]:
+def filter_pairs(
+    source: Pieces, target: Pieces, limits: Limits
+) -> tuple[Pieces, Pieces, dict[str, int]]:
     """Filter pairs; return both sides of those kept, and counts of those dropped by reason."""
     reasons = [limits.reason(*pair) for pair in zip(source, target)]
     dropped = Counter({"empty": 0, "too long": 0, "lengths too different": 0})

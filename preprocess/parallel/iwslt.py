@@ -51,7 +51,7 @@ class _Release:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._files: dict[str, Path] = _find(path) if path.is_dir() else {}
+        self._files: dict[str, Path] = _find_files(path) if path.is_dir() else {}
         self._contents = {} if path.is_dir() else _read_archive(path)
         self.inputs = {} if path.is_dir() else {path.name: checksum(path)}
 
@@ -87,15 +87,15 @@ def read_iwslt(
         UserError: a file is missing, damaged, not UTF-8, or does not fit the other side.
     """
     release = _Release(path)
-    sides = [_talks(release.read("train.tags.{}", languages, side)) for side in languages]
-    _check_talks(*sides)
+    sides = [_parse_talks(release.read("train.tags.{}", languages, side)) for side in languages]
+    _check_alignment(*sides)
 
     def split(names: str) -> Split:
         parts = []
         for name in names.split("+"):
             pattern = f"IWSLT17.TED.{name}.{{}}.xml"
             texts = (release.read(pattern, languages, side) for side in languages)
-            parts.append(check_split(_segments(name, *texts), keep_all=True))
+            parts.append(check_split(_read_segments(name, *texts), keep_all=True))
         return join_splits(names, parts)
 
     return Corpus(
@@ -107,7 +107,7 @@ def read_iwslt(
     )
 
 
-def _find(path: Path) -> dict[str, Path]:
+def _find_files(path: Path) -> dict[str, Path]:
     names = ("train.tags.*", "IWSLT17.TED.*.xml")
     return {file.name: file for name in names for file in sorted(path.rglob(name))}
 
@@ -127,7 +127,7 @@ def _read_archive(path: Path) -> dict[str, bytes]:
     return contents
 
 
-def _talks(text: Text) -> _Talks:
+def _parse_talks(text: Text) -> _Talks:
     lines: list[str] = []
     numbers, starts = [], []
     tags: Counter[str] = Counter()
@@ -142,7 +142,7 @@ def _talks(text: Text) -> _Talks:
     return _Talks(Text(text.origin, lines, numbers), starts, tags)
 
 
-def _check_talks(source: _Talks, target: _Talks) -> None:
+def _check_alignment(source: _Talks, target: _Talks) -> None:
     """Name the first talk that is not aligned."""
     for talk, (here, there) in enumerate(zip(source.starts, target.starts), start=1):
         if here[0] != there[0]:
@@ -153,8 +153,8 @@ def _check_talks(source: _Talks, target: _Talks) -> None:
             )
 
 
-def _segments(name: str, *texts: Text) -> Split:
-    sides, places = zip(*map(_side, texts))
+def _read_segments(name: str, *texts: Text) -> Split:
+    sides, places = zip(*map(_parse_segments, texts))
     for index, (here, there) in enumerate(zip(*places)):
         if here != there:
             raise UserError(
@@ -165,7 +165,7 @@ def _segments(name: str, *texts: Text) -> Split:
     return Split(name, *sides)
 
 
-def _side(text: Text) -> tuple[Text, list[tuple[int, str]]]:
+def _parse_segments(text: Text) -> tuple[Text, list[tuple[int, str]]]:
     """Parse the segments of an XML file; return them with the numbers of document and segment."""
     lines, numbers, places = [], [], []
     document = 0

@@ -10,7 +10,7 @@ from typing import Any
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.running.programs import run_logged
 from fairseq_posenc.running.progress import say
-from parallel.filters import Limits, Pieces, keep
+from parallel.filters import Limits, Pieces, filter_pairs
 from parallel.pieces import Encoder, train
 from parallel.settings import Settings
 from parallel.texts import Corpus, Split
@@ -41,7 +41,7 @@ class Preparation:
         results = {}
         for name, split in self._splits.items():
             results[name] = self._write_split(name, split, encoders)
-            print(f"{name}: {_summary(results[name])}", flush=True)
+            print(f"{name}: {_format_counts(results[name])}", flush=True)
         self._preprocess()
         shutil.rmtree(self._text)
         return results
@@ -72,12 +72,12 @@ class Preparation:
         figures: dict[str, Any] = {"set": split.name, "read": len(sides[0])}
         if name == "train":
             limits = Limits(self._settings.max_length, self._settings.max_ratio)
-            *sides, figures["dropped"] = keep(sides[0], sides[1], limits)
+            *sides, figures["dropped"] = filter_pairs(sides[0], sides[1], limits)
             self._write_dictionaries(encoders, sides)
         figures["kept"] = len(sides[0])
         if not sides[0]:
             raise UserError(
-                f"{split.source.origin}: {_summary(figures)}, so there is nothing to train on; "
+                f"{split.source.origin}: {_format_counts(figures)}, so nothing is left to train on; "
                 "choose another --max-length and --max-ratio"
             )
         for language, encoder, side, text in zip(self._languages, encoders, sides, split[1:]):
@@ -109,7 +109,7 @@ class Preparation:
         run_logged(command, self._text / "preprocess.log", self._lock)
 
 
-def _summary(figures: dict[str, Any]) -> str:
+def _format_counts(figures: dict[str, Any]) -> str:
     dropped = [f"{count:,} {why}" for why, count in figures.get("dropped", {}).items() if count]
     why = f" (dropped: {', '.join(dropped)})" if dropped else ""
     return f"{figures['kept']:,} pairs of {figures['read']:,} kept{why}"
