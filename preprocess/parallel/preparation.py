@@ -41,7 +41,7 @@ class Preparation:
         results = {}
         for name, split in self._splits.items():
             results[name] = self._write_split(name, split, encoders)
-            print(f"{name}: {_format_counts(results[name])}", flush=True)
+            print(f"{name}: {_describe(results[name])}", flush=True)
         self._preprocess()
         shutil.rmtree(self._text)
         return results
@@ -77,7 +77,7 @@ class Preparation:
         figures["kept"] = len(sides[0])
         if not sides[0]:
             raise UserError(
-                f"{split.source.origin}: {_format_counts(figures)}, so nothing is left to train on; "
+                f"{split.source.origin}: {_describe(figures)}, so there is nothing to train on; "
                 "choose another --max-length and --max-ratio"
             )
         for language, encoder, side, text in zip(self._languages, encoders, sides, split[1:]):
@@ -109,7 +109,7 @@ class Preparation:
         run_logged(command, self._text / "preprocess.log", self._lock)
 
 
-def _format_counts(figures: dict[str, Any]) -> str:
+def _describe(figures: dict[str, Any]) -> str:
     dropped = [f"{count:,} {why}" for why, count in figures.get("dropped", {}).items() if count]
     why = f" (dropped: {', '.join(dropped)})" if dropped else ""
     return f"{figures['kept']:,} pairs of {figures['read']:,} kept{why}"
