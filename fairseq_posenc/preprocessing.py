@@ -1,4 +1,4 @@
-"""``fairseq-posenc preprocess``: the programs of ``preprocess/``."""
+"""``fairseq-posenc preprocess``: starts a program of ``preprocess/``."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ FOLDER = shipped("preprocess")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the name of a program, and all that it is given."""
+    """Add the name of a program, and its options."""
     programs = sorted(path.stem for path in FOLDER.glob("*.py"))
-    parser.add_argument("program", choices=programs, help="which; PROGRAM --help tells its options")
+    parser.add_argument("program", choices=programs, help="program; see PROGRAM --help")
     parser.add_argument("options", nargs=argparse.REMAINDER, metavar="...", help="its options")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Become the program."""
+    """Replace this process by the program."""
     program = str(FOLDER / f"{args.program}.py")
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, program, *args.options])

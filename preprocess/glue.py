@@ -17,11 +17,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from binarize import vocabulary
+from binarize.vocabulary import PACKAGES, Vocabulary, add_vocabulary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.glue.submission import write_predictions
 from fairseq_posenc.running.ending import ended
@@ -30,7 +31,7 @@ from fairseq_posenc.running.folders import Folder
 from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
 from fairseq_posenc.running.options import Parser
 from fairseq_posenc.running.progress import format_counts, say
-from fairseq_posenc.tasks.glue.definitions import WNLI, Task, parse_tasks
+from fairseq_posenc.tasks.glue.definitions import TASKS, WNLI, Task, parse_tasks
 from fairseq_posenc.tokens.numbers import Encoder, Symbols
 from glue_tasks.binary import Writer
 from glue_tasks.rows import find_file, read_examples
@@ -39,93 +40,123 @@ if TYPE_CHECKING:
     from fairseq.data import Dictionary
 
 _FORMAT = 1  # of manifest.json
-_SPLITS = "train,valid,test"
-_FEWEST = 8  # tokens of an example
+_SPLITS = ("train", "valid", "test")
+_SHORTEST_LIMIT = 8  # tokens of an example
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of all data-bins.
+
+    Attributes:
+        raw: folder of GLUE's folders.
+        out: folder to make.
+        tasks: tasks to write.
+        splits: sets to write, of :data:`_SPLITS`.
+        vocabulary: files that define the tokens.
+        max_tokens: maximum tokens of an example, with ``<s>`` and ``</s>``.
+    """
+
+    raw: Path
+    out: Path
+    tasks: list[Task]
+    splits: list[str]
+    vocabulary: Vocabulary
+    max_tokens: int
+
+    @classmethod
+    def from_args(cls, args: argparse.Namespace) -> Settings:
+        """Build the settings from the parsed options.
+
+        Raises:
+            UserError: an option has a wrong value.
+        """
+        vocabulary, splits = Vocabulary.from_args(args), args.splits.split(",")
+        if args.max_tokens < _SHORTEST_LIMIT:
+            raise UserError(f"--max-tokens {args.max_tokens}: give {_SHORTEST_LIMIT} or more")
+        if unknown := set(splits) - set(_SPLITS):
+            names = ", ".join(_SPLITS)
+            raise UserError(f"--splits {args.splits}: {min(unknown)!r} is none of {names}")
+        tasks = parse_tasks(args.tasks)
+        return cls(args.raw, args.out, tasks, splits, vocabulary, args.max_tokens)
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether all sets of all tasks are written."""
+        return len(self.tasks) == len(TASKS) and set(self.splits) == set(_SPLITS)
+
+    def find_files(self, task: Task) -> dict[str, Path]:
+        """Find the file of each split of a task.
+
+        Raises:
+            UserError: one is missing, and is not optional.
+        """
+        found = {}
+        for split in task.files:
+            if split.rstrip("12") in self.splits:
+                try:
+                    found[split] = find_file(self.raw, task, split)
+                except UserError:
+                    if split not in task.optional:
+                        raise
+        return found
+
+    def plan(self, files: dict[str, Path]) -> dict[str, Any]:
+        """List everything that the data-bin of a task depends on."""
+        return {
+            "format": _FORMAT,
+            "options": {"max_tokens": self.max_tokens},
+            "files": self.vocabulary.checksums(),
+            "inputs": {split: checksum(path) for split, path in files.items()},
+            "packages": {name: version(name) for name in PACKAGES},
+        }
 
 
 def main() -> None:
-    """Run the program.
-
-    Raises:
-        UserError: wrong input; the message says what, where, and what to do.
-    """
-    args = _parser().parse_args()
-    _check(args)
-    tasks = parse_tasks(args.tasks)
-    files = {task.name: _files(task, args) for task in tasks}  # before any work is done
-    dictionary = vocabulary.dictionary(args)
-    encoder = vocabulary.encoder(args, dictionary)
+    """Run the program."""
+    settings = Settings.from_args(_parser().parse_args())
+    files = {task.name: settings.find_files(task) for task in settings.tasks}  # before any work
+    dictionary = settings.vocabulary.load_dictionary()
+    encoder = settings.vocabulary.load_encoder(dictionary)
+    assert encoder
     with any_end_like_ctrl_c(CONTINUES):
-        for task in tasks:
-            _write_task(task, files[task.name], args, encoder, dictionary)
-        if (args.tasks, args.splits) == ("all", _SPLITS) and (args.raw / WNLI.name).is_dir():
-            _write_majority(args)
+        for task in settings.tasks:
+            _write_task(task, files[task.name], settings, encoder, dictionary)
+        if settings.is_everything and (settings.raw / WNLI.name).is_dir():
+            _write_majority(settings)
 
 
 def _write_task(
     task: Task,
     files: dict[str, Path],
-    args: argparse.Namespace,
+    settings: Settings,
     encoder: Encoder,
     dictionary: Dictionary,
 ) -> None:
-    folder = Folder(args.out / task.name, _plan(args, files))
+    folder = Folder(settings.out / task.name, settings.plan(files))
     if folder.is_done():
         return
     with folder.begun():
-        writer = Writer(folder.partial, encoder, Symbols.of(dictionary), args.max_tokens)
+        symbols = Symbols.from_dictionary(dictionary)
+        writer = Writer(folder.partial, encoder, symbols, settings.max_tokens)
         writer.write_dictionaries(task, dictionary)
         splits = {}
         for split, path in files.items():
             splits[split] = writer.write(task, split, read_examples(path, task, split))
             print(f"{task.name} {split}: {format_counts(splits[split])}", flush=True)
-        summary = {
-            "symbols": len(dictionary),
-            "sha256": checksum(folder.partial / "input0" / "dict.txt"),
-        }
+        sha256 = checksum(folder.partial / "input0" / "dict.txt")
+        summary = {"symbols": len(dictionary), "sha256": sha256}
         folder.finish({"glue_task": task.name, "dict.txt": summary, "splits": splits})
 
 
-def _write_majority(args: argparse.Namespace) -> None:
-    """Write what is handed in for WNLI."""
-    found = _files(WNLI, args)
+def _write_majority(settings: Settings) -> None:
+    """Write the predictions for WNLI: its majority class."""
+    found = settings.find_files(WNLI)
     train, test = (read_examples(found[split], WNLI, split) for split in ("train", "test"))
     ((label, count),) = Counter(train.labels).most_common(1)
-    path = args.out / f"{WNLI.name}.tsv"
+    path = settings.out / f"{WNLI.name}.tsv"
     write_predictions(path, test.ids, [label] * len(test.ids))
     say(f"wrote {path}: {label} for all, the label of {count:,} of {len(train.labels):,}")
-
-
-def _files(task: Task, args: argparse.Namespace) -> dict[str, Path]:
-    found = {}
-    for split in task.files:
-        if split.rstrip("12") in args.splits.split(","):
-            try:
-                found[split] = find_file(args.raw, task, split)
-            except UserError:
-                if split not in task.optional:
-                    raise
-    return found
-
-
-def _plan(args: argparse.Namespace, files: dict[str, Path]) -> dict[str, Any]:
-    """Return all that the result depends on."""
-    return {
-        "format": _FORMAT,
-        "options": {"max_tokens": args.max_tokens},
-        "files": vocabulary.checksums(args),
-        "inputs": {split: checksum(path) for split, path in files.items()},
-        "packages": {name: version(name) for name in vocabulary.PACKAGES},
-    }
-
-
-def _check(args: argparse.Namespace) -> None:
-    vocabulary.check(args)
-    if args.max_tokens < _FEWEST:
-        raise UserError(f"--max-tokens {args.max_tokens}: give {_FEWEST} or more")
-    unknown = set(args.splits.split(",")) - {"train", "valid", "test"}
-    if unknown:
-        raise UserError(f"--splits {args.splits}: {min(unknown)!r} is none of train, valid, test")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -133,17 +164,17 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("raw", type=Path, help="folder with CoLA/train.tsv and so on; also .gz, .bz2, .xz, .zst")
     add("--out", type=Path, required=True, help="folder to make, with a folder for each task")
-    add("--tasks", default="all", help="names separated by commas (default: all eight)")
-    add("--splits", default=_SPLITS, help="which sets (default: %(default)s)")
-    vocabulary.add_arguments(parser)
+    add("--tasks", default="all", help="tasks, separated by commas (default: all eight)")
+    add("--splits", default=",".join(_SPLITS), help="sets to write (default: %(default)s)")
+    add_vocabulary(parser)
     add("--dict", type=Path, help="dict.txt of the pre-trained model; needed with --encoder-json")
     add(
         "--max-tokens",
         type=int,
         default=512,
         metavar="N",
-        help="most tokens of an example, <s> and </s> included: the positions that the model has; "
-        "longer ones are cut, the longer sentence first, and counted (default: %(default)s)",
+        help="maximum tokens of an example, <s> and </s> included: the model's positions; longer "
+        "ones are cut, the longer sentence first, and counted (default: %(default)s)",
     )
     return parser
 

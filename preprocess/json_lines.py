@@ -19,11 +19,13 @@ from fairseq_posenc.running.ending import ended
 def main() -> None:
     """Run the program."""
     parser = options.make_parser(__doc__)
-    parser.add_argument("--field", default="text", help="with the document (default: %(default)s)")
+    parser.add_argument(
+        "--field", default="text", help="field with the document (default: %(default)s)"
+    )
     parser.add_argument(
         "--where",
         metavar="FIELD=VALUE",
-        help="objects like this alone, as in meta.pile_set_name=Pile-CC",
+        help="keep only objects with this value, as in meta.pile_set_name=Pile-CC",
     )
     args = parser.parse_args()
     command.run(args, formats.JsonField(args.field, formats.parse_where(args.where)))

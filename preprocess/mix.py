@@ -1,8 +1,8 @@
-r"""Several corpora to one text: drawn by chance to a size each, mixed, and with a part held out.
+r"""Several corpora to one text: sampled to a size each, mixed, and with a part held out.
 
 Each --corpus is a format (plain, json, wikipedia, wikitext), files or folders, and settings:
-size=64GiB draws documents by chance up to so much text, hold-out=50000 keeps so many out for
-validation, where=FIELD=VALUE and field=NAME are for json, with Parquet.
+size=64GiB samples documents up to so much text, hold-out=50000 holds so many out for validation,
+where=FIELD=VALUE and field=NAME are for json, with Parquet.
 
   python preprocess/mix.py --out text/books-wiki --sentences --unit lines \
       --corpus plain books/ hold-out=5000 --corpus wikipedia extracts/ hold-out=15000
@@ -11,22 +11,21 @@ validation, where=FIELD=VALUE and field=NAME are for json, with Parquet.
       --encoder-json encoder.json --vocab-bpe vocab.bpe --dict dict.txt
 
 OUT/train has text files with documents of all corpora in each, OUT/valid.txt what was held out,
-and OUT/manifest.json all counts. The same seed draws the same, whatever the machine.
+and OUT/manifest.json all counts. The same seed samples the same documents on every machine.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from binarize.formats import check_format
+from binarize.formats import check_format, describe_format
 from binarize.options import add_invalid_lines
 from binarize.shards import Part, find_files, parts_of_shard
-from binarize.sources import Input
+from binarize.sources import Input, combine_checksums
 from fairseq_posenc.running.ending import ended
 from fairseq_posenc.running.folders import Folder
 from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
@@ -40,13 +39,9 @@ _FORMAT = 1  # of manifest.json
 
 
 def main() -> None:
-    """Run the program.
-
-    Raises:
-        UserError: wrong input; the message says what, where, and what to do.
-    """
+    """Run the program."""
     args = _parser().parse_args()
-    corpora = [(corpus, _inputs(corpus)) for corpus in map(parse_corpus, args.corpus)]
+    corpora = [(corpus, _find_inputs(corpus)) for corpus in map(parse_corpus, args.corpus)]
     skip_invalid = args.invalid_lines == "skip"
     rules = Rules(args.seed, args.sentences, args.unit, args.files, skip_invalid, args.workers)
     folder = Folder(args.out, _plan(corpora, rules))
@@ -59,29 +54,25 @@ def main() -> None:
         print(f"{corpus.name}: {format_counts(counts)}")
 
 
-def _inputs(corpus: Corpus) -> list[Input]:
+def _find_inputs(corpus: Corpus) -> list[Input]:
     parts = parts_of_shard(find_files(corpus.paths), 0, 1)
     check_format(corpus.lines, [part.path for part in parts])
-    return list(map(_input, parts))
+    return list(map(_checksum, parts))
 
 
 @cache
-def _input(part: Part) -> Input:
-    """Return a part with its checksum, which is computed once for several sets of one Pile."""
-    return Input.of(part)
+def _checksum(part: Part) -> Input:
+    """Compute a part's checksum, once for several corpora of one file, as with the Pile."""
+    return Input.from_part(part)
 
 
 def _plan(corpora: list[tuple[Corpus, list[Input]]], rules: Rules) -> dict[str, Any]:
-    """Return all that the text depends on."""
-    sums = [" ".join(one.sha256 for one in inputs) for _, inputs in corpora]
+    """List everything that the text depends on."""
     return {
         "format": _FORMAT,
         "options": {**rules._asdict(), "workers": None},
-        "corpora": [
-            [getattr(c.lines, "__name__", None) or repr(c.lines), c.size, c.hold_out]
-            for c, _ in corpora
-        ],
-        "inputs": [hashlib.sha256(each.encode()).hexdigest() for each in sums],
+        "corpora": [[describe_format(c.lines), c.size, c.hold_out] for c, _ in corpora],
+        "inputs": [combine_checksums(inputs) for _, inputs in corpora],
     }
 
 
@@ -97,15 +88,21 @@ def _parser() -> argparse.ArgumentParser:
         help="FORMAT PATH ... [size=64GiB] [hold-out=N] [field=NAME] [where=FIELD=VALUE]",
     )
     add("--out", type=Path, required=True, help="folder to make")
-    add("--seed", type=int, default=1, help="of the chance (default: %(default)s)")
-    add("--sentences", action="store_true", help="cut lines into sentences, by rules")
+    add("--seed", type=int, default=1, help="random seed (default: %(default)s)")
+    add("--sentences", action="store_true", help="split lines into sentences, by rules")
     add(
         "--unit",
         choices=(DOCUMENTS, LINES),
         default=DOCUMENTS,
-        help="what is held out; lines are sentences with --sentences (default: %(default)s)",
+        help="unit of hold-out=; lines are sentences with --sentences (default: %(default)s)",
     )
-    add("--files", type=count, default=16, metavar="N", help="to train on (default: %(default)s)")
+    add(
+        "--files",
+        type=count,
+        default=16,
+        metavar="N",
+        help="number of training files (default: %(default)s)",
+    )
     add_invalid_lines(parser)
     add_workers(parser)
     return parser

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-r"""Make a folder to train on from files of SQuAD 1.1 or 2.0, as they are published.
+r"""Files of SQuAD 1.1 or 2.0, as they are published, to a folder to train on.
 
     python preprocess/squad.py --train train-v1.1.json --valid dev-v1.1.json \
         --out data-bin/squad11 --encoder-json encoder.json --vocab-bpe vocab.bpe --dict dict.txt
@@ -16,10 +16,11 @@ import argparse
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
-from binarize import vocabulary
+from binarize.vocabulary import Vocabulary, add_vocabulary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.running.ending import ended
 from fairseq_posenc.running.files import checksum
@@ -33,31 +34,78 @@ from fairseq_posenc.tokens.tokenizer import ENCODER, MERGES, PIECES, load_tokeni
 from fairseq_posenc.transformer.dictionary import DICTIONARY, load_dictionary
 
 SPLITS = ("train", "valid")
+_NAMES = {  # names of the vocabulary's files in the folder
+    "dict": DICTIONARY,
+    "sentencepiece_model": PIECES,
+    "encoder_json": ENCODER,
+    "vocab_bpe": MERGES,
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of the folder.
+
+    Attributes:
+        inputs: SQuAD's file of each split.
+        out: folder to make.
+        vocabulary: its files by their names in the folder.
+        limits: sizes in tokens.
+    """
+
+    inputs: dict[str, Path]
+    out: Path
+    vocabulary: dict[str, Path]
+    limits: Limits
+
+    @classmethod
+    def from_args(cls, args: argparse.Namespace) -> Settings:
+        """Build the settings from the parsed options.
+
+        Raises:
+            UserError: an option has a wrong value, or a file is missing.
+        """
+        limits = Limits(args.max_length, args.stride, args.max_question)
+        limits.check()
+        vocabulary = Vocabulary.from_args(args)
+        vocabulary.load_dictionary()  # refuses one without symbols
+        given = vocabulary.files
+        files = {name: given[option] for option, name in _NAMES.items() if option in given}
+        inputs = {split: getattr(args, split) for split in SPLITS}
+        return cls(inputs, args.out, files, limits)
+
+    def plan(self, squads: dict[str, Squad]) -> dict[str, Any]:
+        """List everything that the folder depends on.
+
+        Raises:
+            UserError: the files are of different versions of SQuAD.
+        """
+        train, valid = (squads[split] for split in SPLITS)
+        if train.version != valid.version:
+            raise UserError(
+                f"{train.path} is SQuAD {train.version}, but {valid.path} is {valid.version}"
+            )
+        return {
+            "version": train.version,
+            "limits": self.limits._asdict(),
+            "inputs": {split: checksum(path) for split, path in self.inputs.items()},
+            "vocabulary": {name: checksum(path) for name, path in self.vocabulary.items()},
+        }
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> None:
-    """Run the program.
-
-    Raises:
-        UserError: wrong input; the message says what, where, and what to do.
-    """
-    args = _parser().parse_args(arguments)
-    limits = Limits(args.max_length, args.stride, args.max_question)
-    limits.check()
-    files = _vocabulary(args)
-    for path in (*files.values(), args.train, args.valid):
-        if not path.is_file():
-            raise UserError(f"{path}: no such file")
-    squads = {split: read_squad(getattr(args, split)) for split in SPLITS}
-    folder = Folder(args.out, _plan(squads, files, limits))
+    """Run the program."""
+    settings = Settings.from_args(_parser().parse_args(arguments))
+    squads = {split: read_squad(path) for split, path in settings.inputs.items()}
+    folder = Folder(settings.out, settings.plan(squads))
     if folder.is_done():
         return
     with folder.begun():
-        for name, path in files.items():
+        for name, path in settings.vocabulary.items():
             shutil.copyfile(path, folder.partial / name)
         dictionary = load_dictionary(folder.partial / DICTIONARY)
         tokenizer = load_tokenizer(folder.partial, dictionary)
-        encoder = databin.Encoder(tokenizer, dictionary, limits)
+        encoder = databin.Encoder(tokenizer, dictionary, settings.limits)
         counts = {}
         for split, squad in squads.items():
             say(f"{split}: {len(squad.questions):,} questions")
@@ -68,31 +116,6 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         print(f"{split}: {format_counts(count)}")
 
 
-def _vocabulary(args: argparse.Namespace) -> dict[str, Path]:
-    """Return the files that the folder gets, by the names that they have there."""
-    vocabulary.check(args)
-    vocabulary.dictionary(args)  # refuses one without symbols
-    files = {DICTIONARY: args.dict}
-    if args.sentencepiece_model:
-        return {**files, PIECES: args.sentencepiece_model}
-    return {**files, ENCODER: args.encoder_json, MERGES: args.vocab_bpe}
-
-
-def _plan(squads: dict[str, Squad], files: dict[str, Path], limits: Limits) -> dict[str, Any]:
-    """Return all that the folder depends on."""
-    train, valid = (squads[split] for split in SPLITS)
-    if train.version != valid.version:
-        raise UserError(
-            f"{train.path} is SQuAD {train.version}, but {valid.path} is {valid.version}"
-        )
-    return {
-        "version": train.version,
-        "limits": limits._asdict(),
-        "inputs": {split: checksum(squad.path) for split, squad in squads.items()},
-        "vocabulary": {name: checksum(path) for name, path in files.items()},
-    }
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(description=__doc__)
     add = parser.add_argument
@@ -100,16 +123,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--valid", type=Path, required=True, help="dev-v1.1.json or dev-v2.0.json")
     add("--out", type=Path, required=True, help="folder to make")
     add("--dict", type=Path, required=True, help="dict.txt of the pre-training")
-    vocabulary.add_arguments(parser)
-    default = Limits()
-    add("--max-length", type=int, default=default.max_length, help="tokens (default: %(default)s)")
-    add("--stride", type=int, default=default.stride, help="between windows (default: %(default)s)")
-    add(
-        "--max-question",
-        type=int,
-        default=default.max_question,
-        help="longer questions are cut (default: %(default)s)",
-    )
+    add_vocabulary(parser)
+    texts = {
+        "max_length": "maximum tokens of a window",
+        "stride": "tokens from the start of a window to that of the next",
+        "max_question": "maximum tokens of a question; longer ones are cut",
+    }
+    for name, default in Limits()._asdict().items():
+        option, text = f"--{name.replace('_', '-')}", f"{texts[name]} (default: {default})"
+        add(option, type=int, default=default, help=text)
     return parser
 
 

@@ -15,14 +15,14 @@ from fairseq.data import Dictionary
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.glue.submission import complete
+from fairseq_posenc.glue.submission import complete_submission
 from fairseq_posenc.tasks.glue.data import find_data, open_data
 from fairseq_posenc.tasks.glue.definitions import TASKS, WNLI, parse_tasks
 from fairseq_posenc.transformer.dictionary import load_dictionary
 from glue_files import DATA, PREPROCESS, header, labels_of, row, start, train_pieces, write_task
 
 sys.path.insert(0, str(PREPROCESS))
-from glue_tasks.cutting import cut, kept_lengths
+from glue_tasks.cutting import truncate, truncated_lengths
 from glue_tasks.rows import find_file, read_examples
 
 SIZES = {"train": 9, "valid": 5, "test": 4}
@@ -124,13 +124,13 @@ def test_the_longer_sentence_is_cut_first():
     lengths = np.array(list(itertools.product(range(12), repeat=2)))
     for room in range(14):
         expected = [cut_slowly(*pair, room) for pair in lengths.tolist()]
-        assert kept_lengths(lengths, room).tolist() == [list(pair) for pair in expected]
-    assert kept_lengths(np.array([[3], [9]]), 5).tolist() == [[3], [5]]
+        assert truncated_lengths(lengths, room).tolist() == [list(pair) for pair in expected]
+    assert truncated_lengths(np.array([[3], [9]]), 5).tolist() == [[3], [5]]
 
 
 def test_a_cut_sentence_keeps_its_beginning_and_its_end_symbol():
     tokens = np.array([11, 12, 13, 2, 2, 21, 22, 2])
-    found = cut(tokens, np.array([4, 1, 3]), np.array([2, 0, 2]))
+    found = truncate(tokens, np.array([4, 1, 3]), np.array([2, 0, 2]))
     assert found.tolist() == [11, 12, 2, 2, 21, 22, 2]
 
 
@@ -200,11 +200,11 @@ def test_what_glues_site_wants_beside_the_eight(tmp_path, pieces, capsys):
     expected = "".join(f"{number}\t{majority}\n" for number in range(4))
     assert (tmp_path / "all" / "WNLI.tsv").read_text() == "index\tprediction\n" + expected
     submission = tmp_path / "submission"
-    missing = complete(submission, tmp_path / "all")
+    missing = complete_submission(submission, tmp_path / "all")
     assert missing == ["AX", "CoLA", "MNLI-m", "MNLI-mm", "MRPC", "QNLI", "QQP", "RTE", "SST-2",
                        "STS-B"]  # fmt: skip
     assert [path.name for path in submission.iterdir()] == ["WNLI.tsv"]
-    assert complete(submission, out) == missing
+    assert complete_submission(submission, out) == missing
 
 
 def test_long_pairs_are_cut_and_counted(tmp_path, pieces):

@@ -14,12 +14,12 @@ from fairseq_posenc import recipes
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.glue import workers
 from fairseq_posenc.glue.cluster import parse_options
-from fairseq_posenc.glue.configuration import CONFIGS, config_name, grid, read_settings
+from fairseq_posenc.glue.configuration import CONFIGS, config_name, paper_grid, read_settings
 from fairseq_posenc.glue.evaluation import has_collapsed, measure
-from fairseq_posenc.glue.plan import Run, override
-from fairseq_posenc.glue.report import report
-from fairseq_posenc.glue.submission import predictions
-from fairseq_posenc.glue.summary import best_result, record
+from fairseq_posenc.glue.plan import Run, format_override
+from fairseq_posenc.glue.report import format_report
+from fairseq_posenc.glue.submission import format_predictions
+from fairseq_posenc.glue.summary import build_record, find_best
 from fairseq_posenc.recipes.composing import compose_file
 from fairseq_posenc.reporting.record import Record
 from fairseq_posenc.tasks.glue import metrics
@@ -82,10 +82,10 @@ def test_which_runs_have_collapsed():
 
 def test_predictions_are_labels_and_scores_as_glue_wants_them():
     two = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
-    assert predictions(TASKS["RTE"], two) == ["not_entailment", "entailment"]
-    assert predictions(TASKS["QQP"], two) == ["1", "0"]
+    assert format_predictions(TASKS["RTE"], two) == ["not_entailment", "entailment"]
+    assert format_predictions(TASKS["QQP"], two) == ["1", "0"]
     scores = torch.tensor([[-0.1], [0.52], [1.2]])
-    assert predictions(TASKS["STS-B"], scores) == ["0.000", "2.600", "5.000"]
+    assert format_predictions(TASKS["STS-B"], scores) == ["0.000", "2.600", "5.000"]
 
 
 # ----------------------------------------------------------------------------------- configurations
@@ -130,9 +130,9 @@ def test_updates_follow_from_the_data_or_the_paper():
         assert found == ("m4m_mrpc", "f1", 345, 21, model)
     found = read_settings(CONFIGS, "decbert", TASKS["MRPC"], 3668, [])
     assert found == ("decbert_mrpc", "accuracy", 2296, 137, model)
-    assert grid("decbert", TASKS["MRPC"]) == ((1e-5, 2e-5), (1, 2, 3, 4, 5))
-    assert grid("decbert", TASKS["RTE"]) == ((2e-5,), (1, 2, 3, 4, 5))
-    assert grid("m4m", TASKS["RTE"]) == ((2e-5, 3e-5, 4e-5), (1,))
+    assert paper_grid("decbert", TASKS["MRPC"]) == ((1e-5, 2e-5), (1, 2, 3, 4, 5))
+    assert paper_grid("decbert", TASKS["RTE"]) == ((2e-5,), (1, 2, 3, 4, 5))
+    assert paper_grid("m4m", TASKS["RTE"]) == ((2e-5, 3e-5, 4e-5), (1,))
 
 
 def test_a_wrong_override_and_a_missing_file_are_told(tmp_path):
@@ -147,7 +147,7 @@ def test_hydra_reads_values_back():
 
     values = ["learned+m4m(max_distance=64)", "lr,rl", "/a b/c", "it's", "", 3, False, [2e-05]]
     for value in values:
-        (read,) = OverridesParser.create().parse_overrides([override("model.x", value)])
+        (read,) = OverridesParser.create().parse_overrides([format_override("model.x", value)])
         assert read.value() == value
 
 
@@ -177,7 +177,7 @@ RESULTS = [
 
 def results(protocol: str, **tasks: tuple[str, list[dict[str, object]]]) -> Record:
     data = {"name": "mine", "checkpoint": "x.pt", "attention_directions": ""}
-    return record(tasks, "m4m", {**data, "protocol": protocol, "unfinished": "QQP, seed 2"})
+    return build_record(tasks, "m4m", {**data, "protocol": protocol, "unfinished": "QQP, seed 2"})
 
 
 def test_figures_are_those_of_the_rate_with_the_best_mean_and_name_collapsed_runs():
@@ -194,7 +194,7 @@ def test_figures_are_those_of_the_rate_with_the_best_mean_and_name_collapsed_run
     assert (upright["mean"], upright["seeds"]) == (pytest.approx(68.0), 2)
     collapsed = [run["folder"] for run in figures["runs"] if run["collapsed"]]
     assert collapsed == ["/out/RTE/lr2e-05-seed3"]
-    assert best_result(RESULTS, "accuracy")["folder"] == "/out/RTE/lr2e-05-seed1"
+    assert find_best(RESULTS, "accuracy")["folder"] == "/out/RTE/lr2e-05-seed1"
     alone = results("m4m", RTE=("accuracy", RESULTS[-1:])).figures
     assert (alone["without_collapsed"], alone["tasks"][0]["std"]) == ([], 0.0)
 
@@ -209,9 +209,10 @@ def test_all_figures_of_a_task_are_of_the_run_that_is_best_by_its_metric():
 
 
 WORKER = """
-import sys
+import json, sys
+print("a warning of a library: update 900 of 1,000", flush=True)
 for update in (400, 1000):
-    print(f"{sys.argv[1]}: update {update:,} of 1,000, accuracy 50.00", flush=True)
+    print(json.dumps({"update": update, "text": "accuracy 50.00"}), flush=True)
 sys.exit(sys.argv[1].endswith("seed2"))
 """
 
@@ -238,11 +239,12 @@ def test_runs_on_this_machine_are_one_bar_of_updates(tmp_path, monkeypatch, caps
     assert shown == [("glue", 2000, " updates"), 400, 600, 0, 400, 600, 0, "closed"]
     told = capsys.readouterr()
     assert told.out == ""
-    assert "[1 of 2 runs ended] " in told.err
+    assert "[1 of 2 runs ended] accuracy 50.00\n" in told.err
+    assert "[0 of 2 runs ended] a warning of a library: update 900 of 1,000\n" in told.err
 
 
 def test_the_report_stands_beside_the_paper():
-    text = report(results("decbert", RTE=("accuracy", RESULTS)))
+    text = format_report(results("decbert", RTE=("accuracy", RESULTS)))
     assert "|  | RTE (accuracy) |" in text
     assert "| **mine** (mean of 3 seeds) | 63.00 |" in text
     assert "| DecBERT-Diff, `learned`, table 3 | 65.98 |" in text
@@ -258,7 +260,7 @@ def test_the_report_has_both_sets_of_mnli():
          "metrics": {"accuracy_m": lr * 1e6, "accuracy_mm": 90 - lr * 1e6}}
         for lr in (2e-5, 4e-5)
     ]  # fmt: skip
-    text = report(results("m4m", MNLI=("accuracy_m", runs)))
+    text = format_report(results("m4m", MNLI=("accuracy_m", runs)))
     assert "|  | MNLI-m (accuracy) | MNLI-mm (accuracy) |" in text
     assert "| **mine** (best run) | 40.00 | 50.00 |" in text
     assert "| RoBERTa-M4M, `m4m`, table 5 | 87.82 | 87.59 |" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
 import json
 import os
@@ -97,6 +98,18 @@ def test_every_program_explains_itself(name, monkeypatch, capsys):
     text = capsys.readouterr().out
     assert f"python preprocess/{name}.py --train" in text
     assert "--longest-line" in text
+
+
+def test_only_the_settings_are_built_from_parsed_options():
+    """No module behind the door sees an ``argparse.Namespace``."""
+    takers = {
+        function.name
+        for path in PROGRAMS.rglob("*.py")
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(function, ast.FunctionDef)
+        and any("Namespace" in ast.unparse(arg) for arg in function.args.args)
+    }
+    assert takers == {"from_args", "run"}
 
 
 def start(name: str, arguments: Sequence[object], monkeypatch: pytest.MonkeyPatch) -> None:

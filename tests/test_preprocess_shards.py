@@ -365,7 +365,7 @@ def test_a_dictionary_can_be_made_first(tmp_path, text):
         (["--train", "BLANK"], "train: nothing is left of its text"),
         ([], "nothing to do"),
         (["--train", "TEXT", "--dict", "nowhere"], "--dict nowhere is not there"),
-        (["--train", "TEXT", "--dict", "TEXT"], "--dict .*text: .*dictionary"),
+        (["--train", "TEXT", "--dict", "TEXT"], "text: not a fairseq dictionary"),
         (["--valid", "TEXT"], "give --train, which the dictionary is made from"),
         (["--train", "TEXT", "--shard", "2", "--num-shards", "2"], "--shard 2: .* 0 to 1"),
         (["--train", "TEXT", "--num-shards", "2"], "shards need one dictionary"),

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from binarize import command, formats, options, sources
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tokens import gpt2
-from fairseq_posenc.tokens.numbers import load_dictionary
+from fairseq_posenc.transformer.dictionary import load_dictionary
 from preprocess import encode_as_fairseq
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -87,9 +87,15 @@ def test_gpt2_bpe_is_byte_identical_to_fairseqs_chain(tmp_path, keep_empty, monk
     assert_equal_folders(tmp_path / "ours", tmp_path / "theirs")
 
 
+def test_a_dictionary_with_a_word_twice_is_one_line(tmp_path):
+    (tmp_path / "dict.txt").write_text("a 1\na 2\n")
+    with pytest.raises(UserError, match=r"dict.txt: not a fairseq dictionary \(Duplicate word"):
+        load_dictionary(tmp_path / "dict.txt")
+
+
 @pytest.fixture(scope="module")
 def roberta() -> tuple[gpt2.GPT2, Dictionary]:
-    dictionary = load_dictionary(BPE / "dict.txt")
+    dictionary = load_dictionary(BPE / "dict.txt", mask=False)
     encoder = gpt2.GPT2(BPE / "encoder.json", BPE / "vocab.bpe", dictionary)
     return encoder, dictionary
 

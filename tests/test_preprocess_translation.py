@@ -26,8 +26,10 @@ MULTI30K = REPOSITORY.parent / "shared" / "data" / "multi30k"
 sys.path.insert(0, str(PROGRAM.parent))  # where the program looks for its modules
 
 import translation  # noqa: E402
-from parallel.filters import Limits, keep  # noqa: E402
+from parallel.filters import Limits, filter_pairs  # noqa: E402
+from parallel.iwslt import read_iwslt  # noqa: E402
 from parallel.pieces import Encoder, train  # noqa: E402
+from parallel.texts import read_files  # noqa: E402
 
 slow = pytest.mark.slow
 WORDS = {
@@ -230,8 +232,8 @@ def test_the_same_again_does_nothing_and_anything_else_is_refused(iwslt, capsys)
 
 def test_iwslts_test_set_is_all_years_and_each_by_itself(tmp_path):
     folder = release(tmp_path)
-    args = translation._parser().parse_args(["iwslt17", str(folder), "--out", "bin"])
-    corpus = translation._iwslt17(args)
+    args = translation.make_parser().parse_args(["iwslt17", str(folder), "--out", "bin"])
+    corpus = translation.Settings.from_args(args).read_corpus()
     together, *years = corpus.test
     assert [split.name for split in years] == [f"tst{year}" for year in range(2010, 2016)]
     assert together.name == "tst2010+tst2011+tst2012+tst2013+tst2014+tst2015"
@@ -244,7 +246,7 @@ def test_iwslts_test_set_is_all_years_and_each_by_itself(tmp_path):
 
 def test_iwslt_from_a_folder_in_the_other_direction(tmp_path):
     folder = release(tmp_path)
-    corpus = translation.read_iwslt(folder, ("en", "fr"), ["dev2010"], ["tst2014"])
+    corpus = read_iwslt(folder, ("en", "fr"), ["dev2010"], ["tst2014"])
     english = corpus.train.source
     assert (english.lines[1], english.where(1)) == (
         " " + sentences(40, 0)[1][1],
@@ -389,7 +391,7 @@ def test_windows_files_are_read_as_others(tmp_path):
     write_corpus(tmp_path)
     lines = b"\xef\xbb\xbf" + b"\r\n".join(f"chat {number}".encode() for number in range(7))
     (tmp_path / "test.fr").write_bytes(lines)
-    corpus = translation.read_files(
+    corpus = read_files(
         str(tmp_path / "train"), [str(tmp_path / "valid")], [str(tmp_path / "test")], ("fr", "en")
     )
     assert corpus.test[0].source.lines == [f"chat {number}" for number in range(7)]
@@ -539,7 +541,7 @@ def test_vocabularies_that_the_text_cannot_have():
 def test_filters_count_what_they_drop():
     lengths = [(3, 4), (0, 4), (4, 0), (0, 0), (9, 10), (9, 11), (11, 9), (2, 6), (2, 7), (7, 2)]
     source, target = ([[5] * pair[side] for pair in lengths] for side in (0, 1))
-    kept_source, kept_target, dropped = keep(source, target, Limits(10, 3.0))
+    kept_source, kept_target, dropped = filter_pairs(source, target, Limits(10, 3.0))
     kept = [(len(a), len(b)) for a, b in zip(kept_source, kept_target)]
     assert kept == [(3, 4), (9, 10), (2, 6)]
     assert dropped == {"empty": 3, "too long": 2, "lengths too different": 2}

@@ -14,12 +14,12 @@ import torch
 from commands import new_directory, train, trained
 from fairseq_posenc import recipes
 from fairseq_posenc.cli import main
-from fairseq_posenc.glue.summary import record as glue_record
+from fairseq_posenc.glue.summary import build_record as glue_record
 from fairseq_posenc.recipes.reported import TABLES
 from fairseq_posenc.report.tables import canonical
 from fairseq_posenc.reporting.record import Record, read
 from fairseq_posenc.squad.data import Squad
-from fairseq_posenc.squad.results import record as squad_record
+from fairseq_posenc.squad.results import build_record as squad_record
 
 SITE = """
 {

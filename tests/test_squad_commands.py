@@ -28,7 +28,7 @@ from fairseq_posenc.running.families import FAMILIES
 from fairseq_posenc.running.interruption import STOPPED
 from fairseq_posenc.running.locking import is_held
 from fairseq_posenc.running.pretrained import Pretrained, read_pretrained
-from fairseq_posenc.squad.config import configuration, recipe
+from fairseq_posenc.squad.config import compose, find_recipe
 from fairseq_posenc.tasks.squad.databin import DataBin, Limits, open_data_bin
 from fairseq_posenc.transformer.dictionary import load_dictionary
 from programs import true_start
@@ -309,9 +309,9 @@ def configured(monkeypatch, gpus=1, spec="m4m", version="1.1", *set_to):
         dictionary=None,
         weights={},
     )
-    path = recipe(data_bin)
+    path = find_recipe(data_bin)
     assert path.name == RECIPES[version]
-    return configuration(pretrained, data_bin, Path("run"), path, set_to)
+    return compose(pretrained, data_bin, Path("run"), path, set_to)
 
 
 @pytest.mark.parametrize("version", RECIPES)

@@ -35,9 +35,9 @@ from fairseq_posenc.squad.data import (
     read_predictions,
     read_squad,
 )
-from fairseq_posenc.squad.databin import Encoder, locate, write_split
+from fairseq_posenc.squad.databin import Encoder, locate_answer, write_split
 from fairseq_posenc.squad.score import exact
-from fairseq_posenc.squad.spans import LONGEST, NBEST, Scored, best_spans, combine
+from fairseq_posenc.squad.spans import LONGEST, NBEST, Scored, best_spans, combine_windows
 from fairseq_posenc.squad.windows import make_windows
 from fairseq_posenc.tasks.squad.criterion import SquadCriterion
 from fairseq_posenc.tasks.squad.databin import Limits
@@ -191,7 +191,7 @@ def test_every_published_answer_is_found_in_tokens():
         tokens = encoder.context(question.context)
         assert dictionary.unk() not in tokens.ids
         for answer in question.answers:
-            assert locate(question.context, answer) == answer.start
+            assert locate_answer(question.context, answer) == answer.start
             first, last = tokens.covering(answer.start, answer.start + len(answer.text))
             found = question.context[tokens.starts[first] : tokens.ends[last]]
             assert answer.text.strip() in found
@@ -254,11 +254,11 @@ def test_limits_that_lose_tokens_are_refused():
 
 def test_an_answer_at_another_place_is_found_nearest_by():
     context = "one two one two one"
-    assert locate(context, Answer("two", 4)) == 4
-    assert locate(context, Answer("two", 11)) == 12
-    assert locate(context, Answer("one", 12)) in (8, 16)
-    assert locate(context, Answer("one", -1)) == 0
-    assert locate(context, Answer("three", 0)) is None
+    assert locate_answer(context, Answer("two", 4)) == 4
+    assert locate_answer(context, Answer("two", 11)) == 12
+    assert locate_answer(context, Answer("one", 12)) in (8, 16)
+    assert locate_answer(context, Answer("one", -1)) == 0
+    assert locate_answer(context, Answer("three", 0)) is None
 
 
 def test_targets_point_at_the_answer_and_what_is_lost_is_counted(tmp_path):
@@ -300,7 +300,7 @@ def test_targets_point_at_the_answer_and_what_is_lost_is_counted(tmp_path):
 
 def test_files_without_answers_teach_nothing(tmp_path):
     squad = Squad(Path("test.json"), "2.0", [Question("q", "?", "c", None)])
-    with pytest.raises(UserError, match=r"test.json: tells no answers"):
+    with pytest.raises(UserError, match=r"test.json: has no answers"):
         write_split(squad, None, 10, tmp_path / "train")
 
 
@@ -423,7 +423,7 @@ def test_windows_together_give_distinct_answers_and_the_surest_that_there_is_one
         Scored([(0, 1, 5.0), (1, 1, 3.0)], null=2.0),
         Scored([(3, 5, 6.0), (5, 5, 4.0), (4, 4, 9.0)], null=7.0),
     ]
-    found = combine("q", context, tokens, scored)
+    found = combine_windows("q", context, tokens, scored)
     assert [each.text for each in found.candidates] == ["the\n cat", "the cat", "cat"]
     assert [each.score for each in found.candidates] == [6.0, 5.0, 4.0]
     assert all(context[each.start : each.end] == each.text for each in found.candidates)
@@ -434,7 +434,7 @@ def test_windows_together_give_distinct_answers_and_the_surest_that_there_is_one
     weights = [math.exp(score) for score in (6, 5, 4, 2)]
     assert [c.probability for c in ranked] == pytest.approx([w / sum(weights) for w in weights])
     assert len(found.ranked(with_null=False)) == 3
-    empty = combine("q", "", tokens, [Scored([], null=1.0)])
+    empty = combine_windows("q", "", tokens, [Scored([], null=1.0)])
     assert (empty.answer, empty.null_odds, empty.ranked(with_null=False)) == ("", 0.0, [])
 
 

@@ -275,9 +275,9 @@ def test_an_unanswered_question_of_1_1_scores_0_and_is_named(files, tmp_path, ca
         ("v2.0", {"q1": "x"}, None, "predictions: 1 of 2 questions are missing, first of all q2; "),
         ("v2.0", {"q1": "x", "q2": ""}, {"q1": 0}, "odds of no answer: 1 of 2 questions are miss"),
         ("1.1", {"q1": "x"}, {"q1": 0}, "dev-1.1.json: in SQuAD 1.1 every question has an answer"),
-        ("1.1", {"q1": None}, None, "what it has for q1 is not a text"),
+        ("1.1", {"q1": None}, None, "the value of q1 is not a text"),
         ("1.1", ["q1"], None, "answers.json: must be a JSON object from ids to a text"),
-        ("v2.0", {"q1": "x", "q2": ""}, {"q1": "x"}, "odds.json: what it has for q1 is not a num"),
+        ("v2.0", {"q1": "x", "q2": ""}, {"q1": "x"}, "odds.json: the value of q1 is not a num"),
     ],
 )
 def test_bad_input_is_told_in_one_line(

@@ -1,4 +1,4 @@
-"""Many runs on a cluster, each a job of its own, through submitit."""
+"""Runs on a cluster, each a job of its own, through submitit."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from fairseq_posenc.running.locking import is_held
 from fairseq_posenc.running.programs import told_mistake
 from fairseq_posenc.running.progress import say
 
-JOB = "job.txt"  # in a run's folder, the job that was submitted for it last
-_PAUSE = 10.0  # seconds between two looks at the jobs
+JOB = "job.txt"  # in a run's folder: the id of its last job
+_PAUSE = 10.0  # seconds between two polls of the jobs
 
 
 class Job:
-    """What a job does; submitit calls :meth:`checkpoint` when its time is up or it has to yield."""
+    """A job; submitit calls :meth:`checkpoint` when its time is up or it is preempted."""
 
     def __call__(self, folder: str) -> None:
-        """Work on the run of a folder, from where it is."""
-        work(Path(folder))
+        """Work on the run of a folder, from its last checkpoint."""
+        work(Path(folder), lambda update, text: say(text))
 
     def checkpoint(self, folder: str) -> Any:
-        """Return the job that goes on: the same, as a run knows how far it is."""
+        """Build the job that continues: the same, because a run continues by itself."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self, folder)
 
 
 def work_on_cluster(runs: Sequence[Run], out: Path, options: Sequence[str]) -> list[str]:
-    """Submit the runs that no job is at, wait for all, and return a line for each that failed.
+    """Submit the runs that have no job, wait for all, and return a line for each that failed.
 
     Args:
-        runs: what is still to be done.
-        out: folder of their folders; all machines have to see it.
+        runs: runs that are not finished.
+        out: folder of their folders, on a file system that all machines share.
         options: ``key=value`` for submitit's ``update_parameters``; ``cluster=NAME`` chooses its
             executor.
 
     Raises:
         UserError: submitit is not installed, or refuses an option.
-        KeyboardInterrupt: Ctrl-C, which has cancelled the jobs by then; or a closed terminal, which
-            leaves them alone.
+        KeyboardInterrupt: Ctrl-C, after the jobs are cancelled; or a closed terminal, which leaves
+            them running.
     """
     try:
         import submitit
@@ -59,7 +59,7 @@ def work_on_cluster(runs: Sequence[Run], out: Path, options: Sequence[str]) -> l
     except (NameError, RuntimeError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"--submitit {' '.join(options)}: {reason}") from error
-    jobs = {run.folder(out): _job_of(run.folder(out), executor) for run in runs}
+    jobs = {run.folder(out): _find_job(run.folder(out), executor) for run in runs}
     new = [folder for folder, job in jobs.items() if job is None]
     for folder, job in zip(new, executor.map_array(Job(), map(str, new)) if new else []):
         write_whole(folder / JOB, job.job_id)
@@ -77,8 +77,8 @@ def work_on_cluster(runs: Sequence[Run], out: Path, options: Sequence[str]) -> l
         raise
 
 
-def _job_of(folder: Path, executor: Any) -> Any:
-    """Return the job of an earlier command that is at a run, None if there is none."""
+def _find_job(folder: Path, executor: Any) -> Any:
+    """Find the unfinished job of an earlier command; None without one."""
     path = folder / JOB
     if not path.exists():
         return None
@@ -87,15 +87,15 @@ def _job_of(folder: Path, executor: Any) -> Any:
 
 
 def _is_done(folder: Path, job: Any) -> bool:
-    # Of a job that another process started, the local executor knows nothing.
+    # The local executor takes a job that another process started for done.
     return bool(job.done()) and not is_held(folder)
 
 
 def parse_options(options: Sequence[str]) -> dict[str, Any]:
-    """Return options by name; whole numbers as such.
+    """Parse ``key=value`` options; whole numbers become ``int``.
 
     Raises:
-        UserError: one is not of the form ``key=value``.
+        UserError: an option has another form.
     """
     values: dict[str, Any] = {}
     for option in options:
@@ -123,6 +123,6 @@ def _wait(runs: Sequence[Run], jobs: dict[Path, Any]) -> list[str]:
 
 
 def _reason(job: Any) -> str:
-    """Return why a job failed, in a line."""
-    said = str(job.exception() or "it left no result").strip()
-    return told_mistake(said) or said.splitlines()[-1]
+    """Describe in a line why a job failed."""
+    text = str(job.exception() or "it left no result").strip()
+    return told_mistake(text) or text.splitlines()[-1]

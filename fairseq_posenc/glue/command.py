@@ -1,4 +1,4 @@
-"""The command ``fairseq-posenc glue``: a pre-trained model, fine-tuned on the tasks of GLUE."""
+"""``fairseq-posenc glue``: fine-tunes a pre-trained model on the tasks of GLUE."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.glue.cluster import work_on_cluster
-from fairseq_posenc.glue.configuration import CONFIGS, Grid, grid, read_settings
-from fairseq_posenc.glue.plan import RESULT, Request, Run, all_runs, prepare
-from fairseq_posenc.glue.report import report
-from fairseq_posenc.glue.submission import complete
-from fairseq_posenc.glue.summary import best_result, read_result, record, reported_metric
+from fairseq_posenc.glue.configuration import CONFIGS, Grid, paper_grid, read_settings
+from fairseq_posenc.glue.plan import RESULT, Request, Run, list_runs, prepare
+from fairseq_posenc.glue.report import format_report
+from fairseq_posenc.glue.submission import complete_submission
+from fairseq_posenc.glue.summary import build_record, find_best, read_result, reported_metric
 from fairseq_posenc.glue.workers import Workers
 from fairseq_posenc.reporting.record import Record
 from fairseq_posenc.running.devices import hydra_words
@@ -38,30 +38,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     add = parser.add_argument
     add("--checkpoint", type=Path, required=True, help="pre-trained masked LM")
-    add("--protocol", choices=PROTOCOLS, required=True, help="of which paper")
+    add("--protocol", choices=PROTOCOLS, required=True, help="paper whose protocol is followed")
     add_data(parser, "made by preprocess/glue.py", required=True)
-    add("--tasks", default="all", help="names separated by commas (default: all eight)")
-    add("--learning-rates", help="as in 1e-5,2e-5 (default: the paper's)")
+    add("--tasks", default="all", help="tasks, separated by commas (default: all eight)")
+    add("--learning-rates", help="peak learning rates, as in 1e-5,2e-5 (default: the paper's)")
     add_seeds(parser, "the paper's; one for m4m")
-    add("--name", help="of the model, in the report (default: the checkpoint's folder)")
+    add("--name", help="name of the model in the report (default: the checkpoint's folder)")
     add_out(parser, told="glue-NAME-PROTOCOL")
     add_jobs(parser, "one on each GPU")
     add(
         "--submitit",
         nargs="+",
         metavar="KEY=VALUE",
-        help="submit each run to the cluster with these parameters of submitit, as in "
+        help="submit each run to a cluster with these parameters of submitit, as in "
         "slurm_partition=gpu gpus_per_node=1 timeout_min=600",
     )
     add("--configs", type=Path, default=CONFIGS, help="folder of the YAML files")
-    add("--dry-run", action="store_true", help="show the commands, run nothing")
+    add("--dry-run", action="store_true", help="print the commands without running them")
     add_computing(parser)
     add_set(parser, "model.dropout=0.2")
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make all runs that are not finished, and report; return the exit code.
+    """Work on all unfinished runs and write the report; return the exit code.
 
     Raises:
         UserError: wrong input.
@@ -76,20 +76,20 @@ def run(args: argparse.Namespace) -> int:
         for one in runs:
             print(f"# {one.label}: {one.max_update:,} updates\n{shlex.join(one.command)}")
         return 0
-    all_runs(out, like=runs[0])
+    list_runs(out, like=runs[0])
     waiting = [one for one in runs if not prepare(one, out)]
     say(f"{len(runs)} runs, {len(runs) - len(waiting)} of them finished before; results: {out}")
     with any_end_like_ctrl_c(CONTINUES):
         failures = _work(args, waiting, out)
-    found = _write_results(all_runs(out, like=runs[0]), out, pretrained, name)
+    found = _write_results(list_runs(out, like=runs[0]), out, pretrained, name)
     if failures:
         raise RunError(
             f"{len(failures)} of {len(runs)} runs failed; the same command tries them again: "
             + "; ".join(failures)
         )
-    print(found.text() if args.json else report(found))
+    print(found.text() if args.json else format_report(found))
     say(f"written: {out}/results.md, {out}/results.json, {out}/submission/")
-    if missing := complete(out / "submission", args.data):
+    if missing := complete_submission(out / "submission", args.data):
         say(f"not in the submission yet, and wanted by GLUE's site: {', '.join(missing)}")
     return 0
 
@@ -104,9 +104,9 @@ def _plan(args: argparse.Namespace, pretrained: Pretrained, out: Path) -> list[R
         data.check_lengths(pretrained.max_positions, pretrained.path)
         examples = data.splits["train"]["examples"]
         settings = read_settings(args.configs, args.protocol, task, examples, changes)
-        paper = grid(args.protocol, task)
+        paper = paper_grid(args.protocol, task)
         rates = _rates(args.learning_rates) or paper.learning_rates
-        runs += request.runs(data, settings, Grid(rates, tuple(args.seeds or paper.seeds)))
+        runs += request.plan_runs(data, settings, Grid(rates, tuple(args.seeds or paper.seeds)))
     return runs
 
 
@@ -136,7 +136,7 @@ def _write_results(runs: list[Run], out: Path, pretrained: Pretrained, name: str
         if done:
             metric, results = reported_metric(done[0]), [read_result(one, out) for one in done]
             tasks[task] = (metric, results)
-            best = Path(best_result(results, metric)["folder"])
+            best = Path(find_best(results, metric)["folder"])
             for path in sorted(best.glob("submission/*.tsv")):
                 (out / "submission").mkdir(exist_ok=True)
                 shutil.copyfile(path, out / "submission" / path.name)
@@ -148,7 +148,7 @@ def _write_results(runs: list[Run], out: Path, pretrained: Pretrained, name: str
         "protocol": runs[0].protocol,
         "unfinished": "; ".join(unfinished),
     }
-    found = record(tasks, str(pretrained.spec), data)
+    found = build_record(tasks, str(pretrained.spec), data)
     found.write(out / "results.json")
-    write_whole(out / "results.md", report(found))
+    write_whole(out / "results.md", format_report(found))
     return found

@@ -1,4 +1,4 @@
-"""The YAML files of ``finetune_configs/glue``, composed as ``fairseq-hydra-train`` does."""
+"""Composes the YAML files of ``finetune_configs/glue`` as ``fairseq-hydra-train`` does."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ CONFIGS = shipped("finetune_configs") / "glue"
 
 
 class Settings(NamedTuple):
-    """What the runner has to know of a task's configuration.
+    """Settings of a task's configuration.
 
     Attributes:
-        name: of the configuration.
-        metric: chooses the checkpoint, and is reported.
+        name: name of the configuration.
+        metric: metric that chooses the checkpoint, and is reported.
         max_update: number of updates.
-        warmup_updates: how many of them the learning rate takes to grow.
-        model: the model's options that it has, which hydra changes; it adds all others.
+        warmup_updates: updates in which the learning rate grows.
+        model: model options in the file: hydra changes them, and adds all others with ``+``.
     """
 
     name: str
@@ -40,14 +40,14 @@ class Settings(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """The runs that a protocol makes of a task."""
+    """The learning rates and seeds of a task's runs."""
 
     learning_rates: tuple[float, ...]
     seeds: tuple[int, ...]
 
 
-def grid(protocol: str, task: Task) -> Grid:
-    """Return the learning rates and seeds of the paper."""
+def paper_grid(protocol: str, task: Task) -> Grid:
+    """Look up the learning rates and seeds of the paper."""
     recipe = _recipe(protocol)
     given = {**recipe["not_given"], **recipe["settings"]}
     given.update(recipe.get("per_task", {}).get(task.name, {}))
@@ -57,14 +57,14 @@ def grid(protocol: str, task: Task) -> Grid:
 def read_settings(
     configs: Path, protocol: str, task: Task, examples: int, overrides: Sequence[str]
 ) -> Settings:
-    """Compose a task's configuration and fill in what depends on the data.
+    """Compose a task's configuration, with the updates that depend on the data.
 
     Args:
         configs: folder of the YAML files.
-        protocol: of the paper.
-        task: which one.
-        examples: in its training set.
-        overrides: the user's, in hydra's words.
+        protocol: name of the protocol.
+        task: the task.
+        examples: size of its training set.
+        overrides: the user's hydra overrides.
 
     Raises:
         UserError: the file is not there, or hydra refuses it or an override.

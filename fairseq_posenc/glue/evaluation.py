@@ -1,4 +1,4 @@
-"""A finished run: all metrics of its best checkpoint, and predictions for the test sets."""
+"""Evaluates a finished run: metrics of its best checkpoint, and predictions for the test sets."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from fairseq_posenc.transformer.mending import LAST
 from fairseq_posenc.transformer.reading import open_mapped
 
 BEST = "checkpoint_best.pt"
-_SUFFIXES = ("_m", "_mm")  # of metrics, where there are two development sets
+_SUFFIXES = ("_m", "_mm")  # of metrics of a task with two development sets
 _BATCH = 32
 
 
 def evaluate(run: Run, folder: Path) -> None:
-    """Write ``submission/`` and ``result.json``, and keep of the checkpoints what is of use.
+    """Write ``submission/`` and ``result.json``, and shrink the checkpoints.
 
-    Whatever the training ran in, this is in float32. The optimizer's state leaves the best
-    checkpoint, which makes it a third of its size, and the last checkpoint is deleted.
+    The model runs in float32, whatever the training ran in. The best checkpoint loses the
+    optimizer's state, two thirds of its size, and the last checkpoint is deleted.
     """
     path = folder / BEST
     state = load_state(path, "best checkpoint")
@@ -54,7 +54,7 @@ def evaluate(run: Run, folder: Path) -> None:
             outputs, _ = predict(model, fairseq_task, split)
             write_submission(folder / "submission", name, data, split, outputs)
     result = {"update": updates_of(state), "metrics": figures, "collapsed": collapsed}
-    # First, as a training without its checkpoints could not be gone on with.
+    # Before the checkpoints shrink, because the training could not continue from them.
     write_whole(folder / RESULT, json.dumps(result, indent=1) + "\n")
     write_state({**open_mapped(path), "last_optimizer_state": None}, path)
     (folder / LAST).unlink(missing_ok=True)
@@ -62,7 +62,7 @@ def evaluate(run: Run, folder: Path) -> None:
 
 @torch.no_grad()
 def predict(model: Any, task: Any, split: str) -> tuple[Tensor, Tensor]:
-    """Return the outputs for a split, (N, C) in the order of its file, and its labels, (N,)."""
+    """Predict a split; return outputs, (N, C), and labels, (N,), in the order of its file."""
     dataset = task.load_dataset(split)
     batches = task.get_batch_iterator(
         dataset, max_sentences=_BATCH, max_positions=task.max_positions()
@@ -80,7 +80,7 @@ def predict(model: Any, task: Any, split: str) -> tuple[Tensor, Tensor]:
 
 
 def measure(task: Task, outputs: Tensor, labels: Tensor) -> dict[str, float]:
-    """Return all metrics of a task."""
+    """Compute all metrics of a task from outputs, (N, C), and labels, (N,)."""
     if task.regression:
         return metrics.regression(outputs.view(-1), labels)
     counts = metrics.confusion(outputs.argmax(-1), labels, len(task.classes))
@@ -88,7 +88,7 @@ def measure(task: Task, outputs: Tensor, labels: Tensor) -> dict[str, float]:
 
 
 def has_collapsed(task: Task, outputs: Tensor, figures: dict[str, float]) -> bool:
-    """Return whether a model says the same of everything, or what it says is chance."""
+    """Tell whether a model predicts the same for everything, or no better than chance."""
     if task.regression:
         return metrics.is_constant(outputs.view(-1))
     one_class = len(outputs.argmax(-1).unique()) == 1

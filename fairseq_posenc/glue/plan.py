@@ -1,4 +1,4 @@
-"""The runs: one for each task, learning rate and seed, each in a folder of its own."""
+"""Plans the runs: one for each task, learning rate and seed, each in a folder of its own."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from fairseq_posenc.running.locking import hold
 from fairseq_posenc.running.pretrained import Pretrained
 from fairseq_posenc.tasks.glue.data import DataBin
 
-_CALLED = {"modified": "version of the checkpoint"}
+_NAMES = {"modified": "version of the checkpoint"}  # of fields, in messages
 _PLAIN = re.compile(r"[A-Za-z_./][\w./+-]*")
-RUN, RESULT = "run.json", "result.json"  # what is to be done, and, written last, what came of it
+RUN, RESULT = "run.json", "result.json"  # the run's plan; its result, written last
 
 
 class Run(NamedTuple):
     """One fine-tuning.
 
     Attributes:
-        protocol: of which paper.
+        protocol: name of the protocol.
         task: name of the task.
-        learning_rate: its peak.
-        seed: of everything random.
-        metric: that chooses the checkpoint.
+        learning_rate: peak learning rate.
+        seed: random seed.
+        metric: metric that chooses the checkpoint.
         max_update: number of updates.
         data: folder of the data-bin.
-        checkpoint: of the pre-trained model.
-        modified: when the checkpoint was written, in nanoseconds.
-        command: ``fairseq-hydra-train`` and its arguments, but for where it starts.
+        checkpoint: checkpoint of the pre-trained model.
+        modified: modification time of the checkpoint, in nanoseconds.
+        command: ``fairseq-hydra-train`` and its arguments, without the checkpoint to start from.
     """
 
     protocol: str
@@ -51,23 +51,23 @@ class Run(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What lines of progress call it."""
+        """Name of the run in messages."""
         return f"{self.task}, learning rate {self.learning_rate:g}, seed {self.seed}"
 
     def folder(self, out: Path) -> Path:
-        """Return where its files are."""
+        """Build the path of the run's folder."""
         return out / self.task / f"lr{self.learning_rate:g}-seed{self.seed}"
 
 
 class Request(NamedTuple):
-    """What is the same in all runs.
+    """The settings that all runs share.
 
     Attributes:
-        protocol: of which paper.
+        protocol: name of the protocol.
         out: folder of the runs, absolute.
         configs: folder of the YAML files.
         pretrained: the model to start from, its path absolute.
-        overrides: the user's, in hydra's words.
+        overrides: the user's hydra overrides.
     """
 
     protocol: str
@@ -76,28 +76,25 @@ class Request(NamedTuple):
     pretrained: Pretrained
     overrides: Sequence[str]
 
-    def runs(self, data: DataBin, settings: Settings, grid: Grid) -> list[Run]:
-        """Return the runs of a task."""
-        return [
-            self._run(data, settings, rate, seed)
+    def plan_runs(self, data: DataBin, settings: Settings, grid: Grid) -> list[Run]:
+        """Plan the runs of a task."""
+        runs = [
+            Run(
+                protocol=self.protocol,
+                task=data.task.name,
+                learning_rate=rate,
+                seed=seed,
+                metric=settings.metric,
+                max_update=settings.max_update,
+                data=str(data.path),
+                checkpoint=str(self.pretrained.path),
+                modified=self.pretrained.path.stat().st_mtime_ns,
+                command=[],
+            )
             for rate in grid.learning_rates
             for seed in grid.seeds
         ]
-
-    def _run(self, data: DataBin, settings: Settings, rate: float, seed: int) -> Run:
-        run = Run(
-            protocol=self.protocol,
-            task=data.task.name,
-            learning_rate=rate,
-            seed=seed,
-            metric=settings.metric,
-            max_update=settings.max_update,
-            data=str(data.path),
-            checkpoint=str(self.pretrained.path),
-            modified=self.pretrained.path.stat().st_mtime_ns,
-            command=[],
-        )
-        return run._replace(command=self._command(run, settings))
+        return [run._replace(command=self._command(run, settings)) for run in runs]
 
     def _command(self, run: Run, settings: Settings) -> list[str]:
         model, folder = self.pretrained, run.folder(self.out)
@@ -121,13 +118,13 @@ class Request(NamedTuple):
         return [
             *("fairseq-hydra-train", "--config-dir", str(self.configs.resolve())),
             *("--config-name", settings.name),
-            *(override(name, value) for name, value in values.items()),
+            *(format_override(name, value) for name, value in values.items()),
             *self.overrides,
         ]
 
 
-def override(name: str, value: Any) -> str:
-    """Return a value in hydra's words; texts with brackets, commas and so on are quoted."""
+def format_override(name: str, value: Any) -> str:
+    """Format a hydra override; texts with brackets, commas and so on are quoted."""
     if isinstance(value, (str, Path)):
         if _PLAIN.fullmatch(str(value)):
             return f"{name}={value}"
@@ -137,35 +134,35 @@ def override(name: str, value: Any) -> str:
 
 
 def prepare(run: Run, out: Path) -> bool:
-    """Write what a run is into its folder, if it is not there; return whether it is finished.
+    """Write the plan of a run into its folder unless it is there; return whether it is finished.
 
-    A run with other settings gives way if it has made no updates.
+    A run with other settings is replaced if it has made no updates.
 
     Raises:
-        UserError: the folder has a run with other settings, begun or being worked at.
+        UserError: the folder has a run with other settings that has begun or is in use.
     """
     folder = run.folder(out)
     old = read_run(folder) if (folder / RUN).exists() else None
-    if old is not None and has_begun(folder):
+    if old not in (None, run) and has_begun(folder):
         _refuse_other(old, run, folder)
-    elif old != run:
+    if old != run:
         with hold(folder, "run"):
             write_whole(folder / RUN, json.dumps(run._asdict(), indent=1) + "\n")
     return (folder / RESULT).exists()
 
 
 def has_begun(folder: Path) -> bool:
-    """Return whether a run has made updates, and kept them."""
+    """Tell whether a run has a result or a checkpoint."""
     return (folder / RESULT).exists() or updates_done(folder) > 0
 
 
-def all_runs(out: Path, like: Run) -> list[Run]:
-    """Return the runs of a folder, those of earlier commands as well.
+def list_runs(out: Path, like: Run) -> list[Run]:
+    """List the runs of a folder, also those of earlier commands.
 
-    Those of another model or protocol that have made no updates are passed over.
+    Runs of another model or protocol that have not begun are left out.
 
     Raises:
-        UserError: some that have made updates are not of this model and protocol.
+        UserError: a run that has begun is of another model or protocol.
     """
     runs = []
     for path in sorted(out.glob(f"*/*/{RUN}")):
@@ -174,7 +171,7 @@ def all_runs(out: Path, like: Run) -> list[Run]:
         other = [name for name in names if getattr(run, name) != getattr(like, name)]
         if other and has_begun(path.parent):
             raise UserError(
-                f"{path.parent} has a run with another {_CALLED.get(other[0], other[0])}; choose "
+                f"{path.parent} has a run with another {_NAMES.get(other[0], other[0])}; choose "
                 "another --out, or delete it"
             )
         if not other:
@@ -183,10 +180,10 @@ def all_runs(out: Path, like: Run) -> list[Run]:
 
 
 def read_run(folder: Path) -> Run:
-    """Return the run of a folder.
+    """Read the plan of a run.
 
     Raises:
-        UserError: its file does not say.
+        UserError: its file holds none.
     """
     content = read_json(folder / RUN)
     if not isinstance(content, dict) or content.keys() != set(Run._fields):
@@ -195,8 +192,6 @@ def read_run(folder: Path) -> Run:
 
 
 def _refuse_other(old: Run, new: Run, folder: Path) -> None:
-    if old == new:
-        return
     names = [name for name in new._fields if getattr(old, name) != getattr(new, name)]
     words = sorted(set(old.command) ^ set(new.command)) if names == ["command"] else names
     raise UserError(

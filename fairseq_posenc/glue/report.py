@@ -1,4 +1,4 @@
-"""``results.md``: the figures beside those of the paper, and every run."""
+"""Writes ``results.md``: our figures beside those of the paper, and every run."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Tasks = dict[str, dict[str, Row]]  # rows by task and metric
 _REPORTED = {"m4m": "best", "decbert": "mean"}
 
 
-def report(record: Record) -> str:
-    """Return the text of the report."""
+def format_report(record: Record) -> str:
+    """Format the report."""
     data, tasks = record.data, _by_task(record)
     spread = [row for task in tasks for row in _spread_rows(record, task)]
     lines = [
@@ -78,7 +78,7 @@ def _beside_the_paper(data: Row, tasks: Tasks) -> Iterator[str]:
 
 
 def _columns(tasks: Tasks) -> dict[str, Row]:
-    """Return our figures by the paper's names of the columns; MNLI has two."""
+    """Select our reported figures by the paper's names of the columns; MNLI has two."""
     columns = {}
     for task, metrics in tasks.items():
         (key,) = (metric for metric, row in metrics.items() if row["reported"])
@@ -89,7 +89,7 @@ def _columns(tasks: Tasks) -> dict[str, Row]:
 
 
 def _paper_tables(protocol: str) -> list[Reported]:
-    """Return the paper's tables of development sets of GLUE."""
+    """Select the paper's tables of GLUE's development sets."""
     return [
         theirs
         for theirs in reported().values()
@@ -145,6 +145,6 @@ def _runs(runs: Sequence[Row], metrics: Sequence[str]) -> str:
 
 
 def _metric(row: Row) -> str:
-    """Return the name of a row's metric, as people write it."""
+    """Format the name of a row's metric for people."""
     name, _, which = row["metric"].partition("_")
     return f"{_METRICS[name]} {which}".strip()

@@ -1,4 +1,4 @@
-"""Predictions for the test sets, as GLUE's site takes them: a file for each set."""
+"""Writes predictions for the test sets as GLUE's site accepts them: a file for each set."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def write_submission(folder: Path, name: str, data: DataBin, split: str, outputs
 
     Args:
         folder: made if it does not exist.
-        name: of the file, without its ending.
-        data: of the task.
-        split: a test set.
-        outputs: of the model, (N, C), in the order of the test set.
+        name: name of the file without its suffix.
+        data: data-bin of the task.
+        split: name of the test set.
+        outputs: the model's outputs in the order of the test set, (N, C).
     """
     folder.mkdir(exist_ok=True)
-    found = predictions(data.task, outputs)
-    write_predictions(folder / f"{name}.tsv", data.test_ids(split), found)
+    predictions = format_predictions(data.task, outputs)
+    write_predictions(folder / f"{name}.tsv", data.test_ids(split), predictions)
 
 
 def write_predictions(path: Path, ids: Sequence[str], predictions: Sequence[str]) -> None:
@@ -34,12 +34,12 @@ def write_predictions(path: Path, ids: Sequence[str], predictions: Sequence[str]
     write_whole(path, "index\tprediction\n" + rows)
 
 
-def complete(folder: Path, data: Path) -> list[str]:
-    """Add what is handed in without a model, and return what GLUE's site wants beside all that.
+def complete_submission(folder: Path, data: Path) -> list[str]:
+    """Add the file of WNLI, which needs no model, and list the files that are missing.
 
     Args:
-        folder: of the submission.
-        data: that ``preprocess/glue.py`` made, with a file for WNLI if its text was there.
+        folder: folder of the submission.
+        data: folder made by ``preprocess/glue.py``, with WNLI's file if its text was there.
 
     Returns:
         The names of the missing files.
@@ -51,8 +51,8 @@ def complete(folder: Path, data: Path) -> list[str]:
     return [name for name in SUBMISSION if not (folder / f"{name}.tsv").exists()]
 
 
-def predictions(task: Task, outputs: Tensor) -> list[str]:
-    """Return what is written: the label, or a score between 0 and 5."""
+def format_predictions(task: Task, outputs: Tensor) -> list[str]:
+    """Format the outputs, (N, C), as labels, or as scores between 0 and 5."""
     if task.regression:
         scores = (outputs.view(-1) * SCORE_MAXIMUM).clamp(0, SCORE_MAXIMUM)
         return [f"{score:.3f}" for score in scores.tolist()]

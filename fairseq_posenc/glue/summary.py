@@ -1,7 +1,7 @@
-"""What came of the runs: of each task the best, and mean, median and spread over the seeds.
+"""Summarises the runs of each task: the best, and mean, median and spread over the seeds.
 
-The learning rate is the one with the best mean. All its seeds count; runs that collapsed are named,
-and the same figures are given without them.
+The learning rate is the one with the best mean. All its seeds count; collapsed runs are named, and
+the same figures are given without them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from fairseq_posenc.reporting.record import Record, Row, own_command
 from fairseq_posenc.running.files import read_json
 from fairseq_posenc.tasks.glue.definitions import TASKS
 
-Result = dict[str, Any]  # of a run: its learning rate, seed, metrics and folder
+Result = dict[str, Any]  # a run's learning rate, seed, metrics and folder
 
 
 def read_result(run: Run, out: Path) -> Result:
-    """Return what came of a finished run.
+    """Read the result of a finished run.
 
     Raises:
-        UserError: its file does not say.
+        UserError: its file holds none.
     """
     folder = run.folder(out)
     found = read_json(folder / RESULT)
@@ -36,30 +36,30 @@ def read_result(run: Run, out: Path) -> Result:
 
 
 def reported_metric(run: Run) -> str:
-    """Return the name, among a run's metrics, of the one that is reported."""
+    """Name the metric of a run that is reported."""
     two = len(TASKS[run.task].valid_splits) > 1
     return f"{run.metric}_m" if two else run.metric
 
 
-def record(
+def build_record(
     tasks: Mapping[str, tuple[str, Sequence[Result]]], spec: str, data: Mapping[str, Any]
 ) -> Record:
-    """Return the record of all runs.
+    """Build the record of all runs.
 
     Args:
-        tasks: of each the metric that is reported, and the results of all its runs, at least one.
-        spec: of the model's positions.
-        data: what else there is to say of the model and its runs.
+        tasks: for each task the reported metric, and the results of its runs, at least one.
+        spec: spec of the model's positions.
+        data: other facts about the model and its runs.
     """
     figures: dict[str, list[Row]] = {"tasks": [], "without_collapsed": [], "runs": []}
     for task, (metric, results) in tasks.items():
-        chosen, best = _best_rate(results, metric), best_result(results, metric)
+        chosen, best = _best_rate(results, metric), find_best(results, metric)
         for name in best["metrics"]:
             row = {"task": task, "metric": name, "reported": name == metric}
             figures["tasks"].append({**row, **_spread(chosen, name, best)})
         upright = [result for result in chosen if not result["collapsed"]]
         if upright and len(upright) < len(chosen):
-            spread = _spread(upright, metric, best_result(upright, metric))
+            spread = _spread(upright, metric, find_best(upright, metric))
             figures["without_collapsed"].append({"task": task, "metric": metric, **spread})
         for result in results:
             flat = {**result, **result["metrics"]}
@@ -68,13 +68,13 @@ def record(
     return Record("glue", figures, data, spec, command=own_command())
 
 
-def best_result(results: Sequence[Result], metric: str) -> Result:
-    """Return the run that is best by a metric."""
+def find_best(results: Sequence[Result], metric: str) -> Result:
+    """Find the best run by a metric."""
     return max(results, key=lambda result: result["metrics"][metric])
 
 
 def _best_rate(results: Sequence[Result], metric: str) -> list[Result]:
-    """Return the runs, one a seed, of the learning rate with the best mean."""
+    """Select the runs of the learning rate with the best mean."""
     rates: dict[float, list[Result]] = {}
     for result in results:
         rates.setdefault(result["learning_rate"], []).append(result)
@@ -84,7 +84,7 @@ def _best_rate(results: Sequence[Result], metric: str) -> list[Result]:
 
 
 def _spread(results: Sequence[Result], metric: str, best: Result) -> Row:
-    """Return the best, mean, median and standard deviation (of a sample; 0 for a single run)."""
+    """Compute mean, median and sample standard deviation (0 for a single run); add the best."""
     values = [result["metrics"][metric] for result in results]
     return {
         "learning_rate": results[0]["learning_rate"],

@@ -1,20 +1,24 @@
-"""One run, from wherever it was stopped to its result: ``python -m fairseq_posenc.glue.worker``.
+"""Works on one run until its result: ``python -m fairseq_posenc.glue.worker FOLDER``.
 
-It stands in a process of its own, so that it runs alike beside others and on another machine.
+Each run has a process of its own, on this machine or on another. A worker on this machine reports
+to the command that started it: a JSON object a line, with ``update`` and ``text``, or ``error``.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from pathlib import Path
+from typing import Callable
 
 from fairseq_posenc.running import host  # noqa: F401  (before fairseq, see there)
 
 # isort: split
 
+from fairseq_posenc.errors import exit_code, one_line
 from fairseq_posenc.glue.evaluation import BEST, evaluate
-from fairseq_posenc.glue.plan import RESULT, Run, override, read_run
+from fairseq_posenc.glue.plan import RESULT, Run, format_override, read_run
 from fairseq_posenc.running.checkpoints import updates_done
 from fairseq_posenc.running.devices import choose_device
 from fairseq_posenc.running.ending import ended
@@ -23,20 +27,20 @@ from fairseq_posenc.running.interruption import any_end_like_ctrl_c
 from fairseq_posenc.running.locking import hold
 from fairseq_posenc.running.logs import read_line
 from fairseq_posenc.running.programs import run_logged
-from fairseq_posenc.running.progress import say
 from fairseq_posenc.transformer.mending import ensure_last
 
 LOG = "train.log"
+Report = Callable[[int, str], None]  # takes the updates made, and a line about the run
 _PAUSE = 15.0  # seconds between two lines about one run
 # Chosen where the run is, which may be another machine than that of the command.
 _ON_CPU = ["common.cpu=true", "common.fp16=false"]
 
 
-def work(folder: Path) -> None:
+def work(folder: Path, report: Report) -> None:
     """Train and evaluate the run of a folder, if it is not finished.
 
     Raises:
-        UserError: another process is at it.
+        UserError: another process works on it.
         RunError: it failed.
     """
     run = read_run(folder)
@@ -44,51 +48,58 @@ def work(folder: Path) -> None:
         if (folder / RESULT).exists():
             return
         if updates_done(folder) < run.max_update or not (folder / BEST).exists():
-            _train(run, folder, lock)
+            _train(run, folder, lock, report)
         evaluate(run, folder)
     figures = read_json(folder / RESULT)["metrics"]
-    shown = ", ".join(f"{name} {value:.2f}" for name, value in figures.items())
-    say(f"{run.label}: finished, {shown}")
+    scores = ", ".join(f"{name} {value:.2f}" for name, value in figures.items())
+    report(run.max_update, f"{run.label}: finished, {scores}")
 
 
-def _train(run: Run, folder: Path, lock: int) -> None:
+def _train(run: Run, folder: Path, lock: int, report: Report) -> None:
     ensure_last(folder)
     done = updates_done(folder)
     how = f"going on from update {done:,}" if done else f"starting, {run.max_update:,} updates"
-    say(f"{run.label}: {how}")
+    report(done, f"{run.label}: {how}")
     machine = [] if choose_device() == "cuda" or _ON_CPU[0] in run.command else _ON_CPU
     if machine:
-        say(f"{run.label}: no GPU here, so on the processor and without fp16")
+        report(done, f"{run.label}: no GPU here, so on the processor and without fp16")
     # fairseq starts from it unless the folder has a last checkpoint.
-    start = override("checkpoint.finetune_from_model", run.checkpoint)
-    run_logged([*run.command, *machine, start], folder / LOG, lock, _Watch(run).read)
+    start = format_override("checkpoint.finetune_from_model", run.checkpoint)
+    last = time.monotonic()
 
-
-class _Watch:
-    """Tells of validations, and now and then of updates, in what fairseq logs."""
-
-    def __init__(self, run: Run) -> None:
-        self._run, self._last = run, time.monotonic()
-
-    def read(self, text: str) -> None:
-        line = read_line(text)
+    def read(text: str) -> None:
+        """Report validations, and the updates now and then."""
+        nonlocal last
+        line, score = read_line(text), ""
         if line is None:
             return
-        if line.kind == "valid" and self._run.metric in line.figures:
-            score = float(line.figures[self._run.metric])
-            self._tell(line.updates, f", {self._run.metric} {score:.2f}")
-        elif line.kind == "train_inner" and time.monotonic() - self._last >= _PAUSE:
-            self._tell(line.updates, "")
+        if line.kind == "valid" and run.metric in line.figures:
+            score = f", {run.metric} {float(line.figures[run.metric]):.2f}"
+        elif line.kind != "train_inner" or time.monotonic() - last < _PAUSE:
+            return
+        last = time.monotonic()
+        where = f"update {line.updates:,} of {run.max_update:,}"
+        report(line.updates, f"{run.label}: {where}{score}")
 
-    def _tell(self, update: int, more: str) -> None:
-        self._last = time.monotonic()
-        say(f"{self._run.label}: update {update:,} of {self._run.max_update:,}{more}")
+    run_logged([*run.command, *machine, start], folder / LOG, lock, read)
 
 
-def main() -> None:
-    """Work on the folder that is the only argument."""
-    with any_end_like_ctrl_c():
-        work(Path(sys.argv[1]))
+def main() -> int:
+    """Work on the folder that is the only argument; return the exit code."""
+    try:
+        with any_end_like_ctrl_c():
+            work(Path(sys.argv[1]), lambda update, text: _send(update=update, text=text))
+    except Exception as error:
+        message = one_line(error)
+        if message is None:
+            raise
+        _send(error=message)
+        return exit_code(error)
+    return 0
+
+
+def _send(**message: object) -> None:
+    print(json.dumps(message), flush=True)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ class _Words(SymbolEncoder):
         """Return a text's tokens; see :class:`Tokenizer`."""
         found = list(re.finditer(r"\S+", text))
         ids = [self.index(word[0]) for word in found]
-        return Tokens.of(text, ids, (word.span() for word in found))
+        return Tokens.from_spans(text, ids, (word.span() for word in found))
 
 
 def cut(

@@ -7,18 +7,20 @@ import sys
 from argparse import (
     ArgumentParser,
     ArgumentTypeError,
+    Namespace,
     RawDescriptionHelpFormatter,
     _ActionsContainer,
 )
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn, Optional, Union
+from typing import Any, NoReturn, Optional, TypeVar, Union
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.reporting.markdown import CONTROL
 from fairseq_posenc.running.devices import cores
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+Settings = TypeVar("Settings")
 
 
 class Parser(ArgumentParser):
@@ -148,6 +150,18 @@ def add_set(parser: ArgumentParser, example: str) -> None:
 def add_json(parser: ArgumentParser) -> None:
     """Add ``--json``."""
     parser.add_argument("--json", action="store_true", help="print the record, which is JSON")
+
+
+def build_settings(kind: type[Settings], args: Namespace, **computed: Any) -> Settings:
+    """Build a dataclass from the parsed options of the same names.
+
+    Args:
+        kind: the dataclass.
+        args: the parsed options.
+        **computed: fields that are not options.
+    """
+    names = kind.__annotations__.keys() - computed.keys()
+    return kind(**{name: getattr(args, name) for name in names}, **computed)
 
 
 def show_examples(parser: ArgumentParser, lines: Sequence[str]) -> None:

@@ -39,7 +39,7 @@ def find_command(name: str) -> str:
     Raises:
         UserError: it is not installed.
     """
-    beside = Path(sys.executable).with_name(name)
+    beside = Path(sys.executable).parent / name  # an absolute path stays what it is
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
         raise UserError(f"{name} is neither beside {sys.executable} nor on the PATH; run install")
@@ -56,6 +56,44 @@ def told_mistake(output: str) -> Optional[str]:
     return found[-1] if found else None
 
 
+def run_watched(
+    command: Sequence[str],
+    on_line: Callable[[str], None],
+    lock: Optional[int] = None,
+    environment: Optional[Mapping[str, str]] = None,
+) -> int:
+    """Run a command to its end, which comes with this process at the latest; return its status.
+
+    Args:
+        command: name of a console script, or absolute path of a program, and arguments.
+        on_line: called with every line of output.
+        lock: open file that the command keeps open while it lives.
+        environment: variables of the command, whatever the user's own are.
+    """
+    process = subprocess.Popen(
+        tethered([find_command(command[0]), *command[1:]]),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+        env={**_ENVIRONMENT, **os.environ, **(environment or {})},
+        # A group of its own: Ctrl-C reaches only this program, which then ends the whole group.
+        start_new_session=True,
+        pass_fds=[] if lock is None else [lock],
+    )
+    _RUNNING.add(process)
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            on_line(line)
+        return process.wait()
+    finally:
+        _end(process)
+        _RUNNING.discard(process)
+        delete_temporary_folders()
+
+
 def run_logged(
     command: Sequence[str],
     log: Path,
@@ -63,47 +101,32 @@ def run_logged(
     on_line: Callable[[str], None] = lambda line: None,
     environment: Optional[Mapping[str, str]] = None,
 ) -> None:
-    """Run a command to its end, adding its output to a log file; it does not outlive this process.
+    """Run a command as :func:`run_watched` does, and add its output to a log file.
 
     Args:
         command: name of a console script, and arguments.
         log: file that gets the command line and both output streams.
         lock: open file that the command keeps open while it lives.
         on_line: called with every line of output.
-        environment: variables that the command gets whatever the user's own are.
+        environment: variables of the command, whatever the user's own are.
 
     Raises:
         RunError: the command failed; the message ends with the last lines of the log.
     """
     with open(log, "a", encoding="utf-8") as output:
-        output.write(f"$ {shlex.join(command)}\n")
-        output.flush()
-        process = subprocess.Popen(
-            tethered([find_command(command[0]), *command[1:]]),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            encoding="utf-8",
-            errors="replace",
-            env={**_ENVIRONMENT, **os.environ, **(environment or {})},
-            # A group of its own: Ctrl-C reaches only this program, which then ends the whole group.
-            start_new_session=True,
-            pass_fds=[lock],
-        )
-        _RUNNING.add(process)
-        try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                output.write(line)
-                output.flush()
-                on_line(line)
-            process.wait()
-        finally:
-            _end(process)
-            _RUNNING.discard(process)
-            delete_temporary_folders()
-    if process.returncode:
-        raise RunError(_failure(command[0], process.returncode, log))
+
+        def write(line: str) -> None:
+            output.write(line)
+            output.flush()
+
+        def write_and_show(line: str) -> None:
+            write(line)
+            on_line(line)
+
+        write(f"$ {shlex.join(command)}\n")
+        status = run_watched(command, write_and_show, lock, environment)
+    if status:
+        raise RunError(_failure(command[0], status, log))
 
 
 def end_all() -> None:

@@ -1,4 +1,4 @@
-"""``fairseq-posenc squad``: fine-tune on SQuAD, answer questions, score answers."""
+"""``fairseq-posenc squad``: fine-tunes on SQuAD, answers questions, scores answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fairseq_posenc.running.options import (
 from fairseq_posenc.running.progress import say
 from fairseq_posenc.squad import command_predict
 from fairseq_posenc.squad.data import read_odds, read_predictions, read_squad
-from fairseq_posenc.squad.results import print_figures, record
+from fairseq_posenc.squad.results import build_record, print_figures
 from fairseq_posenc.squad.score import evaluate, unanswered
 from fairseq_posenc.squad.train import train
 
@@ -50,22 +50,27 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", type=Path, required=True, metavar="FILE", help="the pre-trained model")
     add_data(parser, "made by preprocess/squad.py", required=True)
     add_out(parser)
-    add("--config", type=Path, metavar="YAML", help="(default: finetune_configs/squadNN.yaml)")
+    add(
+        "--config",
+        type=Path,
+        metavar="YAML",
+        help="recipe (default: finetune_configs/squadNN.yaml)",
+    )
     add_computing(parser)
     add_set(parser, "optimization.lr=[2e-5]")
 
 
 def _add_score(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("data", type=Path, metavar="DATA.json", help="file of SQuAD with answers")
+    add("data", type=Path, metavar="DATA.json", help="SQuAD file with answers")
     add("predictions", type=Path, metavar="PREDICTIONS.json", help="answers by id")
-    add("--na-prob-file", type=Path, metavar="JSON", help="2.0: odds of no answer by id")
+    add("--na-prob-file", type=Path, metavar="JSON", help="SQuAD 2.0: odds of no answer, by id")
     add(
         "--na-prob-thresh",
         type=float,
         default=1.0,
         metavar="X",
-        help="2.0: odds above it replace the prediction by no answer (default: 1)",
+        help="SQuAD 2.0: predict no answer where the odds exceed this (default: 1)",
     )
     add_json(parser)
 
@@ -87,14 +92,14 @@ def _score(args: argparse.Namespace) -> int:
         some = ", ".join(missing[:_SHOWN_IDS]) + (", ..." if len(missing) > _SHOWN_IDS else "")
         say(f"{len(missing):,} unanswered questions receive score 0: {some}")
     if args.json:
-        print(record(squad, figures, args.predictions.stem, None, None).text())
+        print(build_record(squad, figures, args.predictions.stem, None, None).text())
     else:
         print_figures(squad, figures)
     return 0
 
 
 ACTIONS = {
-    "train": ("fine-tune a pre-trained model, or go on with it", _add_train, _train),
+    "train": ("fine-tune a pre-trained model, or continue", _add_train, _train),
     "predict": (
         "answer questions with a fine-tuned model",
         command_predict.add_arguments,

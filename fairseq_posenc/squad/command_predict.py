@@ -1,4 +1,4 @@
-"""``fairseq-posenc squad predict``: answer the questions of a file."""
+"""``fairseq-posenc squad predict``: answers the questions of a file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fairseq_posenc.running.options import add_computing, add_count, add_data, a
 from fairseq_posenc.running.progress import say
 from fairseq_posenc.squad.data import V2, Squad, read_squad
 from fairseq_posenc.squad.predict import Predictor
-from fairseq_posenc.squad.results import print_figures, record, write
+from fairseq_posenc.squad.results import build_record, print_figures, write_json
 from fairseq_posenc.squad.score import evaluate
 from fairseq_posenc.squad.spans import Prediction
 
@@ -21,10 +21,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fairseq-posenc squad predict``."""
     add = parser.add_argument
     add("--checkpoint", type=Path, required=True, metavar="FILE", help="the fine-tuned model")
-    add("--questions", type=Path, required=True, metavar="JSON", help="a file of SQuAD")
-    add_data(parser, "made by preprocess/squad.py (default: the one that the model was trained on)")
+    add("--questions", type=Path, required=True, metavar="JSON", help="SQuAD file")
+    add_data(parser, "folder made by preprocess/squad.py (default: the one of the training)")
     add_out(parser)
-    add_count(parser, "--max-tokens", "tokens of a batch", 8192)
+    add_count(parser, "--max-tokens", "maximum tokens of a batch", 8192)
     add_computing(parser)
     add_json(parser)
 
@@ -43,22 +43,24 @@ def run(args: argparse.Namespace) -> int:
     make_folder(args.out)
     predictions = predictor.predict(squad.questions, args.max_tokens)
     if cut := predictor.encoder.questions_cut:
-        say(f"{cut:,} questions were longer than the limit and lost their end")
+        say(f"{cut:,} questions were longer than the limit and were cut")
     final = {
         each.id: each.final(0.0) if squad.version == V2 else each.answer for each in predictions
     }
-    write(args.out / "predictions.json", final)
-    write(args.out / "nbest.json", {each.id: _nbest(each, squad) for each in predictions})
+    write_json(args.out / "predictions.json", final)
+    write_json(args.out / "nbest.json", {each.id: _nbest(each, squad) for each in predictions})
     answers = {each.id: each.answer for each in predictions}
     odds = {each.id: each.null_odds for each in predictions} if squad.version == V2 else None
     if odds is not None:
-        write(args.out / "answers.json", answers)
-        write(args.out / "null_odds.json", odds)
+        write_json(args.out / "answers.json", answers)
+        write_json(args.out / "null_odds.json", odds)
     if squad.answered:
         figures = evaluate(squad, answers, odds, threshold=0.0)
         spec = str(predictor.model.encoder.sentence_encoder.assembly.spec)
-        found = record(squad, figures, _name(args.checkpoint), args.checkpoint, spec)
-        write(args.out / "score.json", found)
+        # Named by its folder, because its file is checkpoint_last.pt.
+        name = args.checkpoint.resolve().parent.name
+        found = build_record(squad, figures, name, args.checkpoint, spec)
+        write_json(args.out / "score.json", found)
         if args.json:
             print(found.text())
         else:
@@ -68,8 +70,3 @@ def run(args: argparse.Namespace) -> int:
 
 def _nbest(prediction: Prediction, squad: Squad) -> list[dict[str, Any]]:
     return [each._asdict() for each in prediction.ranked(with_null=squad.version == V2)]
-
-
-def _name(checkpoint: Path) -> str:
-    """Return what to call a model: its folder, since its file is ``checkpoint_last.pt``."""
-    return checkpoint.resolve().parent.name

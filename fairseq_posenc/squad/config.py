@@ -1,4 +1,4 @@
-"""The configuration of a fine-tuning: the recipe, the model as it was pre-trained, and the data."""
+"""Composes the configuration of a fine-tuning from recipe, pre-trained model and data."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from fairseq_posenc.shipped import shipped
 from fairseq_posenc.tasks.squad.databin import DataBin
 
 WARM_UP = 0.06  # of all updates (RoBERTa, arXiv:1907.11692, table 10)
-# Hydra would write a second one.
+# Keeps hydra from writing a second log.
 _ONE_LOG = {
     "job_logging": {"handlers": {"file": {"delay": True}}, "root": {"handlers": ["console"]}}
 }
 
 
-def recipe(data_bin: DataBin) -> Path:
-    """Return the YAML file for a version of SQuAD."""
+def find_recipe(data_bin: DataBin) -> Path:
+    """Find the YAML file for a version of SQuAD."""
     return shipped("finetune_configs") / f"squad{data_bin.version.replace('.', '')}.yaml"
 
 
-def configuration(
+def compose(
     pretrained: Pretrained,
     data_bin: DataBin,
     out: Path,
     yaml_file: Path,
     changes: Sequence[str] = (),
 ) -> DictConfig:
-    """Return the whole configuration of a fine-tuning.
+    """Compose the configuration of a fine-tuning.
 
     Args:
-        pretrained: gives the model section, but for what the recipe says itself.
-        data_bin: gives the number of updates.
+        pretrained: the model, for the options that the recipe does not set.
+        data_bin: the data, for the number of updates.
         out: folder of the results.
         yaml_file: the recipe.
         changes: ``key=value`` that override everything else.
 
     Raises:
-        UserError: a recipe or a change that cannot be read, or sizes that do not fit.
+        UserError: the recipe or a change cannot be read, or sizes do not fit.
     """
     gpus = torch.cuda.device_count()
     here: dict[str, Any] = {
@@ -60,7 +60,8 @@ def configuration(
         "distributed_training": {"distributed_world_size": max(gpus, 1)},
         "hydra": {"run": {"dir": str(out.resolve())}, "output_subdir": None, **_ONE_LOG},
     }
-    rates = recipes.load()["finetuning"]["squad"]["m4m"]["lr_of"]  # of those that diverged at 3e-5
+    # Learning rates of encodings that diverge at the recipe's 3e-5.
+    rates = recipes.load()["finetuning"]["squad"]["m4m"]["lr_of"]
     for name in {item.name for item in pretrained.spec.items}:
         if name in rates:
             here["optimization"] = {"lr": [rates[name]]}
@@ -68,27 +69,27 @@ def configuration(
         given = _read(changes)
         composed = compose_file(yaml_file)
         OmegaConf.set_struct(composed, False)
-        config = OmegaConf.merge(composed, {"model": _left_open(composed, pretrained)}, here)
+        config = OmegaConf.merge(composed, {"model": _unset_options(composed, pretrained)}, here)
         if gpus > 1:
-            _share_out(config, gpus)
+            _share_batch(config, gpus)
         config = OmegaConf.merge(config, given)
         assert isinstance(config, DictConfig)
         _check_lengths(config, pretrained, data_bin)
         _count_updates(config, data_bin)
     except UserError:
         raise
-    except Exception as error:  # yaml, omegaconf, and values of another type have many
+    except Exception as error:  # many types: of yaml, of omegaconf, of values of another type
         raise UserError(f"{yaml_file}, --set: {' '.join(str(error).split())}") from None
     return config
 
 
-def _left_open(recipe: DictConfig, pretrained: Pretrained) -> dict[str, Any]:
-    """Return the model's options of which the recipe says nothing."""
-    said = recipe.get("model") or {}
+def _unset_options(recipe: DictConfig, pretrained: Pretrained) -> dict[str, Any]:
+    """Select the model options that the recipe does not set."""
+    given = recipe.get("model") or {}
     return {
         name: value
         for name, value in pretrained.options.items()
-        if name not in said or OmegaConf.is_missing(said, name)
+        if name not in given or OmegaConf.is_missing(given, name)
     }
 
 
@@ -101,7 +102,7 @@ def _read(changes: Sequence[str]) -> DictConfig:
 
 
 def _check_lengths(config: Any, pretrained: Pretrained, data_bin: DataBin) -> None:
-    """Refuse windows that are longer than the model's positions reach."""
+    """Refuse windows that are longer than the model's positions."""
     if config.model.max_positions < data_bin.limits.max_length:
         raise UserError(
             f"{data_bin.path} has windows of {data_bin.limits.max_length} tokens, but "
@@ -110,12 +111,8 @@ def _check_lengths(config: Any, pretrained: Pretrained, data_bin: DataBin) -> No
         )
 
 
-def _share_out(config: Any, gpus: int) -> None:
-    """Share a batch of the recipe, made for one GPU, between several.
-
-    Raises:
-        UserError: it cannot be shared equally.
-    """
+def _share_batch(config: Any, gpus: int) -> None:
+    """Share the batch of the recipe, which is for one GPU, equally between several."""
     most = config.dataset.batch_size
     batch = most * config.optimization.update_freq[0]
     each = recipes.largest_share(batch, gpus, most)

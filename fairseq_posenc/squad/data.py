@@ -1,4 +1,4 @@
-"""SQuAD's own files: articles, paragraphs, questions and answers, in JSON."""
+"""Reads SQuAD's JSON files: articles, paragraphs, questions and answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 
 class Answer(NamedTuple):
-    """A text of the context, and the character of the context that it begins at."""
+    """An answer, and the character of the context at which it begins."""
 
     text: str
     start: int
@@ -25,10 +25,10 @@ class Question(NamedTuple):
     """A question about a paragraph.
 
     Attributes:
-        id: what predictions are told apart by.
+        id: key of its prediction.
         text: the question.
         context: the paragraph.
-        answers: of the annotators, empty if it has no answer; None where the file does not tell.
+        answers: answers of the annotators, empty if it has none; None if the file has no answers.
     """
 
     id: str
@@ -38,12 +38,12 @@ class Question(NamedTuple):
 
 
 class Squad(NamedTuple):
-    """A whole file.
+    """A SQuAD file.
 
     Attributes:
-        path: of the file.
+        path: path of the file.
         version: ``1.1``, where every question has an answer, or ``2.0``.
-        questions: in the order of the file.
+        questions: questions in the order of the file.
     """
 
     path: Path
@@ -52,7 +52,7 @@ class Squad(NamedTuple):
 
     @property
     def answered(self) -> bool:
-        """Whether the file tells the answers, as the published test sets do not."""
+        """Whether the file has answers; published test sets have none."""
         return all(question.answers is not None for question in self.questions)
 
 
@@ -60,7 +60,7 @@ def read_squad(path: Path) -> Squad:
     """Read a file of SQuAD 1.1 or 2.0, which may be compressed (``.gz``).
 
     Raises:
-        UserError: it cannot be read, or is no such file; the message says where.
+        UserError: it cannot be read, or is not a SQuAD file; names the place.
     """
     content = read_json(path)
     questions = list(_questions(content, str(path)))
@@ -92,19 +92,19 @@ def read_json(path: Path) -> Any:
 
 
 def read_predictions(path: Path) -> dict[str, str]:
-    """Read answers by id.
+    """Read predicted answers by id.
 
     Raises:
-        UserError: the file holds something else.
+        UserError: the file has other content.
     """
     return _read_map(path, (str,), "a text")
 
 
 def read_odds(path: Path) -> dict[str, float]:
-    """Read probabilities, or odds of any scale, that a question has no answer, by id.
+    """Read the odds, or probabilities, of no answer by id.
 
     Raises:
-        UserError: the file holds something else.
+        UserError: the file has other content.
     """
     return _read_map(path, (int, float), "a number")
 
@@ -115,15 +115,15 @@ def _read_map(path: Path, kinds: tuple[type, ...], name: str) -> dict:
         raise UserError(f"{path}: must be a JSON object from ids to {name}")
     for key, value in content.items():
         if not isinstance(value, kinds):
-            raise UserError(f"{path}: what it has for {key} is not {name}")
+            raise UserError(f"{path}: the value of {key} is not {name}")
     return content
 
 
 def _version(content: dict[str, Any], questions: list[Question]) -> str:
-    """Return which of the two it is; files of one's own may not say it."""
-    told = str(content.get("version", "")).lstrip("v")
-    if told in (V1, V2):
-        return told
+    """Determine the version; files that do not name it have 2.0 if a question has no answer."""
+    version = str(content.get("version", "")).lstrip("v")
+    if version in (V1, V2):
+        return version
     return V2 if any(question.answers == () for question in questions) else V1
 
 
@@ -163,7 +163,7 @@ def _field(entry: Any, name: str, kind: type[_T], where: str) -> _T:
 
 
 def _refuse_half_characters(value: object, where: str) -> None:
-    """Refuse text that has no UTF-8; JSON can write it."""
+    """Refuse half surrogate pairs, which JSON can write and UTF-8 cannot."""
     try:
         if isinstance(value, str):
             value.encode("utf-8")

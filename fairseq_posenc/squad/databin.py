@@ -1,4 +1,4 @@
-"""SQuAD's questions and answers written as the folder that training reads."""
+"""Writes SQuAD's questions and answers as the folder that training reads."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from fairseq_posenc.tokens.tokenizer import Tokenizer
 
 
 class Encoder:
-    """Makes windows; a paragraph is cut once for all of its questions.
+    """Makes windows; a paragraph is tokenized once for all of its questions.
 
     Args:
-        tokenizer: cuts texts.
-        dictionary: fairseq's.
-        limits: sizes.
+        tokenizer: tokenizer with offsets.
+        dictionary: fairseq dictionary.
+        limits: sizes of the windows.
     """
 
     def __init__(self, tokenizer: Tokenizer, dictionary: Dictionary, limits: Limits) -> None:
@@ -34,7 +34,7 @@ class Encoder:
         self.questions_cut = 0
 
     def context(self, text: str) -> Tokens:
-        """Return a paragraph's tokens."""
+        """Tokenize a paragraph."""
         known, tokens = self._last
         if tokens is None or known != text:
             tokens = self._tokenizer.tokens(text)
@@ -42,18 +42,15 @@ class Encoder:
         return tokens
 
     def windows(self, question: Question) -> list[Window]:
-        """Return the windows of a question."""
+        """Make the windows of a question."""
         tokens = self._tokenizer.tokens(question.text.strip()).ids
         self.questions_cut += len(tokens) > self._limits.max_question
         context = self.context(question.context).ids
         return make_windows(tokens, context, self._limits, self._dictionary)
 
 
-def locate(context: str, answer: Answer) -> Optional[int]:
-    """Return where an answer is in its context: there, or else where its text is nearest by.
-
-    None if its text is nowhere.
-    """
+def locate_answer(context: str, answer: Answer) -> Optional[int]:
+    """Find an answer in its context: at its place, or the nearest occurrence; None without one."""
     if context.startswith(answer.text, answer.start) and answer.start >= 0:
         return answer.start
     places = [i for i in range(len(context)) if context.startswith(answer.text, i)]
@@ -61,22 +58,22 @@ def locate(context: str, answer: Answer) -> Optional[int]:
 
 
 def write_split(squad: Squad, encoder: Encoder, symbols: int, prefix: Path) -> dict[str, Any]:
-    """Write the windows of a file, with the first of each question's answers that is found.
+    """Write the windows of a file, with the first answer of each question that is found.
 
     Args:
         squad: the file.
-        encoder: makes windows.
+        encoder: makes the windows.
         symbols: size of the dictionary.
-        prefix: path without endings.
+        prefix: path without suffixes.
 
     Returns:
-        Counts of everything.
+        The counts for the manifest.
 
     Raises:
-        UserError: the file tells no answers.
+        UserError: the file has no answers.
     """
     if not squad.answered:
-        raise UserError(f"{squad.path}: tells no answers, so nothing can be learnt from it")
+        raise UserError(f"{squad.path}: has no answers, so nothing can be learnt from it")
     builder = make_builder(data_file_path(str(prefix)), "mmap", vocab_size=symbols)
     spans: list[tuple[int, int]] = []
     counts: Counter[str] = Counter(questions=len(squad.questions))
@@ -100,11 +97,11 @@ def write_split(squad: Squad, encoder: Encoder, symbols: int, prefix: Path) -> d
 def _targets(
     question: Question, windows: list[Window], tokens: Tokens, counts: Counter[str]
 ) -> list[tuple[int, int]]:
-    """Return where the answer is in each window; nothing if its text cannot be found at all."""
+    """Locate the answer in each window; an empty list if the context does not have its text."""
     if not question.answers:
         return [NO_ANSWER] * len(windows)
     for answer in question.answers:
-        start = locate(question.context, answer)
+        start = locate_answer(question.context, answer)
         found = None if start is None else tokens.covering(start, start + len(answer.text))
         if found is not None:
             targets = [window.target(*found) for window in windows]

@@ -1,4 +1,4 @@
-"""From a fine-tuned model and questions to answers."""
+"""Answers questions with a fine-tuned model."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from fairseq_posenc.running.devices import PLAIN, Computing
 from fairseq_posenc.running.progress import bar
 from fairseq_posenc.squad.data import Question
 from fairseq_posenc.squad.databin import Encoder
-from fairseq_posenc.squad.spans import Prediction, Scored, best_spans, combine
+from fairseq_posenc.squad.spans import Prediction, Scored, best_spans, combine_windows
 from fairseq_posenc.squad.windows import Window
 from fairseq_posenc.tasks.squad.databin import open_data_bin
 from fairseq_posenc.tokens.tokenizer import load_tokenizer
 
 
 class Input(NamedTuple):
-    """A window, and the number of its question."""
+    """A window with the number of its question."""
 
     question: int
     window: Window
 
 
 class Predictor:
-    """A fine-tuned model and what cuts its input.
+    """Answers questions.
 
     Args:
-        model: in evaluation mode, on its device.
+        model: fine-tuned model in evaluation mode, on its device.
         encoder: makes windows.
-        dictionary: fairseq's.
-        version: of SQuAD, that the model was fine-tuned on.
+        dictionary: fairseq dictionary.
+        version: version of SQuAD that the model was fine-tuned on.
     """
 
     def __init__(self, model: Any, encoder: Encoder, dictionary: Dictionary, version: str) -> None:
@@ -45,26 +45,21 @@ class Predictor:
         self.version = version
 
     @classmethod
-    def load(
-        cls,
-        path: Path,
-        data: Optional[Path] = None,
-        how: Computing = PLAIN,
-    ) -> Predictor:
-        """Read a model that ``fairseq-posenc squad train`` made.
+    def load(cls, path: Path, data: Optional[Path] = None, how: Computing = PLAIN) -> Predictor:
+        """Load a model that ``fairseq-posenc squad train`` made.
 
         Args:
-            path: its checkpoint.
-            data: folder that it was trained on; None for the place that the checkpoint tells.
-            how: on what, and in what, to compute; the scores of the head are float32 all the same.
+            path: checkpoint of the model.
+            data: folder that it was trained on; None for the one that the checkpoint names.
+            how: device and precision; the scores of the head are always float32.
 
         Raises:
-            UserError: another model, or its folder is not there.
+            UserError: another model, or the folder is missing.
         """
         state = load_state(path, "--checkpoint")
         if state["cfg"].task._name != "squad" or not _has_head(state):
             raise UserError(
-                f"--checkpoint {path}: was not fine-tuned on SQuAD; fairseq-posenc squad train does"
+                f"--checkpoint {path}: was not fine-tuned on SQuAD; use fairseq-posenc squad train"
             )
         folder = data_folder(path, state, data)
         data_bin = open_data_bin(folder)
@@ -79,11 +74,11 @@ class Predictor:
         """Answer questions.
 
         Args:
-            questions: in any order; those about one paragraph best one after the other.
-            max_tokens: of a batch, with padding.
+            questions: questions, those about one paragraph best one after the other.
+            max_tokens: maximum tokens of a batch, with padding.
 
         Returns:
-            What the model says, in the order of the questions.
+            The predictions in the order of the questions.
         """
         inputs = [
             Input(number, window)
@@ -97,13 +92,13 @@ class Predictor:
                     scored[item.question].append(found)
                 shown.update(len(batch))
         return [
-            combine(question.id, question.context, self.encoder.context(question.context), found)
-            for question, found in zip(questions, scored)
+            combine_windows(each.id, each.context, self.encoder.context(each.context), found)
+            for each, found in zip(questions, scored)
         ]
 
     @torch.inference_mode()
     def _score(self, windows: Sequence[Window]) -> list[Scored]:
-        """Return the best spans of each window of a batch."""
+        """Score a batch of windows; return the best spans of each."""
         tokens = data_utils.collate_tokens(
             [torch.from_numpy(window.tokens) for window in windows], self.dictionary.pad()
         )
@@ -118,7 +113,7 @@ def _has_head(state: State) -> bool:
 
 
 def _batches(inputs: Sequence[Input], max_tokens: int) -> Iterator[list[Input]]:
-    """Yield windows of like length together, the longest first, so that memory is short early."""
+    """Batch windows of similar length, the longest first: if memory runs out, it does so early."""
     batch: list[Input] = []
     for item in sorted(inputs, key=lambda item: -len(item.window.tokens)):
         if batch and (len(batch) + 1) * len(batch[0].window.tokens) > max_tokens:

@@ -1,4 +1,4 @@
-"""What the commands print and write."""
+"""Prints and writes results."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def print_figures(squad: Squad, figures: Figures) -> None:
     print(json.dumps(figures, indent=2 if squad.version == V2 else None))
 
 
-def record(
+def build_record(
     squad: Squad,
     figures: Figures,
     name: str,
     checkpoint: Optional[Path],
     position_encoding: Optional[str],
 ) -> Record:
-    """Return the record of the figures, by the names of SQuAD 2.0."""
+    """Build the record of the figures, by the names of SQuAD 2.0."""
     names = {"exact_match": "exact"}
     row = {names.get(key, key): value for key, value in figures.items()}
     data = {
@@ -38,8 +38,8 @@ def record(
     return Record("squad", {"scores": rows}, data, spec=position_encoding, command=own_command())
 
 
-def write(path: Path, content: Any) -> None:
-    """Write a record, or anything else as JSON, and say so.
+def write_json(path: Path, content: Any) -> None:
+    """Write a record, or other content as JSON, and print the path.
 
     Raises:
         UserError: it cannot be written.

@@ -1,7 +1,7 @@
 """Exact match and F1, equal to SQuAD's official evaluation scripts for 1.1 and 2.0.
 
-Both compare texts after the same normalisation, and differ in what they do with an empty text, with
-a question that has no prediction, and with probabilities that a question has no answer.
+Both compare normalised texts; they differ in the treatment of empty texts, of questions without a
+prediction, and of the odds that a question has no answer.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ class Scores(NamedTuple):
 
 
 def normalise(text: str) -> str:
-    """Return a text in small letters, without ASCII punctuation, articles and extra spaces."""
+    """Normalise a text: lower case, without ASCII punctuation, articles and extra spaces."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
 def exact(gold: str, predicted: str) -> float:
-    """Return 1 if two texts are the same after normalisation, else 0."""
+    """Compute the exact match: 1 if two texts are the same after normalisation, else 0."""
     return float(normalise(gold) == normalise(predicted))
 
 
 def f1(gold: str, predicted: str, empty_agrees: bool) -> float:
-    """Return the F1 of the words that two texts share.
+    """Compute the F1 of the words of two texts.
 
-    A whole number where the script for 2.0 has one: from Python 3.12 on, ``sum`` adds these and
-    others differently, which shows in the last digit.
+    An ``int`` where the script for 2.0 has one: from Python 3.12 on, ``sum`` adds floats in another
+    way than these, which shows in the last digit.
 
     Args:
-        gold: the right answer.
-        predicted: the answer given.
-        empty_agrees: what two texts without words get: 1 (SQuAD 2.0), or 0 (1.1).
+        gold: right answer.
+        predicted: predicted answer.
+        empty_agrees: whether two texts without words get 1 (SQuAD 2.0) or 0 (1.1).
     """
     right, given = normalise(gold).split(), normalise(predicted).split()
     if not right or not given:
@@ -71,19 +71,19 @@ def evaluate(
     odds: Optional[Mapping[str, float]] = None,
     threshold: float = 1.0,
 ) -> Figures:
-    """Return the official figures, in percent, by their official names.
+    """Compute the official figures, in percent, by their official names.
 
     Args:
-        squad: questions with answers; its version says which script is meant.
+        squad: questions with answers; the version selects the script.
         predictions: answers by id. In 1.1 a question without one scores 0.
-        odds: SQuAD 2.0: the larger, the surer that there is no answer; gives the best thresholds.
-        threshold: SQuAD 2.0: what the odds have to exceed to replace a prediction by no answer.
+        odds: SQuAD 2.0: odds of no answer by id, for the best thresholds.
+        threshold: SQuAD 2.0: odds above it replace a prediction by no answer.
 
     Raises:
-        UserError: the file tells no answers, or SQuAD 2.0 and an id that is missing.
+        UserError: the file has no answers, or in SQuAD 2.0 a prediction is missing.
     """
     if not squad.answered:
-        raise UserError(f"{squad.path}: tells no answers, so nothing can be scored")
+        raise UserError(f"{squad.path}: has no answers, so nothing can be scored")
     if squad.version == V1:
         if odds is not None:
             raise UserError(f"{squad.path}: in SQuAD 1.1 every question has an answer; no odds")
@@ -92,7 +92,7 @@ def evaluate(
 
 
 def unanswered(squad: Squad, predictions: Mapping[str, str]) -> list[str]:
-    """Return the ids of questions without a prediction."""
+    """List the ids of questions without a prediction."""
     return [question.id for question in squad.questions if question.id not in predictions]
 
 
@@ -103,16 +103,16 @@ def _evaluate_v1(squad: Squad, predictions: Mapping[str, str]) -> Figures:
     scores = _scores(answered, predictions, empty_agrees=False)
     total = len(squad.questions)
     return {
-        "exact_match": 100.0 * _added(scores.exact.values()) / total,
-        "f1": 100.0 * _added(scores.f1.values()) / total,
+        "exact_match": 100.0 * _sum_sequentially(scores.exact.values()) / total,
+        "f1": 100.0 * _sum_sequentially(scores.f1.values()) / total,
     }
 
 
-def _added(scores: Iterable[float]) -> float:
-    """Return a sum as the script for 1.1 takes it: one score is added after the other.
+def _sum_sequentially(scores: Iterable[float]) -> float:
+    """Sum as the script for 1.1 does: one score after the other.
 
-    From Python 3.12 on, ``sum`` makes up for what is rounded away. The script for 2.0 calls
-    ``sum``, so it differs between Pythons, and what is written here for 2.0 with it.
+    From Python 3.12 on, ``sum`` compensates rounding errors. The script for 2.0 calls ``sum``, so
+    that its figures, and ours, differ between Pythons.
     """
     return reduce(add, scores, 0.0)
 
@@ -149,7 +149,7 @@ def _scores(
     scores = Scores({}, {})
     for question in questions:
         texts = [answer.text for answer in question.answers or ()]
-        if empty_agrees:  # in 2.0, answers without words are none, and none is an empty one
+        if empty_agrees:  # in 2.0, answers without words do not count, and none at all is ""
             texts = [text for text in texts if normalise(text)] or [""]
         given = predictions[question.id]
         scores.exact[question.id] = max(exact(text, given) for text in texts)
@@ -169,9 +169,9 @@ def _best_threshold(
     odds: Mapping[str, float],
     has_answer: Mapping[str, bool],
 ) -> tuple[float, float]:
-    """Return the best mean score, in percent, of all thresholds on the odds, and that threshold.
+    """Find the threshold on the odds with the best mean score; return the score, in percent, first.
 
-    It begins with no answer to all; then questions get theirs, those with the lowest odds first.
+    No question has its answer at first; then they get them, those with the lowest odds first.
     """
     score = best = float(sum(not has for has in has_answer.values()))
     threshold = 0.0

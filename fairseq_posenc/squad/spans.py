@@ -1,4 +1,4 @@
-"""From scores of tokens to answers: the best spans of all windows, and the odds of no answer."""
+"""Turns scores of tokens into answers: the best spans of all windows, and the odds of no answer."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Candidate(NamedTuple):
     """A possible answer.
 
     Attributes:
-        text: as it stands in the context; empty for no answer.
-        score: of its first and its last token together.
-        probability: among the candidates of the question.
+        text: text of the context; empty for no answer.
+        score: sum of the scores of its first and its last token.
+        probability: share among the candidates of the question.
         start: first character in the context.
         end: the character after its last.
     """
@@ -33,12 +33,12 @@ class Candidate(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """What a model says about a question.
+    """The prediction for a question.
 
     Attributes:
-        id: of the question.
+        id: id of the question.
         candidates: texts of the context, the best first; empty if the context is.
-        null: the score of no answer.
+        null: score of no answer.
     """
 
     id: str
@@ -52,15 +52,15 @@ class Prediction(NamedTuple):
 
     @property
     def null_odds(self) -> float:
-        """By how much the score of no answer exceeds that of the best text."""
+        """The score of no answer minus that of the best text."""
         return self.null - self.candidates[0].score if self.candidates else 0.0
 
     def final(self, threshold: float) -> str:
-        """Return the answer of SQuAD 2.0: empty if the odds of no answer exceed a threshold."""
+        """Choose the answer of SQuAD 2.0: empty if the odds of no answer exceed a threshold."""
         return "" if self.null_odds > threshold else self.answer
 
     def ranked(self, with_null: bool) -> list[Candidate]:
-        """Return the candidates with probabilities, if asked with no answer as one of them."""
+        """Rank the candidates, optionally with no answer as one of them, with probabilities."""
         candidates = [*self.candidates, *([Candidate("", self.null)] if with_null else [])]
         if not candidates:
             return []
@@ -74,8 +74,8 @@ class Scored(NamedTuple):
     """The best spans of one window.
 
     Attributes:
-        spans: first token, last token, both of the context, and score.
-        null: the score of no answer.
+        spans: first and last token of the context, and score.
+        null: score of no answer.
     """
 
     spans: list[tuple[int, int, float]]
@@ -83,14 +83,14 @@ class Scored(NamedTuple):
 
 
 def best_spans(window: Window, start: np.ndarray, end: np.ndarray) -> Scored:
-    """Return the best spans of a window: within the context, and from start to end.
+    """Find the best spans of a window: within the context, and with the start before the end.
 
-    A span counts in the window that shows most of the context around its first token.
+    A span counts in the window that has the most context around its first token.
 
     Args:
         window: the window.
-        start: ``[T]``, scores of being the first token, for each token of the window.
-        end: ``[T]``, scores of being the last one.
+        start: scores of each token as the first one, ``[T]``.
+        end: scores of each token as the last one, ``[T]``.
     """
     size = len(window.best)
     null = float(start[0] + end[0])
@@ -112,14 +112,16 @@ def best_spans(window: Window, start: np.ndarray, end: np.ndarray) -> Scored:
     )
 
 
-def combine(name: str, context: str, tokens: Tokens, scored: Sequence[Scored]) -> Prediction:
-    """Return what all windows of a question say together.
+def combine_windows(
+    name: str, context: str, tokens: Tokens, scored: Sequence[Scored]
+) -> Prediction:
+    """Combine the spans of all windows of a question.
 
     Args:
         name: id of the question.
         context: the paragraph.
-        tokens: of the paragraph.
-        scored: of each window.
+        tokens: tokens of the paragraph.
+        scored: spans of each window.
     """
     spans = sorted((span for each in scored for span in each.spans), key=lambda span: -span[2])
     texts: dict[str, Candidate] = {}
@@ -129,5 +131,5 @@ def combine(name: str, context: str, tokens: Tokens, scored: Sequence[Scored]) -
         if text and text not in texts:
             start = int(tokens.starts[first]) + len(piece) - len(piece.lstrip())
             texts[text] = Candidate(text, score, start=start, end=start + len(text))
-    # The window that is least sure that there is no answer decides.
+    # The window with the lowest score of no answer decides.
     return Prediction(name, list(texts.values())[:NBEST], min(each.null for each in scored))

@@ -1,7 +1,7 @@
-"""Fine-tuning with fairseq's own command.
+"""Fine-tunes with fairseq's own command.
 
-The configuration lies in the folder of the results, so the folder tells what it was made with, and
-the same call again goes on where the first one stopped.
+The configuration is written into the folder of the results; the same call continues a training
+that was stopped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fairseq_posenc.running.logs import shown
 from fairseq_posenc.running.pretrained import read_pretrained
 from fairseq_posenc.running.programs import run_logged
 from fairseq_posenc.running.progress import say
-from fairseq_posenc.squad.config import configuration, recipe
+from fairseq_posenc.squad.config import compose, find_recipe
 from fairseq_posenc.tasks.squad.databin import open_data_bin
 from fairseq_posenc.transformer.mending import LAST, ensure_last
 
@@ -31,7 +31,7 @@ CONFIG, LOG = "finetune.yaml", "train.log"
 def train(
     checkpoint: Path, data: Path, out: Path, yaml_file: Optional[Path], changes: Sequence[str]
 ) -> Path:
-    """Fine-tune a model, or go on with it.
+    """Fine-tune a model, or continue; return the path of the fine-tuned model.
 
     Args:
         checkpoint: the pre-trained model.
@@ -40,15 +40,12 @@ def train(
         yaml_file: the recipe; None for that of the data.
         changes: ``key=value`` that override the recipe.
 
-    Returns:
-        The fine-tuned model.
-
     Raises:
         UserError: wrong input, or fairseq failed.
     """
     pretrained, data_bin = read_pretrained(checkpoint, "--checkpoint"), open_data_bin(data)
     pretrained.check_dictionary(data_bin.dictionary)
-    config = configuration(pretrained, data_bin, out, yaml_file or recipe(data_bin), changes)
+    config = compose(pretrained, data_bin, out, yaml_file or find_recipe(data_bin), changes)
     with hold(out) as lock:
         _write(config, out / CONFIG)
         ensure_last(out)
@@ -58,11 +55,7 @@ def train(
 
 
 def _write(config: DictConfig, path: Path) -> None:
-    """Write the configuration; if a training has made updates with one, it has to be the same.
-
-    Raises:
-        UserError: it differs; the message says where.
-    """
+    """Write the configuration; refuse it if a training has made updates with another one."""
     if path.exists() and updates_done(path.parent):
         before = OmegaConf.to_container(OmegaConf.load(path))
         if found := differences(before, OmegaConf.to_container(config)):
@@ -75,6 +68,6 @@ def _write(config: DictConfig, path: Path) -> None:
 
 
 def _show(line: str) -> None:
-    """Print what tells how far a training is; the log has everything."""
+    """Print the progress of a training; the log has everything."""
     if text := shown(line):
         say(text)

@@ -1,4 +1,4 @@
-"""A question and a long context as inputs of limited length that overlap."""
+"""Splits a question with a long context into overlapping windows of limited length."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from fairseq.data import Dictionary
 
 from fairseq_posenc.tasks.squad.databin import SYMBOLS, Limits
 
-NO_ANSWER = (0, 0)  # the <s>, which a window without the answer points at
+NO_ANSWER = (0, 0)  # the <s>
 
 
 class Window(NamedTuple):
     """An input: ``<s> question </s></s> part of the context </s>``.
 
     Attributes:
-        tokens: ``[T]``.
-        offset: where the context begins in ``tokens``.
-        first: the context's token that is there.
-        best: ``[S]``, for each token of the context in it, whether no other window shows more of
-            what is around that token.
+        tokens: tokens of the window, ``[T]``.
+        offset: beginning of the context in ``tokens``.
+        first: number of the token of the context at ``offset``.
+        best: for each token of the context, ``[S]``, whether no other window has more context
+            around it.
     """
 
     tokens: np.ndarray
@@ -29,7 +29,7 @@ class Window(NamedTuple):
     best: np.ndarray
 
     def target(self, first: int, last: int) -> tuple[int, int]:
-        """Return where two tokens of the context are; the ``<s>`` if not both are here."""
+        """Locate two tokens of the context in the window; at ``<s>`` if it does not have both."""
         if first < self.first or last >= self.first + len(self.best):
             return NO_ANSWER
         return first - self.first + self.offset, last - self.first + self.offset
@@ -38,13 +38,13 @@ class Window(NamedTuple):
 def make_windows(
     question: np.ndarray, context: np.ndarray, limits: Limits, dictionary: Dictionary
 ) -> list[Window]:
-    """Return the windows of a question, at least one.
+    """Make the windows of a question, at least one.
 
     Args:
-        question: its tokens, ``[Q]``, cut to ``limits.max_question``.
-        context: its tokens, ``[S]``.
-        limits: sizes.
-        dictionary: fairseq's.
+        question: tokens, ``[Q]``, of which ``limits.max_question`` are used.
+        context: tokens, ``[S]``.
+        limits: sizes of the windows.
+        dictionary: fairseq dictionary.
     """
     question = question[: limits.max_question]
     bos, eos = [dictionary.bos()], [dictionary.eos()]
@@ -64,16 +64,16 @@ def make_windows(
 
 
 def _parts(length: int, room: int, stride: int) -> list[tuple[int, int]]:
-    """Return beginnings and ends of overlapping parts, the last of which reaches the end."""
+    """Compute starts and ends of overlapping parts, the last of which reaches the end."""
     firsts = range(0, max(length - room, 0) + stride, stride)
     parts = [(first, min(first + room, length)) for first in firsts]
     return parts[: 1 + next(i for i, (_, end) in enumerate(parts) if end == length)]
 
 
 def _best_parts(length: int, parts: list[tuple[int, int]]) -> np.ndarray:
-    """Return which part shows most of the context around each token, the shorter side deciding.
+    """Find the part with the most context around each token, ``[S]``; the shorter side decides.
 
-    A little goes to the longer part, and a tie to the first, as in BERT.
+    As in BERT, a longer part gets a small bonus, and the first part wins a tie.
     """
     scores = np.full((len(parts), length), -1.0)
     for number, (first, end) in enumerate(parts):

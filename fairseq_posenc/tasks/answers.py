@@ -1,6 +1,6 @@
-"""fairseq's criterion for questions with one right answer: only the answer counts.
+"""The criterion ``answers``: the loss of the answers alone, for questions with one right answer.
 
-It serves fairseq's own tasks ``language_modeling`` and ``translation``.
+It works with fairseq's tasks ``language_modeling`` and ``translation``.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ from torch import Tensor
 
 from fairseq_posenc.errors import UserError
 
-ASKS = "="  # the symbol after which the answer comes
+ASKS = "="  # the symbol before the answer
 
 
 @register_criterion("answers")
 class AnswersCriterion(FairseqCriterion):
-    """The cross-entropy of what comes after ``=``, and how often all of it is right.
+    """Cross-entropy of the answer after ``=``, and the exact match of greedy search.
 
-    Each token of an answer is predicted from the right ones before it. All are the likeliest ones
-    exactly when greedy search, which sees its own, finds the whole answer: so this is its exact
-    match.
+    Each token is predicted from the right ones before it. If the likeliest token is right
+    everywhere, greedy search finds the whole answer, and only then.
     """
 
     def __init__(self, task: Any) -> None:
@@ -37,10 +36,7 @@ class AnswersCriterion(FairseqCriterion):
     def forward(
         self, model: Any, sample: dict[str, Any], reduce: bool = True
     ) -> tuple[Tensor, int, dict[str, Any]]:
-        """Return the loss, the number of tokens it is to be divided by, and what is logged.
-
-        The logged values are sums, so that those of several ranks can be added.
-        """
+        """Compute the summed loss, the number of its tokens, and the values to log, all sums."""
         scores = model(**sample["net_input"])[0].float()  # [B, T, V]
         target = sample["target"]  # [B, T]
         counted = self.counted(sample)
@@ -57,7 +53,7 @@ class AnswersCriterion(FairseqCriterion):
         return loss, tokens, logged
 
     def counted(self, sample: dict[str, Any]) -> Tensor:
-        """Return which tokens to be predicted are the answer's, its end among them, ``[B, T]``."""
+        """Mask the targets that belong to the answer, with its end, ``[B, T]``."""
         given = sample["net_input"]
         given = given.get("prev_output_tokens", given["src_tokens"])
         answers: Tensor = given.eq(self._asks).cumsum(-1).bool()

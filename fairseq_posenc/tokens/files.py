@@ -1,4 +1,4 @@
-"""Files as they are published: compressed, and Parquet as a JSON object a line."""
+"""Opens published files: decompresses, and reads Parquet as a JSON object a line."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import zstandard
 from fairseq_posenc.errors import UserError
 
 PARQUET = ".parquet"
-_ROWS = 1000  # of a Parquet file that are in memory at a time
-_LARGEST_WINDOW = 1 << 31  # bytes that zstd may look back
+_ROWS = 1000  # rows of a Parquet file in memory at a time
+_LARGEST_WINDOW = 1 << 31  # bytes; how far back zstd may refer
 
 
 def _zstd(file: BinaryIO) -> io.RawIOBase:
@@ -27,7 +27,7 @@ def _zstd(file: BinaryIO) -> io.RawIOBase:
 
 
 def _zstd_blocks(decompressor: zstandard.ZstdDecompressor, file: BinaryIO) -> Iterator[bytes]:
-    """Yield what a file of one or several frames holds; zstandard's own reader takes half ones."""
+    """Decompress one or several frames; unlike zstandard's own reader, refuse an incomplete one."""
     data = file.read(zstandard.DECOMPRESSION_RECOMMENDED_INPUT_SIZE)
     while data:
         frame = decompressor.decompressobj()
@@ -45,12 +45,12 @@ _OPENERS: dict[str, Callable[..., object]] = {
     ".xz": lzma.open,
     ".zst": _zstd,
 }
-WHOLE = (*_OPENERS, PARQUET)  # no part of such a file can be read by itself
+WHOLE = (*_OPENERS, PARQUET)  # suffixes of files that can only be read from the beginning
 DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstandard.ZstdError)
 
 
 class _Stream(io.RawIOBase):
-    """Blocks of bytes as a file."""
+    """A file made of blocks of bytes."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self._blocks, self._left = blocks, b""
@@ -71,10 +71,10 @@ class _Stream(io.RawIOBase):
 
 
 def contents(path: Union[str, Path], file: BinaryIO) -> BinaryIO:
-    """Return what an open file holds, decompressed by the end of its name.
+    """Decompress an open file, as the suffix of its name says.
 
     Raises:
-        UserError: it is a Parquet file, and pyarrow is not installed.
+        UserError: a Parquet file, and pyarrow is not installed.
     """
     suffix = Path(path).suffix
     if suffix == PARQUET:
@@ -84,7 +84,7 @@ def contents(path: Union[str, Path], file: BinaryIO) -> BinaryIO:
 
 
 def read(path: Path) -> bytes:
-    """Return what a whole file holds; an OSError or one of ``DAMAGED`` if it cannot be read."""
+    """Read a whole file; an OSError or one of ``DAMAGED`` if it cannot be read."""
     with open(path, "rb") as file:
         return contents(path, file).read()
 

@@ -1,14 +1,15 @@
-"""GPT-2's byte-level BPE: fairseq's numbers, about seven times as fast, by way of tiktoken.
+"""GPT-2's byte-level BPE through tiktoken: fairseq's token ids, about seven times as fast.
 
-tiktoken splits text with another regular expression engine than fairseq, whose Unicode tables may
-be older or newer. Which characters the two disagree about is found out when an encoder is made, and
-lines with such a character go through fairseq's own encoder.
+tiktoken and fairseq split text with different regular expression engines, whose Unicode tables may
+differ. An encoder finds out which characters the two classify differently, and lines with such a
+character go through fairseq's own encoder.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from fairseq_posenc.tokens.numbers import Encoded, Symbols
 from fairseq_posenc.tokens.offsets import Tokens, spans_of_bytes
 
 _BYTES = 256
-_CLASSES = (r"\p{L}", r"\p{N}", r"\s")  # what the pattern of GPT-2 asks about a character
+_CLASSES = (r"\p{L}", r"\p{N}", r"\s")  # character classes of the pattern of GPT-2
 _NEWLINE = ord("\n")
 # Looking for a special token keeps tiktoken from looking for an empty one at each position; the
 # name can occur in a text, where it is then text like any other.
@@ -33,9 +34,9 @@ class GPT2:
     """GPT-2 BPE with a fairseq dictionary whose symbols are the numbers of ``encoder.json``.
 
     Args:
-        encoder_json: the vocabulary.
-        vocab_bpe: the merges.
-        dictionary: fairseq's, RoBERTa's ``dict.txt`` for example.
+        encoder_json: vocabulary file.
+        vocab_bpe: merges file.
+        dictionary: fairseq dictionary, for example RoBERTa's ``dict.txt``.
 
     Raises:
         UserError: the files do not belong together.
@@ -45,79 +46,72 @@ class GPT2:
         self._fairseq, self._fast = _load(encoder_json, vocab_bpe)
         self._eos = dictionary.eos()
         self._odd = _odd_characters()
-        # A piece, by the number that tiktoken gives it, is written with a letter for each byte.
+        # The pieces in the order of tiktoken's numbers, each written with a letter for each byte.
         pieces = [self._fairseq.byte_encoder[byte] for byte in range(_BYTES)]
         pieces += ["".join(pair) for pair in self._fairseq.bpe_ranks]
         self._sizes = np.array([len(piece) for piece in pieces])
         numbers = [self._fairseq.encoder[piece] for piece in pieces]
         self._rank = {number: rank for rank, number in enumerate(numbers)}
         symbols = [dictionary.index(str(number)) for number in numbers]
-        self._table = np.array(symbols, dtype=Symbols.of(dictionary).dtype)
+        self._table = np.array(symbols, dtype=Symbols.from_dictionary(dictionary).dtype)
 
     def encode(self, lines: Sequence[str]) -> Encoded:
-        """Return the lines as numbers; see :class:`Encoder`."""
+        """Encode lines; see :class:`Encoder`."""
         text = "\n".join(lines)
         if not lines or "" in lines or self._is_odd(text):
-            return self._one_by_one(lines)
+            return self._encode_mixed(lines)
         try:
-            return self._together(text)
+            return self._encode_joined(text)
         except ValueError:  # tiktoken gave up on a run of very many equal characters
-            return self._one_by_one(lines)
+            return self._encode_mixed(lines)
 
     def tokens(self, text: str) -> Tokens:
-        """Return a text's tokens; see :class:`Tokenizer`."""
+        """Tokenize a text; see :class:`Tokenizer`."""
         try:
-            ranks = self._slowly(text) if self._is_odd(text) else self._quickly(text)
+            ranks = self._slow_ranks(text) if self._is_odd(text) else self._fast_ranks(text)
         except ValueError:
-            ranks = self._slowly(text)
+            ranks = self._slow_ranks(text)
         spans = spans_of_bytes(text, self._sizes[ranks])
-        return Tokens.of(text, self._table[ranks].tolist(), spans)
+        return Tokens.from_spans(text, self._table[ranks].tolist(), spans)
 
-    def _together(self, text: str) -> Encoded:
-        # Lines begin and end with something else than white space, so that the newline between two
-        # of them is a token of its own and leaves its neighbours as they are.
-        ranks = self._quickly(text + "\n")
+    def _encode_joined(self, text: str) -> Encoded:
+        # No line begins or ends with white space, so the newline between two lines is a token of
+        # its own and does not change its neighbours.
+        ranks = self._fast_ranks(text + "\n")
         ends = np.flatnonzero(ranks == _NEWLINE)
         tokens = self._table[ranks]
         tokens[ends] = self._eos
         return Encoded(tokens, np.diff(ends, prepend=-1).astype(np.int32))
 
-    def _one_by_one(self, lines: Sequence[str]) -> Encoded:
-        """Encode chunks of ordinary lines together, and the others each in its own way."""
-        parts, ordinary = [Encoded(self._table[:0], np.zeros(0, np.int32))], []
-        for line in lines:
-            if line and not self._is_odd(line):
-                ordinary.append(line)
-                continue
-            if ordinary:
-                parts.append(self._ordinary(ordinary))
-                ordinary = []
-            parts.append(self._alone(line))
-        if ordinary:
-            parts.append(self._ordinary(ordinary))
+    def _encode_mixed(self, lines: Sequence[str]) -> Encoded:
+        """Encode runs of ordinary lines together, and the other lines one by one."""
+        parts = [Encoded(self._table[:0], np.zeros(0, np.int32))]
+        for is_odd, run in groupby(lines, lambda line: not line or self._is_odd(line)):
+            some = list(run)
+            parts += map(self._encode_slowly, some) if is_odd else [self._encode_ordinary(some)]
         tokens, sizes = zip(*parts)
         return Encoded(np.concatenate(tokens), np.concatenate(sizes))
 
-    def _ordinary(self, lines: Sequence[str]) -> Encoded:
+    def _encode_ordinary(self, lines: Sequence[str]) -> Encoded:
         try:
-            return self._together("\n".join(lines))
+            return self._encode_joined("\n".join(lines))
         except ValueError:
             if len(lines) == 1:
-                return self._alone(lines[0])
+                return self._encode_slowly(lines[0])
             half = len(lines) // 2
-            first, second = self._ordinary(lines[:half]), self._ordinary(lines[half:])
+            first, second = self._encode_ordinary(lines[:half]), self._encode_ordinary(lines[half:])
             return Encoded(*(np.concatenate(both) for both in zip(first, second)))
 
-    def _alone(self, line: str) -> Encoded:
-        tokens = np.append(self._table[self._slowly(line)], self._table.dtype.type(self._eos))
+    def _encode_slowly(self, line: str) -> Encoded:
+        tokens = np.append(self._table[self._slow_ranks(line)], self._table.dtype.type(self._eos))
         return Encoded(tokens, np.array([len(tokens)], dtype=np.int32))
 
-    def _quickly(self, text: str) -> np.ndarray:
-        """Return tiktoken's numbers; a ValueError if a run of equal characters is too long."""
+    def _fast_ranks(self, text: str) -> np.ndarray:
+        """Compute tiktoken's ranks; a ValueError if a run of equal characters is too long."""
         return self._fast.encode_to_numpy(text, disallowed_special=())
 
-    def _slowly(self, text: str) -> np.ndarray:
-        """Return the same numbers by way of fairseq's encoder."""
+    def _slow_ranks(self, text: str) -> np.ndarray:
+        """Compute the same ranks with fairseq's encoder."""
         ranks = [self._rank[number] for number in self._fairseq.encode(text)]
         self._fairseq.cache.clear()  # it would grow for ever
         return np.array(ranks, dtype=np.int64)
@@ -131,7 +125,7 @@ class GPT2:
 
 @lru_cache(maxsize=1)
 def _load(encoder_json: Path, vocab_bpe: Path) -> tuple[gpt2_bpe_utils.Encoder, tiktoken.Encoding]:
-    """Return fairseq's encoder and tiktoken's, with the ranks of the same files."""
+    """Load fairseq's encoder, and tiktoken's with the same merges."""
     try:
         fairseq = gpt2_bpe_utils.get_encoder(str(encoder_json), str(vocab_bpe))
     except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
@@ -150,10 +144,10 @@ def _load(encoder_json: Path, vocab_bpe: Path) -> tuple[gpt2_bpe_utils.Encoder, 
 
 
 def _check(fairseq: gpt2_bpe_utils.Encoder, encoder_json: Path, vocab_bpe: Path) -> None:
-    """Make sure that merging by result, as tiktoken does, is merging by pair, as GPT-2 does.
+    """Check that tiktoken, which merges by result, merges as GPT-2, which merges by pair.
 
-    It is, if each merge gives a new piece, and that piece alone is merged to itself: whatever lies
-    between two ends that nothing crosses is merged as if it stood alone.
+    They agree if each merge makes a new piece, and that piece alone is merged to itself: the text
+    between two ends that no merge crosses is merged as if it stood alone.
     """
     numbers = list(fairseq.encoder.values())
     if len(fairseq.decoder) < len(numbers) or any(type(number) is not int for number in numbers):
@@ -162,20 +156,20 @@ def _check(fairseq: gpt2_bpe_utils.Encoder, encoder_json: Path, vocab_bpe: Path)
     for number, pair in enumerate(fairseq.bpe_ranks, start=2):
         piece, where = "".join(pair), f"{vocab_bpe}, line {number}: {' '.join(pair)}"
         if len(pair) != 2 or not seen.issuperset(pair):
-            raise UserError(f"{where} is not a pair of pieces that there are so far")
+            raise UserError(f"{where} is not a pair of pieces made so far")
         if piece not in fairseq.encoder:
             raise UserError(f"{where} makes a piece that is not in {encoder_json}")
         if piece in seen or fairseq.bpe(piece) != piece:
-            raise UserError(f"{where} makes a piece that other lines make otherwise")
+            raise UserError(f"{where} makes a piece that other lines make from another pair")
         seen.add(piece)
     if missing := [c for c in fairseq.byte_decoder if c not in fairseq.encoder]:
-        raise UserError(f"{encoder_json} lacks the byte {missing[0]!r}")
+        raise UserError(f"{encoder_json} does not have the byte {missing[0]!r}")
     fairseq.cache.clear()
 
 
 @lru_cache(maxsize=1)
 def _odd_characters() -> np.ndarray:
-    """Return, for each code point, whether tiktoken and fairseq put it into different classes."""
+    """Mark the code points that tiktoken and fairseq put into different classes, ``[0x110000]``."""
     every = "".join(chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000)
     single = {bytes([byte]): byte for byte in range(_BYTES)}
     odd = np.zeros(0x110000, dtype=bool)

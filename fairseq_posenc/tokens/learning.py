@@ -1,4 +1,4 @@
-"""Learning sentencepieces, with an error message that says what to change."""
+"""Trains sentencepieces; error messages say which option to change."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _LONGEST_LINE = 1 << 20  # bytes; sentencepiece's own limit would leave out line
 
 
 def learn_pieces(vocab_size: int, **options: Any) -> None:
-    """Learn sentencepieces.
+    """Train a sentencepiece model.
 
     Args:
         vocab_size: number of pieces.
-        **options: sentencepiece's own, among them where the text is, and where to write.
+        **options: of sentencepiece's trainer, among them its input and output.
 
     Raises:
-        UserError: the text does not support that many pieces, or needs more.
+        UserError: the text has too few or too many different pieces for that size.
     """
     import sentencepiece
 

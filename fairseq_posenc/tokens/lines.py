@@ -1,6 +1,6 @@
-"""Text of users: UTF-8, or an error that tells the line.
+"""Reads UTF-8 text line by line; an error names the line.
 
-By line as sacreBLEU reads it: nothing but a line feed ends one.
+As in sacreBLEU, only a line feed ends a line.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ _BLOCK = 1 << 16  # bytes; about a thousand sentences
 
 
 def decode(content: bytes, name: str, refused: dict[bytes, str]) -> str:
-    """Return the text of a file, without a byte order mark.
+    """Decode the content of a file, without a byte order mark.
 
     Args:
-        content: of the file.
-        name: what an error message calls it.
-        refused: bytes that must not be in it, and what the message calls them.
+        content: bytes of the file.
+        name: name of the file in messages.
+        refused: bytes that must not occur, with their names in messages.
 
     Raises:
-        UserError: it is not UTF-8, or has such a byte; the message has the first place.
+        UserError: the content is not UTF-8, or has such a byte; names the first line.
     """
     content, text = content.removeprefix(codecs.BOM_UTF8), ""
     places = {content.find(byte): what for byte, what in refused.items()}
@@ -42,14 +42,14 @@ def decode(content: bytes, name: str, refused: dict[bytes, str]) -> str:
 
 
 def read_lines(path: Path, option: str) -> list[str]:
-    """Return the lines of a text file, without white space at their ends.
+    """Read the lines of a text file, without trailing white space.
 
     Args:
-        path: the file; one that ends in ``.gz`` and so on is unpacked.
-        option: what an error message calls it.
+        path: the file; compressed files (``.gz`` and so on) are unpacked.
+        option: option that named the file, for messages.
 
     Raises:
-        UserError: it cannot be read, is empty, or is not UTF-8 text.
+        UserError: the file cannot be read, is empty, or is not UTF-8 text.
     """
     name = f"{option} {path}"
     try:
@@ -66,14 +66,14 @@ def read_lines(path: Path, option: str) -> list[str]:
 
 
 def arriving_lines(file: int, name: str) -> Iterator[list[str]]:
-    """Yield the lines of an open file as they come, all that have arrived in one list.
+    """Yield lists of the lines that have arrived in an open file.
 
-    A terminal gives a line at a time and a long file about a thousand; a program that waits for
-    each answer before it asks again gets it.
+    A terminal gives a line at a time, a long file about a thousand, so that a program that waits
+    for each answer before it writes again gets it.
 
     Args:
         file: descriptor to read from.
-        name: what an error message calls it.
+        name: name of the file in messages.
 
     Raises:
         UserError: a line is not UTF-8 text.

@@ -1,6 +1,6 @@
-"""Tokens that know which characters of their text they stand for.
+"""Tokens with character offsets.
 
-An answer has to be a piece of the text as it was, so nothing is ever put back together from tokens.
+An answer has to be a piece of the original text, so no text is ever put together from tokens.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import numpy as np
 
 
 class Tokens(NamedTuple):
-    """The tokens of a text, and the characters that each stands for.
+    """The tokens of a text with the characters of each.
 
     Attributes:
-        ids: ``[T]``, numbers in fairseq's dictionary.
-        starts: ``[T]``, each token's first character that is no leading white space.
-        ends: ``[T]``, the character after its last. Tokens that share a character, such as the
-            bytes of one letter, overlap; both arrays never fall.
+        ids: numbers in the fairseq dictionary, ``[T]``.
+        starts: first character after leading white space, ``[T]``, ascending.
+        ends: character after the last, ``[T]``, ascending. Tokens that share a character, such as
+            the bytes of one letter, overlap.
     """
 
     ids: np.ndarray
@@ -26,25 +26,22 @@ class Tokens(NamedTuple):
     ends: np.ndarray
 
     @classmethod
-    def of(cls, text: str, ids: Sequence[int], spans: Iterable[tuple[int, int]]) -> Tokens:
-        """Return tokens, given the characters of each with its leading white space."""
+    def from_spans(cls, text: str, ids: Sequence[int], spans: Iterable[tuple[int, int]]) -> Tokens:
+        """Build tokens from the span of each, which includes its leading white space."""
         spans = list(spans)
         starts = [end - (len(text[start:end].lstrip()) or end - start) for start, end in spans]
         ends = [end for _, end in spans]
         return cls(*(np.array(values, dtype=np.int64) for values in (ids, starts, ends)))
 
     def covering(self, start: int, end: int) -> Optional[tuple[int, int]]:
-        """Return the first and the last token of the characters from start to end.
-
-        None if all of them lie between tokens.
-        """
+        """Find the first and the last token of a span; None if it lies between tokens."""
         first = int(np.searchsorted(self.ends, start, side="right"))
         last = int(np.searchsorted(self.starts, end, side="left")) - 1
         return (first, last) if first <= last else None
 
 
 def spans_of_bytes(text: str, sizes: np.ndarray) -> list[tuple[int, int]]:
-    """Return the characters of tokens that are so many bytes of the text's UTF-8, ``[T]``."""
+    """Compute the character spans of tokens from their sizes in bytes of UTF-8, ``[T]``."""
     codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
     widths = 1 + sum((codes >= limit).astype(np.int64) for limit in (0x80, 0x800, 0x10000))
     character = np.repeat(np.arange(len(text)), widths)  # of each byte

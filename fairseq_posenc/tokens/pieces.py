@@ -1,4 +1,4 @@
-"""Sentencepieces: a trained model opened, and text cut with it."""
+"""Sentencepieces: loads a trained model and tokenizes with it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class Pieces:
-    """A model that sentencepiece's training wrote; what it does not know is its unknown piece.
+    """A trained sentencepiece model.
 
     Args:
-        path: of its file.
+        path: the ``.model`` file.
 
     Raises:
-        UserError: it is not a model, or has pieces that no fairseq dictionary can hold.
+        UserError: not a model, or one with pieces that no fairseq dictionary can hold.
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,19 +41,16 @@ class Pieces:
             )
 
     def __call__(self, lines: Sequence[str]) -> Iterable[Sequence[str]]:
-        """Return each line's pieces.
-
-        By way of their numbers, so that what is unknown is ``<unk>`` and no word of its own.
-        """
+        """Cut each line into pieces, by way of their numbers, so that unknown text is ``<unk>``."""
         return ([self.names[number] for number in line] for line in self.numbers(lines))
 
     def numbers(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return the model's own numbers of each line's pieces."""
+        """Encode each line with the model's own numbers."""
         found: list[list[int]] = self.model.encode(list(lines), num_threads=1)
         return found
 
-    def dictionary(self) -> Dictionary:
-        """Return a dictionary of all pieces that can occur in a text, in the model's order."""
+    def build_dictionary(self) -> Dictionary:
+        """Build a dictionary of all pieces that can occur in a text, in the model's order."""
         from fairseq.data import Dictionary
 
         made = Dictionary()
@@ -64,11 +61,11 @@ class Pieces:
 
 
 class PieceEncoder(SymbolEncoder):
-    """Sentencepieces with a dictionary of theirs; the model normalises, but knows the offsets.
+    """Encodes with sentencepieces; offsets refer to the text before the model normalises it.
 
     Args:
-        pieces: the model.
-        dictionary: fairseq's, with the pieces as symbols.
+        pieces: sentencepiece model.
+        dictionary: fairseq dictionary with the pieces as symbols.
     """
 
     def __init__(self, pieces: Pieces, dictionary: Dictionary) -> None:
@@ -76,14 +73,14 @@ class PieceEncoder(SymbolEncoder):
         self._pieces = pieces
 
     def tokens(self, text: str) -> Tokens:
-        """Return a text's tokens; see :class:`Tokenizer`."""
+        """Tokenize a text; see :class:`Tokenizer`."""
         if not hasattr(self._pieces.model, "EncodeAsOffsetMapping"):
             raise UserError("sentencepiece is too old to give offsets; update it to 0.2.3 or newer")
         found = self._pieces.model.encode(text, return_type="offset_mapping")
         spans = list(found["offsets"])
-        # Of pieces made from one character (as 1/2 from ½) the last alone has it: share it.
+        # Of the pieces of one character (1/2 from ½) only the last has its span: share it.
         for i in reversed(range(len(spans) - 1)):
             if spans[i][0] == spans[i][1]:
                 spans[i] = spans[i + 1]
         ids = [self.index(self._pieces.names[number]) for number in found["ids"]]
-        return Tokens.of(text, ids, spans)
+        return Tokens.from_spans(text, ids, spans)

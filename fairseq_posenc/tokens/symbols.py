@@ -1,7 +1,4 @@
-"""Symbols that can be read off a text: its words, its characters.
-
-What fairseq does with a line of symbols between spaces, without writing that line.
-"""
+"""Words and characters as symbols, encoded as fairseq encodes a line of symbols between spaces."""
 
 from __future__ import annotations
 
@@ -23,22 +20,22 @@ class Splitter(Protocol):
     """Cuts lines into symbols."""
 
     def __call__(self, lines: Sequence[str]) -> Iterable[Sequence[str]]:
-        """Return each line's symbols."""
+        """Cut each line into symbols."""
         ...
 
 
 def words(lines: Sequence[str]) -> Iterable[Sequence[str]]:
-    """Words are what stands between white space, as for fairseq."""
+    """Cut each line at its white space, as fairseq does."""
     return (line.split() for line in lines)
 
 
 class Characters(NamedTuple):
-    """Every character is a symbol; white space is none, or ``▁`` for each run of it."""
+    """Cuts lines into characters; each run of white space is dropped, or becomes ``▁``."""
 
     keep_spaces: bool
 
     def __call__(self, lines: Sequence[str]) -> Iterable[Sequence[str]]:
-        """Return each line's characters."""
+        """Cut each line into characters."""
         between = SPACE if self.keep_spaces else ""
         return (between.join(line.split()) for line in lines)
 
@@ -48,20 +45,20 @@ class SymbolEncoder:
 
     Args:
         split: cuts lines into symbols.
-        dictionary: fairseq's.
+        dictionary: fairseq dictionary.
     """
 
     def __init__(self, split: Splitter, dictionary: Dictionary) -> None:
         self._split = split
-        self._symbols = Symbols.of(dictionary)
+        self._symbols = Symbols.from_dictionary(dictionary)
         self._indices = dict(dictionary.indices)
 
     def index(self, symbol: str) -> int:
-        """Return a symbol's number, that of ``<unk>`` if the dictionary has it not."""
+        """Look up a symbol's number, that of ``<unk>`` if the dictionary does not have it."""
         return self._indices.get(symbol, self._symbols.unk)
 
     def encode(self, lines: Sequence[str]) -> Encoded:
-        """Return the lines as numbers; see :class:`Encoder`."""
+        """Encode lines; see :class:`Encoder`."""
         find, unk, eos = self._indices.get, self._symbols.unk, self._symbols.eos
         encoded = [[*(find(s, unk) for s in line), eos] for line in self._split(lines)]
         sizes = np.fromiter(map(len, encoded), np.int32, len(encoded))

@@ -1,4 +1,4 @@
-"""What cuts text as a model's pre-training data was cut, from the files of a folder."""
+"""Loads the tokenizer of a model's pre-training from the files of a folder."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ PIECES = "sentencepiece.model"
 
 
 class Tokenizer(Encoder, Protocol):
-    """An encoder that also knows what of a text each token was."""
+    """An encoder that also knows the characters of each token."""
 
     def tokens(self, text: str) -> Tokens:
-        """Return a text's tokens."""
+        """Tokenize a text."""
         ...
 
 
 def load_tokenizer(folder: Path, dictionary: Dictionary) -> Tokenizer:
-    """Return the tokenizer whose files lie in a folder.
+    """Load the tokenizer whose files lie in a folder.
 
     Raises:
-        UserError: there are none, or they cannot be read.
+        UserError: the files are missing, or cannot be read.
     """
     if (folder / PIECES).exists():
         return PieceEncoder(Pieces(folder / PIECES), dictionary)

@@ -1,4 +1,4 @@
-"""fairseq's dictionaries: as a masked language model has them, and their fingerprints."""
+"""Loading fairseq's dictionaries, and their fingerprints."""
 
 from __future__ import annotations
 
@@ -30,15 +30,21 @@ def fingerprint(dictionary: Dictionary) -> str | None:
     ).hexdigest()[:16]
 
 
-def load_dictionary(path: Path) -> Dictionary:
-    """Return a dictionary as masked language models have it, with ``<mask>`` at its end.
+def load_dictionary(path: Path, mask: bool = True) -> Dictionary:
+    """Load a dictionary.
+
+    Args:
+        path: the ``dict.txt``.
+        mask: add ``<mask>`` at the end, as the tasks of masked language models do; the file of a
+            data-bin does not have it.
 
     Raises:
         UserError: it cannot be read.
     """
     try:
         dictionary = Dictionary.load(str(path))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: no dictionary of fairseq ({error})") from None
-    dictionary.add_symbol("<mask>")
+    except Exception as error:  # fairseq raises OSError, ValueError, RuntimeError, plain Exception
+        raise UserError(f"{path}: not a fairseq dictionary ({error})") from None
+    if mask:
+        dictionary.add_symbol("<mask>")
     return dictionary

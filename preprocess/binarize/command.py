@@ -1,9 +1,10 @@
-"""What the programs do: options in, data-bin out."""
+"""Settings in, data-bin out: the work of the programs for running text."""
 
 from __future__ import annotations
 
 import argparse
-import hashlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,20 +16,22 @@ from fairseq_posenc.running.files import checksum, written_whole
 from fairseq_posenc.running.folders import Folder
 from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
 from fairseq_posenc.running.progress import format_counts, say
-from fairseq_posenc.tokens.numbers import Encoder, Symbols, load_dictionary
-from fairseq_posenc.tokens.symbols import Characters, Splitter, SymbolEncoder, words
+from fairseq_posenc.tokens.numbers import Symbols
+from fairseq_posenc.tokens.symbols import SymbolEncoder
+from fairseq_posenc.transformer.dictionary import DICTIONARY, load_dictionary
 
-from . import options, vocabulary
-from .dictionary import build_dictionary
-from .formats import LineFormat, check_format
-from .items import Numbers, Text, make_items
+from .formats import LineFormat, check_format, describe_format
+from .items import Text, check_invalid, count_symbols, make_items
+from .options import Settings
 from .pool import Pool, pool
 from .shards import Part, find_files, parts_of_shard
-from .sources import Input
+from .sources import Input, Reader, combine_checksums
 from .split import Split, State
+from .vocabulary import PACKAGES
 
 _FORMAT = 2  # of manifest.json
-# What the numbers depend on, apart from the files.
+_PADDING_FACTOR = 8  # of a dictionary's size, as in fairseq, for matrix hardware
+# The numbers depend on these options, and on the files.
 _OPTIONS = (
     *("words", "characters", "keep_spaces", "min_count", "max_symbols"),
     *("sentences", "empty_lines", "longest_line", "long_lines", "invalid_lines"),
@@ -37,120 +40,101 @@ _OPTIONS = (
 
 
 def run(args: argparse.Namespace, lines: LineFormat) -> None:
-    """Make what the options ask for, going on where an earlier call was interrupted.
+    """Make the data-bin or dictionary of the options; continue where a call was interrupted.
 
     Args:
-        args: of :func:`options.make_parser`.
-        lines: what a line of the corpus holds.
+        args: parsed by the parser of :func:`options.make_parser`.
+        lines: format of the corpus.
     """
-    options.check(args)
-    text = Text(lines, args.sentences, args.empty_lines)
+    settings = Settings.from_args(args)
+    text = Text(lines, settings.sentences, settings.empty_lines)
     with any_end_like_ctrl_c(CONTINUES):
-        if args.dict_only:
-            _write_dictionary(args, text)
+        if settings.dict_only:
+            path = settings.out / DICTIONARY
+            if path.exists():
+                raise UserError(f"{path} is there already; delete it, or choose another --out")
+            _save(_count_dictionary(settings, text), path)
+            say(f"wrote {path}")
         else:
-            _write_folder(args, text)
+            _write_folder(settings, text)
 
 
-def _write_dictionary(args: argparse.Namespace, text: Text) -> None:
-    path = args.out / "dict.txt"
-    if path.exists():
-        raise UserError(f"{path} is there already; delete it, or choose another --out")
-    _save(_new_dictionary(args, text), path)
-    say(f"wrote {path}")
-
-
-def _write_folder(args: argparse.Namespace, text: Text) -> None:
-    inputs = _inputs(args)
+def _write_folder(settings: Settings, text: Text) -> None:
+    inputs = _find_inputs(settings)
     check_format(text.lines, [one.part.path for given in inputs.values() for one in given])
-    path = args.out
-    if args.num_shards > 1:
-        # The name tells how many there are, so that some of them do not pass for all.
-        number = f"{args.shard:0{len(str(args.num_shards - 1))}d}"
-        path = args.out / f"shard{number}-of-{args.num_shards}"
-    folder = Folder(path, _plan(args, text, inputs))
+    folder = Folder(settings.folder, _plan(settings, text, inputs))
     if folder.is_done():
         return
     with folder.continued() as done:
-        dictionary = _dictionary(args, text, folder.partial / "dict.txt")
-        numbers = Numbers(
-            _encoder(args, dictionary), Symbols.of(dictionary), args.longest_line, args.long_lines
-        )
-        with pool(args.workers, make_items, text, numbers) as opened:
+        dictionary = _make_dictionary(settings, text, folder.partial / DICTIONARY)
+        symbols = Symbols.from_dictionary(dictionary)
+        tokenizer = settings.vocabulary.load_encoder(dictionary)
+        encoder = tokenizer or SymbolEncoder(settings.splitter, dictionary)
+        with pool(settings.workers, make_items, text, encoder, symbols, settings) as opened:
             for split in inputs:
-                _write_split(split, inputs[split], args, folder, numbers.symbols, opened, done)
-        summary = {"symbols": len(dictionary), "sha256": checksum(folder.partial / "dict.txt")}
-        folder.finish({"dict.txt": summary, "splits": {split: done[split] for split in inputs}})
+                _write_split(split, inputs[split], settings, folder, symbols, opened, done)
+        summary = {"symbols": len(dictionary), "sha256": checksum(folder.partial / DICTIONARY)}
+        folder.finish({DICTIONARY: summary, "splits": {split: done[split] for split in inputs}})
 
 
 def _write_split(
     name: str,
     inputs: list[Input],
-    args: argparse.Namespace,
+    settings: Settings,
     folder: Folder,
     symbols: Symbols,
     opened: Pool,
     done: dict[str, Any],
 ) -> None:
-    """Write a split that is not done yet; ``done`` holds results, and states of unfinished ones."""
+    """Write a split unless it is done; ``done`` holds results, and states of unfinished splits."""
     if "outputs" not in done.get(name, {}):
 
         def save(state: State) -> None:
-            folder.save({**done, name: state.to_json()})
+            folder.save({**done, name: vars(state)})
             say(f"{name}: {state.counts['tokens']:,} tokens")
 
-        documents, skip = args.empty_lines == "documents", args.invalid_lines == "skip"
-        state = State.of(done[name]) if name in done else State()
-        prefix = folder.partial / name
-        done[name] = Split(prefix, inputs, symbols, documents, skip, state, save).write(opened)
+        state = State.from_json(done[name]) if name in done else State()
+        split = Split(folder.partial / name, inputs, symbols, settings, state, save)
+        done[name] = split.write(opened)
         folder.save(done)
     (folder.partial / f"{name}.sizes").unlink(missing_ok=True)
-    _report(name, done[name]["counts"])
-
-
-def _report(name: str, counts: dict[str, int]) -> None:
+    counts = done[name]["counts"]
     print(f"{name}: {format_counts(counts)}")
-    if counts.get("special_tokens"):
-        say(
-            f"warning: {name} has {counts['special_tokens']:,} words that fairseq takes for <s>, "
-            "</s> or <pad>"
-        )
+    if special := counts.get("special_tokens"):
+        say(f"warning: {name} has {special:,} words that fairseq takes for <s>, </s> or <pad>")
 
 
-def _inputs(args: argparse.Namespace) -> dict[str, list[Input]]:
-    """Return what each split is made of; fairseq reads valid and test in the first shard alone."""
-    found: dict[str, list[Part]] = {}
-    for split in options.SPLITS:
-        if not (inputs := getattr(args, split)):
-            continue
-        if split == "train":
-            found[split] = parts_of_shard(find_files(inputs), args.shard, args.num_shards)
-        elif args.shard == 0:
-            found[split] = parts_of_shard(find_files(inputs), 0, 1)
-    return {split: list(map(Input.of, parts)) for split, parts in found.items()}
+def _find_inputs(settings: Settings) -> dict[str, list[Input]]:
+    """Find the parts of each split; fairseq reads valid and test from the first shard alone."""
+    found = {}
+    for split, given in settings.inputs.items():
+        shard, count = (settings.shard, settings.num_shards) if split == "train" else (0, 1)
+        if split == "train" or settings.shard == 0:
+            parts = parts_of_shard(find_files(given), shard, count)
+            found[split] = list(map(Input.from_part, parts))
+    return found
 
 
-def _plan(args: argparse.Namespace, text: Text, inputs: dict[str, list[Input]]) -> dict[str, Any]:
-    sums = {split: " ".join(one.sha256 for one in given) for split, given in inputs.items()}
+def _plan(settings: Settings, text: Text, inputs: dict[str, list[Input]]) -> dict[str, Any]:
     return {
         "format": _FORMAT,
-        "options": {name: getattr(args, name) for name in _OPTIONS},
-        "corpus": getattr(text.lines, "__name__", None) or repr(text.lines),
-        "files": vocabulary.checksums(args),
-        "inputs": {s: hashlib.sha256(each.encode()).hexdigest() for s, each in sums.items()},
-        "packages": {name: version(name) for name in vocabulary.PACKAGES},
+        "options": {name: getattr(settings, name) for name in _OPTIONS},
+        "corpus": describe_format(text.lines),
+        "files": settings.vocabulary.checksums(),
+        "inputs": {split: combine_checksums(given) for split, given in inputs.items()},
+        "packages": {name: version(name) for name in PACKAGES},
     }
 
 
-def _dictionary(args: argparse.Namespace, text: Text, path: Path) -> Dictionary:
-    """Return the dictionary, and write it if it is not there from an earlier call."""
+def _make_dictionary(settings: Settings, text: Text, path: Path) -> Dictionary:
+    """Load the dictionary that an earlier call wrote, or make and write it."""
     if not path.exists():
-        if args.dict or args.sentencepiece_model:
-            dictionary = vocabulary.dictionary(args)
-        else:
-            dictionary = _new_dictionary(args, text)
-        _save(dictionary, path)
-    return load_dictionary(path)
+        given = settings.vocabulary.dict_txt or settings.vocabulary.sentencepiece_model
+        _save(
+            settings.vocabulary.load_dictionary() if given else _count_dictionary(settings, text),
+            path,
+        )
+    return load_dictionary(path, mask=False)
 
 
 def _save(dictionary: Dictionary, path: Path) -> None:
@@ -158,23 +142,24 @@ def _save(dictionary: Dictionary, path: Path) -> None:
         dictionary.save(str(temporary))
 
 
-def _new_dictionary(args: argparse.Namespace, text: Text) -> Dictionary:
-    return build_dictionary(
-        parts_of_shard(find_files(args.train), 0, 1),
-        text,
-        _splitter(args),
-        args.workers,
-        min_count=args.min_count,
-        max_symbols=args.max_symbols,
-        skip_invalid=args.invalid_lines == "skip",
-    )
+def _count_dictionary(settings: Settings, text: Text) -> Dictionary:
+    """Make a dictionary of the training text, equal to that of ``fairseq-preprocess``."""
+    counter: Counter[str] = Counter()
+    parts = parts_of_shard(find_files(settings.inputs["train"]), 0, 1)
+    with pool(settings.workers, count_symbols, text, settings.splitter) as opened:
+        for (part, line), (counts, read) in opened.map(_chunks(parts)):
+            check_invalid(read.invalid, part, line, settings.skips_invalid)
+            counter.update(counts)
+    dictionary = Dictionary()
+    for symbol, count in sorted(counter.items()):
+        dictionary.add_symbol(symbol, count)
+    dictionary.finalize(settings.min_count, settings.max_symbols, _PADDING_FACTOR)
+    return dictionary
 
 
-def _splitter(args: argparse.Namespace) -> Splitter:
-    return Characters(args.keep_spaces) if args.characters else words
-
-
-def _encoder(args: argparse.Namespace, dictionary: Dictionary) -> Encoder:
-    if args.encoder_json or args.sentencepiece_model:
-        return vocabulary.encoder(args, dictionary)
-    return SymbolEncoder(_splitter(args), dictionary)
+def _chunks(parts: Sequence[Part]) -> Iterator[tuple[tuple[Part, int], bytes]]:
+    for part in parts:
+        line = 0
+        for chunk in Reader(part):
+            yield (part, line), chunk.data
+            line += chunk.lines

@@ -1,6 +1,6 @@
-"""What one line of a corpus file holds: lines of text, and "" where a document ends.
+"""Corpus formats: each turns one line of a file into lines of text, and "" where a document ends.
 
-Each format looks at one line alone, so that any number of processes can share a file.
+A format reads one line alone, so that any number of processes can share a file.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from fairseq_posenc.tokens.files import PARQUET
 
 
 class LineFormat(Protocol):
-    """What a line of a corpus holds: the lines of text in it, "" where a document ends."""
+    """Extracts the lines of text from a line of a corpus, "" where a document ends."""
 
     def __call__(self, line: str, /) -> Sequence[str]:
-        """Return the lines of text."""
+        """Extract the lines of text."""
 
 
 # WikiText marks its headings with spaced equal signs: one for the title of an article.
@@ -28,7 +28,7 @@ _TITLE = re.compile(r"\s*=\s(?!=).*(?<!=)\s=\s*")
 
 
 def plain(line: str) -> Sequence[str]:
-    """Plain text: a line is a line, and an empty one ends a document."""
+    """Read plain text: a line is a line, and an empty one ends a document."""
     return (line,)
 
 
@@ -36,18 +36,18 @@ class JsonField(NamedTuple):
     """A JSON object a line, one of whose fields holds a document (C4, OpenWebText2, the Pile).
 
     Attributes:
-        field: with the text; a field inside another is written ``meta.title``.
-        where: a field and what it must be; other objects are left out. None for all.
+        field: name of the text's field; a field inside another is written ``meta.title``.
+        where: a field and its value; objects with another value are left out. None for all.
     """
 
     field: str
     where: Optional[tuple[str, str]] = None
 
     def __call__(self, line: str) -> Sequence[str]:
-        """Return the document's lines and "".
+        """Extract the document's lines and "".
 
         Raises:
-            ValueError: no JSON object, or one without that text.
+            ValueError: not a JSON object, or one without the text.
         """
         if not line.strip():
             return ()
@@ -66,7 +66,7 @@ class JsonField(NamedTuple):
 
 
 def _look_up(record: object, path: str) -> object:
-    """Return what stands under a dotted path, or under the whole of it; None if nothing does."""
+    """Look up the value under a dotted path, or under the whole of it as a name; None if absent."""
     if isinstance(record, dict) and path in record:
         return record[path]
     first, _, rest = path.partition(".")
@@ -75,10 +75,10 @@ def _look_up(record: object, path: str) -> object:
 
 
 def parse_where(text: Optional[str]) -> Optional[tuple[str, str]]:
-    """Return the field and the value of ``FIELD=VALUE``, None of None.
+    """Parse ``FIELD=VALUE``; None stays None.
 
     Raises:
-        UserError: it is not written so.
+        UserError: the text has another form.
     """
     if text is None:
         return None
@@ -89,7 +89,7 @@ def parse_where(text: Optional[str]) -> Optional[tuple[str, str]]:
 
 
 def wikipedia(line: str) -> Sequence[str]:
-    """WikiExtractor's files: ``<doc ...>``, the title, paragraphs, ``</doc>``."""
+    """Read WikiExtractor's files: ``<doc ...>``, the title, paragraphs, ``</doc>``."""
     if line.startswith("<doc ") or line.startswith("</doc>"):
         return ("",)
     return (line,) if line.strip() else ()
@@ -107,7 +107,7 @@ class WikiText(NamedTuple):
     headings: bool
 
     def __call__(self, line: str) -> Sequence[str]:
-        """Return the line, if it is kept, after "" if an article begins with it."""
+        """Keep or drop the line; "" comes before one that begins an article."""
         kept = (line,) if self.headings or not _HEADING.fullmatch(line) else ()
         if not self.articles:
             return kept
@@ -126,11 +126,16 @@ def split_lines(text: str) -> list[str]:
     return lines
 
 
+def describe_format(lines: LineFormat) -> str:
+    """Describe a format with its settings, for manifests."""
+    return getattr(lines, "__name__", None) or repr(lines)
+
+
 def check_format(lines: LineFormat, paths: Sequence[str]) -> None:
     """Refuse to take the rows of a Parquet file for lines of text.
 
     Raises:
-        UserError: says which file.
+        UserError: a Parquet file and a format of text lines.
     """
     for path in paths:
         if path.endswith(PARQUET) and not isinstance(lines, JsonField):

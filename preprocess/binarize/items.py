@@ -1,34 +1,33 @@
-"""One chunk of a corpus file as items of a data set: what a worker process does."""
+"""Turns a chunk of a corpus file into items of a data set, in a worker process."""
 
 from __future__ import annotations
 
-import signal
-import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from multiprocessing import parent_process
-from os import _exit
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import numpy as np
 
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.tokens.numbers import Encoder, Symbols
 from fairseq_posenc.tokens.symbols import Splitter
 
 from . import lengths
 from .formats import LineFormat, split_lines
+from .options import Settings
 from .sentences import split_sentences
+from .shards import Part
 
 
 @dataclass(frozen=True)
 class Text:
-    """How the lines of a corpus become the lines that are encoded.
+    """Rules that turn the lines of a corpus into the lines that are encoded.
 
     Attributes:
-        lines: what a line of the file holds.
-        sentences: cut lines into sentences.
+        lines: format of the corpus.
+        sentences: split lines into sentences.
         empty_lines: ``drop``; ``keep``, each as ``</s>`` alone; or ``documents``: one such item
             between two documents, however many empty lines there are.
     """
@@ -38,33 +37,16 @@ class Text:
     empty_lines: str
 
 
-@dataclass(frozen=True)
-class Numbers:
-    """How lines become numbers.
-
-    Attributes:
-        encoder: text to numbers.
-        symbols: of its dictionary.
-        longest_line: items have at most so many tokens; None for no limit.
-        long_lines: what to do with longer ones: ``split`` or ``skip``.
-    """
-
-    encoder: Encoder
-    symbols: Symbols
-    longest_line: Optional[int]
-    long_lines: str
-
-
 class Items(NamedTuple):
     """Part of a data set.
 
     Attributes:
-        tokens: of all items, as bytes of the data set's type.
-        sizes: the items' sizes, as bytes of int32.
+        tokens: the items' tokens as bytes of the data set's type.
+        sizes: the items' sizes as bytes of int32.
         begins_document: with ``documents``, whether an empty line came before the first item.
         ends_document: the same, after the last item; both when there are no items.
-        counts: what the manifest says.
-        invalid: for each line left out, its number in the chunk from 0, and what is wrong with it.
+        counts: counts for the manifest.
+        invalid: for each line left out, its number in the chunk from 0, and the reason.
     """
 
     tokens: bytes
@@ -84,7 +66,7 @@ class Lines(NamedTuple):
 
 
 def read_lines(data: bytes, text: Text) -> Lines:
-    """Return a chunk's lines, stripped, sentences apart if wanted, empty ones as ""."""
+    """Read the lines of a chunk: stripped, split into sentences if wanted, empty ones as ""."""
     lines: list[str] = []
     invalid: list[tuple[int, str]] = []
     raw = split_lines(data.decode("utf-8", errors="surrogateescape"))
@@ -108,25 +90,27 @@ def read_lines(data: bytes, text: Text) -> Lines:
     return Lines(lines, counts, invalid)
 
 
-def make_items(data: bytes, text: Text, numbers: Numbers) -> Items:
-    """Return a chunk of a file as items."""
+def make_items(
+    data: bytes, text: Text, encoder: Encoder, symbols: Symbols, settings: Settings
+) -> Items:
+    """Encode a chunk of a file as items."""
     lines, counts, invalid = read_lines(data, text)
-    tokens, sizes = numbers.encoder.encode(lines)
-    counts.update(_count_symbols(tokens, sizes, numbers.symbols))
+    tokens, sizes = encoder.encode(lines)
+    counts.update(_count_symbols(tokens, sizes, symbols))
     blank = np.fromiter((not line for line in lines), bool, len(lines))
     begins = ends = False
     keep = np.ones(len(sizes), dtype=bool)
-    if numbers.longest_line is not None:
-        long = sizes > numbers.longest_line
+    if settings.longest_line is not None:
+        long = sizes > settings.longest_line
         counts["long_lines"] = int(long.sum())
-        keep = ~long if numbers.long_lines == "skip" else keep
+        keep = ~long if settings.long_lines == "skip" else keep
     if text.empty_lines == "documents":
-        keep &= (sizes > 1) | blank  # what the encoder makes nothing of is no document's end
+        keep &= (sizes > 1) | blank  # a line of text without any token ends no document
         keep, begins, ends = lengths.between_documents(keep, blank)
         counts["document_ends"] = int((keep & blank).sum())
     tokens, sizes = tokens[np.repeat(keep, sizes)], sizes[keep]
-    if numbers.longest_line is not None:
-        sizes = lengths.split_long(sizes, numbers.longest_line)
+    if settings.longest_line is not None:
+        sizes = lengths.split_long(sizes, settings.longest_line)
     counts.update(items=len(sizes), tokens=len(tokens))
     return Items(tokens.tobytes(), sizes.tobytes(), begins, ends, counts, invalid)
 
@@ -138,7 +122,7 @@ def _count_symbols(tokens: np.ndarray, sizes: np.ndarray, symbols: Symbols) -> d
 
 
 def count_symbols(data: bytes, text: Text, split: Splitter) -> tuple[Counter[str], Lines]:
-    """Return how often each symbol occurs in a chunk."""
+    """Count the symbols of a chunk."""
     read = read_lines(data, text)
     counter: Counter[str] = Counter()
     for symbols in split(read.lines):
@@ -146,22 +130,16 @@ def count_symbols(data: bytes, text: Text, split: Splitter) -> tuple[Counter[str
     return counter, Lines([], read.counts, read.invalid)
 
 
-def start_worker() -> None:
-    """Let the main process alone answer Ctrl-C, and end when it ends, even if it is killed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for number in (signal.SIGTERM, signal.SIGHUP):  # which the main process answers likewise
-        signal.signal(number, signal.SIG_DFL)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+def check_invalid(
+    invalid: Sequence[tuple[int, str]], part: Part, line: int, skip: bool
+) -> list[str]:
+    """Describe the invalid lines of a chunk that begins after ``line`` lines of a part.
 
-
-def _end_with_parent() -> None:
-    parent = parent_process()
-    assert parent is not None
-    parent.join()
-    _exit(1)
-
-
-def describe_invalid(invalid: Sequence[tuple[int, str]], path: str, line: int) -> Iterator[str]:
-    """Yield a message for each line left out of a chunk that begins after ``line`` lines."""
-    for number, reason in invalid:
-        yield f"{path}, line {line + number + 1}: {reason}"
+    Raises:
+        UserError: there is one, and ``skip`` is not set.
+    """
+    where = f" (counted from byte {part.start})" if part.start else ""
+    found = [f"{part.path}, line {line + number + 1}: {why}{where}" for number, why in invalid]
+    if found and not skip:
+        raise UserError(f"{found[0]}; mend the file, or use --invalid-lines skip")
+    return found

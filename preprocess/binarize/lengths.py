@@ -1,4 +1,4 @@
-"""Items that are too long, and the empty items between documents."""
+"""Splits items that are too long, and thins out the empty items between documents."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import numpy as np
 
 
 def split_long(sizes: np.ndarray, longest: int) -> np.ndarray:
-    """Return the sizes with long ones cut into as few parts as possible, of nearly equal size.
+    """Split long sizes into as few parts as possible, of nearly equal size.
 
-    Equal parts leave no rest of a single ``</s>``, which fairseq takes for the end of a document.
+    Equal parts leave no rest of a single ``</s>``, which fairseq reads as the end of a document.
     """
     parts = -(-sizes // longest)
     if (parts <= 1).all():
@@ -19,16 +19,16 @@ def split_long(sizes: np.ndarray, longest: int) -> np.ndarray:
 
 
 def between_documents(keep: np.ndarray, blank: np.ndarray) -> tuple[np.ndarray, bool, bool]:
-    """Leave one empty item between documents, and none before the first and after the last.
+    """Keep one empty item between documents, and none before the first and after the last.
 
     In fairseq's ``complete`` mode each is an extra ``</s>``, of which RoBERTa has one a document.
 
     Args:
-        keep: which items are kept so far.
-        blank: which items are empty lines.
+        keep: mask of the items that are kept so far, (N,).
+        blank: mask of the items that are empty lines, (N,).
 
     Returns:
-        Which items to keep, and whether there were empty ones at the beginning and at the end.
+        The mask of the items to keep, and whether the text began and ended with empty items.
     """
     kept = np.flatnonzero(keep)
     empty = blank[kept]

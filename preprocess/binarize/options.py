@@ -1,20 +1,102 @@
-"""The options that all programs of this folder share."""
+"""The options that the programs for running text share, and the settings they become."""
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Optional
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.running.options import Parser, add_workers, count
+from fairseq_posenc.running.options import Parser, add_workers, build_settings, count
+from fairseq_posenc.tokens.symbols import Characters, Splitter, words
 
-from . import vocabulary
+from .vocabulary import Vocabulary, add_vocabulary
 
 SPLITS = ("train", "valid", "test")
+_SHORTEST_LIMIT = 4  # tokens
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of one data-bin; fields are named as the options.
+
+    Attributes:
+        inputs: files and folders of each split that was given.
+        vocabulary: files that define the tokens.
+    """
+
+    inputs: dict[str, list[str]]
+    vocabulary: Vocabulary
+    out: Path
+    words: bool
+    characters: bool
+    keep_spaces: bool
+    min_count: int
+    max_symbols: int
+    dict_only: bool
+    sentences: bool
+    empty_lines: str
+    longest_line: Optional[int]
+    long_lines: str
+    invalid_lines: str
+    shard: int
+    num_shards: int
+    workers: int
+
+    @classmethod
+    def from_args(cls, args: argparse.Namespace) -> Settings:
+        """Build the settings from the options of :func:`make_parser`.
+
+        Raises:
+            UserError: options are missing, or contradict each other.
+        """
+        inputs = {split: given for split in SPLITS if (given := getattr(args, split))}
+        has_symbols = args.words or args.characters
+        vocabulary = Vocabulary.from_args(args, has_symbols, ", or --words")
+        settings = build_settings(cls, args, inputs=inputs, vocabulary=vocabulary)
+        settings._check()
+        return settings
+
+    @property
+    def skips_invalid(self) -> bool:
+        """Whether invalid lines are left out, instead of stopping at the first."""
+        return self.invalid_lines == "skip"
+
+    @property
+    def splitter(self) -> Splitter:
+        """The function that cuts lines into words or characters."""
+        return Characters(self.keep_spaces) if self.characters else words
+
+    @property
+    def folder(self) -> Path:
+        """The data-bin; a shard's name has their number, so that some do not pass for all."""
+        if self.num_shards == 1:
+            return self.out
+        number = f"{self.shard:0{len(str(self.num_shards - 1))}d}"
+        return self.out / f"shard{number}-of-{self.num_shards}"
+
+    def _check(self) -> None:
+        if not 0 <= self.shard < self.num_shards:
+            raise UserError(f"--shard {self.shard}: shards are numbered 0 to {self.num_shards - 1}")
+        if self.longest_line is not None and self.longest_line < _SHORTEST_LIMIT:
+            raise UserError(f"--longest-line {self.longest_line}: give {_SHORTEST_LIMIT} or more")
+        if not self.inputs:
+            raise UserError("nothing to do: give --train, --valid or --test")
+        has_symbols, has_train = self.words or self.characters, "train" in self.inputs
+        makes_dictionary = has_symbols and not self.vocabulary.dict_txt
+        if self.dict_only and not (makes_dictionary and has_train):
+            raise UserError("--dict-only counts words or characters of --train, without --dict")
+        if makes_dictionary and not has_train:
+            raise UserError("give --train, which the dictionary is made from, or --dict")
+        if makes_dictionary and not self.dict_only and self.num_shards > 1:
+            raise UserError(
+                "shards need one dictionary: make it with --dict-only, then give it with --dict"
+            )
 
 
 def make_parser(description: str | None, *, characters: bool = False) -> argparse.ArgumentParser:
-    """Return a parser with the shared options.
+    """Build a parser with the shared options.
 
     Args:
         description: the program's docstring.
@@ -22,101 +104,76 @@ def make_parser(description: str | None, *, characters: bool = False) -> argpars
     """
     parser = Parser(description=description)
     files = parser.add_argument_group("files")
+    text = "text files, also compressed (.gz, .bz2, .xz, .zst), or folders of them"
     for split in SPLITS:
-        files.add_argument(
-            f"--{split}",
-            nargs="+",
-            metavar="PATH",
-            help="files (also .gz, .bz2, .xz, .zst), directories",
-        )
+        files.add_argument(f"--{split}", nargs="+", metavar="PATH", help=text)
     files.add_argument("--out", type=Path, required=True, help="data-bin directory to make")
     files.add_argument("--dict", type=Path, help="dict.txt; needed with --encoder-json")
     _add_tokens(parser, characters)
     _add_lines(parser)
     machine = parser.add_argument_group("machines")
-    machine.add_argument("--shard", type=int, default=0, metavar="K", help="make shard K, from 0")
-    machine.add_argument("--num-shards", type=count, default=1, metavar="N", help="of N shards")
+    machine.add_argument(
+        "--shard", type=int, default=0, metavar="K", help="number of the shard to make, from 0"
+    )
+    machine.add_argument(
+        "--num-shards", type=count, default=1, metavar="N", help="number of shards"
+    )
     add_workers(machine)
     return parser
 
 
 def _add_tokens(parser: argparse.ArgumentParser, characters: bool) -> None:
-    tokens = parser.add_argument_group("tokens")
+    group = parser.add_argument_group("tokens")
+    add = group.add_argument
     parser.set_defaults(characters=characters, words=False, keep_spaces=False)
     parser.set_defaults(encoder_json=None, vocab_bpe=None, sentencepiece_model=None)
     if characters:
-        tokens.add_argument(
-            "--keep-spaces", action="store_true", help="a token ▁ for white space (default: none)"
-        )
+        add("--keep-spaces", action="store_true", help="write white space as the token ▁")
     else:
-        vocabulary.add_arguments(tokens)
-        tokens.add_argument("--words", action="store_true", help="what stands between spaces")
-    tokens.add_argument(
-        "--min-count", type=int, default=0, help="for a new dictionary: rarer symbols are <unk>"
+        add_vocabulary(group)
+        add("--words", action="store_true", help="tokens are words between spaces")
+    add(
+        "--min-count",
+        type=int,
+        default=0,
+        help="new dictionary: symbols that occur less often become <unk>",
     )
-    tokens.add_argument(
-        "--max-symbols", type=int, default=-1, help="for a new dictionary: its size"
-    )
-    tokens.add_argument(
-        "--dict-only", action="store_true", help="write only OUT/dict.txt, from --train"
-    )
+    add("--max-symbols", type=int, default=-1, help="new dictionary: its maximum size")
+    add("--dict-only", action="store_true", help="write only OUT/dict.txt, from --train")
 
 
 def _add_lines(parser: argparse.ArgumentParser) -> None:
     lines = parser.add_argument_group("lines")
-    lines.add_argument(
-        "--sentences", action="store_true", help="cut lines into sentences, by rules"
-    )
-    lines.add_argument(
+    add = lines.add_argument
+    add("--sentences", action="store_true", help="split lines into sentences, by rules")
+    add(
         "--empty-lines",
         choices=("documents", "drop", "keep"),
         default="documents",
-        help="documents: one </s> of its own between documents (default, except in "
-        "wikitext.py: keep); "
+        help="documents: one item </s> between documents (default, except in wikitext.py: keep); "
         "drop, keep: as fairseq's encoder script does without and with --keep-empty",
     )
-    lines.add_argument(
+    add(
         "--longest-line",
         type=int,
         metavar="N",
-        help="items have at most N tokens, </s> included: --tokens-per-sample for a causal LM, "
+        help="maximum tokens of an item, </s> included: --tokens-per-sample for a causal LM, "
         "one less for a masked LM (default: no limit)",
     )
-    lines.add_argument(
-        "--long-lines", choices=("split", "skip"), default="split", help="(default: %(default)s)"
+    add(
+        "--long-lines",
+        choices=("split", "skip"),
+        default="split",
+        help="treatment of longer lines (default: %(default)s)",
     )
     add_invalid_lines(lines)
 
 
 def add_invalid_lines(group: argparse._ActionsContainer) -> None:
-    """Add the option that says what becomes of broken lines."""
+    """Add ``--invalid-lines``, the treatment of broken lines."""
     group.add_argument(
         "--invalid-lines",
         choices=("error", "skip"),
         default="error",
-        help="lines that are not UTF-8 or not JSON (default: %(default)s)",
+        help="treatment of lines that are not UTF-8 or not JSON (default: %(default)s)",
     )
-
-
-def check(args: argparse.Namespace) -> None:
-    """Refuse options that contradict each other.
-
-    Raises:
-        UserError: says which, and what to do.
-    """
-    counted = args.words or args.characters
-    vocabulary.check(args, counted, ", or --words")
-    if not 0 <= args.shard < args.num_shards:
-        raise UserError(f"--shard {args.shard}: shards are numbered 0 to {args.num_shards - 1}")
-    if args.longest_line is not None and args.longest_line < 4:
-        raise UserError(f"--longest-line {args.longest_line}: give 4 or more")
-    if not any(getattr(args, split) for split in SPLITS):
-        raise UserError("nothing to do: give --train, --valid or --test")
-    if args.dict_only and (not counted or args.dict or not args.train):
-        raise UserError("--dict-only counts words or characters of --train, without --dict")
-    if counted and not args.dict and not args.dict_only and not args.train:
-        raise UserError("give --train, which the dictionary is made from, or --dict")
-    if counted and not args.dict and not args.dict_only and args.num_shards > 1:
-        raise UserError(
-            "shards need one dictionary: make it with --dict-only, then give it with --dict"
-        )

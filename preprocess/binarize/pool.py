@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 import sys
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -13,20 +16,18 @@ from typing import Any, Callable, TypeVar
 
 from fairseq_posenc.errors import RunError
 
-from .items import start_worker
-
 Mark = TypeVar("Mark")
 Result = TypeVar("Result")
 _AHEAD = 3  # chunks for each worker that may be waiting or done
 
 
 class Pool:
-    """Worker processes that all do one thing.
+    """Worker processes that call one function.
 
     Args:
-        workers: their number.
-        function: what they do, called as ``function(data, *arguments)``.
-        arguments: given to the workers when they start.
+        workers: number of processes.
+        function: called as ``function(data, *arguments)`` for each chunk.
+        arguments: passed to the workers once, when they start.
     """
 
     def __init__(self, workers: int, function: Callable[..., Any], *arguments: Any) -> None:
@@ -60,7 +61,7 @@ class Pool:
             ) from None
 
     def close(self) -> None:
-        """End the workers; what they have not begun is dropped."""
+        """End the workers and drop chunks that they have not begun."""
         self._executor.shutdown(cancel_futures=True)
 
 
@@ -78,9 +79,20 @@ _task: tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 def _start(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    """Start a worker, which leaves Ctrl-C to the main process and ends with it, even if killed."""
     global _task
-    start_worker()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # the main process handles them like Ctrl-C
+        signal.signal(number, signal.SIG_DFL)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     _task = (function, arguments)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _call(data: bytes) -> Any:

@@ -1,4 +1,4 @@
-"""Which bytes of which files a shard is made of."""
+"""Selects the files, and the bytes of them, that a shard is made of."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BLOCK_BYTES = 1 << 20
 
 
 class Part(NamedTuple):
-    """The bytes ``start`` to ``end`` of a file, whole lines; a compressed file is never divided."""
+    """Whole lines of a file, bytes ``start`` to ``end``; a compressed file is never divided."""
 
     path: str
     start: int
@@ -22,12 +22,12 @@ class Part(NamedTuple):
 
 
 def find_files(inputs: Sequence[str]) -> list[str]:
-    """Return the given files; for a directory all files below it by name.
+    """List the given files; for a folder all files below it, sorted by path.
 
-    What is hidden, or in a hidden folder, is left out: programs that download keep theirs there.
+    Hidden files and folders are left out: download programs keep their own files there.
 
     Raises:
-        UserError: nothing is there.
+        UserError: a path is missing, or all files are empty.
     """
     found: list[str] = []
     for given in inputs:
@@ -49,12 +49,12 @@ def _is_hidden(path: Path) -> bool:
 
 
 def parts_of_shard(files: Sequence[str], shard: int, num_shards: int) -> list[Part]:
-    """Return what one of several shards reads, in order.
+    """List the parts of one of several shards, in order.
 
     Shards have about the same number of bytes; of files, if all are compressed.
 
     Raises:
-        UserError: nothing is left for this shard.
+        UserError: the shard would be empty.
     """
     whole = all(map(is_whole, files))
     sizes = [1 if whole else os.path.getsize(path) for path in files]
@@ -78,12 +78,12 @@ def parts_of_shard(files: Sequence[str], shard: int, num_shards: int) -> list[Pa
 
 
 def is_whole(path: str) -> bool:
-    """Return whether a file cannot be divided, as compressed ones, by the end of its name."""
+    """Tell by the suffix whether a file cannot be divided because it is compressed."""
     return Path(path).suffix in WHOLE
 
 
 def _line_start(path: str, offset: int) -> int:
-    """Return where the first line at or after an offset begins."""
+    """Find the beginning of the first line at or after an offset."""
     with open(path, "rb") as file:
         if offset == 0:
             return 0

@@ -1,4 +1,4 @@
-"""Reading files as chunks of whole lines."""
+"""Reads files as chunks of whole lines."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Chunk(NamedTuple):
     """Whole lines of a part.
 
     Attributes:
-        data: the bytes, decompressed.
-        offset: where the next chunk begins, counted in decompressed bytes from the part's start.
+        data: decompressed bytes.
+        offset: beginning of the next chunk in decompressed bytes from the part's start.
         lines: number of lines.
     """
 
@@ -34,15 +34,20 @@ class Chunk(NamedTuple):
 
 
 class Input(NamedTuple):
-    """A part with its content's checksum: wherever it lies, it is the same text."""
+    """A part with the checksum of its content, which identifies the text wherever it lies."""
 
     part: Part
     sha256: str
 
     @classmethod
-    def of(cls, part: Part) -> Input:
-        """Return a part with its checksum, for which it is read once."""
+    def from_part(cls, part: Part) -> Input:
+        """Compute the checksum of a part, for which it is read once."""
         return cls(part, checksum(Path(part.path), part.start, part.end))
+
+
+def combine_checksums(inputs: Sequence[Input]) -> str:
+    """Combine the checksums of several parts in one."""
+    return hashlib.sha256(" ".join(one.sha256 for one in inputs).encode()).hexdigest()
 
 
 class Place(NamedTuple):
@@ -50,8 +55,8 @@ class Place(NamedTuple):
 
     Attributes:
         part: number of the part.
-        offset: decompressed bytes of it that come before.
-        line: lines of it that come before.
+        offset: decompressed bytes of the part before the place.
+        line: lines of the part before the place.
     """
 
     part: int = 0
@@ -63,9 +68,9 @@ class Mark(NamedTuple):
     """A chunk that was read.
 
     Attributes:
-        place: where it ends.
-        lines: how many it has.
-        is_last: whether it is the last of its part, which is empty.
+        place: end of the chunk.
+        lines: number of lines.
+        is_last: whether it is the empty chunk at the end of its part.
     """
 
     place: Place
@@ -74,7 +79,7 @@ class Mark(NamedTuple):
 
     @property
     def next(self) -> Place:
-        """Where the next chunk begins."""
+        """The beginning of the next chunk."""
         return Place(self.place.part + 1) if self.is_last else self.place
 
 
@@ -82,7 +87,7 @@ def read_chunks(inputs: Sequence[Input], place: Place) -> Iterator[tuple[Mark, b
     """Yield the chunks of several parts from a place on, and an empty one at the end of each.
 
     Raises:
-        UserError: a part cannot be read, or is not what it was.
+        UserError: a part cannot be read, or has changed.
     """
     offset, line = place.offset, place.line
     for number in range(place.part, len(inputs)):
@@ -98,7 +103,7 @@ def read_chunks(inputs: Sequence[Input], place: Place) -> Iterator[tuple[Mark, b
 
 
 class _Hashed(io.RawIOBase):
-    """The bytes of a part, as a file that computes their SHA-256 while it is read."""
+    """A part as a file that computes its SHA-256 while it is read."""
 
     def __init__(self, part: Part) -> None:
         self._file = open(part.path, "rb")  # noqa: SIM115  (closed with this object)
@@ -125,9 +130,9 @@ class Reader:
     """Reads a part chunk by chunk, in constant memory.
 
     Args:
-        part: what to read.
+        part: part to read.
         offset: :attr:`Chunk.offset` of the last chunk that is done already; 0 for none.
-        line: number of lines up to there.
+        line: number of lines up to the offset.
     """
 
     def __init__(self, part: Part, offset: int = 0, line: int = 0) -> None:
@@ -135,7 +140,7 @@ class Reader:
         self._raw = _Hashed(part)
 
     def sha256(self) -> str:
-        """Return the checksum of the part as it is on disk, once all chunks are read."""
+        """Return the checksum of the part on disk; call it after all chunks are read."""
         return self._raw.digest.hexdigest()
 
     def __iter__(self) -> Iterator[Chunk]:
@@ -149,7 +154,7 @@ class Reader:
                 file = contents(self.part.path, raw)
                 self._skip(file)
                 yield from self._chunks(file)
-                while raw.read(CHUNK_BYTES):  # what is no content, for the checksum
+                while raw.read(CHUNK_BYTES):  # bytes after the content count in the checksum
                     continue
         except (*DAMAGED, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
@@ -190,6 +195,6 @@ class Reader:
 
 
 def count_lines(data: bytes) -> int:
-    r"""Return the number of lines as Python reads them: ``\n``, ``\r\n`` and ``\r`` end one."""
+    r"""Count lines as Python reads them: ``\n``, ``\r\n`` and ``\r`` end one."""
     ends = data.count(b"\n") + data.count(b"\r") - data.count(b"\r\n")
     return ends + (data[-1:] not in (b"\n", b"\r", b""))

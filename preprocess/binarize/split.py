@@ -1,4 +1,4 @@
-"""One split of a data-bin (train, valid or test): its files, through the workers, to the disk."""
+"""Writes one split of a data-bin (train, valid or test), and continues an unfinished one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from fairseq_posenc.running.files import checksum
 from fairseq_posenc.running.progress import say
 from fairseq_posenc.tokens.numbers import Symbols
 
-from .items import Items, describe_invalid
+from .items import Items, check_invalid
+from .options import Settings
 from .pool import Pool
 from .sources import Input, Mark, Place, read_chunks
 from .store import SIZE, Position, Store
@@ -27,15 +28,15 @@ _SHOWN = 10  # messages about invalid lines; the counts are complete
 
 @dataclass
 class State:
-    """How far a split is; everything before it is safely on disk.
+    """Progress of a split; everything before it is safely on disk.
 
     Attributes:
-        place: where the next chunk begins.
-        position: of the data set.
+        place: beginning of the next chunk.
+        position: end of the data set.
         document_ended: whether an empty item is due before the next item.
-        counts: of the whole split so far.
-        part_lines: of each part that is done, how many lines it has.
-        messages: about the first invalid lines.
+        counts: counts of the split so far.
+        part_lines: number of lines of each part that is done.
+        messages: messages about the first invalid lines.
     """
 
     place: Place = field(default_factory=Place)
@@ -46,28 +47,23 @@ class State:
     messages: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, saved: dict[str, Any]) -> State:
-        """Return a state that was saved as JSON."""
+    def from_json(cls, saved: dict[str, Any]) -> State:
+        """Build a state from its ``vars``, saved as JSON."""
         place, position = Place(*saved["place"]), Position(*saved["position"])
         counts = Counter(saved["counts"])
         return cls(**{**saved, "place": place, "position": position, "counts": counts})
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the state as JSON can hold it."""
-        return dict(vars(self))
 
 
 class Split:
     """Writes one split, from the beginning or from a saved state.
 
     Args:
-        prefix: path of the data set without ending.
-        inputs: what it is made of.
-        symbols: of the dictionary.
-        documents: whether documents, and so files, are set apart by an empty item.
-        skip_invalid: leave invalid lines out and count them, instead of stopping at the first.
-        state: where to go on.
-        save: called now and then with the state, to be brought to the disk.
+        prefix: path of the data set without its suffix.
+        inputs: parts of files.
+        symbols: special symbols of the dictionary.
+        settings: settings of the data-bin.
+        state: progress of an earlier call.
+        save: called every few seconds with the state, which it writes to disk.
     """
 
     def __init__(
@@ -75,12 +71,12 @@ class Split:
         prefix: Path,
         inputs: Sequence[Input],
         symbols: Symbols,
-        documents: bool,
-        skip_invalid: bool,
+        settings: Settings,
         state: State,
         save: Callable[[State], None],
     ) -> None:
-        self._inputs, self._documents, self._skip_invalid = inputs, documents, skip_invalid
+        self._inputs, self._skip_invalid = inputs, settings.skips_invalid
+        self._documents = settings.empty_lines == "documents"  # an empty item between them
         self._state, self._save, self._saved = state, save, time.monotonic()
         self._store = Store(prefix, symbols.dtype, state.position)
         self._end = np.array([symbols.eos], symbols.dtype).tobytes()
@@ -88,7 +84,7 @@ class Split:
         self._prefix = prefix
 
     def write(self, pool: Pool) -> dict[str, Any]:
-        """Write what is left of the split and return what the manifest says about it.
+        """Write the rest of the split; return its entry of the manifest.
 
         Raises:
             UserError: a line is invalid, or there is no text.
@@ -130,13 +126,11 @@ class Split:
         part = self._inputs[mark.place.part].part
         if items.counts["lines"] != mark.lines:
             raise RuntimeError(f"{part}: {items.counts['lines']} of {mark.lines} lines came back")
-        for message in describe_invalid(items.invalid, part.path, self._state.place.line):
-            where = f"{message} (counted from byte {part.start})" if part.start else message
-            if not self._skip_invalid:
-                raise UserError(f"{where}; mend the file, or use --invalid-lines skip")
-            if len(self._state.messages) < _SHOWN:
-                self._state.messages.append(where)
-                say(f"skipped {where}")
+        state = self._state
+        for message in check_invalid(items.invalid, part, state.place.line, self._skip_invalid):
+            if len(state.messages) < _SHOWN:
+                state.messages.append(message)
+                say(f"skipped {message}")
 
     def _save_state(self) -> None:
         self._state.position = self._store.sync()

@@ -1,4 +1,4 @@
-"""fairseq's mmap format, written in constant memory and continued after an interruption."""
+"""Writes fairseq's mmap format in constant memory, and continues after an interruption."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 from fairseq.data.indexed_dataset import MMapIndexedDataset, _dtype_header_code
 
 _BLOCK = 1 << 20
-SIZE = np.dtype(np.int32)  # what an .idx file holds the sizes in
+SIZE = np.dtype(np.int32)  # type of the sizes in an .idx file
 
 
 class Position(NamedTuple):
-    """How much of a data set is safely on disk."""
+    """The size of the part of a data set that is safely on disk."""
 
     items: int = 0
     tokens: int = 0
@@ -25,12 +25,12 @@ class Position(NamedTuple):
 class Store:
     """``PREFIX.bin`` and ``PREFIX.idx``, byte for byte as fairseq writes them.
 
-    ``PREFIX.sizes`` holds what the index is made from, until it is no longer needed to go on.
+    The index is made from ``PREFIX.sizes``, which is kept while the work may have to continue.
 
     Args:
-        prefix: path without ending.
-        dtype: of the numbers, as fairseq chooses it for the size of the dictionary.
-        position: what :meth:`sync` returned; whatever was written after it is dropped.
+        prefix: path without suffix.
+        dtype: type of the numbers, as fairseq chooses it for the size of the dictionary.
+        position: result of :meth:`sync`; everything written after it is dropped.
     """
 
     def __init__(self, prefix: Path, dtype: np.dtype, position: Position) -> None:
@@ -39,7 +39,7 @@ class Store:
         self._sizes = open_at(prefix.with_suffix(".sizes"), position.items * SIZE.itemsize)
 
     def append(self, tokens: bytes, sizes: bytes) -> None:
-        """Add items: the numbers of all of them, and how many each has."""
+        """Append items: the numbers of all of them, and the size of each."""
         self._bin.write(tokens)
         self._sizes.write(sizes)
         self.position = Position(
@@ -48,7 +48,7 @@ class Store:
         )
 
     def sync(self) -> Position:
-        """Bring everything to the disk and return how much it is."""
+        """Write everything to disk and return its size."""
         for file in (self._bin, self._sizes):
             file.flush()
             os.fsync(file.fileno())
@@ -60,7 +60,7 @@ class Store:
         self._sizes.close()
 
     def finish(self) -> None:
-        """Write the index, and have fairseq's own reader confirm the counts."""
+        """Write the index, and check the counts with fairseq's own reader."""
         self.sync()
         self.close()
         sizes_path = self.prefix.with_suffix(".sizes")
@@ -88,7 +88,7 @@ class Store:
 
 
 def open_at(path: Path, size: int) -> BinaryIO:
-    """Open a file to write on after its first bytes; what comes after them is dropped."""
+    """Open a file for writing after its first ``size`` bytes; the rest is dropped."""
     file = open(path, "r+b" if size else "wb")  # noqa: SIM115  (closed by the store)
     file.truncate(size)
     file.seek(size)

@@ -1,73 +1,92 @@
-"""The options that say what a model's tokens are, and the encoder that they ask for."""
+"""The files that define a model's tokens: options, dictionary and encoder."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import NamedTuple, Optional
 
 from fairseq.data import Dictionary
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.running.files import checksum
 from fairseq_posenc.tokens.gpt2 import GPT2
-from fairseq_posenc.tokens.numbers import load_dictionary
 from fairseq_posenc.tokens.pieces import PieceEncoder, Pieces
 from fairseq_posenc.tokens.tokenizer import Tokenizer
+from fairseq_posenc.transformer.dictionary import load_dictionary
 
-PACKAGES = ("regex", "sentencepiece", "tiktoken")  # what the numbers depend on beside the files
-_FILES = ("encoder_json", "vocab_bpe", "sentencepiece_model", "dict")
-_WAYS = "--encoder-json and --vocab-bpe, or --sentencepiece-model"
-
-
-def add_arguments(group: argparse._ActionsContainer) -> None:
-    """Add the options of GPT-2's BPE and of sentencepieces."""
-    group.add_argument("--encoder-json", type=Path, help="GPT-2 BPE: its vocabulary")
-    group.add_argument("--vocab-bpe", type=Path, help="GPT-2 BPE: its merges")
-    group.add_argument("--sentencepiece-model", type=Path, help="sentencepieces")
+PACKAGES = ("regex", "sentencepiece", "tiktoken")  # the token ids depend on their versions, too
+_OPTIONS = ("encoder_json", "vocab_bpe", "sentencepiece_model", "dict")
 
 
-def check(args: argparse.Namespace, other_way: bool = False, more: str = "") -> None:
-    """Refuse options that are no vocabulary, or more than one.
-
-    Args:
-        args: the options, ``--dict`` among them.
-        other_way: whether another option says what the tokens are.
-        more: what the message calls such options.
-
-    Raises:
-        UserError: says what to give.
-    """
-    ways = [args.encoder_json, args.sentencepiece_model, other_way]
-    if sum(map(bool, ways)) != 1 or bool(args.encoder_json) != bool(args.vocab_bpe):
-        raise UserError(f"choose the tokens: {_WAYS}{more}")
-    if args.encoder_json and not args.dict:
-        raise UserError("give --dict: the dict.txt that belongs to --encoder-json")
-    for name, path in _given(args).items():
-        if not path.is_file():
-            raise UserError(f"--{name.replace('_', '-')} {path} is not there")
+def add_vocabulary(group: argparse._ActionsContainer) -> None:
+    """Add the options of GPT-2's BPE and of sentencepiece."""
+    group.add_argument("--encoder-json", type=Path, help="vocabulary of GPT-2's BPE")
+    group.add_argument("--vocab-bpe", type=Path, help="merges of GPT-2's BPE")
+    group.add_argument("--sentencepiece-model", type=Path, help="sentencepiece model")
 
 
-def checksums(args: argparse.Namespace) -> dict[str, str]:
-    """Return the SHA-256 of the files that are given, by the options' names."""
-    return {name: checksum(path) for name, path in _given(args).items()}
+class Vocabulary(NamedTuple):
+    """The vocabulary files that the options name; None for those that are not given."""
 
+    encoder_json: Optional[Path]
+    vocab_bpe: Optional[Path]
+    sentencepiece_model: Optional[Path]
+    dict_txt: Optional[Path]
 
-def _given(args: argparse.Namespace) -> dict[str, Path]:
-    return {name: path for name in _FILES if (path := getattr(args, name))}
+    @classmethod
+    def from_args(
+        cls, args: argparse.Namespace, has_symbols: bool = False, more: str = ""
+    ) -> Vocabulary:
+        """Build the vocabulary from the parsed options.
 
+        Args:
+            args: the options, ``--dict`` among them.
+            has_symbols: whether another option chose words or characters as tokens.
+            more: the name of that option, for messages.
 
-def dictionary(args: argparse.Namespace) -> Dictionary:
-    """Return the dictionary of ``--dict``, or that of all sentencepieces."""
-    if args.dict:
-        found = load_dictionary(args.dict)
-        if len(found) == found.nspecial:
-            raise UserError(f"--dict {args.dict} holds no symbol: all words would be <unk>")
+        Raises:
+            UserError: the options name no vocabulary, more than one, or a file that is missing.
+        """
+        found = cls(*(getattr(args, name) for name in _OPTIONS))
+        ways = [found.encoder_json, found.sentencepiece_model, has_symbols]
+        if sum(map(bool, ways)) != 1 or bool(found.encoder_json) != bool(found.vocab_bpe):
+            ours = "--encoder-json and --vocab-bpe, or --sentencepiece-model"
+            raise UserError(f"choose the tokens: {ours}{more}")
+        if found.encoder_json and not found.dict_txt:
+            raise UserError("give --dict: the dict.txt that belongs to --encoder-json")
+        for name, path in found.files.items():
+            if not path.is_file():
+                raise UserError(f"--{name.replace('_', '-')} {path} is not there")
         return found
-    return Pieces(args.sentencepiece_model).dictionary()
 
+    @property
+    def files(self) -> dict[str, Path]:
+        """The files that are given, by the options' names."""
+        return {name: path for name, path in zip(_OPTIONS, self) if path}
 
-def encoder(args: argparse.Namespace, dictionary: Dictionary) -> Tokenizer:
-    """Return the encoder of GPT-2's BPE or of sentencepieces."""
-    if args.encoder_json:
-        return GPT2(args.encoder_json, args.vocab_bpe, dictionary)
-    return PieceEncoder(Pieces(args.sentencepiece_model), dictionary)
+    def checksums(self) -> dict[str, str]:
+        """Compute the SHA-256 of the files, by the options' names."""
+        return {name: checksum(path) for name, path in self.files.items()}
+
+    def load_dictionary(self) -> Dictionary:
+        """Load the dictionary of ``--dict``, or build that of all sentencepieces.
+
+        Raises:
+            UserError: the file cannot be read, or holds no symbol.
+        """
+        if self.dict_txt:
+            found = load_dictionary(self.dict_txt, mask=False)
+            if len(found) == found.nspecial:
+                raise UserError(f"--dict {self.dict_txt} holds no symbol: all words would be <unk>")
+            return found
+        assert self.sentencepiece_model
+        return Pieces(self.sentencepiece_model).build_dictionary()
+
+    def load_encoder(self, dictionary: Dictionary) -> Optional[Tokenizer]:
+        """Load GPT-2's BPE or the sentencepieces; None where tokens are words or characters."""
+        if self.encoder_json and self.vocab_bpe:
+            return GPT2(self.encoder_json, self.vocab_bpe, dictionary)
+        if self.sentencepiece_model:
+            return PieceEncoder(Pieces(self.sentencepiece_model), dictionary)
+        return None

@@ -1,4 +1,4 @@
-"""One task's splits as fairseq's sentence prediction reads them: input0, input1, label."""
+"""Writes the splits of a task as fairseq's sentence prediction reads them."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from binarize.store import SIZE, Position, Store
 from fairseq_posenc.tasks.glue.definitions import SCORE_MAXIMUM, Task
 from fairseq_posenc.tokens.numbers import Encoder, Symbols
 
-from .cutting import cut, kept_lengths
+from .cutting import truncate, truncated_lengths
 from .rows import Examples
 
-_AT_ONCE = 10_000  # examples
+_BATCH = 10_000  # examples
 
 
 class Writer(NamedTuple):
     """Writes splits into a folder.
 
     Attributes:
-        folder: of the task.
-        encoder: text to numbers.
-        symbols: of its dictionary.
-        max_tokens: of an example, with all symbols.
+        folder: folder of the task.
+        encoder: turns text into numbers.
+        symbols: special symbols of the dictionary.
+        max_tokens: maximum tokens of an example, with all symbols.
     """
 
     folder: Path
@@ -35,7 +35,7 @@ class Writer(NamedTuple):
     max_tokens: int
 
     def write(self, task: Task, split: str, examples: Examples) -> dict[str, int]:
-        """Write a split and return its counts."""
+        """Write a split; return its counts."""
         counts = self._write_sentences(split, examples)
         if split in task.test_splits:
             (self.folder / f"{split}.ids").write_text("\n".join(examples.ids) + "\n", "utf-8")
@@ -49,20 +49,20 @@ class Writer(NamedTuple):
         return {"examples": len(examples.ids), "broken": examples.broken, **counts}
 
     def _write_sentences(self, split: str, examples: Examples) -> dict[str, int]:
-        """Write the sentences, cut where they have to be."""
+        """Write the sentences, cut to the maximum size; return the counts."""
         sides = range(len(examples.sentences))
         # <s> first </s>, and for a pair </s> second </s>
         room = self.max_tokens - 2 * len(sides)
         stores = [self._store(f"input{side}", split, self.symbols.dtype) for side in sides]
         counts: Counter[str] = Counter(cut=0, tokens=0)
         longest = 0
-        for start in range(0, len(examples.ids), _AT_ONCE):
-            part = slice(start, start + _AT_ONCE)
+        for start in range(0, len(examples.ids), _BATCH):
+            part = slice(start, start + _BATCH)
             encoded = [self.encoder.encode(texts[part]) for texts in examples.sentences]
             lengths = np.stack([sizes.astype(np.int64) - 1 for _, sizes in encoded], axis=1)
-            kept = kept_lengths(lengths, room)
+            kept = truncated_lengths(lengths, room)
             for side, store in enumerate(stores):
-                tokens = cut(*encoded[side], kept[:, side])
+                tokens = truncate(*encoded[side], kept[:, side])
                 store.append(tokens.tobytes(), (kept[:, side] + 1).astype(SIZE).tobytes())
             totals = kept.sum(axis=1) + 2 * len(sides)
             counts.update(cut=int((kept < lengths).any(axis=1).sum()), tokens=int(totals.sum()))
@@ -72,9 +72,9 @@ class Writer(NamedTuple):
         return {**counts, "longest": longest}
 
     def _write_classes(self, task: Task, split: str, labels: list[str]) -> None:
-        dictionary = label_dictionary(task)
+        dictionary = build_label_dictionary(task)
         numbers = [[dictionary.index(label), dictionary.eos()] for label in labels]
-        dtype = Symbols.of(dictionary).dtype
+        dtype = Symbols.from_dictionary(dictionary).dtype
         store = self._store("label", split, dtype)
         store.append(np.array(numbers, dtype).tobytes(), np.full(len(labels), 2, SIZE).tobytes())
         _finish(store)
@@ -90,16 +90,16 @@ class Writer(NamedTuple):
             dictionary.save(str(self.folder / f"input{side}" / "dict.txt"))
         if not task.regression:
             (self.folder / "label").mkdir(exist_ok=True)
-            label_dictionary(task).save(str(self.folder / "label" / "dict.txt"))
+            build_label_dictionary(task).save(str(self.folder / "label" / "dict.txt"))
 
 
 def _finish(store: Store) -> None:
     store.finish()
-    store.prefix.with_suffix(".sizes").unlink()  # only needed to go on with a split
+    store.prefix.with_suffix(".sizes").unlink()  # only needed to continue a split
 
 
-def label_dictionary(task: Task) -> Dictionary:
-    """Return the classes in their own order, whatever is frequent in the data, without padding."""
+def build_label_dictionary(task: Task) -> Dictionary:
+    """Build the dictionary of the classes, in their own order, without padding to a multiple."""
     dictionary = Dictionary()
     for label in task.classes:
         dictionary.add_symbol(label)

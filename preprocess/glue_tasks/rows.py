@@ -1,4 +1,4 @@
-"""GLUE's .tsv files: tab-separated text without quoting, columns by their names."""
+"""Reads GLUE's .tsv files: tab-separated text without quoting, columns by their names."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _ENDINGS = ("", ".gz", ".bz2", ".xz", ".zst")
 
 
 class Examples(NamedTuple):
-    """One file, read.
+    """The examples of a file.
 
     Attributes:
-        sentences: for each of the task's one or two columns, the texts.
-        labels: as written; empty for a test set.
-        ids: what GLUE calls the examples.
-        broken: rows that were left out.
+        sentences: texts of each of the task's one or two columns.
+        labels: labels as written; empty for a test set.
+        ids: GLUE's ids of the examples.
+        broken: number of rows that were left out.
     """
 
     sentences: tuple[list[str], ...]
@@ -32,10 +32,10 @@ class Examples(NamedTuple):
 
 
 def find_file(folder: Path, task: Task, split: str) -> Path:
-    """Return the file of a split, which may be compressed.
+    """Find the file of a split, which may be compressed.
 
     Raises:
-        UserError: it is not there.
+        UserError: it is missing.
     """
     plain = Path(os.path.normpath(folder / task.name / f"{task.files[split]}.tsv"))
     for suffix in _ENDINGS:
@@ -52,13 +52,13 @@ def read_examples(path: Path, task: Task, split: str) -> Examples:
     """Read a file.
 
     Raises:
-        UserError: a row that cannot be read, or a label that the task does not have; where.
+        UserError: a row is broken, or has a label that the task does not have; names the line.
     """
-    lines = _lines(path)
+    lines = _read_lines(path)
     header: Sequence[str] = task.headless.get(split) or next(lines, (1, ""))[1].split("\t")
-    columns = [_column(header, name, path) for name in task.sentences]
+    columns = [_find_column(header, name, path) for name in task.sentences]
     labelled = split not in task.test_splits
-    label = _column(header, task.label, path) if labelled else None
+    label = _find_column(header, task.label, path) if labelled else None
     found = Examples(tuple([] for _ in columns), [], [], 0)
     broken = 0
     for number, line in lines:
@@ -72,7 +72,7 @@ def read_examples(path: Path, task: Task, split: str) -> Examples:
             broken += 1
             continue
         if label is not None:
-            found.labels.append(_checked(cells[label], task, f"{path}, line {number}"))
+            found.labels.append(_check_label(cells[label], task, f"{path}, line {number}"))
         for texts, column in zip(found.sentences, columns):
             texts.append(cells[column].strip())
         found.ids.append(cells[0])
@@ -81,8 +81,8 @@ def read_examples(path: Path, task: Task, split: str) -> Examples:
     return found._replace(broken=broken)
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    r"""Yield numbered lines; only ``\n`` ends one, as texts hold other characters for it."""
+def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    r"""Yield numbered lines; only ``\n`` ends one, because texts hold other line separators."""
     with open(path, "rb") as file:
         try:
             text = contents(path, file).read().decode("utf-8-sig")  # MRPC begins with that mark
@@ -95,7 +95,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
             yield number, line.rstrip("\r")
 
 
-def _column(header: Sequence[str], name: str, path: Path) -> int:
+def _find_column(header: Sequence[str], name: str, path: Path) -> int:
     if name not in header:
         raise UserError(
             f"{path}, line 1: no column is called '{name}' ({', '.join(header)}); "
@@ -104,7 +104,7 @@ def _column(header: Sequence[str], name: str, path: Path) -> int:
     return list(header).index(name)
 
 
-def _checked(label: str, task: Task, where: str) -> str:
+def _check_label(label: str, task: Task, where: str) -> str:
     label = label.strip()
     if task.regression:
         try:

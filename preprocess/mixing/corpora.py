@@ -38,7 +38,7 @@ class Corpus(NamedTuple):
 
 
 def parse_corpus(words: Sequence[str]) -> Corpus:
-    """Return what ``FORMAT PATH ... [SETTING=VALUE ...]`` asks for.
+    """Parse ``FORMAT PATH ... [SETTING=VALUE ...]``.
 
     Raises:
         UserError: it is not written so.

@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from binarize.items import Text, describe_invalid, read_lines
+from binarize.items import Text, check_invalid, read_lines
 from binarize.pool import Pool
 from binarize.sources import Input, Mark, Place, read_chunks
-from fairseq_posenc.errors import UserError
 from fairseq_posenc.running.progress import say
 
 
@@ -65,8 +64,6 @@ class Documents:
             yield [document for document in found if document]
 
     def _check(self, parts: Parts, mark: Mark) -> None:
-        path, before = self._inputs[mark.place.part].part.path, mark.place.line - mark.lines
-        for message in describe_invalid(parts.invalid, path, before):
-            if not self._skip_invalid:
-                raise UserError(f"{message}; mend the file, or use --invalid-lines skip")
+        part, before = self._inputs[mark.place.part].part, mark.place.line - mark.lines
+        for message in check_invalid(parts.invalid, part, before, self._skip_invalid):
             say(f"skipped {message}")

@@ -20,7 +20,7 @@ DOCUMENTS, LINES, BYTES = "documents", "lines", "bytes"
 
 
 class Drawn(NamedTuple):
-    """What becomes of a document: text to train on, and text held out; often both are empty."""
+    """The parts of a document: text to train on, and text held out; often both are empty."""
 
     train: bytes
     valid: bytes
@@ -61,7 +61,7 @@ class Draw:
             raise UserError(f"{corpus.name}: has only {self._rest():,.0f} bytes, less than size=")
 
     def draw(self, document: bytes) -> Drawn:
-        """Return what becomes of the next document."""
+        """Decide about the next document: train on it, hold it out, or leave it out."""
         corpus, done = self._corpus, self.done
         if not corpus.hold_out:
             train, valid = document, b""
@@ -79,7 +79,7 @@ class Draw:
         return Drawn(train, valid)
 
     def _rest(self) -> float:
-        """Return how many bytes there still are to train on, for all that is known."""
+        """Estimate the bytes of the rest that are to train on."""
         left = self._there[self._unit] - self.done[self._unit]
         held = self._corpus.hold_out - self.done["held_out"]
         share = 1 - held / left if left else 0

@@ -1,1 +1,1 @@
-"""Parallel text: what ``translation.py`` reads, checks, filters, cuts into pieces and writes."""
+"""Parallel text: the modules of ``translation.py``, which reads, filters, encodes and writes it."""

@@ -1,4 +1,4 @@
-"""Which pairs are worth training on; validation and test sets are never filtered."""
+"""Filters training pairs; validation and test sets are never filtered."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ Pieces = list[list[int]]
 
 
 class Limits(NamedTuple):
-    """What a pair to train on may be.
+    """Limits of a training pair.
 
     Attributes:
-        max_length: most pieces on either side.
-        max_ratio: most pieces of the longer side for each piece of the shorter one.
+        max_length: maximum pieces of either side.
+        max_ratio: maximum ratio of the longer side to the shorter one.
     """
 
     max_length: int
     max_ratio: float
 
     def reason(self, source: list[int], target: list[int]) -> Optional[str]:
-        """Return why a pair is dropped, or None if it is kept."""
+        """Name the reason to drop a pair; None keeps it."""
         shorter, longer = sorted((len(source), len(target)))
         if not shorter:
             return "empty"
@@ -31,8 +31,10 @@ class Limits(NamedTuple):
         return None
 
 
-def keep(source: Pieces, target: Pieces, limits: Limits) -> tuple[Pieces, Pieces, dict[str, int]]:
-    """Return both sides of the pairs that are kept, and how many were dropped for each reason."""
+def filter_pairs(
+    source: Pieces, target: Pieces, limits: Limits
+) -> tuple[Pieces, Pieces, dict[str, int]]:
+    """Filter pairs; return both sides of those kept, and counts of those dropped by reason."""
     reasons = [limits.reason(*pair) for pair in zip(source, target)]
     dropped = Counter({"empty": 0, "too long": 0, "lengths too different": 0})
     dropped.update(reason for reason in reasons if reason)

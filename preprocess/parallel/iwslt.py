@@ -18,11 +18,10 @@ from xml.sax.saxutils import unescape
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.running.files import checksum
-from parallel.files import read_bytes
-from parallel.texts import Corpus, Split, Text, check, decode, joined
+from parallel.texts import Corpus, Split, Text, check_split, decode, join_splits, read_bytes
 
 # Lines about a talk; all other lines of a train file are its text. Titles and descriptions are
-# about the talk, too: they are written by others, and are not always translated.
+# left out, too: others write them, and they are not always translated.
 _ABOUT = re.compile(
     r"\s*</?(url|keywords|speaker|talkid|title|description|reviewer|translator|doc|transcript)"
     r"\b[^>]*>"
@@ -37,9 +36,9 @@ class _Talks(NamedTuple):
     """A train file.
 
     Attributes:
-        text: its lines of text.
-        starts: of each talk, how many lines of text come before, and the line where it begins.
-        tags: how many lines about the talks each tag has.
+        text: lines of text.
+        starts: for each talk, the number of lines of text before it, and its line in the file.
+        tags: number of lines about the talks, by tag.
     """
 
     text: Text
@@ -52,12 +51,12 @@ class _Release:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._files: dict[str, Path] = _find(path) if path.is_dir() else {}
+        self._files: dict[str, Path] = _find_files(path) if path.is_dir() else {}
         self._contents = {} if path.is_dir() else _read_archive(path)
         self.inputs = {} if path.is_dir() else {path.name: checksum(path)}
 
     def read(self, pattern: str, languages: tuple[str, str], language: str) -> Text:
-        """Return one side of a file; the pair may be named in either order."""
+        """Read one side of a file; its name may have the languages in either order."""
         source, target = languages
         names = [pattern.format(f"{a}-{b}.{language}") for a, b in (languages, (target, source))]
         for name in names:
@@ -88,19 +87,19 @@ def read_iwslt(
         UserError: a file is missing, damaged, not UTF-8, or does not fit the other side.
     """
     release = _Release(path)
-    sides = [_talks(release.read("train.tags.{}", languages, side)) for side in languages]
-    _check_talks(*sides)
+    sides = [_parse_talks(release.read("train.tags.{}", languages, side)) for side in languages]
+    _check_alignment(*sides)
 
     def split(names: str) -> Split:
         parts = []
         for name in names.split("+"):
             pattern = f"IWSLT17.TED.{name}.{{}}.xml"
             texts = (release.read(pattern, languages, side) for side in languages)
-            parts.append(check(_segments(name, *texts), keep_all=True))
-        return joined(names, parts)
+            parts.append(check_split(_read_segments(name, *texts), keep_all=True))
+        return join_splits(names, parts)
 
     return Corpus(
-        check(Split("train", sides[0].text, sides[1].text), keep_all=False),
+        check_split(Split("train", sides[0].text, sides[1].text), keep_all=False),
         [split(name) for name in valid],
         [split(name) for name in test],
         release.inputs,
@@ -108,7 +107,7 @@ def read_iwslt(
     )
 
 
-def _find(path: Path) -> dict[str, Path]:
+def _find_files(path: Path) -> dict[str, Path]:
     names = ("train.tags.*", "IWSLT17.TED.*.xml")
     return {file.name: file for name in names for file in sorted(path.rglob(name))}
 
@@ -128,7 +127,7 @@ def _read_archive(path: Path) -> dict[str, bytes]:
     return contents
 
 
-def _talks(text: Text) -> _Talks:
+def _parse_talks(text: Text) -> _Talks:
     lines: list[str] = []
     numbers, starts = [], []
     tags: Counter[str] = Counter()
@@ -143,8 +142,8 @@ def _talks(text: Text) -> _Talks:
     return _Talks(Text(text.origin, lines, numbers), starts, tags)
 
 
-def _check_talks(source: _Talks, target: _Talks) -> None:
-    """Find the talk that is not aligned, not just that the files are not."""
+def _check_alignment(source: _Talks, target: _Talks) -> None:
+    """Name the first talk that is not aligned."""
     for talk, (here, there) in enumerate(zip(source.starts, target.starts), start=1):
         if here[0] != there[0]:
             raise UserError(
@@ -154,8 +153,8 @@ def _check_talks(source: _Talks, target: _Talks) -> None:
             )
 
 
-def _segments(name: str, *texts: Text) -> Split:
-    sides, places = zip(*map(_side, texts))
+def _read_segments(name: str, *texts: Text) -> Split:
+    sides, places = zip(*map(_parse_segments, texts))
     for index, (here, there) in enumerate(zip(*places)):
         if here != there:
             raise UserError(
@@ -166,8 +165,8 @@ def _segments(name: str, *texts: Text) -> Split:
     return Split(name, *sides)
 
 
-def _side(text: Text) -> tuple[Text, list[tuple[int, str]]]:
-    """Return the segments of an XML file, and of each its document's number and its own."""
+def _parse_segments(text: Text) -> tuple[Text, list[tuple[int, str]]]:
+    """Parse the segments of an XML file; return them with the numbers of document and segment."""
     lines, numbers, places = [], [], []
     document = 0
     for number, line in zip(text.numbers, text.lines):

@@ -1,35 +1,40 @@
-"""Sentencepieces whose numbers are also fairseq's, so that nothing is translated between the two.
+"""Sentencepieces that have the same numbers in fairseq's dictionary.
 
-The text itself is not changed (no Unicode normalisation; only runs of white space become one
-space), so pieces joined again are the text that they were made from. The single exception is a
-character that the training text does not have: it becomes ``<unk>``.
+Pieces that are learnt here do not change the text (no Unicode normalisation; only runs of white
+space become one space), so that joined pieces are the original text, but for characters that the
+training text does not have: they become ``<unk>``.
 """
 
 from __future__ import annotations
 
 import io
+import json
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.running.devices import cores
 from fairseq_posenc.tokens import pieces
 from fairseq_posenc.tokens.learning import learn_pieces
 from parallel.filters import Pieces
+from parallel.texts import read_bytes
 
-UNKNOWN, SPECIAL = 3, 4  # number of <unk>, and of all symbols that fairseq puts first
+VOCABULARY = "vocab.json"  # beside the model of the source language
+_SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")  # fairseq's, in its order
+UNKNOWN, SPECIAL = _SYMBOLS.index("<unk>"), len(_SYMBOLS)
 
 
 def train(lines: Iterable[str], vocab_size: int, model_type: str) -> bytes:
-    """Learn sentencepieces and return the model, the content of a ``.model`` file.
+    """Train sentencepieces; return the model, the content of a ``.model`` file.
 
     Args:
-        lines: the text.
+        lines: training text.
         vocab_size: number of pieces, the four special symbols included.
         model_type: ``bpe`` or ``unigram``.
 
     Raises:
-        UserError: the text does not support that many pieces, or needs more.
+        UserError: the text has too few or too many different pieces for that size.
     """
     model = io.BytesIO()
     learn_pieces(
@@ -49,10 +54,10 @@ def train(lines: Iterable[str], vocab_size: int, model_type: str) -> bytes:
 
 
 class Encoder:
-    """A trained model.
+    """Encodes text with a trained model.
 
     Args:
-        path: of its ``.model`` file.
+        path: the ``.model`` file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,12 +65,12 @@ class Encoder:
         self._pieces = self._model.names
 
     def encode(self, lines: list[str]) -> Pieces:
-        """Return the numbers of each line's pieces."""
+        """Encode each line as numbers of pieces."""
         encoded: Pieces = self._model.model.encode([" ".join(line.split()) for line in lines])
         return encoded
 
     def write(self, path: Path, lines: Pieces) -> dict[str, int]:
-        """Write pieces as text for fairseq-preprocess; return their number, and that of <unk>."""
+        """Write pieces as text for fairseq-preprocess; return the counts of pieces and of <unk>."""
         with open(path, "w", encoding="utf-8") as file:
             for line in lines:
                 file.write(" ".join(self._pieces[number] for number in line) + "\n")
@@ -73,7 +78,7 @@ class Encoder:
         return {"pieces": sum(map(len, lines)), "unknown": unknown}
 
     def write_dictionary(self, path: Path, lines: Iterable[list[int]]) -> None:
-        """Write fairseq's dictionary: the pieces in the model's order, and how many there are.
+        """Write fairseq's dictionary: the pieces in the model's order with their counts.
 
         The special symbols are left out, because fairseq puts them first by itself.
         """
@@ -81,3 +86,66 @@ class Encoder:
         with open(path, "w", encoding="utf-8") as file:
             for number, piece in enumerate(self._pieces[SPECIAL:], start=SPECIAL):
                 file.write(f"{piece} {counts[number]}\n")
+
+
+class GivenPieces:
+    """Trained pieces: a model for each language, and one vocabulary.
+
+    That is the format of Helsinki-NLP's translation models (opus-mt): ``source.spm``,
+    ``target.spm`` and ``vocab.json``, which numbers the pieces of both. fairseq gets the same
+    pieces in the same order after its own four symbols.
+
+    Args:
+        source: model of the source language.
+        target: model of the target language.
+
+    Raises:
+        UserError: a file is missing or broken.
+    """
+
+    def __init__(self, source: Path, target: Path) -> None:
+        self.paths = (source, target, source.with_name(VOCABULARY))
+        self.contents = tuple(read_bytes(path) for path in self.paths)
+        numbers = self._numbers()
+        self.pieces = [*_SYMBOLS, *(n for n in numbers if n not in _SYMBOLS)]
+        self.encoders = tuple(map(self._encoder, self.paths[:2]))
+
+    def _numbers(self) -> list[str]:
+        """Read the pieces of the vocabulary in the order of their numbers."""
+        path, content = self.paths[-1], self.contents[-1]
+        try:
+            numbers = json.loads(content)
+            pieces: list[str] = sorted(numbers, key=numbers.__getitem__)
+            whole = sorted(numbers.values()) == list(range(len(pieces)))
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            whole = False
+        if not whole:
+            raise UserError(f"{path}: not a vocabulary, which gives each piece a number from 0 on")
+        return pieces
+
+    def _encoder(self, path: Path) -> Encoder:
+        encoder = _GivenEncoder(path, self.pieces)
+        if not encoder.known:
+            raise UserError(f"{path}: none of its pieces is in {self.paths[-1]}")
+        return encoder
+
+
+class _GivenEncoder(Encoder):
+    """Encodes with a vocabulary that is not the model's own.
+
+    Args:
+        path: the ``.model`` file.
+        pieces: the vocabulary, fairseq's symbols first.
+    """
+
+    def __init__(self, path: Path, pieces: list[str]) -> None:
+        super().__init__(path)
+        numbers = {piece: number for number, piece in enumerate(pieces)}
+        # Pieces of the model that the vocabulary does not have are unknown, as in opus-mt.
+        self._numbers = [numbers.get(piece, UNKNOWN) for piece in self._pieces]
+        self.known = sum(number >= SPECIAL for number in self._numbers)
+        self._pieces = pieces
+
+    def encode(self, lines: list[str]) -> Pieces:
+        """Encode each line as numbers of pieces."""
+        return [[self._numbers[number] for number in line] for line in super().encode(lines)]

@@ -1,8 +1,7 @@
-"""From text to data-bin: pieces learnt and applied, pairs filtered, ``fairseq-preprocess`` run."""
+"""From text to data-bin: learn and apply pieces, filter pairs, run ``fairseq-preprocess``."""
 
 from __future__ import annotations
 
-import argparse
 import shutil
 from itertools import chain
 from pathlib import Path
@@ -11,24 +10,24 @@ from typing import Any
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.running.programs import run_logged
 from fairseq_posenc.running.progress import say
-from parallel.filters import Limits, Pieces, keep
+from parallel.filters import Limits, Pieces, filter_pairs
 from parallel.pieces import Encoder, train
+from parallel.settings import Settings
 from parallel.texts import Corpus, Split
 
 
 class Preparation:
-    """The way from text to data-bin.
+    """Makes the data-bin.
 
     Args:
         corpus: the text.
-        args: the options.
+        settings: the settings.
         work: folder to write to.
-        lock: open file that fairseq's program keeps open while it runs.
+        lock: open file that ``fairseq-preprocess`` keeps open while it runs.
     """
 
-    def __init__(self, corpus: Corpus, args: argparse.Namespace, work: Path, lock: int) -> None:
-        self._args = args
-        self._languages = (args.source_lang, args.target_lang)
+    def __init__(self, corpus: Corpus, settings: Settings, work: Path, lock: int) -> None:
+        self._settings, self._languages = settings, settings.languages
         self._splits = {"train": corpus.train}
         for kind, splits in (("valid", corpus.valid), ("test", corpus.test)):
             self._splits |= {f"{kind}{number or ''}": split for number, split in enumerate(splits)}
@@ -36,30 +35,32 @@ class Preparation:
         self._text = work / "pieces"  # for fairseq-preprocess; removed at the end
 
     def run(self) -> dict[str, Any]:
-        """Do all steps and return the figures of each split."""
+        """Run all steps; return the counts of each split."""
         self._text.mkdir()
         encoders = self._train_pieces()
         results = {}
         for name, split in self._splits.items():
             results[name] = self._write_split(name, split, encoders)
-            print(f"{name}: {_summary(results[name])}", flush=True)
+            print(f"{name}: {_describe(results[name])}", flush=True)
         self._preprocess()
         shutil.rmtree(self._text)
         return results
 
     def _train_pieces(self) -> tuple[Encoder, Encoder]:
-        args, split = self._args, self._splits["train"]
+        settings, split = self._settings, self._splits["train"]
         names = [f"sentencepiece.{language}.model" for language in self._languages]
-        if args.given is not None:
-            for name, model in zip(names, args.given.contents):
+        if settings.given is not None:
+            for name, model in zip(names, settings.given.contents):
                 (self._work / name).write_bytes(model)
-            return args.given.encoders
-        say(f"learning {args.vocab_size:,} sentencepieces ({args.model_type})")
+            return settings.given.encoders
+        assert settings.vocab_size is not None
+        assert settings.model_type is not None
+        say(f"learning {settings.vocab_size:,} sentencepieces ({settings.model_type})")
         sides = [split.source.lines, split.target.lines]
-        texts = sides if args.separate else [[*sides[0], *sides[1]]]
+        texts = sides if settings.separate else [[*sides[0], *sides[1]]]
         encoders = []
-        for name, lines in zip(names if args.separate else ["sentencepiece.model"], texts):
-            model = train(lines, args.vocab_size, args.model_type)
+        for name, lines in zip(names if settings.separate else ["sentencepiece.model"], texts):
+            model = train(lines, settings.vocab_size, settings.model_type)
             (self._work / name).write_bytes(model)
             encoders.append(Encoder(self._work / name))
         return encoders[0], encoders[-1]
@@ -70,13 +71,13 @@ class Preparation:
         sides = [encoder.encode(side.lines) for encoder, side in zip(encoders, split[1:])]
         figures: dict[str, Any] = {"set": split.name, "read": len(sides[0])}
         if name == "train":
-            limits = Limits(self._args.max_length, self._args.max_ratio)
-            *sides, figures["dropped"] = keep(sides[0], sides[1], limits)
+            limits = Limits(self._settings.max_length, self._settings.max_ratio)
+            *sides, figures["dropped"] = filter_pairs(sides[0], sides[1], limits)
             self._write_dictionaries(encoders, sides)
         figures["kept"] = len(sides[0])
         if not sides[0]:
             raise UserError(
-                f"{split.source.origin}: {_summary(figures)}, so there is nothing to train on; "
+                f"{split.source.origin}: {_describe(figures)}, so there is nothing to train on; "
                 "choose another --max-length and --max-ratio"
             )
         for language, encoder, side, text in zip(self._languages, encoders, sides, split[1:]):
@@ -88,7 +89,7 @@ class Preparation:
         return figures
 
     def _write_dictionaries(self, encoders: tuple[Encoder, Encoder], sides: list[Pieces]) -> None:
-        texts = [[side] for side in sides] if self._args.separate else [sides] * 2
+        texts = [[side] for side in sides] if self._settings.separate else [sides] * 2
         for language, encoder, text in zip(self._languages, encoders, texts):
             encoder.write_dictionary(self._text / f"dict.{language}.txt", chain(*text))
 
@@ -98,8 +99,8 @@ class Preparation:
         command = [
             *("fairseq-preprocess", "--source-lang", source, "--target-lang", target),
             *("--srcdict", str(self._text / f"dict.{source}.txt")),
-            *(own if self._args.separate else ["--joined-dictionary"]),
-            *("--destdir", str(self._work), "--workers", str(self._args.workers)),
+            *(own if self._settings.separate else ["--joined-dictionary"]),
+            *("--destdir", str(self._work), "--workers", str(self._settings.workers)),
         ]
         for kind in ("train", "valid", "test"):
             names = [str(self._text / name) for name in self._splits if name.startswith(kind)]
@@ -108,7 +109,7 @@ class Preparation:
         run_logged(command, self._text / "preprocess.log", self._lock)
 
 
-def _summary(figures: dict[str, Any]) -> str:
+def _describe(figures: dict[str, Any]) -> str:
     dropped = [f"{count:,} {why}" for why, count in figures.get("dropped", {}).items() if count]
     why = f" (dropped: {', '.join(dropped)})" if dropped else ""
     return f"{figures['kept']:,} pairs of {figures['read']:,} kept{why}"

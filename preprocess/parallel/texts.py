@@ -1,12 +1,16 @@
-"""Parallel text as lines that know where they stand, so that an error can say where it is."""
+"""Reads parallel text; lines keep their numbers, so that an error can name the place."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.running.files import checksum
 from fairseq_posenc.tokens import lines
+from fairseq_posenc.tokens.files import DAMAGED, contents
 
 _REFUSED = {b"\0": "a NUL byte", b"\r": "a carriage return inside a line"}
 
@@ -15,9 +19,9 @@ class Text(NamedTuple):
     """Lines in one language.
 
     Attributes:
-        origin: the file's name, as an error message gives it.
-        lines: the lines, as they are in the file, without line ends.
-        numbers: of each line, its number in the file, from 1 on.
+        origin: name of the file in messages.
+        lines: lines of the file without line ends.
+        numbers: number of each line in the file, from 1 on.
     """
 
     origin: str
@@ -25,7 +29,7 @@ class Text(NamedTuple):
     numbers: Sequence[int]
 
     def where(self, index: int) -> str:
-        """Return the place of a line in words."""
+        """Describe the place of a line."""
         return f"{self.origin}, line {self.numbers[index]}"
 
 
@@ -38,14 +42,14 @@ class Split(NamedTuple):
 
 
 class Corpus(NamedTuple):
-    """Text to train on, to validate on, and to test on.
+    """A corpus: text for training, validation and test.
 
     Attributes:
-        train: the pairs to train on.
+        train: training pairs.
         valid: one or several validation sets.
         test: one or several test sets.
         inputs: SHA-256 of each file that was read, by name.
-        left_out: of each language, how many lines to train on were no text, by their tag.
+        left_out: for each language, the number of training lines that were no text, by tag.
     """
 
     train: Split
@@ -56,7 +60,7 @@ class Corpus(NamedTuple):
 
 
 def decode(content: bytes, origin: str) -> Text:
-    """Return the lines of a UTF-8 file.
+    """Decode a UTF-8 file into lines.
 
     Only line feeds, with or without a carriage return before them, end a line.
 
@@ -70,15 +74,15 @@ def decode(content: bytes, origin: str) -> Text:
     return Text(origin, found, range(1, len(found) + 1))
 
 
-def check(split: Split, keep_all: bool) -> Split:
-    """Return a split whose sides have equally many lines.
+def check_split(split: Split, keep_all: bool) -> Split:
+    """Check that both sides of a split have the same number of lines; return the split.
 
     Args:
         split: the split.
-        keep_all: an empty line on either side is an error, because nothing may be left out.
+        keep_all: refuse empty lines, because none may be left out.
 
     Raises:
-        UserError: lines without a partner, or an empty line.
+        UserError: a line without a partner, or an empty line.
     """
     source, target = split.source, split.target
     shared = min(len(source.lines), len(target.lines))
@@ -98,8 +102,8 @@ def check(split: Split, keep_all: bool) -> Split:
     return split
 
 
-def joined(name: str, splits: Sequence[Split]) -> Split:
-    """Return several splits, each checked, as one: one after the other."""
+def join_splits(name: str, splits: Sequence[Split]) -> Split:
+    """Concatenate several splits, each checked."""
     if len(splits) == 1:
         return splits[0]
 
@@ -108,3 +112,56 @@ def joined(name: str, splits: Sequence[Split]) -> Split:
         return Text(" and ".join(text.origin for text in texts), every, range(1, len(every) + 1))
 
     return Split(name, side([s.source for s in splits]), side([s.target for s in splits]))
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a file.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; name a file that can be read") from None
+
+
+def read_files(
+    train: str, valid: Sequence[str], test: Sequence[str], languages: tuple[str, str]
+) -> Corpus:
+    """Read a corpus of text files, one for each language, compressed with gzip or not.
+
+    Args:
+        train: name of the two training files before ``.LANGUAGE`` or ``.LANGUAGE.gz``.
+        valid: the same for each validation set.
+        test: the same for each test set.
+        languages: source and target.
+
+    Raises:
+        UserError: a file is missing, is not UTF-8 text, or does not fit the other side.
+    """
+    inputs: dict[str, str] = {}
+
+    def split(prefix: str, keep_all: bool = True) -> Split:
+        source, target = (_read_side(prefix, language, inputs) for language in languages)
+        return check_split(Split(Path(prefix).name, source, target), keep_all)
+
+    return Corpus(split(train, False), [*map(split, valid)], [*map(split, test)], inputs, {})
+
+
+def _read_side(prefix: str, language: str, inputs: dict[str, str]) -> Text:
+    plain, packed = Path(f"{prefix}.{language}"), Path(f"{prefix}.{language}.gz")
+    found = [path for path in (plain, packed) if path.exists()]
+    if len(found) > 1:
+        raise UserError(f"{plain} and {packed} both exist; remove the one that is not meant")
+    if not found:
+        raise UserError(f"there is neither {plain} nor {packed}; check the name and the language")
+    (path,) = found
+    content = read_bytes(path)
+    inputs[str(path) if path.name in inputs else path.name] = checksum(path)
+    if path is packed:
+        try:
+            content = contents(path, io.BytesIO(content)).read()
+        except (OSError, *DAMAGED) as error:
+            raise UserError(f"{path}: not a whole gzip file ({error}); fetch it again") from None
+    return decode(content, str(path))

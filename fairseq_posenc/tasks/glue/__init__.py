@@ -1,4 +1,4 @@
-"""GLUE as fairseq trains it: sentence prediction that the data tells what to predict."""
+"""GLUE in fairseq: sentence prediction that takes its classes from the data."""
 
 from fairseq_posenc.tasks.glue import criterion, task
 

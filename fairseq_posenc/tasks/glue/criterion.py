@@ -1,8 +1,7 @@
-"""The loss of a GLUE task, with metrics that are right on any number of processes.
+"""The loss of a GLUE task, with metrics that are exact on any number of processes.
 
-fairseq's own criterion for it logs lists, which its processes cannot add up. All that is logged
-here can be added up: counts for classes, and for scores, whose order matters, a place for each
-example of the data set.
+fairseq's own criterion logs lists, which its processes cannot sum. This one logs values that can be
+summed: counts for classes; for scores, whose order matters, a vector over all examples.
 
 No postponed annotations here: fairseq reads the types of the fields.
 """
@@ -42,7 +41,7 @@ class GlueCriterion(FairseqCriterion):
     def forward(
         self, model: Any, sample: dict[str, Any], reduce: bool = True
     ) -> tuple[Tensor, int, dict[str, Any]]:
-        """Return the summed loss, the number of examples, and what is logged."""
+        """Compute the summed loss, the number of examples, and the values to log."""
         outputs, _ = model(**sample["net_input"], classification_head_name=HEAD)
         labels = sample["target"].view(-1)
         log_output: dict[str, Any] = {"nsentences": labels.numel(), "ntokens": sample["ntokens"]}
@@ -51,7 +50,7 @@ class GlueCriterion(FairseqCriterion):
             loss = F.mse_loss(predictions, labels.float(), reduction="sum")
             if not model.training:
                 figures = (predictions.detach(), labels, torch.ones_like(labels))
-                log_output |= {k: _placed(v, sample) for k, v in zip(_PLACES, figures)}
+                log_output |= {k: _scatter(v, sample) for k, v in zip(_PLACES, figures)}
         else:
             loss = F.cross_entropy(outputs.float(), labels, reduction="sum")
             classes = outputs.size(-1)
@@ -61,7 +60,7 @@ class GlueCriterion(FairseqCriterion):
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
-        """They can, over batches and over processes."""
+        """Return true: all logged values are sums."""
         return True
 
     @staticmethod
@@ -76,26 +75,26 @@ class GlueCriterion(FairseqCriterion):
             summed = sum(counts).round().long().cpu()
             log.log_scalar_sum(_COUNTS, summed)
             for name in metrics.classification(summed):
-                log.log_derived(name, _of_counts(name))
+                log.log_derived(name, _derive_from_counts(name))
         if any(_SEEN in output for output in logging_outputs):
             for name in _PLACES:
                 log.log_scalar_sum(name, sum(output[name].cpu() for output in logging_outputs))
             for name in ("pearson", "spearman"):
-                log.log_derived(name, _of_scores(name))
+                log.log_derived(name, _derive_from_scores(name))
 
 
-def _placed(figures: Tensor, sample: dict[str, Any]) -> Tensor:
-    """Return the figures of a batch in float64, each where its example is in the data set."""
-    places = figures.new_zeros(sample["dataset_size"], dtype=torch.float64)
+def _scatter(figures: Tensor, sample: dict[str, Any]) -> Tensor:
+    """Scatter the figures of a batch, [B], to the places of their examples in the data set, [N]."""
+    places = figures.new_zeros(sample["dataset_size"], dtype=torch.float64)  # [N]
     places[sample["id"]] = figures.double()
     return places
 
 
-def _of_counts(name: str) -> Callable[[Any], float]:
+def _derive_from_counts(name: str) -> Callable[[Any], float]:
     return lambda meters: metrics.classification(meters[_COUNTS].sum)[name]
 
 
-def _of_scores(name: str) -> Callable[[Any], float]:
+def _derive_from_scores(name: str) -> Callable[[Any], float]:
     def figure(meters: Any) -> float:
         seen = meters[_SEEN].sum > 0
         return metrics.regression(meters[_PREDICTIONS].sum[seen], meters[_SCORES].sum[seen])[name]

@@ -1,4 +1,4 @@
-"""A task's data-bin, as ``preprocess/glue.py`` writes it: what its manifest says about it."""
+"""Opens a task's data-bin, as ``preprocess/glue.py`` writes it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class DataBin(NamedTuple):
     """The data of one task.
 
     Attributes:
-        path: its folder, absolute.
-        task: which one it is.
-        splits: for each split, its counts; ``examples`` and ``longest`` (in tokens, with the
-            symbols between the sentences) among them.
+        path: folder of the data-bin, absolute.
+        task: the task.
+        splits: counts of each split, among them ``examples`` and ``longest`` (in tokens, with the
+            symbols between the sentences).
     """
 
     path: Path
@@ -29,23 +29,23 @@ class DataBin(NamedTuple):
 
     @property
     def dictionary(self) -> Path:
-        """The path of fairseq's dictionary."""
+        """Path of fairseq's dictionary."""
         return self.path / "input0" / "dict.txt"
 
     @property
     def longest(self) -> int:
-        """The most tokens of an example."""
+        """Maximum tokens of an example."""
         return max(counts["longest"] for counts in self.splits.values())
 
     def check_lengths(self, max_positions: int, model: Path) -> None:
         """Refuse examples that are too long for a model.
 
         Args:
-            max_positions: the positions of the model.
-            model: its checkpoint.
+            max_positions: positions of the model.
+            model: the model's checkpoint.
 
         Raises:
-            UserError: says how long one is.
+            UserError: an example is too long.
         """
         if self.longest > max_positions:
             raise UserError(
@@ -54,15 +54,15 @@ class DataBin(NamedTuple):
             )
 
     def test_ids(self, split: str) -> list[str]:
-        """Return what identifies the examples of a test set for GLUE, in order."""
+        """Read GLUE's ids of the examples of a test set, in order."""
         return (self.path / f"{split}.ids").read_text(encoding="utf-8").splitlines()
 
 
 def open_data(path: Path) -> DataBin:
-    """Read what a data-bin is.
+    """Open a data-bin.
 
     Raises:
-        UserError: it is not there, or was made by something else.
+        UserError: it is missing, or was made by another program.
     """
     manifest = path / MANIFEST
     if not manifest.is_file():
@@ -70,17 +70,16 @@ def open_data(path: Path) -> DataBin:
     try:
         content: dict[str, Any] = json.loads(manifest.read_text(encoding="utf-8"))
         task = TASKS[content["glue_task"]]
-        splits = {split: content["splits"][split] for split in content["splits"]}
-        return DataBin(path.resolve(), task, splits)
+        return DataBin(path.resolve(), task, dict(content["splits"]))
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise UserError(f"{manifest} is not that of a GLUE task ({error!r}); {HOW}") from error
 
 
 def find_data(folder: Path, task: Task) -> DataBin:
-    """Return the data-bin of a task that is to be trained.
+    """Open the data-bin of a task for training.
 
     Raises:
-        UserError: it is not in the folder, or lacks a set.
+        UserError: it is not in the folder, or has no training or development set.
     """
     path = folder / task.name
     if not (path / MANIFEST).is_file():

@@ -1,14 +1,15 @@
-"""The eight tasks: their files, columns, labels, and what GLUE wants back.
+"""The eight tasks of GLUE: files, columns, labels, and names in a submission.
 
-Neither paper reports the other two sets, and GLUE's site wants predictions for them all the same.
-The diagnostic set AX is one more test set of MNLI's model. WNLI's development set contradicts its
-training set, so that models are worse than chance; what is usual since BERT is done here too: its
-majority class is handed in, and nothing is trained.
+GLUE's site also wants predictions for two sets that neither paper reports. The diagnostic set AX is
+one more test set of MNLI's model. WNLI's development set contradicts its training set, so that
+models are worse than chance: as usual since BERT, its majority class is handed in without training.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple, Optional
 
 from fairseq_posenc.errors import UserError
 
@@ -16,19 +17,23 @@ PROTOCOLS = ("m4m", "decbert")
 SCORE_MAXIMUM = 5.0  # of STS-B; models are trained on score / 5, as in fairseq's own recipe
 
 
+_FILES = {"train": "train", "valid": "dev", "test": "test"}
+
+
 class Task(NamedTuple):
     """A task of GLUE.
 
     Attributes:
-        name: as the papers write it, and as its folder is called.
+        name: name in the papers, and of its folder.
         sentences: columns with the text of one or two sentences.
         label: column of the label.
-        classes: the labels in the order of the model's outputs; empty for a score.
-        files: which ``.tsv`` each split of the data-bin is made from.
-        submission: names of GLUE's files for the test sets, in the order of ``test``, ``test1``.
-        optional: splits that are left out if their files are not there.
-        headless: columns of the files that have no header, by split.
-        may_be_broken: whether rows with missing columns are known in training and development data;
+        classes: labels in the order of the model's outputs; empty for a score.
+        files: the ``.tsv`` of each split of the data-bin.
+        submitted: names of GLUE's files for the test sets, in the order of ``test``, ``test1``;
+            None for the task's own name.
+        optional: splits that are left out if their files are missing.
+        headless: columns of the splits whose files have no header.
+        may_be_broken: whether some rows for training and development are known to miss columns;
             such rows are left out and counted.
     """
 
@@ -36,11 +41,16 @@ class Task(NamedTuple):
     sentences: tuple[str, ...]
     label: str
     classes: tuple[str, ...]
-    files: dict[str, str]
-    submission: tuple[str, ...]
-    optional: tuple[str, ...]
-    headless: dict[str, tuple[str, ...]]
-    may_be_broken: bool
+    files: dict[str, str] = _FILES
+    submitted: Optional[tuple[str, ...]] = None
+    optional: tuple[str, ...] = ()
+    headless: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    may_be_broken: bool = False
+
+    @property
+    def submission(self) -> tuple[str, ...]:
+        """Names of GLUE's files for the test sets."""
+        return self.submitted or (self.name,)
 
     @property
     def regression(self) -> bool:
@@ -58,7 +68,6 @@ class Task(NamedTuple):
         return [split for split in self.files if split.startswith("test")]
 
 
-_FILES = {"train": "train", "valid": "dev", "test": "test"}
 _MNLI_FILES = {
     "train": "train",
     "valid": "dev_matched",
@@ -67,63 +76,33 @@ _MNLI_FILES = {
     "test1": "test_mismatched",
     "test2": "../diagnostic/diagnostic",
 }
+_MNLI = ("entailment", "neutral", "contradiction")
 _COLA_COLUMNS = ("source", "label", "mark", "sentence")
-_COLA_HEADLESS: dict[str, tuple[str, ...]] = {"train": _COLA_COLUMNS, "valid": _COLA_COLUMNS}
-_NO, _YES = "0", "1"
+_COLA_HEADLESS = {"train": _COLA_COLUMNS, "valid": _COLA_COLUMNS}
+_BINARY = ("0", "1")
 _ENTAILMENT = ("entailment", "not_entailment")
 _PAIR = ("sentence1", "sentence2")
-
-
-def _task(
-    name: str,
-    sentences: tuple[str, ...],
-    label: str,
-    classes: tuple[str, ...],
-    *,
-    files: dict[str, str] = _FILES,
-    submission: tuple[str, ...] = (),
-    optional: tuple[str, ...] = (),
-    headless: dict[str, tuple[str, ...]] | None = None,
-    may_be_broken: bool = False,
-) -> Task:
-    return Task(
-        *(name, sentences, label, classes, files, submission or (name,), optional),
-        headless=headless or {},
-        may_be_broken=may_be_broken,
-    )
-
-
-TASKS = {
-    task.name: task
-    for task in (
-        _task(
-            "MNLI",
-            _PAIR,
-            "gold_label",
-            ("entailment", "neutral", "contradiction"),
-            files=_MNLI_FILES,
-            submission=("MNLI-m", "MNLI-mm", "AX"),
-            optional=("test2",),
-        ),
-        _task("QQP", ("question1", "question2"), "is_duplicate", (_NO, _YES), may_be_broken=True),
-        _task("QNLI", ("question", "sentence"), "label", _ENTAILMENT),
-        _task("SST-2", ("sentence",), "label", (_NO, _YES)),
-        _task("CoLA", ("sentence",), "label", (_NO, _YES), headless=_COLA_HEADLESS),
-        _task("STS-B", _PAIR, "score", ()),
-        _task("MRPC", ("#1 String", "#2 String"), "Quality", (_NO, _YES)),
-        _task("RTE", _PAIR, "label", _ENTAILMENT),
-    )
-}
-WNLI = _task("WNLI", _PAIR, "label", (_NO, _YES))
-# What GLUE's site wants in one zip.
+_TASKS = (
+    Task("MNLI", _PAIR, "gold_label", _MNLI, _MNLI_FILES, ("MNLI-m", "MNLI-mm", "AX"), ("test2",)),
+    Task("QQP", ("question1", "question2"), "is_duplicate", _BINARY, may_be_broken=True),
+    Task("QNLI", ("question", "sentence"), "label", _ENTAILMENT),
+    Task("SST-2", ("sentence",), "label", _BINARY),
+    Task("CoLA", ("sentence",), "label", _BINARY, headless=_COLA_HEADLESS),
+    Task("STS-B", _PAIR, "score", ()),
+    Task("MRPC", ("#1 String", "#2 String"), "Quality", _BINARY),
+    Task("RTE", _PAIR, "label", _ENTAILMENT),
+)
+TASKS = {task.name: task for task in _TASKS}
+WNLI = Task("WNLI", _PAIR, "label", _BINARY)
+# The files of a complete submission.
 SUBMISSION = sorted(name for task in (*TASKS.values(), WNLI) for name in task.submission)
 
 
 def parse_tasks(text: str) -> list[Task]:
-    """Return the tasks that ``--tasks`` names: ``all``, or names separated by commas.
+    """Parse ``--tasks``: ``all``, or names separated by commas.
 
     Raises:
-        UserError: there is no such task, or one is named twice.
+        UserError: a name is unknown, or stands there twice.
     """
     if text == "all":
         return list(TASKS.values())

@@ -1,7 +1,7 @@
-"""GLUE's metrics, in percent, from what can be summed or gathered over batches and processes.
+"""GLUE's metrics, in percent, from values that are summed over batches and processes.
 
-A figure that is not defined, such as the correlation with a constant, is 0, as in scikit-learn's
-Matthews correlation: "not a number" would be the best checkpoint for ever.
+An undefined metric, such as the correlation with a constant, is 0, as in scikit-learn's Matthews
+correlation: fairseq would keep a checkpoint with NaN as the best one.
 """
 
 from __future__ import annotations
@@ -13,33 +13,24 @@ from torch import Tensor
 
 
 def confusion(predictions: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """Count how often each label was given each prediction.
-
-    Args:
-        predictions: class numbers, (N,).
-        labels: class numbers, (N,).
-        classes: number of classes C.
-
-    Returns:
-        int64 counts (C, C), a row for each label, a column for each prediction.
-    """
+    """Count the pairs of label (row) and prediction (column), (N,) each; int64 (C, C)."""
     pairs = labels.long() * classes + predictions.long()
     return torch.bincount(pairs, minlength=classes**2).view(classes, classes)
 
 
 def accuracy(counts: Tensor) -> float:
-    """Return the share of right predictions."""
+    """Compute the share of right predictions."""
     return 100.0 * _ratio(counts.diagonal().sum().item(), counts.sum().item())
 
 
 def f1(counts: Tensor) -> float:
-    """Return the F1 of class 1 against class 0."""
+    """Compute the F1 of class 1 against class 0."""
     right = counts[1, 1].item()
     return 100.0 * _ratio(2 * right, counts[1].sum().item() + counts[:, 1].sum().item())
 
 
 def matthews(counts: Tensor) -> float:
-    """Return Matthews' correlation, for any number of classes (Gorodkin 2004)."""
+    """Compute Matthews' correlation, for any number of classes (Gorodkin 2004)."""
     counts = counts.double()
     labels, predictions, total = counts.sum(1), counts.sum(0), counts.sum()
     covariance = total * counts.diagonal().sum() - labels @ predictions
@@ -48,7 +39,7 @@ def matthews(counts: Tensor) -> float:
 
 
 def pearson(first: Tensor, second: Tensor) -> float:
-    """Return the correlation of two lists of numbers, (N,) each."""
+    """Compute the correlation of two vectors, (N,)."""
     first, second = first.double(), second.double()
     first, second = first - first.mean(), second - second.mean()
     lengths = (first @ first).sqrt() * (second @ second).sqrt()
@@ -56,7 +47,7 @@ def pearson(first: Tensor, second: Tensor) -> float:
 
 
 def spearman(first: Tensor, second: Tensor) -> float:
-    """Return the correlation of the ranks; equal numbers share their mean rank."""
+    """Compute the correlation of the ranks, (N,); equal numbers share their mean rank."""
     return pearson(_ranks(first), _ranks(second))
 
 
@@ -69,14 +60,14 @@ def classification(counts: Tensor) -> dict[str, float]:
 
 
 def regression(predictions: Tensor, scores: Tensor) -> dict[str, float]:
-    """Return all metrics of predicted scores."""
+    """Compute all metrics of predicted scores, (N,)."""
     if is_constant(predictions):
         return {"pearson": 0.0, "spearman": 0.0}  # rounding would leave some correlation
     return {"pearson": pearson(predictions, scores), "spearman": spearman(predictions, scores)}
 
 
 def is_constant(predictions: Tensor) -> bool:
-    """Return whether predicted scores are all the same, or not even numbers."""
+    """Tell whether predicted scores, (N,), are all equal, or not all finite."""
     return not predictions.isfinite().all() or bool((predictions == predictions[0]).all())
 
 

@@ -1,9 +1,8 @@
-"""fairseq's task for GLUE: its own sentence prediction, told by the data what to predict.
+"""fairseq's task for GLUE: its own sentence prediction, configured by the data-bin.
 
 No postponed annotations here: fairseq reads the types of the fields.
 """
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,12 @@ from omegaconf import II, MISSING
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.criterion import HEAD
 from fairseq_posenc.tasks.glue.data import open_data
+from fairseq_posenc.transformer.dictionary import DICTIONARY, load_dictionary
 
 
 @dataclass
 class GlueTaskConfig(FairseqDataclass):
-    """What the data does not tell."""
+    """Options that the data-bin does not determine."""
 
     data: str = field(default=MISSING, metadata={"help": "data-bin of one task"})
     max_positions: int = field(default=512, metadata={"help": "positions that the model has"})
@@ -30,9 +30,9 @@ class GlueTaskConfig(FairseqDataclass):
 
 
 class _Scores(BaseWrapperDataset):
-    """Tells the criterion how many examples there are, and gives it exact scores.
+    """Adds the size of the data set to each batch, and keeps the scores exact.
 
-    fairseq would round them to half precision with the rest of a batch, but not float64.
+    fairseq rounds float32 to half precision with the rest of a batch, but not float64.
     """
 
     def collater(self, samples: Any) -> Any:
@@ -49,10 +49,10 @@ class GlueTask(SentencePredictionTask):
 
     @classmethod
     def setup_task(cls, cfg: GlueTaskConfig, **kwargs: Any) -> "GlueTask":
-        """Read the dictionaries.
+        """Load the dictionaries.
 
         Raises:
-            UserError: the data-bin is none of a GLUE task, or the number of updates is open.
+            UserError: not the data-bin of a GLUE task, or the number of updates is not set.
         """
         if not cfg.max_update:  # fairseq would let the learning rate fall to 0 at once
             raise UserError(
@@ -60,11 +60,11 @@ class GlueTask(SentencePredictionTask):
                 "lr_scheduler.warmup_updates, as `fairseq-posenc glue --dry-run` shows them"
             )
         glue = open_data(Path(cfg.data)).task
-        dictionary = cls.load_dictionary(os.path.join(cfg.data, "input0", "dict.txt"))
+        dictionary = load_dictionary(Path(cfg.data, "input0", DICTIONARY))
         labels = dictionary
         if not glue.regression:
-            labels = cls.load_dictionary(os.path.join(cfg.data, "label", "dict.txt"))
-            found = labels.symbols[labels.nspecial : -1]  # the last one is <mask>
+            labels = load_dictionary(Path(cfg.data, "label", DICTIONARY), mask=False)
+            found = labels.symbols[labels.nspecial :]
             if found != list(glue.classes):
                 raise UserError(
                     f"{cfg.data}/label/dict.txt has {' '.join(found)}, not {glue.name}'s labels "
@@ -88,7 +88,7 @@ class GlueTask(SentencePredictionTask):
         """Load a split.
 
         Raises:
-            UserError: it has examples that are too long for the model.
+            UserError: an example is too long for the model.
         """
         dataset = super().load_dataset(split, combine=combine, **kwargs)
         longest, limit = int(np.max(dataset.sizes)), self.cfg.max_positions

@@ -1,4 +1,4 @@
-"""SQuAD as fairseq trains it: windows, and where the answer begins and ends in each."""
+"""SQuAD in fairseq: windows, with the start and the end of the answer in each."""
 
 from fairseq_posenc.tasks.squad import criterion, task
 

@@ -1,4 +1,4 @@
-"""fairseq's criterion for SQuAD: cross-entropy over the tokens of a window, twice."""
+"""fairseq's criterion for SQuAD: cross-entropy of start and end over the tokens of a window."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CORRECT = ("start", "end")
 
 @register_criterion("squad")
 class SquadCriterion(FairseqCriterion):
-    """The mean of the losses of the first and of the last token, summed over windows, as in BERT.
+    """The mean of the losses of start and end, summed over windows, as in BERT.
 
     A window without the answer has it at ``<s>``. All tokens but padding compete.
     """
@@ -23,11 +23,8 @@ class SquadCriterion(FairseqCriterion):
     def forward(
         self, model: Any, sample: dict[str, Any], reduce: bool = True
     ) -> tuple[Tensor, int, dict[str, Any]]:
-        """Return the loss, the number of windows it is to be divided by, and what is logged.
-
-        The logged values are sums, so that those of several ranks can be added.
-        """
-        both = model(**sample["net_input"], span_scores=True)  # two of [B, T]
+        """Compute the summed loss, the number of windows, and the values to log, all sums."""
+        both = model(**sample["net_input"], span_scores=True)  # 2 x [B, T]
         targets = [sample["starts"], sample["ends"]]
         losses = [
             F.cross_entropy(scores, target, reduction="sum" if reduce else "none")
@@ -47,7 +44,7 @@ class SquadCriterion(FairseqCriterion):
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
-        """Log the loss, in bits as everywhere in fairseq, and how many tokens were right."""
+        """Log the loss, in bits as everywhere in fairseq, and the accuracies."""
 
         def total(name: str) -> Any:
             return sum(log.get(name, 0) for log in logging_outputs)

@@ -1,4 +1,4 @@
-"""The folder that training reads: windows in fairseq's mmap format, and where the answers are.
+"""Opens the folder that training reads: windows in fairseq's mmap format, and the answers' spans.
 
 ``SPLIT.bin`` and ``SPLIT.idx`` hold the windows, ``SPLIT.spans.npy`` the first and the last token
 of each window's answer. The files of the vocabulary are there too, so predicting needs no other.
@@ -21,9 +21,9 @@ class Limits(NamedTuple):
     """Sizes in tokens; the defaults are those of BERT and RoBERTa.
 
     Attributes:
-        max_length: of an input, with its four symbols.
-        stride: from the beginning of a window to that of the next.
-        max_question: longer questions lose their end.
+        max_length: maximum size of a window, with its four symbols.
+        stride: distance of the starts of two windows.
+        max_question: maximum size of a question; longer ones are cut.
     """
 
     max_length: int = 512
@@ -31,10 +31,10 @@ class Limits(NamedTuple):
     max_question: int = 64
 
     def check(self) -> None:
-        """Refuse sizes that leave no room, or tokens of the context in no window.
+        """Refuse sizes that leave no room for the context, or tokens of it in no window.
 
         Raises:
-            UserError: says which.
+            UserError: names the sizes.
         """
         room = self.max_length - self.max_question - SYMBOLS
         if min(self.stride, self.max_question) < 1 or room < self.stride:
@@ -45,13 +45,13 @@ class Limits(NamedTuple):
 
 
 class DataBin(NamedTuple):
-    """What a folder says of itself.
+    """A folder made by ``preprocess/squad.py``.
 
     Attributes:
         path: the folder.
-        version: of SQuAD.
-        limits: sizes of its windows.
-        train_windows: number of windows to train on.
+        version: version of SQuAD.
+        limits: sizes of the windows.
+        train_windows: number of training windows.
     """
 
     path: Path
@@ -61,15 +61,15 @@ class DataBin(NamedTuple):
 
     @property
     def dictionary(self) -> Path:
-        """The path of fairseq's dictionary."""
+        """Path of fairseq's dictionary."""
         return self.path / DICTIONARY
 
 
 def open_data_bin(path: Path) -> DataBin:
-    """Read what a folder says of itself.
+    """Open a folder.
 
     Raises:
-        UserError: it is no folder made by ``preprocess/squad.py``.
+        UserError: it is missing, or was made by another program.
     """
     if not path.is_dir():
         raise UserError(f"{path}: no such folder; preprocess/squad.py makes it")

@@ -1,4 +1,4 @@
-"""fairseq's task for SQuAD: windows, and where the answer begins and ends in each.
+"""fairseq's task for SQuAD: windows, with the start and the end of the answer in each.
 
 No postponed annotations here: fairseq reads the types of the options.
 """
@@ -42,9 +42,9 @@ class SquadTask(FairseqTask):
     """Finds the answer to a question in a paragraph.
 
     Args:
-        cfg: the options.
+        cfg: options.
         data_bin: the folder.
-        dictionary: of the folder.
+        dictionary: dictionary of the folder.
     """
 
     def __init__(self, cfg: SquadConfig, data_bin: DataBin, dictionary: Dictionary) -> None:
@@ -53,19 +53,19 @@ class SquadTask(FairseqTask):
 
     @classmethod
     def setup_task(cls, cfg: SquadConfig, **kwargs: Any) -> "SquadTask":
-        """Return the task of a folder.
+        """Open the folder and build the task.
 
         Raises:
-            UserError: it was not made by ``preprocess/squad.py``.
+            UserError: the folder was not made by ``preprocess/squad.py``.
         """
         data_bin = open_data_bin(Path(cfg.data))
         return cls(cfg, data_bin, load_dictionary(data_bin.dictionary))
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
-        """Return a model of the RoBERTa family with a head for spans.
+        """Build a model of the RoBERTa family with a head for spans.
 
         Raises:
-            UserError: another model, or one that is too short for the windows.
+            UserError: another model, or one with fewer positions than the windows have tokens.
         """
         model = super().build_model(cfg, from_checkpoint)
         if not hasattr(model, "register_span_head"):
@@ -85,7 +85,7 @@ class SquadTask(FairseqTask):
         """Load a split, in random order.
 
         Raises:
-            FileNotFoundError: there is none, which tells fairseq that it has had all of them.
+            FileNotFoundError: there is none, by which fairseq ends its search for further splits.
         """
         prefix = str(self.data_bin.path / split)
         tokens = data_utils.load_indexed_dataset(prefix, self.dictionary)
@@ -112,15 +112,15 @@ class SquadTask(FairseqTask):
         return self.datasets[split]
 
     def max_positions(self) -> int:
-        """Return the longest window."""
+        """Return the maximum size of a window."""
         return self.data_bin.limits.max_length
 
     @property
     def source_dictionary(self) -> Dictionary:
-        """The dictionary."""
+        """The dictionary of the windows."""
         return self.dictionary
 
     @property
     def target_dictionary(self) -> Dictionary:
-        """The same: targets are places in the input."""
+        """The same, because targets are places in the input."""
         return self.dictionary
