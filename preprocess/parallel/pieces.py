@@ -108,7 +108,7 @@ class GivenPieces:
         self.contents = tuple(read_bytes(path) for path in self.paths)
         numbers = self._numbers()
         self.pieces = [*_SYMBOLS, *(n for n in numbers if n not in _SYMBOLS)]
-        self.encoders = tuple(map(self._encoder, self.paths[:2]))
+        self.encoders = (self._encoder(source), self._encoder(target))
 
     def _numbers(self) -> list[str]:
         """Read the pieces of the vocabulary in the order of their numbers."""

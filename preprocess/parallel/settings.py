@@ -56,8 +56,8 @@ class Settings:
         computed: dict[str, Any] = {"path": path, "train": train, "given": None}
         if args.corpus == "multi30k":
             names = {"valid": args.valid, "test": args.test}
-            computed |= {kind: [str(path / name) for name in names[kind]] for kind in names}
-            computed["train"] = str(path / "train")
+            computed |= {kind: [str(args.path / name) for name in names[kind]] for kind in names}
+            computed["train"] = str(args.path / "train")
         pieces = {name: getattr(args, name) for name in _DEFAULTS}
         if args.sentencepiece_model is None:
             computed |= {name: pieces[name] or default for name, default in _DEFAULTS.items()}
