@@ -202,11 +202,12 @@ def test_a_page_is_written_whoever_reads_the_output(unread, tmp_path):
 
 
 NO_LOCKS = """
-import errno, fcntl, runpy, sys
+import errno, fcntl, os, runpy, sys
 def fail(*_):
     raise OSError(errno.ENOTSUP, "Operation not supported")
 fcntl.flock = fcntl.lockf = fail
 del sys.argv[0]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
