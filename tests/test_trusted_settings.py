@@ -59,7 +59,7 @@ KINDS = {
     **{"glue": "glue", "squad train": "squad", "squad predict": "answers"},
 }
 SEVERAL = ("swap", "export", "inspect", "plot")
-OURS = {"translate", "bleu", "lm-length", "init", *SEVERAL, "squad predict"}
+OURS = {"translate", "lm-length", "init", *SEVERAL, "squad predict"}
 # Why a place of fairseq's that evaluates, imports or opens does nothing for a checkpoint.
 KEPT_OUT = {
     "literal": "only literals pass (transformer/auditing.py)",
