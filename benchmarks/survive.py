@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from fairseq_posenc import registry
-from fairseq_posenc.backends.base import Call
+from fairseq_posenc.backends.base import CallFeatures
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.reporting.markdown import table
 from fairseq_posenc.running.steps import write_whole
@@ -123,7 +123,7 @@ def asked(args: argparse.Namespace, family: str) -> tuple[Whole, list[Contender]
     sides = {side: True for side in FAMILIES[family].sides}
     names = registry.names_for(**sides) if args.encodings == ["all"] else args.encodings
     sizes = (args.length, args.length, whole.dims.head_dim)
-    call = Call(args.device.type, whole.dtype, *sizes, dropout=args.dropout > 0)
+    call = CallFeatures(args.device.type, whole.dtype, *sizes, dropout=args.dropout > 0)
     return whole, contenders(names, backend_names(args.backends), whole.dims, call)
 
 

@@ -19,7 +19,7 @@ import sys
 from typing import Any
 
 from fairseq_posenc import registry
-from fairseq_posenc.backends.base import Call
+from fairseq_posenc.backends.base import CallFeatures
 from measuring import page, timing
 from measuring.commands import DTYPES, add_common, prepare, report, told
 from measuring.compare import chunks
@@ -59,7 +59,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     whole = chosen(args)
     sides = {"encoder": args.family != "causal_lm", "decoder": args.family != "masked_lm"}
     encodings = registry.names_for(**sides) if args.encodings == ["all"] else args.encodings
-    call = Call(
+    call = CallFeatures(
         whole.device.type,
         whole.dtype,
         whole.length,

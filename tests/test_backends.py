@@ -11,7 +11,13 @@ from torch.utils.checkpoint import checkpoint
 
 from conftest import logits, make_model, make_tokens
 from fairseq_posenc.backends import BACKENDS, available, blocked, check, choose
-from fairseq_posenc.backends.base import DIRECTIONS, Call, Mask, PerForwardCache
+from fairseq_posenc.backends.base import (
+    DIRECTIONS,
+    AttentionCall,
+    CallFeatures,
+    Mask,
+    PerForwardCache,
+)
 from fairseq_posenc.backends.blocked import dropout as hashed
 from fairseq_posenc.backends.blocked import geometry
 from fairseq_posenc.encodings.terms import Terms
@@ -119,8 +125,8 @@ def leaves_of(terms: Terms) -> list[torch.Tensor]:
 
 def assert_equals_reference(name: str, terms: Terms, mask: Mask, qkv: Inputs) -> None:
     """Assert that outputs and all gradients are those of the reference, in float64."""
-    ours, _ = BACKENDS[name].attend(*qkv, terms, mask)
-    theirs, _ = BACKENDS["reference"].attend(*qkv, terms, mask)
+    ours, _ = BACKENDS[name].attend(AttentionCall(*qkv, terms, mask))
+    theirs, _ = BACKENDS["reference"].attend(AttentionCall(*qkv, terms, mask))
     torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
     weight = torch.randn_like(ours)
     leaves = [*qkv, *leaves_of(terms)]
@@ -136,7 +142,7 @@ def assert_equals_reference(name: str, terms: Terms, mask: Mask, qkv: Inputs) ->
 @pytest.mark.parametrize("name", FAST)
 def test_equals_the_reference(name, form, mask):
     terms, mask = make_terms(dtype=torch.float64)[form], masks()[mask]
-    if BACKENDS[name].refuses(terms, Call()):
+    if BACKENDS[name].refuses(terms, CallFeatures()):
         with pytest.raises(UserError, match=f"--position-backend {name} cannot compute this"):
             check(name, terms, D)
         return
@@ -162,8 +168,8 @@ def test_blocked_serves_one_row_for_all_distances():
     table = torch.randn(H, T, D, dtype=torch.float64, requires_grad=True)
     terms = Terms(query_table=table, key_table=row.expand(-1, T, -1), scale_factor=2.0)
     qkv = inputs(torch.float64, 1)
-    ours, _ = BACKENDS["blocked"].attend(*qkv, terms, Mask("lr"))
-    theirs, _ = BACKENDS["reference"].attend(*qkv, terms, Mask("lr"))
+    ours, _ = BACKENDS["blocked"].attend(AttentionCall(*qkv, terms, Mask("lr")))
+    theirs, _ = BACKENDS["reference"].attend(AttentionCall(*qkv, terms, Mask("lr")))
     torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
     for our, their in zip(
         torch.autograd.grad(ours.square().sum(), [*qkv, row, table]),
@@ -176,7 +182,7 @@ def test_blocked_serves_one_row_for_all_distances():
 def test_blocked_serves_a_gain_of_channels_for_one_query(groups):
     gain = torch.randn(groups, T, D, dtype=torch.float64, requires_grad=True)
     terms = Terms(channel_gain=gain)
-    assert BACKENDS["blocked"].refuses(terms, Call(tgt_len=1)) == ""
+    assert BACKENDS["blocked"].refuses(terms, CallFeatures(tgt_len=1)) == ""
     assert_equals_reference("blocked", terms, Mask("lr"), inputs(torch.float64, 1))
 
 
@@ -192,11 +198,11 @@ def test_blocked_gives_the_same_without_holding_its_blocks(form, direction, monk
 @pytest.mark.parametrize("name", FAST)
 def test_float32_is_close_to_the_reference(name, form):
     terms, mask = make_terms()[form], Mask("lr", masks()["lr, padded on the right"].key_padding)
-    if BACKENDS[name].refuses(terms, Call()):
+    if BACKENDS[name].refuses(terms, CallFeatures()):
         return  # shown above to be refused
     qkv = inputs()
-    ours, _ = BACKENDS[name].attend(*qkv, terms, mask)
-    theirs, _ = BACKENDS["reference"].attend(*qkv, terms, mask)
+    ours, _ = BACKENDS[name].attend(AttentionCall(*qkv, terms, mask))
+    theirs, _ = BACKENDS["reference"].attend(AttentionCall(*qkv, terms, mask))
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
     weight, leaves = torch.randn_like(ours), [*qkv, *leaves_of(terms)]
     for our, their in zip(
@@ -212,7 +218,7 @@ def test_gradients_reach_a_bias_alone(name, form):
     """torch's attention once crashed when nothing but the mask needed a gradient."""
     terms = make_terms()[form]
     qkv = [x.detach() for x in inputs()]
-    out, _ = BACKENDS[name].attend(*qkv, terms, Mask("lr"))
+    out, _ = BACKENDS[name].attend(AttentionCall(*qkv, terms, Mask("lr")))
     out.sum().backward()
     assert all(leaf.grad is not None for leaf in leaves_of(terms))
 
@@ -222,7 +228,7 @@ def test_dropout_keeps_the_rate_and_the_mean(name):
     """With equal weights and values of one, an output is the mean of (kept / keep rate)."""
     torch.manual_seed(1)
     zeros, ones = torch.zeros(8, 4, 64, 8), torch.ones(8, 4, 64, 8)
-    out, _ = BACKENDS[name].attend(zeros, zeros, ones, Terms(), Mask(), dropout=0.1)
+    out, _ = BACKENDS[name].attend(AttentionCall(zeros, zeros, ones, Terms(), Mask(), dropout=0.1))
     kept = out * 64 * 0.9  # number of weights kept, of 64, in each of 2,048 rows
     assert kept[..., 0].mean().item() == pytest.approx(57.6, abs=0.25)
     assert kept[..., 0].var().item() == pytest.approx(64 * 0.9 * 0.1, rel=0.25)
@@ -245,14 +251,14 @@ def test_what_layers_share_is_made_anew_for_other_things():
 @pytest.mark.parametrize("name", HERE)
 def test_the_same_seed_gives_the_same_bits(name, form):
     terms, mask = make_terms()[form], masks()["lr, padded on the left"]
-    if BACKENDS[name].refuses(terms, Call()):
+    if BACKENDS[name].refuses(terms, CallFeatures()):
         return
     qkv = inputs()
     leaves = [*qkv, *leaves_of(terms)]
 
     def once():
         torch.manual_seed(3)
-        out, _ = BACKENDS[name].attend(*qkv, terms, mask, dropout=0.2)
+        out, _ = BACKENDS[name].attend(AttentionCall(*qkv, terms, mask, dropout=0.2))
         return [out, *torch.autograd.grad(out.square().sum(), leaves)]
 
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(once(), once()))
@@ -285,9 +291,11 @@ def test_the_same_seed_trains_the_same_weights(name, spec):
 def test_decoding_step_equals_the_last_row(name):
     query, key, value = (x.detach() for x in inputs())
     full_bias = torch.randn(1, ROWS)
-    full, _ = BACKENDS[name].attend(query, key, value, Terms(bias=full_bias), Mask("lr"))
+    full, _ = BACKENDS[name].attend(
+        AttentionCall(query, key, value, Terms(bias=full_bias), Mask("lr"))
+    )
     step, _ = BACKENDS[name].attend(
-        query[:, :, -1:], key, value, Terms(bias=full_bias[:, :T]), Mask("lr")
+        AttentionCall(query[:, :, -1:], key, value, Terms(bias=full_bias[:, :T]), Mask("lr"))
     )
     torch.testing.assert_close(step, full[:, :, -1:], rtol=1e-5, atol=1e-5)
 
@@ -298,9 +306,9 @@ def test_half_precision_is_close_to_float64(name, dtype, bound):
     qkv = [x.detach().to(dtype) for x in inputs()]
     terms = Terms(bias=torch.randn(H, ROWS).to(dtype))
     exact, _ = BACKENDS["reference"].attend(
-        *(x.double() for x in qkv), Terms(bias=terms.bias.double()), Mask("rl")
+        AttentionCall(*(x.double() for x in qkv), Terms(bias=terms.bias.double()), Mask("rl"))
     )
-    half, _ = BACKENDS[name].attend(*qkv, terms, Mask("rl"))
+    half, _ = BACKENDS[name].attend(AttentionCall(*qkv, terms, Mask("rl")))
     assert half.dtype == dtype
     assert (half.double() - exact).abs().max() < bound
 
@@ -313,9 +321,9 @@ def test_no_score_beats_a_mask(name, dtype):
     query[..., 0] = 600
     key[..., 1, 0] = 300
     value = torch.eye(2, 4, dtype=dtype)[None, None]
-    attended, _ = BACKENDS[name].attend(query, key, value, Terms(), Mask("lr", None))
+    attended, _ = BACKENDS[name].attend(AttentionCall(query, key, value, Terms(), Mask("lr", None)))
     padded, _ = BACKENDS[name].attend(
-        query, key, value, Terms(), Mask("both", torch.tensor([[False, True]]))
+        AttentionCall(query, key, value, Terms(), Mask("both", torch.tensor([[False, True]])))
     )
     assert attended[0, 0, 0].tolist() == [1, 0, 0, 0]
     assert padded[0, 0, 0].tolist() == [1, 0, 0, 0]
@@ -338,7 +346,9 @@ def test_dropout_is_drawn_again_in_the_backward_pass(monkeypatch):
         ) -> torch.Tensor:
             torch.manual_seed(1)
             given = terms._replace(query_table=query_table, key_table=key_table)
-            return BACKENDS["blocked"].attend(query, key, value, given, Mask("lr"), dropout=0.3)[0]
+            return BACKENDS["blocked"].attend(
+                AttentionCall(query, key, value, given, Mask("lr"), dropout=0.3)
+            )[0]
 
         assert torch.autograd.gradcheck(attend, leaves, fast_mode=True)
 
@@ -349,7 +359,9 @@ def test_activation_checkpointing_drops_the_same_weights():
     leaves = [*qkv, *leaves_of(terms)]
 
     def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        return BACKENDS["blocked"].attend(query, key, value, terms, Mask(), dropout=0.5)[0]
+        return BACKENDS["blocked"].attend(
+            AttentionCall(query, key, value, terms, Mask(), dropout=0.5)
+        )[0]
 
     found = []
     for run in (attend, lambda *qkv: checkpoint(attend, *qkv, use_reentrant=False)):
@@ -379,7 +391,9 @@ def exact_gradients(leaves: list[torch.Tensor], form: str, weight: torch.Tensor)
     """Return the reference's gradients in float64, of the leaves as they are."""
     exact = [x.detach().double().requires_grad_() for x in leaves]
     query, key, value, *tables = exact
-    out, _ = BACKENDS["reference"].attend(query, key, value, with_tables(form, tables), Mask("lr"))
+    out, _ = BACKENDS["reference"].attend(
+        AttentionCall(query, key, value, with_tables(form, tables), Mask("lr"))
+    )
     return torch.autograd.grad((out * weight.double()).sum(), exact)
 
 
@@ -398,7 +412,7 @@ def test_blocked_gradients_in_half_precision_are_close_to_float64(form, dtype, b
     leaves[2] += 3
     leaves = [x.to(dtype).requires_grad_() for x in leaves]
     terms = with_tables(form, leaves[3:])
-    out, _ = BACKENDS["blocked"].attend(*leaves[:3], terms, Mask("lr"))
+    out, _ = BACKENDS["blocked"].attend(AttentionCall(*leaves[:3], terms, Mask("lr")))
     weight = torch.randn_like(out)
     ours = torch.autograd.grad((out * weight).sum(), leaves)
     for our, exact in zip(ours, exact_gradients(leaves, form, weight)):
@@ -411,7 +425,7 @@ def test_a_backward_pass_under_autocast_gives_the_same(form):
     leaves = [*qkv, *leaves_of(terms)]
     found = []
     for autocast in (False, True):
-        out, _ = BACKENDS["blocked"].attend(*qkv, terms, Mask("lr"))
+        out, _ = BACKENDS["blocked"].attend(AttentionCall(*qkv, terms, Mask("lr")))
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             found.append(torch.autograd.grad(out.sum(), leaves))
     for plain, cast in zip(*found):
@@ -422,11 +436,11 @@ def test_a_second_backward_pass_over_held_blocks_gives_the_same():
     for form in ("two tables", "product of all", "gain", "all with reset"):
         qkv, terms = inputs(), make_terms()[form]
         leaves = [*qkv, *leaves_of(terms)]
-        out, _ = BACKENDS["blocked"].attend(*qkv, terms, Mask(), dropout=0.1)
+        out, _ = BACKENDS["blocked"].attend(AttentionCall(*qkv, terms, Mask(), dropout=0.1))
         once = torch.autograd.grad(out.sum(), leaves, retain_graph=True)
         for first, again in zip(once, torch.autograd.grad(out.sum(), leaves)):
             assert first.equal(again)
-    out, _ = BACKENDS["blocked"].attend(*(x.detach() for x in qkv), Terms(), Mask())
+    out, _ = BACKENDS["blocked"].attend(AttentionCall(*(x.detach() for x in qkv), Terms(), Mask()))
     assert out.grad_fn is None
 
 
@@ -436,7 +450,9 @@ def largest_allocation(length: int) -> int:
     table = torch.randn(1, 2 * length - 1, D, requires_grad=True)
     terms = Terms(query_table=table, key_table=table, product=True)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        BACKENDS["blocked"].attend(q, k, v, terms, Mask(), dropout=0.1)[0].sum().backward()
+        BACKENDS["blocked"].attend(AttentionCall(q, k, v, terms, Mask(), dropout=0.1))[
+            0
+        ].sum().backward()
     sizes = [event.cpu_memory_usage for event in seen.events() if event.name == "[memory]"]
     return max(sizes)
 
@@ -447,7 +463,7 @@ def test_no_tensor_of_blocked_grows_with_the_square_of_the_length(monkeypatch):
 
 
 def plan(terms: Terms, requested: str = "auto", **call: Any) -> str:
-    return choose(requested, terms, Call()._replace(**call)).name
+    return choose(requested, terms, CallFeatures()._replace(**call)).name
 
 
 def test_auto_takes_the_fastest_that_can():

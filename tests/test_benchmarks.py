@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from fairseq_posenc import registry  # noqa: E402
 from fairseq_posenc.backends import available, reference  # noqa: E402
-from fairseq_posenc.backends.base import Mask  # noqa: E402
+from fairseq_posenc.backends.base import AttentionCall, Mask  # noqa: E402
 from fairseq_posenc.encodings.distance_table import DistanceTable  # noqa: E402
 from fairseq_posenc.encodings.terms import Terms  # noqa: E402
 from fairseq_posenc.errors import UserError  # noqa: E402
@@ -224,8 +224,8 @@ def test_flex_attention_computes_the_same(name):
     ).unprojected(4)
     query, key, value = (torch.randn(TINY.batch, 4, TINY.length, 8) for _ in range(3))
     assert flex.refuses(terms, TINY.call) == ""
-    ours, _ = flex.attend(query, key, value, terms, Mask())
-    theirs, _ = reference.attend(query, key, value, terms, Mask())
+    ours, _ = flex.attend(AttentionCall(query, key, value, terms, Mask()))
+    theirs, _ = reference.attend(AttentionCall(query, key, value, terms, Mask()))
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
 
 
@@ -234,7 +234,7 @@ def test_flex_attention_is_left_out_aloud(capsys):
     assert "flex" not in {row.backend for row in found}
     assert "FlexAttention: on the CPU it has no backward pass" in capsys.readouterr().err
     with pytest.raises(UserError, match="without dropout"):
-        flex.attend(*[torch.zeros(1, 1, 2, 4)] * 3, Terms(), Mask(), dropout=0.1)
+        flex.attend(AttentionCall(*[torch.zeros(1, 1, 2, 4)] * 3, Terms(), Mask(), dropout=0.1))
 
 
 def test_a_device_that_is_not_there_is_told(monkeypatch):

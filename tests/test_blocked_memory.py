@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.autograd.graph import saved_tensors_hooks
 
 from fairseq_posenc.backends import blocked
-from fairseq_posenc.backends.base import Mask
+from fairseq_posenc.backends.base import AttentionCall, Mask
 from fairseq_posenc.backends.blocked import geometry
 from fairseq_posenc.encodings.terms import Terms
 from test_backends import inputs as small_inputs
@@ -54,7 +54,7 @@ def saved_bytes(batch: int, length: int, terms: Terms, dropout: float = 0.0) -> 
         return x
 
     with saved_tensors_hooks(pack, lambda x: x):
-        kept = blocked.attend(*inputs(batch, length), terms, Mask(), dropout)
+        kept = blocked.attend(AttentionCall(*inputs(batch, length), terms, Mask(), dropout))
     assert kept[0].requires_grad
     return sum(found.values())
 
@@ -94,7 +94,7 @@ def test_the_budget_holds_eight_sentences_of_roberta_base_and_not_nine():
 
 def test_nothing_is_held_where_nothing_is_learnt():
     with torch.no_grad():
-        assert blocked.attend(*inputs(1, 64), Terms(), Mask())[0].grad_fn is None
+        assert blocked.attend(AttentionCall(*inputs(1, 64), Terms(), Mask()))[0].grad_fn is None
 
 
 def test_a_call_keeps_no_tensor_beside_the_saved_ones():
@@ -102,7 +102,7 @@ def test_a_call_keeps_no_tensor_beside_the_saved_ones():
     padding = torch.zeros(1, 64, dtype=torch.bool)
     first = torch.eye(1, 64, dtype=torch.bool)
     terms = Terms(bias=torch.empty(1, 129, requires_grad=True), first=first)
-    out, _ = blocked.attend(*inputs(1, 64), terms, Mask("lr", padding), 0.1)
+    out, _ = blocked.attend(AttentionCall(*inputs(1, 64), terms, Mask("lr", padding), 0.1))
     node = out.grad_fn
 
     def tensors(x: object) -> list[torch.Tensor]:
@@ -124,6 +124,6 @@ def test_no_call_waits_for_a_gpu(form, mask):
         qkv[0].sum().item()
     for first in (terms.first, None if terms.first is None else terms.first[:1]):
         given = terms._replace(first=first)
-        out, _ = blocked.attend(*qkv, given, masks()[mask], dropout=0.1)
+        out, _ = blocked.attend(AttentionCall(*qkv, given, masks()[mask], dropout=0.1))
         grads = torch.autograd.grad(out.sum(), qkv)
         assert [x.shape for x in grads] == [x.shape for x in qkv]

@@ -45,8 +45,8 @@ def test_every_encoding_is_compared_on_some_backend():
 
 
 def test_self_test_finds_a_wrong_backend(monkeypatch, capsys):
-    def attend(query, key, value, terms, mask):
-        attended, weights = reference.attend(query, key, value, terms, mask)
+    def attend(call):
+        attended, weights = reference.attend(call)
         return attended * 1.1, weights
 
     monkeypatch.setattr(BACKENDS["sdpa"], "attend", attend)
@@ -61,8 +61,8 @@ def test_self_test_finds_a_wrong_backend(monkeypatch, capsys):
 def test_self_test_finds_a_missing_term(monkeypatch, field):
     attend = reference.attend
 
-    def without(query, key, value, terms, mask):
-        return attend(query, key, value, terms._replace(**{field: None}), mask)
+    def without(call):
+        return attend(call._replace(terms=call.terms._replace(**{field: None})))
 
     monkeypatch.setattr(reference, "attend", without)
     assert "on reference is off by" in doctor.self_test().text

@@ -15,7 +15,7 @@ from fairseq_posenc.analysis import catalogue
 from fairseq_posenc.api import SelfAttention, StackPositions
 from fairseq_posenc.assembly import Assembly
 from fairseq_posenc.backends import reference
-from fairseq_posenc.backends.base import Mask
+from fairseq_posenc.backends.base import AttentionCall, Mask
 from fairseq_posenc.encodings.base import Dims, Encoding
 from fairseq_posenc.encodings.distance_table import DistanceTable
 from fairseq_posenc.encodings.terms import Terms
@@ -307,7 +307,9 @@ def test_gradients_equal_differences(spec):
         # The parameters are changed in place by gradcheck, so the modules see them.
         terms = built.terms(Span.from_lengths(3, 3, query.device), positions_of(3, 3))
         terms = terms.unprojected(DIMS.num_heads)
-        return reference.attend(query[None], key[None], value[None], terms, Mask())[0]
+        return reference.attend(AttentionCall(query[None], key[None], value[None], terms, Mask()))[
+            0
+        ]
 
     assert torch.autograd.gradcheck(
         attended, (query, key, value, *built.parameters()), fast_mode=True
@@ -323,7 +325,7 @@ def test_gradients_of_values_by_distance_equal_those_of_the_formula():
     weight = torch.randn(2, 4, 8, dtype=torch.float64)
     terms = built.terms(Span.from_lengths(4, 4, query.device), positions_of(4, 4))
     ours, weights = reference.attend(
-        query[None], key[None], value[None], terms, Mask(), need_weights=True
+        AttentionCall(query[None], key[None], value[None], terms, Mask(), need_weights=True)
     )
     scores = oracles.none(query, key, {}, {})
     allowed = oracles.allowed("both", 4, 4)

@@ -23,7 +23,7 @@ from fairseq_posenc.backends import indexed
 from fairseq_posenc.transformer.passing import carried
 
 FAMILIES = list(ARCHITECTURES)
-ONES = "fairseq_posenc.backends.base.Mask._forbidden"
+ONES = "fairseq_posenc.backends.base.Mask._combine"
 CROSS = "rope(cross_attention=true)"
 # Operations that make the CPU wait for a GPU.
 WAITS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::is_nonzero"}
@@ -174,7 +174,8 @@ def test_the_first_token_is_looked_for_once_a_forward_pass(monkeypatch):
 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize(
-    ("backend", "made"), [("sdpa", "fairseq_posenc.backends.sdpa._prepared"), ("reference", ONES)]
+    ("backend", "made"),
+    [("sdpa", "fairseq_posenc.backends.sdpa._prepare_mask"), ("reference", ONES)],
 )
 @pytest.mark.parametrize("family", ["masked_lm", "causal_lm"])
 def test_biases_and_masks_are_made_once_a_forward_pass(

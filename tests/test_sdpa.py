@@ -8,7 +8,7 @@ from torch._dynamo.testing import CompileCounter
 
 from fairseq_posenc import registry
 from fairseq_posenc.backends import BACKENDS
-from fairseq_posenc.backends.base import Call, Mask, expand_by_distance
+from fairseq_posenc.backends.base import AttentionCall, CallFeatures, Mask, expand_by_distance
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions, Span
@@ -44,7 +44,7 @@ Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # query, key and value
 
 def error(backend: str, qkv: Inputs, terms: Terms, exact: torch.Tensor) -> float:
     """Return the largest error against float64, before the output is rounded to 16 bits."""
-    out, _ = BACKENDS[backend].attend(*qkv, terms, Mask())
+    out, _ = BACKENDS[backend].attend(AttentionCall(*qkv, terms, Mask()))
     assert out.dtype == qkv[0].dtype
     return float((out.detach().double() - exact.detach()).abs().max())
 
@@ -55,12 +55,14 @@ def error(backend: str, qkv: Inputs, terms: Terms, exact: torch.Tensor) -> float
 def test_a_bias_is_as_exact_as_on_blocked(name, dtype, autocast):
     torch.manual_seed(0)
     terms = terms_of(name)
-    assert not BACKENDS["sdpa"].refuses(terms, Call(dtype=dtype))
+    assert not BACKENDS["sdpa"].refuses(terms, CallFeatures(dtype=dtype))
     qkv = [torch.randn(3, 4, LENGTH, 8).to(dtype) for _ in range(3)]
     in_full = terms._replace(
         **{k: v.double() for k, v in terms._asdict().items() if isinstance(v, torch.Tensor)}
     )
-    exact, _ = BACKENDS["reference"].attend(*(x.double() for x in qkv), in_full, Mask())
+    exact, _ = BACKENDS["reference"].attend(
+        AttentionCall(*(x.double() for x in qkv), in_full, Mask())
+    )
     blocked = error("blocked", qkv, terms, exact)
     with torch.autocast("cpu", dtype, enabled=autocast):
         ours = error("sdpa", qkv, terms, exact)
@@ -75,7 +77,7 @@ def test_gradients_of_a_bias_are_in_full_precision():
     qkv = [torch.randn(3, 4, LENGTH, 8).bfloat16() for _ in range(3)]
     grads = []
     for backend, inputs in (("sdpa", qkv), ("reference", [x.double() for x in qkv])):
-        out, _ = BACKENDS[backend].attend(*inputs, Terms(bias=bias), Mask("lr"))
+        out, _ = BACKENDS[backend].attend(AttentionCall(*inputs, Terms(bias=bias), Mask("lr")))
         (found,) = torch.autograd.grad(out.float().sum(), bias)
         grads.append(found.double())
     assert (grads[0] - grads[1]).norm() < 1e-3 * grads[1].norm()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fairseq_posenc.backends import BACKENDS
-from fairseq_posenc.backends.base import Mask
+from fairseq_posenc.backends.base import AttentionCall, Mask
 from fairseq_posenc.encodings.terms import Terms
 from test_backends import ROWS, B, D, H, T, inputs, leaves_of, make_terms, masks
 
@@ -55,8 +55,8 @@ def test_equals_the_last_of_many_queries(form, mask):
     terms, mask = forms()[form], masks()[mask]
     attend = BACKENDS["reference"].attend
     qkv = inputs(torch.float64)
-    many, _ = attend(*qkv, terms, mask)
-    one, _ = attend(qkv[0][:, :, -1:], *qkv[1:], of_last_query(terms), mask)
+    many, _ = attend(AttentionCall(*qkv, terms, mask))
+    one, _ = attend(AttentionCall(qkv[0][:, :, -1:], *qkv[1:], of_last_query(terms), mask))
     torch.testing.assert_close(one, many[:, :, -1:], rtol=1e-9, atol=1e-9)
     weight, leaves = torch.randn_like(one), [*qkv, *leaves_of(terms)]
     for leaf, our, their in zip(
@@ -73,7 +73,7 @@ def test_the_attention_weights_of_one_query_sum_to_one():
     qkv = inputs(torch.float64)
     terms = of_last_query(forms()["all with reset"])
     _, weights = BACKENDS["reference"].attend(
-        qkv[0][:, :, -1:], *qkv[1:], terms, Mask("lr"), need_weights=True
+        AttentionCall(qkv[0][:, :, -1:], *qkv[1:], terms, Mask("lr"), need_weights=True)
     )
     assert weights.shape == (B, H, 1, T)
     torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights.sum(-1)))

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from conftest import logits, make_model, make_tokens
 from fairseq_posenc.backends import choose, reference
 from fairseq_posenc.backends import triton as backend
-from fairseq_posenc.backends.base import DIRECTIONS, Call, Mask
+from fairseq_posenc.backends.base import DIRECTIONS, AttentionCall, CallFeatures, Mask
 from fairseq_posenc.backends.triton import recorded, resets
 from fairseq_posenc.encodings.terms import Terms
 from programs import true_start
@@ -111,8 +111,8 @@ def first_of(padding: torch.Tensor) -> torch.Tensor:
 
 
 def assert_equals_the_reference(qkv: Inputs, terms: Terms, mask: Mask) -> None:
-    ours, _ = backend.attend(*qkv, terms, mask)
-    theirs, _ = reference.attend(*qkv, terms, mask)
+    ours, _ = backend.attend(AttentionCall(*qkv, terms, mask))
+    theirs, _ = reference.attend(AttentionCall(*qkv, terms, mask))
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
     weight = torch.randn_like(ours)
     leaves = [*qkv, *leaves_of(terms)]
@@ -197,8 +197,8 @@ def test_any_width_of_heads(width):
 def test_inputs_need_not_be_contiguous():
     qkv = [leaf(7, 1, H, D).permute(1, 2, 0, 3) for _ in range(3)]
     terms = Terms(query_table=leaf(H, D, 20)[..., 4:17].transpose(1, 2))
-    ours, _ = backend.attend(*qkv, terms, Mask())
-    theirs, _ = reference.attend(*qkv, terms, Mask())
+    ours, _ = backend.attend(AttentionCall(*qkv, terms, Mask()))
+    theirs, _ = reference.attend(AttentionCall(*qkv, terms, Mask()))
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
@@ -206,7 +206,7 @@ def test_a_query_that_sees_no_key_gets_zeros_and_gives_none():
     query, key, value = inputs(1, 7, 7)
     terms = make_terms(EVERYTHING, 7, 7)
     mask = Mask("lr", padding("left", 1, 7))
-    out, _ = backend.attend(query, key, value, terms, mask)
+    out, _ = backend.attend(AttentionCall(query, key, value, terms, mask))
     out.sum().backward()
     assert not out[:, :, :2].any()
     assert not query.grad[:, :, :2].any()
@@ -226,8 +226,8 @@ def test_half_precision_is_close_to_float64(product, reset, dtype, bound):
     exact_terms = Terms(*(_cast(x, torch.float64) for x in terms))
     qkv = [leaf(1, H, 7, D, dtype=dtype) for _ in range(3)]
     exact_qkv = [_cast(x, torch.float64) for x in qkv]
-    half, _ = backend.attend(*qkv, terms, Mask("lr"))
-    exact, _ = reference.attend(*exact_qkv, exact_terms, Mask("lr"))
+    half, _ = backend.attend(AttentionCall(*qkv, terms, Mask("lr")))
+    exact, _ = reference.attend(AttentionCall(*exact_qkv, exact_terms, Mask("lr")))
     weight = torch.randn_like(half)
     leaves, exact_leaves = [*qkv, *leaves_of(terms)], [*exact_qkv, *leaves_of(exact_terms)]
     ours = [half, *torch.autograd.grad((half * weight).sum(), leaves)]
@@ -246,8 +246,8 @@ def test_mixed_precision_takes_tables_of_float32():
     terms = make_terms(EVERYTHING, 7, 7)
     qkv = [x.detach().bfloat16() for x in inputs(1, 7, 7)]
     with torch.autocast(DEVICE, dtype=torch.bfloat16):
-        ours, _ = backend.attend(*qkv, terms, Mask("lr"))
-        theirs, _ = reference.attend(*qkv, terms, Mask("lr"))
+        ours, _ = backend.attend(AttentionCall(*qkv, terms, Mask("lr")))
+        theirs, _ = reference.attend(AttentionCall(*qkv, terms, Mask("lr")))
     assert ours.dtype == torch.bfloat16
     torch.testing.assert_close(ours, theirs, rtol=3e-2, atol=3e-2)
 
@@ -259,7 +259,7 @@ def test_no_score_beats_a_mask(dtype):
     query[..., 0] = 600
     key[..., 1, 0] = 300
     value = torch.eye(2, 4, dtype=dtype, device=DEVICE)[None, None]
-    attended, _ = backend.attend(query, key, value, Terms(), Mask("lr"))
+    attended, _ = backend.attend(AttentionCall(query, key, value, Terms(), Mask("lr")))
     assert attended[0, 0, 0].tolist() == [1, 0, 0, 0]
 
 
@@ -270,7 +270,9 @@ def kept():
         patch.setenv("TRITON_INTERPRET", "1" if DEVICE == "cpu" else "0")
         torch.manual_seed(0)
         zeros = torch.zeros(1, 2, 64, D, device=DEVICE)
-        out, _ = backend.attend(zeros, zeros, zeros + 1, Terms(), Mask(), dropout=0.1)
+        out, _ = backend.attend(
+            AttentionCall(zeros, zeros, zeros + 1, Terms(), Mask(), dropout=0.1)
+        )
     return out[0, ..., 0] * 64 * 0.9
 
 
@@ -293,10 +295,10 @@ def test_dropout_is_the_same_backward_and_in_blocks_of_any_size(block, reset, mo
     terms = Terms(query_table=leaf(1, rows, 24), key_table=leaf(H, rows, 24), first=first)
     torch.manual_seed(3)
     units = torch.eye(20, 24, device=DEVICE).expand_as(value)
-    weights, _ = backend.attend(query, key, units, terms, Mask("lr"), dropout=0.3)
+    weights, _ = backend.attend(AttentionCall(query, key, units, terms, Mask("lr"), dropout=0.3))
     monkeypatch.setattr(sizes, "block_size", lambda dtype: block)
     torch.manual_seed(3)
-    ours, _ = backend.attend(query, key, value, terms, Mask("lr"), dropout=0.3)
+    ours, _ = backend.attend(AttentionCall(query, key, value, terms, Mask("lr"), dropout=0.3))
     plain = reference.softmax(reference.scores(query, key, terms), Mask("lr"))
     theirs = plain * weights[..., :20].ne(0) / 0.7 @ value
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
@@ -312,7 +314,7 @@ def test_checkpointing_drops_the_same_weights_again():
     qkv = inputs(1, 7, 7)
 
     def run(*qkv):
-        return backend.attend(*qkv, Terms(), Mask(), dropout=0.3)[0]
+        return backend.attend(AttentionCall(*qkv, Terms(), Mask(), dropout=0.3))[0]
 
     grads = []
     for call in (run, lambda *qkv: checkpoint(run, *qkv, use_reentrant=False)):
@@ -329,7 +331,7 @@ def test_the_same_seed_gives_the_same_bits():
 
     def once():
         torch.manual_seed(3)
-        out, _ = backend.attend(*qkv, terms, Mask("lr"), dropout=0.2)
+        out, _ = backend.attend(AttentionCall(*qkv, terms, Mask("lr"), dropout=0.2))
         return [out, *torch.autograd.grad(out.square().sum(), leaves)]
 
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(once(), once()))
@@ -358,7 +360,7 @@ def test_nothing_grows_with_the_square_of_the_length(monkeypatch):
         query_table=leaf(1, rows, 4), key_table=leaf(1, rows, 4), bias=leaf(1, rows), product=True
     )
     with Largest() as largest:
-        out, _ = backend.attend(query, key, value, terms, Mask("lr"), dropout=0.1)
+        out, _ = backend.attend(AttentionCall(query, key, value, terms, Mask("lr"), dropout=0.1))
         out.sum().backward()
     assert rows * 4 <= largest.numbers < length * length
 
@@ -408,8 +410,8 @@ def test_frozen_tables_cost_nothing_and_get_nothing(trained, monkeypatch):
         getattr(terms, trained).requires_grad_()
     qkv = inputs(1, 7, 7)
     leaves = [*qkv, *leaves_of(terms)]
-    out, _ = backend.attend(*qkv, terms, Mask())
-    theirs, _ = reference.attend(*qkv, terms, Mask())
+    out, _ = backend.attend(AttentionCall(*qkv, terms, Mask()))
+    theirs, _ = reference.attend(AttentionCall(*qkv, terms, Mask()))
     for our, their in zip(
         torch.autograd.grad(out.square().sum(), leaves),
         torch.autograd.grad(theirs.square().sum(), leaves),
@@ -426,24 +428,26 @@ REFUSED = {
 
 @pytest.mark.parametrize("why", REFUSED)
 def test_refuses_what_it_cannot_compute(why):
-    assert why in backend.refuses(REFUSED[why], Call("cuda"))
+    assert why in backend.refuses(REFUSED[why], CallFeatures("cuda"))
 
 
 def test_refuses_to_return_weights():
-    why_not = backend.refuses(Terms(), Call("cuda", need_weights=True))
+    why_not = backend.refuses(Terms(), CallFeatures("cuda", need_weights=True))
     assert why_not == "it does not keep the attention weights"
 
 
 def test_refuses_float64_and_wide_heads():
     assert "float32 at most, not in torch.float64" in backend.refuses(
-        Terms(), Call("cuda", torch.float64)
+        Terms(), CallFeatures("cuda", torch.float64)
     )
-    assert "at most 128 wide, not 129" in backend.refuses(Terms(), Call("cuda", head_dim=129))
+    assert "at most 128 wide, not 129" in backend.refuses(
+        Terms(), CallFeatures("cuda", head_dim=129)
+    )
 
 
 def test_refuses_a_cpu_unless_interpreted(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert backend.refuses(Terms(), Call("cpu")) == "it runs on a GPU, not on cpu"
+    assert backend.refuses(Terms(), CallFeatures("cpu")) == "it runs on a GPU, not on cpu"
 
 
 def test_says_why_it_cannot_run_here(monkeypatch):
@@ -480,7 +484,7 @@ def test_auto_takes_kernels_that_won_a_recorded_benchmark(case, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # so that it is available
     monkeypatch.setattr(recorded, "RECORDED", [WON])
     monkeypatch.setattr(recorded, "chip", lambda: chip)
-    call = Call("cuda", torch.bfloat16, length, length, dropout=True)
+    call = CallFeatures("cuda", torch.bfloat16, length, length, dropout=True)
     plan = choose("auto", terms, call)
     assert plan.name == name
     assert reason in plan.reason
@@ -496,7 +500,7 @@ def test_an_old_triton_is_named_and_does_without(version, monkeypatch):
     monkeypatch.setattr(backend, "_version", lambda: version)
     why_not = backend.unavailable()
     assert why_not == f"triton is {version}, and 3.3 is the oldest that will do"
-    call = Call("cuda", torch.bfloat16, dropout=True)
+    call = CallFeatures("cuda", torch.bfloat16, dropout=True)
     monkeypatch.setattr(recorded, "RECORDED", [WON])
     monkeypatch.setattr(recorded, "chip", lambda: "sm_90")
     plan = choose("auto", Terms(query_table=torch.ones(1, 1023, 64)), call)
@@ -532,7 +536,7 @@ def test_can_be_compiled_as_one_graph(form, reset, dropout):
         query, key, value = query.detach(), key.detach(), value.detach()
 
     def run(query, key, value):
-        return backend.attend(query, key, value, terms, mask, dropout)[0]
+        return backend.attend(AttentionCall(query, key, value, terms, mask, dropout))[0]
 
     compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
     results = []

@@ -12,7 +12,7 @@ import torch
 from fairseq_posenc import registry
 from fairseq_posenc.assembly import Shared
 from fairseq_posenc.backends import available, choose
-from fairseq_posenc.backends.base import Call
+from fairseq_posenc.backends.base import CallFeatures
 from fairseq_posenc.backends.planner import BACKENDS
 from fairseq_posenc.encodings.base import Dims, Encodings
 from fairseq_posenc.encodings.terms import Terms
@@ -49,7 +49,7 @@ def backend_names(requested: list[str]) -> list[str]:
 
 
 def contenders(
-    encodings: Iterable[str], backends: Iterable[str], dims: Dims, call: Call
+    encodings: Iterable[str], backends: Iterable[str], dims: Dims, call: CallFeatures
 ) -> list[Contender]:
     """Return who competes with stock, ``none`` among them on every backend that is used.
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
-from fairseq_posenc.backends.base import Call, Mask, score_scale
+from fairseq_posenc.backends.base import AttentionCall, CallFeatures, Mask, score_scale
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 
@@ -23,7 +23,7 @@ def unavailable() -> str:
     return ""
 
 
-def refuses(terms: Terms, call: Call) -> str:
+def refuses(terms: Terms, call: CallFeatures) -> str:
     """Return why FlexAttention cannot compute such terms here, or an empty string."""
     if call.need_weights:
         return "it does not return the attention weights"
@@ -36,20 +36,13 @@ def refuses(terms: Terms, call: Call) -> str:
     return ""
 
 
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    terms: Terms,
-    mask: Mask,
-    dropout: float = 0.0,
-    need_weights: bool = False,
-) -> tuple[Tensor, Tensor | None]:
+def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """See :class:`~fairseq_posenc.backends.base.Backend`; no masks here.
 
     Raises:
         UserError: dropout, which FlexAttention does not have, or a mask.
     """
+    query, key, value, terms, mask, dropout, _ = call
     if dropout or mask != Mask():
         raise UserError("FlexAttention competes without dropout and without masks")
     score_mod = _score_mod(query, key, terms)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fairseq_posenc.backends import triton as backend
-from fairseq_posenc.backends.base import Mask
+from fairseq_posenc.backends.base import AttentionCall, Mask
 from fairseq_posenc.encodings.terms import Terms
 from measuring.machine_code import Kernel
 
@@ -50,7 +50,7 @@ def compile_form(
             torch.zeros(1, HEADS, LENGTH, width, dtype=dtype, requires_grad=True) for _ in "qkv"
         )
         terms = terms_of(form, reset, width)
-        out, _ = backend.attend(q, k, v, terms, Mask(), 0.1 if dropout else 0.0)
+        out, _ = backend.attend(AttentionCall(q, k, v, terms, Mask(), 0.1 if dropout else 0.0))
         out.sum().backward()
     return [
         Compiled(form, name, dropout, reset, compiled.hash, Kernel(compiled, options["N"] ** 2))

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from fairseq_posenc.assembly import Shared
 from fairseq_posenc.backends import BACKENDS
-from fairseq_posenc.backends.base import Call, Mask
+from fairseq_posenc.backends.base import AttentionCall, CallFeatures, Mask
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.positions import Span
 from fairseq_posenc.transformer.attention import PositionalAttention
@@ -55,9 +55,9 @@ class Case(NamedTuple):
         return Dims(self.embed_dim, self.num_heads, self.length)
 
     @property
-    def call(self) -> Call:
+    def call(self) -> CallFeatures:
         """What a backend is chosen for."""
-        return Call(
+        return CallFeatures(
             self.device.type,
             self.dtype,
             self.length,
@@ -94,9 +94,9 @@ def operation(contender: Contender, case: Case) -> Pass:
         common = Shared.compute(shared, positions)
         q, k = common.rotate(query, key)
         terms = attention.terms(Span.from_lengths(case.length, case.length, case.device), common)
-        return BACKENDS[contender.backend].attend(q, k, value, terms, Mask(), dropout=case.dropout)[
-            0
-        ]
+        return BACKENDS[contender.backend].attend(
+            AttentionCall(q, k, value, terms, Mask(), dropout=case.dropout)
+        )[0]
 
     return _pass(attend, case, modules, [query, key, value])
 

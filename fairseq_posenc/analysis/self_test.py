@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fairseq_posenc import registry
 from fairseq_posenc.backends import BACKENDS
-from fairseq_posenc.backends.base import Call, Mask
+from fairseq_posenc.backends.base import AttentionCall, Mask
 from fairseq_posenc.encodings.base import Dims, Encodings
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions, Span
@@ -41,9 +41,9 @@ def errors(spec: str, backends: list[str], causal: bool) -> dict[str, float]:
     expected = _evaluate_equation(query, key, value, terms, causal)
     served = terms.unprojected(DIMS.num_heads)
     for name in backends:
-        call = Call.describe(query, key, mask, 0.0, need_weights=False)
-        if not BACKENDS[name].refuses(served, call):
-            attended, _ = BACKENDS[name].attend(query, key, value, served, mask)
+        call = AttentionCall(query, key, value, served, mask)
+        if not BACKENDS[name].refuses(served, call.features):
+            attended, _ = BACKENDS[name].attend(call)
             found[name] = float((attended[0].double().cpu() - expected).abs().max())
     return found
 

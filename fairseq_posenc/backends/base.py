@@ -100,7 +100,7 @@ class Mask(NamedTuple):
         return forbidden if forbidden.dim() == 4 else forbidden[None, None]  # [1, 1, T, S]
 
 
-class Call(NamedTuple):
+class CallFeatures(NamedTuple):
     """The features of a call that the choice of a backend depends on, beside the terms.
 
     Attributes:
@@ -123,20 +123,40 @@ class Call(NamedTuple):
     dropout: bool = False
     need_weights: bool = False
 
-    @classmethod
-    def describe(
-        cls, query: Tensor, key: Tensor, mask: Mask, dropout: float, need_weights: bool
-    ) -> Call:
-        """Extract the features of a call of :meth:`Backend.attend`."""
-        return cls(
-            query.device.type,
-            query.dtype,
-            query.size(2),
-            key.size(2),
-            query.size(3),
-            mask.key_padding is not None,
-            dropout > 0,
-            need_weights,
+
+class AttentionCall(NamedTuple):
+    """The arguments of attention, for every backend.
+
+    Attributes:
+        query: ``(B, H, T, D)``, unscaled; the last T of S positions.
+        key: ``(B, H, S, D)``.
+        value: ``(B, H, S, D)``.
+        terms: of the position encodings, added to the scores.
+        mask: which keys a query may see. A query that may see none gets zeros.
+        dropout: probability of dropping a weight; 0 outside training.
+        need_weights: also return the weights before dropout.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    terms: Terms
+    mask: Mask = Mask()
+    dropout: float = 0.0
+    need_weights: bool = False
+
+    @property
+    def features(self) -> CallFeatures:
+        """Features that the choice of a backend depends on."""
+        return CallFeatures(
+            self.query.device.type,
+            self.query.dtype,
+            self.query.size(2),
+            self.key.size(2),
+            self.query.size(3),
+            self.mask.key_padding is not None,
+            self.dropout > 0,
+            self.need_weights,
         )
 
 
@@ -146,30 +166,11 @@ class Backend(Protocol):
     def unavailable(self) -> str:
         """Explain why this backend cannot run on this machine; empty if it can."""
 
-    def refuses(self, terms: Terms, call: Call) -> str:
+    def refuses(self, terms: Terms, call: CallFeatures) -> str:
         """Explain why this backend cannot compute such a call; empty if it can."""
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        terms: Terms,
-        mask: Mask,
-        dropout: float = 0.0,
-        need_weights: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Compute the attended values ``(B, H, T, D)`` and, if asked for, weights ``(B, H, T, S)``.
-
-        Args:
-            query: ``(B, H, T, D)``, unscaled; the last T of S positions.
-            key: ``(B, H, S, D)``.
-            value: ``(B, H, S, D)``.
-            terms: of the position encodings, added to the scores.
-            mask: which keys a query may see. A query that may see none gets zeros.
-            dropout: probability of dropping a weight; 0 outside training.
-            need_weights: also return the weights before dropout.
-        """
+    def attend(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
+        """Compute attended values ``(B, H, T, D)`` and, if asked for, weights ``(B, H, T, S)``."""
 
 
 def score_scale(terms: Terms, head_dim: int) -> float:

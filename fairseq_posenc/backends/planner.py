@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.backends import blocked, reference, sdpa, triton
-from fairseq_posenc.backends.base import Backend, Call, Mask
+from fairseq_posenc.backends.base import AttentionCall, Backend, CallFeatures, Mask
 from fairseq_posenc.backends.triton import recorded
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
@@ -64,12 +64,14 @@ def check(requested: str, terms: Terms, head_dim: int) -> None:
         raise UserError(f"unknown backend {requested!r}; known: auto, {', '.join(BACKENDS)}")
     backend = BACKENDS[requested]
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    why_not = backend.unavailable() or backend.refuses(terms, Call(device, head_dim=head_dim))
+    why_not = backend.unavailable() or backend.refuses(
+        terms, CallFeatures(device, head_dim=head_dim)
+    )
     if why_not:
         raise UserError(f"--position-backend {requested} cannot compute this: {why_not}")
 
 
-def choose(requested: str, terms: Terms, call: Call) -> Plan:
+def choose(requested: str, terms: Terms, call: CallFeatures) -> Plan:
     """Choose the fastest backend that can compute a call, or the one that was requested.
 
     The choice is logged, once for each distinct case.
@@ -107,13 +109,12 @@ def attend(
     need_weights: bool = False,
     requested: str = "auto",
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend on the backend that :func:`choose` chooses; see :meth:`Backend.attend`."""
-    call = Call.describe(query, key, mask, dropout, need_weights)
-    backend = choose(requested, terms, call).backend
-    return backend.attend(query, key, value, terms, mask, dropout, need_weights)
+    """Attend on the backend that :func:`choose` chooses; see :class:`AttentionCall`."""
+    call = AttentionCall(query, key, value, terms, mask, dropout, need_weights)
+    return choose(requested, terms, call.features).backend.attend(call)
 
 
-def _choose_fastest(terms: Terms, call: Call) -> Plan:
+def _choose_fastest(terms: Terms, call: CallFeatures) -> Plan:
     order, reason = _rank_on_cpu(terms, call) if call.device == "cpu" else _rank_on_gpu(terms, call)
     if torch.compiler.is_compiling():  # its passes by hand cannot be followed
         order = [name for name in order if name != "blocked"]
@@ -126,7 +127,7 @@ def _choose_fastest(terms: Terms, call: Call) -> Plan:
     raise AssertionError("the reference backend serves everything")
 
 
-def _rank_on_cpu(terms: Terms, call: Call) -> tuple[list[str], str]:
+def _rank_on_cpu(terms: Terms, call: CallFeatures) -> tuple[list[str], str]:
     """Rank backends from the fastest on, with the reason for the first."""
     if call.src_len < SHORT or call.tgt_len == 1:
         reason = "a single query" if call.tgt_len == 1 else f"fewer than {SHORT} keys"
@@ -144,7 +145,7 @@ def _rank_on_cpu(terms: Terms, call: Call) -> tuple[list[str], str]:
     return ["sdpa", "reference"], "a dot product and a fixed bias"
 
 
-def _rank_on_gpu(terms: Terms, call: Call) -> tuple[list[str], str]:
+def _rank_on_gpu(terms: Terms, call: CallFeatures) -> tuple[list[str], str]:
     """Rank backends, with the reason: kernels of ours only where a measurement says they win."""
     if terms.content_only and terms.bias is None and terms.pair_bias is None:
         return ["sdpa", "reference"], "a plain dot product"
@@ -157,7 +158,7 @@ def _rank_on_gpu(terms: Terms, call: Call) -> tuple[list[str], str]:
     return ["triton", "sdpa", "blocked", "reference"], f"the fastest in a benchmark on {chip}"
 
 
-def _log_once(plan: Plan, terms: Terms, call: Call) -> None:
+def _log_once(plan: Plan, terms: Terms, call: CallFeatures) -> None:
     """Log a plan, unless a call of the same kind has been logged already."""
     on = [name for name, x in zip(terms._fields, terms) if isinstance(x, torch.Tensor)]
     case = (plan, *on, call.device, call.dtype, call.padded, call.dropout)

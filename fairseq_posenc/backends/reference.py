@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fairseq_posenc.backends.base import (
-    Call,
+    AttentionCall,
+    CallFeatures,
     Mask,
     expand_by_distance,
     insert_reset,
@@ -31,25 +32,18 @@ def unavailable() -> str:
     return ""
 
 
-def refuses(terms: Terms, call: Call) -> str:
+def refuses(terms: Terms, call: CallFeatures) -> str:
     """Return no reason: the reference serves everything."""
     return ""
 
 
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    terms: Terms,
-    mask: Mask,
-    dropout: float = 0.0,
-    need_weights: bool = False,
-) -> tuple[Tensor, Tensor | None]:
+def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """See :class:`~fairseq_posenc.backends.base.Backend`."""
+    query, key, value, terms, mask, dropout, need_weights = call
     # Scores and softmax in float32 at least: the product of three terms overflows fp16.
     if torch.is_autocast_enabled(query.device.type):
         with torch.autocast(query.device.type, enabled=False):
-            return attend(query, key, value, terms, mask, dropout, need_weights)
+            return attend(call)
     weights = softmax(scores(query, key, terms, mask), mask)
     dropped = F.dropout(weights, dropout) if dropout else weights
     attended = dropped.type_as(value) @ value  # [B, H, T, D]

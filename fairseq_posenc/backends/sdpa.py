@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_posenc.backends.base import Call, Mask, expand_by_distance, score_scale
+from fairseq_posenc.backends.base import (
+    AttentionCall,
+    CallFeatures,
+    Mask,
+    expand_by_distance,
+    score_scale,
+)
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.terms import Terms
 
@@ -18,7 +24,7 @@ def unavailable() -> str:
     return ""
 
 
-def refuses(terms: Terms, call: Call) -> str:
+def refuses(terms: Terms, call: CallFeatures) -> str:
     """Explain why torch's fused attention cannot compute such terms; empty if it can."""
     if call.need_weights:
         return "it does not return the attention weights"
@@ -27,16 +33,9 @@ def refuses(terms: Terms, call: Call) -> str:
     return ""
 
 
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    terms: Terms,
-    mask: Mask,
-    dropout: float = 0.0,
-    need_weights: bool = False,
-) -> tuple[Tensor, Tensor | None]:
+def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """See :class:`~fairseq_posenc.backends.base.Backend`."""
+    query, key, value, terms, mask, dropout, _ = call
     sizes = query.size(2), key.size(2)
     of = (terms.bias, terms.pair_bias, terms.first, *mask[:3], *sizes, query.dtype, query.device)
     ready = mask.cached("sdpa", of, lambda: _prepare_mask(terms, mask, query, *sizes))

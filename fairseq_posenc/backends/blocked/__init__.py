@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.backends import reference
-from fairseq_posenc.backends.base import Call, Mask, score_scale
+from fairseq_posenc.backends.base import AttentionCall, CallFeatures, Mask, score_scale
 from fairseq_posenc.backends.blocked.dropout import draw
 from fairseq_posenc.backends.blocked.function import BlockedAttention
 from fairseq_posenc.backends.blocked.geometry import Geometry, Rule
@@ -39,7 +39,7 @@ def unavailable() -> str:
     return ""
 
 
-def refuses(terms: Terms, call: Call) -> str:
+def refuses(terms: Terms, call: CallFeatures) -> str:
     """Explain why this backend cannot compute such terms; empty if it can."""
     if call.need_weights:
         return "it does not keep the attention weights"
@@ -48,21 +48,14 @@ def refuses(terms: Terms, call: Call) -> str:
     return ""
 
 
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    terms: Terms,
-    mask: Mask,
-    dropout: float = 0.0,
-    need_weights: bool = False,
-) -> tuple[Tensor, Tensor | None]:
+def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """See :class:`~fairseq_posenc.backends.base.Backend`."""
+    query, key, value, terms, mask, dropout, _ = call
     if query.size(2) == 1:
-        return reference.attend(query, key, value, terms, mask, dropout)
+        return reference.attend(call)
     if torch.is_autocast_enabled(query.device.type):
         with torch.autocast(query.device.type, enabled=False):
-            return attend(query, key, value, terms, mask, dropout, need_weights)
+            return attend(call)
     geometry = Geometry.from_call(query, key.size(2), mask.direction, terms)
     given = Operands(at_least_fp32(query), at_least_fp32(key), at_least_fp32(value))
     rule, given = _prepare_operands(geometry, given, terms, mask, dropout)

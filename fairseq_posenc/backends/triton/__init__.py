@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fairseq_posenc.backends.base import Call, Mask, score_scale
+from fairseq_posenc.backends.base import AttentionCall, CallFeatures, score_scale
 from fairseq_posenc.backends.triton import resets
 from fairseq_posenc.backends.triton.dropout import Dropout
 from fairseq_posenc.encodings.terms import Terms
@@ -41,7 +41,7 @@ def unavailable() -> str:
     return ""
 
 
-def refuses(terms: Terms, call: Call) -> str:
+def refuses(terms: Terms, call: CallFeatures) -> str:
     """Explain why these kernels cannot compute such a call; empty if they can."""
     if call.need_weights:
         return "it does not keep the attention weights"
@@ -60,32 +60,18 @@ def refuses(terms: Terms, call: Call) -> str:
     return ""
 
 
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    terms: Terms,
-    mask: Mask,
-    dropout: float = 0.0,
-    need_weights: bool = False,
-) -> tuple[Tensor, Tensor | None]:
+def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """See :class:`~fairseq_posenc.backends.base.Backend`."""
-    query, key = query.type_as(value), key.type_as(value)
-    with torch.autocast(query.device.type, enabled=False):
-        if terms.first is not None:
-            return resets.attend(_run_exact, query, key, value, terms, mask, dropout), None
-        return _run_kernels(query, key, value, terms, mask, dropout, exact=False)[0], None
+    value = call.value
+    call = call._replace(query=call.query.type_as(value), key=call.key.type_as(value))
+    with torch.autocast(value.device.type, enabled=False):
+        if call.terms.first is not None:
+            return resets.attend(_run_exact, call), None
+        return _run_kernels(call, exact=False)[0], None
 
 
-def _run_kernels(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    terms: Terms,
-    mask: Mask,
-    dropout: float,
-    exact: bool,
-) -> tuple[Tensor, Tensor]:
+def _run_kernels(call: AttentionCall, exact: bool) -> tuple[Tensor, Tensor]:
+    query, key, value, terms, mask, dropout, _ = call
     # Only here, for triton takes long to import and is not everywhere.
     from fairseq_posenc.backends.triton.attention import Attention, Settings
 

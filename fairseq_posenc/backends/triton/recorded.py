@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fairseq_posenc.backends.base import Call
+from fairseq_posenc.backends.base import CallFeatures
 from fairseq_posenc.encodings.terms import Terms
 
 
@@ -53,7 +53,7 @@ def parts(terms: Terms) -> frozenset[str]:
     return frozenset(on | {"product"} if terms.product else on)
 
 
-def why_not(terms: Terms, call: Call, chip: str) -> str:
+def why_not(terms: Terms, call: CallFeatures, chip: str) -> str:
     """Explain why no record covers a call; empty if one does."""
     here = [record for record in RECORDED if record.chip == chip]
     if not here:

@@ -9,46 +9,28 @@ keys would; the row of its query replaces theirs.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from fairseq_posenc.backends import reference
-from fairseq_posenc.backends.base import Mask
+from fairseq_posenc.backends.base import AttentionCall, Mask
 from fairseq_posenc.encodings.terms import Terms
 
-
-class Kernels(Protocol):
-    """Attention without a reset."""
-
-    def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, terms: Terms, mask: Mask, dropout: float
-    ) -> tuple[Tensor, Tensor]:
-        """Compute attended values in float32, and log2 of the sums; see :class:`ForwardResult`."""
+Kernels = Callable[[AttentionCall], tuple[Tensor, Tensor]]  # see `ForwardResult`
 
 
-def attend(
-    kernels: Kernels,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    terms: Terms,
-    mask: Mask,
-    dropout: float,
-) -> Tensor:
-    """Compute the attended values of :meth:`Backend.attend` for terms with a reset.
+def attend(kernels: Kernels, call: AttentionCall) -> Tensor:
+    """Compute the attended values ``(B, H, T, D)`` of a call with a reset.
 
     Args:
-        kernels: compute all the rest.
-        query: as for the backend, like all that follows.
-        key: as above.
-        value: as above.
-        terms: as above.
-        mask: as above.
-        dropout: as above.
+        kernels: compute attention without a reset: values in float32, and log2 of the sums.
+        call: with a reset.
     """
+    query, key, value, terms, mask, dropout, _ = call
     tgt_len, src_len = query.size(2), key.size(2)
     assert terms.first is not None
     first = terms.first.expand(query.size(0), -1)  # [B, S]
@@ -56,9 +38,8 @@ def attend(
     places = mask.cached("reset", deps, lambda: _Places.locate(first, mask, tgt_len))
     place = places.first
     others, of_query, of_key = _split_terms(terms, tgt_len, src_len)
-    attended, log_sums = kernels(
-        query, key, value, others, mask._replace(key_padding=places.left_out), dropout
-    )
+    left_out = mask._replace(key_padding=places.left_out)
+    attended, log_sums = kernels(call._replace(terms=others, mask=left_out))
     scores = reference.scores(_select_token(key, place), query, of_key).transpose(
         2, 3
     )  # [B, H, T, 1]
@@ -70,9 +51,8 @@ def attend(
         last = last + of_key.value_table[:, :1].float()
     attended = attended * (1 - weights) + F.dropout(weights, dropout) * last
     of_row = Mask("both", places.hidden_of_query)
-    row, _ = reference.attend(
-        _select_token(query, places.query), key, value, of_query, of_row, dropout
-    )
+    of_first = call._replace(query=_select_token(query, places.query), terms=of_query, mask=of_row)
+    row, _ = reference.attend(of_first)
     is_query = first[:, None, src_len - tgt_len :, None]  # [B, 1, T, 1]
     return torch.where(is_query, row, attended).type_as(value)
 

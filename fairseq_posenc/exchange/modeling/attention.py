@@ -9,7 +9,7 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 
 from fairseq_posenc.assembly import Shared
 from fairseq_posenc.backends import reference, sdpa
-from fairseq_posenc.backends.base import Mask
+from fairseq_posenc.backends.base import AttentionCall, Mask
 from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
@@ -80,7 +80,8 @@ class Attention(nn.Module):
         """Attend with torch's kernels where the scores are a dot product and a bias."""
         attend = sdpa.attend if terms.content_only and not need_weights else reference.attend
         dropout = self.dropout if self.training else 0.0
-        attended, weights = attend(query, key, value, terms, mask, dropout, need_weights)
+        call = AttentionCall(query, key, value, terms, mask, dropout, need_weights)
+        attended, weights = attend(call)
         return self.out_proj(attended.transpose(1, 2).flatten(2)), weights
 
     def heads(self, x: Tensor) -> Tensor:
