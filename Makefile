@@ -26,8 +26,8 @@ test-unit: install ## the fast tests
 	$(PYTEST) -m "not slow" $(ARGS)
 
 test-trust: install ## kill commands while they write, for hours, and make up inputs
-	$(BIN)/python tests/kills.py $(ARGS)
-	TRUST_EXAMPLES=2000 $(BIN)/pytest --timeout 0 tests/test_inputs.py
+	$(BIN)/python -m tests.helpers.fault_runs $(ARGS)
+	TRUST_EXAMPLES=2000 $(BIN)/pytest --timeout 0 tests/workbench/test_inputs.py
 
 test-gpu: install ## the tests that need a GPU
 	$(BIN)/pytest -m gpu $(ARGS)
@@ -51,8 +51,8 @@ format: install ## rewrite the code in the project's style
 
 docs: install ## rewrite the generated parts of the documentation
 	$(BIN)/fairseq-posenc docs
-	$(BIN)/python tests/support.py
-	$(BIN)/python tests/vectors.py
+	$(BIN)/python -m tests.helpers.support
+	$(BIN)/python -m tests.helpers.vectors
 
 site: install ## build the site of docs/ in site/; what it needs is installed once
 	@$(BIN)/python -c "import furo, myst_parser" 2>/dev/null || $(BIN)/python -m pip install \

@@ -93,5 +93,5 @@ setup(
             *TRITON,
         ],
     },
-    entry_points={"console_scripts": ["fairseq-posenc = fairseq_posenc.cli:main"]},
+    entry_points={"console_scripts": ["fairseq-posenc = fairseq_posenc.workbench.cli:main"]},
 )

@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from fairseq_posenc.running.files import write_whole
+from fairseq_posenc.workbench.running.files import write_whole
 from measuring import gpu_page
 from measuring.gpu_steps import LIMIT, SCRIPTS, TIMED, Step, steps
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from fairseq_posenc.reporting.markdown import table
+from fairseq_posenc.workbench.results.markdown import table
 from measuring.commands import DTYPES
 from measuring.machine_code import KINDS, Code, full_width, read
 from measuring.offline import FORMS, Compiled, compile_form

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_posenc import registry
 from fairseq_posenc.backends.planner import BACKENDS
-from fairseq_posenc.reporting.markdown import table
+from fairseq_posenc.workbench.results.markdown import table
 from measuring.commands import told
 from measuring.contenders import STOCK, Contender
 from measuring.families import FAMILIES, Whole, build

@@ -27,9 +27,9 @@ from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
 
-from fairseq_posenc.reporting.markdown import table
-from fairseq_posenc.running.devices import cores
-from fairseq_posenc.running.options import count
+from fairseq_posenc.workbench.results.markdown import table
+from fairseq_posenc.workbench.running.devices import cores
+from fairseq_posenc.workbench.running.options import count
 
 PROGRAM = Path(__file__).parents[1] / "preprocess" / "plain_text.py"
 _encoder: Any = None

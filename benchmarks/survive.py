@@ -32,8 +32,8 @@ import torch
 from fairseq_posenc import registry
 from fairseq_posenc.backends.base import CallFeatures
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.reporting.markdown import table
-from fairseq_posenc.running.steps import write_whole
+from fairseq_posenc.workbench.results.markdown import table
+from fairseq_posenc.workbench.running.stages import write_whole
 from measuring.commands import DTYPES, add_common, prepare, report, told
 from measuring.contenders import Contender, backend_names, contenders
 from measuring.families import FAMILIES, Whole, trainer_of

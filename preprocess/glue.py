@@ -24,15 +24,15 @@ from typing import TYPE_CHECKING, Any
 
 from binarize.vocabulary import PACKAGES, Vocabulary, add_vocabulary
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.glue.submission import write_predictions
-from fairseq_posenc.running.ending import ended
-from fairseq_posenc.running.files import checksum
-from fairseq_posenc.running.folders import Folder
-from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
-from fairseq_posenc.running.options import Parser
-from fairseq_posenc.running.progress import format_counts, say
 from fairseq_posenc.tasks.glue.definitions import TASKS, WNLI, Task, parse_tasks
-from fairseq_posenc.tokens.numbers import Encoder, Symbols
+from fairseq_posenc.workbench.finetuning.glue.submission import write_predictions
+from fairseq_posenc.workbench.running.exit_codes import ended
+from fairseq_posenc.workbench.running.files import checksum
+from fairseq_posenc.workbench.running.folders import Folder
+from fairseq_posenc.workbench.running.interruption import CONTINUES, any_end_like_ctrl_c
+from fairseq_posenc.workbench.running.options import Parser
+from fairseq_posenc.workbench.running.progress import format_counts, say
+from fairseq_posenc.workbench.tokens.numbers import Encoder, Symbols
 from glue_tasks.binary import Writer
 from glue_tasks.rows import find_file, read_examples
 

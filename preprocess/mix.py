@@ -26,11 +26,11 @@ from binarize.formats import check_format, describe_format
 from binarize.options import add_invalid_lines
 from binarize.shards import Part, find_files, parts_of_shard
 from binarize.sources import Input, combine_checksums
-from fairseq_posenc.running.ending import ended
-from fairseq_posenc.running.folders import Folder
-from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
-from fairseq_posenc.running.options import Parser, add_workers, count
-from fairseq_posenc.running.progress import format_counts
+from fairseq_posenc.workbench.running.exit_codes import ended
+from fairseq_posenc.workbench.running.folders import Folder
+from fairseq_posenc.workbench.running.interruption import CONTINUES, any_end_like_ctrl_c
+from fairseq_posenc.workbench.running.options import Parser, add_workers, count
+from fairseq_posenc.workbench.running.progress import format_counts
 from mixing.corpora import Corpus, parse_corpus
 from mixing.draw import DOCUMENTS, LINES
 from mixing.mixture import Mixture, Rules

@@ -22,16 +22,16 @@ from typing import Any, Optional
 
 from binarize.vocabulary import Vocabulary, add_vocabulary
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.running.ending import ended
-from fairseq_posenc.running.files import checksum
-from fairseq_posenc.running.folders import Folder
-from fairseq_posenc.running.options import Parser
-from fairseq_posenc.running.progress import format_counts, say
-from fairseq_posenc.squad import databin
-from fairseq_posenc.squad.data import Squad, read_squad
 from fairseq_posenc.tasks.squad.databin import Limits
-from fairseq_posenc.tokens.tokenizer import ENCODER, MERGES, PIECES, load_tokenizer
 from fairseq_posenc.transformer.dictionary import DICTIONARY, load_dictionary
+from fairseq_posenc.workbench.finetuning.squad import databin
+from fairseq_posenc.workbench.finetuning.squad.data import Squad, read_squad
+from fairseq_posenc.workbench.running.exit_codes import ended
+from fairseq_posenc.workbench.running.files import checksum
+from fairseq_posenc.workbench.running.folders import Folder
+from fairseq_posenc.workbench.running.options import Parser
+from fairseq_posenc.workbench.running.progress import format_counts, say
+from fairseq_posenc.workbench.tokens.tokenizer import ENCODER, MERGES, PIECES, load_tokenizer
 
 SPLITS = ("train", "valid")
 _NAMES = {  # names of the vocabulary's files in the folder

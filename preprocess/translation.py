@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Optional
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.running.ending import ended
-from fairseq_posenc.running.folders import Folder
-from fairseq_posenc.running.options import Parser, add_workers, count
+from fairseq_posenc.workbench.running.exit_codes import ended
+from fairseq_posenc.workbench.running.folders import Folder
+from fairseq_posenc.workbench.running.options import Parser, add_workers, count
 from parallel.iwslt import TESTS
 from parallel.preparation import Preparation
 from parallel.settings import Settings

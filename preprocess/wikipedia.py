@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 
 from binarize import command, formats, options
-from fairseq_posenc.running.ending import ended
+from fairseq_posenc.workbench.running.exit_codes import ended
 
 
 def main() -> None:

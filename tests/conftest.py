@@ -18,12 +18,12 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
 
-import programs
 from fairseq_posenc import registry
-from fairseq_posenc.running import host  # noqa: F401  (registers models and tasks)
-from fairseq_posenc.transformer.identity import Identity, is_identity
-from fairseq_posenc.transformer.meaning import Meaning
-from fork_server import hasten_hydra
+from fairseq_posenc.checkpoints.identity import Identity, is_identity
+from fairseq_posenc.checkpoints.meaning import Meaning
+from fairseq_posenc.workbench.running import host  # noqa: F401  (registers models and tasks)
+from tests.helpers import programs
+from tests.helpers.fork_server import hasten_hydra
 
 ARCHITECTURES = {
     "masked_lm": "roberta_none_tiny",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-import oracles
-from conftest import needs_causal, specs
 from fairseq_posenc.api import PositionEncoding
 from fairseq_posenc.errors import UserError
-from formulas import IN_FLOAT32, awake, oracle_options, oracle_params
+from tests.helpers import oracles
+from tests.helpers.formulas import IN_FLOAT32, awake, oracle_options, oracle_params
+from tests.helpers.tiny_models import needs_causal, specs
 
 SPECS = ["none", "learned+m4m", "rope+shaw", *specs("scores", "rotation")]
 

@@ -13,14 +13,14 @@ import pytest
 import torch
 
 import fairseq_posenc
-from conftest import COMPOSITIONS, needs_causal
 from fairseq_posenc import registry
 from fairseq_posenc.api import PositionEncoding, SelfAttention, StackPositions
 from fairseq_posenc.backends import available
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.attention import PositionalAttention
-from fairseq_posenc.transformer.passing import carrying
-from formulas import awake
+from fairseq_posenc.transformer.forward_context import carrying
+from tests.helpers.formulas import awake
+from tests.helpers.tiny_models import COMPOSITIONS, needs_causal
 
 ROOT = Path(fairseq_posenc.__file__).resolve().parents[1]
 SPECS = [*registry.names(), *COMPOSITIONS, "m4m(per_head=true)"]

@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from commands import (
+from tests.helpers.commands import (
     BLOCKS,
     SENTENCES,
     USER_DIR,
@@ -25,7 +25,7 @@ from commands import (
     trained,
     validate,
 )
-from programs import true_start
+from tests.helpers.programs import true_start
 
 pytestmark = pytest.mark.slow
 BY_NAME = "fairseq_posenc"
@@ -76,7 +76,7 @@ def test_a_program_that_has_imported_the_package_before(user_dir):
 
 QUIET = """
 import logging
-import fairseq_posenc.plots.opening, fairseq_posenc.translation.translator
+import fairseq_posenc.workbench.plots.load_model, fairseq_posenc.workbench.translation.translator
 root = logging.getLogger()
 assert (root.handlers, root.level) == ([], logging.WARNING), root.handlers
 """

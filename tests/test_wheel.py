@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from commands import new_directory, sentences
-from programs import true_start
-from test_glue_commands import arguments
+from tests.helpers.commands import new_directory, sentences
+from tests.helpers.programs import true_start
+from tests.workbench.finetuning.test_glue_commands import arguments
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[1]

@@ -12,7 +12,7 @@ from fairseq.tasks import setup_task
 from fairseq.trainer import Trainer
 
 from fairseq_posenc.encodings.base import Dims
-from fairseq_posenc.running import host  # noqa: F401  (registers models and tasks)
+from fairseq_posenc.workbench.running import host  # noqa: F401  (registers models and tasks)
 from measuring.contenders import STOCK, Contender
 from measuring.timing import Pass
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.reporting.markdown import table
-from fairseq_posenc.reporting.record import Record
+from fairseq_posenc.workbench.results.markdown import table
+from fairseq_posenc.workbench.results.record import Record
 from measuring.results import RESULTS
 
 PAGE = Path(__file__).parents[2] / "docs" / "gpu.md"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0"]
-CASE = "tests/test_triton.py::test_reset_with_padding_on_the_left[both-False]"
+CASE = "tests/backends/test_triton.py::test_reset_with_padding_on_the_left[both-False]"
 FEW = ["alibi", "shaw", "m4m", "deberta"]
 OTHERS = ["rope", "t5", "m4", "tupe"]  # `none` and fairseq's own take part in each step
 NAMES = ["none", *FEW, *OTHERS]
@@ -42,7 +42,7 @@ class Step(NamedTuple):
 
 def steps(dry_run: bool) -> list[Step]:
     """Return what is done, each with an estimate of its time on an H200; see :func:`estimate`."""
-    tests = [CASE] if dry_run else ["-m", "not slow", "tests/test_triton.py"]
+    tests = [CASE] if dry_run else ["-m", "not slow", "tests/backends/test_triton.py"]
     found = [
         Step("tests", "tests", 80, [*PYTEST, *tests]),
         Step("memory checker", "checker", 80, [*PYTEST, CASE]),

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 import fairseq_posenc
-from fairseq_posenc.running.devices import cores
+from fairseq_posenc.workbench.running.devices import cores
 
 
 def machine(device: torch.device) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.reporting.markdown import table
+from fairseq_posenc.workbench.results.markdown import table
 from measuring import pictures, results
 from measuring.results import Result
 

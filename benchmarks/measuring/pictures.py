@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fairseq_posenc.reporting.pictures import COLOURS, GRID, look, new_figure, save
+from fairseq_posenc.workbench.results.pictures import COLOURS, GRID, look, new_figure, save
 
 PANELS = {"seconds": ("time of a pass, ms", 1e3), "memory": ("peak of memory, MB", 1e-6)}
 

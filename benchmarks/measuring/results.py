@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fairseq_posenc.reporting.markdown import table
-from fairseq_posenc.reporting.record import Record, read
+from fairseq_posenc.workbench.results.markdown import table
+from fairseq_posenc.workbench.results.record import Record, read
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 PREFIX, KIND = "benchmark_", "benchmark-"  # of the names of files and kinds

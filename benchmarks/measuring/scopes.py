@@ -19,8 +19,8 @@ from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.positions import Span
 from fairseq_posenc.transformer.attention import PositionalAttention
 from fairseq_posenc.transformer.configuration import stack_config
+from fairseq_posenc.transformer.forward_context import carrying, hand_over
 from fairseq_posenc.transformer.layers import PositionalEncoderLayer
-from fairseq_posenc.transformer.passing import carrying, hand_over
 from measuring.contenders import (
     STOCK,
     Contender,

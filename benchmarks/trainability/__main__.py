@@ -29,7 +29,7 @@ from starts import STARTS  # noqa: E402
 from training import Store  # noqa: E402
 
 from fairseq_posenc import registry  # noqa: E402
-from fairseq_posenc.running.locking import own_folder  # noqa: E402
+from fairseq_posenc.workbench.running.locks import own_folder  # noqa: E402
 
 
 def parse_args() -> argparse.Namespace:

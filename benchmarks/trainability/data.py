@@ -12,9 +12,9 @@ from typing import Any
 from fairseq import options
 from fairseq_cli import preprocess
 
-from fairseq_posenc.running.comparison.corpus import write_corpus
-from fairseq_posenc.running.comparison.pieces import encode, train_pieces
-from fairseq_posenc.running.steps import Step
+from fairseq_posenc.workbench.experiments.corpus import write_corpus
+from fairseq_posenc.workbench.experiments.pieces import encode, train_pieces
+from fairseq_posenc.workbench.running.stages import Step
 
 VOCABULARY = {"text": 512, "translation": 2000}
 

@@ -13,7 +13,7 @@ from runs import Run
 from training import Store
 
 from fairseq_posenc import registry
-from fairseq_posenc.reporting.markdown import table
+from fairseq_posenc.workbench.results.markdown import table
 
 REFERENCES = ("none", "learned")  # beside the causal-only encodings, to compare them with
 MARGIN = 0.1  # bits; a smaller difference is no finding

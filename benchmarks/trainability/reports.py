@@ -15,7 +15,7 @@ import torch
 from runs import FAMILIES
 
 import fairseq_posenc
-from fairseq_posenc.running.files import write_whole
+from fairseq_posenc.workbench.running.files import write_whole
 
 BY_HAND = "<!-- Below this line: written by hand, and kept when the report is made again. -->"
 

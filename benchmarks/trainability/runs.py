@@ -5,7 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from fairseq_posenc.running.comparison.settings import LEARNING_RATE, MASKED, TRAIN_OPTIONS, WHOLE
+from fairseq_posenc.workbench.experiments.settings import (
+    LEARNING_RATE,
+    MASKED,
+    TRAIN_OPTIONS,
+    WHOLE,
+)
 
 NEVER = "1000000000"
 VALIDATE_EVERY = 50

@@ -8,7 +8,7 @@ from typing import Any
 
 from starts import STARTS
 
-from fairseq_posenc.reporting import pictures
+from fairseq_posenc.workbench.results import pictures
 
 COLOURS = ("#999999", *pictures.COLOURS, "#7F3FBF", "#8B4513")  # grey is without positions
 Grid = dict[str, dict[str, list[dict[str, Any]]]]  # setting -> start, or "none" -> results

@@ -12,7 +12,7 @@ from start_picture import Grid, draw_starts
 from starts import STARTS
 from training import Store
 
-from fairseq_posenc.reporting.markdown import table
+from fairseq_posenc.workbench.results.markdown import table
 
 # Settings that the starts of M4M are compared in: name -> family, encoding, options, updates.
 SETTINGS: dict[str, tuple[str, str, tuple[str, ...]]] = {

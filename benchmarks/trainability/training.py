@@ -21,8 +21,8 @@ from runs import Run
 from starts import apply_start
 from torch import nn
 
-from fairseq_posenc.running.logs import parse_line
-from fairseq_posenc.transformer.adapting import is_position_parameter
+from fairseq_posenc.checkpoints.state_dict_adapter import is_position_parameter
+from fairseq_posenc.workbench.running.logs import parse_line
 
 
 class Recorder(logging.Handler):

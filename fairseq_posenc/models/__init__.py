@@ -1,5 +1,5 @@
 """The model families: importing a module here registers its names with fairseq."""
 
-from fairseq_posenc.transformer.commands import prepare
+from fairseq_posenc.host.startup import prepare
 
 prepare()

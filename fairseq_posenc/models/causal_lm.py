@@ -18,9 +18,9 @@ from fairseq.models import register_model
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
 
 from fairseq_posenc import registry
+from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints, is_position_parameter
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.registry import parse
-from fairseq_posenc.transformer.adapting import PositionCheckpoints, is_position_parameter
 from fairseq_posenc.transformer.configuration import announce, stack_config, task_option
 from fairseq_posenc.transformer.dropout import RetainedDropout
 from fairseq_posenc.transformer.options import PositionConfig

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from fairseq_posenc import registry
-from fairseq_posenc.transformer.adapting import PositionCheckpoints
+from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
 from fairseq_posenc.transformer.configuration import DECBERT, announce, stack_config
 from fairseq_posenc.transformer.dropout import RetainedDropout
 from fairseq_posenc.transformer.heads import SpanHead

@@ -10,7 +10,7 @@ from fairseq.models.transformer import TransformerModel, base_architecture
 from torch import nn
 
 from fairseq_posenc import registry
-from fairseq_posenc.transformer.adapting import PositionCheckpoints
+from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
 from fairseq_posenc.transformer.configuration import announce, plain_args, stack_config, task_option
 from fairseq_posenc.transformer.dropout import RetainedDropout
 from fairseq_posenc.transformer.options import add_position_args

@@ -19,7 +19,7 @@ from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
 from fairseq_posenc.transformer.decoding import ahead, kept, latest
-from fairseq_posenc.transformer.passing import carried
+from fairseq_posenc.transformer.forward_context import carried
 
 IncrementalState = Optional[dict[str, dict[str, Optional[Tensor]]]]
 

@@ -10,8 +10,8 @@ from fairseq import utils
 from fairseq.models.transformer import TransformerConfig
 from omegaconf import OmegaConf
 
+from fairseq_posenc.checkpoints.state_dict_adapter import is_position_parameter
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.transformer.adapting import is_position_parameter
 from fairseq_posenc.transformer.options import resolve
 
 logger = logging.getLogger(__name__)

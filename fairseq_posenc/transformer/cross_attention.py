@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.attention import IncrementalState
-from fairseq_posenc.transformer.passing import carried
+from fairseq_posenc.transformer.forward_context import carried
 
 
 class RotaryCrossAttention(MultiheadAttention):

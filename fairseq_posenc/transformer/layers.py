@@ -14,14 +14,14 @@ from fairseq.modules.transformer_layer import (
 from torch import Tensor, nn
 
 from fairseq_posenc.assembly import Assembly, Shared
+from fairseq_posenc.checkpoints.state_dict_adapter import COPIES
 from fairseq_posenc.encodings.base import Dims, Encodings
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions
 from fairseq_posenc.registry import Spec
-from fairseq_posenc.transformer.adapting import COPIES
 from fairseq_posenc.transformer.attention import IncrementalState, PositionalAttention
 from fairseq_posenc.transformer.cross_attention import RotaryCrossAttention
-from fairseq_posenc.transformer.passing import carried, carrying, received
+from fairseq_posenc.transformer.forward_context import carried, carrying, received
 
 
 class InputPositions(nn.Module):

@@ -1,7 +1,7 @@
 """Encoder and decoder stacks: who owns which encoding, and what each forward pass computes once.
 
 fairseq's loops are inherited. Layers never see tokens, so a stack's forward pass is carried to them
-past fairseq's code (:mod:`~fairseq_posenc.transformer.passing`).
+past fairseq's code (:mod:`~fairseq_posenc.transformer.forward_context`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from fairseq.models.transformer import TransformerDecoderBase, TransformerEncode
 from torch import Tensor, nn
 
 from fairseq_posenc.assembly import Assembly, Shared
+from fairseq_posenc.checkpoints.identity import Identity
+from fairseq_posenc.checkpoints.meaning import Meaning
 from fairseq_posenc.encodings.base import Dims, Encoding
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.errors import UserError
@@ -20,7 +22,7 @@ from fairseq_posenc.positions import Positions, may_sync
 from fairseq_posenc.registry import Spec
 from fairseq_posenc.transformer.attention import IncrementalState
 from fairseq_posenc.transformer.decoding import ahead, kept, span_of_step
-from fairseq_posenc.transformer.identity import Identity
+from fairseq_posenc.transformer.forward_context import carrying, hand_over
 from fairseq_posenc.transformer.layers import (
     InputPositions,
     PositionalDecoderLayer,
@@ -30,8 +32,6 @@ from fairseq_posenc.transformer.layers import (
     rotates_source,
     wrapped,
 )
-from fairseq_posenc.transformer.meaning import Meaning
-from fairseq_posenc.transformer.passing import carrying, hand_over
 
 
 class _PositionalStack:

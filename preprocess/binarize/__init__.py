@@ -7,4 +7,4 @@ lines), ``formats`` (text in a line of a corpus), ``sentences`` (one sentence a 
 ``split`` (train, valid or test, resumable), ``options`` and ``command`` (settings and programs).
 """
 
-from fairseq_posenc.running import host  # noqa: F401  (before fairseq: keeps it quiet, errors short)
+from fairseq_posenc.workbench.running import host  # noqa: F401  (before fairseq: keeps it quiet, errors short)

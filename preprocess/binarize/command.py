@@ -12,13 +12,13 @@ from typing import Any
 from fairseq.data import Dictionary
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.running.files import checksum, written_whole
-from fairseq_posenc.running.folders import Folder
-from fairseq_posenc.running.interruption import CONTINUES, any_end_like_ctrl_c
-from fairseq_posenc.running.progress import format_counts, say
-from fairseq_posenc.tokens.numbers import Symbols
-from fairseq_posenc.tokens.symbols import SymbolEncoder
 from fairseq_posenc.transformer.dictionary import DICTIONARY, load_dictionary
+from fairseq_posenc.workbench.running.files import checksum, written_whole
+from fairseq_posenc.workbench.running.folders import Folder
+from fairseq_posenc.workbench.running.interruption import CONTINUES, any_end_like_ctrl_c
+from fairseq_posenc.workbench.running.progress import format_counts, say
+from fairseq_posenc.workbench.tokens.numbers import Symbols
+from fairseq_posenc.workbench.tokens.symbols import SymbolEncoder
 
 from .formats import LineFormat, check_format, describe_format
 from .items import Text, check_invalid, count_symbols, make_items

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Optional
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.running.options import Parser, add_workers, build_settings, count
-from fairseq_posenc.tokens.symbols import Characters, Splitter, words
+from fairseq_posenc.workbench.running.options import Parser, add_workers, build_settings, count
+from fairseq_posenc.workbench.tokens.symbols import Characters, Splitter, words
 
 from .vocabulary import Vocabulary, add_vocabulary
 

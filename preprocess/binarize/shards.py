@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.tokens.files import WHOLE
+from fairseq_posenc.workbench.tokens.files import WHOLE
 
 _BLOCK_BYTES = 1 << 20
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.running.files import checksum
-from fairseq_posenc.tokens.files import DAMAGED, contents
+from fairseq_posenc.workbench.running.files import checksum
+from fairseq_posenc.workbench.tokens.files import DAMAGED, contents
 
 from .shards import Part
 

@@ -12,9 +12,9 @@ from typing import Any, Callable
 import numpy as np
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.running.files import checksum
-from fairseq_posenc.running.progress import say
-from fairseq_posenc.tokens.numbers import Symbols
+from fairseq_posenc.workbench.running.files import checksum
+from fairseq_posenc.workbench.running.progress import say
+from fairseq_posenc.workbench.tokens.numbers import Symbols
 
 from .items import Items, check_invalid
 from .options import Settings

@@ -9,11 +9,11 @@ from typing import NamedTuple, Optional
 from fairseq.data import Dictionary
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.running.files import checksum
-from fairseq_posenc.tokens.gpt2 import GPT2
-from fairseq_posenc.tokens.pieces import PieceEncoder, Pieces
-from fairseq_posenc.tokens.tokenizer import Tokenizer
 from fairseq_posenc.transformer.dictionary import load_dictionary
+from fairseq_posenc.workbench.running.files import checksum
+from fairseq_posenc.workbench.tokens.gpt2 import GPT2
+from fairseq_posenc.workbench.tokens.pieces import PieceEncoder, Pieces
+from fairseq_posenc.workbench.tokens.tokenizer import Tokenizer
 
 PACKAGES = ("regex", "sentencepiece", "tiktoken")  # the token ids depend on their versions, too
 _OPTIONS = ("encoder_json", "vocab_bpe", "sentencepiece_model", "dict")

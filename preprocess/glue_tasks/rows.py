@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.definitions import SCORE_MAXIMUM, Task
-from fairseq_posenc.tokens.files import DAMAGED, contents
+from fairseq_posenc.workbench.tokens.files import DAMAGED, contents
 
 _ENDINGS = ("", ".gz", ".bz2", ".xz", ".zst")
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from binarize.items import Text, check_invalid, read_lines
 from binarize.pool import Pool
 from binarize.sources import Input, Mark, Place, read_chunks
-from fairseq_posenc.running.progress import say
+from fairseq_posenc.workbench.running.progress import say
 
 
 class Parts(NamedTuple):

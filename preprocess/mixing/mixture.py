@@ -11,9 +11,9 @@ from binarize.items import Text
 from binarize.pool import pool
 from binarize.sources import Input, Place
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.running.files import checksum
-from fairseq_posenc.running.folders import Folder
-from fairseq_posenc.running.progress import say
+from fairseq_posenc.workbench.running.files import checksum
+from fairseq_posenc.workbench.running.folders import Folder
+from fairseq_posenc.workbench.running.progress import say
 
 from .corpora import Corpus
 from .documents import Documents, cut_documents

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from xml.sax.saxutils import unescape
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.running.files import checksum
+from fairseq_posenc.workbench.running.files import checksum
 from parallel.texts import Corpus, Split, Text, check_split, decode, join_splits, read_bytes
 
 # Lines about a talk; all other lines of a train file are its text. Titles and descriptions are

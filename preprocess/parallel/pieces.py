@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.running.devices import cores
-from fairseq_posenc.tokens import pieces
-from fairseq_posenc.tokens.learning import learn_pieces
+from fairseq_posenc.workbench.running.devices import cores
+from fairseq_posenc.workbench.tokens import pieces
+from fairseq_posenc.workbench.tokens.learning import learn_pieces
 from parallel.filters import Pieces
 from parallel.texts import read_bytes
 

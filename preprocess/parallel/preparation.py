@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.running.programs import run_logged
-from fairseq_posenc.running.progress import say
+from fairseq_posenc.workbench.running.programs import run_logged
+from fairseq_posenc.workbench.running.progress import say
 from parallel.filters import Limits, Pieces, filter_pairs
 from parallel.pieces import Encoder, train
 from parallel.settings import Settings

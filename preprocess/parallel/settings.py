@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Optional
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.running.files import checksum
-from fairseq_posenc.running.options import build_settings
+from fairseq_posenc.workbench.running.files import checksum
+from fairseq_posenc.workbench.running.options import build_settings
 from parallel.iwslt import read_iwslt
 from parallel.pieces import GivenPieces
 from parallel.texts import Corpus, read_files

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.running.files import checksum
-from fairseq_posenc.tokens import lines
-from fairseq_posenc.tokens.files import DAMAGED, contents
+from fairseq_posenc.workbench.running.files import checksum
+from fairseq_posenc.workbench.tokens import lines
+from fairseq_posenc.workbench.tokens.files import DAMAGED, contents
 
 _REFUSED = {b"\0": "a NUL byte", b"\r": "a carriage return inside a line"}
 

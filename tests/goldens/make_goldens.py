@@ -1,6 +1,6 @@
 """What Hugging Face's transformers computes, and small examples of it that need no transformers.
 
-``python tests/goldens/make_goldens.py`` rewrites the examples, one ``.json`` for each case: what
+``python -m tests.goldens.make_goldens`` rewrites the examples, one ``.json`` for each case: what
 was given (inputs, and weights under their names) and what came out. The table of cases can be
 imported without transformers.
 """

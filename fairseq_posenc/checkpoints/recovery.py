@@ -1,0 +1,78 @@
+"""The whole checkpoints of a training, and a last one that was being copied when it was killed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+from fairseq_posenc.checkpoints.safe_loading import is_torn, open_mapped
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.host.leftovers import temporary
+
+logger = logging.getLogger(__name__)
+LAST = "checkpoint_last.pt"
+# What fairseq calls them.
+_NAMES = re.compile(r"checkpoint(\d+|_\d+_\d+|_last|_best|\.best_.+)\.pt")
+
+
+class Whole(NamedTuple):
+    """A checkpoint that a training can go on from.
+
+    Attributes:
+        updates: made so far.
+        written: when, in nanoseconds.
+        path: the file.
+    """
+
+    updates: int
+    written: int
+    path: Path
+
+
+def newest(folder: Path) -> Whole | None:
+    """Return the newest whole checkpoint of a training's folder, None if there is none."""
+    files = folder.iterdir() if folder.is_dir() else ()
+    return max(filter(None, map(_read, files)), default=None)
+
+
+def ensure_last(folder: Path) -> None:
+    """Mend a last checkpoint of a folder that is torn, or that fairseq had not begun to copy."""
+    last = folder / LAST
+    if newest(folder) and (not last.exists() or is_torn(last)):
+        mend(last)
+
+
+def mend(last: Path) -> None:
+    """Put the newest whole checkpoint of a folder in the place of a torn last one.
+
+    Raises:
+        UserError: there is none.
+    """
+    found = newest(last.parent)
+    if found is None:
+        raise UserError(
+            f"{last} was not written to its end, and no whole checkpoint of the training lies "
+            "beside it: remove it to start from the beginning"
+        )
+    with temporary(last.parent, last.name) as new:  # other processes may be at the same
+        shutil.copyfile(found.path, new)
+        os.replace(new, last)
+    logger.warning(
+        f"{last} was not written to its end; the training goes on from {found.path.name}, "
+        f"the newest whole checkpoint, of update {found.updates:,}"
+    )
+
+
+def _read(path: Path) -> Whole | None:
+    """Return what a checkpoint is of, None if it is none that a training can go on from."""
+    if not _NAMES.fullmatch(path.name):
+        return None
+    try:  # only the settings are read
+        updates = int(open_mapped(path)["optimizer_history"][-1]["num_updates"])
+    except Exception:  # whatever it is, the training cannot go on from it
+        return None
+    return Whole(updates, path.stat().st_mtime_ns, path)

@@ -1,0 +1,111 @@
+"""Checkpoints read without running code, and told in one line where they cannot be.
+
+torch reads only tensors and plain settings from a checkpoint (``weights_only``), and fairseq writes
+``argparse.Namespace`` into it. Allowing that one class makes every command work while a file that
+would run code is still refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fairseq_posenc.checkpoints.trusted_settings import check_settings
+from fairseq_posenc.errors import UserError, damage
+
+_PICKLE = b"\x80"  # how a checkpoint of torch before 1.6 begins, which is no archive
+
+
+def open_mapped(path: Path) -> dict[str, Any]:
+    """Return what a checkpoint holds, its tensors mapped into memory: read once they are used.
+
+    Raises:
+        Exception: it is none, or would run code; what it is depends on what the file holds.
+    """
+    refuse_swelling(path)
+    mapped = zipfile.is_zipfile(path)  # not before torch 1.6
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    _refuse_hollow(state)
+    check_settings(state)
+    return state
+
+
+def is_torn(path: Path) -> bool:
+    """Return whether a file is the beginning of a checkpoint only, or nothing at all.
+
+    The table of an archive's contents is at its end.
+    """
+    with open(path, "rb") as file:
+        return file.read(1) != _PICKLE and not zipfile.is_zipfile(file)
+
+
+def _refuse_hollow(state: Any) -> None:
+    """Refuse tensors that say that they have more numbers than are stored for them.
+
+    With a stride of 0 a file of a few bytes has as many as it likes, and all that is done with them
+    takes as long as if they were there. No training writes such tensors.
+    """
+    left, seen = [("", state)], set()
+    while left:
+        name, thing = left.pop()
+        if isinstance(thing, torch.Tensor):
+            stored = thing.untyped_storage().nbytes() // thing.element_size()
+            if thing.numel() > stored:
+                raise UserError(
+                    f"the checkpoint is damaged: {name or 'a tensor'} says that it has "
+                    f"{thing.numel():,} numbers, and {stored:,} are stored"
+                )
+        elif isinstance(thing, (dict, list, tuple)) and id(thing) not in seen:
+            seen.add(id(thing))
+            parts = thing.items() if isinstance(thing, dict) else enumerate(thing)
+            left += [(f"{name}.{key}".lstrip("."), part) for key, part in parts]
+
+
+def refuse_swelling(path: Path) -> None:
+    """Refuse an archive that says that it holds more than it is long: torch compresses nothing.
+
+    Raises:
+        UserError: so many bytes would have filled the memory before anything else could be checked.
+    """
+    if not zipfile.is_zipfile(path):
+        return
+    with zipfile.ZipFile(path) as archive:
+        inside = sum(part.file_size for part in archive.infolist())
+    if inside > path.stat().st_size:
+        raise UserError(
+            f"not a checkpoint of torch: its {path.stat().st_size:,} bytes would become {inside:,}"
+        )
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Tell in one line why a checkpoint cannot be read.
+
+    Args:
+        what: the file, as a user knows it: ``--checkpoint PATH``.
+
+    Raises:
+        UserError: whatever went wrong; what torch and fairseq raise depends on what the file holds.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise UserError(f"{what}: {damage(error)}") from error
+
+
+def allow_safe_classes() -> None:
+    """Let torch load what fairseq's files hold beside tensors and settings.
+
+    That is ``argparse.Namespace``, and numpy's numbers, which scikit-learn's metrics are.
+    """
+    if hasattr(torch.serialization, "add_safe_globals"):  # torch >= 2.4
+        scalar: Any = np.float64(0).__reduce__()[0]  # its module has another name in numpy 1
+        number = type(np.dtype(np.float64))
+        torch.serialization.add_safe_globals([argparse.Namespace, scalar, np.dtype, number])

@@ -1,0 +1,188 @@
+"""Checkpoints whose position parameters differ from the model's, and those of stock fairseq."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+from torch import Tensor, nn
+
+from fairseq_posenc.checkpoints.identity import KEY, Identity
+from fairseq_posenc.checkpoints.load_report import taken
+from fairseq_posenc.checkpoints.weights import refuse_broken_weights, refuse_untied
+from fairseq_posenc.encodings.base import Encoding
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.host.resuming import refuse_optimizer
+
+logger = logging.getLogger(__name__)
+OWN = ".encodings."  # in the name of every position parameter, and in no other
+STOCK_SINUSOIDS = ("embed_positions._float_tensor", "embed_positions.weights")
+STOCK_SPEC = "sinusoidal(layout=fairseq)"
+STOCK_TABLE = "embed_positions.encodings.learned.table.weight"  # as it is called here
+# Beside the weights: copies of them, which encoder layers of fairseq 0.12.2 have for its fast path.
+COPIES = [
+    f"{name}_{kind}"
+    for name in ("in_proj", "out_proj", "fc1", "fc2")
+    for kind in ("weight", "bias")
+]
+_COPY = re.compile(rf"\.layers\.\d+\.(?:{'|'.join(COPIES)})$")
+STOCK_OFFSET = 2  # rows before position 0: padding_idx + 1, and fairseq's padding_idx is 1
+
+
+def is_position_parameter(name: str) -> bool:
+    """Return whether a state-dict key belongs to a position encoding."""
+    return OWN in name
+
+
+def is_copy(name: str) -> bool:
+    """Return whether a state-dict key is one of fairseq 0.12.2's copies of an encoder's weights."""
+    return _COPY.search(name) is not None
+
+
+class PositionCheckpoints(nn.Module):
+    """Mixin for models: adapts a checkpoint's position parameters before they are loaded."""
+
+    init_positions: bool = False
+    _read: dict[str, Any] | None = None  # from the beginning of loading a checkpoint to its end
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
+        """Rename what fairseq's own models call their positions, and drop copies, in place."""
+        for key in filter(is_copy, list(state_dict)):
+            del state_dict[key]
+        self._read = dict(state_dict)
+        super().upgrade_state_dict_named(state_dict, name)  # type: ignore[misc]
+        for key in [key for key in state_dict if key.endswith("embed_positions.weight")]:
+            ours = f"{key[: -len('weight')]}encodings.learned.table.weight"
+            state_dict[ours] = state_dict.pop(key)[STOCK_OFFSET:]
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        """Match the positions; torch calls this first, after fairseq pruned layers.
+
+        Raises:
+            UserError: they differ and ``--init-positions`` was not given, or the weights mean
+                something else in this model, or are no finite numbers.
+        """
+        own = self.state_dict(prefix=prefix)
+        refuse_broken_weights(state_dict, own)
+        _refuse_other_dictionary(state_dict, own)
+        changes = self._match_identities(state_dict, prefix)
+        refuse_untied(state_dict, own)
+        longer = self._extend_tables(state_dict, prefix)
+        moved = _match(state_dict, {k: v for k, v in own.items() if is_position_parameter(k)})
+        changes += moved
+        if changes and not self.init_positions:
+            raise UserError(
+                "the checkpoint's positions are not the model's (--init-positions accepts this and "
+                f"starts the model's own fresh): {'; '.join(changes)}"
+            )
+        refuse_optimizer(longer + moved)
+        for change in changes:
+            logger.warning("--init-positions: %s", change)
+        read, self._read = self._read or state_dict, None
+        logger.info("checkpoint: %s", taken(read, state_dict, own))
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def _extend_tables(self, state_dict: dict[str, Any], prefix: str) -> list[str]:
+        """Let tables by distance grow with ``--max-positions``: beyond its end a table is clipped.
+
+        Its last rows are repeated, so that every distance keeps the row that it had. Return what
+        grew, in words.
+        """
+        changes = []
+        for name, module in self.named_modules(prefix=prefix.rstrip(".")):
+            if not isinstance(module, Encoding):
+                continue
+            for parameter, _ in module.named_parameters():
+                key = f"{name}.{parameter}"
+                if key not in state_dict:
+                    continue
+                longer = module.extend(parameter, state_dict[key])
+                if longer.shape != state_dict[key].shape:
+                    logger.info("%s: its ends are repeated for longer distances", key)
+                    changes.append(_resized(key, state_dict[key], longer))
+                    state_dict[key] = longer
+        return changes
+
+    def _match_identities(self, state_dict: dict[str, Any], prefix: str) -> list[str]:
+        """Compare what the checkpoint says of each stack; return how positions differ.
+
+        Where they do, the model's own are what the state dict says afterwards.
+
+        Raises:
+            UserError: the weights were trained with other settings than those of positions.
+        """
+        changes, others = [], []
+        for name, stack in self.named_modules():
+            own = getattr(stack, "identity", None)
+            if not isinstance(own, Identity):
+                continue
+            theirs = _said(state_dict, f"{prefix}{name}.", own)
+            if theirs is None:
+                theirs = own
+                logger.warning(
+                    f"{name}: the checkpoint is of a version that did not write down its "
+                    f"positions, and is taken for one of {own.positions}"
+                )
+            others += [f"{name}: {each}" for each in theirs.meaning.differences(own.meaning)]
+            if unknown := theirs.meaning.unknown(own.meaning):
+                logger.info("%s: the checkpoint does not say its %s", name, ", ".join(unknown))
+            found = theirs.differences(own, stack.layers_kept)
+            changes += [f"{name}: {difference}" for difference in found]
+            now = (own if found else theirs)._replace(meaning=theirs.meaning.completed(own.meaning))
+            state_dict[f"{prefix}{name}.{KEY}"] = now.encoded()
+        if others:
+            raise UserError(
+                f"the checkpoint's weights mean something else in this model: {'; '.join(others)}; "
+                "give it the settings and dictionaries of its training"
+            )
+        return changes
+
+
+def _said(state_dict: dict[str, Any], stack: str, own: Identity) -> Identity | None:
+    """Return what a checkpoint says of a stack, None if nothing.
+
+    fairseq's own models say it by a table of learned positions, or by a mark of sinusoids, which is
+    removed.
+    """
+    if stack + KEY in state_dict:
+        return Identity.decoded(state_dict[stack + KEY])
+    marks = [stack + name for name in STOCK_SINUSOIDS if stack + name in state_dict]
+    for mark in marks:
+        del state_dict[mark]
+    if marks:
+        return own._replace(positions=STOCK_SPEC)
+    return own if own.positions == "learned" and stack + STOCK_TABLE in state_dict else None
+
+
+def _refuse_other_dictionary(state_dict: dict[str, Any], own: dict[str, Tensor]) -> None:
+    """Refuse token embeddings of another number of symbols; the names are not in a checkpoint."""
+    for key in [key for key in state_dict if key.endswith("embed_tokens.weight") and key in own]:
+        theirs, ours = (each[key].size(0) for each in (state_dict, own))
+        if theirs != ours:
+            raise UserError(
+                f"the checkpoint has a dictionary of {theirs:,} symbols ({key}), the data one of "
+                f"{ours:,}: binarize the data with the dict.txt of its training"
+            )
+
+
+def _match(state_dict: dict[str, Any], own: dict[str, Tensor]) -> list[str]:
+    """Give ``state_dict`` the model's own position parameters; return what that changed."""
+    theirs = {key: value for key, value in state_dict.items() if is_position_parameter(key)}
+    resized = [key for key in own if key in theirs and theirs[key].shape != own[key].shape]
+    fresh = [key for key in own if key not in theirs]
+    dropped = [key for key in theirs if key not in own]
+    for key in dropped:
+        del state_dict[key]
+    state_dict.update({key: own[key] for key in (*fresh, *resized)})
+    return (
+        [f"{key} {tuple(own[key].shape)} is not in the checkpoint" for key in fresh]
+        + [f"{key} {tuple(theirs[key].shape)} is not in the model" for key in dropped]
+        + [_resized(key, theirs[key], own[key]) for key in resized]
+    )
+
+
+def _resized(key: str, theirs: Tensor, own: Tensor) -> str:
+    return f"{key} is {tuple(theirs.shape)} in the checkpoint, {tuple(own.shape)} in the model"

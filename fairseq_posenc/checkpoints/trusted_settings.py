@@ -1,0 +1,188 @@
+"""Settings of a checkpoint, checked before fairseq builds a model of them.
+
+fairseq evaluates some settings as Python (``eval``), and opens the files that others name. torch
+lets both through, as they are plain text. So the first have to be literals here, and the second
+have to be named by the user's own command line.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from fairseq_posenc.errors import UserError, shortened
+
+# What fairseq gives to eval; tests/checkpoints/test_trusted_settings.py searches for more.
+EVALUATED = {
+    *("adaptive_softmax_cutoff", "adaptive_input_cutoff", "character_filters"),
+    *("xformers_att_config", "encoder_layers", "decoder_layers", "encoder_attention"),
+    *("decoder_attention", "self_attention", "project_input", "gated_attention", "downsample"),
+    *("pretrained", "conv_feature_layers", "conv_aggregator_layers", "left_pad_source"),
+    *("left_pad_target", "adam_betas", "adamax_betas", "adafactor_eps", "lamb_betas", "wer_args"),
+    *("pipeline_balance", "pipeline_devices", "pipeline_encoder_balance"),
+    *("pipeline_encoder_devices", "pipeline_decoder_balance", "pipeline_decoder_devices"),
+}
+# Name the files that fairseq's models, tasks and criterions open, beside those of the data.
+OPENED = {
+    *("encoder_embed_path", "decoder_embed_path", "pretrained_checkpoint"),
+    *("pretrained_mlm_checkpoint", "pretrained_xlm_checkpoint", "w2v_path", "seq2seq_path"),
+    *("load_pretrained_encoder_from", "load_pretrained_decoder_from", "speaker_emb_path"),
+    *("lang_dict", "source_dict", "target_dict", "fixed_dictionary"),
+    *("lang_to_offline_shard_ratio", "gpt2_encoder_json", "gpt2_vocab_bpe", "bpe_codes"),
+    *("bpe_vocab_file", "bpe_vocab", "bpe_merges", "sentencepiece_model"),
+    *("sentencepiece_model_path", "save_predictions", "wer_kenlm_model", "wer_lexicon"),
+}
+_LAYERS = ("encoder_layers_to_keep", "decoder_layers_to_keep")
+_MAPPINGS = ("common", "task", "model", "dataset", "optimization", "checkpoint")
+_BUILT_OF = ("task", "model", "criterion")  # the sections that are read, the others only kept
+_MOST_REPEATS, _LONGEST = 10_000, 100_000
+
+
+class _Setting(NamedTuple):
+    """A setting: its place in the checkpoint, its name, its value, and what holds it."""
+
+    place: str
+    name: str
+    value: Any
+    holder: dict[Any, Any]
+
+
+def check_settings(state: Any) -> None:
+    """Refuse settings that fairseq would run as code, or could not read.
+
+    Args:
+        state: of a checkpoint: its settings are ``cfg``, or ``args`` of older ones.
+
+    Raises:
+        UserError: names the setting.
+    """
+    cfg = state.get("cfg") if isinstance(state, dict) else None
+    for name in ("", *_MAPPINGS) if cfg is not None else ():
+        section = _contents(cfg).get(name) if name else cfg
+        if section is not None and not isinstance(section, (dict, Namespace)):
+            raise UserError(f"its {name or 'settings'} are no settings, but {_quoted(section)}")
+    for place, name, value, _ in _settings(state):
+        if name == "_target_" or (isinstance(value, str) and "${" in value):
+            _refuse(place, value)
+        if name in EVALUATED and isinstance(value, str) and not is_literal(value):
+            _refuse(place, value)
+        if name in _LAYERS and value and not re.fullmatch(r"\d+(,\d+)*", str(value)):
+            raise UserError(
+                f"its setting {_shown(place)} is no list of layers, as 0,2,4: {_quoted(value)}"
+            )
+
+
+def refuse_files(state: Any) -> None:
+    """Refuse settings that name a file, unless the command line of this process names the setting.
+
+    Raises:
+        UserError: names setting and file, and how to go on.
+    """
+    for place, name, value, _ in _files(state):
+        words = " ".join(sys.argv[1:]).replace("-", "_")
+        if name not in words:
+            raise UserError(
+                f"its setting {_shown(place)} names a file, {_quoted(value)}, which fairseq would "
+                f"open; take it away with --model-overrides \"{{'{name}': None}}\" (its numbers "
+                "are in the checkpoint), or name the setting on the command line of the training"
+            )
+
+
+def forget_files(state: Any) -> None:
+    """Take the names of files out of settings: the weights that were in them are the checkpoint's.
+
+    Commands of ours do so, as none of them reads such a file.
+    """
+    for _, name, _, holder in _files(state):
+        holder[name] = None
+
+
+def is_literal(text: str) -> bool:
+    """Return whether Python evaluates a text to numbers, words, and lists and mappings of them.
+
+    That is what ``ast.literal_eval`` takes, and what fairseq's own architectures have besides:
+    sums of lists, and lists that are repeated, as in ``[(512, 3)] * 4 + [(256, 1)]``.
+    """
+    if len(text) > _LONGEST:
+        return False
+    try:
+        return _is_plain(ast.parse(text.strip() or "None", mode="eval").body)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return False
+
+
+def _is_plain(node: ast.expr) -> bool:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _is_plain(node.left) and _is_plain(node.right)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        return _is_constant(node.left) and _is_constant(node.right) and _repeats(node)
+    return _is_constant(node)
+
+
+def _is_constant(node: ast.expr) -> bool:
+    try:
+        ast.literal_eval(node)
+    except (ValueError, TypeError):
+        return False
+    return True
+
+
+def _repeats(product: ast.BinOp) -> bool:
+    """Return whether a product is no longer than what an architecture has."""
+    factors = [ast.literal_eval(each) for each in (product.left, product.right)]
+    return all(not isinstance(each, int) or each <= _MOST_REPEATS for each in factors)
+
+
+def _settings(state: Any) -> Iterator[_Setting]:
+    """Yield the settings of a checkpoint, sections and what is in them."""
+    kept = {name: state.get(name) for name in ("args", "cfg")} if isinstance(state, dict) else {}
+    left: list[tuple[str, Any]] = [("", kept)]
+    seen: set[int] = set()
+    while left:
+        place, thing = left.pop()
+        if isinstance(thing, (list, tuple)):
+            thing = dict(enumerate(thing))
+        if not isinstance(thing, (dict, Namespace)) or id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        holder = _contents(thing)
+        for key, value in holder.items():
+            inner = f"{place}.{key}".lstrip(".")
+            yield _Setting(inner, str(key), value, holder)
+            left.append((inner, value))
+
+
+def _files(state: Any) -> list[_Setting]:
+    """Return the settings of models and tasks that name a file; older checkpoints have one list."""
+    found = []
+    for each in _settings(state):
+        start, _, rest = each.place.partition(".")
+        read = start == "args" or rest.partition(".")[0] in _BUILT_OF
+        # Tokenizers stand in older checkpoints' one list, too, and are not read from there.
+        whose = each.name in OPENED and not (start == "args" and "bpe" in each.name)
+        if read and whose and each.value not in (None, ""):
+            found.append(each)
+    return found
+
+
+def _contents(section: Any) -> dict[Any, Any]:
+    return vars(section) if isinstance(section, Namespace) else section
+
+
+def _shown(place: str) -> str:
+    return place.removeprefix("cfg.")
+
+
+def _quoted(value: Any) -> str:
+    return repr(shortened(" ".join(str(value).split())))
+
+
+def _refuse(place: str, value: Any) -> None:
+    raise UserError(
+        f"its setting {_shown(place)} would be run as code: {_quoted(value)}. Only literals "
+        "(numbers, words, lists of them) are taken there; use a file from a source you trust."
+    )

@@ -1,1 +1,0 @@
-"""The report of a comparison, which :mod:`~fairseq_posenc.running.comparison` makes."""

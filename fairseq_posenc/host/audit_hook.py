@@ -1,0 +1,61 @@
+"""Hears what fairseq is about to evaluate, and which checkpoint it is about to open.
+
+Python tells its audit hooks of both before it does them, whatever command, model or task asks for
+it, and does not do it where a hook raises. So nothing of fairseq has to be patched, and no path
+through it is forgotten.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from fairseq_posenc.checkpoints.safe_loading import open_mapped, reading
+from fairseq_posenc.checkpoints.trusted_settings import is_literal, refuse_files
+from fairseq_posenc.errors import UserError, shortened
+
+_READER = "load_checkpoint_to_cpu"  # opens the checkpoints of all of fairseq's commands
+_hears: list[bool] = []
+
+
+def audit_fairseq() -> None:
+    """Keep fairseq from running a setting as code, and from reading a checkpoint unchecked."""
+    if not _hears:
+        _hears.append(True)
+        sys.addaudithook(_hear)
+
+
+def _hear(event: str, given: tuple[Any, ...]) -> None:
+    """Check what is about to happen, if it is fairseq that asks for it."""
+    if event not in ("compile", "open"):
+        return
+    caller = sys._getframe(1)
+    if not str(caller.f_globals.get("__name__")).startswith("fairseq."):
+        return
+    if event == "compile":
+        _refuse_code(given[0])
+    elif caller.f_code.co_name == _READER:
+        refuse_broken(Path(str(given[0])))
+
+
+def _refuse_code(source: Any) -> None:
+    text = source.decode("utf-8", "replace") if isinstance(source, bytes) else str(source)
+    if not is_literal(text):
+        raise UserError(
+            "a setting that fairseq evaluates is no literal (numbers, words, lists of them), and "
+            f"would be run as code: {shortened(' '.join(text.split()))!r}"
+        )
+
+
+def refuse_broken(path: Path) -> None:
+    """Refuse a checkpoint that is damaged, would run code, or names files to open.
+
+    Nothing of it stays in memory, and of its tensors nothing is read.
+
+    Raises:
+        UserError: says what is wrong with it.
+    """
+    if path.is_file():
+        with reading(str(path)):
+            refuse_files(open_mapped(path))

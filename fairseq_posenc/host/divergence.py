@@ -1,0 +1,103 @@
+"""What to say of a training that stopped because its numbers were no longer finite."""
+
+from __future__ import annotations
+
+import math
+import re
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
+from fairseq.trainer import Trainer
+from torch import Tensor, nn
+
+from fairseq_posenc.errors import chain
+from fairseq_posenc.transformer.capture_attention import watch
+
+_STOPPED = re.compile(r"training stopped at update ([\d,]+): ")
+_SENTENCES = 8  # of the batch that are looked at
+
+
+class _Largest(NamedTuple):
+    """The largest score of a layer's self-attention, by its absolute value; counted from 0."""
+
+    stack: str
+    layer: int
+    head: int
+    score: float
+
+
+def explain(error: BaseException) -> str | None:
+    """Return a line on a training that diverged, with update, layer, encoding and largest score.
+
+    fairseq stops with a :class:`FloatingPointError` and no more than that, or fails when it looks
+    for the cause; its trainer, with model and batch, is still in the frames that the error passed.
+    None for any other error.
+    """
+    for link in chain(error):
+        if isinstance(link, FloatingPointError):
+            for frame, _ in traceback.walk_tb(link.__traceback__):
+                trainer, samples = frame.f_locals.get("self"), frame.f_locals.get("samples")
+                if isinstance(trainer, Trainer) and samples:
+                    return _told(link, trainer, samples)
+    return None
+
+
+def stopped_at(message: str) -> int:
+    """Return the update at which a training diverged, from what it told; 0 if it tells none."""
+    found = _STOPPED.search(message)
+    return int(found[1].replace(",", "")) if found else 0
+
+
+def _told(error: BaseException, trainer: Trainer, samples: list[Any]) -> str:
+    return (
+        f"training stopped at update {trainer.get_num_updates() + 1:,}: {error}; "
+        f"{_largest(trainer, samples)}the checkpoints in "
+        f"{Path(trainer.cfg.checkpoint.save_dir)} but crash.pt are of before: go on from one of "
+        "them with a smaller --lr, or with --clip-norm"
+    )
+
+
+def _largest(trainer: Trainer, samples: list[Any]) -> str:
+    """Return what is told of the scores in the batch that the training stopped at."""
+    model = trainer.get_model().eval()
+    specs = {
+        "decoder" if isinstance(stack, TransformerDecoderBase) else "encoder": stack.assembly.spec
+        for stack in model.modules()
+        if isinstance(stack, (TransformerEncoderBase, TransformerDecoderBase))
+        and hasattr(stack, "assembly")
+    }
+    found: list[_Largest] = []
+    for sample in samples:
+        prepared, _ = trainer._prepare_sample(sample)
+        for sentence in _sentences(prepared["net_input"]):
+            found += _of_sentence(model, sentence)
+    if not found:
+        return ""
+    broken = [each for each in found if not math.isfinite(each.score)]
+    if broken:
+        first = min(broken, key=lambda each: (each.stack == "decoder", each.layer))
+    else:
+        first = max(found, key=lambda each: each.score)
+    place = f"layer {first.layer + 1}, head {first.head + 1}"
+    where = f"{first.stack} {place} ({specs[first.stack]})"
+    if broken:
+        return f"the first attention score that is not finite is in {where}; "
+    return f"the largest attention score is {first.score:.3g}, in {where}; "
+
+
+def _of_sentence(model: nn.Module, sentence: dict[str, Any]) -> Iterator[_Largest]:
+    for attention in watch(model, lambda: model(**sentence)):
+        if attention.split is not None:
+            by_head = attention.split.scores.abs().amax((0, 2, 3))
+            score, head = by_head.max(0)  # NaN is the largest
+            yield _Largest(attention.stack, attention.layer, int(head), float(score))
+
+
+def _sentences(inputs: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a batch's first sentences, each as a batch of one."""
+    size = min(len(x) for x in inputs.values() if isinstance(x, Tensor))
+    for i in range(min(size, _SENTENCES)):
+        yield {k: x[i : i + 1] if isinstance(x, Tensor) else x for k, x in inputs.items()}

@@ -1,0 +1,144 @@
+"""Stops fairseq's commands before they lose a run."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+from pathlib import Path
+
+from fairseq.dataclass.configs import CheckpointConfig
+from omegaconf import DictConfig
+
+from fairseq_posenc.checkpoints.recovery import LAST, mend
+from fairseq_posenc.checkpoints.safe_loading import is_torn
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.host.resuming import begin
+from fairseq_posenc.host.save_dir_lock import hold_save_dir
+
+TRAINER = "fairseq.trainer"
+WRITER = "fairseq.checkpoint_utils"
+_COMMANDS = ["train", "generate", "interactive", "eval_lm", "validate"]
+logger = logging.getLogger(__name__)
+_LOADED = re.compile(r"Loaded checkpoint (.+) \(epoch \d+ @ (\d+) updates\)", re.DOTALL)
+
+
+class _CheckpointGuard(logging.Filter):
+    """Stops fairseq before it loses a run, told by what it logs.
+
+    fairseq has no hook between reading its options and training, nor one before a checkpoint is
+    read or written. But its command logs the configuration itself, wherever an option came from,
+    and the commands and the trainer log what they are about to do.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._settings: DictConfig | None = None
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if isinstance(record.msg, DictConfig):
+            self._settings = record.msg
+            hold_save_dir(record.msg)
+            # Else rank 0 alone reads a checkpoint, and sends it to the others in classes of
+            # fairseq's that torch loads only where a file may run code: no training of several
+            # ranks could go on.
+            record.msg.checkpoint.load_checkpoint_on_all_dp_ranks = True
+        elif record.name == TRAINER:
+            self._hear(record.getMessage())
+        elif record.name == WRITER and record.getMessage().startswith("Traceback"):
+            return False  # fairseq raises it as well, and then a line tells it
+        # The guard needs to hear INFO; the user need not, if LOGLEVEL says so.
+        package = logging.getLogger(record.name.partition(".")[0])
+        return record.levelno >= package.getEffectiveLevel()
+
+    def _hear(self, message: str) -> None:
+        missing = message.partition("No existing checkpoint found ")[2]
+        target = message.partition("Saving checkpoint to ")[2]
+        source = message.partition("Preparing to load checkpoint ")[2]
+        if missing:
+            _refuse_fresh_start(Path(missing), self._settings)
+        if target and not message.startswith("Finished"):
+            _refuse_full_disk(target)
+        if source:
+            _refuse_torn(Path(source), self._settings)
+            begin(Path(source), self._settings)
+        if (loaded := _LOADED.fullmatch(message)) and self._settings is not None:
+            _end_if_finished(Path(loaded[1]), int(loaded[2]), self._settings)
+
+
+def _is_first_start(path: Path, settings: DictConfig | None) -> bool:
+    """Return whether nobody asked for a file: fairseq then looks for its own last checkpoint."""
+    if settings is None:  # a program with a trainer of its own
+        return path.name.startswith("checkpoint_last") and path.parent.is_dir()
+    if settings.checkpoint.restore_file != CheckpointConfig.restore_file:
+        return False
+    return path.parent == Path(settings.checkpoint.save_dir)
+
+
+def _refuse_fresh_start(path: Path, settings: DictConfig | None) -> None:
+    """Refuse to train from random weights where a checkpoint was asked for."""
+    if not _is_first_start(path, settings):
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise UserError(
+            f"--restore-file {path} {what}; training would have started from random weights"
+        )
+
+
+def _refuse_torn(path: Path, settings: DictConfig | None) -> None:
+    """Mend a last checkpoint that was not written to its end; refuse any other such file."""
+    if not path.is_file() or not is_torn(path):
+        return
+    if path.name != LAST or not _is_first_start(path, settings):
+        raise UserError(f"{path} is not a whole checkpoint: it was not written to its end")
+    mend(path)
+
+
+def _end_if_finished(path: Path, updates: int, settings: DictConfig) -> None:
+    """End a training that has made its updates; fairseq would make one more, and keep that.
+
+    Raises:
+        SystemExit: with 0, as when fairseq finds all epochs done.
+        UserError: the checkpoint is of another training, so that this one has made nothing.
+    """
+    wanted = settings.optimization.max_update
+    if not 0 < wanted <= updates:
+        return
+    done = f"{path} has made {updates:,} updates of --max-update {wanted:,}"
+    if path.parent.resolve() != Path(settings.checkpoint.save_dir).resolve():
+        raise UserError(
+            f"{done}: nothing is left to train; --reset-optimizer --reset-lr-scheduler "
+            "--reset-meters --reset-dataloader begin to count anew"
+        )
+    logger.warning(f"{done}: the training is finished, and nothing was changed")
+    raise SystemExit(0)
+
+
+def _refuse_full_disk(path: str) -> None:
+    """Refuse to write a checkpoint that will not fit, while the ones before it are still whole.
+
+    fairseq writes the first file of a checkpoint beside the old one, but copies it onto the others
+    in place: a disk that fills up there would cost the checkpoint to resume from.
+    """
+    folder = os.path.dirname(path) or "."
+    sizes = [entry.stat().st_size for entry in os.scandir(folder) if entry.name.endswith(".pt")]
+    needed = int(1.1 * max(sizes, default=0))
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise UserError(
+            f"no room for a checkpoint in {folder}: it needs about {needed / 1e6:,.0f} MB and "
+            f"{free / 1e6:,.0f} MB are free; the checkpoints there are whole. Make room and start "
+            "the same command again to go on from the last one."
+        )
+
+
+def guard_checkpoints() -> None:
+    """Make fairseq stop at a ``--restore-file`` that does not exist, and at a full disk."""
+    trainer = logging.getLogger(TRAINER)
+    if any(isinstance(f, _CheckpointGuard) for f in trainer.filters):
+        return
+    guard = _CheckpointGuard()
+    for name in (TRAINER, WRITER, *(f"fairseq_cli.{command}" for command in _COMMANDS)):
+        heard = logging.getLogger(name)
+        heard.setLevel(logging.INFO)
+        heard.addFilter(guard)

@@ -1,0 +1,90 @@
+"""What a resumed training changes: the log names it, and the optimizer's state must still fit."""
+
+from __future__ import annotations
+
+import logging
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from fairseq_posenc.checkpoints.safe_loading import open_mapped
+from fairseq_posenc.errors import UserError, shortened
+
+logger = logging.getLogger(__name__)
+_SECTIONS = ("task", "model", "criterion", "optimizer", "lr_scheduler", "optimization")
+_MORE = {"common": ("seed", "fp16", "bf16"), "dataset": ("batch_size", "max_tokens")}
+_ALIASES = {"arch", "user_dir"}  # of the model's name; of where the package lies
+_optimizers: list[Path] = []  # the checkpoint whose optimizer's state is about to be loaded
+
+
+def begin(path: Path, settings: DictConfig | None) -> None:
+    """Log how a training's settings differ from those of the checkpoint that it goes on from.
+
+    Args:
+        path: the checkpoint, which is whole.
+        settings: of the training; None where they are not known.
+    """
+    _optimizers.clear()
+    if settings is None or not path.is_file():
+        return
+    checkpoint = settings.checkpoint
+    if checkpoint.finetune_from_model and path == Path(checkpoint.finetune_from_model):
+        return  # another training: its optimizer starts fresh
+    state = open_mapped(path)
+    now: Any = OmegaConf.to_container(settings, resolve=True, enum_to_str=True)
+    found = changes(state.get("cfg"), now)
+    if found:
+        logger.info("%s goes on with other settings: %s", path, ", ".join(found))
+    if state.get("last_optimizer_state") is not None and not checkpoint.reset_optimizer:
+        _optimizers.append(path)
+
+
+def refuse_optimizer(resized: list[str]) -> None:
+    """Refuse an optimizer's state for parameters that have other sizes in the checkpoint.
+
+    Args:
+        resized: those parameters, in words.
+
+    Raises:
+        UserError: there are some, and :func:`begin` saw that the state is about to be loaded.
+    """
+    if resized and _optimizers:
+        raise UserError(
+            f"the optimizer's state in {_optimizers.pop()} is for other sizes: {resized[0]}; keep "
+            "the lengths of the training, or train on with --reset-optimizer"
+        )
+
+
+def changes(before: Any, now: Any) -> list[str]:
+    """List the settings that differ between two configurations of fairseq, both plain."""
+    if not isinstance(before, dict):
+        return []  # as fairseq wrote before it had configurations
+    old, new = _flat(before), _flat(now)
+    return [
+        f"{name} {shortened(str(old[name]))} -> {shortened(str(new[name]))}"
+        for name in new
+        if name in old and old[name] != new[name]
+    ]
+
+
+def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a training by name, without those of how it is run."""
+    run = {name for key in settings if key not in _SECTIONS for name in _section(settings, key)}
+    found: dict[str, Any] = {}
+    for key in _SECTIONS:
+        for name, value in _section(settings, key).items():
+            if name == "_name":
+                found[key] = value
+            elif name not in run | _ALIASES:  # a model of argparse has the options of all sections
+                found.setdefault(name, value)
+    for key, names in _MORE.items():
+        found.update({n: x for n, x in _section(settings, key).items() if n in names})
+    return found
+
+
+def _section(settings: dict[str, Any], key: str) -> dict[str, Any]:
+    found = settings.get(key)
+    found = vars(found) if isinstance(found, Namespace) else found
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,54 @@
+"""What fairseq's commands need of a plugin: safe loading, no run lost, one line for a mistake.
+
+And the names that fairseq's own code looks for in numpy.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import TracebackType
+from typing import Callable, Optional
+
+from hydra.core.hydra_config import HydraConfig
+
+from fairseq_posenc.checkpoints.safe_loading import allow_safe_classes
+from fairseq_posenc.errors import one_line
+from fairseq_posenc.host.audit_hook import audit_fairseq
+from fairseq_posenc.host.divergence import explain
+from fairseq_posenc.host.leftovers import share_temporary_folder
+from fairseq_posenc.host.log_guard import guard_checkpoints
+from fairseq_posenc.host.numpy_compat import provide_numpy_names
+
+ExceptHook = Callable[[type[BaseException], BaseException, Optional[TracebackType]], object]
+
+
+def prepare() -> None:
+    """Prepare the commands of this process; again does nothing."""
+    provide_numpy_names()
+    allow_safe_classes()
+    audit_fairseq()
+    guard_checkpoints()
+    install_excepthook()
+    share_temporary_folder()
+    if HydraConfig.initialized():
+        # Else hydra prints an error itself and ends the program: the hook would not be asked.
+        os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+
+
+def install_excepthook() -> None:
+    """Make fairseq's commands end with one line, not a stack trace, where one tells all."""
+    previous = sys.excepthook
+    if getattr(previous, "_fairseq_posenc", False):
+        return
+
+    def hook(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> object:
+        message = one_line(error) or explain(error)
+        if message is None:
+            return previous(kind, error, trace)
+        return print(f"fairseq-posenc: error: {message}", file=sys.stderr)
+
+    hook._fairseq_posenc = True  # type: ignore[attr-defined]
+    sys.excepthook = hook

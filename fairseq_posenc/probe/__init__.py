@@ -1,8 +1,0 @@
-"""Tasks with known answers, learned at short lengths and read at long ones.
-
-1. :mod:`~fairseq_posenc.probe.tasks` has a module for each task, which makes questions and answers.
-2. :mod:`~fairseq_posenc.probe.data` writes them as data of fairseq.
-3. :mod:`~fairseq_posenc.probe.pipeline` trains with ``fairseq-train`` and reads with
-   ``fairseq-validate``, both with the criterion :mod:`~fairseq_posenc.tasks.answers`.
-4. :mod:`~fairseq_posenc.probe.report` writes the tables and the picture.
-"""

@@ -1,0 +1,125 @@
+"""The attention of every layer and head in a forward pass, with the parts of its scores."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from fairseq.modules import MultiheadAttention
+from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fairseq_posenc.analysis.split import Split, split
+from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.positions import Span
+from fairseq_posenc.transformer.attention import PositionalAttention
+from fairseq_posenc.transformer.cross_attention import RotaryCrossAttention
+from fairseq_posenc.transformer.forward_context import carried
+
+_NAME = re.compile(r"(encoder|decoder)\.(?:.+\.)?layers\.(\d+)\.(self_attn|encoder_attn)$")
+Hook = Callable[..., Any]
+
+
+class Attention(NamedTuple):
+    """What one layer did.
+
+    Attributes:
+        stack: ``encoder`` or ``decoder``.
+        cross: whether keys are the other stack's.
+        layer: counted from 0.
+        weights: ``(batch, heads, tgt_len, src_len)``.
+        split: the parts of its scores; content alone where no encoding acts on them, as in
+            cross-attention and in fairseq's own models.
+    """
+
+    stack: str
+    cross: bool
+    layer: int
+    weights: Tensor
+    split: Split
+
+
+@torch.no_grad()
+def watch(model: nn.Module, run: Callable[[], Any]) -> list[Attention]:
+    """Return what every attention did in a full forward pass, stack by stack.
+
+    Args:
+        model: of any family, in evaluation mode.
+        run: makes the pass.
+    """
+    seen: list[Attention] = []
+    with ExitStack() as hooks:
+        hooks.enter_context(_step_by_step(model))
+        for name, module in model.named_modules():
+            place = _NAME.search(name)
+            if place and isinstance(module, MultiheadAttention):
+                before = module.register_forward_pre_hook(_ask, with_kwargs=True)
+                after = module.register_forward_hook(_note(place, seen), with_kwargs=True)
+                hooks.callback(before.remove)
+                hooks.callback(after.remove)
+        run()
+    return sorted(seen, key=lambda each: (each.stack == "decoder", each.cross, each.layer))
+
+
+def _ask(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return args, {**kwargs, "need_weights": True, "need_head_weights": True}
+
+
+def _note(place: re.Match[str], seen: list[Attention]) -> Hook:
+    def note(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        weights = out[1].transpose(0, 1)  # of the heads first
+        parts = _split(module, kwargs["query"], kwargs["key"])
+        cross = place[3] == "encoder_attn"
+        seen.append(Attention(place[1], cross, int(place[2]), weights, parts))
+
+    return note
+
+
+def _split(attention: MultiheadAttention, queries: Tensor, keys: Tensor) -> Split:
+    """Return the parts of the scores for what came in, ``(T, B, C)`` and ``(S, B, C)``."""
+    query, key = (
+        # Not by calling the projection: that of rotary cross-attention rotates.
+        F.linear(x, projection.weight, projection.bias)
+        .unflatten(-1, (attention.num_heads, -1))
+        .permute(1, 2, 0, 3)
+        for x, projection in ((queries, attention.q_proj), (keys, attention.k_proj))
+    )
+    shared = carried()
+    if isinstance(attention, PositionalAttention):
+        assert shared is not None, "a layer of a stack"
+        span = Span.from_lengths(queries.size(0), keys.size(0), queries.device)
+        return split(query, key, attention.terms(span, shared), shared.rotation)
+    if isinstance(attention, RotaryCrossAttention):
+        assert shared is not None, "a layer of a stack"
+        return split(query, key, Terms(), shared.rotation, shared.source)
+    return split(query, key, Terms())
+
+
+@contextmanager
+def _step_by_step(model: nn.Module) -> Iterator[None]:
+    """Keep fairseq's own modules from torch's single calls.
+
+    That for a layer has no weights, and that for its attention only their mean over the heads.
+    """
+    switches = [
+        *((m, "can_use_fastpath", False) for m in _all(model, TransformerEncoderLayerBase)),
+        *((m, "skip_embed_dim_check", True) for m in _all(model, MultiheadAttention)),
+    ]
+    before = [getattr(module, name, False) for module, name, _ in switches]
+    for module, name, value in switches:
+        setattr(module, name, value)
+    try:
+        yield
+    finally:
+        for (module, name, _), value in zip(switches, before):
+            setattr(module, name, value)
+
+
+def _all(model: nn.Module, kind: type[nn.Module]) -> Iterator[nn.Module]:
+    return (module for module in model.modules() if isinstance(module, kind))

@@ -1,0 +1,1 @@
+"""Commands: train, compare, fine-tune, translate, convert and report, on the plugin."""

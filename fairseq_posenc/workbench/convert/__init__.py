@@ -1,0 +1,1 @@
+"""Models carried elsewhere: to Hugging Face's transformers and back, to other positions."""

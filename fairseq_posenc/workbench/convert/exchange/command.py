@@ -1,0 +1,90 @@
+"""``fairseq-posenc export`` and ``fairseq-posenc import``."""
+
+from __future__ import annotations
+
+import argparse
+from importlib.util import find_spec
+from pathlib import Path
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.running.options import add_data
+
+
+def add_export_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``fairseq-posenc export``."""
+    add = parser.add_argument
+    add("--checkpoint", type=Path, required=True, metavar="FILE", help="a trained model")
+    add(
+        "--to",
+        choices=["hf", "hf4", "onnx"],
+        required=True,
+        help="hf: Hugging Face's transformers; hf4: its last version before 5, whose RoBERTa still "
+        "has the positions of shaw and m4; onnx: an encoder as a graph",
+    )
+    add("--out", type=Path, required=True, metavar="FOLDER", help="new or empty")
+    add_data(parser, "with the dictionaries (default: as trained)")
+    add(
+        "--tokens",
+        metavar="WHAT",
+        help="what cut the text: a sentencepiece model, a folder with encoder.json and vocab.bpe, "
+        "words, characters, or none for no tokenizer (default: what lies in the data's folder)",
+    )
+
+
+def run_export(options: argparse.Namespace) -> int:
+    """Write a folder that others read, and say how equal the two models are.
+
+    Raises:
+        UserError: see the parts' own.
+    """
+    _ask_for("hf", "transformers", "tokenizers", "safetensors")
+    if options.to == "onnx":
+        _ask_for("onnx", "onnx", "onnxruntime", "onnxscript")
+    from fairseq_posenc.workbench.convert.exchange.exporting import export
+    from fairseq_posenc.workbench.convert.exchange.trained import open_trained
+
+    trained = open_trained(options.checkpoint, options.data)
+    print("\n".join(export(trained, options.to, options.tokens, options.out)))
+    return 0
+
+
+def add_import_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``fairseq-posenc import``."""
+    add = parser.add_argument
+    what = "of transformers: a RoBERTa, or what fairseq-posenc export wrote"
+    add("--from", dest="source", type=Path, required=True, metavar="FOLDER", help=what)
+    add("--out", type=Path, required=True, metavar="FILE", help="start checkpoint of fairseq")
+    add("--overwrite", action="store_true", help="replace an older --out")
+
+
+def run_import(options: argparse.Namespace) -> int:
+    """Write a start checkpoint, and say how a training goes on from it.
+
+    Raises:
+        UserError: see the parts' own.
+    """
+    _ask_for("hf", "safetensors")
+    from fairseq_posenc.workbench.convert.exchange.hf_folder import read_folder
+    from fairseq_posenc.workbench.convert.exchange.incoming import build, load
+    from fairseq_posenc.workbench.convert.start_checkpoint import check_out, start_of
+    from fairseq_posenc.workbench.loading.checkpoints import write_state
+    from fairseq_posenc.workbench.loading.families import stacks_of
+
+    check_out("--out", options.out, options.overwrite)
+    folder = read_folder(options.source)
+    built = build(folder)
+    weights = load(folder, built)
+    write_state(start_of(built.settings, weights), options.out)
+    stacks = [f"{name} {stack.identity.told()}" for name, stack in stacks_of(built.model)]
+    print(f"wrote {options.out}: {len(folder.weights):,} tensors; {'; '.join(stacks)}")
+    if built.head in ("classes", "spans"):
+        print("its head for masked tokens is not in the folder: here it is zeros")
+    print(f"train from it: fairseq-train DATA ... --finetune-from-model {options.out}")
+    return 0
+
+
+def _ask_for(extra: str, *libraries: str) -> None:
+    """Refuse to begin without libraries that nothing else needs."""
+    missing = [name for name in libraries if find_spec(name) is None]
+    if missing:
+        raise UserError(f"needs {', '.join(missing)}: pip install 'fairseq-posenc[{extra}]'")

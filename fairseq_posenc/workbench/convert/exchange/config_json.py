@@ -1,0 +1,165 @@
+"""What the exported parts of a model are called, there and here."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from torch import Tensor
+
+from fairseq_posenc.workbench.convert.exchange.trained import Trained
+
+ARCHITECTURES = {
+    "masked_lm": "PosencForMaskedLM",
+    "classes": "PosencForSequenceClassification",
+    "spans": "PosencForQuestionAnswering",
+    "causal_lm": "PosencForCausalLM",
+    "translation": "PosencForSeq2SeqLM",
+}
+# What an AutoModelFor... of transformers is here; those of one stack can be trained on for another.
+AUTO_CLASSES = {
+    "AutoModelForMaskedLM": "masked_lm",
+    "AutoModelForSequenceClassification": "classes",
+    "AutoModelForQuestionAnswering": "spans",
+    "AutoModelForCausalLM": "causal_lm",
+    "AutoModelForSeq2SeqLM": "translation",
+}
+HEADS = ("masked_lm", "classes", "spans")  # of an encoder
+# fairseq's names of activations, where transformers has others.
+ACTIVATIONS = {
+    "gelu_fast": "gelu_new",
+    "gelu_accurate": "gelu_new",
+    "relu_squared": "relu2",
+    "swish": "silu",
+}
+_LONGEST = 200  # of fairseq's targets, without </s>
+_NAMES = (
+    (r"^encoder\.sentence_encoder\.", "encoder."),
+    (r"^encoder\.lm_head\.", "lm_head."),
+    (r"^classification_heads\.[^.]+\.", "classifier."),
+    (r"^decoder\.output_projection\.", "output_projection."),
+    (r"\.embed_positions\.encodings\.", ".positions."),
+)
+
+
+def exported(trained: Trained) -> dict[str, Tensor]:
+    """Return the weights by the names of ``modeling/``, each with memory of its own.
+
+    What a fine-tuned model has of its pre-training's head stays behind, and tied output embeddings
+    are not there twice.
+    """
+    unused = [] if trained.head == "masked_lm" else ["encoder.lm_head."]
+    if trained.tied:
+        unused += ["encoder.lm_head.weight", "decoder.output_projection."]
+    if trained.head != "classes":
+        unused.append("classification_heads.")
+    return {
+        name_there(name): weight.detach().clone().contiguous()
+        for name, weight in trained.weights.items()
+        if not name.startswith(tuple(unused)) and not (unused and name in unused)
+    }
+
+
+def name_there(name: str) -> str:
+    """Return what one of fairseq's names is in an exported model."""
+    for pattern, there in _NAMES:
+        name = re.sub(pattern, there, name)
+    return name
+
+
+def configuration(trained: Trained) -> dict[str, Any]:
+    """Return config.json, without what depends on the tokenizer."""
+    args: Any = trained.model.decoder.cfg if trained.family != "masked_lm" else trained.model.args
+    head = "pooler_activation_fn" if trained.head == "classes" else "activation_fn"
+    activation = str(getattr(args, head))
+    stacks = {f"{side}_stack": _stack(stack, side) for side, stack in trained.stacks.items()}
+    last = list(trained.stacks.values())[-1]
+    heads = HEADS if trained.family == "masked_lm" else (trained.family,)
+    module = "modeling_fairseq_posenc"
+    autos = {
+        auto: f"{module}.{ARCHITECTURES[head]}"
+        for auto, head in AUTO_CLASSES.items()
+        if head in heads
+    }
+    found: dict[str, Any] = {
+        "model_type": "fairseq_posenc",
+        "architectures": [ARCHITECTURES[trained.head]],
+        "auto_map": {"AutoConfig": f"{module}.PosencConfig", **autos},
+        "tied_output": trained.tied,
+        "head_activation": ACTIVATIONS.get(activation, activation),
+        "is_encoder_decoder": trained.family == "translation",
+        "pad_token_id": last.padding_idx,
+        "eos_token_id": last.eos_idx,
+        "bos_token_id": 0,
+        "dtype": "float32",
+        **stacks,
+    }
+    if trained.family == "translation":
+        found["decoder_start_token_id"] = last.eos_idx
+    if trained.head == "classes":
+        (classifier,) = trained.model.classification_heads.values()
+        found["id2label"] = _labels(trained, classifier.out_proj.out_features)
+        found["label2id"] = {label: int(key) for key, label in found["id2label"].items()}
+    return found
+
+
+def generation(trained: Trained) -> dict[str, Any]:
+    """Return generation_config.json: the search of ``fairseq-generate`` with its own defaults."""
+    last = list(trained.stacks.values())[-1]
+    found: dict[str, Any] = {
+        "bos_token_id": 0,
+        "eos_token_id": last.eos_idx,
+        "pad_token_id": last.padding_idx,
+    }
+    if trained.family == "translation":
+        # As fairseq's, a target has a token beside </s>, and no padding.
+        found |= {
+            "decoder_start_token_id": last.eos_idx,
+            "num_beams": 5,
+            "early_stopping": True,
+            "length_penalty": 1.0,
+            "min_new_tokens": 1,
+            "max_new_tokens": min(_LONGEST, last.max_positions() - 1) + 1,
+            "suppress_tokens": [last.padding_idx],
+        }
+    return found
+
+
+def _stack(stack: Any, side: str) -> dict[str, Any]:
+    """Return the fields of a ``StackConfig``."""
+    cfg = stack.cfg
+    own, dims, layer = getattr(cfg, side), stack.assembly.dims, stack.layers[0]
+    return {
+        "vocab_size": stack.embed_tokens.num_embeddings,
+        "padding_idx": stack.padding_idx,
+        "eos_idx": stack.eos_idx,
+        "unk_idx": stack.dictionary.unk(),
+        "embed_dim": dims.embed_dim,
+        "ffn_dim": layer.fc1.out_features,
+        "num_heads": dims.num_heads,
+        "num_layers": len(stack.layers),
+        "max_positions": dims.max_positions,
+        "trained_on": dims.trained_length,
+        "positions": {item.name: dict(item.options) for item in stack.assembly.spec.items},
+        "directions": list(stack.directions),
+        "causal": dims.causal,
+        "embed_scale": stack.embed_scale,
+        "activation": ACTIVATIONS.get(cfg.activation_fn, cfg.activation_fn),
+        "embedding_norm": stack.layernorm_embedding is not None,
+        "norm_before": own.normalize_before,
+        "final_norm": stack.layer_norm is not None,
+        "memory_dim": cfg.encoder.embed_dim if getattr(layer, "encoder_attn", None) else None,
+        "dropout": float(cfg.dropout),
+        "attention_dropout": float(cfg.attention_dropout),
+        "activation_dropout": float(cfg.activation_dropout),
+    }
+
+
+def _labels(trained: Trained, classes: int) -> dict[str, str]:
+    """Return the names of the classes, from the dictionary of the labels if there is one."""
+    path = trained.data / "label" / "dict.txt"
+    names = [line.split()[0] for line in path.read_text().splitlines()] if path.is_file() else []
+    names = [name for name in names if not name.startswith("madeupword")]
+    if len(names) != classes:
+        names = [f"LABEL_{number}" for number in range(classes)]
+    return {str(number): name for number, name in enumerate(names)}

@@ -1,0 +1,179 @@
+"""A folder that transformers reads, made of a trained model."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.convert.comparing import ALLOWED
+from fairseq_posenc.workbench.convert.exchange import tokens
+from fairseq_posenc.workbench.convert.exchange.card import card, graph_usage, model_usage
+from fairseq_posenc.workbench.convert.exchange.checking import largest_difference, read_back
+from fairseq_posenc.workbench.convert.exchange.config_json import (
+    configuration,
+    exported,
+    generation,
+)
+from fairseq_posenc.workbench.convert.exchange.folder import (
+    CODE,
+    FAIRSEQ,
+    TARGET,
+    code,
+    whole,
+    write_json,
+    write_model,
+    write_tokenizer,
+)
+from fairseq_posenc.workbench.convert.exchange.hf_mapping import as_native
+from fairseq_posenc.workbench.convert.exchange.trained import Trained
+from fairseq_posenc.workbench.loading.families import model_options
+
+
+def export(trained: Trained, target: str, given: str | None, out: Path) -> list[str]:
+    """Write a folder that transformers reads, and compare the two models.
+
+    Args:
+        trained: the model.
+        target: ``hf``, ``hf4`` for the last version before 5, or ``onnx``.
+        given: what cut its text, as a user says it.
+        out: the folder.
+
+    Returns:
+        The class, and what a user should know.
+
+    Raises:
+        UserError: see the parts' own; or the models differ.
+    """
+    with whole(out) as folder:
+        unknown, notes = _write_tokenizers(trained, given, folder)
+        if target == "onnx":
+            what = _write_graph(trained, folder, notes)
+        else:
+            what = _write_for_transformers(trained, target, unknown, folder, notes)
+    return [f"wrote {out}: {what}", *notes]
+
+
+def _write_graph(trained: Trained, folder: Path, notes: list[str]) -> str:
+    """Write an ONNX graph with its card; return what it gives."""
+    from fairseq_posenc.workbench.convert.exchange.graph import (
+        GRAPH,
+        write_graph,
+    )  # whose libraries are an extra
+
+    names, difference = write_graph(trained, folder)
+    notes.append(f"equal to {difference:.1e} of the largest number, on padded sentences")
+    text = card(trained, "onnx", graph_usage(names), notes)
+    (folder / "README.md").write_text(text, encoding="utf-8")
+    what = "the encoder of a translation model" if trained.family == "translation" else GRAPH
+    return f"{what}, with {' and '.join(names)}"
+
+
+def _write_for_transformers(
+    trained: Trained, target: str, unknown: int, folder: Path, notes: list[str]
+) -> str:
+    """Write what transformers reads, and what the way back needs; return the class."""
+    config = _write_model(trained, target, unknown, folder, notes)
+    if trained.family != "masked_lm":
+        write_json(folder / "generation_config.json", generation(trained))
+    text = card(trained, target, model_usage(config), notes)
+    (folder / "README.md").write_text(text, encoding="utf-8")
+    _keep_for_fairseq(trained, folder)
+    return str(config["architectures"][0])
+
+
+def _write_model(
+    trained: Trained, target: str, unknown: int, folder: Path, notes: list[str]
+) -> dict[str, Any]:
+    """Write configuration, weights, and code if transformers has none; return the configuration."""
+    config, weights = configuration(trained), exported(trained)
+    version = 4 if target == "hf4" else None
+    native, why_not = as_native(trained, config, weights, version)
+    if unknown:
+        native, why_not = None, "no class of transformers has <unk> for such pieces"
+    if native is not None:
+        write_model(folder, *native)
+        why_not = _compare(trained, folder, native.config, notes)
+        if not why_not:
+            return native.config
+    notes.append(f"code of its own: {why_not}")
+    write_model(folder, config, weights)
+    (folder / CODE).write_text(code(config), encoding="utf-8")
+    if wrong := _compare(trained, folder, config, notes):
+        raise UserError(f"{wrong}: nothing was written")
+    return config
+
+
+def _compare(trained: Trained, folder: Path, config: dict[str, Any], notes: list[str]) -> str:
+    """Note how equal a written model is to the trained one; return why it is not, or nothing."""
+    (name,) = config["architectures"]
+    difference = largest_difference(trained, read_back(folder, name))
+    if difference > ALLOWED:
+        return (
+            f"{name} differs from the model by {difference:.1e} of its largest score, and "
+            f"{ALLOWED:g} is rounding"
+        )
+    notes.append(f"scores equal to {difference:.1e} of the largest one, on padded sentences")
+    return ""
+
+
+def _write_tokenizers(trained: Trained, given: str | None, folder: Path) -> tuple[int, list[str]]:
+    """Write a tokenizer for each language; return how many pieces have no symbol, and notes."""
+    notes, unknown = [], 0
+    template = trained.family
+    if template == "causal_lm" and trained.settings.task.get("add_bos_token"):
+        template = "causal_lm with <s>"
+    pads = "left" if trained.family == "causal_lm" else "right"
+    longest = min(stack.max_positions() for stack in trained.stacks.values())
+    for name, place in _places(trained, folder).items():
+        language = "" if trained.family != "translation" else name.split(".")[1]
+        way = tokens.find_way(given, trained.data, language)
+        if way == "none":
+            return 0, ["no tokenizer"]
+        text = tokens.build(way, trained.dictionaries[name], template)
+        write_tokenizer(place, text, longest, pads)
+        unknown += text.unknown
+        if text.unknown:
+            notes.append(
+                f"{text.unknown:,} pieces are not in {name}: the tokenizer gives them numbers "
+                "behind its symbols, and the model reads them as <unk>, as fairseq does"
+            )
+    return unknown, notes
+
+
+def _places(trained: Trained, folder: Path) -> dict[str, Path]:
+    """Return the folder of the tokenizer of each dictionary that there is need of."""
+    first, *more = trained.dictionaries
+    symbols = trained.dictionaries[first].symbols
+    others = [name for name in more if trained.dictionaries[name].symbols != symbols]
+    return {first: folder, **{name: folder / TARGET for name in others}}
+
+
+def _keep_for_fairseq(trained: Trained, folder: Path) -> None:
+    """Write what an import needs: options of the model and of its task, and dictionaries."""
+    model, task = (_plain(trained.settings[name]) for name in ("model", "task"))
+    if trained.family != "causal_lm":  # whose configuration has no other options
+        names = {"_name", *(option.dest for option in model_options(model["_name"]))}
+        model = {name: value for name, value in model.items() if name in names}
+    meanings = {side: stack.meaning._asdict() for side, stack in trained.stacks.items()}
+    kept: dict[str, Any] = {"model": model, "task": {**task, "data": "."}, "head": trained.head}
+    kept["meanings"] = meanings
+    if trained.head == "classes":
+        ((name, head),) = trained.model.classification_heads.items()
+        kept |= {"head_name": name, "classes": head.out_proj.out_features}
+    write_json(folder / FAIRSEQ, kept)
+    for name in trained.dictionaries:
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(trained.data / name, folder / name)
+
+
+def _plain(options: Any) -> dict[str, Any]:
+    """Return options as JSON has them, without paths, which are nobody's business elsewhere."""
+    if OmegaConf.is_config(options):
+        options = OmegaConf.to_container(options, resolve=True, enum_to_str=True)
+    values = options if isinstance(options, dict) else vars(options)
+    is_path = {name for name, value in values.items() if isinstance(value, str) and "/" in value}
+    return {name: value for name, value in values.items() if name not in is_path}

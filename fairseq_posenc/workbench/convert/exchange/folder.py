@@ -1,0 +1,110 @@
+"""The folder that transformers reads, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fairseq_posenc import registry
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.version import __version__
+from fairseq_posenc.workbench.convert.exchange.source import Symbol, module
+from fairseq_posenc.workbench.convert.exchange.standalone import standalone
+from fairseq_posenc.workbench.convert.exchange.tokens import Text
+from fairseq_posenc.workbench.running.folders import Folder
+
+WEIGHTS, CONFIG, CODE = "model.safetensors", "config.json", "modeling_fairseq_posenc.py"
+FAIRSEQ = "fairseq.json"  # the options of the training, for the way back
+TARGET = "target"  # folder of the tokenizer of a target with symbols of its own
+_TITLE = """A Transformer with position encodings as parts: {spec}.
+
+Written by fairseq-posenc {version} from its own modules; needs torch and transformers alone.
+"""
+
+
+@contextmanager
+def whole(folder: Path) -> Iterator[Path]:
+    """Give a folder to fill, which gets its name when it is full.
+
+    Raises:
+        UserError: the folder is there and not empty, or cannot be written.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"--out {folder}: is there and not empty; name another folder")
+    made = Folder(folder, {})
+    try:
+        with made.begun():
+            yield made.partial
+            made.publish()
+    except OSError as error:
+        raise UserError(f"--out {folder}: cannot be written: {error.strerror}") from error
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file as transformers does."""
+    text = json.dumps(content, indent=2, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def write_model(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> None:
+    """Write configuration and weights."""
+    write_json(folder / CONFIG, config)
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def code(config: dict[str, Any]) -> str:
+    """Return the code of a model: its classes, its encodings, and what those need."""
+    classes = {name.rpartition(".")[2] for name in config["auto_map"].values()}
+    stacks = [config[key] for key in ("encoder_stack", "decoder_stack") if key in config]
+    encodings = [registry.get(name) for stack in stacks for name in stack["positions"]]
+    wanted = [Symbol(each.__module__, each.__name__) for each in encodings]
+    for source in ("configuration", "heads", "generation"):
+        name = f"fairseq_posenc.workbench.convert.exchange.modeling.{source}"
+        wanted += [Symbol(name, each) for each in module(name).definitions if each in classes]
+    spec = " and ".join(dict.fromkeys("+".join(stack["positions"]) for stack in stacks))
+    return standalone(_TITLE.format(spec=spec, version=__version__), wanted)
+
+
+def write_tokenizer(folder: Path, text: Text, longest: int, pads: str) -> None:
+    """Write a tokenizer.
+
+    Args:
+        folder: for its files.
+        text: how a text is cut.
+        longest: positions of the model.
+        pads: the side, ``left`` or ``right``.
+    """
+    folder.mkdir(exist_ok=True)
+    text.tokenizer.save(str(folder / "tokenizer.json"))
+    names = {
+        "bos": "<s>",
+        "eos": "</s>",
+        "unk": "<unk>",
+        "pad": "<pad>",
+        "cls": "<s>",
+        "sep": "</s>",
+    }
+    if text.tokenizer.token_to_id("<mask>") is not None:
+        names["mask"] = "<mask>"
+    settings: dict[str, Any] = {f"{name}_token": token for name, token in names.items()}
+    if "mask" in names:
+        settings["mask_token"] = {
+            "__type": "AddedToken",
+            "content": "<mask>",
+            "lstrip": True,
+            "rstrip": False,
+            "single_word": False,
+            "normalized": False,
+        }
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    settings["model_max_length"] = longest
+    settings["padding_side"] = pads
+    settings["model_input_names"] = ["input_ids", "attention_mask"]
+    settings["clean_up_tokenization_spaces"] = False
+    write_json(folder / "tokenizer_config.json", settings)

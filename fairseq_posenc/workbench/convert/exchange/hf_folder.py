@@ -1,0 +1,88 @@
+"""A folder of transformers, read without trust: no code of it is run, and no size believed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.convert.exchange.folder import CONFIG, FAIRSEQ, WEIGHTS
+
+_MOST_TENSORS = 50_000
+_LARGEST_HEADER = 20_000_000  # bytes
+_LARGEST_SETTINGS = 10_000_000
+
+
+class Folder(NamedTuple):
+    """What a folder of transformers holds.
+
+    Attributes:
+        path: the folder.
+        config: config.json.
+        settings: options of the model and of its task in fairseq; None if they are not there.
+        weights: by their names there.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    settings: dict[str, Any] | None
+    weights: dict[str, Tensor]
+
+
+def read_folder(path: Path) -> Folder:
+    """Read a folder; no code in it is run.
+
+    Raises:
+        UserError: a file is not there, or is none of its kind.
+    """
+    if not path.is_dir():
+        raise UserError(f"--from {path}: no such folder")
+    settings = _json(path / FAIRSEQ) if (path / FAIRSEQ).exists() else None
+    return Folder(path, _json(path / CONFIG), settings, _weights(path / WEIGHTS))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        _refuse_pipe(path)
+        if path.stat().st_size > _LARGEST_SETTINGS:
+            raise ValueError("far too large")
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("no settings in it")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; a folder of transformers has it") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from None
+    return content
+
+
+def _refuse_pipe(path: Path) -> None:
+    """Refuse what would be waited for without end when it is read."""
+    if path.exists() and not path.is_file():
+        raise OSError("not a file")
+
+
+def _weights(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file whose header is of a size that models have."""
+    try:
+        _refuse_pipe(path)
+        with open(path, "rb") as file:
+            header = int.from_bytes(file.read(8), "little")
+        if header > _LARGEST_HEADER:
+            raise UserError(f"{path}: its header says that it has {header:,} bytes: no model has")
+        with safe_open(path, "pt") as tensors:
+            names = list(tensors.keys())
+            if len(names) > _MOST_TENSORS:
+                raise UserError(f"{path}: holds {len(names):,} tensors: no model has so many")
+            return {name: tensors.get_tensor(name) for name in names}
+    except FileNotFoundError:
+        raise UserError(
+            f"{path}: no such file; save_pretrained(..., safe_serialization=True) of transformers "
+            "writes it, and max_shard_size makes it one"
+        ) from None
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: no whole file of safetensors: {error}") from None

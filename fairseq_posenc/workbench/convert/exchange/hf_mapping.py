@@ -1,0 +1,189 @@
+"""Models for classes that transformers has itself, there and back."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairseq_posenc.encodings.base import Encoding
+from fairseq_posenc.errors import UserError, shortened
+from fairseq_posenc.workbench.convert.exchange.config_json import ARCHITECTURES, name_there
+from fairseq_posenc.workbench.convert.exchange.encoding_maps import HFClass, ParamMap, hf_classes
+from fairseq_posenc.workbench.convert.exchange.fused_qkv import joined
+from fairseq_posenc.workbench.convert.exchange.param_names import LAYOUTS, Layout
+from fairseq_posenc.workbench.convert.exchange.trained import Trained
+from fairseq_posenc.workbench.loading.families import stacks_of
+
+_OWN = (
+    r"(?:encoder|decoder)\."
+    r"(?:positions|encodings|layers\.(?P<layer>\d+)\.self_attn\.encodings)\.\w+\."
+)
+_OUTPUTS = ("lm_head.weight", "output_projection.weight")
+_TABLE = "embed_positions.encodings.learned.table.weight"
+_TWICE = (
+    ("lm_head.decoder.weight", "roberta.embeddings.word_embeddings.weight"),
+    ("lm_head.decoder.bias", "lm_head.bias"),
+)
+_NOT_WEIGHTS = ("roberta.embeddings.position_ids", "roberta.embeddings.token_type_ids")
+
+
+class Export(NamedTuple):
+    """A model as a native class has it."""
+
+    config: dict[str, Any]
+    weights: dict[str, Tensor]
+
+
+def as_native(
+    trained: Trained, config: dict[str, Any], weights: dict[str, Tensor], version: int | None
+) -> tuple[Export | None, str]:
+    """Return a model as a class of transformers has it, or why none has.
+
+    Args:
+        trained: the model.
+        config: its configuration for custom code.
+        weights: its weights by the names there.
+        version: the major version of transformers that it is for; None for all.
+    """
+    (stack,) = trained.stacks.values() if len(trained.stacks) == 1 else (None,)
+    if stack is None:
+        return None, "transformers has no class for two stacks of this kind"
+    encodings = encodings_of(stack)
+    found = hf_classes(encodings[0]) if len(encodings) == 1 else []
+    for native in found:
+        layout = LAYOUTS.get(native.model)
+        if layout is None or trained.head not in layout.heads:
+            continue
+        if native.until is not None and native.until != version:
+            return None, f"{native.model} has these positions up to transformers {native.until}"
+        why_not = _why_not(trained, config, layout)
+        if why_not:
+            return None, f"{layout.heads[trained.head]} {why_not}"
+        scale = config[layout.style.stack]["embed_scale"]
+        carried = _weights(weights, native, layout, scale)
+        heads = config[layout.style.stack]["num_heads"]
+        return Export(_config(config, native, layout), joined(carried, heads)), ""
+    return None, f"transformers has no class with {stack.identity.positions} in such a model"
+
+
+def encodings_of(stack: Any) -> list[Encoding]:
+    """Return the encodings of a stack, those of its first layer for all."""
+    at_input = [] if stack.embed_positions is None else [stack.embed_positions.encodings]
+    places = [*at_input, stack.encodings, stack.layers[0].self_attn.encodings]
+    return [encoding for place in places for encoding in place.each()]
+
+
+def _why_not(trained: Trained, config: dict[str, Any], layout: Layout) -> str:
+    """Return what a model has that a native one has not, an empty string if nothing."""
+    stack = config[layout.style.stack]
+    activation = layout.activations.get(trained.head)
+    if activation not in (None, config["head_activation"]):
+        return f"has {activation} in its head"
+    if not stack["causal"] and set(stack["directions"]) != {"both"}:
+        return "has no attention directions"
+    if trained.head in ("masked_lm", "causal_lm") and not trained.tied:
+        return "has output embeddings that are those of the input"
+    other = [name for name, value in layout.style.fields.items() if stack[name] != value]
+    return f"is built with other {other[0].replace('_', ' ')}" if other else ""
+
+
+def _config(config: dict[str, Any], native: HFClass, layout: Layout) -> dict[str, Any]:
+    stack = config[layout.style.stack]
+    (own,) = config["architectures"]
+    head = next(head for head, name in ARCHITECTURES.items() if name == own)
+    common = ("pad_token_id", "eos_token_id", "bos_token_id", "dtype", "id2label", "label2id")
+    return {
+        "model_type": layout.model_type,
+        "architectures": [layout.heads[head]],
+        **{theirs: stack[ours] for ours, theirs in layout.style.sizes.items()},
+        **layout.style.config,
+        **({"type_vocab_size": 1} if layout.types else {}),
+        **native.config,
+        **{name: config[name] for name in common if name in config},
+    }
+
+
+def _weights(
+    weights: dict[str, Tensor], native: HFClass, layout: Layout, scale: float
+) -> dict[str, Tensor]:
+    found = dict(native.fixed)
+    for name, weight in weights.items():
+        place = _place_there(name, layout, native)
+        found[place.name] = place.there(weight).contiguous().clone()
+    if layout.types:
+        width = weights["encoder.embed_tokens.weight"].size(1)
+        found[layout.types] = torch.zeros(1, width)
+    if layout.scaled:
+        found[layout.scaled] = weights["decoder.embed_tokens.weight"] * scale
+    return found
+
+
+def collect(
+    config: dict[str, Any], weights: dict[str, Tensor], wanted: list[str], model: Any
+) -> tuple[dict[str, Tensor], set[str]]:
+    """Return a model's weights by fairseq's names, and the names there of what was used.
+
+    Args:
+        config: of the folder.
+        weights: of the folder.
+        wanted: the names.
+        model: of fairseq, its positions those of the folder.
+
+    Raises:
+        UserError: output embeddings that are not those of the input.
+    """
+    layout, native = _of_config(config, model)
+    found, used = {}, {*native.fixed, layout.types, layout.scaled, *_tied(weights)}
+    for name in wanted:
+        place = _place_there(name_there(name), layout, native)
+        if name.endswith(_OUTPUTS) and place.name not in weights:
+            stack = "encoder" if name.startswith("encoder.") else "decoder"
+            place = _place_there(f"{stack}.embed_tokens.weight", layout, native)
+        if place.name in weights:
+            found[name] = place.back(weights[place.name])
+            used.add(place.name)
+    types = weights.get(layout.types)
+    if types is not None and types[0].any():  # one vector more for every token
+        table = next((name for name in found if name.endswith(_TABLE)), None)
+        if table is None:
+            raise UserError("its token types are vectors, which a model without a table has not")
+        found[table] = found[table] + types[0]
+    return found, used
+
+
+def _tied(weights: dict[str, Tensor]) -> list[str]:
+    """Return the tensors that are there a second time, if they are equal to the first."""
+    there = [pair for pair in _TWICE if weights.keys() >= set(pair)]
+    for second, first in there:
+        if not torch.equal(weights[second], weights[first]):
+            raise UserError(f"{second} is not {first}: a RoBERTa of fairseq ties them")
+    return [*(second for second, _ in there), *_NOT_WEIGHTS]
+
+
+def _of_config(config: dict[str, Any], model: Any) -> tuple[Layout, HFClass]:
+    if config.get("model_type") == "fairseq_posenc":
+        return Layout("fairseq_posenc", {}, ()), HFClass("", {})
+    name = str((config.get("architectures") or [None])[0])
+    ((_, stack),) = stacks_of(model)
+    encoding, *_ = encodings_of(stack)
+    for native in hf_classes(encoding):
+        if name in LAYOUTS[native.model].heads.values():
+            return LAYOUTS[native.model], native
+    raise UserError(f"a {shortened(name)} has no positions such as {encoding.name}")
+
+
+def _place_there(name: str, layout: Layout, native: HFClass) -> ParamMap:
+    """Return where a parameter of ours is in a native class."""
+    own = re.match(_OWN, name)
+    if own and native.weights:
+        carried = native.weights[name[own.end() :]]
+        return carried._replace(name=carried.name.format(own["layer"]))
+    for ours, theirs in layout.names:
+        match = re.match(re.escape(ours).replace(r"\{\}", r"(\d+)"), name)
+        if match:
+            name = theirs.format(*match.groups()) + name[match.end() :]
+            break
+    return ParamMap(name, torch.clone, torch.clone)

@@ -1,0 +1,181 @@
+"""The models that ``AutoModelFor...`` gives."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+from transformers.activations import ACT2FN
+from transformers.modeling_outputs import (
+    MaskedLMOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+)
+
+from fairseq_posenc.encodings.base import Encoding
+from fairseq_posenc.transformer.heads import SpanHead
+from fairseq_posenc.workbench.convert.exchange.modeling.configuration import (
+    PosencConfig,
+    StackConfig,
+)
+from fairseq_posenc.workbench.convert.exchange.modeling.stack import Stack
+
+
+class PosencModel(PreTrainedModel):
+    """Base of the models: an encoder, a decoder, or both."""
+
+    config_class = PosencConfig
+    main_input_name = "input_ids"
+
+    def __init__(self, config: PosencConfig) -> None:
+        super().__init__(config)
+        if config.encoder_stack is not None:
+            self.encoder = Stack(StackConfig(**config.encoder_stack))
+        if config.decoder_stack is not None:
+            self.decoder = Stack(StackConfig(**config.decoder_stack))
+        self.add_head(config)
+        self.post_init()
+
+    def add_head(self, config: PosencConfig) -> None:
+        """Add what the model has beside its stacks."""
+
+    def _init_weights(self, module: nn.Module) -> None:
+        # transformers builds models without memory, and fills in what a file holds: nothing that
+        # is computed, such as rotary frequencies.
+        if isinstance(module, Encoding):
+            module.trained_at(module.dims.trained_length)
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the token embeddings that a user's symbols go through."""
+        return (self.encoder if hasattr(self, "encoder") else self.decoder).embed_tokens
+
+
+def head_loss(logits: Tensor, labels: Optional[Tensor]) -> Optional[Tensor]:
+    """Return the cross entropy of ``(..., symbols)`` where labels are not -100."""
+    if labels is None:
+        return None
+    return F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), ignore_index=-100)
+
+
+class LMHead(nn.Module):
+    """RoBERTa's head for masked tokens."""
+
+    def __init__(self, config: PosencConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = ACT2FN[config.head_activation]
+        self.layer_norm = nn.LayerNorm(config.hidden_size)
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+        if not config.tied_output:
+            self.weight = nn.Parameter(torch.zeros(config.vocab_size, config.hidden_size))
+
+    def forward(self, x: Tensor, embeddings: Tensor) -> Tensor:
+        """Return scores ``(B, T, symbols)``; ``embeddings`` serve where they are tied."""
+        x = self.layer_norm(self.activation(self.dense(x)))
+        return F.linear(x, getattr(self, "weight", embeddings), self.bias)
+
+
+class PosencForMaskedLM(PosencModel):
+    """Says what stands under ``<mask>``."""
+
+    def add_head(self, config: PosencConfig) -> None:
+        """Add RoBERTa's head."""
+        self.lm_head = LMHead(config)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Optional[Tensor] = None,
+        labels: Optional[Tensor] = None,
+        **kwargs: Any,
+    ) -> MaskedLMOutput:
+        """Return scores ``(B, T, symbols)``; see :meth:`Stack.forward`."""
+        found = self.encoder(input_ids, attention_mask, **kwargs)
+        logits = self.lm_head(found.last_hidden_state, self.encoder.embed_tokens.weight)
+        return MaskedLMOutput(
+            loss=head_loss(logits, labels),
+            logits=logits,
+            hidden_states=found.hidden_states,
+            attentions=found.attentions,
+        )
+
+
+class ClassificationHead(nn.Module):
+    """RoBERTa's head for sentences, on their first token."""
+
+    def __init__(self, config: PosencConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = ACT2FN[config.head_activation]
+        self.out_proj = nn.Linear(config.hidden_size, config.num_labels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores ``(B, classes)``."""
+        return self.out_proj(self.activation(self.dense(x[:, 0])))
+
+
+class PosencForSequenceClassification(PosencModel):
+    """Puts sentences, or pairs of them, into classes; with one class it gives them a score."""
+
+    def add_head(self, config: PosencConfig) -> None:
+        """Add RoBERTa's head."""
+        self.classifier = ClassificationHead(config)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Optional[Tensor] = None,
+        labels: Optional[Tensor] = None,
+        **kwargs: Any,
+    ) -> SequenceClassifierOutput:
+        """Return scores ``(B, classes)``; see :meth:`Stack.forward`."""
+        found = self.encoder(input_ids, attention_mask, **kwargs)
+        logits = self.classifier(found.last_hidden_state)
+        loss = None
+        if labels is not None and self.config.num_labels == 1:
+            loss = F.mse_loss(logits.flatten().float(), labels.float())
+        elif labels is not None:
+            loss = head_loss(logits, labels)
+        return SequenceClassifierOutput(
+            loss=loss,
+            logits=logits,
+            hidden_states=found.hidden_states,
+            attentions=found.attentions,
+        )
+
+
+class PosencForQuestionAnswering(PosencModel):
+    """Scores each token as the first and as the last of an answer."""
+
+    def add_head(self, config: PosencConfig) -> None:
+        """Add a linear layer of two outputs."""
+        self.span_head = SpanHead(config.hidden_size)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Optional[Tensor] = None,
+        start_positions: Optional[Tensor] = None,
+        end_positions: Optional[Tensor] = None,
+        **kwargs: Any,
+    ) -> QuestionAnsweringModelOutput:
+        """Return two scores ``(B, T)``, -inf at padding; see :meth:`Stack.forward`."""
+        found = self.encoder(input_ids, attention_mask, **kwargs)
+        padding = input_ids.eq(self.config.pad_token_id)
+        if attention_mask is not None:
+            padding = padding | attention_mask.eq(0)
+        scores = self.span_head(found.last_hidden_state, padding)
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            targets = (start_positions, end_positions)
+            loss = sum(F.cross_entropy(*each) for each in zip(scores, targets)) / 2
+        return QuestionAnsweringModelOutput(
+            loss=loss,
+            start_logits=scores[0],
+            end_logits=scores[1],
+            hidden_states=found.hidden_states,
+            attentions=found.attentions,
+        )

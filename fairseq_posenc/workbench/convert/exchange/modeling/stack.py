@@ -1,0 +1,172 @@
+"""Layers and stacks: fairseq's Transformer, under the names that fairseq gives its parameters."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+from transformers.cache_utils import Cache
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+
+from fairseq_posenc.assembly import Shared
+from fairseq_posenc.encodings.base import Encodings
+from fairseq_posenc.encodings.rotation import Rotation
+from fairseq_posenc.positions import Positions, may_sync
+from fairseq_posenc.workbench.convert.exchange.modeling.attention import (
+    Attention,
+    CrossAttention,
+    Memory,
+)
+from fairseq_posenc.workbench.convert.exchange.modeling.configuration import StackConfig
+
+
+class Layer(nn.Module):
+    """Self-attention, attention to the memory if there is one, and a feed-forward network."""
+
+    def __init__(self, config: StackConfig, number: int) -> None:
+        super().__init__()
+        width = config.embed_dim
+        self.norm_before = config.norm_before
+        self.self_attn = Attention(config, number, config.encodings_at("layer"))
+        self.self_attn_layer_norm = nn.LayerNorm(width)
+        if config.memory_dim is not None:
+            self.encoder_attn = CrossAttention(config, number, Encodings())
+            self.encoder_attn_layer_norm = nn.LayerNorm(width)
+        self.fc1, self.fc2 = nn.Linear(width, config.ffn_dim), nn.Linear(config.ffn_dim, width)
+        self.final_layer_norm = nn.LayerNorm(width)
+        self.activation = ACT2FN[config.activation]
+        self.dropout = nn.Dropout(config.dropout)
+        self.activation_dropout = nn.Dropout(config.activation_dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        shared: Shared,
+        cache: Optional[Cache],
+        need_weights: bool,
+        memory: Optional[Memory],
+    ) -> tuple[Tensor, Optional[Tensor], Optional[Tensor]]:
+        """Return ``(B, T, C)``, and the weights of both attentions."""
+        common: tuple[Any, ...] = (shared, cache, need_weights)
+        found, weights = self.self_attn(self._before(x, self.self_attn_layer_norm), *common)
+        x = self._after(x, found, self.self_attn_layer_norm)
+        cross_weights = None
+        if memory is not None:
+            norm = self.encoder_attn_layer_norm
+            found, cross_weights = self.encoder_attn(self._before(x, norm), *common, memory)
+            x = self._after(x, found, norm)
+        inner = self.activation(self.fc1(self._before(x, self.final_layer_norm)))
+        x = self._after(x, self.fc2(self.activation_dropout(inner)), self.final_layer_norm)
+        return x, weights, cross_weights
+
+    def _before(self, x: Tensor, norm: nn.Module) -> Tensor:
+        return norm(x) if self.norm_before else x
+
+    def _after(self, x: Tensor, found: Tensor, norm: nn.Module) -> Tensor:
+        x = x + self.dropout(found)
+        return x if self.norm_before else norm(x)
+
+
+class Stack(nn.Module):
+    """An encoder or a decoder, from symbols to the output of its last layer.
+
+    Args:
+        config: what it is made of.
+    """
+
+    main_input_name = "input_ids"
+
+    def __init__(self, config: StackConfig) -> None:
+        super().__init__()
+        self.config, width = config, config.embed_dim
+        self.embed_tokens = nn.Embedding(config.vocab_size, width, config.padding_idx)
+        self.positions = config.encodings_at("input")
+        self.encodings = config.encodings_at("stack")
+        self.layernorm_embedding = nn.LayerNorm(width) if config.embedding_norm else None
+        self.layers = nn.ModuleList(Layer(config, number) for number in range(config.num_layers))
+        self.layer_norm = nn.LayerNorm(width) if config.final_norm else None
+        self.dropout = nn.Dropout(config.dropout)
+        rope = config.positions.get("rope", {})
+        self.rotates_memory = bool(rope.get("cross_attention"))
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Optional[Tensor] = None,
+        prefix_ids: Optional[Tensor] = None,
+        memory: Optional[Memory] = None,
+        past_key_values: Optional[Cache] = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        """Return the output of the last layer, ``(B, T, C)``.
+
+        Args:
+            input_ids: symbols, ``(B, T)``: the last T of S.
+            attention_mask: 0 for padding, ``(B, S)``; by default the padding symbol is.
+            prefix_ids: all symbols up to now, ``(B, S)``, wherever there is a cache that is filled.
+            memory: of the encoder.
+            past_key_values: caches of a generation.
+            output_attentions: whether to return the weights of each layer.
+            output_hidden_states: whether to return the output of each layer.
+            **kwargs: of transformers; not used.
+        """
+        shared = self._shared(input_ids, attention_mask, prefix_ids, past_key_values)
+        # A tokenizer may know pieces that training never had symbols for.
+        unknown = input_ids.ge(self.config.vocab_size)
+        symbols = input_ids.masked_fill(unknown, self.config.unk_idx)
+        x = self.embed_tokens(symbols) * self.config.embed_scale
+        for encoding in self.positions.each():
+            vectors = encoding.embed(shared.positions)
+            if vectors is not None:
+                x = x + vectors.type_as(x)
+        x = self.dropout(x if self.layernorm_embedding is None else self.layernorm_embedding(x))
+        if memory is not None and self.rotates_memory:
+            memory = memory._replace(rotation=self._rotation_of(memory))
+        states, weights, cross_weights = [x], [], []
+        for layer in self.layers:
+            x, own, cross = layer(x, shared, past_key_values, output_attentions, memory)
+            states.append(x)
+            weights.append(own)
+            cross_weights.append(cross)
+        if self.layer_norm is not None:
+            x = self.layer_norm(x)
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=x,
+            past_key_values=past_key_values,
+            hidden_states=(*states[:-1], x) if output_hidden_states else None,
+            attentions=tuple(weights) if output_attentions else None,
+            cross_attentions=tuple(cross_weights) if output_attentions and memory else None,
+        )
+
+    def _shared(
+        self,
+        input_ids: Tensor,
+        attention_mask: Optional[Tensor],
+        prefix_ids: Optional[Tensor],
+        cache: Optional[Cache],
+    ) -> Shared:
+        past = 0 if cache is None else cache.get_seq_length()
+        tokens = input_ids if prefix_ids is None else prefix_ids
+        if tokens.size(1) != past + input_ids.size(1):
+            raise ValueError(
+                f"{past} tokens are in the cache and {input_ids.size(1)} are new: give all "
+                f"{past + input_ids.size(1)} as prefix_ids, whose positions depend on each other"
+            )
+        if attention_mask is not None:
+            tokens = tokens.masked_fill(attention_mask.eq(0), self.config.padding_idx)
+        pad, eos = self.config.padding_idx, self.config.eos_idx
+        inspect = may_sync(tokens.device, decoding=past > 0)
+        positions = Positions.from_tokens(tokens, pad, eos, input_ids.size(1), inspect)
+        return Shared.compute(self.encodings, positions)
+
+    def _rotation_of(self, memory: Memory) -> Optional[Rotation]:
+        batch, length = memory.states.shape[:2]
+        tokens = torch.zeros(batch, length, dtype=torch.long, device=memory.states.device)
+        if memory.padding is not None:
+            tokens = memory.padding.long()
+        positions = Positions.from_tokens(tokens, padding_idx=1, eos_idx=-1, tgt_len=0)
+        return self.encodings.rotation(positions.ids)

@@ -1,0 +1,174 @@
+"""Tokenizers of transformers whose numbers are those of fairseq's dictionary."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+from fairseq.data import Dictionary
+from sentencepiece import SentencePieceProcessor
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
+from tokenizers import pre_tokenizers as splits
+from tokenizers.processors import TemplateProcessing
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.convert.exchange.sentencepieces import settings_of
+from fairseq_posenc.workbench.running.folders import plan_of
+
+ENCODER, MERGES = "encoder.json", "vocab.bpe"
+SPACE = "▁"
+WAYS = ("words", "characters", "none")
+# What a sentence, and a pair of them, is between: as fairseq's tasks put it.
+TEMPLATES = {
+    "masked_lm": ("<s> $A </s>", "<s> $A </s> </s> $B </s>"),
+    "causal_lm": ("</s> $A", "</s> $A $B"),
+    "causal_lm with <s>": ("<s> $A", "<s> $A $B"),
+    "translation": ("$A </s>", "$A $B </s>"),
+}
+
+
+class Text(NamedTuple):
+    """How a text is cut into symbols.
+
+    Attributes:
+        tokenizer: of the library tokenizers.
+        unknown: how many pieces the cutting knows and the dictionary does not. They have numbers
+            behind those of the dictionary, which an exported model reads as ``<unk>``, as fairseq
+            does.
+    """
+
+    tokenizer: Tokenizer
+    unknown: int
+
+
+def find_way(given: Optional[str], folder: Path, language: str) -> Path | str:
+    """Return what cuts the text of a model: a file, a folder, or one of :data:`WAYS`.
+
+    Args:
+        given: by the user.
+        folder: with the data.
+        language: of the text; "" for a language model.
+
+    Raises:
+        UserError: nothing tells.
+    """
+    if given in WAYS:
+        return given
+    place = folder if given is None else Path(given)
+    names = (f"sentencepiece.{language}.model", "sentencepiece.model")
+    if found := next((place / name for name in names if (place / name).is_file()), None):
+        return found
+    if (place / ENCODER).is_file() or place.is_file():
+        return place
+    options = (plan_of(place) or {}).get("options", {})
+    if way := next((way for way in ("words", "characters") if options.get(way)), None):
+        return way
+    raise UserError(
+        f"{place}: holds no sentencepiece.model, and no {ENCODER} and {MERGES}: say with --tokens "
+        "what cut the text: a sentencepiece model, the folder of those two files, words, "
+        "characters, or none for an export without a tokenizer"
+    )
+
+
+def build(way: Path | str, dictionary: Dictionary, template: str) -> Text:
+    """Return the tokenizer of a way to cut a text.
+
+    Args:
+        way: see :func:`find_way`; not ``none``.
+        dictionary: whose numbers the symbols get.
+        template: a key of :data:`TEMPLATES`.
+
+    Raises:
+        UserError: a file cannot be read.
+    """
+    try:
+        if isinstance(way, str):
+            text = _of_words(way, dictionary)
+        elif way.is_dir():
+            text = _of_bytes(way, dictionary)
+        else:
+            text = _of_pieces(way, dictionary)
+    except (OSError, ValueError, RuntimeError, AttributeError, TypeError) as error:
+        raise UserError(f"{way}: {' '.join(str(error).split())}") from None
+    single, pair = TEMPLATES[template]
+    numbers = {name: dictionary.index(name) for name in ("<s>", "</s>")}
+    text.tokenizer.post_processor = TemplateProcessing(
+        single=single, pair=pair, special_tokens=list(numbers.items())
+    )
+    names = ["<s>", "<pad>", "</s>", "<unk>"]
+    text.tokenizer.add_special_tokens([AddedToken(name, special=True) for name in names])
+    if "<mask>" in dictionary.indices:
+        # As fairseq's fill_mask, it takes the space before it.
+        text.tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, special=True)])
+    return text
+
+
+def _of_bytes(folder: Path, dictionary: Dictionary) -> Text:
+    """Return GPT-2's BPE, for a dictionary of the numbers in encoder.json."""
+    numbers = json.loads((folder / ENCODER).read_text(encoding="utf-8"))
+    names = {str(number): piece for piece, number in numbers.items()}
+    own = {names.get(symbol, symbol): number for symbol, number in dictionary.indices.items()}
+    vocabulary = _with(own, numbers)
+    lines = (folder / MERGES).read_text(encoding="utf-8").splitlines()[1:]
+    merges = [(left, right) for left, right in (line.split() for line in lines if line)]
+    tokenizer = _bpe(vocabulary, merges, fuse_unk=False)
+    tokenizer.pre_tokenizer = splits.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return Text(tokenizer, len(vocabulary) - len(own))
+
+
+def _of_pieces(path: Path, dictionary: Dictionary) -> Text:
+    """Return a sentencepiece model's tokenizer, for a dictionary of its pieces."""
+    model = SentencePieceProcessor(model_file=str(path))
+    numbers = range(model.get_piece_size())
+    scores = {
+        model.id_to_piece(number): model.get_score(number)
+        for number in numbers
+        if not (model.is_control(number) or model.is_unknown(number))
+    }
+    vocabulary = _with(dictionary.indices, scores)
+    settings = settings_of(model)
+    if settings.is_bpe:
+        ranked = sorted(scores, key=lambda piece: -scores[piece])
+        merges = [(piece[:i], piece[i:]) for piece in ranked for i in range(1, len(piece))]
+        tokenizer = _bpe(vocabulary, merges, fuse_unk=True)
+    else:
+        lowest = min(scores.values()) - 100.0  # of symbols that no text has
+        pieces = [(symbol, scores.get(symbol, lowest)) for symbol in vocabulary]
+        tokenizer = Tokenizer(models.Unigram(pieces, dictionary.unk(), False))
+    steps = [normalizers.Precompiled(settings.characters)] if settings.characters else []
+    strip = [normalizers.Strip(), normalizers.Replace(Regex(r"\s+"), " ")]
+    tokenizer.normalizer = normalizers.Sequence([*steps, *strip])
+    tokenizer.pre_tokenizer = splits.Metaspace(SPACE, "always")
+    tokenizer.decoder = decoders.Metaspace(SPACE, "always")
+    return Text(tokenizer, len(vocabulary) - len(dictionary))
+
+
+def _of_words(way: str, dictionary: Dictionary) -> Text:
+    """Return a tokenizer of words, or of characters."""
+    tokenizer = Tokenizer(models.WordLevel(dict(dictionary.indices), "<unk>"))
+    if way == "words":
+        tokenizer.pre_tokenizer = splits.WhitespaceSplit()
+        return Text(tokenizer, 0)
+    keeps_spaces = SPACE in dictionary.indices
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Strip(), normalizers.Replace(Regex(r"\s+"), SPACE if keeps_spaces else "")]
+    )
+    tokenizer.pre_tokenizer = splits.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.Fuse()])
+    return Text(tokenizer, 0)
+
+
+def _with(own: dict[str, int], pieces: Iterable[str]) -> dict[str, int]:
+    """Return the numbers of symbols, in their order, and further ones for other pieces."""
+    more = [piece for piece in pieces if piece not in own]
+    ordered = sorted(own, key=lambda symbol: own[symbol])
+    return {symbol: number for number, symbol in enumerate([*ordered, *more])}
+
+
+def _bpe(vocabulary: dict[str, int], merges: list[tuple[str, str]], fuse_unk: bool) -> Tokenizer:
+    """Return a BPE of those merges whose pieces there are."""
+    known = [m for m in merges if vocabulary.keys() >= {m[0], m[1], m[0] + m[1]}]
+    return Tokenizer(models.BPE(vocabulary, known, unk_token="<unk>", fuse_unk=fuse_unk))

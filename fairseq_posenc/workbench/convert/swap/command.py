@@ -1,0 +1,179 @@
+"""``fairseq-posenc swap``, and ``fairseq-posenc init``, which names an architecture."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.transformer.options import resolve
+from fairseq_posenc.workbench.convert.comparing import ALLOWED, largest_difference
+from fairseq_posenc.workbench.convert.start_checkpoint import check_out, start_of
+from fairseq_posenc.workbench.convert.swap.extending import RULES
+from fairseq_posenc.workbench.convert.swap.layouts import without_layout
+from fairseq_posenc.workbench.convert.swap.matching import Parameter, Start, match
+from fairseq_posenc.workbench.convert.swap.target import Choice, Target, target
+from fairseq_posenc.workbench.loading.checkpoints import write_state
+from fairseq_posenc.workbench.loading.families import stacks_of
+from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
+from fairseq_posenc.workbench.running.options import add_count
+
+
+def add_swap_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``fairseq-posenc swap``."""
+    add = parser.add_argument
+    what = "a trained RoBERTa, causal language model or translation model, fairseq's or ours"
+    add("--checkpoint", type=Path, required=True, metavar="FILE", help=what)
+    add("--position-encoding", metavar="SPEC", help="new positions (default: the old ones)")
+    add("--position-encoding-decoder", metavar="SPEC", help="of the decoder (default: the same)")
+    add("--out", type=Path, required=True, metavar="FILE", help="start checkpoint")
+    _add_common(parser, "default: as before")
+
+
+def add_init_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``fairseq-posenc init``."""
+    add = parser.add_argument
+    what = "checkpoint of a RoBERTa: a released one, fairseq's, or ours"
+    add("--from", dest="checkpoint", type=Path, required=True, metavar="FILE", help=what)
+    add("--arch", required=True, metavar="NAME", help="as in roberta_m4m")
+    add("--position-encoding", metavar="SPEC", help="default: the architecture's")
+    add("--out", type=Path, metavar="FILE", help="default: NAME.pt")
+    _add_common(parser, "default: the architecture's")
+
+
+def _add_common(parser: argparse.ArgumentParser, directions: str) -> None:
+    add = parser.add_argument
+    add("--attention-directions", metavar="LIST", help=f"as in lr,rl; {directions}")
+    add_count(parser, "--max-positions", "default: the source's")
+    add("--extend", choices=RULES, help="how tables by position become longer (default: refuse)")
+    add("--seed", type=int, default=1, metavar="N", help="of what is new (1)")
+    add("--overwrite", action="store_true", help="replace an older file")
+
+
+def run_swap(options: argparse.Namespace) -> int:
+    """Write a start checkpoint and print what became of each position parameter.
+
+    Raises:
+        UserError: see the parts' own.
+    """
+    if (options.position_encoding, options.position_encoding_decoder) == (None, None) and not (
+        options.max_positions or options.attention_directions is not None
+    ):
+        raise UserError("nothing to swap: give --position-encoding, or --max-positions")
+    check_out("--out", options.out, options.overwrite)
+    source = read_pretrained(options.checkpoint, "--checkpoint", with_weights=True, any_family=True)
+    choice = Choice(
+        options.position_encoding,
+        options.position_encoding_decoder,
+        options.attention_directions,
+        options.max_positions,
+    )
+    return _write(choice.of(source), source, options, options.out)
+
+
+def run_init(options: argparse.Namespace) -> int:
+    """Write a start checkpoint for an architecture of masked language models, likewise.
+
+    Raises:
+        UserError: see the parts' own.
+    """
+    out = options.out or Path(f"{options.arch}.pt")
+    check_out("--out", out, options.overwrite)
+    source = read_pretrained(options.checkpoint, "--from", with_weights=True)
+    choice = Choice(
+        options.position_encoding,
+        attention_directions=options.attention_directions,
+        max_positions=options.max_positions,
+        arch=options.arch,
+    )
+    return _write(choice, source, options, out)
+
+
+def _write(choice: Choice, source: Pretrained, options: argparse.Namespace, out: Path) -> int:
+    new = target(choice, source, options.seed)
+    start = match(source, new.model, options.extend)
+    same = _same(source, new) if start.permuted else ""
+    settings: Any = OmegaConf.to_container(source.settings, resolve=True, enum_to_str=True)
+    is_plain = source.family.name == "causal_lm"  # of those that have a dataclass
+    settings["model"] = new.values if is_plain else argparse.Namespace(**new.values)
+    write_state(start_of(settings, start.weights), out)
+    print("\n".join([*_account(source, start, same), *_ways_on(source, new, out)]))
+    return 0
+
+
+def _same(source: Pretrained, new: Target) -> str:
+    """Return how equal a model is to its source, if only the layouts of rotations differ.
+
+    Raises:
+        UserError: not as equal as rounding leaves it.
+    """
+    old = target(Choice().of(source), source, seed=1)
+    match(source, old.model, None)
+    stacks = zip(stacks_of(old.model), stacks_of(new.model))
+    if any(_told(one) != _told(other) for (_, one), (_, other) in stacks):
+        return ""
+    difference = largest_difference(old.model, new.model)
+    if difference > ALLOWED:
+        raise UserError(
+            f"{source.path}: with the other layout its scores differ by {difference:.1e} of the "
+            "largest one, which is more than rounding: nothing was written"
+        )
+    return f"; on random sentences all scores are equal to {difference:.0e} of the largest one"
+
+
+def _told(stack: Any) -> str:
+    """Return what a stack's weights are for, whatever the layout of its rotation."""
+    return str(stack.identity._replace(positions=str(without_layout(stack.assembly.spec))))
+
+
+def _account(source: Pretrained, start: Start, same: str) -> list[str]:
+    """Return what became of the source's parameters, in lines."""
+    stacks = []
+    for side, spec in source.specs.items():
+        layers, width = (getattr(source.args, f"{side}_{n}") for n in ("layers", "embed_dim"))
+        stacks.append(f"{layers} layers of width {width}, {source.positions[side]:,} positions")
+        stacks[-1] += f", positions: {spec}"
+    symbols = " and ".join(f"{size:,}" for size in dict.fromkeys(source.sizes))
+    lines = [
+        f"source: {source.path}: {source.arch}, {symbols} symbols, {'; '.join(stacks)}",
+        f"kept bit for bit: the {len(start.kept)} tensors that are no positions",
+    ]
+    if start.permuted:
+        lines.append(
+            f"permuted: {len(start.permuted)} tensors of queries and keys, from "
+            f"{start.permuted[0]} on: the coordinates of each head{same}"
+        )
+    lines += map(_line, start.positions)
+    if start.heads:
+        lines.append(f"left out, as they belong to a task: {', '.join(start.heads)}")
+    return lines
+
+
+def _ways_on(source: Pretrained, new: Target, out: Path) -> list[str]:
+    """Return what was written, and how a training goes on from it."""
+    positions = resolve(argparse.Namespace(**new.values))
+    family, settings = source.family, source.settings
+    words = ["--task", family.task]
+    if family.name == "masked_lm":
+        length = ["--tokens-per-sample", str(new.values["max_positions"])]
+        words += ["--criterion", "masked_lm", *length]
+    if family.name == "translation":
+        words += ["--source-lang", settings.task.source_lang]
+        words += ["--target-lang", settings.task.target_lang]
+    words += ["--user-dir", "fairseq_posenc", *new.training, "--finetune-from-model", str(out)]
+    decoder = positions.decoder if "decoder" in source.specs else positions.encoder
+    both = f" and {decoder}" if decoder != positions.encoder else ""
+    directions = ",".join(positions.directions) or "both"
+    return [
+        f"wrote {out}: positions: {positions.encoder}{both}, directions: {directions}",
+        "train from it, and resume, with the same command: fairseq-train DATA "
+        f"{shlex.join(words)} ...",
+    ]
+
+
+def _line(parameter: Parameter) -> str:
+    return f"{parameter.name} {parameter.shape}: {parameter.fate}{parameter.note}"

@@ -1,0 +1,103 @@
+"""Where a position parameter of the start is from: one of the source, made longer, or nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Optional
+
+from torch import Tensor
+
+from fairseq_posenc.checkpoints.state_dict_adapter import OWN, STOCK_OFFSET
+from fairseq_posenc.encodings.base import Encoding
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.registry import Spec
+from fairseq_posenc.workbench.convert.swap.extending import RULES, Rule, lengthened
+from fairseq_posenc.workbench.loading.pretrained import STOCK_TABLE, Pretrained
+
+_FREE = ("max_distance", "scale_factor")  # options that leave a parameter's meaning as it is
+
+
+class Stack(NamedTuple):
+    """A stack of the start, and what the source has in its place.
+
+    Attributes:
+        prefix: of the names of its parameters.
+        module: the stack.
+        spec: its positions in the source.
+        positions: how many the source has.
+    """
+
+    prefix: str
+    module: Any
+    spec: Spec
+    positions: tuple[int, ...]
+
+
+def find(
+    name: str,
+    drawn: Tensor,
+    theirs: Mapping[str, Tensor],
+    source: Pretrained,
+    stack: Stack,
+    extend: Optional[Rule],
+) -> tuple[Optional[Tensor], str]:
+    """Return the source's values for a position parameter, None if it has none; and the note."""
+    if name not in theirs:
+        return None, ""
+    if changed := _changed_options(name, stack.spec, stack.module.assembly.spec):
+        return None, f", as the source has other options: {changed}"
+    old, origin = theirs[name], original(name, source)
+    if origin.endswith(STOCK_TABLE):
+        origin += f"[{STOCK_OFFSET}:]"
+    if old.shape == drawn.shape:
+        return old, f" from {origin}"
+    longer = _extended(name, old, stack)
+    if longer.shape == drawn.shape:
+        return longer.clone(), f" from {origin}, {old.size(1)} rows: its ends are repeated"
+    # Rows that belong to no position stand before the others.
+    before = drawn.size(0) - stack.module.assembly.dims.max_positions
+    if old.size(0) - before not in stack.positions or old.shape[1:] != drawn.shape[1:]:
+        return None, f", as the source's is {tuple(old.shape)}"
+    if extend is None:
+        raise UserError(_ask_for_rule(name, old, drawn))
+    longer = lengthened(old, before, drawn.size(0), extend)
+    return longer, f" from {origin}, {old.size(0)} rows: --extend {extend} {RULES[extend]}"
+
+
+def _extended(name: str, old: Tensor, stack: Stack) -> Tensor:
+    """Return a table by distance with its ends repeated; any other parameter as it is."""
+    before, _, after = f".{name.removeprefix(stack.prefix)}".rpartition(OWN)
+    encoding, _, parameter = after.partition(".")
+    module = stack.module.get_submodule(f"{before}{OWN}{encoding}"[1:])
+    return module.extend(parameter, old) if isinstance(module, Encoding) else old
+
+
+def _changed_options(name: str, old: Spec, new: Spec) -> str:
+    """Return the options of a parameter's encoding that the source has otherwise."""
+    encoding = name.rpartition(OWN)[2].split(".")[0]
+    before, now = (
+        {
+            option
+            for item in spec.items
+            if item.name == encoding
+            for option in item.options
+            if option[0] not in _FREE and option[1] is not False
+        }
+        for spec in (old, new)
+    )
+    return ", ".join(sorted({f"{key}={value}" for key, value in before ^ now}))
+
+
+def _ask_for_rule(name: str, old: Tensor, drawn: Tensor) -> str:
+    rules = "; ".join(f"--extend {rule} {what}" for rule, what in RULES.items())
+    return (
+        f"{name} has {old.size(0)} rows in the source and would have {drawn.size(0)}: say how a "
+        f"longer table is made ({rules}), or leave --max-positions out"
+    )
+
+
+def original(name: str, source: Pretrained) -> str:
+    """Return a position parameter's name in the source's file, which fairseq may have written."""
+    stock = name.replace(".encodings.learned.table.weight", ".weight")
+    oldest = [f"decoder.{each.partition('.')[2]}" for each in (name, stock)]
+    return next(each for each in (name, stock, *oldest) if each in source.weights)

@@ -1,0 +1,162 @@
+"""Which of the source's parameters the start has, and where its position parameters are from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, Optional
+
+from torch import Tensor
+
+from fairseq_posenc.checkpoints.identity import KEY, Identity, is_identity
+from fairseq_posenc.checkpoints.state_dict_adapter import STOCK_SINUSOIDS, is_position_parameter
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.convert.swap.extending import Rule
+from fairseq_posenc.workbench.convert.swap.finding import Stack, find, original
+from fairseq_posenc.workbench.convert.swap.layouts import reordered
+from fairseq_posenc.workbench.loading.families import stacks_of
+from fairseq_posenc.workbench.loading.pretrained import Pretrained
+
+Fate = Literal["new", "mapped", "dropped"]
+
+
+class Parameter(NamedTuple):
+    """What became of a position parameter.
+
+    Attributes:
+        name: in the start, or in the source if it is dropped.
+        shape: likewise.
+        fate: new, mapped, or dropped.
+        note: from what, or why; goes on after the fate.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    fate: Fate
+    note: str
+
+
+class Start(NamedTuple):
+    """The start's parameters, and an account of them.
+
+    Attributes:
+        weights: all parameters by name.
+        kept: names of the source's parameters beside positions, as they are there.
+        permuted: names of those whose rows stand in another order.
+        positions: one entry for each position parameter of the start and of the source.
+        heads: names of the source's parameters that belong to no encoder; they are left out.
+    """
+
+    weights: dict[str, Tensor]
+    kept: list[str]
+    permuted: list[str]
+    positions: list[Parameter]
+    heads: list[str]
+
+
+def match(source: Pretrained, model: Any, extend: Optional[Rule]) -> Start:
+    """Give a model the source's weights.
+
+    Args:
+        source: the trained model.
+        model: the start, its parameters drawn; filled, so that it has what the start has.
+        extend: rule for longer tables by position; None refuses them.
+
+    Raises:
+        UserError: the rest of the parameters is not the model's, or a table would be longer.
+    """
+    stacks = _stacks(source, model)
+    theirs, heads = _as_now(source, model)
+    own = dict(model.state_dict())
+    kept = [name for name in theirs if not _is_apart(name)]
+    shared = {name: value for name, value in own.items() if not _is_apart(name)}
+    _refuse_other_parameters(source, {name: theirs[name] for name in kept}, shared)
+    weights = {**own, **{name: theirs[name] for name in kept}}
+    permuted = {}
+    for stack in stacks:
+        permuted.update(reordered(stack.prefix, stack.module, stack.spec, weights))
+        weights[f"{stack.prefix}{KEY}"] = _identity(stack, theirs).encoded()
+    accounts = []
+    for name in filter(_is_position, own):
+        stack = next(each for each in stacks if name.startswith(each.prefix))
+        found, note = find(name, own[name], theirs, source, stack, extend)
+        weights[name] = own[name] if found is None else found
+        fate: Fate = "new" if found is None else "mapped"
+        accounts.append(Parameter(name, tuple(own[name].shape), fate, note))
+    accounts += [
+        _dropped(name, source) for name in theirs if _is_position(name) and name not in own
+    ]
+    weights.update(permuted)
+    model.load_state_dict(dict(weights))  # strict: fairseq's own check of names and shapes
+    still = [name for name in kept if name not in permuted]
+    return Start(weights, still, list(permuted), accounts, heads)
+
+
+def _stacks(source: Pretrained, model: Any) -> list[Stack]:
+    names = {id(module): name for name, module in model.named_modules()}
+    more = getattr(model, "positions_for_bos", 0)  # its tables may have room for <s> already
+    return [
+        Stack(
+            f"{names[id(stack)]}.",
+            stack,
+            source.specs[side],
+            (source.positions[side], source.positions[side] + more),
+        )
+        for side, stack in stacks_of(model)
+    ]
+
+
+def _as_now(source: Pretrained, model: Any) -> tuple[dict[str, Tensor], list[str]]:
+    """Return the source's weights under the names of today's fairseq, and what has no stack."""
+    heads = [n for n in source.weights if not n.startswith(("encoder.", "decoder."))]
+    weights = {name: value for name, value in source.weights.items() if name not in heads}
+    upgrade: Any = model.upgrade_state_dict
+    upgrade(weights)
+    return weights, heads
+
+
+def _is_position(name: str) -> bool:
+    return is_position_parameter(name) or name.endswith(STOCK_SINUSOIDS)
+
+
+def _is_apart(name: str) -> bool:
+    return _is_position(name) or is_identity(name)
+
+
+def _identity(stack: Stack, theirs: Mapping[str, Tensor]) -> Identity:
+    """Return what the start says of a stack: the source's meaning, with the start's positions.
+
+    Of encodings that the source had, what depends on the trained length, such as a scaling's ramp,
+    is to be for the length that was trained.
+    """
+    state, now = theirs.get(f"{stack.prefix}{KEY}"), stack.module.identity
+    said = None if state is None else Identity.decoded(state)
+    if said is not None:
+        now = now._replace(meaning=said.meaning)
+    both = {item.name for item in stack.spec.items} & {
+        item.name for item in stack.module.assembly.spec.items
+    }
+    if not both - {"none"}:
+        return now
+    old = stack.positions[0] if said is None else said.trained_length
+    return now._replace(trained_length=old)
+
+
+def _refuse_other_parameters(
+    source: Pretrained, theirs: Mapping[str, Tensor], own: Mapping[str, Tensor]
+) -> None:
+    both = theirs.keys() & own.keys()
+    for names, what in (
+        (own.keys() - both, "lacks"),
+        (theirs.keys() - both, "holds, unlike the start,"),
+        ({name for name in both if theirs[name].shape != own[name].shape}, "has other sizes in"),
+    ):
+        if names:
+            raise UserError(
+                f"{source.path}: it {what} {len(names)} parameters such as {min(names)}: "
+                "its options do not tell how it was built"
+            )
+
+
+def _dropped(name: str, source: Pretrained) -> Parameter:
+    there = original(name, source)
+    return Parameter(there, tuple(source.weights[there].shape), "dropped", "")

@@ -1,0 +1,177 @@
+"""The model that starts: the source's size and options, with other positions."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any, NamedTuple, Optional
+
+import torch
+from fairseq.models import ARCH_MODEL_REGISTRY
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.models.masked_lm import SIZES as SUFFIXES
+from fairseq_posenc.models.masked_lm import PositionalRoberta
+from fairseq_posenc.registry import parse
+from fairseq_posenc.transformer.options import PositionConfig
+from fairseq_posenc.workbench.loading.families import build, defaults, model_options
+from fairseq_posenc.workbench.loading.pretrained import NOT_THE_MODEL, Pretrained
+
+_SIZES = (
+    "encoder_layers",
+    "encoder_embed_dim",
+    "encoder_ffn_embed_dim",
+    "encoder_attention_heads",
+)
+
+
+class Choice(NamedTuple):
+    """What the user wants.
+
+    Attributes:
+        position_encoding: spec; None for the architecture's.
+        position_encoding_decoder: of the decoder, None for the same.
+        attention_directions: as in ``lr,rl``; None for the architecture's.
+        max_positions: of the tables; None for the source's.
+        arch: architecture; None for the one that takes the fewest options.
+    """
+
+    position_encoding: Optional[str] = None
+    position_encoding_decoder: Optional[str] = None
+    attention_directions: Optional[str] = None
+    max_positions: Optional[int] = None
+    arch: Optional[str] = None
+
+    def of(self, source: Pretrained) -> Choice:
+        """Return the choice with the source's positions and directions where it names none."""
+        encoding, decoder = self.position_encoding, self.position_encoding_decoder
+        if encoding is None:
+            sides = {side: str(spec) for side, spec in source.specs.items()}
+            encoding, decoder = str(source.spec), decoder or sides.get("decoder")
+        directions = self.attention_directions
+        return self._replace(
+            position_encoding=encoding,
+            position_encoding_decoder=decoder,
+            attention_directions=source.directions if directions is None else directions,
+        )
+
+
+class Target(NamedTuple):
+    """The model that starts.
+
+    Attributes:
+        values: its options, complete.
+        training: those with which fairseq-train builds the same.
+        model: built, its parameters drawn.
+    """
+
+    values: dict[str, Any]
+    training: list[str]
+    model: Any
+
+
+def target(choice: Choice, source: Pretrained, seed: int) -> Target:
+    """Return the model that starts, its parameters drawn from a seed.
+
+    Raises:
+        UserError: an unknown architecture, one of another size, fewer positions, or positions that
+            the model cannot have.
+    """
+    if choice.arch is not None:
+        _refuse_other_arch(choice.arch, source)
+    named = [choice.arch] if choice.arch else _architectures(choice, source)
+    found = []
+    for arch in named:
+        values = _values(arch, choice, source)
+        found.append((_training_options(arch, values, source), values))
+    training, values = min(found, key=lambda each: len(each[0]))
+    torch.manual_seed(seed)
+    return Target(values, training, build(values, source.sizes))
+
+
+def _architectures(choice: Choice, source: Pretrained) -> list[str]:
+    """Return those that are named after the positions, or ``none`` if there is none."""
+    assert choice.position_encoding is not None
+    name = parse(choice.position_encoding).items[0].name
+    stems = [f"{source.family.stem}{each}" for each in (name, "none")]
+    stem = next(each for each in stems if each in ARCH_MODEL_REGISTRY)
+    return [arch for suffix in SUFFIXES if (arch := f"{stem}{suffix}") in ARCH_MODEL_REGISTRY]
+
+
+def _values(arch: str, choice: Choice, source: Pretrained) -> dict[str, Any]:
+    """Return the options of a model: the user's, the source's, the architecture's, in this order.
+
+    Raises:
+        UserError: fewer positions than the source's.
+    """
+    own = {*PositionConfig.__dataclass_fields__, "encoder_embed_path", "decoder_embed_path"}
+    known = _defaults(arch, source)
+    kept = {name: value for name, value in vars(source.args).items() if name not in own}
+    chosen = {name: value for name, value in choice._asdict().items() if value is not None}
+    wanted = chosen.pop("max_positions", 0)
+    for side, option in source.family.positions.items():
+        kept[option] = wanted or source.positions[side]
+        if kept[option] < source.positions[side]:
+            raise UserError(
+                f"--max-positions {wanted}: {source.path} has {source.positions[side]}, and tables "
+                "are extended, never cut; shorter samples need no shorter table"
+            )
+    # fairseq's own way to say `none`
+    names = {"arch": arch, "_name": arch, "no_token_positional_embeddings": False}
+    return {**known, **kept, **chosen, **names}
+
+
+def _defaults(arch: str, source: Pretrained) -> dict[str, Any]:
+    """Return the options of an architecture's model, with their defaults."""
+    found = defaults(arch, source.family.task)["model"]
+    own = vars(PositionConfig())  # which fairseq does not fill in
+    if isinstance(found, dict):
+        return {**own, **found}
+    values = {**own, **vars(found)}  # and those of the training
+    names = [option.dest for option in model_options(arch)]
+    return {name: values[name] for name in names if name in values}
+
+
+def _training_options(arch: str, values: dict[str, Any], source: Pretrained) -> list[str]:
+    """Return the options that an architecture does not set by itself."""
+    by_name, words = _defaults(arch, source), ["--arch", arch]
+    for option in model_options(arch):
+        value = values.get(option.dest)
+        if value in (None, by_name.get(option.dest)) or option.dest in NOT_THE_MODEL:
+            continue
+        flags = {flag.startswith("--no-"): flag for flag in option.option_strings[::-1]}
+        if isinstance(value, bool):
+            words.append(flags.get(not value, option.option_strings[0]))
+        else:
+            words += [option.option_strings[0], str(value)]
+    return words
+
+
+def _refuse_other_arch(arch: str, source: Pretrained) -> None:
+    """Refuse an architecture of another size; names without suffix take sizes without a name."""
+    if ARCH_MODEL_REGISTRY.get(arch) is not PositionalRoberta:
+        raise UserError(
+            f"--arch {arch}: no such masked language model; it is roberta_ENCODING, with a "
+            "name that fairseq-posenc list prints, or decbert_same or decbert_diff; for another "
+            "size than base, followed by _large or _tiny"
+        )
+    sizes = tuple(getattr(source.args, name) for name in _SIZES)
+    by_suffix = {suffix: _sizes_of(setter) for suffix, setter in SUFFIXES.items()}
+    asked = next((s for s in by_suffix if s and arch.endswith(s)), "")
+    fitting = next((s for s, each in by_suffix.items() if each == sizes), "")
+    if asked != fitting:
+        stem = arch[: len(arch) - len(asked)]
+        raise UserError(
+            f"--arch {arch} has {_describe(by_suffix[asked])}, but {source.path} has "
+            f"{_describe(sizes)}: write --arch {stem}{fitting}"
+        )
+
+
+def _sizes_of(setter: Any) -> tuple[Any, ...]:
+    args = Namespace()
+    setter(args)
+    return tuple(getattr(args, name) for name in _SIZES)
+
+
+def _describe(sizes: tuple[Any, ...]) -> str:
+    layers, width, inner, heads = sizes
+    return f"{layers} layers of width {width} and {inner}, {heads} heads"

@@ -1,0 +1,121 @@
+"""``fairseq-posenc choose``: which encoding, by what was measured, or on a text of one's own."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.experiments.choose.answer import Question, answer, candidates
+from fairseq_posenc.workbench.experiments.choose.halving import Halving
+from fairseq_posenc.workbench.experiments.choose.report import RECORD, REPORT, record, told
+from fairseq_posenc.workbench.experiments.corpus import read_text
+from fairseq_posenc.workbench.experiments.settings import Settings
+from fairseq_posenc.workbench.experiments.trainings import default_jobs
+from fairseq_posenc.workbench.experiments.variants import parse_contenders
+from fairseq_posenc.workbench.results.evidence import measured
+from fairseq_posenc.workbench.running.files import write_whole
+from fairseq_posenc.workbench.running.interruption import CONTINUES, any_end_like_ctrl_c
+from fairseq_posenc.workbench.running.locks import own_folder
+from fairseq_posenc.workbench.running.options import (
+    add_count,
+    add_jobs,
+    add_json,
+    add_out,
+    add_seeds,
+    count,
+)
+from fairseq_posenc.workbench.running.progress import format_time, say
+
+_UNITS = {"s": 1, "m": 60, "h": 3600}
+_TIME = re.compile(r"(\d+)([smh])")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    add = parser.add_argument
+    add("--family", choices=measured.FAMILIES, required=True, help="of models")
+    add("--length", type=count, required=True, metavar="N", help="of what is read, in tokens")
+    add_count(parser, "--trained", "length of training, in tokens (default: --length)")
+    add("--text", type=Path, help="UTF-8 text to train candidates on; without it records answer")
+    add("--budget", metavar="TIME", default="30m", help="as in 90s, 30m, 2h (default: %(default)s)")
+    add(
+        "--encodings", help="candidates, separated by commas (default: those the records put first)"
+    )
+    add_seeds(parser, (1, 2, 3))
+    add_count(parser, "--vocab-size", "number of sentencepieces", 512)
+    add_jobs(parser, "one on each core, or on the GPU")
+    add_out(parser, told="choose-NAME for --text NAME.txt")
+    add_json(parser)
+    add("train_args", nargs="*", metavar="-- OPTION", help="for fairseq-train, as in compare")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Answer; return the exit code.
+
+    Raises:
+        UserError: wrong input, or a fairseq command that failed.
+    """
+    question = Question(args.family, args.length, args.trained or args.length)
+    _check(question, args)
+    if args.text is None:
+        print(answer(question))
+        return 0
+    settings, jobs = _settings(question, args), args.jobs or default_jobs()
+    budget = _seconds(args.budget)
+    read_text(args.text)  # so that a wrong one is told before anything is made
+    with any_end_like_ctrl_c(CONTINUES), own_folder(settings.out, (REPORT, RECORD)) as lock:
+        names = ", ".join(each.name for each in settings.contenders)
+        say(f"{names} on {args.text} within {format_time(budget)}; all goes to {settings.out}/")
+        rounds = Halving(settings, budget, jobs, lock).run()
+        found, text = record(rounds, settings), told(rounds, settings)
+        found.write(settings.out / RECORD)
+        write_whole(settings.out / REPORT, f"# Which encoding\n\n{text}\n\n    {found.command}\n")
+    print(found.text() if args.json else text)
+    say(f"report: {settings.out / REPORT}")
+    return 0
+
+
+def _check(question: Question, args: argparse.Namespace) -> None:
+    if question.length < question.trained:
+        raise UserError(
+            f"--trained {question.trained}: more than --length {question.length}, which is read; "
+            "give the longest text to be read as --length"
+        )
+    if args.text is None:
+        if args.json:
+            raise UserError("--json: is for --text; the records themselves are in docs/results")
+    elif question.family == measured.BOTH:
+        raise UserError(
+            "--text: is for language models; translations of your own are prepared by "
+            "'fairseq-posenc preprocess translation' and trained by 'train translation_iwslt17'"
+        )
+    elif question.family == measured.MASKED and question.length != question.trained:
+        raise UserError("--trained: candidates of masked-lm are read at the length of training")
+
+
+def _settings(question: Question, args: argparse.Namespace) -> Settings:
+    listed = args.encodings or ",".join(candidates(question))
+    contenders = parse_contenders(listed)
+    if len(contenders) < 2:
+        raise UserError(f"--encodings {listed}: name two or more, to choose among")
+    return Settings(
+        out=args.out or Path(f"choose-{args.text.stem}"),
+        text=args.text,
+        contenders=contenders,
+        updates=1,
+        seeds=args.seeds,
+        vocab_size=args.vocab_size,
+        family=question.family,
+        read=question.length,
+        points=2,
+        train_args=(*args.train_args, "--tokens-per-sample", str(question.trained)),
+    )
+
+
+def _seconds(text: str) -> float:
+    found = _TIME.fullmatch(text.strip())
+    if not found or not int(found[1]):
+        raise UserError(f"--budget {text}: write a time, as in 90s, 30m or 2h")
+    return float(int(found[1]) * _UNITS[found[2]])

@@ -1,0 +1,1 @@
+"""The report of a comparison, which :mod:`~fairseq_posenc.workbench.experiments` makes."""

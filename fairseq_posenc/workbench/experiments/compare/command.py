@@ -1,0 +1,106 @@
+"""``fairseq-posenc compare``: train models that differ only in their position encoding."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fairseq_posenc.workbench.experiments import variants
+from fairseq_posenc.workbench.experiments.compare.report import (
+    PICTURE,
+    RECORD,
+    REPORT,
+    record,
+    table,
+    told,
+    write_report,
+)
+from fairseq_posenc.workbench.experiments.pipeline import Pipeline
+from fairseq_posenc.workbench.experiments.settings import LEARNING_RATE, MASKED, TASKS, Settings
+from fairseq_posenc.workbench.experiments.trainings import default_jobs
+from fairseq_posenc.workbench.running.interruption import CONTINUES, any_end_like_ctrl_c
+from fairseq_posenc.workbench.running.locks import own_folder
+from fairseq_posenc.workbench.running.options import (
+    add_count,
+    add_jobs,
+    add_json,
+    add_out,
+    add_seeds,
+)
+from fairseq_posenc.workbench.running.progress import say
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    add_out(parser, told="demo; compare-NAME for --text NAME.txt")
+    parser.add_argument(
+        "--text", type=Path, help="UTF-8 text file (default: the documentation inside Python)"
+    )
+    parser.add_argument(
+        "--family", choices=list(TASKS), default=MASKED, help="of models (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--encodings",
+        default=variants.DEFAULT,
+        help="models to compare, separated by commas: position-encoding specs such as "
+        "'learned+m4m(max_distance=64)', or "
+        + ", ".join(variants.SHORTHANDS)
+        + " (default: %(default)s)",
+    )
+    add_count(parser, "--updates", "training updates of each model", 400)
+    add_count(parser, "--vocab-size", "number of sentencepieces", 512)
+    add_seeds(parser, (1, 2, 3))
+    parser.add_argument(
+        "--lrs",
+        default=LEARNING_RATE,
+        help="learning rates, as in 0.001,0.003: each model is trained with each and judged at its "
+        "best (default: %(default)s)",
+    )
+    add_jobs(parser, "one on each core, or on the GPU")
+    add_json(parser)
+    parser.add_argument(
+        "train_args",
+        nargs="*",
+        metavar="-- OPTION",
+        help="after two dashes: options for fairseq-train, as in '-- --encoder-layers 6'",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the comparison and write the report; return the exit code.
+
+    Raises:
+        UserError: wrong input.
+        RunError: a fairseq command that failed.
+    """
+    settings, jobs = _settings(args), args.jobs or default_jobs()
+    with (
+        any_end_like_ctrl_c(CONTINUES),
+        own_folder(settings.out, (REPORT, PICTURE, RECORD)) as lock,
+    ):
+        names = ", ".join(contender.name for contender in settings.contenders)
+        say(f"comparing {names}; everything goes to {settings.out}/")
+        results = Pipeline(settings, jobs, lock).run()
+        report, found = write_report(results), record(results)
+        found.write(settings.out / RECORD)
+    if args.json:
+        print(found.text())
+    else:
+        print("\n".join([table(results.models), "", *told(results)]))
+    say(f"report: {report}")
+    return 0
+
+
+def _settings(args: argparse.Namespace) -> Settings:
+    own = args.text and Path(f"compare-{args.text.stem}")  # so that a text never replaces the demo
+    return Settings(
+        out=args.out or own or Path("demo"),
+        text=args.text,
+        family=args.family,
+        contenders=variants.parse_contenders(args.encodings),
+        updates=args.updates,
+        seeds=args.seeds,
+        vocab_size=args.vocab_size,
+        lrs=tuple(dict.fromkeys(lr.strip() for lr in args.lrs.split(","))),
+        train_args=tuple(args.train_args),
+    )

@@ -1,0 +1,74 @@
+"""What the report says of commands: those to run it again or bigger, and those behind it."""
+
+from __future__ import annotations
+
+import shlex
+
+from fairseq_posenc.workbench.experiments.settings import MASKED, STACKS, Settings
+from fairseq_posenc.workbench.experiments.training import all_runs, measure_command, train_command
+
+_USER_DIR = ' --user-dir "$(fairseq-posenc user-dir)"'  # finds the package on every machine
+
+
+def again(settings: Settings) -> str:
+    """Return lines that run the comparison again, longer, with more seeds, or on other text."""
+    out = str(settings.out)
+    longer = ["--updates", str(4 * settings.updates)]
+    seeds = range(max(settings.seeds) + 1, max(settings.seeds) + 4)
+    more = ["--seeds", ",".join(map(str, (*settings.seeds, *seeds)))]
+    rates = ["--lrs", "0.001,0.003,0.01"]
+    bigger = ["--text", "big.txt", "--updates", "20000", "--vocab-size", "8000", "--lrs", "0.0005"]
+    lines = [
+        ("the same again: steps that are done are not repeated", []),
+        ("four times as long: continues these trainings", longer),
+        ("three more seeds: only these are trained", more),
+        ("each model at the best of three learning rates", rates),
+        (
+            "bigger: for a text of millions of words, and a GPU, which is used if torch finds one",
+            [*bigger, "--out", f"{out}-big", "--", _bigger(STACKS[settings.family])],
+        ),
+        ("your own text", ["--text", "my.txt", "--out", f"{out}-my-text"]),
+    ]
+    shown = [f"# {comment}\n{_compare_command(settings, changes)}" for comment, changes in lines]
+    return "```sh\n" + "\n\n".join(shown) + "\n```"
+
+
+def _bigger(stack: str) -> str:
+    return (
+        f"--{stack}-layers 6 --{stack}-embed-dim 512 --{stack}-ffn-embed-dim 2048 "
+        f"--{stack}-attention-heads 8 --dropout 0.1 --tokens-per-sample 256 --max-tokens 16384"
+    )
+
+
+def _compare_command(settings: Settings, changes: list[str]) -> str:
+    """Return the command of this comparison with some options changed."""
+    options = {
+        "--family": settings.family if settings.family != MASKED else "",
+        "--text": str(settings.text) if settings.text else "",
+        "--encodings": ",".join(contender.name for contender in settings.contenders),
+        "--updates": str(settings.updates),
+        "--seeds": ",".join(map(str, settings.seeds)),
+        "--lrs": ",".join(settings.lrs),
+        "--vocab-size": str(settings.vocab_size),
+        "--out": str(settings.out),
+        "--": shlex.join(settings.train_args),
+    }
+    options.update(zip(changes[::2], changes[1::2]))
+    for_fairseq = options.pop("--")
+    words = [word for key, value in options.items() if value for word in (key, value)]
+    line = f"fairseq-posenc compare {shlex.join(words)}"
+    return f"{line} -- {for_fairseq}" if for_fairseq else line
+
+
+def commands(settings: Settings) -> str:
+    """Return what was called for each training, folded away."""
+    lines = []
+    for run in all_runs(settings):
+        lines += [
+            f"# {run.label}",
+            shlex.join(train_command(settings, run)) + _USER_DIR,
+            shlex.join(measure_command(settings, run)) + _USER_DIR,
+        ]
+    commands = "```sh\n" + "\n".join(lines) + "\n```"
+    summary = "fairseq-train and fairseq-validate, as they were called, on one thread each"
+    return f"<details>\n<summary>{summary}</summary>\n\n{commands}\n\n</details>"

@@ -1,0 +1,83 @@
+"""Sentences about a comparison, each computed from its figures by a rule.
+
+Nothing is said of two models whose intervals overlap, but that they are not told apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Optional
+
+from fairseq_posenc.workbench.experiments.aggregate import Judged, is_below, name, order
+
+# A model counts as having left the plateau of a bag of words at this part of its perplexity: far
+# enough below to be no chance, and more than is gained by knowing just where a block begins.
+_LEFT_PLATEAU = 0.5
+
+
+def statements(models: Sequence[Judged], masked: bool = True) -> list[str]:
+    """Return what follows from the figures of masked or of causal LMs, as sentences in Markdown."""
+    if any(len(model.outcomes) < 2 for model in models):
+        return ["Each model was trained once, so nothing is told apart; use `--seeds 1,2,3`."]
+    able = [model for model in models if not model.diverged]
+    bag = next((each for each in able if masked and _is_bag_of_words(each)), None)
+    others = [model for model in able if model is not bag]
+    found = [*map(_divergence, models), *order(able), _bag_of_words(bag, others), _race(others)]
+    return [sentence for sentence in found if sentence]
+
+
+def _divergence(model: Judged) -> str:
+    return f"{name(model)} {model.shown(2)}." if model.diverged else ""
+
+
+def _bag_of_words(bag: Optional[Judged], others: Sequence[Judged]) -> str:
+    if bag is None or not bag.curve:
+        return ""
+    others = [model for model in others if is_below(model, bag)]
+    level = min(interval.mean for _, interval in bag.curve)
+    left = _LEFT_PLATEAU * level
+    text = (
+        f"{name(bag)} cannot tell in which order the tokens stand: to it a text is a bag of "
+        f"words. The lowest perplexity it reaches is {level:,.1f}."
+    )
+    if not others:
+        return f"{text} No other is told apart from it."
+    return f"{text} {_LEFT_PLATEAU:.0%} of that, {left:,.1f}, is reached by {_all(others, left)}."
+
+
+def _race(models: Sequence[Judged]) -> str:
+    """Say when the others reach the end of a baseline: learned positions, else the first model."""
+    # One whose loss was never a number has no end that others could reach.
+    able = [model for model in models if model.curve]
+    if not able:
+        return ""
+    baseline = next((model for model in able if model.contender[1:] == ("learned", "")), able[0])
+    others = [model for model in able if is_below(model, baseline)]
+    updates, level = baseline.curve[-1]
+    if not others:
+        return ""
+    return (
+        f"{name(baseline)} ends at perplexity {level.mean:,.1f} after {updates:,} updates. That "
+        f"is reached by {_all(others, level.mean)}."
+    )
+
+
+def _all(models: Iterable[Judged], level: float) -> str:
+    """Return who gets to a perplexity after how many updates, over the seeds."""
+    return ", ".join(f"{name(model)} {_when(model, level)}" for model in models)
+
+
+def _when(model: Judged, level: float) -> str:
+    arrivals = model.arrivals(level)
+    known = sorted(updates for updates in arrivals if updates is not None)
+    if not known:
+        return "not in this run"
+    first, last = known[0], known[-1]
+    when = f"after {first:,} to {last:,} updates" if first < last else f"after {first:,} updates"
+    return (
+        when if len(known) == len(arrivals) else f"{when} ({len(known)} of {len(arrivals)} seeds)"
+    )
+
+
+def _is_bag_of_words(model: Judged) -> bool:
+    return model.contender.position_encoding == "none" and not model.contender.directions

@@ -1,0 +1,123 @@
+"""``fairseq-posenc lm-length``: perplexity of causal language models against context length."""
+
+from __future__ import annotations
+
+import argparse
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.version import __version__
+from fairseq_posenc.workbench.experiments.length.checkpoint import load
+from fairseq_posenc.workbench.experiments.length.evaluation import Request, evaluate
+from fairseq_posenc.workbench.experiments.length.picture import draw
+from fairseq_posenc.workbench.experiments.length.report import (
+    MODES,
+    SLIDING,
+    Results,
+    Row,
+    record,
+    table,
+    write_markdown,
+)
+from fairseq_posenc.workbench.experiments.length.stream import read_dictionary, read_stream
+from fairseq_posenc.workbench.experiments.length.variants import Candidate, parse_candidates
+from fairseq_posenc.workbench.results.pictures import can_draw
+from fairseq_posenc.workbench.running.devices import Computing
+from fairseq_posenc.workbench.running.files import checksum
+from fairseq_posenc.workbench.running.interruption import CONTINUES, any_end_like_ctrl_c
+from fairseq_posenc.workbench.running.locks import own_folder
+from fairseq_posenc.workbench.running.options import (
+    add_computing,
+    add_count,
+    add_data,
+    add_json,
+    add_lengths,
+    add_out,
+    add_split,
+)
+from fairseq_posenc.workbench.running.progress import say
+from fairseq_posenc.workbench.running.stages import Facts
+
+REPORT, FIGURES, PICTURE = "lm-length.md", "lm-length.json", "lm-length.png"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    add = parser.add_argument
+    add(
+        "models",
+        nargs="+",
+        metavar="NAME=CHECKPOINT[@SPEC]",
+        help="a checkpoint and what to call it; with @SPEC it is read with other options of its "
+        "position encoding, as in 'yarn=model.pt@rope(scaling=yarn:4)'",
+    )
+    add_data(parser, "made by fairseq-preprocess --only-source", required=True)
+    add_split(parser, "valid")
+    add_lengths(parser, "context lengths", "64,128,256,512,1024")
+    add("--mode", choices=(*MODES, "both"), default="both", help="evaluation (default: both)")
+    add_count(parser, "--stride", "of the sliding window, in tokens", 64)
+    add_count(parser, "--max-tokens", "tokens to read at a time", 4096)
+    add_out(parser, "lm-length")
+    add_computing(parser)
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Score all models, write the table, the figures and the picture; return the exit code.
+
+    Raises:
+        UserError: wrong input.
+    """
+    request = Request(list(args.lengths), _strides(args), args.max_tokens)
+    _refuse_bad_stride(args, request)
+    how = Computing.chosen(args.device, args.fp16, args.bf16)
+    candidates = parse_candidates(args.models)
+    dictionary = read_dictionary(args.data)
+    stream = read_stream(args.data, args.split, dictionary)
+    if (longest := request.lengths[-1]) > len(stream):
+        raise UserError(
+            f"--lengths {longest}: the split {args.split} has only {len(stream):,} tokens"
+        )
+    with any_end_like_ctrl_c(CONTINUES), own_folder(args.out, (REPORT, FIGURES, PICTURE)):
+        for candidate in candidates:  # so that a wrong one is told before the first is measured
+            load(candidate, args.data, dictionary)
+        say(f"{len(stream):,} tokens of {args.data / args.split}, all scored once for each figure")
+        rows = []
+        for candidate in candidates:
+            loaded = load(candidate, args.data, dictionary, how)
+            inputs = _inputs(candidate, args, how)
+            scores = evaluate(loaded, stream, request, args.out / candidate.name, inputs)
+            rows.append(Row.of(candidate, loaded, scores))
+        results = Results(args.data, args.split, len(stream), args.stride, rows)
+        found = record(results)
+        found.write(args.out / FIGURES)
+        drawn = can_draw() and draw(results, args.out / PICTURE)
+        write_markdown(results, args.out / REPORT, PICTURE if drawn else "")
+    print(found.text() if args.json else table(results))
+    say(f"report: {args.out / REPORT}" + ("" if drawn else " (no picture)"))
+    return 0
+
+
+def _strides(args: argparse.Namespace) -> dict[str, int | None]:
+    modes = MODES if args.mode == "both" else (args.mode,)
+    return {mode: args.stride if mode == SLIDING else None for mode in modes}
+
+
+def _inputs(candidate: Candidate, args: argparse.Namespace, how: Computing) -> Facts:
+    """Return all that figures depend on, but for their lengths."""
+    text = [args.data / name for name in ("dict.txt", f"{args.split}.idx", f"{args.split}.bin")]
+    return {
+        "checkpoint": checksum(candidate.path),
+        "override": str(candidate.override),
+        "text": [checksum(path) for path in text],
+        "precision": str(how.dtype),
+        "version": __version__,
+    }
+
+
+def _refuse_bad_stride(args: argparse.Namespace, request: Request) -> None:
+    shortest = request.lengths[0]
+    if SLIDING in request.strides and args.stride > shortest:
+        raise UserError(
+            f"--stride {args.stride} is more than the context length {shortest}: tokens in "
+            "between would not be scored; choose a smaller stride"
+        )

@@ -1,0 +1,156 @@
+"""The results as a table, as JSON, and in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from fairseq_posenc.version import __version__
+from fairseq_posenc.workbench.experiments.length.checkpoint import LoadedModel
+from fairseq_posenc.workbench.experiments.length.scoring import Score
+from fairseq_posenc.workbench.experiments.length.variants import Candidate
+from fairseq_posenc.workbench.results import markdown
+from fairseq_posenc.workbench.results.record import Record, own_command
+from fairseq_posenc.workbench.running.files import write_whole
+
+NON_OVERLAPPING, SLIDING = "non-overlapping", "sliding"
+MODES = (NON_OVERLAPPING, SLIDING)
+
+
+class Row(NamedTuple):
+    """What came out for one model.
+
+    Attributes:
+        candidate: what the user named.
+        encoding: its position encodings, or whose model it is.
+        trained_length: tokens in a training sample.
+        updates: training updates, if known.
+        scores: of each mode, by length.
+    """
+
+    candidate: Candidate
+    encoding: str
+    trained_length: int
+    updates: int | None
+    scores: dict[str, dict[int, Score]]
+
+    @classmethod
+    def of(
+        cls, candidate: Candidate, loaded: LoadedModel, scores: dict[str, dict[int, Score]]
+    ) -> Row:
+        """Return the row of a model, without the model itself."""
+        encoding = loaded.encoding or f"fairseq's {type(loaded.model).__name__}"
+        return cls(candidate, str(encoding), loaded.trained_length, loaded.updates, scores)
+
+
+class Results(NamedTuple):
+    """All that is reported.
+
+    Attributes:
+        data: folder of the text.
+        split: which of its splits.
+        tokens: how many tokens the split has; each was predicted once for each figure.
+        stride: of the sliding window.
+        rows: a model each.
+    """
+
+    data: Path
+    split: str
+    tokens: int
+    stride: int
+    rows: list[Row]
+
+    @property
+    def modes(self) -> list[str]:
+        """The modes that were asked for."""
+        return list(self.rows[0].scores)
+
+    @property
+    def lengths(self) -> list[int]:
+        """The context lengths."""
+        return list(self.rows[0].scores[self.modes[0]])
+
+
+def table(results: Results) -> str:
+    """Return the table of all models in Markdown, and the reasons for its dashes below it."""
+    rows = [
+        [row.candidate.name, mode, f"{row.trained_length:,}", *map(_cell, scores.values())]
+        for row in results.rows
+        for mode, scores in row.scores.items()
+    ]
+    header = ["model", "evaluation", "trained at", *(f"{n:,}" for n in results.lengths)]
+    notes = [f"- {row.candidate.name}: {note}" for row in results.rows for note in _refusals(row)]
+    return "\n".join([markdown.table(header, rows, "llr"), *([""] if notes else []), *notes])
+
+
+def _cell(score: Score) -> str:
+    return "-" if score.perplexity is None else f"{score.perplexity:,.2f}"
+
+
+def _refusals(row: Row) -> list[str]:
+    """Return why a model has dashes: of each mode the reason at the shortest length."""
+    refused = [
+        next((score.refusal for score in scores.values() if score.refusal), "")
+        for scores in row.scores.values()
+    ]
+    return [f"no figure, because {refused[0] or refused[-1]}"] if any(refused) else []
+
+
+def write_markdown(results: Results, path: Path, picture: str) -> None:
+    """Write the table with what it shows; ``picture`` is a file beside it, or empty."""
+    parts = [
+        "# Perplexity against context length",
+        _introduction(results),
+        table(results),
+        f"![Perplexity against context length]({picture})" if picture else "",
+    ]
+    write_whole(path, "\n\n".join(part for part in parts if part) + "\n")
+
+
+def _introduction(results: Results) -> str:
+    windows = {
+        NON_OVERLAPPING: "*Non-overlapping*: the text is cut into blocks of the context length.",
+        SLIDING: (
+            f"*Sliding*: a window of the context length moves on by {results.stride:,} tokens, and "
+            "only those are predicted, so that each has at least the rest of the window as context."
+        ),
+    }
+    return " ".join(
+        [
+            f"Perplexity per token on the split `{results.split}` of `{results.data}`. Each figure "
+            f"is of the same {results.tokens:,} tokens, all of the split, each predicted once. The "
+            "first one is predicted from the end-of-sentence symbol before it, as in training; the "
+            "input of a block begins with the token before its first predicted one.",
+            *(windows[mode] for mode in results.modes),
+        ]
+    )
+
+
+def record(results: Results) -> Record:
+    """Return all figures."""
+    rows = [
+        {
+            "model": row.candidate.name,
+            "checkpoint": str(row.candidate.path),
+            "override": str(row.candidate.override) if row.candidate.override else None,
+            "position_encoding": row.encoding,
+            "trained_length": row.trained_length,
+            "updates": row.updates,
+            "evaluation": mode,
+            **score._asdict(),
+            "perplexity": score.perplexity,
+        }
+        for row in results.rows
+        for mode, scores in row.scores.items()
+        for score in scores.values()
+    ]
+    data = {
+        "data": str(results.data),
+        "split": results.split,
+        "tokens": results.tokens,
+        "fairseq_posenc": __version__,
+        "torch": str(torch.__version__),
+    }
+    return Record("lm-length", {"perplexity": rows}, data, command=own_command())

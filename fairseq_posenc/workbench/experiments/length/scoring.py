@@ -1,0 +1,109 @@
+"""Loss and perplexity of a model on a stream, at one context length."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Callable, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.experiments.length.checkpoint import LoadedModel
+from fairseq_posenc.workbench.experiments.length.stream import Stream
+from fairseq_posenc.workbench.experiments.length.windows import Window, batches, windows
+
+_ROWS = 1024  # tokens whose probabilities are computed at once: each has the whole vocabulary's
+_MOST_BITS = 1000.0  # 2 to this power is still a number
+
+
+class Score(NamedTuple):
+    """How well a model predicts a stream, or why it cannot.
+
+    Attributes:
+        length: most tokens that the model read at a time.
+        stride: tokens predicted at a time.
+        tokens: tokens predicted in all.
+        loss: bits per token; None if the model refused.
+        seconds: of wall-clock time.
+        refusal: why there is no figure.
+    """
+
+    length: int
+    stride: int
+    tokens: int
+    loss: Optional[float]
+    seconds: float
+    refusal: str = ""
+
+    @property
+    def perplexity(self) -> Optional[float]:
+        """Perplexity per token."""
+        return None if self.loss is None else 2.0**self.loss
+
+
+def score(
+    loaded: LoadedModel,
+    stream: Stream,
+    length: int,
+    stride: int,
+    max_tokens: int,
+    on_tokens: Callable[[int], None] = lambda tokens: None,
+) -> Score:
+    """Score every token of a stream once.
+
+    Args:
+        loaded: the model.
+        stream: the text.
+        length: most tokens to read at a time.
+        stride: tokens to predict at a time; ``length`` for non-overlapping blocks.
+        max_tokens: tokens to read in a batch, if that is more than one window.
+        on_tokens: called with the number of tokens scored since the last call.
+    """
+    began = time.monotonic()
+    total, tokens, refusal = 0.0, 0, ""
+    try:
+        _check_limit(loaded, length)
+        for batch in batches(windows(len(stream), length, stride), max_tokens):
+            found = log_probabilities(loaded, stream, batch)
+            total += float(found.double().sum())
+            tokens += found.numel()
+            on_tokens(found.numel())
+    except UserError as error:  # an encoding that cannot read so much
+        refusal = str(error)
+    loss = -total / max(1, tokens) / math.log(2)
+    if not refusal and not loss < _MOST_BITS:  # so that NaN fails
+        refusal = "the model's probabilities are too small for a number"
+    seconds = time.monotonic() - began
+    return Score(length, stride, tokens, None if refusal else loss, seconds, refusal)
+
+
+def _check_limit(loaded: LoadedModel, length: int) -> None:
+    if loaded.limit is not None and length > loaded.limit:
+        raise UserError(f"{length} tokens are more than the model's limit of {loaded.limit}")
+
+
+@torch.no_grad()
+def log_probabilities(loaded: LoadedModel, stream: Stream, batch: list[Window]) -> Tensor:
+    """Return the natural logarithms of the probabilities of a batch's predicted tokens, ``(n,)``.
+
+    Args:
+        loaded: the model.
+        stream: the text.
+        batch: windows of equal shape.
+    """
+    model = loaded.model
+    device = next(model.parameters()).device
+    tokens = torch.stack([stream.inputs[w.start : w.end] for w in batch])  # [B, T]
+    targets = torch.cat([stream.targets[w.scored : w.end] for w in batch]).to(device)  # [n]
+    # fairseq's own decoder has no default for encoder_out.
+    features = model.extract_features(tokens.to(device), encoder_out=None)[0]  # [B, T, C]
+    features = features[:, tokens.size(1) - batch[0].shape[1] :].flatten(0, 1)  # [n, C]
+    found = []
+    for rows, wanted in zip(features.split(_ROWS), targets.split(_ROWS)):
+        wanted = wanted[None]
+        output = (model.output_layer(rows[None]), None)
+        logs = model.get_normalized_probs(output, log_probs=True, sample={"target": wanted})
+        found.append(logs.gather(2, wanted[..., None]).flatten())
+    return torch.cat(found)

@@ -1,0 +1,96 @@
+"""``fairseq-posenc probe``: tasks with known answers, read beyond the trained length."""
+
+from __future__ import annotations
+
+import argparse
+
+from fairseq_posenc import registry
+from fairseq_posenc.workbench.experiments.probe import tasks
+from fairseq_posenc.workbench.experiments.probe.data import BOTH, CAUSAL
+from fairseq_posenc.workbench.experiments.probe.picture import draw
+from fairseq_posenc.workbench.experiments.probe.pipeline import run_probe
+from fairseq_posenc.workbench.experiments.probe.report import (
+    PICTURE,
+    RECORD,
+    REPORT,
+    record,
+    tables,
+    write_report,
+)
+from fairseq_posenc.workbench.experiments.probe.results import Results
+from fairseq_posenc.workbench.experiments.probe.settings import Settings
+from fairseq_posenc.workbench.experiments.trainings import default_jobs
+from fairseq_posenc.workbench.experiments.variants import parse_contenders
+from fairseq_posenc.workbench.results.pictures import can_draw
+from fairseq_posenc.workbench.running.interruption import CONTINUES, any_end_like_ctrl_c
+from fairseq_posenc.workbench.running.locks import own_folder
+from fairseq_posenc.workbench.running.options import (
+    add_count,
+    add_jobs,
+    add_json,
+    add_lengths,
+    add_out,
+    add_seeds,
+)
+from fairseq_posenc.workbench.running.progress import say
+
+_ALL = "all"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    add = parser.add_argument
+    add_out(parser, "probe")
+    add("--tasks", default=_ALL, help=f"of {', '.join(tasks.names())} (default: all)")
+    add(
+        "--encodings",
+        default="none,learned,sinusoidal,t5,alibi,rope",
+        help="position-encoding specs, separated by commas, or all (default: %(default)s)",
+    )
+    add("--family", choices=(CAUSAL, BOTH), default=CAUSAL, help="of models (%(default)s)")
+    add_seeds(parser, (1, 2, 3))
+    add_count(parser, "--updates", "of each training", 1000)
+    add_count(parser, "--trained", "longest questions trained on", 40)
+    add_lengths(parser, "lengths read", "10,20,40,60,80,120,160,200")
+    add_jobs(parser, "one on each core, or on the GPU")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the probe and write the report; return the exit code.
+
+    Raises:
+        UserError: wrong input, or a fairseq command that failed.
+    """
+    settings, jobs = _settings(args), args.jobs or default_jobs()
+    with (
+        any_end_like_ctrl_c(CONTINUES),
+        own_folder(settings.out, (REPORT, PICTURE, RECORD)) as lock,
+    ):
+        results = Results(settings, run_probe(settings, jobs, lock))
+        found = record(results)
+        found.write(settings.out / RECORD)
+        if drawn := can_draw():
+            draw(results, settings.out / PICTURE)
+        report = write_report(results, drawn)
+    print(found.text() if args.json else tables(results))
+    say(f"report: {report}" + ("" if drawn else " (no picture: matplotlib is not installed)"))
+    return 0
+
+
+def _settings(args: argparse.Namespace) -> Settings:
+    names = tasks.names() if args.tasks == _ALL else args.tasks.split(",")
+    encodings = args.encodings
+    if encodings == _ALL:
+        both = args.family == BOTH
+        encodings = ",".join(registry.names_for(encoder=both, decoder=True))
+    return Settings(
+        out=args.out,
+        family=args.family,
+        tasks=tuple(tasks.get(name.strip()) for name in dict.fromkeys(names)),
+        contenders=parse_contenders(encodings),
+        seeds=args.seeds,
+        updates=args.updates,
+        trained=args.trained,
+        lengths=args.lengths,
+    )

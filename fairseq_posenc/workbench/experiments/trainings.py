@@ -1,0 +1,183 @@
+"""Many small trainings side by side on the cores, each stopped and continued, each measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Callable, NamedTuple
+
+from fairseq_posenc.checkpoints.recovery import LAST, ensure_last
+from fairseq_posenc.checkpoints.safe_loading import open_mapped
+from fairseq_posenc.checkpoints.state_dict_adapter import is_position_parameter
+from fairseq_posenc.errors import RunError, UserError
+from fairseq_posenc.host.divergence import stopped_at
+from fairseq_posenc.workbench.loading.checkpoints import updates_done
+from fairseq_posenc.workbench.running.devices import choose_device, cores
+from fairseq_posenc.workbench.running.host import USER_DIR
+from fairseq_posenc.workbench.running.logs import parse_line
+from fairseq_posenc.workbench.running.parallel import side_by_side
+from fairseq_posenc.workbench.running.programs import run_logged
+from fairseq_posenc.workbench.running.progress import bar, say
+from fairseq_posenc.workbench.running.stages import Facts, Step
+
+LOG = "train.log"
+# Beyond any run: validation and checkpoints are counted in updates, not in rounds of the data.
+_NEVER = "1000000000"
+# A sum over several threads depends on their number: with one, a seed's figures are the same on any
+# number of cores. Small models train faster so, too, than one by one on all cores.
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+class Trial(NamedTuple):
+    """A training, and how its model is measured.
+
+    Attributes:
+        label: what messages call it.
+        step: the folder of its checkpoints and log, and the updates it is to make.
+        train: command of ``fairseq-train``, but for where it finds the package.
+        measure: command that measures the model, but for that if it is fairseq's.
+        read: takes the lines that the latter prints; returns figures by name.
+    """
+
+    label: str
+    step: Step
+    train: Sequence[str]
+    measure: Sequence[str]
+    read: Callable[[list[str]], Facts]
+
+
+def default_jobs() -> int:
+    """Return how many trainings to run at a time: one on a GPU, else one on each core."""
+    return 1 if choose_device() == "cuda" else cores()
+
+
+def training_options(folder: Path, updates: int, seed: int, every: int) -> list[str]:
+    """Return the options of ``fairseq-train`` that have nothing to do with the model.
+
+    Args:
+        folder: of the checkpoints.
+        updates: in all.
+        seed: of everything random.
+        every: updates between two validations, at each of which the training can be continued.
+    """
+    return [
+        *("--max-update", str(updates), "--seed", str(seed), "--save-dir", str(folder)),
+        *("--validate-interval-updates", str(every), "--save-interval-updates", str(every)),
+        *("--keep-interval-updates", "1", "--no-epoch-checkpoints"),
+        *("--save-interval", _NEVER, "--validate-interval", _NEVER),
+        *("--log-format", "json", "--log-interval", str(min(20, every))),
+        *("--num-workers", "0", "--distributed-world-size", "1"),
+    ]
+
+
+def measuring_command(data: Path, folder: Path, *options: str) -> list[str]:
+    """Return the command that measures one trained model, but for where it finds the package."""
+    return [
+        *("fairseq-validate", str(data), "--path", str(folder / LAST), *options),
+        *("--log-format", "json", "--num-workers", "0", "--distributed-world-size", "1"),
+    ]
+
+
+def run_trials(trials: Sequence[Trial], jobs: int, lock: int) -> list[Facts]:
+    """Train and measure all models, but for what is done; return the figures of each.
+
+    These are ``position_parameters``, ``seconds``, and those that were measured. A training that
+    diverged has ``diverged`` alone, the update: it is an outcome too, and ends no other.
+
+    Args:
+        trials: each with a folder of its own.
+        jobs: how many at a time.
+        lock: open file that the started programs keep open.
+
+    Raises:
+        UserError: a program failed, but for a training that diverged.
+    """
+    left = sum(map(_updates_left, trials))
+    with bar("all models", left, " updates") as progress:
+        works = [_Work(trial, lock, progress.update) for trial in trials]
+        return side_by_side([work.do for work in works], jobs)
+
+
+class _Work:
+    """One trial; told of its updates is ``progress``."""
+
+    def __init__(self, trial: Trial, lock: int, progress: Callable[[int], object]) -> None:
+        self._trial, self._lock, self._progress = trial, lock, progress
+        self._updates = 0
+
+    def do(self) -> Facts:
+        step = self._trial.step
+        trained = step.do(self._train, keep_unfinished=True)
+        if "diverged" in trained:
+            return trained
+        inputs = {"model": step.inputs, "updates": step.goal, "command": list(self._trial.measure)}
+        measured = Step(step.folder / "measured", inputs)
+        return {**trained, **measured.do(lambda: self._measure(measured.folder))}
+
+    def _train(self) -> Facts:
+        label, step, command = self._trial.label, self._trial.step, self._trial.train
+        self._updates = updates_done(step.folder)
+        if self._updates < step.goal:  # else stopped between the end of the training and its stamp
+            where = f"to continue at update {self._updates:,}" if self._updates else ""
+            say(f"{label}: starting fairseq-train {where or f'for {step.goal:,} updates'}")
+            ensure_last(step.folder)
+            try:
+                self._run(command, step.folder / LOG, self._watch)
+            except RunError as error:
+                if not (update := stopped_at(str(error))):
+                    raise
+                say(f"{label}: diverged at update {update:,}")
+                return {"diverged": update}
+        return _facts(step.folder)
+
+    def _measure(self, folder: Path) -> Facts:
+        lines: list[str] = []
+        log = folder / "validate.log"
+        self._run(self._trial.measure, log, lines.append)
+        if not (figures := self._trial.read(lines)):
+            raise UserError(f"{self._trial.measure[0]} told no figures; see its log {log}")
+        shown = ", ".join(f"{name} {value:,.4g}" for name, value in figures.items())
+        say(f"{self._trial.label}: done; {shown}")
+        return figures
+
+    def _run(self, command: Sequence[str], log: Path, watch: Callable[[str], None]) -> None:
+        run_logged(with_user_dir(command), log, self._lock, watch, _ONE_THREAD)
+
+    def _watch(self, line: str) -> None:
+        if (entry := parse_line(line)) and entry.updates > self._updates:
+            self._progress(entry.updates - self._updates)
+            self._updates = entry.updates
+
+
+def with_user_dir(command: Sequence[str]) -> list[str]:
+    """Return the command as it runs: fairseq's have to find the package from any folder."""
+    ours = command[0] == "fairseq-posenc"
+    return [*command] if ours else [*command, "--user-dir", str(USER_DIR)]
+
+
+def perplexity(lines: list[str]) -> Facts:
+    """Return the perplexity on the validation text from what ``fairseq-validate`` printed."""
+    entries = [entry for entry in map(parse_line, lines) if entry]
+    return {"perplexity": entries[-1].perplexity} if entries else {}
+
+
+def _facts(folder: Path) -> Facts:
+    """Return the figures of a trained model that its checkpoint holds.
+
+    The time is fairseq's own: of training, validation and writing checkpoints, over all parts of a
+    training that was continued, without starting up.
+    """
+    ensure_last(folder)  # it may have been stopped just while fairseq copied it
+    state = open_mapped(folder / LAST)
+    sizes = {key: value.numel() for key, value in state["model"].items()}
+    return {
+        "position_parameters": sum(n for key, n in sizes.items() if is_position_parameter(key)),
+        "seconds": state["extra_state"]["previous_training_time"],
+    }
+
+
+def _updates_left(trial: Trial) -> int:
+    step = trial.step
+    if step.facts is not None:
+        return 0
+    return step.goal - (updates_done(step.folder) if step.can_continue else 0)

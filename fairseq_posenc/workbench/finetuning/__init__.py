@@ -1,0 +1,1 @@
+"""Fine-tuning of pre-trained masked LMs: GLUE and SQuAD."""

@@ -1,0 +1,164 @@
+"""``fairseq-posenc glue``: fine-tunes a pre-trained model on the tasks of GLUE."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import shutil
+from pathlib import Path
+
+from fairseq_posenc.errors import RunError, UserError
+from fairseq_posenc.tasks.glue.data import find_data
+from fairseq_posenc.tasks.glue.definitions import PROTOCOLS, TASKS, parse_tasks
+from fairseq_posenc.workbench.finetuning.glue.cluster import work_on_cluster
+from fairseq_posenc.workbench.finetuning.glue.configuration import (
+    CONFIGS,
+    Grid,
+    paper_grid,
+    read_settings,
+)
+from fairseq_posenc.workbench.finetuning.glue.plan import RESULT, Request, Run, list_runs, prepare
+from fairseq_posenc.workbench.finetuning.glue.report import format_report
+from fairseq_posenc.workbench.finetuning.glue.submission import complete_submission
+from fairseq_posenc.workbench.finetuning.glue.summary import (
+    build_record,
+    find_best,
+    read_result,
+    reported_metric,
+)
+from fairseq_posenc.workbench.finetuning.glue.workers import Workers
+from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
+from fairseq_posenc.workbench.results.record import Record
+from fairseq_posenc.workbench.running.devices import hydra_words
+from fairseq_posenc.workbench.running.files import write_whole
+from fairseq_posenc.workbench.running.interruption import CONTINUES, any_end_like_ctrl_c
+from fairseq_posenc.workbench.running.options import (
+    add_computing,
+    add_data,
+    add_jobs,
+    add_json,
+    add_out,
+    add_seeds,
+    add_set,
+)
+from fairseq_posenc.workbench.running.progress import say
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    add = parser.add_argument
+    add("--checkpoint", type=Path, required=True, help="pre-trained masked LM")
+    add("--protocol", choices=PROTOCOLS, required=True, help="paper whose protocol is followed")
+    add_data(parser, "made by preprocess/glue.py", required=True)
+    add("--tasks", default="all", help="tasks, separated by commas (default: all eight)")
+    add("--learning-rates", help="peak learning rates, as in 1e-5,2e-5 (default: the paper's)")
+    add_seeds(parser, "the paper's; one for m4m")
+    add("--name", help="name of the model in the report (default: the checkpoint's folder)")
+    add_out(parser, told="glue-NAME-PROTOCOL")
+    add_jobs(parser, "one on each GPU")
+    add(
+        "--submitit",
+        nargs="+",
+        metavar="KEY=VALUE",
+        help="submit each run to a cluster with these parameters of submitit, as in "
+        "slurm_partition=gpu gpus_per_node=1 timeout_min=600",
+    )
+    add("--configs", type=Path, default=CONFIGS, help="folder of the YAML files")
+    add("--dry-run", action="store_true", help="print the commands without running them")
+    add_computing(parser)
+    add_set(parser, "model.dropout=0.2")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Work on all unfinished runs and write the report; return the exit code.
+
+    Raises:
+        UserError: wrong input.
+        RunError: runs that failed.
+    """
+    pretrained = read_pretrained(args.checkpoint, "--checkpoint")
+    pretrained = pretrained._replace(path=pretrained.path.resolve())
+    name = args.name or pretrained.path.parent.name
+    out = (args.out or Path(f"glue-{name}-{args.protocol}")).resolve()
+    runs = _plan(args, pretrained, out)
+    if args.dry_run:
+        for one in runs:
+            print(f"# {one.label}: {one.max_update:,} updates\n{shlex.join(one.command)}")
+        return 0
+    list_runs(out, like=runs[0])
+    waiting = [one for one in runs if not prepare(one, out)]
+    say(f"{len(runs)} runs, {len(runs) - len(waiting)} of them finished before; results: {out}")
+    with any_end_like_ctrl_c(CONTINUES):
+        failures = _work(args, waiting, out)
+    found = _write_results(list_runs(out, like=runs[0]), out, pretrained, name)
+    if failures:
+        raise RunError(
+            f"{len(failures)} of {len(runs)} runs failed; the same command tries them again: "
+            + "; ".join(failures)
+        )
+    print(found.text() if args.json else format_report(found))
+    say(f"written: {out}/results.md, {out}/results.json, {out}/submission/")
+    if missing := complete_submission(out / "submission", args.data):
+        say(f"not in the submission yet, and wanted by GLUE's site: {', '.join(missing)}")
+    return 0
+
+
+def _plan(args: argparse.Namespace, pretrained: Pretrained, out: Path) -> list[Run]:
+    changes = [*hydra_words(args, here=not args.submitit), *args.changes]
+    request = Request(args.protocol, out, args.configs, pretrained, changes)
+    runs = []
+    for task in parse_tasks(args.tasks):
+        data = find_data(args.data, task)
+        pretrained.check_dictionary(data.dictionary)
+        data.check_lengths(pretrained.max_positions, pretrained.path)
+        examples = data.splits["train"]["examples"]
+        settings = read_settings(args.configs, args.protocol, task, examples, changes)
+        paper = paper_grid(args.protocol, task)
+        rates = _rates(args.learning_rates) or paper.learning_rates
+        runs += request.plan_runs(data, settings, Grid(rates, tuple(args.seeds or paper.seeds)))
+    return runs
+
+
+def _rates(text: str | None) -> tuple[float, ...]:
+    try:
+        found = tuple(map(float, text.split(","))) if text else ()
+    except ValueError:
+        raise UserError(f"--learning-rates {text}: give numbers separated by commas") from None
+    if len(set(found)) < len(found):
+        raise UserError(f"--learning-rates {text}: a number is given twice")
+    return found
+
+
+def _work(args: argparse.Namespace, waiting: list[Run], out: Path) -> list[str]:
+    if not waiting:
+        return []
+    if args.submitit:
+        return work_on_cluster(waiting, out, args.submitit)
+    return Workers(waiting, out, args.jobs).work()
+
+
+def _write_results(runs: list[Run], out: Path, pretrained: Pretrained, name: str) -> Record:
+    """Write ``results.json``, ``results.md`` and the submission; return the record."""
+    tasks = {}
+    for task in TASKS:
+        done = [one for one in runs if one.task == task and (one.folder(out) / RESULT).exists()]
+        if done:
+            metric, results = reported_metric(done[0]), [read_result(one, out) for one in done]
+            tasks[task] = (metric, results)
+            best = Path(find_best(results, metric)["folder"])
+            for path in sorted(best.glob("submission/*.tsv")):
+                (out / "submission").mkdir(exist_ok=True)
+                shutil.copyfile(path, out / "submission" / path.name)
+    unfinished = [one.label for one in runs if not (one.folder(out) / RESULT).exists()]
+    data = {
+        "name": name,
+        "checkpoint": str(pretrained.path),
+        "attention_directions": pretrained.directions,
+        "protocol": runs[0].protocol,
+        "unfinished": "; ".join(unfinished),
+    }
+    found = build_record(tasks, str(pretrained.spec), data)
+    found.write(out / "results.json")
+    write_whole(out / "results.md", format_report(found))
+    return found

@@ -1,0 +1,150 @@
+"""Writes ``results.md``: our figures beside those of the paper, and every run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from fairseq_posenc.tasks.glue.definitions import TASKS
+from fairseq_posenc.workbench.results.markdown import table
+from fairseq_posenc.workbench.results.record import Record, Row
+from fairseq_posenc.workbench.training.recipes.reported import Reported, reported
+
+_METRICS = {
+    "accuracy": "accuracy",
+    "f1": "F1",
+    "matthews": "Matthews",
+    "pearson": "Pearson",
+    "spearman": "Spearman",
+}
+Tasks = dict[str, dict[str, Row]]  # rows by task and metric
+# The paper's way: the best over the learning rates, or the mean over the seeds.
+_REPORTED = {"m4m": "best", "decbert": "mean"}
+
+
+def format_report(record: Record) -> str:
+    """Format the report."""
+    data, tasks = record.data, _by_task(record)
+    spread = [row for task in tasks for row in _spread_rows(record, task)]
+    lines = [
+        f"# GLUE: {data['name']}",
+        "",
+        f"Positions `{record.spec}`, protocol {data['protocol']}, checkpoint "
+        f"`{data['checkpoint']}`. All figures are percentages of the development sets.",
+        "",
+        *_beside_the_paper(data, tasks),
+        "",
+        "## Learning rates and seeds",
+        "",
+        "Of the learning rate with the best mean: its seeds. `best` is over all runs.",
+        "",
+        table(_SPREAD_HEAD, spread, "l"),
+        "",
+        *_collapsed(record.figures["runs"]),
+        "## All runs",
+    ]
+    for task, metrics in tasks.items():
+        runs = [run for run in record.figures["runs"] if run["task"] == task]
+        lines += ["", f"### {task}", "", _runs(runs, list(metrics))]
+    for label in filter(None, data["unfinished"].split("; ")):
+        lines += ["", f"Not finished: {label}."]
+    return "\n".join(lines) + "\n"
+
+
+def _by_task(record: Record) -> Tasks:
+    tasks: Tasks = {}
+    for row in record.figures["tasks"]:
+        tasks.setdefault(row["task"], {})[row["metric"]] = row
+    return tasks
+
+
+def _beside_the_paper(data: Row, tasks: Tasks) -> Iterator[str]:
+    how, columns = _REPORTED[data["protocol"]], _columns(tasks)
+    ours = [f"**{data['name']}** ({_described(how, columns)})"]
+    ours += [f"{row[how]:.2f}" for row in columns.values()]
+    head = ["", *(f"{name} ({_metric(row).split()[0]})" for name, row in columns.items())]
+    rows, notes = [ours], []
+    for theirs in _paper_tables(data["protocol"]):
+        if not columns.keys() & theirs.columns.keys():
+            continue
+        for row in theirs.rows:
+            values = [row["values"].get(name) for name in columns]
+            shown = ["" if value is None else f"{value:.2f}" for value in values]
+            label = f"{row['name']}, `{row['position_encoding']}`, {theirs.where}"
+            rows.append([label, *shown])
+        notes += [f"{theirs.where.capitalize()}: {theirs.note}"] if theirs.note else []
+    yield table(head, rows, "l")
+    for note in notes:
+        yield from ("", note)
+
+
+def _columns(tasks: Tasks) -> dict[str, Row]:
+    """Select our reported figures by the paper's names of the columns; MNLI has two."""
+    columns = {}
+    for task, metrics in tasks.items():
+        (key,) = (metric for metric, row in metrics.items() if row["reported"])
+        two = len(TASKS[task].valid_splits) > 1
+        for column, metric in zip(TASKS[task].submission, [key, f"{key}m"] if two else [key]):
+            columns[column] = metrics[metric]
+    return columns
+
+
+def _paper_tables(protocol: str) -> list[Reported]:
+    """Select the paper's tables of GLUE's development sets."""
+    return [
+        theirs
+        for theirs in reported().values()
+        if theirs.source == protocol
+        and all(split == "dev" for _, _, split in theirs.columns.values())
+    ]
+
+
+def _described(how: str, columns: dict[str, Row]) -> str:
+    if how == "best":
+        return "best run"
+    seeds = sorted({row["seeds"] for row in columns.values()})
+    return f"mean of {' or '.join(map(str, seeds))} seeds"
+
+
+_SPREAD_HEAD = ["task", "metric", "learning rate", "seeds", "best", "mean", "median", "std"]
+
+
+def _spread_rows(record: Record, task: str) -> Iterator[list[str]]:
+    kinds = {
+        task: [row for row in record.figures["tasks"] if row["reported"]],
+        f"{task}, without collapsed runs": record.figures["without_collapsed"],
+    }
+    for name, rows in kinds.items():
+        for row in rows:
+            if row["task"] == task:
+                values = [f"{row[key]:.2f}" for key in ("best", "mean", "median", "std")]
+                if row["seeds"] == 1:
+                    values[-1] = "-"
+                yield [name, _metric(row), f"{row['learning_rate']:g}", str(row["seeds"]), *values]
+
+
+def _collapsed(runs: Sequence[Row]) -> list[str]:
+    folders = [run["folder"] for run in runs if run["collapsed"]]
+    if not folders:
+        return []
+    text = "Collapsed (the same prediction for everything, or no better than chance), and counted "
+    return [f"{text}in the figures above:", "", *(f"- `{folder}`" for folder in folders), ""]
+
+
+def _runs(runs: Sequence[Row], metrics: Sequence[str]) -> str:
+    head = ["learning rate", "seed", "best at update"]
+    head += [*(_metric({"metric": metric}) for metric in metrics), ""]
+    rows = [
+        [
+            *(f"{run['learning_rate']:g}", str(run["seed"]), f"{run['update']:,}"),
+            *(f"{run[metric]:.2f}" for metric in metrics),
+            "collapsed" if run["collapsed"] else "",
+        ]
+        for run in runs
+    ]
+    return table(head, rows, "l")
+
+
+def _metric(row: Row) -> str:
+    """Format the name of a row's metric for people."""
+    name, _, which = row["metric"].partition("_")
+    return f"{_METRICS[name]} {which}".strip()

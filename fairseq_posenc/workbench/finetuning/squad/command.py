@@ -1,0 +1,109 @@
+"""``fairseq-posenc squad``: fine-tunes on SQuAD, answers questions, scores answers."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fairseq_posenc.workbench.examples import EXAMPLES
+from fairseq_posenc.workbench.finetuning.squad import command_predict
+from fairseq_posenc.workbench.finetuning.squad.data import read_odds, read_predictions, read_squad
+from fairseq_posenc.workbench.finetuning.squad.results import build_record, print_figures
+from fairseq_posenc.workbench.finetuning.squad.score import evaluate, unanswered
+from fairseq_posenc.workbench.finetuning.squad.train import train
+from fairseq_posenc.workbench.running.devices import hydra_words
+from fairseq_posenc.workbench.running.interruption import CONTINUES, any_end_like_ctrl_c
+from fairseq_posenc.workbench.running.options import (
+    add_computing,
+    add_data,
+    add_json,
+    add_out,
+    add_set,
+    show_examples,
+)
+from fairseq_posenc.workbench.running.progress import say
+
+_SHOWN_IDS = 5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommands and their options."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for name, (text, add, _) in ACTIONS.items():
+        action = actions.add_parser(name, help=text, description=text)
+        add(action)
+        show_examples(action, EXAMPLES[f"squad {name}"])
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run a subcommand; return the exit code.
+
+    Raises:
+        UserError: wrong input.
+    """
+    _, _, run_action = ACTIONS[args.action]
+    return run_action(args)
+
+
+def _add_train(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--checkpoint", type=Path, required=True, metavar="FILE", help="the pre-trained model")
+    add_data(parser, "made by preprocess/squad.py", required=True)
+    add_out(parser)
+    add(
+        "--config",
+        type=Path,
+        metavar="YAML",
+        help="recipe (default: finetune_configs/squadNN.yaml)",
+    )
+    add_computing(parser)
+    add_set(parser, "optimization.lr=[2e-5]")
+
+
+def _add_score(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("data", type=Path, metavar="DATA.json", help="SQuAD file with answers")
+    add("predictions", type=Path, metavar="PREDICTIONS.json", help="answers by id")
+    add("--na-prob-file", type=Path, metavar="JSON", help="SQuAD 2.0: odds of no answer, by id")
+    add(
+        "--na-prob-thresh",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="SQuAD 2.0: predict no answer where the odds exceed this (default: 1)",
+    )
+    add_json(parser)
+
+
+def _train(args: argparse.Namespace) -> int:
+    changes = [*hydra_words(args), *args.changes]
+    with any_end_like_ctrl_c(CONTINUES):
+        model = train(args.checkpoint, args.data, args.out, args.config, changes)
+    say(f"{model}: written; next: fairseq-posenc squad predict --checkpoint {model} ...")
+    return 0
+
+
+def _score(args: argparse.Namespace) -> int:
+    squad = read_squad(args.data)
+    predictions = read_predictions(args.predictions)
+    odds = None if args.na_prob_file is None else read_odds(args.na_prob_file)
+    figures = evaluate(squad, predictions, odds, args.na_prob_thresh)
+    if missing := unanswered(squad, predictions):
+        some = ", ".join(missing[:_SHOWN_IDS]) + (", ..." if len(missing) > _SHOWN_IDS else "")
+        say(f"{len(missing):,} unanswered questions receive score 0: {some}")
+    if args.json:
+        print(build_record(squad, figures, args.predictions.stem, None, None).text())
+    else:
+        print_figures(squad, figures)
+    return 0
+
+
+ACTIONS = {
+    "train": ("fine-tune a pre-trained model, or continue", _add_train, _train),
+    "predict": (
+        "answer questions with a fine-tuned model",
+        command_predict.add_arguments,
+        command_predict.run,
+    ),
+    "score": ("print the official figures of predictions", _add_score, _score),
+}

@@ -1,0 +1,171 @@
+"""Reads SQuAD's JSON files: articles, paragraphs, questions and answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, Optional, TypeVar
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.tokens.files import DAMAGED, read
+
+V1, V2 = "1.1", "2.0"
+_T = TypeVar("_T")
+
+
+class Answer(NamedTuple):
+    """An answer, and the character of the context at which it begins."""
+
+    text: str
+    start: int
+
+
+class Question(NamedTuple):
+    """A question about a paragraph.
+
+    Attributes:
+        id: key of its prediction.
+        text: the question.
+        context: the paragraph.
+        answers: answers of the annotators, empty if it has none; None if the file has no answers.
+    """
+
+    id: str
+    text: str
+    context: str
+    answers: Optional[tuple[Answer, ...]]
+
+
+class Squad(NamedTuple):
+    """A SQuAD file.
+
+    Attributes:
+        path: path of the file.
+        version: ``1.1``, where every question has an answer, or ``2.0``.
+        questions: questions in the order of the file.
+    """
+
+    path: Path
+    version: str
+    questions: list[Question]
+
+    @property
+    def answered(self) -> bool:
+        """Whether the file has answers; published test sets have none."""
+        return all(question.answers is not None for question in self.questions)
+
+
+def read_squad(path: Path) -> Squad:
+    """Read a file of SQuAD 1.1 or 2.0, which may be compressed (``.gz``).
+
+    Raises:
+        UserError: it cannot be read, or is not a SQuAD file; names the place.
+    """
+    content = read_json(path)
+    questions = list(_questions(content, str(path)))
+    if not questions:
+        raise UserError(f"{path}: holds no question")
+    seen: set[str] = set()
+    for question in questions:
+        if question.id in seen:
+            raise UserError(f"{path}: two questions have the id {question.id}")
+        seen.add(question.id)
+    return Squad(path, _version(content, questions), questions)
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file, which may be compressed.
+
+    Raises:
+        UserError: it cannot be read or is not JSON.
+    """
+    try:
+        return json.loads(read(path))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
+    except RecursionError:
+        raise UserError(f"{path}: cannot be read (it is nested too deeply)") from None
+    except (*DAMAGED, OSError, ValueError) as error:  # also of a number's digits
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"{path}: cannot be read ({reason})") from None
+
+
+def read_predictions(path: Path) -> dict[str, str]:
+    """Read predicted answers by id.
+
+    Raises:
+        UserError: the file has other content.
+    """
+    return _read_map(path, (str,), "a text")
+
+
+def read_odds(path: Path) -> dict[str, float]:
+    """Read the odds, or probabilities, of no answer by id.
+
+    Raises:
+        UserError: the file has other content.
+    """
+    return _read_map(path, (int, float), "a number")
+
+
+def _read_map(path: Path, kinds: tuple[type, ...], name: str) -> dict:
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: must be a JSON object from ids to {name}")
+    for key, value in content.items():
+        if not isinstance(value, kinds):
+            raise UserError(f"{path}: the value of {key} is not {name}")
+    return content
+
+
+def _version(content: dict[str, Any], questions: list[Question]) -> str:
+    """Determine the version; files that do not name it have 2.0 if a question has no answer."""
+    version = str(content.get("version", "")).lstrip("v")
+    if version in (V1, V2):
+        return version
+    return V2 if any(question.answers == () for question in questions) else V1
+
+
+def _questions(content: Any, path: str) -> Iterator[Question]:
+    for number, article in enumerate(_field(content, "data", list, path)):
+        where = f"{path}: data[{number}]"
+        for index, paragraph in enumerate(_field(article, "paragraphs", list, where)):
+            place = f"{where}.paragraphs[{index}]"
+            context = _field(paragraph, "context", str, place)
+            for position, entry in enumerate(_field(paragraph, "qas", list, place)):
+                yield _question(entry, context, f"{place}.qas[{position}]")
+
+
+def _question(entry: Any, context: str, where: str) -> Question:
+    text, name = _field(entry, "question", str, where), _field(entry, "id", str, where)
+    if "answers" not in entry:
+        return Question(name, text, context, None)
+    answers = _field(entry, "answers", list, where)
+    return Question(
+        name,
+        text,
+        context,
+        tuple(
+            Answer(_field(each, "text", str, where), _field(each, "answer_start", int, where))
+            for each in answers
+        ),
+    )
+
+
+def _field(entry: Any, name: str, kind: type[_T], where: str) -> _T:
+    value = entry.get(name) if isinstance(entry, dict) else None
+    if not isinstance(value, kind):
+        names = {list: "a list", str: "a text", int: "a number"}
+        raise UserError(f"{where}: has no {name!r} that is {names[kind]}; is it a file of SQuAD?")
+    _refuse_half_characters(value, f"{where}: {name!r}")
+    return value
+
+
+def _refuse_half_characters(value: object, where: str) -> None:
+    """Refuse half surrogate pairs, which JSON can write and UTF-8 cannot."""
+    try:
+        if isinstance(value, str):
+            value.encode("utf-8")
+    except UnicodeEncodeError:
+        raise UserError(f"{where} has half a surrogate pair in it") from None

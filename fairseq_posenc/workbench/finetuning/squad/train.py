@@ -1,0 +1,73 @@
+"""Fine-tunes with fairseq's own command.
+
+The configuration is written into the folder of the results; the same call continues a training
+that was stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Optional
+
+from omegaconf import DictConfig, OmegaConf
+
+from fairseq_posenc.checkpoints.recovery import LAST, ensure_last
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.tasks.squad.databin import open_data_bin
+from fairseq_posenc.workbench.finetuning.squad.config import compose, find_recipe
+from fairseq_posenc.workbench.loading.checkpoints import updates_done
+from fairseq_posenc.workbench.loading.pretrained import read_pretrained
+from fairseq_posenc.workbench.running.files import write_whole
+from fairseq_posenc.workbench.running.folders import differences
+from fairseq_posenc.workbench.running.locks import hold
+from fairseq_posenc.workbench.running.logs import shown
+from fairseq_posenc.workbench.running.programs import run_logged
+from fairseq_posenc.workbench.running.progress import say
+
+CONFIG, LOG = "finetune.yaml", "train.log"
+
+
+def train(
+    checkpoint: Path, data: Path, out: Path, yaml_file: Optional[Path], changes: Sequence[str]
+) -> Path:
+    """Fine-tune a model, or continue; return the path of the fine-tuned model.
+
+    Args:
+        checkpoint: the pre-trained model.
+        data: folder made by ``preprocess/squad.py``.
+        out: folder of the results.
+        yaml_file: the recipe; None for that of the data.
+        changes: ``key=value`` that override the recipe.
+
+    Raises:
+        UserError: wrong input, or fairseq failed.
+    """
+    pretrained, data_bin = read_pretrained(checkpoint, "--checkpoint"), open_data_bin(data)
+    pretrained.check_dictionary(data_bin.dictionary)
+    config = compose(pretrained, data_bin, out, yaml_file or find_recipe(data_bin), changes)
+    with hold(out) as lock:
+        _write(config, out / CONFIG)
+        ensure_last(out)
+        where = ["--config-dir", str(out.resolve()), "--config-name", Path(CONFIG).stem]
+        run_logged(["fairseq-hydra-train", *where], out / LOG, lock, _show)
+    return out / LAST
+
+
+def _write(config: DictConfig, path: Path) -> None:
+    """Write the configuration; refuse it if a training has made updates with another one."""
+    if path.exists() and updates_done(path.parent):
+        before = OmegaConf.to_container(OmegaConf.load(path))
+        if found := differences(before, OmegaConf.to_container(config)):
+            raise UserError(
+                f"--out {path.parent}: holds a training with other settings ({found[0]}); choose "
+                "another --out"
+            )
+        return
+    write_whole(path, f"# @package _group_\n{OmegaConf.to_yaml(config)}")
+
+
+def _show(line: str) -> None:
+    """Print the progress of a training; the log has everything."""
+    if text := shown(line):
+        say(text)

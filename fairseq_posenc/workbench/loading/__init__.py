@@ -1,0 +1,1 @@
+"""Trained models opened: their state, data, dictionaries and settings."""

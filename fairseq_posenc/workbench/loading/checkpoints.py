@@ -1,0 +1,99 @@
+"""Checkpoints opened, and what they say of themselves."""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any, Optional
+
+import torch
+from fairseq import checkpoint_utils
+from fairseq.utils import split_paths
+
+from fairseq_posenc.checkpoints.recovery import newest
+from fairseq_posenc.checkpoints.safe_loading import open_mapped, reading
+from fairseq_posenc.checkpoints.trusted_settings import forget_files
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.running import host  # noqa: F401  (registers models and tasks)
+from fairseq_posenc.workbench.running.files import written_whole
+
+State = dict[str, Any]
+_TENSORS = ("model", "last_optimizer_state")
+
+
+def load_state(path: Path, what: str) -> State:
+    """Return a checkpoint as fairseq of today would have written it, but for old names of weights.
+
+    Its tensors are mapped into memory, so that nobody reads what is not used: two thirds of a file
+    are the optimizer's.
+
+    Args:
+        path: the file.
+        what: how messages introduce it, as the option that named it.
+
+    Raises:
+        UserError: it is no file, or no whole checkpoint of fairseq.
+    """
+    if not path.is_file():
+        raise UserError(f"{what} {path}: no such file")
+    with reading(f"{what} {path}"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # hydra's, about fairseq's configuration
+        state = open_mapped(path)
+        forget_files(state)
+        upgraded = _upgraded({**state, "last_optimizer_state": None, "model": {}})
+        upgraded.update({name: state.get(name) for name in _TENSORS})
+        _ = upgraded["cfg"].model, upgraded["cfg"].task, state["model"]
+    return upgraded
+
+
+def _upgraded(state: State) -> State:
+    """Return settings as fairseq upgrades them, which it does for files alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "settings.pt")
+        torch.save(state, path)
+        found: State = checkpoint_utils.load_checkpoint_to_cpu(str(path))
+    return found
+
+
+def write_state(state: State, path: Path) -> None:
+    """Write a checkpoint so that an interruption leaves the old file or the new one.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    try:
+        with written_whole(path) as temporary:
+            torch.save(state, temporary)
+    except (OSError, RuntimeError) as error:  # torch tells a full disk as a RuntimeError
+        raise UserError(f"{path} could not be written: {error}") from error
+
+
+def data_folder(path: Path, state: State, given: Optional[Path] = None) -> Path:
+    """Return the data-bin of a checkpoint: the one that it was trained on, or a copy of it.
+
+    Args:
+        path: of the checkpoint, for messages.
+        state: what it holds.
+        given: the copy, as ``--data`` names it.
+
+    Raises:
+        UserError: there is no such folder.
+    """
+    folder = given or Path(split_paths(str(state["cfg"].task.get("data")))[0])
+    if not folder.is_dir():
+        why = "" if given else f": {path} was trained on it; name its new place with --data"
+        raise UserError(f"--data {folder}: no such folder{why}")
+    return folder
+
+
+def updates_of(state: State) -> int:
+    """Return the training updates behind a checkpoint, 0 if it does not tell."""
+    history = state.get("optimizer_history") or [{}]
+    return int(history[-1].get("num_updates", 0))
+
+
+def updates_done(folder: Path) -> int:
+    """Return the updates behind a training's newest whole checkpoint, 0 if it has none."""
+    found = newest(folder)
+    return found.updates if found else 0

@@ -1,0 +1,124 @@
+"""The three families of models, and how one is built of options alone, without data."""
+
+from __future__ import annotations
+
+import warnings
+from argparse import Action, ArgumentParser, Namespace
+from copy import deepcopy
+from functools import cache
+from types import SimpleNamespace
+from typing import Any, NamedTuple, Optional
+
+from fairseq import options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.models.roberta import RobertaModel
+from fairseq.models.transformer import TransformerModel
+from fairseq.models.transformer_lm import TransformerLanguageModel
+from omegaconf import OmegaConf
+
+from fairseq_posenc.models.causal_lm import PositionalLM
+from fairseq_posenc.models.masked_lm import PositionalRoberta
+from fairseq_posenc.models.translation import PositionalTransformer
+from fairseq_posenc.transformer.dictionary import Placeholders
+from fairseq_posenc.workbench.running import host  # noqa: F401  (registers models and tasks)
+
+NO_WEIGHTS = ("._extra_state", ".version", "._float_tensor")
+
+
+class Family(NamedTuple):
+    """A family of models.
+
+    Attributes:
+        name: ``masked_lm``, ``causal_lm`` or ``translation``.
+        kind: the class.
+        stock: fairseq's own, which it derives from.
+        task: that it is trained for.
+        stem: of the names of its architectures, which end with an encoding's.
+        positions: its stacks, and the option of each for the number of positions.
+    """
+
+    name: str
+    kind: Any
+    stock: Any
+    task: str
+    stem: str
+    positions: dict[str, str]
+
+
+FAMILIES = (
+    Family(
+        *("masked_lm", PositionalRoberta, RobertaModel, "masked_lm", "roberta_"),
+        {"encoder": "max_positions"},
+    ),
+    Family(
+        *("causal_lm", PositionalLM, TransformerLanguageModel, "language_modeling"),
+        *("transformer_lm_", {"decoder": "max_target_positions"}),
+    ),
+    Family(
+        *("translation", PositionalTransformer, TransformerModel, "translation", "transformer_"),
+        {"encoder": "max_source_positions", "decoder": "max_target_positions"},
+    ),
+)
+
+
+def family_of(arch: str, stock: bool = False) -> Optional[Family]:
+    """Return the family of an architecture; None if it is of none.
+
+    Args:
+        arch: its name.
+        stock: whether fairseq's own models count, too.
+    """
+    kind = ARCH_MODEL_REGISTRY.get(arch, object)
+    return next((f for f in FAMILIES if issubclass(kind, f.stock if stock else f.kind)), None)
+
+
+def stacks_of(model: Any) -> list[tuple[str, Any]]:
+    """Return encoder and decoder of a model, by these names."""
+    sides = [side for side in ("encoder", "decoder") if hasattr(model, side)]
+    stacks = [(side, getattr(model, side)) for side in sides]
+    return [(side, getattr(stack, "sentence_encoder", stack)) for side, stack in stacks]
+
+
+def defaults(arch: str, task: str) -> dict[str, Any]:
+    """Return fairseq's configuration of a training, plain, with defaults everywhere.
+
+    That of the model is a dictionary for the families that have a dataclass, else a namespace.
+    """
+    return dict(_defaults(arch, task))
+
+
+@cache
+def _defaults(arch: str, task: str) -> dict[str, Any]:
+    words = [".", "--task", task, "--arch", arch]
+    if task == "translation":
+        words += ["--source-lang", "src", "--target-lang", "tgt"]
+    args = options.parse_args_and_arch(options.get_training_parser(task), words)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # hydra's, about fairseq's configuration
+        config = convert_namespace_to_omegaconf(args)
+    found: Any = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
+    return found
+
+
+def model_options(arch: str) -> list[Action]:
+    """Return the options of an architecture's model on fairseq's command line."""
+    parser = ArgumentParser(allow_abbrev=False, add_help=False)
+    ARCH_MODEL_REGISTRY[arch].add_args(parser)
+    return parser._actions
+
+
+def build(values: dict[str, Any], symbols: list[int]) -> Any:
+    """Return a model, its parameters drawn.
+
+    Args:
+        values: its options, complete.
+        symbols: the size of the dictionary of each stack.
+    """
+    dictionaries = [Placeholders(size) for size in symbols]
+    task = SimpleNamespace(
+        source_dictionary=dictionaries[0],
+        target_dictionary=dictionaries[-1],
+        max_positions=lambda: values["max_positions"],
+    )
+    return ARCH_MODEL_REGISTRY[values["_name"]].build_model(Namespace(**deepcopy(values)), task)

@@ -1,0 +1,196 @@
+"""A trained model that something starts from: what builds it again, and its dictionary."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+from fairseq.models import ARCH_CONFIG_REGISTRY
+from torch import Tensor
+
+from fairseq_posenc.checkpoints.identity import Identity, is_identity
+from fairseq_posenc.checkpoints.state_dict_adapter import STOCK_OFFSET, STOCK_SPEC
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.registry import Spec, parse
+from fairseq_posenc.transformer.configuration import plain_args
+from fairseq_posenc.transformer.dictionary import DICTIONARY, fingerprint, load_dictionary
+from fairseq_posenc.transformer.options import resolve
+from fairseq_posenc.workbench.loading.checkpoints import load_state
+from fairseq_posenc.workbench.loading.families import Family, family_of, model_options
+
+STOCK_TABLE = ".embed_positions.weight"
+_EMBEDDINGS = ".embed_tokens.weight"
+# About how a checkpoint is loaded, or a training made; not about what the model is.
+NOT_THE_MODEL = {
+    *("help", "init_positions", "load_checkpoint_heads", "position_backend"),
+    *("dropout", "attention_dropout", "activation_dropout", "relu_dropout", "pooler_dropout"),
+    *("encoder_layerdrop", "decoder_layerdrop", "encoder_embed_path", "decoder_embed_path"),
+    *("checkpoint_activations", "offload_activations", "min_params_to_wrap"),
+}
+
+
+class Pretrained(NamedTuple):
+    """A trained model of any family: one of ours, or of fairseq's own.
+
+    Attributes:
+        path: its checkpoint.
+        settings: fairseq's configuration of its training.
+        args: its model options, complete.
+        arch: its architecture.
+        family: of models.
+        specs: the position encodings of each stack, by ``encoder`` and ``decoder``.
+        positions: how many each stack has room for.
+        sizes: of the dictionaries, with ``<mask>``; the source's first.
+        dictionary: of the data that it was trained on, where that was; None if it does not tell.
+        fingerprint: of the symbols of its first dictionary; None if it does not tell.
+        weights: its parameters by name, as the file has them; empty unless asked for.
+    """
+
+    path: Path
+    settings: Any
+    args: Namespace
+    arch: str
+    family: Family
+    specs: dict[str, Spec]
+    positions: dict[str, int]
+    sizes: list[int]
+    dictionary: Optional[Path]
+    fingerprint: Optional[str]
+    weights: dict[str, Tensor]
+
+    @property
+    def spec(self) -> Spec:
+        """The position encodings of its first stack."""
+        return next(iter(self.specs.values()))
+
+    @property
+    def max_positions(self) -> int:
+        """The positions of its first stack."""
+        return next(iter(self.positions.values()))
+
+    @property
+    def symbols(self) -> int:
+        """The size of its first dictionary."""
+        return self.sizes[0]
+
+    @property
+    def directions(self) -> str:
+        """What its layers see, as in ``lr,rl``; empty if all of them see both sides."""
+        return str(getattr(self.args, "attention_directions", None) or "")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The model section of a configuration that builds it again, as one of ours."""
+        ours = family_of(self.arch) is not None
+        names = {option.dest for option in model_options("roberta_none")}
+        options = {
+            **{name: getattr(self.args, name, None) for name in sorted(names - NOT_THE_MODEL)},
+            "_name": self.arch if ours else f"roberta_{self.spec.items[0].name}",
+            "position_encoding": str(self.spec),
+            "max_positions": self.max_positions,
+        }
+        return {name: value for name, value in options.items() if value is not None}
+
+    def check_dictionary(self, path: Path) -> None:
+        """Refuse tokens that mean something else to the model.
+
+        A checkpoint of an earlier version does not tell its symbols: then those of the same number
+        are found out only if the dictionary of the training is still there.
+
+        Args:
+            path: dictionary of the data that the model is to read.
+
+        Raises:
+            UserError: says how they differ.
+        """
+        ours = load_dictionary(path)
+        advice = "make the data with the vocabulary of the pre-training: --dict"
+        if len(ours) != self.symbols:
+            raise UserError(
+                f"{path} has {len(ours):,} symbols with <mask>, but {self.path} has "
+                f"{self.symbols:,}; {advice}"
+            )
+        theirs = self.dictionary
+        if theirs and theirs.is_file() and load_dictionary(theirs).symbols != ours.symbols:
+            raise UserError(
+                f"{path} has other symbols than {theirs}, which {self.path} was trained with; "
+                f"{advice}"
+            )
+        if self.fingerprint and self.fingerprint != fingerprint(ours):
+            raise UserError(
+                f"{path} has other symbols, or in another order, than the dictionary that "
+                f"{self.path} was trained with; {advice}"
+            )
+
+
+def read_pretrained(
+    path: Path, option: str, with_weights: bool = False, any_family: bool = False
+) -> Pretrained:
+    """Read a model's checkpoint.
+
+    Args:
+        path: the file.
+        option: that named it, for messages.
+        with_weights: whether the parameters are wanted, too.
+        any_family: whether it may be another model than a RoBERTa.
+
+    Raises:
+        UserError: no such file, no whole checkpoint, or none of these models.
+    """
+    state = load_state(path, option)
+    settings, weights = state["cfg"], state["model"]
+    args = Namespace(**vars(plain_args(settings.model)))
+    arch = str(getattr(args, "_name", None) or getattr(args, "arch", None))
+    family = family_of(arch, stock=True)
+    if family is None or not (any_family or family.name == "masked_lm"):
+        kinds = "causal language model or encoder-decoder Transformer" if any_family else ""
+        raise UserError(
+            f"{option} {path}: a model of the architecture {arch}, not a RoBERTa (roberta_... or "
+            f"decbert_...){kinds and ', '}{kinds}"
+        )
+    sizes = {name: each.size(0) for name, each in weights.items() if name.endswith(_EMBEDDINGS)}
+    if not sizes:
+        raise UserError(f"{option} {path}: holds no token embeddings")
+    ARCH_CONFIG_REGISTRY[arch](args)  # old checkpoints lack options that came later
+    data = settings.task.get("data")
+    said = [Identity.decoded(weights[name]) for name in sorted(filter(is_identity, weights))]
+    return Pretrained(
+        path=path,
+        settings=settings,
+        args=args,
+        arch=arch,
+        family=family,
+        specs=_specs(args, arch, family),
+        positions=_positions(args, settings, family, weights),
+        sizes=[sizes[name] for name in sorted(sizes, reverse=True)],  # encoder before decoder
+        dictionary=Path(str(data).split(":")[0], DICTIONARY) if data else None,
+        fingerprint=said[-1].meaning.dictionary if said else None,  # an encoder's comes last
+        weights=weights if with_weights else {},
+    )
+
+
+def _specs(args: Namespace, arch: str, family: Family) -> dict[str, Spec]:
+    """Return the positions of each stack; fairseq's own models say them by other options."""
+    if family_of(arch):
+        options = resolve(args)
+        return {side: getattr(options, side) for side in family.positions}
+    if getattr(args, "no_token_positional_embeddings", False):
+        return {side: parse("none") for side in family.positions}
+    learned = {side: getattr(args, f"{side}_learned_pos", False) for side in family.positions}
+    return {side: parse("learned" if learned[side] else STOCK_SPEC) for side in learned}
+
+
+def _positions(
+    args: Namespace, settings: Any, family: Family, weights: dict[str, Tensor]
+) -> dict[str, int]:
+    """Return the positions of each stack, from fairseq's table of them if there is one."""
+    found = {}
+    for side, option in family.positions.items():
+        # The oldest RoBERTas have their encoder under the decoder's name.
+        start = f"{side}." if family.name != "masked_lm" else ""
+        tables = [n for n in weights if n.startswith(start) and n.endswith(STOCK_TABLE)]
+        said = getattr(args, option, None)
+        rows = weights[tables[0]].size(0) - STOCK_OFFSET if tables else said
+        found[side] = int(rows or settings.task.tokens_per_sample)
+    return found

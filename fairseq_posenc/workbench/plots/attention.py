@@ -1,0 +1,120 @@
+"""Attention of a sentence: maps of layers and heads, and its mean by distance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from fairseq_posenc.workbench.plots import grids
+from fairseq_posenc.workbench.plots.distances import mean_by_distance
+
+if TYPE_CHECKING:  # it brings fairseq, which pictures of specs do without
+    from fairseq_posenc.transformer.capture_attention import Attention
+
+_LABEL, _LETTER = 0.1, 0.06  # inches of a line of letters, and of one of them
+_ALONE = 1.7  # times as large is a map that has a row for itself
+_FEW = 4  # maps in a row that have room for whole titles
+
+
+class Maps(NamedTuple):
+    """Attention of some layers and heads to one sentence.
+
+    Attributes:
+        layers: whose weights these are, counted from 0.
+        heads: likewise.
+        weights: ``(layers, heads, tgt_len, src_len)``.
+        hidden: where nobody can look, ``(layers, tgt_len, src_len)``: padding, unseen directions.
+        queries: the tokens that attend.
+        keys: the tokens that are attended to.
+    """
+
+    layers: Sequence[int]
+    heads: Sequence[int]
+    weights: Tensor
+    hidden: Tensor
+    queries: Sequence[str]
+    keys: Sequence[str]
+
+
+def maps_of(
+    seen: Sequence[Attention],
+    layers: Sequence[int],
+    heads: Sequence[int],
+    queries: Sequence[str],
+    keys: Sequence[str],
+    padding: Optional[tuple[Tensor, Tensor]] = None,
+) -> Maps:
+    """Return the maps of the first sentence that a stack read.
+
+    Args:
+        seen: of all its layers, what :func:`~fairseq_posenc.transformer.capture_attention.watch`
+        returns.
+        layers: counted from 0.
+        heads: likewise.
+        queries: the tokens that attend.
+        keys: the tokens that are attended to.
+        padding: True for padding, of queries ``(tgt_len,)`` and of keys ``(src_len,)``.
+    """
+    weights = torch.stack([seen[layer].weights[0] for layer in layers])
+    hidden = weights.eq(0).all(1)
+    if padding is not None:
+        hidden = hidden | padding[0][:, None] | padding[1]
+    return Maps(layers, heads, weights[:, list(heads)], hidden, queries, keys)
+
+
+def draw_attention(maps: Maps, title: str, signed: bool = False) -> Any:
+    """Return a Figure of attention maps, a row a layer and a column a head, on one scale.
+
+    Tokens are written where there is room for them; grey is where nobody can look.
+
+    Args:
+        maps: the weights.
+        title: of the figure.
+        signed: whether the weights are differences.
+    """
+    rows, columns, tgt_len, src_len = maps.weights.shape
+    ratio = min(max(tgt_len / src_len, 0.5), 1.5)
+    side = grids.side(columns) * (_ALONE if columns == 1 else 1.0)
+    below = max(map(len, maps.keys)) * _LETTER if _fits(maps.keys, side) else 0.0
+    figure, panels = grids.new(
+        rows * columns, title, columns, ratio * side / grids.side(columns), below
+    )
+    limit = float(maps.weights.abs().max())
+    form = "layer {}, head {}" if columns <= _FEW else "{}.{}"
+    for number, axes in enumerate(panels):
+        row, column = divmod(number, columns)
+        hidden = maps.hidden[row]
+        image = grids.heat(axes, maps.weights[row, column], limit, signed, hidden)
+        axes.set_title(form.format(maps.layers[row] + 1, maps.heads[column] + 1), fontsize=9)
+        left, bottom = column == 0, row == rows - 1
+        _write(axes.set_yticks, maps.queries if left else (), side * ratio)
+        _write(axes.set_xticks, maps.keys if bottom else (), side, rotation=90)
+    grids.scale(figure, image, panels, "difference of attention" if signed else "attention")
+    return figure
+
+
+def draw_distance(maps: Maps, title: str) -> Any:
+    """Return a Figure of the mean attention by distance, a panel a layer and a line a head.
+
+    Pairs that nobody can see do not count.
+    """
+    figure, panels = grids.new(len(maps.layers), title, columns=2, ratio=0.7)
+    for axes, layer, weights, hidden in zip(panels, maps.layers, maps.weights, maps.hidden):
+        distances, means = mean_by_distance(weights[None], ~hidden[None])
+        grids.lines(axes, distances, means, grids.heads(maps.heads))
+        grids.label(axes, f"layer {layer + 1}", "distance j - i", "mean attention")
+    grids.name_lines(figure, panels[0])
+    return figure
+
+
+def _fits(tokens: Sequence[str], room: float) -> bool:
+    return len(tokens) * _LABEL <= room
+
+
+def _write(set_ticks: Any, tokens: Sequence[str], room: float, **how: Any) -> None:
+    """Write tokens along an axis, if so many inches are enough for them."""
+    shown = tokens if _fits(tokens, room) else ()
+    set_ticks(range(len(shown)), list(shown), fontsize=7, **how)

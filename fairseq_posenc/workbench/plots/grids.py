@@ -1,0 +1,135 @@
+"""Figures of panels in the style of all pictures, at the width of a page; needs matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from textwrap import fill
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+from fairseq_posenc.workbench.results import pictures
+from fairseq_posenc.workbench.results.pictures import GREY, GRID, PALE
+
+WIDTH, DPI = 8.0, 100  # 800 pixels
+# Both can be told apart by colour-blind people, and in print.
+SIGNED, AMOUNTS = "PuOr", "cividis"
+_SMALL = 8
+_LETTERS = 85  # of a line of a title
+_HEADER = 0.6  # inches for the title and the legend
+
+
+def new(
+    count: int, title: str, columns: int, ratio: float, below: float = 0.0
+) -> tuple[Any, list[Any]]:
+    """Return a figure with so many panels, and these.
+
+    Args:
+        count: of panels.
+        title: of the figure.
+        columns: the most panels in a row.
+        ratio: height of a panel by its width.
+        below: inches that the last row's labels take.
+    """
+    columns = min(columns, count)
+    rows = -(-count // columns)
+    tall = ratio * side(columns)
+    height = _HEADER + below + rows * (min(0.5, 0.5 * tall) + tall)
+    figure = pictures.new_figure(WIDTH, height, DPI)
+    figure.suptitle(fill(title, _LETTERS), fontsize=11, x=0.01, ha="left")
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes in panels[count:]:
+        axes.remove()
+    return figure, panels[:count]
+
+
+def side(columns: int) -> float:
+    """Return how many inches wide a panel is at least; a single one is taken for half a row."""
+    width = WIDTH / max(columns, 2)
+    return width - min(0.7, 0.2 * width)
+
+
+def heat(
+    axes: Any,
+    values: Tensor,
+    limit: Optional[float] = None,
+    signed: bool = True,
+    hidden: Optional[Tensor] = None,
+    extent: Optional[Sequence[float]] = None,
+) -> Any:
+    """Draw a matrix as a heat map, its rows downwards; return matplotlib's image.
+
+    Args:
+        axes: the panel.
+        values: ``(rows, columns)``.
+        limit: the number with the strongest colour; by default the largest there is.
+        signed: whether colours begin at 0 and go both ways, else upwards from 0.
+        hidden: True where there is nothing to show, which is grey.
+        extent: matplotlib's, the limits of both axes.
+    """
+    import numpy as np
+    from matplotlib import colormaps
+
+    shown = np.ma.masked_array(
+        values.detach().float().numpy(), mask=False if hidden is None else hidden.numpy()
+    )
+    limit = limit or float(values.abs().max()) or 1.0
+    colours = colormaps[SIGNED if signed else AMOUNTS].with_extremes(bad=PALE)
+    image = axes.imshow(
+        shown,
+        cmap=colours,
+        vmin=-limit if signed else 0.0,
+        vmax=limit,
+        aspect="auto",
+        interpolation="nearest",
+        extent=extent,
+    )
+    axes.tick_params(labelsize=_SMALL, length=0, colors=GREY)
+    axes.spines[:].set_visible(False)
+    return image
+
+
+def lines(axes: Any, x: Tensor, rows: Tensor, names: Sequence[str]) -> None:
+    """Draw a line for each row of numbers, ``(lines, points)``."""
+    for number, (name, row) in enumerate(zip(names, rows.detach().float())):
+        axes.plot(x.numpy(), row.numpy(), lw=1.4, label=name, **pictures.look(number))
+    axes.axvline(0, color=PALE, lw=0.8, zorder=0)
+    axes.grid(axis="y", color=GRID, linewidth=0.8)
+    axes.tick_params(labelsize=_SMALL, length=0, colors=GREY)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(PALE)
+
+
+def label(axes: Any, title: str, x: str, y: str) -> None:
+    """Write a panel's title and what its axes are."""
+    axes.set_title(title, fontsize=9)
+    axes.set_xlabel(x, fontsize=_SMALL, color=GREY)
+    axes.set_ylabel(y, fontsize=_SMALL, color=GREY)
+
+
+def scale(figure: Any, image: Any, panels: Any, text: str = "") -> None:
+    """Draw the scale of colours beside panels."""
+    bar = figure.colorbar(image, ax=panels, shrink=0.85, pad=0.02)
+    bar.ax.tick_params(labelsize=_SMALL, length=0, colors=GREY)
+    bar.outline.set_visible(False)
+    bar.set_label(text, fontsize=_SMALL, color=GREY)
+
+
+def name_lines(figure: Any, axes: Any) -> None:
+    """Write below the figure what the lines of a panel are, if there are several."""
+    handles, names = axes.get_legend_handles_labels()
+    if len(names) > 1:
+        figure.legend(
+            handles, names, loc="outside lower center", ncols=8, fontsize=_SMALL, frameon=False
+        )
+
+
+def heads(chosen: Sequence[int]) -> list[str]:
+    """Return the names of heads, which are counted from 0."""
+    return [f"head {head + 1}" for head in chosen]
+
+
+def distances(low: int, high: int) -> Tensor:
+    """Return the distances from low to high."""
+    return torch.arange(low, high + 1)

@@ -1,0 +1,74 @@
+"""``fairseq-posenc inspect``: the attention of a text in a trained model, as one HTML file."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.plots.load_model import open_checkpoint
+from fairseq_posenc.workbench.plots.model_inputs import read
+from fairseq_posenc.workbench.plots.page import Watched, inspect, page
+from fairseq_posenc.workbench.results.record import own_command
+from fairseq_posenc.workbench.running.files import write_whole
+from fairseq_posenc.workbench.running.options import add_data
+from fairseq_posenc.workbench.running.progress import say
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    add = parser.add_argument
+    add(
+        "--checkpoint",
+        type=Path,
+        action="append",
+        required=True,
+        metavar="FILE",
+        help="a masked LM, causal LM or translation model, ours or fairseq's own; twice for two "
+        "models side by side",
+    )
+    add("--text", required=True, help="what it reads; of a translation model, the source")
+    add("--target", metavar="TEXT", help="the translation (default: the model's own)")
+    add_data(
+        parser,
+        "with the dictionaries and what cut the text (default: the one that each model was trained "
+        "on)",
+    )
+    add("--out", type=Path, default=Path("attention.html"), metavar="FILE", help="(%(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the page; return the exit code.
+
+    Raises:
+        UserError: wrong input.
+    """
+    _refuse_bad_options(args)
+    watched = []
+    for path in args.checkpoint:
+        opened = open_checkpoint(path, args.data)
+        watched.append(inspect(opened, read(opened, args.text, args.target)))
+    text = page(watched, own_command())
+    say(f"{args.out}: {len(text) / 1e6:.2f} MB, {' and '.join(map(_shape, watched))}")
+    try:
+        write_whole(args.out, text)
+    except OSError as error:
+        raise UserError(f"--out {args.out}: {error.strerror}") from None
+    return 0
+
+
+def _refuse_bad_options(args: argparse.Namespace) -> None:
+    if len(args.checkpoint) > 2:
+        raise UserError(f"--checkpoint is given {len(args.checkpoint)} times: name one, or two")
+    if not args.out.parent.is_dir() or args.out.is_dir():
+        raise UserError(f"--out {args.out}: name a file in a folder that there is")
+
+
+def _shape(watched: Watched) -> str:
+    """Return the layers, heads and tokens of a model."""
+    kinds = watched.facts["kinds"]
+    return ", ".join(
+        f"{kind['name']} {kind['layers']} layers x {kind['heads']} heads x "
+        f"{len(kind['queries'])}x{len(kind['keys'])} tokens"
+        for kind in kinds
+    )

@@ -1,0 +1,122 @@
+"""Attention as planes of small whole numbers, for a page that shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.transformer.capture_attention import Attention
+
+FINE = 0.01  # the largest step between two numbers that are told apart
+LEVELS = 254  # steps that a matrix has at least
+_MOST = 65_000  # and at most, so that two bytes hold them
+
+
+class Plane(NamedTuple):
+    """One number of each pair of tokens, in every layer and head of a kind of attention.
+
+    Attributes:
+        name: ``weight``, a part of the score, or what a part comes from.
+        role: ``weight``, ``part`` (a summand of the score), ``detail`` (a summand of ``both``), or
+            ``factor`` (of the score, where that is a product).
+        values: ``[L, H, T, S]``.
+    """
+
+    name: str
+    role: str
+    values: Tensor
+
+
+class Quantised(NamedTuple):
+    """A plane in whole numbers: code c > 0 stands for ``(first + c - 1) * step``.
+
+    Attributes:
+        codes: ``[L, H, T, S]`` of int64, below 2^16; 0 where a query does not see the key.
+        step: ``[L][H]``, of each matrix.
+        first: ``[L][H]``, of its smallest number.
+        last: of its largest.
+    """
+
+    codes: Tensor
+    step: list[list[float]]
+    first: list[list[int]]
+    last: list[list[int]]
+
+    def tobytes(self) -> bytes:
+        """Return the codes' low bytes, then their high ones, which compress well."""
+        return b"".join(
+            (part).to(torch.uint8).numpy().tobytes()
+            for part in (self.codes % 256, self.codes // 256)
+        )
+
+
+def by_kind(seen: Sequence[Attention]) -> dict[str, list[Attention]]:
+    """Return the layers of each kind of attention: ``encoder``, ``decoder``, ``cross``."""
+    found: dict[str, list[Attention]] = {}
+    for attention in seen:
+        found.setdefault("cross" if attention.cross else attention.stack, []).append(attention)
+    return found
+
+
+def planes(layers: Sequence[Attention]) -> Iterator[Plane]:
+    """Yield what is known of one kind of attention."""
+    yield Plane("weight", "weight", torch.cat([each.weights for each in layers]).double())
+    splits = [each.split for each in layers]
+    for part in ("content", "position", "both"):
+        yield Plane(part, "part", torch.cat([getattr(split, part) for split in splits]))
+    names = list(splits[0].details)
+    if len(names) > 1:  # one alone is "both" itself
+        role, suffix = ("factor", " factor") if splits[0].product else ("detail", "")
+        for name in names:
+            values = torch.cat([split.details[name] for split in splits])
+            yield Plane(name.replace("_", " ") + suffix, role, values)
+
+
+def visible(layers: Sequence[Attention]) -> Tensor:
+    """Return which keys the queries of each layer may see, ``[L, 1, T, S]``.
+
+    All of them, or none after the query, or none before it: a side of the diagonal on which no
+    head has any weight.
+    """
+    seen = []
+    for layer in layers:
+        total = layer.weights.sum(1, keepdim=True)
+        allowed = torch.ones_like(total, dtype=torch.bool)
+        if not total.triu(1).any():
+            allowed = allowed.tril()
+        if not total.tril(-1).any():
+            allowed = allowed.triu()
+        seen.append(allowed)
+    return torch.cat(seen)
+
+
+def quantised(values: Tensor, seen: Tensor) -> Quantised:
+    """Return values ``[L, H, T, S]`` as multiples of a step, of which each matrix has its own."""
+    low = values.masked_fill(~seen, torch.inf).amin((2, 3), keepdim=True)
+    high = values.masked_fill(~seen, -torch.inf).amax((2, 3), keepdim=True)
+    step = ((high - low) / LEVELS).clamp(max=FINE).maximum((high - low) / _MOST)
+    step = torch.where(high == low, FINE, step)
+    codes = (values / step).round().long()
+    first, last = ((end / step).round().long() for end in (low, high))
+    codes = (codes - first + 1).masked_fill(~seen, 0)
+    return Quantised(codes, *(each[..., 0, 0].tolist() for each in (step, first, last)))
+
+
+def refuse_infinite(path: Path, kind: str, plane: Plane) -> None:
+    """Refuse attention that is no number, as of weights that are finite but huge.
+
+    Raises:
+        UserError: names the first layer.
+    """
+    finite = plane.values.isfinite().all(-1).all(-1).all(-1)  # [L]
+    if not finite.all():
+        layer = int((~finite).nonzero()[0])
+        raise UserError(
+            f"{path}: attention that is NaN or infinite ({kind}, layer {layer + 1}, {plane.name}); "
+            "the training diverged"
+        )

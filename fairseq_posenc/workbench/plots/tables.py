@@ -1,0 +1,131 @@
+"""Heat maps of tables: what stands at each position, or belongs to each distance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairseq_posenc.encodings.terms import Term
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.plots import grids
+from fairseq_posenc.workbench.plots.stacks import Stack, terms_of
+
+_MOST = 48  # panels that are still readable
+POSITION, DISTANCE, CHANNEL = "position", "distance j - i", "channel"
+
+
+class Table(NamedTuple):
+    """A matrix of numbers.
+
+    Attributes:
+        title: what it is and where it stands, as ``query table, layer 1, head 2``.
+        values: ``(rows, columns)``.
+        rows: the position or distance of each row.
+        columns: the number of each column.
+        of_rows: what rows are, as :data:`POSITION` or :data:`DISTANCE`.
+        of_columns: what columns are.
+    """
+
+    title: str
+    values: Tensor
+    rows: Tensor
+    columns: Sequence[int]
+    of_rows: str
+    of_columns: str
+
+
+@torch.no_grad()
+def tables_of(stack: Stack, layers: Sequence[int], heads: Sequence[int]) -> list[Table]:
+    """Return the tables of a stack: that of its input, and those of its layers and heads.
+
+    What all layers, or all heads, share is there once. Where distances are clipped, one row stands
+    for all beyond. A causal stack has no rows of later keys.
+
+    Args:
+        stack: of a model, or of a spec.
+        layers: counted from 0.
+        heads: likewise.
+
+    Raises:
+        UserError: the encodings have no tables.
+    """
+    found = []
+    if (vectors := stack.vectors()) is not None:
+        rows, columns = (range(size) for size in vectors.shape)
+        found = [
+            Table("at the input", vectors, torch.tensor(rows), columns, POSITION, CHANNEL),
+        ]
+    for layer in layers if stack.differ else layers[:1]:
+        found += _of_terms(stack, layer, heads)
+    if not found:
+        raise UserError(f"{stack.spec} has no table that could be shown")
+    return found
+
+
+def draw_tables(tables: Sequence[Table], title: str) -> Any:
+    """Return a Figure with a heat map for each table; white is 0.
+
+    Raises:
+        UserError: there are too many for a picture.
+    """
+    if len(tables) > _MOST:
+        raise UserError(f"{len(tables)} tables are too many for a picture: choose --layer, --head")
+    figure, panels = grids.new(len(tables), title, columns=4, ratio=1.2)
+    for axes, table in zip(panels, tables):
+        low, high, width = int(table.rows[0]), int(table.rows[-1]), len(table.columns)
+        image = grids.heat(axes, table.values, extent=(-0.5, width - 0.5, high + 0.5, low - 0.5))
+        grids.scale(figure, image, axes)
+        grids.label(axes, table.title, table.of_columns, table.of_rows)
+        if table.of_columns == "head":
+            axes.set_xticks(range(width), [str(head) for head in table.columns])
+    return figure
+
+
+def _of_terms(stack: Stack, layer: int, heads: Sequence[int]) -> Iterator[Table]:
+    span, terms = terms_of(stack.layers[layer], stack.max_positions)
+    distances = span.distances()
+    seen = distances <= (0 if stack.causal else span.high)
+    named: dict[int, tuple[list[str], Term, Tensor]] = {}
+    for name, term, tensor in terms.given():  # m4's query and key table are one
+        named.setdefault(id(tensor), ([], term, tensor))[0].append(name.replace("_", " "))
+    for names, term, tensor in named.values():
+        title = f"{' and '.join(names)}, {stack.where(layer)}"
+        if term.rows is None:
+            yield from _pairs(term, tensor[0], heads, title)
+            continue
+        tensor = tensor.narrow(term.rows, 0, len(distances))  # rows of a reset come after
+        for name, values, columns in _matrices(term, tensor, heads, title):
+            shown, rows = _unclipped(values[seen], distances[seen])
+            of_columns = CHANNEL if term.has_vectors else "head"
+            yield Table(name, shown, rows, columns, DISTANCE, of_columns)
+
+
+def _matrices(
+    term: Term, tensor: Tensor, heads: Sequence[int], title: str
+) -> Iterator[tuple[str, Tensor, Sequence[int]]]:
+    """Yield title, rows by distance, and columns, which are heads where a row is a number."""
+    if not term.has_vectors:
+        chosen = list(heads) if term.per_head(tensor) else [0]
+        yield title, tensor[chosen].T, [head + 1 for head in chosen]
+    elif not term.per_head(tensor):
+        yield title, tensor.flatten(end_dim=-2), range(tensor.size(-1))
+    else:
+        for head in heads:
+            yield f"{title}, head {head + 1}", tensor[head], range(tensor.size(-1))
+
+
+def _pairs(term: Term, tensor: Tensor, heads: Sequence[int], title: str) -> Iterator[Table]:
+    rows, columns = torch.arange(tensor.size(-2)), range(tensor.size(-1))
+    for head in heads if tensor.size(0) > 1 else [0]:
+        name = f"{title}, head {head + 1}" if tensor.size(0) > 1 else title
+        yield Table(name, tensor[head], rows, columns, "query's position", "key's position")
+
+
+def _unclipped(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a table without the ends where all rows are equal, but for one row each."""
+    changes = (values[1:] != values[:-1]).any(1).nonzero().flatten().tolist()
+    kept = slice(changes[0], changes[-1] + 2) if changes else slice(None)
+    return values[kept], rows[kept]

@@ -1,0 +1,1 @@
+"""Reports over many runs: the papers' tables, learning curves, generated documentation."""

@@ -1,0 +1,237 @@
+"""What the logs of trainings say, as tables in Markdown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from fairseq_posenc.workbench.results.intervals import (
+    NOTE,
+    Interval,
+    interval,
+    interval_of_perplexity,
+)
+from fairseq_posenc.workbench.results.loss_stages import (
+    LEAST,
+    SLOW,
+    find_stages,
+    smoothed,
+    straight_pieces,
+    training_points,
+)
+from fairseq_posenc.workbench.results.markdown import table
+from fairseq_posenc.workbench.results.record import Row
+from fairseq_posenc.workbench.running.logs import Curve, Entry
+
+Curves = Mapping[str, Curve]
+Trainings = Mapping[str, Sequence[Curve]]  # by name, one for each seed
+
+STAGES_NOTE = (
+    "The loss is taken as straight pieces, as many as its noise warrants. The dive is around the "
+    f"fastest piece of those after one that falls {SLOW} times slower (the plateau), which itself "
+    f"comes after one {SLOW} times faster (the start); it lasts while the loss falls at least "
+    f"1/{SLOW} as fast as there, and must be {LEAST:.0%} of the loss's whole fall."
+)
+
+
+def all_tables(trainings: Trainings) -> str:
+    """Return all that there is to say: best validations, perplexity by epoch, stages, and NaN."""
+    curves = numbered(trainings)
+    parts = [best_table(curves), *_epochs(trainings), *_seeds(trainings)]
+    parts += [*_stages(curves), _not_finite(curves)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def numbered(trainings: Trainings) -> dict[str, Curve]:
+    """Return the single trainings, with a number in their names where a name has several."""
+    return {
+        f"{name} {number}" if len(curves) > 1 else name: curve
+        for name, curves in trainings.items()
+        for number, curve in enumerate(curves, start=1)
+    }
+
+
+def figures(trainings: Trainings) -> dict[str, list[Row]]:
+    """Return the figures of all tables."""
+    curves = numbered(trainings)
+    stages = {name: find_stages(curve) for name, curve in curves.items()}
+    seeds = {name: _over_seeds(each) for name, each in trainings.items() if len(each) > 1}
+    return {
+        "best": [_best_row(name, curve) for name, curve in curves.items()],
+        "epochs": [
+            {"training": name, "epoch": n, "update": each.updates, "perplexity": each.perplexity}
+            for name, curve in curves.items()
+            for n, each in curve.epochs.items()
+        ],
+        "stages": [
+            {"training": name, **{f"{stage}_ends": at for stage, at in found._asdict().items()}}
+            for name, found in stages.items()
+            if found is not None
+        ],
+        "pieces": [
+            {"training": name, "last_update": piece.end, "nats_in_1000_updates": 1000 * piece.rate}
+            for name, curve in curves.items()
+            for piece in straight_pieces(training_points(curve))
+        ],
+        "seeds": [
+            {"training": name, "seeds": len(trainings[name]), **_flat(means)}
+            for name, means in seeds.items()
+        ],
+    }
+
+
+def _over_seeds(curves: Sequence[Curve]) -> dict[str, Interval]:
+    """Return the means of trainings that differ by seed; of the stages where all have them."""
+    means = {"perplexity": interval_of_perplexity(curve.best.perplexity for curve in curves)}
+    ends = [points[-1][1] for points in map(smoothed, curves) if points]
+    if len(ends) == len(curves):
+        means["loss_at_the_end_nats"] = interval(ends)
+    stages = [found for found in map(find_stages, curves) if found is not None]
+    if len(stages) == len(curves):
+        means["plateau_ends"] = interval(each.plateau for each in stages)
+        means["plateau"] = interval(each.plateau - each.start for each in stages)
+    return means
+
+
+def _flat(means: Mapping[str, Interval]) -> Row:
+    return {key: value for name, mean in means.items() for key, value in mean.figures(name).items()}
+
+
+def _seeds(trainings: Trainings) -> list[str]:
+    columns = ["training", "seeds", "best perplexity", "loss at the end (nats)"]
+    columns += ["with a dive after a plateau", "plateau ends", "length of the plateau"]
+    rows = []
+    for name, curves in trainings.items():
+        if len(curves) > 1:
+            means = _over_seeds(curves)
+            dives = sum(find_stages(curve) is not None for curve in curves)
+            row = [f"`{name}`", str(len(curves)), _mean(means["perplexity"], 2)]
+            row += [_mean(means.get("loss_at_the_end_nats"), 3), f"{dives} of {len(curves)}"]
+            rows.append([*row, *(_mean(means.get(key), 0) for key in ("plateau_ends", "plateau"))])
+    if not rows:
+        return []
+    return ["## Means over seeds", table(columns, rows), f"In brackets: {NOTE}."]
+
+
+def _mean(value: Interval | None, digits: int) -> str:
+    return "-" if value is None or not math.isfinite(value.mean) else value.show(digits)
+
+
+def _best_row(name: str, curve: Curve) -> Row:
+    best, broken = curve.best, [entry.updates for entry in curve.entries if not entry.is_finite]
+    return {
+        "training": name,
+        "updates": curve.entries[-1].updates,
+        "best_at": best.updates if best.is_finite else None,
+        "loss_bits": best.loss,
+        "perplexity": best.perplexity if best.is_finite else None,
+        "accuracy": best.accuracy,
+        "tokens_per_second": curve.speed,
+        "diverged_at": broken[0] if broken else None,
+    }
+
+
+def best_table(curves: Curves) -> str:
+    """Return the best validation of each training."""
+    accuracies = any(curve.best.accuracy is not None for curve in curves.values())
+    columns = ["training", "updates", "best at", "loss (bits)", "loss (nats)"]
+    columns += ["perplexity", *(["accuracy"] if accuracies else []), "tokens/s"]
+    rows = []
+    for name, curve in curves.items():
+        best = curve.best
+        row = [f"`{name}`", f"{curve.entries[-1].updates:,}"]
+        row += [f"{best.updates:,}" if best.is_finite else "-"]
+        row += [_number(best.loss, 3), _number(best.nats, 3), _perplexity(best)]
+        if accuracies:
+            row.append("-" if best.accuracy is None else f"{best.accuracy:.1f} %")
+        rows.append([*row, f"{curve.speed:,.0f}" if curve.speed else "-"])
+    return table(columns, rows)
+
+
+def _epochs(trainings: Trainings) -> list[str]:
+    found = {name: _mean_epochs(curves) for name, curves in trainings.items()}
+    epochs = sorted({epoch for each in found.values() for epoch in each})
+    if not epochs:
+        return []
+    rows = [
+        [str(epoch), *(_perplexity(each.get(epoch)) for each in found.values())] for epoch in epochs
+    ]
+    header = ["epoch", *(f"`{name}`" for name in found)]
+    return ["## Perplexity by epoch", table(header, rows), *_reached(found)]
+
+
+def _mean_epochs(curves: Sequence[Curve]) -> dict[int, Entry]:
+    """Return the last validation of each epoch that all seeds have, with their mean perplexity."""
+    first, *others = (curve.epochs for curve in curves)
+    return {
+        epoch: entry._replace(
+            perplexity=interval_of_perplexity(
+                each[epoch].perplexity for each in (first, *others)
+            ).mean
+        )
+        for epoch, entry in first.items()
+        if all(epoch in each for each in others)
+    }
+
+
+def _perplexity(entry: Entry | None) -> str:
+    return "-" if entry is None or not entry.is_finite else f"{entry.perplexity:,.2f}"
+
+
+def _number(value: float, digits: int) -> str:
+    return f"{value:.{digits}f}" if math.isfinite(value) else "-"
+
+
+def _reached(found: Mapping[str, Mapping[int, Entry]]) -> list[str]:
+    """Say when each reaches the lowest perplexity, at the end of an epoch, that all of them do."""
+    lowest = {
+        name: min(entry.perplexity for entry in each.values())
+        for name, each in found.items()
+        if each
+    }
+    if len(lowest) < 2:
+        return []
+    worst = max(lowest, key=lowest.__getitem__)
+    parts = []
+    for name in lowest:
+        epochs = found[name].items()
+        epoch, entry = next(pair for pair in epochs if pair[1].perplexity <= lowest[worst])
+        parts.append(f"`{name}` at epoch {epoch} (update {entry.updates:,})")
+    return [f"`{worst}` comes down to {lowest[worst]:,.2f}. That is reached by {', '.join(parts)}."]
+
+
+def _stages(curves: Curves) -> list[str]:
+    if not any(curve.training for curve in curves.values()):
+        return []
+    columns = ["training", "lines every", "start ends", "plateau ends", "dive ends"]
+    columns += ["length of the plateau", "loss at the end (nats)"]
+    rows = []
+    for name, curve in curves.items():
+        points = smoothed(curve)
+        stages = find_stages(curve)
+        ends = ["-", "no dive after a plateau", "-", "-"]
+        if stages is not None:
+            ends = [f"{update:,}" for update in (*stages, stages.plateau - stages.start)]
+        last = f"{points[-1][1]:.3f}" if points else "-"
+        rows.append([f"`{name}`", _interval(curve), *ends, last])
+    return ["## Stages of the training loss, in updates", table(columns, rows), STAGES_NOTE]
+
+
+def _interval(curve: Curve) -> str:
+    updates = [entry.updates for entry in curve.training]
+    return str(min(b - a for a, b in zip(updates, updates[1:]))) if len(updates) > 1 else "-"
+
+
+def _not_finite(curves: Curves) -> str:
+    """Say where losses are no number: neither drawn nor counted, but never in silence."""
+    lines = []
+    for name, curve in curves.items():
+        for what, entries in (("training", curve.training), ("validation", curve.entries)):
+            found = [entry for entry in entries if not entry.is_finite]
+            if found:
+                lines.append(
+                    f"- `{name}` diverged: the {what} loss is {found[0].loss:g} at update "
+                    f"{found[0].updates:,} first, and no number in {len(found)} of {len(entries)} "
+                    "lines; these are left out"
+                )
+    return "\n".join(lines)

@@ -1,0 +1,118 @@
+"""What was not in our runs as it was in the paper's."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from typing import Any, Optional
+
+from fairseq_posenc.workbench.reports.report.runs import Run
+from fairseq_posenc.workbench.reports.report.training import Training
+from fairseq_posenc.workbench.reports.report.trainings import TRANSLATION
+from fairseq_posenc.workbench.training import recipes
+
+_NOT_COMPARED = {"task", "criterion", "max_update", "total_num_update", "seed"}
+_NOT_COMPARED |= {"warmup_epochs", "runs"}  # which fairseq has no option for
+_GONE = "its pre-training is not known, as the checkpoint is not there"
+
+
+def differences(model: Sequence[Run], recipe_name: str) -> list[str]:
+    """Return what differed between one of our models, by its runs, and the paper's set-up.
+
+    Every line is made from the runs' own files; what they do not tell is said to be not known.
+    """
+    training = next((run.training for run in model if run.training is not None), None)
+    if recipe_name == TRANSLATION:
+        lines = [_GONE] if training is None else _of_translation(training)
+        return list(dict.fromkeys([*lines, *(note for run in model for note in run.notes)]))
+    recipe = recipes.pretraining(recipe_name)
+    lines = [_GONE] if training is None else _of_pretraining(training, recipe)
+    for run in model:
+        lines += [*_of_fine_tuning(run, recipe.source), *run.notes]
+    return list(dict.fromkeys(lines))
+
+
+def _of_pretraining(training: Training, recipe: recipes.Recipe) -> list[str]:
+    settings, paper = training.settings, recipe.settings
+    data = recipes.load()["pretraining"][recipe.name]["data"]["name"]
+    start = str(training.start or "random")
+    lines = [f"data: {settings.get('data', 'not known')} (paper: {data})"]
+    if start != recipe.init:
+        lines.append(f"start: {start} (paper: {recipe.init})")
+    if training.updates != paper["max_update"]:
+        lines.append(f"updates: {training.updates:,} (paper: {paper['max_update']:,})")
+    batch = _batch(settings)
+    if batch != f"{recipe.batch:,} sequences":
+        lines.append(f"batch: {batch} (paper: {recipe.batch:,} sequences)")
+    lines += _of_settings(settings, paper)
+    lines.append(f"seed: {settings.get('seed', 'not known')} (paper: {paper.get('seed', '-')})")
+    return lines
+
+
+def _of_settings(settings: dict[str, Any], paper: dict[str, Any]) -> list[str]:
+    lines = []
+    for name in sorted(paper.keys() - _NOT_COMPARED):
+        if name not in settings:
+            lines.append(f"{name}: not known (paper: {_show(paper[name])})")
+        elif _plain(settings[name]) != _plain(paper[name]):
+            lines.append(f"{name}: {_show(settings[name])} (paper: {_show(paper[name])})")
+    return lines
+
+
+def _of_translation(training: Training) -> list[str]:
+    settings, recipe = training.settings, recipes.load()["finetuning"]["translation"]["iwslt17"]
+    return [
+        f"data: {settings.get('data', 'not known')} (paper: IWSLT 2017, French to English)",
+        f"updates: {training.updates:,}, batch: {_batch(settings)} (paper: not given)",
+        *_of_settings(settings, recipe["settings"]),
+        f"seed: {settings.get('seed', 'not known')} (paper: the best of 3 runs)",
+    ]
+
+
+def _batch(settings: dict[str, Any]) -> str:
+    """Return the size of an update's batch on all GPUs; fairseq takes the lesser of two limits."""
+    steps = settings.get("update_freq") or [1]
+    times = (steps[0] if isinstance(steps, list) else steps) * (
+        settings.get("distributed_world_size") or 1
+    )
+    sizes = [(settings.get("batch_size"), "sequences"), (settings.get("max_tokens"), "tokens")]
+    limits = [f"{size * times:,} {unit}" for size, unit in sizes if size]
+    return " or ".join(limits) if limits else "not known"
+
+
+def _of_fine_tuning(run: Run, source: str) -> list[str]:
+    if run.kind != "glue" or run.record is None:
+        return []
+    recipe = recipes.load()["finetuning"]["glue"].get(run.record.data["protocol"], {})
+    runs, lines = run.record.figures["runs"], []
+    for task in dict.fromkeys(each["task"] for each in runs):
+        for what, key in (("learning rates", "learning_rate"), ("seeds", "seed")):
+            ours = sorted({each[key] for each in runs if each["task"] == task})
+            paper = _paper(recipe, task, key)
+            if paper is None or ours != sorted(paper):
+                lines.append(f"{task}, {what}: {_list(ours)} (paper: {_list(paper)})")
+        if task == "CoLA" and source == "m4m":
+            correlation = run.figures[("CoLA", "matthews", "dev")]
+            lines.append(f"CoLA's Matthews correlation: {correlation:.2f}")
+    return lines
+
+
+def _paper(recipe: dict[str, Any], task: str, key: str) -> Optional[list[float]]:
+    """Return the paper's learning rates or seeds for a task, None if it gives none."""
+    given = {**recipe.get("settings", {}), **recipe.get("per_task", {}).get(task, {})}
+    return given.get({"learning_rate": "lr", "seed": "seeds"}[key])
+
+
+def _list(values: Optional[Sequence[float]]) -> str:
+    return "-" if values is None else ", ".join(f"{value:g}" for value in values)
+
+
+def _show(value: Any) -> str:
+    return str(value[0]) if isinstance(value, list) and len(value) == 1 else str(value)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value in one form: fairseq writes pairs as text, lists or tuples."""
+    if isinstance(value, str) and value[:1] in "([":
+        value = ast.literal_eval(value)
+    return tuple(value) if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,136 @@
+"""Runs and their figures, from files of results."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+from fairseq_posenc.workbench.reports.report.training import PRETRAINING, Training, read
+from fairseq_posenc.workbench.results.record import Record
+from fairseq_posenc.workbench.training.recipes.reported import Figure
+
+
+class Run(NamedTuple):
+    """Figures of one model.
+
+    Attributes:
+        name: what the report calls it.
+        kind: ``pre-training``, ``training`` (translation), ``glue``, ``glue-test``, ``squad`` or
+            ``bleu``.
+        path: the file or folder that it is from.
+        recipe: the paper's set-up that it stands for.
+        encoding: its position encodings, None if not known.
+        directions: what its layers see, as in ``lr,rl``; None if not known.
+        figures: in percent, or a perplexity.
+        training: its pre-training, None if its checkpoint is not there any more.
+        notes: what a reader has to know of the figures.
+        record: what the file holds, None for a training.
+    """
+
+    name: str
+    kind: str
+    path: Path
+    recipe: str
+    encoding: Optional[str]
+    directions: Optional[str]
+    figures: dict[Figure, float]
+    training: Optional[Training]
+    notes: list[str]
+    record: Optional[Record] = None
+
+    @property
+    def model(self) -> str:
+        """What is the same for two runs of one pre-trained model."""
+        if self.training is None:
+            return self.name
+        path = self.training.path
+        return str(path.parent if path.name.startswith("checkpoint") else path)
+
+
+def _glue(path: Path, record: Record, recipe: Optional[str]) -> Run:
+    mean = record.data["protocol"] == "decbert"
+    figures = {
+        _figure(row["task"], row["metric"], "dev"): float(row["mean" if mean else "best"])
+        for row in record.figures["tasks"]
+    }
+    runs = Counter(run["task"] for run in record.figures["runs"])
+    collapsed = Counter(run["task"] for run in record.figures["runs"] if run["collapsed"])
+    notes = [f"{task}: {n} of {runs[task]} runs collapsed" for task, n in collapsed.items()]
+    if unfinished := record.data.get("unfinished"):
+        notes.append(f"not finished: {unfinished}")
+    return _evaluation(path, record, "b_small" if mean else None, recipe, figures, notes)
+
+
+def _figure(task: str, metric: str, split: str) -> Figure:
+    """Return the column's key; MNLI's two development sets are columns of their own."""
+    stem, _, part = metric.rpartition("_")
+    return (f"{task}-{part}", stem, split) if part in ("m", "mm") else (task, metric, split)
+
+
+def _glue_test(path: Path, record: Record, recipe: Optional[str]) -> Run:
+    figures: dict[Figure, float] = {
+        (row["task"], metric, "test"): float(value)
+        for row in record.rows
+        for metric, value in row.items()
+        if metric != "task"
+    }
+    return _evaluation(path, record, "b_large", recipe, figures, [])
+
+
+def _squad(path: Path, record: Record, recipe: Optional[str]) -> Run:
+    task, (row,) = f"SQuAD{record.data['squad']}", record.rows
+    figures: dict[Figure, float] = {
+        (task, metric, "dev"): float(row[metric]) for metric in ("exact", "f1")
+    }
+    return _evaluation(path, record, None, recipe, figures, [])
+
+
+# By kind: from the file, its record, and the user's recipe.
+READERS = {"glue": _glue, "glue-test": _glue_test, "squad": _squad}
+
+
+def _evaluation(
+    path: Path,
+    record: Record,
+    usual: Optional[str],
+    recipe: Optional[str],
+    figures: dict[Figure, float],
+    notes: list[str],
+) -> Run:
+    training = read_if_there(record.data.get("checkpoint"), path)
+    directions, encoding = record.data.get("attention_directions"), record.spec
+    if training is not None:
+        directions = training.directions if directions is None else directions
+        encoding = encoding or training.encoding
+        if training.task not in PRETRAINING:  # a fine-tuned model
+            training = read_if_there(training.start, path)
+    return Run(
+        str(record.data.get("name") or path.stem),
+        record.kind,
+        path,
+        recipe or usual or _recipe_of_m4m(training),
+        encoding,
+        directions,
+        figures,
+        training,
+        notes,
+        record,
+    )
+
+
+def read_if_there(checkpoint: Any, path: Path) -> Optional[Training]:
+    """Read a checkpoint, whose path is relative to here or to the file that names it."""
+    if checkpoint is None:
+        return None
+    places = (Path(checkpoint), path.parent / checkpoint)
+    found = next((place for place in places if place.is_file()), None)
+    return None if found is None else read(found)
+
+
+def _recipe_of_m4m(training: Optional[Training]) -> str:
+    """Return the M4M paper's set-up that is the nearest."""
+    if training is not None and training.large:
+        return "a_large"
+    trained_on = training is not None and (training.released or training.start)
+    return "a_base" if trained_on else "a_small"

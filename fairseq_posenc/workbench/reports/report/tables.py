@@ -1,0 +1,145 @@
+"""The papers' tables of results, with the runs that belong to their rows."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Optional
+
+from fairseq_posenc import registry
+from fairseq_posenc.analysis.catalogue import count_at_base_size
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.reports.report.runs import Run
+from fairseq_posenc.workbench.training.recipes.reported import TABLES, Figure, Reported, reported
+
+
+class Row(NamedTuple):
+    """A row of a paper's table, and our models in its place.
+
+    Attributes:
+        name: the paper's.
+        paper: its figures by column.
+        texts: what the paper says in words, by column.
+        computed: our figures that need no run, by column.
+        models: for each of our models its runs.
+    """
+
+    name: str
+    paper: dict[str, float]
+    texts: dict[str, str]
+    computed: dict[str, float]
+    models: list[list[Run]]
+
+
+class Table(NamedTuple):
+    """A paper's table, and our runs in its rows."""
+
+    paper: Reported
+    rows: list[Row]
+
+    @property
+    def runs(self) -> list[Run]:
+        """All runs of the table."""
+        return [run for row in self.rows for model in row.models for run in model]
+
+    def ours(self, model: Sequence[Run]) -> dict[str, float]:
+        """Return the figures of one of our models by column."""
+        figures = {key: value for run in model for key, value in run.figures.items()}
+        found = {name: figures[key] for name, key in self.paper.columns.items() if key in figures}
+        others = [name for name, key in self.paper.columns.items() if key[0] != "average"]
+        for name in self.paper.columns.keys() - set(others):
+            if all(other in found for other in others):
+                found[name] = statistics.fmean(found[other] for other in others)
+        return found
+
+
+def collect(runs: Sequence[Run], wanted: Optional[str]) -> tuple[list[Table], list[Run]]:
+    """Return tables with the runs in place, and the runs that belong to none of all tables.
+
+    Args:
+        runs: of the user.
+        wanted: as in ``A2,B3``, or ``all``; None for all tables with a figure of ours.
+
+    Raises:
+        UserError: there is no such table.
+    """
+    every = wanted in (None, "all")
+    names = list(TABLES) if every else [name.strip() for name in str(wanted).split(",")]
+    for name in names:
+        if name not in TABLES:
+            raise UserError(f"--tables {wanted}: {name!r} is none of {', '.join(TABLES)}")
+    tables = {name: _table(paper, runs) for name, paper in reported().items()}
+    placed = {id(run) for table in tables.values() for run in table.runs}
+    others = [run for run in runs if id(run) not in placed]
+    chosen = [tables[name] for name in names if wanted or tables[name].runs]
+    return chosen, others
+
+
+def _table(paper: Reported, runs: Sequence[Run]) -> Table:
+    released = any("released" in row for row in paper.rows)
+    rows = []
+    for row in paper.rows:
+        wanted = {"recipe": paper.recipe, "released": False if released else None, **row}
+        models = _models(wanted, set(paper.columns.values()), runs)
+        computed = _computed(paper.columns, row["position_encoding"])
+        rows.append(Row(row["name"], row["values"], row.get("texts", {}), computed, models))
+    return Table(paper, rows)
+
+
+def _computed(columns: Mapping[str, Figure], encoding: str) -> dict[str, float]:
+    """Return the figures that follow from an encoding alone, by column."""
+    return {
+        column: count_at_base_size(encoding) / 1000
+        for column, figure in columns.items()
+        if figure[0] == "parameters"
+    }
+
+
+def _models(row: dict[str, Any], columns: set[Figure], runs: Sequence[Run]) -> list[list[Run]]:
+    """Return the runs that belong to a row, those of one model together."""
+    models: dict[str, list[Run]] = {}
+    for run in runs:
+        if columns & run.figures.keys() and _belongs(run, row):
+            models.setdefault(run.model, []).append(run)
+    return list(models.values())
+
+
+def _belongs(run: Run, row: dict[str, Any]) -> bool:
+    """Return whether a run is what a row is about.
+
+    Args:
+        run: one of ours.
+        row: with its recipe, and whether its model is a released one (None: not asked).
+    """
+    if run.recipe != row["recipe"] or run.encoding is None:
+        return False
+    if canonical(run.encoding) != canonical(row["position_encoding"]):
+        return False
+    is_released = run.training is not None and run.training.released
+    if row["released"] not in (None, is_released):
+        return False
+    if "attention_directions" not in row:
+        return not _directions(run.directions or "")
+    known = run.directions is not None
+    return known and _directions(run.directions or "") == _directions(row["attention_directions"])
+
+
+def canonical(encoding: str) -> frozenset[Any]:
+    """Return what all spellings of a spec have in common: no options at their defaults."""
+    items = registry.parse(encoding).items
+    return frozenset(
+        (item.name, frozenset(o for o in item.options if o[1] != _default(item.name, o[0])))
+        for item in items
+    )
+
+
+def _default(name: str, option: str) -> Any:
+    return registry.options(name)[option].default
+
+
+def _directions(text: str) -> tuple[str, ...]:
+    """Return the directions without those at the end that are both, which is the default."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    while parts and parts[-1] == "both":
+        parts.pop()
+    return tuple(parts)

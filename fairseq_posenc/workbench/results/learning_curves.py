@@ -1,0 +1,116 @@
+"""The picture of learning curves: a value over updates, and where it stopped being a number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+from fairseq_posenc.workbench.results.loss_stages import smoothed
+from fairseq_posenc.workbench.results.pictures import (
+    GREY,
+    height,
+    label_ends,
+    look,
+    new_figure,
+    save,
+    style_values,
+)
+from fairseq_posenc.workbench.running.logs import Curve, Entry
+
+Line = Sequence[tuple[int, float]]  # updates and values, NaN where the loss was no number
+Band = Sequence[tuple[int, float, float]]  # updates, and the bounds of values
+_LABEL_HEIGHT = 0.055  # of the height of the axes, for one label at the end of a line
+_MARGIN = 1.08  # room above and below the lines
+
+
+def validation_line(curve: Curve) -> Line:
+    """Return the validation perplexity over updates."""
+    return sorted([*curve.points, *_no_numbers(curve.entries)])
+
+
+def training_line(curve: Curve) -> Line:
+    """Return the smoothed training loss in nats over updates."""
+    return sorted([*smoothed(curve), *_no_numbers(curve.training)])
+
+
+def _no_numbers(entries: Iterable[Entry]) -> list[tuple[int, float]]:
+    return [(entry.updates, math.nan) for entry in entries if not entry.is_finite]
+
+
+def draw_lines(
+    lines: Mapping[str, Line],
+    title: str,
+    path: Path,
+    log: bool,
+    bands: Optional[Mapping[str, Band]] = None,
+) -> bool:
+    """Draw lines over updates, labelled at their ends, into a PNG file; say whether there are any.
+
+    A line breaks where its value is no number. That is marked with a cross above the lines, and a
+    line that ends so says where.
+
+    Args:
+        lines: updates and values, by name; what has none is left out.
+        title: above the picture.
+        path: of the file.
+        log: whether the values' scale is logarithmic.
+        bands: around lines, by name; they do not widen the picture.
+    """
+    values = [y for line in lines.values() for _, y in line if math.isfinite(y)]
+    if not values:
+        return False
+    figure = new_figure(9, 5.2, dpi=160)
+    axes = figure.add_subplot()
+    low, high = min(values), max(values)
+    room = (high - low or 1.0) * (_MARGIN - 1)
+    limits = (low / _MARGIN, high * _MARGIN) if log else (low - room, high + room)
+    _style_updates(axes, [x for line in lines.values() for x, _ in line])
+    style_values(axes, *limits, log)
+    ends = []
+    # Each line keeps its colour in all pictures of a command, whichever are left out of one.
+    for number, (name, line) in enumerate(lines.items()):
+        if line:
+            ends.append(_draw_line(axes, name, line, look(number)))
+            _draw_band(axes, (bands or {}).get(name, ()), look(number))
+    label_ends(axes, ends, _LABEL_HEIGHT)
+    axes.set_title(title, loc="left", fontsize=14, pad=14)
+    figure.get_layout_engine().set(w_pad=0.15, h_pad=0.15)
+    save(figure, path)
+    return True
+
+
+def _draw_line(
+    axes: Any, name: str, line: Line, style: Mapping[str, str]
+) -> tuple[str, float, str]:
+    """Draw a line; return its label, the share of the height that it is due, and the colour."""
+    axes.plot(*zip(*((x, y if math.isfinite(y) else math.nan) for x, y in line)), **style, lw=2.2)
+    broken = [x for x, y in line if not math.isfinite(y)]
+    if broken:
+        place, colour = axes.get_xaxis_transform(), style["color"]
+        axes.plot(broken[0], 1.0, "X", color=colour, ms=9, transform=place, clip_on=False)
+    update, end = line[-1]
+    if not math.isfinite(end):
+        finite = max((x for x, y in line if math.isfinite(y)), default=-1)
+        update = next(x for x in broken if x > finite)
+        return f"{name}  diverged at {update:,}", 1.0, style["color"]
+    digits = 1 if axes.get_yscale() == "log" else 2
+    return f"{name}  {end:,.{digits}f}", height(axes, update, end), style["color"]
+
+
+def _draw_band(axes: Any, band: Band, style: Mapping[str, str]) -> None:
+    if known := [point for point in band if all(map(math.isfinite, point))]:
+        axes.fill_between(*zip(*known), color=style["color"], alpha=0.15, linewidth=0)
+
+
+def _style_updates(axes: Any, updates: Sequence[int]) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axes.set_xlabel("training updates", color=GREY, fontsize=11)
+    # A line that begins late is drawn from there, one that begins at the start from zero.
+    first, last = min(updates), max(updates)
+    axes.set_xlim(first if last / 8 < first < last else 0, max(last, 1))
+    axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10], integer=True))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.tick_params(labelsize=11)

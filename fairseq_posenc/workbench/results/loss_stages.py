@@ -1,0 +1,149 @@
+"""The training loss, smoothed, and the stages that it goes through.
+
+The stages are those of DecBERT's paper (Luo et al. 2022, arXiv:2204.08688, section 4.2): start,
+plateau, dive and convergence. The paper reads their bounds off its figure; here they follow from a
+rule (:func:`find_stages`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, Optional
+
+import numpy as np
+
+from fairseq_posenc.workbench.running.logs import Curve
+
+SIDE = 2  # lines of the log on either side over which a line is smoothed for the picture
+SLOW = 4  # times as fast as on the plateau falls the loss before and after it
+LEAST = 0.1  # of the loss's whole fall, for a fall to be a dive
+SHORTEST = 3  # lines of the log, for a straight piece
+_DIGITS = 0.001  # nats, to which fairseq writes a loss: no line is more exact
+
+
+class Stages(NamedTuple):
+    """Where the stages end, in updates.
+
+    Attributes:
+        start: the plateau begins.
+        plateau: the dive begins.
+        dive: convergence begins, which lasts until the end.
+    """
+
+    start: int
+    plateau: int
+    dive: int
+
+
+class Piece(NamedTuple):
+    """A straight piece of a loss.
+
+    Attributes:
+        rate: how fast it falls, in nats an update.
+        updates: how many it lasts.
+        end: the last of them.
+        loss: there, in nats.
+    """
+
+    rate: float
+    updates: int
+    end: int
+    loss: float
+
+
+def smoothed(curve: Curve) -> list[tuple[int, float]]:
+    """Return updates and training loss in nats: at each line, the mean with those around it.
+
+    There are ``SIDE`` on either side; near both ends fewer, as many on one side as on the other, so
+    that the first and the last stay what they are. A line is itself fairseq's mean since the line
+    before. Losses that are no number are left out.
+    """
+    kept = [entry for entry in curve.training if entry.is_finite]
+    points = []
+    for index, entry in enumerate(kept):
+        side = min(SIDE, index, len(kept) - 1 - index)
+        around = kept[index - side : index + side + 1]
+        points.append((entry.updates, sum(each.nats for each in around) / len(around)))
+    return points
+
+
+def training_points(curve: Curve) -> list[tuple[int, float]]:
+    """Return updates and training loss in nats, without losses that are no number."""
+    return [(entry.updates, entry.nats) for entry in curve.training if entry.is_finite]
+
+
+def find_stages(curve: Curve) -> Optional[Stages]:
+    """Return the stages of a training's loss, None if it has no plateau with a dive after it.
+
+    The loss is taken as straight pieces (:func:`straight_pieces`). The dive is around the fastest
+    piece of all those after one that falls ``SLOW`` times slower, the plateau, which itself comes
+    after one ``SLOW`` times faster than it, the start. Dive and plateau are as long as pieces
+    follow each other that are at least, or at most, a ``SLOW``-th as fast as that fastest piece.
+    A dive is ``LEAST`` of the loss's whole fall, along its pieces and from its beginning to its
+    end: the way back from a jump, as over a hard stretch of text, is none.
+    """
+    pieces = straight_pieces(training_points(curve))
+    whole = sum(piece.rate * piece.updates for piece in pieces)
+    for peak in sorted(range(len(pieces)), key=lambda i: pieces[i].rate, reverse=True):
+        limit = pieces[peak].rate / SLOW
+        slow = [index for index in range(peak) if pieces[index].rate <= limit]
+        if limit <= 0 or not slow:
+            continue
+        end = next((i for i in range(peak, len(pieces)) if pieces[i].rate < limit), len(pieces))
+        last = slow[-1]
+        first = next(i for i in range(last, -1, -1) if i == 0 or pieces[i - 1].rate > limit)
+        fastest = max((piece.rate for piece in pieces[:first]), default=-math.inf)
+        along = sum(piece.rate * piece.updates for piece in pieces[last + 1 : end])
+        fall = min(along, pieces[last].loss - pieces[end - 1].loss)
+        if fastest >= SLOW * pieces[last].rate and fall >= LEAST * whole:
+            return Stages(pieces[first - 1].end, pieces[last].end, pieces[end - 1].end)
+    return None
+
+
+def straight_pieces(points: Sequence[tuple[int, float]]) -> list[Piece]:
+    """Return the straight pieces that updates and losses fit best, as many as noise warrants.
+
+    What is least is the sum of squared errors, in units of the noise, and log(lines) for each of
+    the three numbers of a piece (slope, height and end), the Bayesian information criterion;
+    found for all ways to cut, in time quadratic in lines. The noise is that of neighbours.
+
+    Source:
+        Jackson et al. (2005), "An algorithm for optimal partitioning of data on an interval", IEEE
+        Signal Processing Letters 12(2).
+    """
+    if len(points) < 2 * SHORTEST:
+        return []
+    updates, losses = np.array(points, dtype=float).T
+    noise = max(np.median(np.abs(np.diff(losses, 2))) / (0.6745 * math.sqrt(6)), _DIGITS)
+    cuts = _best_cuts(updates - updates.mean(), (losses - losses.mean()) / noise)
+    pieces = []
+    for begin, end in zip(cuts, cuts[1:]):
+        slope, height = map(float, np.polyfit(updates[begin:end], losses[begin:end], 1))
+        before, last = points[begin - 1][0] if begin else 0, points[end - 1][0]
+        pieces.append(Piece(-slope, last - before, last, height + slope * last))
+    return pieces
+
+
+def _best_cuts(x: np.ndarray, y: np.ndarray) -> list[int]:
+    """Return where to cut lines of noise 1 into straight pieces, the two ends among it."""
+    lines = len(x)
+    sums = np.pad(np.cumsum([x, y, x * x, x * y, y * y], axis=1), ((0, 0), (1, 0)))
+    least, begin_of = np.full(lines + 1, np.inf), [0] * (lines + 1)  # by the end of a piece
+    least[0] = 0
+    for end in range(SHORTEST, lines + 1):
+        begins = np.arange(end - SHORTEST + 1)
+        costs = least[begins] + _errors(sums[:, end, None] - sums[:, begins], end - begins)
+        begin_of[end] = int(costs.argmin())
+        least[end] = costs[begin_of[end]] + 3 * math.log(lines)
+    cuts = [lines]
+    while cuts[-1] > 0:
+        cuts.append(begin_of[cuts[-1]])
+    return cuts[::-1]
+
+
+def _errors(sums: np.ndarray, lines: np.ndarray) -> np.ndarray:
+    """Return the squared errors of the best lines, from sums of x, y, xx, xy and yy."""
+    x, y, xx, xy, yy = sums
+    left = yy - y * y / lines - (xy - x * y / lines) ** 2 / (xx - x * x / lines)
+    return np.maximum(left, 0)

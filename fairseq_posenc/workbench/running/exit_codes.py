@@ -1,0 +1,105 @@
+"""How our programs end: their exit code, and a line on standard error for what went wrong.
+
+0 is for success, 1 for a run that failed, 2 for a mistake of the user's, 130 for an interruption.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from typing import Any, Callable, Optional
+
+from fairseq_posenc.errors import UserError, exit_code, one_line
+from fairseq_posenc.workbench.running.interruption import STOPPED
+
+_closed: set[int] = set()  # standard streams that nobody reads any more
+
+
+def ended(program: Callable[[], Optional[int]]) -> int:
+    """Run a program to its end and return its exit code.
+
+    An error that :func:`~fairseq_posenc.errors.one_line` knows is printed as a line. Where nobody
+    reads the output any more, as behind ``head``, the work goes on without it; a command that does
+    nothing but print can ask :func:`is_read`. Ctrl-C is a line too, whatever it interrupts; what
+    has to be cleaned up is by then.
+    """
+    _outlive_readers()
+    try:
+        return _told(program)
+    except KeyboardInterrupt as interruption:
+        print(
+            f"fairseq-posenc: {'; '.join(['stopped', *filter(None, interruption.args)])}",
+            file=sys.stderr,
+        )
+        return STOPPED
+
+
+def is_read() -> bool:
+    """Return whether somebody may still read the standard output."""
+    return sys.__stdout__ is None or sys.__stdout__.fileno() not in _closed
+
+
+class _Output(io.FileIO):
+    """A standard stream that drops what is written once it cannot be written any more.
+
+    The reader of a pipe that closes it has enough; all else, as a full disk, is an error once.
+    """
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())  # for programs that are started later as well
+            os.close(nowhere)
+            _closed.add(self.fileno())
+            if not isinstance(error, BrokenPipeError):
+                raise
+            return len(data)
+
+
+def _outlive_readers() -> None:
+    """Let the standard streams of this process outlive their readers."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is not None and stream is getattr(sys, f"__{name}__"):
+            stream.flush()
+            raw = _Output(stream.fileno(), "w", closefd=False)
+            new = io.TextIOWrapper(
+                io.BufferedWriter(raw),
+                encoding=stream.encoding,
+                errors=_errors(stream),
+                line_buffering=stream.line_buffering,
+                write_through=stream.write_through,
+            )
+            setattr(sys, name, new)
+
+
+def _errors(stream: Any) -> str:
+    """Return what becomes of text that cannot be written: of file names that are not UTF-8."""
+    is_utf8 = stream.encoding.lower().startswith("utf")
+    return "backslashreplace" if is_utf8 and stream.errors == "strict" else str(stream.errors)
+
+
+def _told(program: Callable[[], Optional[int]]) -> int:
+    try:
+        try:
+            _check_working_folder()
+            return program() or 0
+        finally:
+            if sys.stdout:
+                sys.stdout.flush()  # at Python's exit nobody would hear of a full disk
+    except Exception as error:
+        message = one_line(error)
+        if message is None:
+            raise
+        print(f"fairseq-posenc: error: {message}", file=sys.stderr)
+        return exit_code(error)
+
+
+def _check_working_folder() -> None:
+    try:
+        os.getcwd()
+    except FileNotFoundError:  # which libraries end with as soon as they are imported
+        raise UserError("the working folder has been deleted; change to another one") from None

@@ -1,0 +1,77 @@
+"""Files: written whole, brought to the disk, identified by their checksums."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fairseq_posenc.errors import UserError, shortened
+from fairseq_posenc.host.leftovers import temporary
+
+_BLOCK = 1 << 20  # bytes
+
+
+def checksum(path: Path, start: int = 0, end: int = sys.maxsize) -> str:
+    """Return the SHA-256 sum of a file, or of its bytes from start to end."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        file.seek(start)
+        while start < end and (block := file.read(min(_BLOCK, end - start))):
+            digest.update(block)
+            start += len(block)
+    return digest.hexdigest()
+
+
+def read_json(path: Path) -> Any:
+    """Read a file of JSON that a command wrote to go on from it.
+
+    Raises:
+        UserError: it is damaged, or somebody else's.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = shortened(" ".join(str(error).split()))
+        raise UserError(f"{path}: cannot be read ({reason}); delete it to make it anew") from None
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """Yield where to write a file, which gets its name once it is whole and on the disk.
+
+    An interruption leaves the old file or the new one, never half of it. Each writer has a
+    :func:`~fairseq_posenc.host.leftovers.temporary` file of its own: of two with one path,
+    the last wins. An older file's permissions are kept. A link is replaced, and what it points to
+    stays as it is. A device or a pipe is written in place.
+    """
+    if path.exists() and not path.is_file():
+        yield path
+        return
+    with temporary(path.parent, path.name) as new:
+        yield new
+        if path.is_file() and not path.is_symlink():
+            shutil.copymode(path, new)
+        sync(new)
+        os.replace(new, path)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file so that an interruption leaves the old one or the new one."""
+    with written_whole(path) as new:
+        new.write_text(text, encoding="utf-8")
+
+
+def sync(path: Path) -> None:
+    """Bring a file's content, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,160 @@
+"""A folder that is there as a whole or not at all, and knows what it was made from."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, Optional
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.running.files import sync, write_whole
+from fairseq_posenc.workbench.running.interruption import any_end_like_ctrl_c
+from fairseq_posenc.workbench.running.locks import LOCK, own_folder
+from fairseq_posenc.workbench.running.progress import say
+
+MANIFEST, _PROGRESS = "manifest.json", "progress.json"
+_CHECKSUM = re.compile(r"[0-9a-f]{64}")
+
+
+class Folder:
+    """A folder that is filled under another name, and gets its own when it is whole.
+
+    A :class:`~fairseq_posenc.workbench.running.stages.Step` makes its folder anew where its inputs
+    changed; this is for data, which is never replaced.
+
+    Args:
+        path: what it is to be called.
+        plan: all that its content depends on, as JSON can hold it.
+        called: the plan's name in the manifest.
+    """
+
+    def __init__(self, path: Path, plan: dict[str, Any], called: str = "plan") -> None:
+        self.path, self._called = path, called
+        self._plan = json.loads(json.dumps(plan))  # tuples become lists, as in the manifest
+        self._whole = path.resolve()
+        self.partial = self._whole.with_name(f"{self._whole.name}.partial")
+
+    def is_done(self) -> bool:
+        """Return whether the folder is there already, made from the same plan; say so if it is.
+
+        Raises:
+            UserError: it was made otherwise, or by another program; or fairseq could not read it.
+        """
+        if ":" in str(self.path):
+            raise UserError(
+                f"--out {self.path}: fairseq splits names at ':'; name a folder without one"
+            )
+        if not self.path.exists():
+            return False
+        self._compare(plan_of(self.path, self._called), self.path)
+        say(f"{self.path} is there already, made from the same inputs with the same options")
+        return True
+
+    @contextmanager
+    def continued(self) -> Iterator[dict[str, Any]]:
+        """Enter the unfinished folder, alone; yields what was saved in it, ``{}`` at first.
+
+        Raises:
+            UserError: another process works there, it is somebody else's, or it was begun with
+                another plan.
+        """
+        with self._own():
+            saved = _read(self.partial / _PROGRESS)
+            if saved is not None:
+                self._compare(saved.get("plan"), self.partial)
+            yield saved.get("done", {}) if saved else {}
+
+    @contextmanager
+    def begun(self) -> Iterator[int]:
+        """Enter the unfinished folder, empty and alone; yields its open lock.
+
+        Nothing is left of it if anything goes wrong.
+
+        Raises:
+            UserError: another process works there, or it is somebody else's.
+        """
+        with any_end_like_ctrl_c(), self._own() as lock:
+            for left in self.partial.iterdir():  # by a killed run
+                if left.name != LOCK:
+                    shutil.rmtree(left) if left.is_dir() else left.unlink()
+            try:
+                yield lock
+            except BaseException:
+                self.discard()
+                raise
+
+    def save(self, done: dict[str, Any]) -> None:
+        """Save what is done, so that :meth:`continued` yields it."""
+        _write(self.partial / _PROGRESS, {"plan": self._plan, "done": done})
+
+    def discard(self) -> None:
+        """Delete the unfinished folder."""
+        shutil.rmtree(self.partial, ignore_errors=True)
+
+    def finish(self, content: dict[str, Any]) -> None:
+        """Write the manifest, and give the folder its name."""
+        _write(self.partial / MANIFEST, {self._called: self._plan, **content})
+        (self.partial / _PROGRESS).unlink(missing_ok=True)
+        self.publish()
+        say(f"wrote {self.path}")
+
+    def publish(self) -> None:
+        """Bring everything to the disk, and give the folder its name."""
+        for path in (*self.partial.rglob("*"), self.partial):
+            sync(path)
+        os.rename(self.partial, self._whole)
+        (self._whole / LOCK).unlink()  # until now it says that the folder is ours
+        sync(self._whole.parent)
+
+    def _own(self) -> AbstractContextManager[int]:
+        if self.partial.is_symlink():
+            raise UserError(f"--out {self.path}: {self.partial} is a link; name another folder")
+        return own_folder(self.partial)
+
+    def _compare(self, plan: Any, where: Path) -> None:
+        if not isinstance(plan, dict):
+            raise UserError(
+                f"--out {where}: is there already, and was not made by this program; name another "
+                "folder"
+            )
+        if found := differences(plan, self._plan):
+            raise UserError(
+                f"--out {where}: was made with other {'; other '.join(found)}; name another "
+                "folder, or delete that one"
+            )
+
+
+def plan_of(folder: Path, called: str = "plan") -> Any:
+    """Return what a folder was made from, None if it does not tell."""
+    return (_read(folder / MANIFEST) or {}).get(called)
+
+
+def differences(old: Any, new: Any, name: str = "") -> list[str]:
+    """Return how two plans differ, in words; of files, whose checksums tell nobody, which."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        found: list[str] = []
+        for key in dict.fromkeys([*new, *old]):
+            found += differences(old.get(key), new.get(key), f"{name}, {key}".lstrip(", "))
+        return found
+    if old == new:
+        return []
+    values = f"{old}, not {new}"
+    return [name if _CHECKSUM.search(values) else f"{name}: {values}"]
+
+
+def _read(path: Path) -> Optional[dict[str, Any]]:
+    """Return what a JSON file holds, None where there is none of this program's."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    write_whole(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")

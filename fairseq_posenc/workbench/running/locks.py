@@ -1,0 +1,104 @@
+"""One run at a time in a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.host.save_dir_lock import read_holder, write_holder
+from fairseq_posenc.workbench.running.progress import say
+
+LOCK = ".fairseq-posenc"
+_held: set[int] = set()
+
+
+@contextlib.contextmanager
+def hold(folder: Path, what: str = "--out") -> Iterator[int]:
+    """Hold a folder for one run; yield the open lock, for the programs that the run starts.
+
+    A program that outlives the run keeps the lock, so that nobody writes beside it: ``flock``
+    belongs to the open file, which a program inherits. The locks of kept libraries (filelock,
+    portalocker) and ``lockf`` end with the process that took them. Processes that are forked, as
+    workers are, have no part in it: they end a moment after a run that is killed. On a file system
+    without locks a warning takes their place.
+
+    Args:
+        folder: the folder; made if it does not exist.
+        what: how messages introduce the folder, as the option that named it.
+
+    Raises:
+        UserError: the folder cannot be made or written to, or is in use; says by whom.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise UserError(f"{what} {folder}: {error.strerror}; name another folder") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = read_holder(lock)
+        os.close(lock)
+        raise UserError(
+            f"{what} {folder}: {holder} is at work there; wait for its end, or name another folder"
+        ) from None
+    except OSError as error:  # a file system without locks
+        say(f"{folder}: cannot be kept from a second run ({error.strerror}): start no other there")
+    try:
+        write_holder(lock)
+        _held.add(lock)
+        yield lock
+    finally:
+        _held.discard(lock)
+        os.close(lock)
+
+
+def _let_go() -> None:
+    for lock in _held:
+        os.close(lock)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+@contextlib.contextmanager
+def own_folder(folder: Path, known: Collection[str] = ()) -> Iterator[int]:
+    """Hold a folder that has nothing but what runs put there, as their steps may delete it.
+
+    Args:
+        folder: the folder; made if it does not exist.
+        known: names of files that may lie in it although no run has held it, as the results do
+            where they are kept under version control.
+
+    Raises:
+        UserError: see :func:`hold`; or the folder holds files of somebody else.
+    """
+    others = set(os.listdir(folder) if folder.is_dir() else ()) - set(known)
+    if others and LOCK not in others:
+        raise UserError(
+            f"--out {folder}: holds other files ({min(others)}); name a new or empty folder"
+        )
+    with hold(folder) as lock:
+        yield lock
+
+
+def is_held(folder: Path) -> bool:
+    """Return whether a run is at work in a folder; no where the file system has no locks."""
+    try:
+        lock = os.open(folder / LOCK, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(lock)
+    return False

@@ -1,0 +1,243 @@
+"""Options that several commands have: where two commands have one of a name, it is the same."""
+
+from __future__ import annotations
+
+import re
+import sys
+from argparse import (
+    ArgumentParser,
+    ArgumentTypeError,
+    Namespace,
+    RawDescriptionHelpFormatter,
+    _ActionsContainer,
+)
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn, Optional, TypeVar, Union
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.results.markdown import CONTROL
+from fairseq_posenc.workbench.running.devices import cores
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+Settings = TypeVar("Settings")
+
+
+class Parser(ArgumentParser):
+    """A parser that tells a mistake as all else does: in a line. Texts stay as they are written."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings, formatter_class=RawDescriptionHelpFormatter)
+
+    def parse_known_args(self, *words: Any, **settings: Any) -> Any:
+        """Parse; what a subcommand does not know is told by its name, not by that of the whole.
+
+        Raises:
+            UserError: wrong options, or a word that is no text and could stand in no report.
+        """
+        for word in words[0] if words and words[0] is not None else sys.argv[1:]:
+            if not word.isascii() and _SURROGATE.search(word):
+                raise UserError(f"{word!a} is not UTF-8; rename the file, or change the text")
+        known, rest = super().parse_known_args(*words, **settings)
+        for value in vars(known).values():
+            for path in value if isinstance(value, list) else [value]:
+                if isinstance(path, Path) and CONTROL.search(str(path)):
+                    raise UserError(f"{str(path)!a} has a control character; rename it")
+        if rest and not self._subparsers:
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return known, rest
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse found.
+
+        Raises:
+            UserError: always.
+        """
+        raise UserError(f"{message} (see {self.prog} --help)")
+
+
+def add_data(parser: ArgumentParser, what: str, required: bool = False) -> None:
+    """Add ``--data``, the data-bin; ``what`` says of which kind, and what is taken without it."""
+    parser.add_argument("--data", type=data_path, metavar="DIR", required=required, help=what)
+
+
+def add_out(parser: ArgumentParser, default: Optional[str] = None, told: str = "") -> None:
+    """Add ``--out``, the folder of the results.
+
+    Args:
+        parser: gets it.
+        default: the folder without it.
+        told: where that depends on other options, its name; without either, ``--out`` is required.
+    """
+    parser.add_argument(
+        "--out",
+        type=data_path,
+        metavar="DIR",
+        default=Path(default) if default else None,
+        required=not (default or told),
+        help="folder of the results"
+        + (f" (default: {default or told})" if default or told else ""),
+    )
+
+
+def add_split(parser: ArgumentParser, default: str) -> None:
+    """Add ``--split``, the part of the data."""
+    parser.add_argument("--split", default=default, help="part of the data (default: %(default)s)")
+
+
+def add_computing(parser: ArgumentParser, bf16: bool = True) -> None:
+    """Add ``--device`` and ``--fp16`` and, where it can be had, ``--bf16``: on what, and in what.
+
+    :mod:`fairseq_posenc.workbench.running.devices` reads them.
+    """
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), help="to compute on (default: a GPU if there is one)"
+    )
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--fp16", action="store_true", help="half precision, on a GPU")
+    if bf16:
+        group.add_argument("--bf16", action="store_true", help="bfloat16")
+
+
+def add_count(parser: ArgumentParser, name: str, text: str, default: Optional[int] = None) -> None:
+    """Add an option that is a whole number of at least 1; ``text`` says what is counted."""
+    said = f"{text} (default: {default})" if default else text
+    parser.add_argument(name, type=count, metavar="N", default=default, help=said)
+
+
+def add_lengths(parser: ArgumentParser, text: str, default: str) -> None:
+    """Add ``--lengths``; ``text`` says of what."""
+    said = f"{text} (default: {default})"
+    parser.add_argument("--lengths", type=counts, metavar="N,N", default=default, help=said)
+
+
+def add_seeds(parser: ArgumentParser, default: Union[str, Sequence[int]]) -> None:
+    """Add ``--seeds``; ``default`` is what is taken without it, or says it."""
+    told = default if isinstance(default, str) else ",".join(map(str, default))
+    parser.add_argument(
+        "--seeds",
+        type=_seeds,
+        metavar="N,N",
+        default=None if isinstance(default, str) else default,
+        help=f"of all that is random, a run for each, as in 1,2,3 (default: {told})",
+    )
+
+
+def add_jobs(parser: ArgumentParser, default: str) -> None:
+    """Add ``--jobs``; ``default`` says what is taken without it."""
+    add_count(parser, "--jobs", f"runs at a time (default: {default})")
+
+
+def add_workers(parser: _ActionsContainer) -> None:
+    """Add ``--workers``, the processes of a preprocessing."""
+    parser.add_argument(
+        "--workers", type=count, metavar="N", default=cores(), help="processes (default: all cores)"
+    )
+
+
+def add_set(parser: ArgumentParser, example: str) -> None:
+    """Add ``--set``, which overrides settings of fairseq's configuration."""
+    parser.add_argument(
+        "--set",
+        dest="changes",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help=f"override a setting of fairseq's, as in {example}; can be repeated",
+    )
+
+
+def add_json(parser: ArgumentParser) -> None:
+    """Add ``--json``."""
+    parser.add_argument("--json", action="store_true", help="print the record, which is JSON")
+
+
+def build_settings(kind: type[Settings], args: Namespace, **computed: Any) -> Settings:
+    """Build a dataclass from the parsed options of the same names.
+
+    Args:
+        kind: the dataclass.
+        args: the parsed options.
+        **computed: fields that are not options.
+    """
+    names = kind.__annotations__.keys() - computed.keys()
+    return kind(**{name: getattr(args, name) for name in names}, **computed)
+
+
+def show_examples(parser: ArgumentParser, lines: Sequence[str]) -> None:
+    """End the help with examples, each a whole command."""
+    before = f"{parser.epilog.rstrip()}\n\n" if parser.epilog else ""
+    parser.epilog = before + "\n  ".join(["examples:", *lines])
+
+
+def data_path(text: str) -> Path:
+    """Return the path of a folder that fairseq reads, or of one that gets such a folder.
+
+    Raises:
+        ArgumentTypeError: fairseq would take it for several.
+    """
+    if ":" in text:
+        raise ArgumentTypeError(f"'{text}': fairseq splits names at ':'; name a folder without one")
+    return Path(text)
+
+
+def count(text: str) -> int:
+    """Return a whole number of at least 1.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"must be a whole number of at least 1, not '{text}'")
+    return int(text)
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """Return whole numbers of at least 1, separated by commas: each once, the smallest first.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    return tuple(sorted({count(part.strip()) for part in text.split(",")}))
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() for word in words):
+        raise ArgumentTypeError(f"must be whole numbers, as in 1,2,3, not '{text}'")
+    found = tuple(map(int, words))
+    if len(set(found)) < len(found):
+        raise ArgumentTypeError(f"{text}: a number is given twice")
+    return found
+
+
+def named(texts: Sequence[str], form: str, what: str) -> dict[str, str]:
+    """Return the values of arguments ``NAME=VALUE``, by name.
+
+    The name may be a spec itself, as in ``m4(max_distance=64)=model.pt``.
+
+    Args:
+        texts: the arguments.
+        form: how messages say to write them.
+        what: what has the names, in messages.
+
+    Raises:
+        UserError: one is not written so, or two have one name.
+    """
+    found: dict[str, str] = {}
+    for text in texts:
+        if CONTROL.search(text):
+            raise UserError(f"{text!a} has a control character; write {form} without it")
+        parts = [part.strip() for part in re.split(r"=(?![^(]*\))", text, maxsplit=1)]
+        if len(parts) < 2 or not all(parts):
+            raise UserError(f"cannot read {text!r}: write {form}")
+        name, value = parts
+        if name in found:
+            raise UserError(f"two {what} are called {name!r}: give each its own name")
+        found[name] = value
+    return found
+
+
+def names_folder(name: str) -> bool:
+    """Return whether a folder can have a name that a user gave."""
+    return "/" not in name and name not in (".", "..")

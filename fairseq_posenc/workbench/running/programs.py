@@ -1,0 +1,157 @@
+"""Running fairseq's commands: logged, watched line by line, and never left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Callable, Optional
+
+from fairseq_posenc.errors import RunError, UserError
+from fairseq_posenc.host.leftovers import delete_temporary_folders
+from fairseq_posenc.workbench.running.die_with_parent import tethered
+
+_SHOWN_LINES = 15
+# By default a thread that waits for another one spins. Beside any other work on the same cores that
+# makes the training several times slower; sleeping instead costs a few percent when nothing else
+# runs. Both values give way to the user's own.
+_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
+# How our own errors look, and those about options; under hydra; and from a process that the program
+# started. Nothing else in the log says more.
+_TOLD = re.compile(
+    r"^(?:fairseq-[a-z-]+: error: |Error executing job with overrides: .*\n(?!fairseq-)"
+    r"|fairseq_posenc\.errors\.(?:User|Run)Error: )(?!Traceback)(\S.*)",
+    re.MULTILINE,
+)
+_PATIENCE = 10.0  # seconds between asking a program to end and ending it
+_RUNNING: set[subprocess.Popen[str]] = set()  # what the threads of this process have started
+
+
+def find_command(name: str) -> str:
+    """Return the path of a console script, first of all beside the running Python.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    beside = Path(sys.executable).parent / name  # an absolute path stays what it is
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise UserError(f"{name} is neither beside {sys.executable} nor on the PATH; run install")
+    return found
+
+
+def told_mistake(output: str) -> Optional[str]:
+    """Return the message, a line, in which a command told a user's mistake; None if it did not.
+
+    Args:
+        output: of the command, or its end.
+    """
+    found = _TOLD.findall(output)
+    return found[-1] if found else None
+
+
+def run_watched(
+    command: Sequence[str],
+    on_line: Callable[[str], None],
+    lock: Optional[int] = None,
+    environment: Optional[Mapping[str, str]] = None,
+) -> int:
+    """Run a command to its end, which comes with this process at the latest; return its status.
+
+    Args:
+        command: name of a console script, or absolute path of a program, and arguments.
+        on_line: called with every line of output.
+        lock: open file that the command keeps open while it lives.
+        environment: variables of the command, whatever the user's own are.
+    """
+    process = subprocess.Popen(
+        tethered([find_command(command[0]), *command[1:]]),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+        env={**_ENVIRONMENT, **os.environ, **(environment or {})},
+        # A group of its own: Ctrl-C reaches only this program, which then ends the whole group.
+        start_new_session=True,
+        pass_fds=[] if lock is None else [lock],
+    )
+    _RUNNING.add(process)
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            on_line(line)
+        return process.wait()
+    finally:
+        _end(process)
+        _RUNNING.discard(process)
+        delete_temporary_folders()
+
+
+def run_logged(
+    command: Sequence[str],
+    log: Path,
+    lock: int,
+    on_line: Callable[[str], None] = lambda line: None,
+    environment: Optional[Mapping[str, str]] = None,
+) -> None:
+    """Run a command as :func:`run_watched` does, and add its output to a log file.
+
+    Args:
+        command: name of a console script, and arguments.
+        log: file that gets the command line and both output streams.
+        lock: open file that the command keeps open while it lives.
+        on_line: called with every line of output.
+        environment: variables of the command, whatever the user's own are.
+
+    Raises:
+        RunError: the command failed; the message ends with the last lines of the log.
+    """
+    with open(log, "a", encoding="utf-8") as output:
+
+        def write(line: str) -> None:
+            output.write(line)
+            output.flush()
+
+        def write_and_show(line: str) -> None:
+            write(line)
+            on_line(line)
+
+        write(f"$ {shlex.join(command)}\n")
+        status = run_watched(command, write_and_show, lock, environment)
+    if status:
+        raise RunError(_failure(command[0], status, log))
+
+
+def end_all() -> None:
+    """End the programs that other threads run; each thread then finds that its own failed."""
+    for process in list(_RUNNING):
+        _end(process)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End a program and all that it started, if it still runs."""
+    for number, patience in ((signal.SIGTERM, _PATIENCE), (signal.SIGKILL, None)):
+        if process.poll() is not None:
+            return
+        os.killpg(process.pid, number)
+        try:
+            process.wait(patience)
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _failure(name: str, status: int, log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_SHOWN_LINES:]
+    if told := told_mistake("\n".join(lines)):
+        return f"{name}: {told} (its log: {log})"
+    how = f"was ended by signal {-status}" if status < 0 else f"failed with exit status {status}"
+    if status == -signal.SIGKILL:
+        how += " (often for lack of memory)"
+    return "\n".join([f"{name} {how}; the end of its log {log}:", *(f"  {line}" for line in lines)])

@@ -1,0 +1,86 @@
+"""Sentencepieces: loads a trained model and tokenizes with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.tokens.offsets import Tokens
+from fairseq_posenc.workbench.tokens.symbols import SymbolEncoder
+
+if TYPE_CHECKING:
+    from fairseq.data import Dictionary
+
+
+class Pieces:
+    """A trained sentencepiece model.
+
+    Args:
+        path: the ``.model`` file.
+
+    Raises:
+        UserError: not a model, or one with pieces that no fairseq dictionary can hold.
+    """
+
+    def __init__(self, path: Path) -> None:
+        import sentencepiece
+
+        try:
+            self.model = sentencepiece.SentencePieceProcessor(model_file=str(path))
+        except (OSError, RuntimeError) as error:
+            reason = " ".join(str(error).split())
+            raise UserError(f"{path}: not a sentencepiece model ({reason})") from None
+        self.names = [self.model.id_to_piece(i) for i in range(self.model.get_piece_size())]
+        broken = [name for name in self.names if len(name.split()) != 1]
+        if broken:
+            raise UserError(
+                f"{path}: has the piece {broken[0]!r}, and fairseq separates symbols by white "
+                "space; train a model without it"
+            )
+
+    def __call__(self, lines: Sequence[str]) -> Iterable[Sequence[str]]:
+        """Cut each line into pieces, by way of their numbers, so that unknown text is ``<unk>``."""
+        return ([self.names[number] for number in line] for line in self.numbers(lines))
+
+    def numbers(self, lines: Sequence[str]) -> list[list[int]]:
+        """Encode each line with the model's own numbers."""
+        found: list[list[int]] = self.model.encode(list(lines), num_threads=1)
+        return found
+
+    def build_dictionary(self) -> Dictionary:
+        """Build a dictionary of all pieces that can occur in a text, in the model's order."""
+        from fairseq.data import Dictionary
+
+        made = Dictionary()
+        for number, name in enumerate(self.names):
+            if not self.model.is_control(number) and not self.model.is_unknown(number):
+                made.add_symbol(name)
+        return made
+
+
+class PieceEncoder(SymbolEncoder):
+    """Encodes with sentencepieces; offsets refer to the text before the model normalises it.
+
+    Args:
+        pieces: sentencepiece model.
+        dictionary: fairseq dictionary with the pieces as symbols.
+    """
+
+    def __init__(self, pieces: Pieces, dictionary: Dictionary) -> None:
+        super().__init__(pieces, dictionary)
+        self._pieces = pieces
+
+    def tokens(self, text: str) -> Tokens:
+        """Tokenize a text; see :class:`Tokenizer`."""
+        if not hasattr(self._pieces.model, "EncodeAsOffsetMapping"):
+            raise UserError("sentencepiece is too old to give offsets; update it to 0.2.3 or newer")
+        found = self._pieces.model.encode(text, return_type="offset_mapping")
+        spans = list(found["offsets"])
+        # Of the pieces of one character (1/2 from ½) only the last has its span: share it.
+        for i in reversed(range(len(spans) - 1)):
+            if spans[i][0] == spans[i][1]:
+                spans[i] = spans[i + 1]
+        ids = [self.index(self._pieces.names[number]) for number in found["ids"]]
+        return Tokens.from_spans(text, ids, spans)

@@ -1,0 +1,67 @@
+"""Words and characters as symbols, encoded as fairseq encodes a line of symbols between spaces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import numpy as np
+
+from fairseq_posenc.workbench.tokens.numbers import Encoded, Symbols
+
+if TYPE_CHECKING:
+    from fairseq.data import Dictionary
+
+SPACE = "▁"  # sentencepiece's sign for a space
+
+
+class Splitter(Protocol):
+    """Cuts lines into symbols."""
+
+    def __call__(self, lines: Sequence[str]) -> Iterable[Sequence[str]]:
+        """Cut each line into symbols."""
+        ...
+
+
+def words(lines: Sequence[str]) -> Iterable[Sequence[str]]:
+    """Cut each line at its white space, as fairseq does."""
+    return (line.split() for line in lines)
+
+
+class Characters(NamedTuple):
+    """Cuts lines into characters; each run of white space is dropped, or becomes ``▁``."""
+
+    keep_spaces: bool
+
+    def __call__(self, lines: Sequence[str]) -> Iterable[Sequence[str]]:
+        """Cut each line into characters."""
+        between = SPACE if self.keep_spaces else ""
+        return (between.join(line.split()) for line in lines)
+
+
+class SymbolEncoder:
+    """Looks symbols up in a dictionary.
+
+    Args:
+        split: cuts lines into symbols.
+        dictionary: fairseq dictionary.
+    """
+
+    def __init__(self, split: Splitter, dictionary: Dictionary) -> None:
+        self._split = split
+        self._symbols = Symbols.from_dictionary(dictionary)
+        self._indices = dict(dictionary.indices)
+
+    def index(self, symbol: str) -> int:
+        """Look up a symbol's number, that of ``<unk>`` if the dictionary does not have it."""
+        return self._indices.get(symbol, self._symbols.unk)
+
+    def encode(self, lines: Sequence[str]) -> Encoded:
+        """Encode lines; see :class:`Encoder`."""
+        find, unk, eos = self._indices.get, self._symbols.unk, self._symbols.eos
+        encoded = [[*(find(s, unk) for s in line), eos] for line in self._split(lines)]
+        sizes = np.fromiter(map(len, encoded), np.int32, len(encoded))
+        total = int(sizes.sum())
+        tokens = np.fromiter(chain.from_iterable(encoded), self._symbols.dtype, total)
+        return Encoded(tokens, sizes)

@@ -1,0 +1,1 @@
+"""Training of the papers' models: recipes, commands, plans."""

@@ -1,0 +1,185 @@
+"""``fairseq-posenc plan``: speed, memory and time of a training, from its first updates."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Optional
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.results.record import Record, own_command
+from fairseq_posenc.workbench.running.interruption import any_end_like_ctrl_c
+from fairseq_posenc.workbench.running.locks import hold
+from fairseq_posenc.workbench.running.options import add_count, add_json
+from fairseq_posenc.workbench.running.programs import run_logged
+from fairseq_posenc.workbench.running.progress import bar
+from fairseq_posenc.workbench.training import recipes
+from fairseq_posenc.workbench.training.plan.probe import (
+    Measurements,
+    Watch,
+    checkpoint_size,
+    largest_process,
+)
+from fairseq_posenc.workbench.training.plan.training import Training, read_training
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    add = parser.add_argument
+    add_count(parser, "--updates", "length of the probe", 50)
+    add_json(parser)
+    add("--log", type=Path, metavar="FILE", help="keep the log of the probe in this file")
+    add(
+        "training",
+        nargs=argparse.REMAINDER,
+        help="a training script and its arguments, or a fairseq-train command after --",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the probe and print what it gave; return the exit code.
+
+    Raises:
+        UserError: wrong input.
+        RunError: the training failed.
+    """
+    words = args.training[1:] if args.training[:1] == ["--"] else args.training
+    if not words:
+        raise UserError(
+            "which training? for example: fairseq-posenc plan train_scripts/b_small.sh learned "
+            "data-bin/wiki, or fairseq-posenc plan -- fairseq-train data-bin/wiki ..."
+        )
+    if args.updates < 10:
+        raise UserError(f"--updates {args.updates}: a probe needs at least 10")
+    training = read_training(words)
+    _refuse_without_gpu(training.command)
+    with any_end_like_ctrl_c("nothing is left of the probe but its log"):
+        plan = measure(training, args.updates, args.log)
+    if args.json:
+        print(record(training, plan).text())
+    else:
+        print(describe(plan))
+    return 0
+
+
+def _refuse_without_gpu(command: list[str]) -> None:
+    """Refuse what fairseq ends in a stack trace."""
+    import torch  # which takes its time, and is not needed to read the options
+
+    if "--fp16" in command and "--cpu" not in command and not torch.cuda.is_available():
+        raise UserError(
+            "the training is in fp16, and no GPU is visible: add --device cpu to a script's "
+            "arguments, or leave --fp16 out of a command"
+        )
+
+
+def record(training: Training, plan: dict[str, Any]) -> Record:
+    """Return the record of a probe."""
+    spec, data = training.position_encoding, {"training": shlex.join(training.command)}
+    return Record("plan", {"plan": [plan]}, data, spec, training.seed, own_command())
+
+
+def measure(training: Training, updates: int, log: Optional[Path] = None) -> dict[str, Any]:
+    """Run a probe of a training and return its figures, and what follows from them.
+
+    Args:
+        training: what to run.
+        updates: length of the probe; the first fifth, at most 10, does not count.
+        log: file for its log; None for one that is removed if all goes well.
+
+    Raises:
+        UserError: the training failed.
+    """
+    left_out = min(10, updates // 5)
+    kept = log or Path(tempfile.mkstemp(prefix="fairseq-posenc-plan-", suffix=".log")[1])
+    watch = Watch()
+    # Beside the later checkpoints: the same disk, for its room and its speed.
+    with tempfile.TemporaryDirectory(prefix="plan-", dir=_existing(training.save_dir)) as folder:
+        command = training.probe(updates, Path(folder))
+        with hold(Path(folder)) as lock, bar("probe", updates, " updates") as shown:
+            run_logged(
+                command,
+                kept,
+                lock,
+                lambda line: shown.update(int(watch.read(line, time.monotonic()))),
+            )
+        size = checkpoint_size(Path(folder))
+    figures = watch.measurements(left_out)
+    if log is None:
+        kept.unlink()
+    return {
+        "probe_updates": updates,
+        "left_out": left_out,
+        **figures._asdict(),
+        "process_memory": largest_process(),
+        "checkpoint_bytes": size,
+        **_duration(training, figures),
+    }
+
+
+def _existing(folder: Path) -> Path:
+    """Return the folder, or the nearest one above it that is there."""
+    folder = folder.absolute()
+    return next(each for each in (folder, *folder.parents) if each.is_dir())
+
+
+def _duration(training: Training, figures: Measurements) -> dict[str, Any]:
+    """Return how long the training takes, and how long the paper's did."""
+    ends = [training.max_update] if training.max_update else []
+    if training.max_epoch:
+        ends.append(training.max_epoch * figures.updates_per_epoch)
+    end = min(ends, default=None)
+    hours = end * figures.seconds_per_update / 3600 if end else None
+    paper: dict[str, Any] = {}
+    if training.script and training.script in recipes.load()["pretraining"]:
+        paper = recipes.pretraining(training.script).hardware
+    theirs = {f"paper_{name}": paper.get(name) for name in ("hours", "gpus", "kind")}
+    return {"end": end, "hours": hours, **theirs}
+
+
+def describe(plan: dict[str, Any]) -> str:
+    """Return the figures of :func:`measure` as text, a figure a line."""
+    device = f"{plan['devices']} x {plan['gpu']}" if plan["gpu"] else "the processor"
+    memory = f"{plan['process_memory']:.1f} GiB in the largest process"
+    if plan["gpu_memory"] is not None:
+        memory = f"{plan['gpu_memory']:.1f} of {plan['gpu_total']:.1f} GiB on a GPU; {memory}"
+    rows = {
+        "probe": f"{plan['probe_updates']} updates on {device}; medians without the first "
+        f"{plan['left_out']}",
+        "tokens per second": f"{plan['tokens_per_second']:,.0f}",
+        "updates per second": _number(1 / plan["seconds_per_update"]),
+        "an update": f"{plan['tokens_per_update']:,.0f} tokens, "
+        f"{plan['sequences_per_update']:,.0f} sequences",
+        "peak memory": memory,
+        "checkpoint": _checkpoint(plan),
+        "time": _time(plan),
+    }
+    if plan["paper_hours"]:
+        paper = f"{plan['paper_hours']:g} hours on {plan['paper_gpus']} x {plan['paper_kind']}"
+        rows["the paper"] = paper
+    width = max(map(len, rows))
+    return "\n".join(f"{name:{width}}  {value}" for name, value in rows.items())
+
+
+def _checkpoint(plan: dict[str, Any]) -> str:
+    written = plan["checkpoint_seconds"]
+    took = f", written in {written:.1f} s" if written is not None else ""
+    return f"{plan['checkpoint_bytes'] / 1e6:,.1f} MB{took}"
+
+
+def _time(plan: dict[str, Any]) -> str:
+    if plan["end"] is None:
+        return "the command has no --max-update and no --max-epoch"
+    hours, epochs = plan["hours"], plan["end"] / plan["updates_per_epoch"]
+    return (
+        f"{_number(hours)} hours ({_number(hours / 24)} days) to update {plan['end']:,}, which are "
+        f"{_number(epochs)} epochs; validation and checkpoints come on top"
+    )
+
+
+def _number(value: float) -> str:
+    """Return a number with three figures at least, never in powers of ten."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

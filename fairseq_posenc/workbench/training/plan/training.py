@@ -1,0 +1,131 @@
+"""The training that is asked about: a command, or what a training script would start."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.training import recipes
+
+TRAIN = "fairseq-train"
+# argparse needs a value of at least one epoch; the probe must not end with the epochs.
+_NEVER = "1000000000"
+
+
+class Training(NamedTuple):
+    """A command that trains.
+
+    Attributes:
+        command: its words.
+        script: name of the script that it is from, None if there is none.
+        max_update: its last update, None if it does not say.
+        max_epoch: its last epoch, likewise.
+        save_dir: where its checkpoints go.
+        restores: whether it starts from the updates of another checkpoint.
+        position_encoding: what it says of the positions, None if the architecture decides.
+        seed: of everything random.
+    """
+
+    command: list[str]
+    script: Optional[str]
+    max_update: Optional[int]
+    max_epoch: Optional[int]
+    save_dir: Path
+    restores: bool
+    position_encoding: Optional[str]
+    seed: int
+
+    def probe(self, updates: int, save_dir: Path) -> list[str]:
+        """Return the command of a short training, always from the start.
+
+        Args:
+            updates: its length.
+            save_dir: where it writes its one checkpoint.
+        """
+        # The program by name, as those that run commands want it.
+        command = [Path(self.command[0]).name, *self.command[1:]]
+        command += ["--max-update", str(updates), "--max-epoch", _NEVER]
+        command += ["--save-dir", str(save_dir), "--no-epoch-checkpoints", "--disable-validation"]
+        command += ["--save-interval", _NEVER, "--save-interval-updates", "0"]
+        command += ["--log-format", "simple", "--log-interval", "1"]
+        if self.restores:
+            for state in ("optimizer", "lr-scheduler", "meters", "dataloader"):
+                command.append(f"--reset-{state}")
+        return command
+
+
+def read_training(words: Sequence[str]) -> Training:
+    """Read the words that a user gave: a ``fairseq-train`` command, or a script and its arguments.
+
+    Raises:
+        UserError: they start no training, or several.
+    """
+    script = None
+    if not _trains(words):
+        names = [Path(word).stem for word in words]
+        known = recipes.load()["pretraining"]
+        script = next((name for name in names if name in known), names[0])
+        words = _ask_script(words)
+    options = _options([*words[_position(words) + 1 :]])
+    return Training(
+        list(words),
+        script,
+        options.max_update or None,  # 0 is no limit
+        options.max_epoch or None,
+        Path(options.save_dir),
+        options.restore_file is not None,
+        options.position_encoding,
+        options.seed,
+    )
+
+
+def _trains(words: Sequence[str]) -> bool:
+    return any(Path(word).name == TRAIN for word in words)
+
+
+def _position(words: Sequence[str]) -> int:
+    return [Path(word).name for word in words].index(TRAIN)
+
+
+def _options(words: list[str]) -> argparse.Namespace:
+    """Return the few options of fairseq-train that matter here, without importing its user-dir."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--max-update", type=int)
+    parser.add_argument("--max-epoch", type=int)
+    parser.add_argument("--save-dir", default="checkpoints")
+    parser.add_argument("--restore-file")
+    parser.add_argument("--position-encoding")
+    parser.add_argument("--seed", type=int, default=1)
+    return parser.parse_known_args(words)[0]
+
+
+def _ask_script(words: Sequence[str]) -> list[str]:
+    """Return the command that a training script would start; show what it says beside it."""
+    end = words.index("--") if "--" in words else len(words)
+    asked = [*words[:end], "--dry-run", *words[end:]]
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise UserError(
+            f"{words[0]}: {error.strerror or error}; give a training script and its arguments, or "
+            f"a {TRAIN} command after --"
+        ) from error
+    said = done.stderr.strip().splitlines()
+    if done.returncode:
+        told = said[-1].removeprefix("fairseq-posenc: error: ") if said else ""
+        raise UserError(told or f"{shlex.join(asked)} failed")
+    print(done.stderr, end="", file=sys.stderr)
+    commands = [shlex.split(line) for line in done.stdout.splitlines()]
+    commands = [command for command in commands if _trains(command)]
+    if len(commands) != 1:
+        raise UserError(
+            f"{words[0]} --dry-run prints {len(commands)} {TRAIN} commands, not one; where it is "
+            "the seeds that are several, --seeds 1 makes it one"
+        )
+    return commands[0]

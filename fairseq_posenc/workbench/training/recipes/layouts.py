@@ -1,0 +1,189 @@
+"""What each YAML file of ``train_scripts/configs`` and ``finetune_configs`` holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fairseq_posenc.tasks.glue.definitions import PROTOCOLS, TASKS, Task
+from fairseq_posenc.workbench.training import recipes
+from fairseq_posenc.workbench.training.recipes import TRANSLATION, Recipe, largest_share
+from fairseq_posenc.workbench.training.recipes.configurations import MISSING, Configuration, texts
+
+_PLUGIN = {"user_dir": "fairseq_posenc", "data": MISSING}
+_NOT_GIVEN = "not in the paper"
+_NO_OPTIONS = {"seeds", "warmup_ratio", "doc_stride", "max_answer_length", "n_best"}
+_MADE = "Made by `make docs` from the recipes."
+
+
+def files(root: Path) -> dict[Path, str]:
+    """Return the text of every file.
+
+    Args:
+        root: folder of ``train_scripts`` and ``finetune_configs``.
+    """
+    training, finetuning = root / "train_scripts" / "configs", root / "finetune_configs"
+    squad = recipes.load()["finetuning"]["squad"]["m4m"]
+    others = {f"squad{v.replace('.', '')}": _of_squad(squad, v) for v in squad["versions"]}
+    others[TRANSLATION] = _of_training(recipes.training(TRANSLATION), "finetune_configs")
+    glue = {
+        config_name(protocol, task): _of_glue(protocol, task)
+        for protocol in PROTOCOLS
+        for task in TASKS.values()
+    }
+    pretraining = {
+        name: _of_training(recipes.training(name), "train_scripts/configs")
+        for name in recipes.load()["pretraining"]
+    }
+    return {
+        **texts(training, pretraining),
+        **texts(finetuning, others),
+        **texts(finetuning / "glue", glue),
+    }
+
+
+def config_name(protocol: str, task: Task) -> str:
+    """Return the name of a file for GLUE, without its ending."""
+    return f"{protocol}_{task.name.lower().replace('-', '')}"
+
+
+def _of_training(recipe: Recipe, folder: str) -> Configuration:
+    gpus = recipe.hardware.get("gpus", 1)
+    each = largest_share(recipe.batch, gpus, recipe.per_gpu)
+    assert each is not None
+    options = {
+        **_PLUGIN,
+        "arch": recipe.arch,
+        "position_encoding": MISSING,
+        **recipe.all_settings,
+        **recipe.housekeeping,
+        "distributed_world_size": gpus,
+        ("batch_size" if recipe.unit == "sequences" else "max_tokens"): each,
+        "update_freq": [recipe.batch // (gpus * each)],
+        "save_dir": _save_dir(recipe),
+        **_own(recipe),
+    }
+    notes = dict.fromkeys(recipe.not_given, _NOT_GIVEN)
+    keeps = f"for another number change update_freq too: the product stays {recipe.batch}"
+    notes.update({"distributed_world_size": keeps, "finetune_from_model": "full path"})
+    shared = "masked_lm" if recipe.all_settings["task"] == "masked_lm" else ""
+    return Configuration(_head(recipe, folder, gpus), options, notes, shared)
+
+
+def _own(recipe: Recipe) -> dict[str, Any]:
+    """Return what a command line says otherwise, or need not say."""
+    settings = recipe.all_settings
+    options: dict[str, Any] = {}
+    if settings["task"] == "masked_lm":
+        options["max_positions"] = settings["tokens_per_sample"]
+    if recipe.init.startswith("roberta"):
+        options["finetune_from_model"] = MISSING
+    if recipe.warmup_epochs:  # of as many epochs as fairseq shall make, the shares of each stage
+        rise = recipe.warmup_epochs / settings["max_epoch"]
+        options.update({"seed": 1, "phase_ratio": [rise, 0.0, 1 - rise], "max_update": MISSING})
+    return options
+
+
+def _save_dir(recipe: Recipe) -> str:
+    name = "${model.position_encoding}"
+    name = f"${{model._name}}-{name}" if recipe.has_models else name
+    seed = "/seed${common.seed}" if recipe.seeds else ""
+    return f"${{hydra:runtime.cwd}}/checkpoints/{recipe.name}/{name}{seed}"
+
+
+def _head(recipe: Recipe, folder: str, gpus: int) -> list[str]:
+    changes, remarks = ["model.position_encoding=m4m"], []
+    if recipe.has_models:
+        changes.append("model._name=decbert_diff")
+        remarks.append("Or decbert_same; without model._name it is BERT.")
+    if recipe.init.startswith("roberta"):
+        changes.append(f"checkpoint.finetune_from_model=$PWD/{recipe.init}.m4m.pt")
+    if recipe.init == "not given":
+        remarks.append("To start from a released RoBERTa: checkpoint.finetune_from_model=FILE")
+    if recipe.warmup_epochs:
+        changes.append("optimization.max_update=N")
+        epochs = recipe.settings["max_epoch"]
+        remarks.append(f"N is {epochs} times the updates of an epoch, which that command tells.")
+    return [
+        f"{recipe.title} ({_paper(recipe.source)}{recipe.where}).",
+        f"As `fairseq-posenc train {recipe.name}` on {gpus} GPU{'s' * (gpus > 1)}. {_MADE}",
+        "",
+        f"  fairseq-hydra-train --config-dir {folder} --config-name {recipe.name} \\",
+        f"      task.data=$PWD/data-bin/text {' '.join(changes)}",
+        *(["", *remarks] if remarks else []),
+    ]
+
+
+def _paper(source: str) -> str:
+    paper = recipes.load()["sources"][source]
+    return f"arXiv:{paper['arxiv']}, " if paper["arxiv"] else ""
+
+
+def _of_glue(protocol: str, task: Task) -> Configuration:
+    recipe = recipes.load()["finetuning"]["glue"][protocol]
+    own = {
+        **recipe["not_given"],
+        **recipe["settings"],
+        **recipe.get("per_task", {}).get(task.name, {}),
+    }
+    rates = own.pop("lr")
+    # M4M's paper calls the figures of CoLA accuracy, but they are of the size of Matthews'.
+    metric = "matthews" if task.name == "CoLA" else recipe["metrics"][task.name]
+    options = {
+        **_PLUGIN,
+        **{"arch": MISSING, "task": "glue", "criterion": "glue", "distributed_world_size": 1},
+        **recipes.housekeeping("glue"),
+        "lr": rates[:1],
+        "max_update": own.pop("total_num_update", 0),
+        "warmup_updates": 0,
+        **{name: value for name, value in own.items() if name not in _NO_OPTIONS},
+        "best_checkpoint_metric": metric,
+    }
+    if len(task.valid_splits) > 1:
+        options["valid_subset"] = ",".join(task.valid_splits)
+    notes = {
+        "arch": "with all other options of the pre-trained model",
+        "lr": "and " + ", ".join(map(str, rates[1:])) if rates[1:] else "",
+        "valid_subset": "matched, which chooses the checkpoint, and mismatched",
+    }
+    if "warmup_ratio" in own:
+        notes["max_update"] = f"to be given: that of {own['max_epoch']} epochs"
+        notes["warmup_updates"] = f"to be given: {own['warmup_ratio']:.0%} of max_update"
+    head = [
+        f"GLUE, {task.name}: the protocol of {_paper(recipe['source'])}{recipe['where']}.",
+        _MADE,
+    ]
+    return Configuration(head, options, notes, "shared")
+
+
+def _of_squad(recipe: dict[str, Any], version: str) -> Configuration:
+    own = {**recipe["settings"], **recipe["not_given"]}
+    batch, each = own.pop("batch_size"), recipe["per_gpu"]
+    del own["max_positions"]  # the windows', which are the data's
+    options = {
+        **_PLUGIN,
+        **{"arch": MISSING, "task": "squad", "criterion": "squad", "distributed_world_size": 1},
+        **recipes.housekeeping("squad"),
+        "seed": own["seeds"][0],
+        **{name: value for name, value in own.items() if name not in _NO_OPTIONS},
+        **{"batch_size": each, "update_freq": [batch // each]},
+        **dict.fromkeys(
+            ("max_update", "warmup_updates", "save_dir", "finetune_from_model"), MISSING
+        ),
+    }
+    notes = {
+        **dict.fromkeys(recipe["not_given"], _NOT_GIVEN),
+        "arch": "with all other options of the pre-trained model",
+        "lr": "and 2.5e-5 for raffel and tupe, which diverged at 3e-5",
+        "max_update": f"of {own['max_epoch']} epochs",
+        "warmup_updates": f"{own['warmup_ratio']:.0%} of max_update",
+    }
+    name = f"squad{version.replace('.', '')}"
+    head = [
+        f"SQuAD {version} ({_paper(recipe['source'])}{recipe['where']}). {_MADE}",
+        "",
+        f"  fairseq-posenc squad train --checkpoint pretrained.pt --data data-bin/{name} --out DIR",
+        "",
+        "fills in all that is missing here, and shares the batch between several GPUs.",
+    ]
+    return Configuration(head, options, notes)

@@ -1,0 +1,108 @@
+"""The commands ``fairseq-posenc train`` and ``ablation``."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from pathlib import Path
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.running.interruption import CONTINUES, any_end_like_ctrl_c
+from fairseq_posenc.workbench.running.options import add_computing, add_count, add_out, add_seeds
+from fairseq_posenc.workbench.training import recipes
+from fairseq_posenc.workbench.training.train import launching
+from fairseq_posenc.workbench.training.train.request import Run, runs
+
+_MORE = """
+What follows -- goes to fairseq-train and overrides the rest. The same command again goes on from
+the last checkpoint. Several GPUs run under torchrun, and several nodes: start it on each of them.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``train``."""
+    known = recipes.trainings()
+    _describe(parser, {name: entry["title"] for name, entry in known.items()})
+    add = parser.add_argument
+    add("recipe", choices=known, metavar="RECIPE", help="one of those below")
+    add("encoding", metavar="ENCODING", help="spec of the positions (fairseq-posenc list)")
+    _add_common(parser)
+    add_out(parser, told="checkpoints/RECIPE/DATA/, then the encoding and what was changed")
+    add("--init", type=Path, metavar="FILE", help="start checkpoint, of fairseq-posenc init")
+    add("--model", choices=recipes.load()["models"], help="b_small, b_large: default bert")
+    add_seeds(parser, "the recipe's, if it has several")
+
+
+def add_ablation_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``ablation``."""
+    known = recipes.load()["ablations"]
+    _describe(parser, {name: entry["title"] for name, entry in known.items()})
+    parser.add_argument("name", choices=known, metavar="NAME", help="one of those below")
+    _add_common(parser)
+    parser.set_defaults(out=None, init=None, seeds=None)
+
+
+def _describe(parser: argparse.ArgumentParser, names: dict[str, str]) -> None:
+    width = max(map(len, names))
+    lines = [f"  {name:{width}}  {title}" for name, title in names.items()]
+    parser.epilog = "\n".join(lines) + "\n" + _MORE
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("data", metavar="DATA", help="a data-bin, several joined by colons, or a folder of shards")
+    add_count(parser, "--gpus", "of this machine (default: all that are visible)")
+    add_count(parser, "--nodes", "machines (default: those of the SLURM step)")
+    add("--head", metavar="HOST:PORT", help="where they meet (default: the SLURM step's first)")
+    add_count(parser, "--per-gpu", "what a GPU takes at a time; the global batch stays what it is")
+    add_computing(parser)
+    add("--dry-run", action="store_true", help="print the command and stop")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train, or go on with it; return the exit code.
+
+    Raises:
+        UserError: wrong input.
+    """
+    recipe = recipes.training(args.recipe)
+    if args.model and not recipe.has_models:
+        raise UserError(f"{recipe.name} has no models to choose from: leave --model out")
+    model = args.model or ("bert" if recipe.has_models else "")
+    found = list(runs(recipe, args.encoding, args, model))
+    if len(found) == 1 and not args.dry_run:
+        launching.become(found[0])
+    code = _run_all(found, args.dry_run)
+    if code or args.dry_run:
+        return code
+    from fairseq_posenc.workbench.training.train.seeds import tell_best  # imports fairseq
+
+    tell_best(found[0].folder.parent)
+    return 0
+
+
+def run_ablation(args: argparse.Namespace) -> int:
+    """Train all models of an ablation, one after the other; return the exit code.
+
+    Raises:
+        UserError: wrong input.
+    """
+    ablation = recipes.load()["ablations"][args.name]
+    recipe = recipes.training(ablation["recipe"])
+    found: list[Run] = []
+    for row in ablation["runs"]:
+        directions = row.get("attention_directions", "both")
+        model = recipes.model_of(directions) if recipe.has_models else ""
+        found += runs(recipe, row["position_encoding"], args, model)
+    return _run_all(found, args.dry_run)
+
+
+def _run_all(found: list[Run], dry_run: bool) -> int:
+    for one in found:
+        if dry_run:
+            print(shlex.join(one.full_command()))
+        else:
+            with any_end_like_ctrl_c(CONTINUES):
+                if code := launching.wait_for(one):
+                    return code
+    return 0

@@ -1,0 +1,124 @@
+"""GPUs, nodes, and the global batch that they make together."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from argparse import Namespace
+from typing import NamedTuple
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.running.progress import say
+from fairseq_posenc.workbench.training.recipes import Recipe, largest_share
+
+
+class Devices(NamedTuple):
+    """What a training runs on.
+
+    Attributes:
+        gpus: of each machine; 1 on the processor.
+        nodes: machines.
+        meeting: what torchrun is told of the others; empty for a single process.
+        precision: an option of fairseq-train: ``--fp16``, ``--bf16`` or ``--cpu``.
+    """
+
+    gpus: int
+    nodes: int
+    meeting: list[str]
+    precision: str
+
+    @property
+    def world(self) -> int:
+        """How many there are on all machines."""
+        return self.gpus * self.nodes
+
+    @property
+    def kind(self) -> str:
+        """What they are called."""
+        return "processor" if self.precision == "--cpu" else "GPU"
+
+
+def choose(args: Namespace, name: str) -> Devices:
+    """Choose the devices from a user's options, or from what is there.
+
+    Args:
+        args: with ``gpus``, ``nodes``, ``head``, ``device``, ``fp16``, ``bf16`` and ``dry_run``.
+        name: by which the nodes know the run.
+
+    Raises:
+        UserError: there is none, or options contradict each other.
+    """
+    nodes = args.nodes or int(os.environ.get("SLURM_STEP_NUM_NODES", 1))
+    if args.device == "cpu":
+        if args.gpus or args.fp16 or args.bf16 or nodes > 1:
+            raise UserError("--device cpu goes without --gpus, --nodes, --fp16 and --bf16")
+        return Devices(1, 1, [], "--cpu")
+    gpus = args.gpus or _visible(args.dry_run)
+    meeting = ["--standalone"] if gpus > 1 else []
+    if nodes > 1:
+        job = os.environ.get("SLURM_JOB_ID", name)
+        head = args.head or _slurm_head(nodes)
+        meeting = [f"--nnodes={nodes}", "--rdzv-backend=c10d"]
+        meeting += [f"--rdzv-endpoint={head}", f"--rdzv-id={job}"]
+    return Devices(gpus, nodes, meeting, "--bf16" if args.bf16 else "--fp16")
+
+
+def _visible(dry_run: bool) -> int:
+    """Return how many GPUs torch sees; CUDA_VISIBLE_DEVICES chooses them."""
+    import torch  # which takes its time, and is not needed where the user says the number
+
+    gpus = torch.cuda.device_count()
+    if gpus == 0 and not dry_run:
+        raise UserError("no GPU is visible; --device cpu trains on the processor, which takes long")
+    if gpus == 0:
+        say(
+            "no GPU is visible here: this is the command for one (--gpus N, or --device cpu, for "
+            "another)"
+        )
+    return gpus or 1
+
+
+def _slurm_head(nodes: int) -> str:
+    """Return where the nodes of a SLURM step meet: the first one; the job chooses the port."""
+    step = os.environ.get("SLURM_STEP_NODELIST")
+    if not step:
+        raise UserError(f"--nodes {nodes} needs --head HOST:PORT outside SLURM")
+    if os.environ.get("SLURM_STEP_NUM_TASKS") != str(nodes):
+        raise UserError("start it once on each node: srun --ntasks-per-node=1 (see slurm.sh)")
+    command = ["scontrol", "show", "hostnames", step]
+    hosts = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout.split()
+    if not hosts:
+        raise UserError(f"{' '.join(command)} names no host: give --head HOST:PORT")
+    return f"{hosts[0]}:{20000 + int(os.environ['SLURM_JOB_ID']) % 10000}"
+
+
+def share_batch(recipe: Recipe, devices: Devices, per_gpu: int | None) -> tuple[int, int]:
+    """Share the recipe's batch, so that all devices together make it.
+
+    Args:
+        recipe: has the batch, and what a GPU takes.
+        devices: that share it.
+        per_gpu: what a GPU shall take, where the user said so. A GPU takes fewer sequences than the
+            recipe says where these do not divide the batch.
+
+    Returns:
+        What a device takes at a time, and after how many steps the parameters are updated.
+
+    Raises:
+        UserError: it cannot be shared so.
+    """
+    each = per_gpu or recipe.per_gpu
+    if per_gpu is None and recipe.unit == "sequences":
+        each = largest_share(recipe.batch, devices.world, each) or 1
+    steps, rest = divmod(recipe.batch, devices.world * each)
+    if rest or not steps:
+        raise UserError(
+            f"a batch of {recipe.batch} {recipe.unit} cannot be made of steps of "
+            f"{devices.world * each} ({devices.world} x {each}): choose --gpus or --per-gpu so "
+            "that it can"
+        )
+    say(
+        f"global batch: {recipe.batch} {recipe.unit} = {devices.world} {devices.kind}(s) x {each} "
+        f"x {steps} steps (--update-freq)"
+    )
+    return each, steps

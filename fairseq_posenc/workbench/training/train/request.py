@@ -1,0 +1,175 @@
+"""A training that a user asked for: the command of each of its runs."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+import fairseq_posenc
+from fairseq_posenc import registry
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.running.programs import find_command
+from fairseq_posenc.workbench.running.progress import say
+from fairseq_posenc.workbench.training import recipes
+from fairseq_posenc.workbench.training.recipes import Recipe
+from fairseq_posenc.workbench.training.train.data import Data, find_data
+from fairseq_posenc.workbench.training.train.devices import Devices, choose, share_batch
+from fairseq_posenc.workbench.training.train.identity import LAST, Identity, changes_of, options_of
+
+USER_DIR = Path(fairseq_posenc.__file__).parent
+_SAID = {"update_epoch_batch_itr"}  # by fairseq's command line as --OPTION True
+_BATCH_OPTIONS = {"--batch-size", "--max-tokens", "--update-freq"}
+
+
+class Run(NamedTuple):
+    """One start of fairseq-train.
+
+    Attributes:
+        identity: what makes it another run than others.
+        folder: of its checkpoints and its log.
+        command: all of it, but for what the weights start from.
+        passed: the user's options for fairseq-train, at the end of the command.
+        recipe: what it is of.
+        init: the checkpoint that the user wants it to start from.
+    """
+
+    identity: Identity
+    folder: Path
+    command: list[str]
+    passed: list[str]
+    recipe: Recipe
+    init: Optional[Path]
+
+    def full_command(self) -> list[str]:
+        """Return the whole command, and say what the weights start from.
+
+        They are never random by mistake, and a second call never starts again.
+
+        Raises:
+            UserError: the folder has another run, or there is nothing to start from.
+        """
+        self.identity.refuse_another(self.folder)
+        say(self._start())
+        start = ["--finetune-from-model", str(self.init)] if self.init else []
+        return [*self.command, *start, *self.passed]
+
+    def _start(self) -> str:
+        last, asked = self.folder / LAST, options_of(self.passed).keys()
+        if last.exists():
+            if "--restore-file" in asked:
+                raise UserError(
+                    f"{last} would be lost: leave --restore-file out to go on from it, or choose "
+                    "another --out"
+                )
+            return f"going on from {last}"
+        goes = f"checkpoints go to {self.folder}"
+        if self.init:
+            if not self.init.is_file():
+                raise UserError(f"--init {self.init} does not exist")
+            return f"starting from the weights of {self.init}; {goes}"
+        if asked & {"--restore-file", "--finetune-from-model"}:
+            return f"starting as its options for fairseq-train say; {goes}"
+        if self.recipe.init.startswith("roberta"):
+            raise UserError(
+                "this model starts from a released RoBERTa: --init CHECKPOINT, which "
+                "'fairseq-posenc init' makes"
+            )
+        return f"starting from new weights; {goes}"
+
+
+def runs(recipe: Recipe, encoding: str, args: Namespace, model: str = "") -> Iterator[Run]:
+    """Yield the runs of a training, one for each seed.
+
+    Args:
+        recipe: what is trained.
+        encoding: spec of the positions.
+        args: the user's options.
+        model: one of DecBERT's, where the recipe has them.
+
+    Raises:
+        UserError: wrong input.
+    """
+    spec, data = str(registry.parse(encoding)), find_data(args.data)
+    _check(recipe, args)
+    devices = choose(args, recipe.name)
+    identity = Identity(recipe.name, spec, data.name, model, changes_of(args.passed))
+    folder = args.out or identity.folder
+    options = {
+        **_model(recipe, model),
+        "position_encoding": encoding,
+        **recipe.all_settings,
+        **recipe.housekeeping,
+        **_batch(recipe, devices, args),
+    }
+    del options["fp16"]  # the precision is a choice
+    if recipe.warmup_epochs:
+        options.update(_schedule(recipe, data, options, args.passed))
+    for seed in (seeds := args.seeds or recipe.seeds) or [None]:
+        own = {"save_dir": folder / f"seed{seed}" if seeds else folder}
+        own.update({"seed": seed} if seeds else {})
+        words = [*_launcher(devices), *_arguments(data, {**options, **own}), devices.precision]
+        yield Run(identity, own["save_dir"], words, args.passed, recipe, args.init)
+
+
+def _check(recipe: Recipe, args: Namespace) -> None:
+    passed = options_of(args.passed)
+    if "--save-dir" in passed:
+        raise UserError("name the folder by --out, before the two dashes")
+    if "--seed" in passed and (args.seeds or recipe.seeds):
+        raise UserError("set the seeds by --seeds 1,2 before the two dashes")
+    if args.init and recipe.init == "random":
+        raise UserError(f"{recipe.name} starts from new weights: leave --init out")
+
+
+def _model(recipe: Recipe, name: str) -> dict[str, Any]:
+    """Return the architecture; some of DecBERT's have no name, and are told by their directions."""
+    if not name:
+        return {"arch": recipe.arch}
+    model = recipes.load()["models"][name]
+    if "arch" in model or model["directions"] == "both":
+        return {"arch": model.get("arch", recipe.arch)}
+    return {"arch": recipe.arch, "attention_directions": model["directions"]}
+
+
+def _batch(recipe: Recipe, devices: Devices, args: Namespace) -> dict[str, Any]:
+    each, steps = share_batch(recipe, devices, args.per_gpu)
+    if _BATCH_OPTIONS & options_of(args.passed).keys():
+        say("the options after the two dashes change the batch")
+    size = "batch_size" if recipe.unit == "sequences" else "max_tokens"
+    return {size: each, "update_freq": steps, "distributed_world_size": devices.world}
+
+
+def _schedule(
+    recipe: Recipe, data: Data, options: Mapping[str, Any], passed: list[str]
+) -> dict[str, Any]:
+    """Return a schedule in updates, which fairseq counts, of one in epochs."""
+    from fairseq_posenc.workbench.training.train.epochs import updates_per_epoch  # imports fairseq
+
+    updates = updates_per_epoch([*_arguments(data, options), *passed])
+    assert recipe.warmup_epochs is not None
+    rise = recipe.warmup_epochs * updates
+    fall = recipe.settings["max_epoch"] * updates - rise
+    say(f"an epoch has {updates} updates: warm-up over {rise}, decay over {fall}")
+    return {"warmup_steps": rise, "hold_steps": 0, "decay_steps": fall}
+
+
+def _launcher(devices: Devices) -> list[str]:
+    fairseq_train = find_command("fairseq-train")
+    if not devices.meeting:
+        return [fairseq_train]
+    torchrun = [find_command("torchrun"), *devices.meeting, f"--nproc_per_node={devices.gpus}"]
+    return [*torchrun, fairseq_train]
+
+
+def _arguments(data: Data, options: Mapping[str, Any]) -> list[str]:
+    """Return the arguments of fairseq-train."""
+    words = [data.path, "--user-dir", str(USER_DIR)]
+    for name, value in options.items():
+        words.append(f"--{name.replace('_', '-')}")
+        if isinstance(value, list):
+            words.append(",".join(map(str, value)))
+        elif value is not True or name in _SAID:
+            words.append(str(value))
+    return words

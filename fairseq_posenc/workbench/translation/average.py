@@ -1,0 +1,92 @@
+"""The mean of a model's last checkpoints.
+
+fairseq does this by a script that is not installed with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from fairseq import checkpoint_utils
+from torch import Tensor
+
+from fairseq_posenc.checkpoints.identity import Identity, is_identity
+from fairseq_posenc.checkpoints.safe_loading import open_mapped
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.loading.checkpoints import write_state
+from fairseq_posenc.workbench.translation.checkpoint import load_translation
+
+
+def last_checkpoints(folder: Path, count: int) -> list[Path]:
+    """Return the checkpoints of a folder's last epochs, the newest first.
+
+    Raises:
+        UserError: there are fewer.
+    """
+    if not folder.is_dir():
+        raise UserError(f"--average {count}: {folder} is no folder of checkpoints")
+    found = checkpoint_utils.checkpoint_paths(str(folder))
+    if not 1 <= count <= len(found):
+        raise UserError(
+            f"--average {count}: {folder} holds {len(found)} checkpoints of whole epochs "
+            "(checkpoint1.pt and so on)"
+        )
+    return [Path(path) for path in found[:count]]
+
+
+def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
+    """Write a checkpoint whose parameters are the means of others'.
+
+    Sums are made in float32 at least, and each mean has the type of the parameter. The settings are
+    those of the first; there is no optimizer state, which would not belong to the mean.
+
+    Args:
+        paths: checkpoints of one model.
+        target: file to write; an interruption leaves the old one or none.
+
+    Raises:
+        UserError: a file is no checkpoint, or the models are not of one kind.
+    """
+    first = load_translation(paths[0])["model"]
+    sums: dict[str, Tensor] = {}
+    for path in paths:
+        model = load_translation(path)["model"]
+        _check_same(paths[0], first, path, model)
+        for name, value in model.items():
+            if not is_identity(name):  # whose fields grew from version to version
+                sums[name] = sums.get(name, 0) + value.to(_sum_type(value))
+    means = {
+        name: (sums[name] / len(paths)).to(value.dtype) if name in sums else value
+        for name, value in first.items()
+    }
+    whole = open_mapped(paths[0])
+    write_state({**whole, "model": means, "last_optimizer_state": None}, target)
+
+
+def _sum_type(value: Tensor) -> torch.dtype:
+    return torch.promote_types(value.dtype, torch.float32)
+
+
+def _check_same(first: Path, old: dict[str, Tensor], path: Path, new: dict[str, Tensor]) -> None:
+    for name in filter(is_identity, old):
+        if name not in new:
+            continue
+        ours, theirs = (Identity.decoded(model[name]) for model in (old, new))
+        unlike = ours.meaning.differences(theirs.meaning, "and with")
+        if ours.told() != theirs.told():
+            unlike.insert(0, f"{ours.told()}, and {theirs.told()}")
+        if unlike:
+            raise UserError(f"{first} and {path} are not of one model: {'; '.join(unlike)}")
+    shapes, others = (
+        {name: tuple(value.shape) for name, value in model.items() if not is_identity(name)}
+        for model in (old, new)
+    )
+    differing = [name for name in {**shapes, **others} if shapes.get(name) != others.get(name)]
+    if differing:
+        name = differing[0]
+        raise UserError(
+            f"{first} and {path} are not of one model: {len(differing)} parameters differ, such as "
+            f"{name}: {shapes.get(name, 'none')} and {others.get(name, 'none')}"
+        )

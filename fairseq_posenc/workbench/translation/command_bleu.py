@@ -1,0 +1,89 @@
+"""``fairseq-posenc bleu``: measure translation models on a test set."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fairseq_posenc.workbench.running.devices import choose_device
+from fairseq_posenc.workbench.running.interruption import CONTINUES, any_end_like_ctrl_c
+from fairseq_posenc.workbench.running.locks import own_folder
+from fairseq_posenc.workbench.running.options import (
+    add_computing,
+    add_count,
+    add_json,
+    add_out,
+    add_split,
+)
+from fairseq_posenc.workbench.running.progress import say
+from fairseq_posenc.workbench.translation.command_translate import add_model_arguments
+from fairseq_posenc.workbench.translation.evaluation import Request, evaluate
+from fairseq_posenc.workbench.translation.generate import Options, Search
+from fairseq_posenc.workbench.translation.report import FIGURES, REPORT, write_report
+from fairseq_posenc.workbench.translation.results import record
+from fairseq_posenc.workbench.translation.variants import parse_systems
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument(
+        "systems",
+        nargs="+",
+        metavar="NAME=PATH[,PATH...]",
+        help="a checkpoint (several, joined by ':', are an ensemble), a folder of checkpoints with "
+        "--average, or a text file with a translation a line; with commas, trainings of the same "
+        "with other seeds; the others are compared with the first",
+    )
+    add_out(parser, "bleu")
+    parser.add_argument(
+        "--reference",
+        type=Path,
+        metavar="FILE",
+        help="untouched text of the test set in the target language, packed by gzip or not "
+        "(default: SPLIT.raw.LANGUAGE in the data folder)",
+    )
+    parser.add_argument(
+        "--source",
+        type=Path,
+        metavar="FILE",
+        help="the same in the source language, for BLEU by length of the source",
+    )
+    add_model_arguments(parser)
+    add_split(parser, "test")
+    add_computing(parser, bf16=False)  # which fairseq-generate takes, and does not use
+    add_count(parser, "--average", "average the last N epochs' checkpoints")
+    parts = "parts of the test set; an interrupted evaluation goes on with the next"
+    add_count(parser, "--num-shards", parts, 4)
+    add_count(parser, "--max-tokens", "source tokens translated at a time", 12000)
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Evaluate and report; return the exit code.
+
+    Raises:
+        UserError: wrong input.
+        RunError: ``fairseq-generate`` failed.
+    """
+    request = _request(args)
+    with any_end_like_ctrl_c(CONTINUES), own_folder(args.out, (REPORT, FIGURES)) as lock:
+        result = evaluate(request, args.out, lock)
+        text = write_report(result, args.out)
+    print(record(result).text() if args.json else text)
+    say(f"report: {args.out / REPORT}, figures: {args.out / FIGURES}")
+    return 0
+
+
+def _request(args: argparse.Namespace) -> Request:
+    device = choose_device(args.device, args.fp16)
+    return Request(
+        systems=parse_systems(args.systems, args.average),
+        average=args.average,
+        data=args.data,
+        reference=args.reference,
+        source=args.source,
+        searches=[Search(beam, args.lenpen) for beam in sorted({1, args.beam})],
+        options=Options(
+            args.split, args.num_shards, args.max_tokens, cpu=device == "cpu", fp16=args.fp16
+        ),
+    )

@@ -1,0 +1,144 @@
+"""``fairseq-posenc translate``: translate sentences with a trained model."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from fairseq.utils import split_paths
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.running.exit_codes import is_read
+from fairseq_posenc.workbench.running.options import add_computing, add_count, add_data
+from fairseq_posenc.workbench.running.progress import say
+from fairseq_posenc.workbench.tokens.lines import arriving_lines
+from fairseq_posenc.workbench.training import recipes
+from fairseq_posenc.workbench.translation.translator import Hypothesis, Translator
+
+_SHOWN = 3  # hypotheses of beam search
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument(
+        "sentences",
+        nargs="*",
+        metavar="SENTENCE",
+        help="raw text (default: the lines of --input or, without it, of standard input)",
+    )
+    parser.add_argument(
+        "--checkpoint",
+        required=True,
+        metavar="FILE",
+        help="the model; several, joined by ':', are an ensemble",
+    )
+    parser.add_argument("--input", type=Path, metavar="FILE", help="UTF-8 text, a sentence a line")
+    parser.add_argument(
+        "--example",
+        action="store_true",
+        help="the French sentence of the report on IWSLT 2017, and its reference translation",
+    )
+    add_model_arguments(parser)
+    add_computing(parser)
+    add_count(parser, "--nbest", "hypotheses to show (default: 3)")
+    parser.add_argument(
+        "--plain",
+        action="store_true",
+        help="print the best translation alone, a line for each line of input",
+    )
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say with what, and how, to search."""
+    add_data(
+        parser,
+        "with dictionaries and sentencepieces (default: the one that the model was trained on)",
+    )
+    add_count(parser, "--beam", "beam size", 5)
+    parser.add_argument(
+        "--lenpen",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="length penalty: below 1 favours short translations, above 1 long ones (default: 1)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Translate; return the exit code.
+
+    Raises:
+        UserError: wrong input.
+    """
+    nbest = args.nbest or min(_SHOWN, args.beam)
+    if nbest > args.beam:
+        raise UserError(f"--nbest {nbest}: must be from 1 to the beam of {args.beam}")
+    with _source(args) as sentences:
+        translator = Translator.load(
+            *split_paths(args.checkpoint),
+            data=args.data,
+            device=args.device,
+            fp16=args.fp16,
+            bf16=args.bf16,
+        )
+        for some in sentences:
+            _answer(translator, some, args, nbest)
+            if not is_read():
+                return 0
+        if args.example and not args.plain:
+            print(f"  reference             {_example()['target']}")
+    return 0
+
+
+@contextlib.contextmanager
+def _source(args: argparse.Namespace) -> Iterator[Iterator[Sequence[str]]]:
+    """Open where the sentences come from; yields lists of sentences that have arrived."""
+    if sum(map(bool, (args.sentences, args.input, args.example))) > 1:
+        raise UserError("give sentences, --input or --example, and no two of them")
+    if args.sentences or args.example:
+        yield iter([args.sentences or [_example()["source"]]])
+    elif args.input is None:
+        if sys.stdin.isatty():
+            say("a sentence a line; Ctrl-D ends")
+        yield arriving_lines(sys.stdin.fileno(), "standard input")
+    else:
+        try:
+            file = os.open(args.input, os.O_RDONLY)
+        except OSError as error:
+            raise UserError(f"--input {args.input}: {error.strerror}") from None
+        try:
+            yield arriving_lines(file, f"--input {args.input}")
+        finally:
+            os.close(file)
+
+
+def _example() -> dict[str, str]:
+    """Return the example sentence of the report, as ``source``, and its reference, ``target``."""
+    found: dict[str, str] = recipes.load()["finetuning"]["translation"]["iwslt17"]["example"]
+    return found
+
+
+def _answer(
+    translator: Translator, sentences: Sequence[str], args: argparse.Namespace, nbest: int
+) -> None:
+    options = {"length_penalty": args.lenpen}
+    if args.plain:
+        for (best,) in translator.translate(sentences, args.beam, **options):
+            print(best.text)
+    else:
+        greedy = translator.translate(sentences, beam=1, **options)
+        several = translator.translate(sentences, args.beam, nbest, **options)
+        for sentence, (alone,), found in zip(sentences, greedy, several):
+            print(sentence)
+            _show("greedy", alone)
+            for rank, hypothesis in enumerate(found, start=1):
+                _show(f"beam {args.beam}, {rank}", hypothesis)
+    sys.stdout.flush()
+
+
+def _show(label: str, hypothesis: Hypothesis) -> None:
+    print(f"  {label:<10}  {hypothesis.score:8.4f}  {hypothesis.text}")

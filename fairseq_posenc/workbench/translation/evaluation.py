@@ -1,0 +1,183 @@
+"""An evaluation: every system translates the test set, and all are scored alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.version import __version__
+from fairseq_posenc.workbench.running.files import checksum, write_whole
+from fairseq_posenc.workbench.running.stages import Step
+from fairseq_posenc.workbench.tokens.lines import read_lines
+from fairseq_posenc.workbench.translation.average import average_checkpoints, last_checkpoints
+from fairseq_posenc.workbench.translation.checkpoint import (
+    DataBin,
+    any_data_bin,
+    data_bin,
+    load_translation,
+)
+from fairseq_posenc.workbench.translation.generate import Generation, Options, Search
+from fairseq_posenc.workbench.translation.piece_bleu import PieceBleu
+from fairseq_posenc.workbench.translation.results import Evaluation, Row
+from fairseq_posenc.workbench.translation.scores import Scorer
+from fairseq_posenc.workbench.translation.variants import System
+
+
+class Request(NamedTuple):
+    """What the user asked for.
+
+    Attributes:
+        systems: what is evaluated.
+        average: number of checkpoints to average in each folder, or None.
+        data: folder with the test set; None for the one that each model was trained on.
+        reference: file with the references; None for the one in the data folder.
+        source: file with the sources; None for the one in the data folder, if there is one.
+        searches: how to search, the one to compare systems by last.
+        options: of all translations.
+    """
+
+    systems: list[System]
+    average: Optional[int]
+    data: Optional[Path]
+    reference: Optional[Path]
+    source: Optional[Path]
+    searches: list[Search]
+    options: Options
+
+
+class _Model(NamedTuple):
+    checkpoints: list[Path]
+    data: DataBin
+
+
+class _Texts(NamedTuple):
+    path: Path  # of the references
+    references: list[str]
+    sources: Optional[list[str]]
+    data: Optional[DataBin]  # the folder that they belong to
+
+    def check(self, what: str, count: int) -> None:
+        """Refuse what has not as many sentences as there are references."""
+        expected = len(self.references)
+        if count != expected:
+            raise UserError(f"{what} has {count} sentences, but {self.path} has {expected}")
+
+
+def evaluate(request: Request, out: Path, lock: int) -> Evaluation:
+    """Translate what is not translated yet, and score it.
+
+    Args:
+        request: what the user asked for.
+        out: folder for what is kept.
+        lock: open file that the programs started keep open.
+
+    Raises:
+        UserError: wrong input, found before anything is translated; or ``fairseq-generate`` failed.
+    """
+    models = {system: _model(system, request) for system in request.systems if system.is_model}
+    texts = _read_texts(request, list(models.values()))
+    written = _check_all(request, models, texts)
+    scorer, piece_bleu = Scorer(texts.references), PieceBleu(texts.data, texts.references)
+    rows: list[Row] = []
+    compared: dict[str, list[list[str]]] = {}  # all trainings of each system, by the last search
+    for system in request.systems:
+        translations = (
+            _translate(system, models[system], request, out, lock)
+            if system in models
+            else [(None, system.path, written[system])]
+        )
+        for search, path, lines in translations:
+            figures = scorer.scores(lines), piece_bleu.score(lines)
+            rows.append(Row(system.name, system.path, system.training, search, path, *figures))
+        compared.setdefault(system.name, []).append(lines)
+    differences, test_signatures = scorer.differences(compared) if len(compared) > 1 else ({}, {})
+    return Evaluation(
+        subset=request.options.subset,
+        reference=str(texts.path),
+        sentences=len(texts.references),
+        rows=rows,
+        signatures=scorer.signatures(),
+        piece_bleu=piece_bleu.note,
+        baseline=request.systems[0].name,
+        differences=differences,
+        test_signatures=test_signatures,
+        groups=None if texts.sources is None else scorer.by_length(texts.sources, compared),
+    )
+
+
+def _model(system: System, request: Request) -> _Model:
+    if system.is_folder:
+        checkpoints = last_checkpoints(Path(system.path), request.average or 0)
+    else:
+        checkpoints = [Path(path) for path in system.paths]
+    what = f"{system.label}:"
+    found = [data_bin(path, load_translation(path, what), request.data) for path in checkpoints]
+    return _Model(checkpoints, found[0])
+
+
+def _read_texts(request: Request, models: list[_Model]) -> _Texts:
+    """Read references and sources, by default those in a data folder."""
+    reference, source = request.reference, request.source
+    data = models[0].data if models else any_data_bin(request.data) if request.data else None
+    if data is not None:
+        kept = [data.raw(request.options.subset, name) for name in (data.source, data.target)]
+        source = source or (kept[0] if kept[0].exists() else None)
+        reference = reference or (kept[1] if kept[1].exists() else None)
+    if reference is None:
+        where = f"{data.folder} holds none" if data else "without --data there is no default"
+        raise UserError(f"name the text to score against with --reference: {where}")
+    texts = _Texts(
+        reference,
+        read_lines(reference, "--reference"),
+        read_lines(source, "--source") if source else None,
+        data,
+    )
+    if texts.sources is not None:
+        texts.check(f"--source {source}", len(texts.sources))
+    return texts
+
+
+def _check_all(
+    request: Request, models: dict[System, _Model], texts: _Texts
+) -> dict[System, list[str]]:
+    """Check that everything is as long as the references; return what is written already."""
+    written = {}
+    for system in request.systems:
+        if system in models:
+            data = models[system].data
+            texts.check(f"{system.label}: {data.folder}", data.sentences(request.options.subset))
+        else:
+            written[system] = read_lines(Path(system.path), f"{system.label}:")
+            texts.check(f"{system.label}: {system.path}", len(written[system]))
+    return written
+
+
+def _translate(
+    system: System, model: _Model, request: Request, out: Path, lock: int
+) -> Iterator[tuple[Optional[Search], str, list[str]]]:
+    """Yield, for each search, the file of the translations and its lines."""
+    folder = out / system.folder
+    checkpoints = model.checkpoints
+    if system.is_folder:
+        checkpoints = [_average(checkpoints, folder / "average")]
+    generation = Generation(system.label, checkpoints, model.data, request.options, lock)
+    for search in request.searches:
+        name = search.name.replace(" ", "-")
+        lines = generation.run(search, folder / name)
+        path = folder / f"{name}.txt"
+        write_whole(path, "".join(f"{line}\n" for line in lines))
+        yield search, str(path), lines
+
+
+def _average(checkpoints: list[Path], folder: Path) -> Path:
+    target = folder / f"checkpoint_average_{len(checkpoints)}.pt"
+    step = Step(folder, {"of": [checksum(path) for path in checkpoints], "version": __version__})
+
+    def work() -> dict[str, str]:
+        average_checkpoints(checkpoints, target)
+        return {}
+
+    step.do(work)
+    return target

@@ -1,0 +1,150 @@
+"""Translation of a test set by ``fairseq-generate``, in parts that are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.version import __version__
+from fairseq_posenc.workbench.running.files import checksum
+from fairseq_posenc.workbench.running.host import USER_DIR
+from fairseq_posenc.workbench.running.programs import run_logged
+from fairseq_posenc.workbench.running.progress import say
+from fairseq_posenc.workbench.running.stages import Facts, Step
+from fairseq_posenc.workbench.tokens.lines import read_lines
+from fairseq_posenc.workbench.translation.checkpoint import DataBin
+
+_LARGEST_BATCH = 128  # sentences
+
+
+class Search(NamedTuple):
+    """How translations are searched for.
+
+    Attributes:
+        beam: number of hypotheses that are followed; 1 is greedy.
+        length_penalty: below 1 favours short translations, above 1 long ones.
+    """
+
+    beam: int
+    length_penalty: float
+
+    @property
+    def name(self) -> str:
+        """What tables call it."""
+        return "greedy" if self.beam == 1 else f"beam {self.beam}"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What all translations of an evaluation share.
+
+    Attributes:
+        subset: the part of the data to translate.
+        num_shards: number of parts; an interrupted evaluation goes on after the last whole one.
+        max_tokens: source tokens translated at a time.
+        cpu: leave a GPU alone.
+        fp16: half precision.
+    """
+
+    subset: str
+    num_shards: int
+    max_tokens: int
+    cpu: bool
+    fp16: bool
+
+
+class Generation:
+    """Translates a test set by one model, or by several as an ensemble.
+
+    Args:
+        label: what lines of progress call the model.
+        checkpoints: its files.
+        data: the folder with the test set.
+        options: what all translations share.
+        lock: open file that ``fairseq-generate`` keeps open while it lives.
+    """
+
+    def __init__(
+        self, label: str, checkpoints: Sequence[Path], data: DataBin, options: Options, lock: int
+    ) -> None:
+        self._label = label
+        self._checkpoints = list(checkpoints)
+        self._data = data
+        self._options = options
+        self._lock = lock
+        self._sentences = data.sentences(options.subset)
+        # Each part gets a batch at least: fairseq-generate divides by its number of sentences.
+        self._shards = min(options.num_shards, self._sentences)
+        self._inputs: Facts = {
+            "checkpoints": [checksum(path) for path in self._checkpoints],
+            "data": [checksum(path) for path in self._test_files()],
+            "languages": [data.source, data.target],
+            "options": [options.subset, options.max_tokens, options.fp16],
+            "version": __version__,
+        }
+
+    def run(self, search: Search, folder: Path) -> list[str]:
+        """Return the plain translations, in the order of the test set.
+
+        Args:
+            search: how to search.
+            folder: where the parts are kept; those that are there, made from the same inputs, are
+                not made again.
+
+        Raises:
+            UserError: ``fairseq-generate`` failed, or left out a sentence.
+        """
+        found: dict[int, str] = {}
+        for shard in range(self._shards):
+            part = {"search": list(search), "shard": [shard, self._shards]}
+            step = Step(folder / f"part-{shard + 1}", {**self._inputs, **part})
+            step.do(partial(self._translate, search, shard, step.folder))
+            found.update(read_hypotheses(step.folder / f"generate-{self._options.subset}.txt"))
+        missing = next((number for number in range(self._sentences) if number not in found), None)
+        if missing is not None:
+            raise UserError(f"{folder}: fairseq-generate left out sentence {missing + 1}")
+        return [found[number] for number in range(self._sentences)]
+
+    def _translate(self, search: Search, shard: int, folder: Path) -> Facts:
+        say(f"{self._label}, {search.name}: part {shard + 1} of {self._shards}")
+        command = self.command(search, shard, folder)
+        run_logged(command, folder / "generate.log", self._lock)
+        return {}
+
+    def command(self, search: Search, shard: int, folder: Path) -> list[str]:
+        """Return the command that translates one part."""
+        options = self._options
+        batch_size = min(self._sentences // self._shards, _LARGEST_BATCH)
+        return [
+            *("fairseq-generate", str(self._data.folder), "--user-dir", str(USER_DIR)),
+            *("--source-lang", self._data.source, "--target-lang", self._data.target),
+            *("--path", ":".join(map(str, self._checkpoints)), "--gen-subset", options.subset),
+            *("--beam", str(search.beam), "--lenpen", str(search.length_penalty)),
+            *("--remove-bpe", "sentencepiece", "--results-path", str(folder)),
+            *("--max-tokens", str(options.max_tokens), "--batch-size", str(batch_size)),
+            *("--required-batch-size-multiple", "1", "--num-workers", "0", "--no-progress-bar"),
+            # What fairseq-generate takes for its parts; it ignores --num-shards and --shard-id.
+            *("--distributed-world-size", str(self._shards), "--distributed-rank", str(shard)),
+            *(["--cpu"] if options.cpu else []),
+            *(["--fp16"] if options.fp16 else []),
+        ]
+
+    def _test_files(self) -> list[Path]:
+        data = self._data
+        files = sorted(data.folder.glob(f"{self._options.subset}.*-*.*"))
+        return [*files, data.dictionary(data.source), data.dictionary(data.target)]
+
+
+def read_hypotheses(path: Path) -> dict[int, str]:
+    """Return the plain text of the best hypotheses that ``fairseq-generate`` wrote, by number."""
+    found: dict[int, str] = {}
+    for line in read_lines(path, "the output of fairseq-generate"):
+        if line.startswith("D-"):
+            number, *rest = line.split("\t", 2)
+            # Hypotheses come best first; an empty one has lost its tab with the end of its line.
+            found.setdefault(int(number[len("D-") :]), rest[1] if len(rest) > 1 else "")
+    return found

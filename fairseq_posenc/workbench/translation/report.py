@@ -1,0 +1,109 @@
+"""The report of an evaluation: tables in Markdown, and all figures as JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fairseq_posenc.workbench.results.intervals import NOTE, Interval
+from fairseq_posenc.workbench.results.markdown import table
+from fairseq_posenc.workbench.running.files import write_whole
+from fairseq_posenc.workbench.translation.generate import Search
+from fairseq_posenc.workbench.translation.piece_bleu import NAME
+from fairseq_posenc.workbench.translation.results import Evaluation, means, record
+from fairseq_posenc.workbench.translation.scores import METRICS, Difference
+
+REPORT, FIGURES = "bleu.md", "bleu.json"
+_OF_ONE = (
+    "p: how likely chance alone, in the choice of the test sentences, makes so large a difference "
+    "(paired bootstrap). What another seed of the training would change is not in it."
+)
+_OF_SEVERAL = (
+    "Of all trainings' translations together. p: how likely so large a difference is if nothing "
+    "but chance put a translation among those of one system and not of the other, in any training "
+    "and sentence (approximate randomization, Clark et al. 2011)."
+)
+
+
+def write_report(result: Evaluation, out: Path) -> str:
+    """Write the report and the figures into a folder; return the report's text."""
+    parts = ["# Translation quality", _introduction(result), *_scores(result), *_means(result)]
+    if result.differences:
+        parts += _differences(result)
+    parts += _lengths(result)
+    text = "\n\n".join(parts) + "\n"
+    record(result).write(out / FIGURES)
+    write_whole(out / REPORT, text)
+    return text
+
+
+def _introduction(result: Evaluation) -> str:
+    return (
+        f"{result.sentences:,} sentences of `{result.subset}`, plain text against "
+        f"`{result.reference}`. Higher is better."
+    )
+
+
+def _scores(result: Evaluation) -> list[str]:
+    rows = [
+        [
+            f"`{row.system}`" + (f", training {row.training}" if result.has_trainings else ""),
+            row.search.name if row.search else "-",
+            f"{row.search.length_penalty:g}" if row.search else "-",
+            *(f"{row.scores[metric]:.2f}" for metric in METRICS),
+            "-" if row.piece_bleu is None else f"{row.piece_bleu:.4f}",
+            f"`{row.path}`",
+        ]
+        for row in result.rows
+    ]
+    header = ["system", "search", "length penalty", *METRICS, NAME, "checkpoint or translations"]
+    signatures = {**result.signatures, NAME: result.piece_bleu}
+    return [table(header, rows, "llrrrrl"), _list(signatures)]
+
+
+def _means(result: Evaluation) -> list[str]:
+    if not result.has_trainings:
+        return []
+    rows = []
+    for each in means(result.rows):
+        search = Search(each["beam"], each["length_penalty"]).name if each["beam"] else "-"
+        bounds = [[each[f"{metric}{end}"] for end in ("", "_low", "_high")] for metric in METRICS]
+        scores = [Interval(*found).show(2) for found in bounds]
+        rows.append([f"`{each['system']}`", search, str(each["trainings"]), *scores])
+    header = ["system", "search", "trainings", *METRICS]
+    return ["## Means over trainings", table(header, rows, "llr"), f"In brackets: {NOTE}."]
+
+
+def _differences(result: Evaluation) -> list[str]:
+    rows = [
+        [f"`{name}`", *(cell for each in found for cell in _cells(each))]
+        for name, found in result.differences.items()
+    ]
+    header = ["system", *(cell for metric in METRICS for cell in (metric, "p"))]
+    return [
+        f"## Differences from `{result.baseline}`",
+        table(header, rows),
+        _OF_SEVERAL if result.has_trainings else _OF_ONE,
+        _list(result.test_signatures),
+    ]
+
+
+def _cells(found: Difference) -> tuple[str, str]:
+    p_value = "same translations" if found.p_value is None else f"{found.p_value:.4f}"
+    return f"{found.difference:+.2f}", p_value
+
+
+def _lengths(result: Evaluation) -> list[str]:
+    title = "## BLEU by length of the source"
+    if result.groups is None:
+        return [title, "Not measured: the source text is not known; name it with --source."]
+    systems = list(result.groups[0].bleu)
+    rows = [
+        [group.words, f"{group.sentences:,}", *(f"{group.bleu[name]:.2f}" for name in systems)]
+        for group in result.groups
+    ]
+    header = ["words", "sentences", *(f"`{name}`" for name in systems)]
+    return [title, table(header, rows)]
+
+
+def _list(signatures: dict[str, str]) -> str:
+    return "\n".join(f"- {name}: `{signature}`" for name, signature in signatures.items())

@@ -1,0 +1,175 @@
+"""Translation of raw text with trained models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Optional, Union
+
+from fairseq_posenc.workbench.running import host  # noqa: F401  (before fairseq: keeps it quiet)
+
+# isort: split
+from fairseq import checkpoint_utils, utils
+from fairseq import tasks as fairseq_tasks
+from fairseq.data.data_utils import post_process
+from fairseq.dataclass.configs import GenerationConfig
+from torch import Tensor, nn
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.running.devices import Computing
+from fairseq_posenc.workbench.tokens.pieces import Pieces
+from fairseq_posenc.workbench.translation.checkpoint import DataBin, data_bin, load_translation
+
+
+class Hypothesis(NamedTuple):
+    """A translation.
+
+    Attributes:
+        text: plain text.
+        score: fairseq's: the natural logarithm of the probability, divided by the length (in
+            tokens, with the end) to the power of the length penalty. ``fairseq-generate`` prints
+            it to base 2.
+        tokens: the sentencepieces.
+    """
+
+    text: str
+    score: float
+    tokens: tuple[str, ...]
+
+
+_QUOTED = 40  # characters of a sentence in an error message
+NOTHING = Hypothesis("", 0.0, ())  # the translation of an empty line, which no model is asked for
+
+
+class Translator:
+    """Translates with one model, or with several whose probabilities are averaged.
+
+    Made by :meth:`load`.
+
+    Args:
+        task: fairseq's translation task, with its dictionaries.
+        models: on their device, ready for inference.
+        pieces: sentencepiece model of the source language.
+    """
+
+    def __init__(self, task: Any, models: Sequence[nn.Module], pieces: Path) -> None:
+        self.task = task
+        self.models = list(models)
+        self.device = next(models[0].parameters()).device
+        self._pieces = Pieces(pieces)
+
+    @classmethod
+    def load(
+        cls,
+        *checkpoints: Union[str, Path],
+        data: Union[str, Path, None] = None,
+        device: Optional[str] = None,
+        fp16: bool = False,
+        bf16: bool = False,
+    ) -> Translator:
+        """Load a model, or several as an ensemble.
+
+        Args:
+            *checkpoints: files written by ``fairseq-train``.
+            data: folder with the dictionaries and the sentencepiece model; by default, the one that
+                the first model was trained on.
+            device: ``cpu`` or ``cuda``; by default, a GPU if there is one.
+            fp16: compute in half precision, on a GPU.
+            bf16: compute in bfloat16.
+
+        Raises:
+            UserError: a file is missing, damaged or does not fit the others.
+        """
+        how = Computing.chosen(device, fp16, bf16)
+        found: Optional[DataBin] = None
+        task, models = None, []
+        for path in map(Path, checkpoints):
+            state = load_translation(path)
+            given = found.folder if found else Path(data) if data else None
+            found = data_bin(path, state, given)
+            task = task or _set_up_task(state["cfg"].task, found)
+            (model,), config = checkpoint_utils.load_model_ensemble(
+                [str(path)], task=task, state=state
+            )
+            how.place(model).prepare_for_inference_(config)
+            models.append(model)
+        if found is None:
+            raise UserError("no checkpoint to load")
+        return cls(task, models, found.pieces(found.source))
+
+    def translate(
+        self,
+        sentences: Sequence[str],
+        beam: int = 5,
+        nbest: int = 1,
+        length_penalty: float = 1.0,
+        max_tokens: int = 12000,
+    ) -> list[list[Hypothesis]]:
+        """Translate sentences.
+
+        A source may be as long as the model's encodings allow: relative ones have no limit. As in
+        fairseq, a translation ends at 200 tokens, or at the model's ``--max-target-positions``.
+
+        Args:
+            sentences: raw text.
+            beam: number of hypotheses that the search follows; 1 is greedy.
+            nbest: number of hypotheses to return.
+            length_penalty: below 1 favours short translations, above 1 long ones.
+            max_tokens: source tokens translated at a time, padding included.
+
+        Returns:
+            The ``nbest`` hypotheses of each sentence, best first, in the order of the sentences. An
+            empty sentence has one, which is empty.
+
+        Raises:
+            UserError: a number makes no sense, or a sentence is too long for the encodings.
+        """
+        if not 1 <= nbest <= beam:
+            raise UserError(f"nbest {nbest}: must be from 1 to the beam of {beam}")
+        options = GenerationConfig(beam=beam, lenpen=length_penalty)
+        generator = self.task.build_generator(self.models, options)
+        encoded = [self._encode(sentence) for sentence in sentences]
+        asked = [number for number, tokens in enumerate(encoded) if tokens.numel() > 1]
+        results = [[NOTHING] for _ in sentences]
+        for batch in self._batches([encoded[number] for number in asked], max_tokens):
+            numbers = [asked[index] for index in batch["id"].tolist()]
+            try:
+                found = self.task.inference_step(generator, self.models, batch)
+            except UserError as error:
+                longest = numbers[int(batch["net_input"]["src_lengths"].argmax())]
+                raise UserError(f"'{sentences[longest][:_QUOTED]}...': {error}") from None
+            for number, hypotheses in zip(numbers, found):
+                results[number] = [self._hypothesis(each) for each in hypotheses[:nbest]]
+        return results
+
+    def _encode(self, sentence: str) -> Tensor:
+        """Return the symbols of a sentence, the end included: ``(S,)``."""
+        (pieces,) = self._pieces([" ".join(sentence.split())])
+        symbols: Tensor = self.task.source_dictionary.encode_line(
+            " ".join(pieces), add_if_not_exist=False
+        )
+        return symbols.long()
+
+    def _batches(self, encoded: list[Tensor], max_tokens: int) -> Iterator[dict[str, Any]]:
+        """Yield fairseq's batches of sentences of similar length."""
+        if not encoded:
+            return
+        lengths = [tokens.numel() for tokens in encoded]
+        dataset = self.task.build_dataset_for_inference(encoded, lengths)
+        # No limit of positions, which fairseq's iterators have: the encodings know theirs.
+        for numbers in dataset.batch_by_size(
+            dataset.ordered_indices(), max_tokens=max(max_tokens, *lengths)
+        ):
+            batch = dataset.collater([dataset[number] for number in numbers])
+            yield utils.apply_to_sample(lambda tensor: tensor.to(self.device), batch)
+
+    def _hypothesis(self, found: dict[str, Any]) -> Hypothesis:
+        tokens = self.task.target_dictionary.string(found["tokens"])
+        text = post_process(tokens, "sentencepiece")
+        return Hypothesis(text, float(found["score"]), tuple(tokens.split()))
+
+
+def _set_up_task(config: Any, data: DataBin) -> Any:
+    config.data = str(data.folder)
+    config.source_lang, config.target_lang = data.source, data.target
+    return fairseq_tasks.setup_task(config)

@@ -1,0 +1,94 @@
+"""What is evaluated: models by their checkpoints, or translations that are written already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fairseq.utils import split_paths
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.running.options import named, names_folder
+
+
+class System(NamedTuple):
+    """A model of the comparison, in one of its trainings.
+
+    Attributes:
+        name: what tables call it.
+        path: what the user named: a checkpoint, several joined by ``:`` (an ensemble), a folder of
+            checkpoints to average, or a text file with a translation a line.
+        training: its number among those of the same name, which differ by seed; from 1.
+    """
+
+    name: str
+    path: str
+    training: int = 1
+
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+        return self.name if self.training == 1 else f"{self.name}, training {self.training}"
+
+    @property
+    def folder(self) -> Path:
+        """Where its translations are kept, in the folder of the results."""
+        more = [f"training-{self.training}"] if self.training > 1 else []
+        return Path(self.name, *more)
+
+    @property
+    def is_model(self) -> bool:
+        """Whether it still has to translate."""
+        return all(path.endswith(".pt") for path in self.paths) or self.is_folder
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether its checkpoints are to be averaged."""
+        return Path(self.path).is_dir()
+
+    @property
+    def paths(self) -> list[str]:
+        """The files that it is made of."""
+        names: list[str] = split_paths(self.path)
+        return names
+
+
+def parse_systems(texts: Sequence[str], average: int | None) -> list[System]:
+    """Return the systems of the command line, each ``NAME=PATH[,PATH...]`` or a path.
+
+    Args:
+        texts: the arguments.
+        average: number of checkpoints to average in each folder, or None.
+
+    Raises:
+        UserError: a name that cannot be a folder's, or two alike; one with more trainings than
+            another; a folder without ``average``, or a checkpoint with it.
+    """
+    given = [text if "=" in text else f"{_name(text)}={text}" for text in texts]
+    paths = {
+        name: path.split(",")
+        for name, path in named(given, "NAME=PATH or NAME=PATH,PATH", "systems").items()
+    }
+    counts = {name: len(trainings) for name, trainings in paths.items()}
+    if len(set(counts.values())) > 1:
+        told = ", ".join(f"{name} has {count}" for name, count in counts.items())
+        raise UserError(f"name as many trainings of each system: {told}")
+    systems = [
+        System(name, path, number)
+        for name, trainings in paths.items()
+        for number, path in enumerate(trainings, start=1)
+    ]
+    for system in systems:
+        if not names_folder(system.name):
+            raise UserError(f"{system.name!r}: the name must be one that a folder can have")
+        if system.is_folder and not average:
+            raise UserError(f"{system.path} is a folder; name a checkpoint in it, or --average N")
+        if system.is_model and not system.is_folder and average:
+            raise UserError(f"--average {average}: {system.path} is no folder of checkpoints")
+    return systems
+
+
+def _name(path: str) -> str:
+    """Return a name from a path: the folder of a checkpoint, or the name of a text file."""
+    return Path(path).parent.name if path.endswith(".pt") else Path(path).stem

@@ -1,0 +1,1 @@
+"""Tests, in the tree of the package; what they share is in ``helpers``."""

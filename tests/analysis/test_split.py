@@ -1,0 +1,62 @@
+"""A score is the sum of what content, position and both give."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.helpers.tiny_models import COMPOSITIONS, specs
+
+from fairseq_posenc.analysis.split import split
+from fairseq_posenc.positions import Span
+from tests.helpers.formulas import make, our_scores, positions_of, their_scores
+
+LENGTH = 6
+
+
+def parts(spec: str):
+    """Return the split of random scores ``(1, 2, 6, 6)``, what was split, and the encodings."""
+    built = make(spec)
+    query, key = torch.randn(2, 1, 2, LENGTH, 8, dtype=torch.float64)
+    span = Span.from_lengths(LENGTH, LENGTH, query.device)
+    terms = built.terms(span, positions_of(LENGTH, LENGTH)).unprojected(2)
+    rotation = built.rotation(torch.arange(LENGTH)[None])
+    return split(query, key, terms, rotation), query, key, built
+
+
+@pytest.mark.parametrize("spec", [*specs("scores", "rotation"), *COMPOSITIONS, "none"])
+def test_the_parts_are_the_score(spec):
+    found, query, key, built = parts(spec)
+    scores = our_scores(built, query[0], key[0])
+    torch.testing.assert_close(found.scores[0], scores, rtol=1e-10, atol=1e-10)
+    if found.product:
+        product = torch.stack(list(found.details.values())).prod(0)
+        ratio = (found.scores - found.position) / product
+        torch.testing.assert_close(ratio, torch.full_like(ratio, ratio.flatten()[0].item()))
+    else:
+        both = torch.stack([torch.zeros_like(found.both), *found.details.values()]).sum(0)
+        torch.testing.assert_close(found.both, both, rtol=1e-10, atol=1e-10)
+
+
+def test_content_does_not_know_of_positions():
+    """Of ``rope`` as well: it is the score of unrotated queries and keys."""
+    for spec in ("rope", "m4", "alibi"):
+        found, query, key, _ = parts(spec)
+        factor = 8**-0.5
+        torch.testing.assert_close(found.content, query @ key.transpose(2, 3) * factor)
+
+
+@pytest.mark.parametrize("spec", ["t5", "alibi", "kerple", "tupe", "fire"])
+def test_a_bias_is_position_alone(spec):
+    found, _, _, built = parts(spec)
+    assert found.both.abs().max() < 1e-12
+    zero = torch.zeros(2, LENGTH, 8, dtype=torch.float64)
+    torch.testing.assert_close(found.position[0], their_scores(built, spec, zero, zero))
+
+
+@pytest.mark.parametrize("spec", ["m4", "deberta"])
+def test_a_table_of_queries_is_told_from_that_of_keys(spec):
+    found, query, key, built = parts(spec)
+    without_key = their_scores(built, spec, query[0], torch.zeros_like(key[0]))
+    torch.testing.assert_close(found.details["query_table"][0], without_key)
+    without_query = their_scores(built, spec, torch.zeros_like(query[0]), key[0])
+    torch.testing.assert_close(found.details["key_table"][0], without_query)

@@ -1,0 +1,524 @@
+"""Every backend equals the reference: outputs, gradients, dropout; refusals give reasons."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.helpers.tiny_models import logits, make_model, make_tokens
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
+
+from fairseq_posenc.backends import BACKENDS, available, blocked, check, choose
+from fairseq_posenc.backends.base import (
+    DIRECTIONS,
+    AttentionCall,
+    CallFeatures,
+    Mask,
+    PerForwardCache,
+)
+from fairseq_posenc.backends.blocked import dropout as hashed
+from fairseq_posenc.backends.blocked import geometry
+from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.errors import UserError
+
+B, H, T, D = 3, 2, 37, 4
+ROWS = 2 * T - 1
+# Triton's kernels have tests of their own: off a GPU they would need its interpreter, in all tests.
+HERE = [name for name in BACKENDS if name != "triton"]
+FAST = [name for name in HERE if name != "reference"]
+
+
+@pytest.fixture(autouse=True)
+def _several_blocks(monkeypatch):
+    """Make blocks so small that a call has several, and the last of them is not full."""
+    monkeypatch.setattr(geometry, "QUERIES", 16)
+    monkeypatch.setattr(geometry, "PAIRS", 16 * 48)
+
+
+def make_terms(rows: int = ROWS, dtype: torch.dtype = torch.float32) -> dict[str, Terms]:
+    """Return terms of every form, with and without a batch or head dimension."""
+
+    def vectors(groups: int = 1, more: int = 0) -> torch.Tensor:
+        return torch.randn(groups, rows + more, D, dtype=dtype, requires_grad=True)
+
+    def scalars(groups: int = 1, more: int = 0) -> torch.Tensor:
+        return torch.randn(groups, rows + more, dtype=dtype, requires_grad=True)
+
+    def pairs(batch: int, groups: int) -> torch.Tensor:
+        shape = (batch, groups, rows + 1 - T, T)
+        return torch.randn(shape, dtype=dtype, requires_grad=True)
+
+    first = torch.zeros(B, T, dtype=torch.bool)
+    first[:2, 0] = True
+    first[2, 2] = True
+    return {
+        "plain": Terms(),
+        "scaled": Terms(scale_factor=3.0),
+        "bias": Terms(bias=scalars()),
+        "bias per head": Terms(bias=scalars(H)),
+        "bias by pair": Terms(pair_bias=pairs(1, H)),
+        "both biases": Terms(bias=scalars(), pair_bias=pairs(B, 1), scale_factor=2.0),
+        "gain": Terms(gain=scalars()),
+        "gain per head": Terms(gain=scalars(H)),
+        "query table": Terms(query_table=vectors()),
+        "key table": Terms(key_table=vectors(), scale_factor=2.0),
+        "two tables": Terms(query_table=vectors(H), key_table=vectors()),
+        "key table per head": Terms(query_table=vectors(), key_table=vectors(H)),
+        "product": Terms(query_table=vectors(), key_table=vectors(), product=True),
+        "product of nothing else": Terms(bias=scalars(), product=True),
+        "product of two": Terms(query_table=vectors(), product=True, scale_factor=2.0),
+        "product of all": Terms(
+            gain=scalars(),
+            bias=scalars(H),
+            query_table=vectors(),
+            key_table=vectors(H),
+            product=True,
+        ),
+        "values": Terms(value_table=vectors()),
+        "values per head": Terms(value_table=vectors(H), query_table=vectors()),
+        "bias with reset": Terms(bias=scalars(1, 2), first=first),
+        "product with reset": Terms(
+            query_table=vectors(1, 2), key_table=vectors(1, 2), product=True, first=first
+        ),
+        "all with reset": Terms(
+            gain=scalars(H, 2),
+            bias=scalars(1, 2),
+            query_table=vectors(H, 2),
+            key_table=vectors(1, 2),
+            value_table=vectors(1, 2),
+            first=first,
+        ),
+    }
+
+
+def masks() -> dict[str, Mask]:
+    right, left = torch.zeros(2, B, T, dtype=torch.bool)
+    right[1, -3:] = True
+    left[2, :2] = True
+    nothing = left.clone()
+    nothing[0] = True
+    pairs = torch.zeros(T, T, dtype=torch.bool)
+    pairs[:, 3] = True
+    return {
+        **{d: Mask(d) for d in DIRECTIONS},
+        **{f"{d}, padded on the right": Mask(d, right) for d in DIRECTIONS},
+        **{f"{d}, padded on the left": Mask(d, left) for d in DIRECTIONS},
+        "a sentence of padding": Mask("both", nothing),
+        "pairs": Mask("both", None, pairs),
+    }
+
+
+Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # query, key and value
+
+
+def inputs(dtype: torch.dtype = torch.float32, tgt_len: int = T) -> Inputs:
+    lengths = (tgt_len, T, T)
+    query, key, value = (torch.randn(B, H, n, D, dtype=dtype, requires_grad=True) for n in lengths)
+    return query, key, value
+
+
+def leaves_of(terms: Terms) -> list[torch.Tensor]:
+    return [x for x in terms if isinstance(x, torch.Tensor) and x.requires_grad]
+
+
+def assert_equals_reference(name: str, terms: Terms, mask: Mask, qkv: Inputs) -> None:
+    """Assert that outputs and all gradients are those of the reference, in float64."""
+    ours, _ = BACKENDS[name].attend(AttentionCall(*qkv, terms, mask))
+    theirs, _ = BACKENDS["reference"].attend(AttentionCall(*qkv, terms, mask))
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+    weight = torch.randn_like(ours)
+    leaves = [*qkv, *leaves_of(terms)]
+    for our, their in zip(
+        torch.autograd.grad((ours * weight).sum(), leaves),
+        torch.autograd.grad((theirs * weight).sum(), leaves),
+    ):
+        torch.testing.assert_close(our, their, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("mask", masks(), ids=lambda name: name)
+@pytest.mark.parametrize("form", make_terms(), ids=lambda name: name)
+@pytest.mark.parametrize("name", FAST)
+def test_equals_the_reference(name, form, mask):
+    terms, mask = make_terms(dtype=torch.float64)[form], masks()[mask]
+    if BACKENDS[name].refuses(terms, CallFeatures()):
+        with pytest.raises(UserError, match=f"--position-backend {name} cannot compute this"):
+            check(name, terms, D)
+        return
+    assert_equals_reference(name, terms, mask, inputs(torch.float64))
+
+
+@pytest.mark.parametrize("held", [0, 10**9], ids=["computed again", "held"])
+@pytest.mark.parametrize("tgt_len", [1, 5])
+@pytest.mark.parametrize("form", make_terms(), ids=lambda name: name)
+def test_blocked_serves_the_last_queries_of_many_keys(form, tgt_len, held, monkeypatch):
+    monkeypatch.setattr(blocked, "HELD_BYTES", held)
+    terms = make_terms(tgt_len + T - 1, torch.float64)[form]
+    if terms.pair_bias is not None:
+        pair_bias = terms.pair_bias.detach()[:, :, -tgt_len:].requires_grad_()
+        terms = terms._replace(pair_bias=pair_bias)
+    for mask in (Mask("lr"), Mask("both", masks()["both, padded on the left"].key_padding)):
+        assert_equals_reference("blocked", terms, mask, inputs(torch.float64, tgt_len))
+
+
+def test_blocked_serves_one_row_for_all_distances():
+    """For a single query, as in a step of decoding, the row is added to the query."""
+    row = torch.randn(H, 1, D, dtype=torch.float64, requires_grad=True)
+    table = torch.randn(H, T, D, dtype=torch.float64, requires_grad=True)
+    terms = Terms(query_table=table, key_table=row.expand(-1, T, -1), scale_factor=2.0)
+    qkv = inputs(torch.float64, 1)
+    ours, _ = BACKENDS["blocked"].attend(AttentionCall(*qkv, terms, Mask("lr")))
+    theirs, _ = BACKENDS["reference"].attend(AttentionCall(*qkv, terms, Mask("lr")))
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+    for our, their in zip(
+        torch.autograd.grad(ours.square().sum(), [*qkv, row, table]),
+        torch.autograd.grad(theirs.square().sum(), [*qkv, row, table]),
+    ):
+        torch.testing.assert_close(our, their, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("groups", [1, H])
+def test_blocked_serves_a_gain_of_channels_for_one_query(groups):
+    gain = torch.randn(groups, T, D, dtype=torch.float64, requires_grad=True)
+    terms = Terms(channel_gain=gain)
+    assert BACKENDS["blocked"].refuses(terms, CallFeatures(tgt_len=1)) == ""
+    assert_equals_reference("blocked", terms, Mask("lr"), inputs(torch.float64, 1))
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("form", ["product", "all with reset", "both biases"])
+def test_blocked_gives_the_same_without_holding_its_blocks(form, direction, monkeypatch):
+    monkeypatch.setattr(blocked, "HELD_BYTES", 0)
+    terms = make_terms(dtype=torch.float64)[form]
+    assert_equals_reference("blocked", terms, Mask(direction), inputs(torch.float64))
+
+
+@pytest.mark.parametrize("form", make_terms(), ids=lambda name: name)
+@pytest.mark.parametrize("name", FAST)
+def test_float32_is_close_to_the_reference(name, form):
+    terms, mask = make_terms()[form], Mask("lr", masks()["lr, padded on the right"].key_padding)
+    if BACKENDS[name].refuses(terms, CallFeatures()):
+        return  # shown above to be refused
+    qkv = inputs()
+    ours, _ = BACKENDS[name].attend(AttentionCall(*qkv, terms, mask))
+    theirs, _ = BACKENDS["reference"].attend(AttentionCall(*qkv, terms, mask))
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    weight, leaves = torch.randn_like(ours), [*qkv, *leaves_of(terms)]
+    for our, their in zip(
+        torch.autograd.grad((ours * weight).sum(), leaves),
+        torch.autograd.grad((theirs * weight).sum(), leaves),
+    ):
+        torch.testing.assert_close(our, their, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("form", ["bias", "bias by pair"])
+@pytest.mark.parametrize("name", FAST)
+def test_gradients_reach_a_bias_alone(name, form):
+    """torch's attention once crashed when nothing but the mask needed a gradient."""
+    terms = make_terms()[form]
+    qkv = [x.detach() for x in inputs()]
+    out, _ = BACKENDS[name].attend(AttentionCall(*qkv, terms, Mask("lr")))
+    out.sum().backward()
+    assert all(leaf.grad is not None for leaf in leaves_of(terms))
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_dropout_keeps_the_rate_and_the_mean(name):
+    """With equal weights and values of one, an output is the mean of (kept / keep rate)."""
+    torch.manual_seed(1)
+    zeros, ones = torch.zeros(8, 4, 64, 8), torch.ones(8, 4, 64, 8)
+    out, _ = BACKENDS[name].attend(AttentionCall(zeros, zeros, ones, Terms(), Mask(), dropout=0.1))
+    kept = out * 64 * 0.9  # number of weights kept, of 64, in each of 2,048 rows
+    assert kept[..., 0].mean().item() == pytest.approx(57.6, abs=0.25)
+    assert kept[..., 0].var().item() == pytest.approx(64 * 0.9 * 0.1, rel=0.25)
+
+
+def test_what_layers_share_is_made_anew_for_other_things():
+    cache, bias, equal = PerForwardCache(), torch.ones(2, requires_grad=True), torch.ones(2)
+    given = [(bias, 3), (bias, 3), (bias, 4), (equal, 4), (None, 4), (equal, 4), (equal, 4)]
+    made = [cache.get("doubled", (x, n), lambda: object()) for x, n in given]
+    assert [ours is theirs for ours, theirs in zip(made, made[1:])] == [
+        *(True, False, False, False, False, True)
+    ]
+    with torch.no_grad():  # as a layer that is run again with gradients finds it
+        without = cache.get("doubled", (bias, 3), lambda: bias * 2)
+    assert cache.get("doubled", (bias, 3), lambda: bias * 2).requires_grad
+    assert not without.requires_grad
+
+
+@pytest.mark.parametrize("form", ["bias per head", "product of all", "all with reset"])
+@pytest.mark.parametrize("name", HERE)
+def test_the_same_seed_gives_the_same_bits(name, form):
+    terms, mask = make_terms()[form], masks()["lr, padded on the left"]
+    if BACKENDS[name].refuses(terms, CallFeatures()):
+        return
+    qkv = inputs()
+    leaves = [*qkv, *leaves_of(terms)]
+
+    def once():
+        torch.manual_seed(3)
+        out, _ = BACKENDS[name].attend(AttentionCall(*qkv, terms, mask, dropout=0.2))
+        return [out, *torch.autograd.grad(out.square().sum(), leaves)]
+
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(once(), once()))
+
+
+@pytest.mark.parametrize("spec", ["t5", "shaw+shaw_values"])
+@pytest.mark.parametrize("name", HERE)
+def test_the_same_seed_trains_the_same_weights(name, spec):
+    """Dropout and padding included, for twenty updates."""
+    if name == "sdpa" and spec != "t5":
+        return
+    rates = {"dropout": 0.1, "attention_dropout": 0.1}
+    tokens = make_tokens(4, 12)
+    tokens[1, -3:] = 1
+
+    def trained():
+        torch.manual_seed(3)
+        model = make_model("masked_lm", position_encoding=spec, position_backend=name, **rates)
+        optimizer = torch.optim.Adam(model.train().parameters(), lr=1e-2)
+        for _ in range(20):
+            optimizer.zero_grad()
+            logits(model, "masked_lm", tokens).logsumexp(-1).sum().backward()
+            optimizer.step()
+        return [parameter.detach() for parameter in model.parameters()]
+
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(trained(), trained()))
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_decoding_step_equals_the_last_row(name):
+    query, key, value = (x.detach() for x in inputs())
+    full_bias = torch.randn(1, ROWS)
+    full, _ = BACKENDS[name].attend(
+        AttentionCall(query, key, value, Terms(bias=full_bias), Mask("lr"))
+    )
+    step, _ = BACKENDS[name].attend(
+        AttentionCall(query[:, :, -1:], key, value, Terms(bias=full_bias[:, :T]), Mask("lr"))
+    )
+    torch.testing.assert_close(step, full[:, :, -1:], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float16, 5e-3), (torch.bfloat16, 4e-2)])
+def test_half_precision_is_close_to_float64(name, dtype, bound):
+    qkv = [x.detach().to(dtype) for x in inputs()]
+    terms = Terms(bias=torch.randn(H, ROWS).to(dtype))
+    exact, _ = BACKENDS["reference"].attend(
+        AttentionCall(*(x.double() for x in qkv), Terms(bias=terms.bias.double()), Mask("rl"))
+    )
+    half, _ = BACKENDS[name].attend(AttentionCall(*qkv, terms, Mask("rl")))
+    assert half.dtype == dtype
+    assert (half.double() - exact).abs().max() < bound
+
+
+@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_no_score_beats_a_mask(name, dtype):
+    """The masked key's score is 90,000, more than fp16 could be filled with."""
+    query, key = torch.zeros(2, 1, 1, 2, 4, dtype=dtype)
+    query[..., 0] = 600
+    key[..., 1, 0] = 300
+    value = torch.eye(2, 4, dtype=dtype)[None, None]
+    attended, _ = BACKENDS[name].attend(AttentionCall(query, key, value, Terms(), Mask("lr", None)))
+    padded, _ = BACKENDS[name].attend(
+        AttentionCall(query, key, value, Terms(), Mask("both", torch.tensor([[False, True]])))
+    )
+    assert attended[0, 0, 0].tolist() == [1, 0, 0, 0]
+    assert padded[0, 0, 0].tolist() == [1, 0, 0, 0]
+
+
+def test_dropout_is_drawn_again_in_the_backward_pass(monkeypatch):
+    """The gradient is that of a function that drops the same weights, held or computed again."""
+    terms = make_terms(dtype=torch.float64)["product with reset"]
+    qkv = inputs(torch.float64)
+    leaves = [*qkv, *leaves_of(terms)]
+    for held in (0, 10**9):
+        monkeypatch.setattr(blocked, "HELD_BYTES", held)
+
+        def attend(
+            query: torch.Tensor,
+            key: torch.Tensor,
+            value: torch.Tensor,
+            query_table: torch.Tensor,
+            key_table: torch.Tensor,
+        ) -> torch.Tensor:
+            torch.manual_seed(1)
+            given = terms._replace(query_table=query_table, key_table=key_table)
+            return BACKENDS["blocked"].attend(
+                AttentionCall(query, key, value, given, Mask("lr"), dropout=0.3)
+            )[0]
+
+        assert torch.autograd.gradcheck(attend, leaves, fast_mode=True)
+
+
+def test_activation_checkpointing_drops_the_same_weights():
+    qkv = inputs()
+    terms = make_terms()["two tables"]
+    leaves = [*qkv, *leaves_of(terms)]
+
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return BACKENDS["blocked"].attend(
+            AttentionCall(query, key, value, terms, Mask(), dropout=0.5)
+        )[0]
+
+    found = []
+    for run in (attend, lambda *qkv: checkpoint(attend, *qkv, use_reentrant=False)):
+        torch.manual_seed(1)
+        found.append(torch.autograd.grad(run(*qkv).square().sum(), leaves))
+    for plain, again in zip(*found):
+        assert plain.equal(again)
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.1, 0.5, 0.9])
+def test_hashed_dropout_is_independent_from_pair_to_pair(rate):
+    """Counts, and products of rows and of columns, spread as those of independent draws do."""
+    device = torch.device("cpu")
+    queries, keys = hashed.draw(2, 8, 256, device=device), hashed.draw(8, 256, device=device)
+    weights = hashed.sign_dropped(torch.ones(8, 256, 256), rate, queries, keys)
+    assert set(weights.unique().tolist()) == {-1, 1}
+    z = ((weights < 0).double() - rate) / (rate * (1 - rate)) ** 0.5
+    assert abs(z.mean()) * z.numel() ** 0.5 < 4
+    for sums in (z.sum(1), z.sum(2)):
+        assert (sums / 16).var().item() == pytest.approx(1, abs=0.15)
+    others = ~torch.eye(256, dtype=torch.bool)
+    for products in (z @ z.transpose(1, 2), z.transpose(1, 2) @ z):
+        assert (products[:, others] / 16).var().item() == pytest.approx(1, abs=0.05)
+
+
+def exact_gradients(leaves: list[torch.Tensor], form: str, weight: torch.Tensor):
+    """Return the reference's gradients in float64, of the leaves as they are."""
+    exact = [x.detach().double().requires_grad_() for x in leaves]
+    query, key, value, *tables = exact
+    out, _ = BACKENDS["reference"].attend(
+        AttentionCall(query, key, value, with_tables(form, tables), Mask("lr"))
+    )
+    return torch.autograd.grad((out * weight.double()).sum(), exact)
+
+
+def with_tables(form: str, tables: list[torch.Tensor]) -> Terms:
+    terms = make_terms()[form]
+    names = [name for name, x in terms._asdict().items() if isinstance(x, torch.Tensor)]
+    changes: dict[str, Any] = dict(zip(names, tables))
+    return terms._replace(**changes)
+
+
+@pytest.mark.parametrize("form", ["two tables", "product"])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float16, 4e-3), (torch.bfloat16, 2e-2)])
+def test_blocked_gradients_in_half_precision_are_close_to_float64(form, dtype, bound):
+    """Values with a large common part: the gradients then subtract nearly equal numbers."""
+    leaves = [x.detach() for x in (*inputs(), *leaves_of(make_terms()[form]))]
+    leaves[2] += 3
+    leaves = [x.to(dtype).requires_grad_() for x in leaves]
+    terms = with_tables(form, leaves[3:])
+    out, _ = BACKENDS["blocked"].attend(AttentionCall(*leaves[:3], terms, Mask("lr")))
+    weight = torch.randn_like(out)
+    ours = torch.autograd.grad((out * weight).sum(), leaves)
+    for our, exact in zip(ours, exact_gradients(leaves, form, weight)):
+        assert (our - exact).norm() < bound * exact.norm()
+
+
+@pytest.mark.parametrize("form", make_terms(), ids=lambda name: name)
+def test_a_backward_pass_under_autocast_gives_the_same(form):
+    terms, qkv = make_terms()[form], inputs()
+    leaves = [*qkv, *leaves_of(terms)]
+    found = []
+    for autocast in (False, True):
+        out, _ = BACKENDS["blocked"].attend(AttentionCall(*qkv, terms, Mask("lr")))
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            found.append(torch.autograd.grad(out.sum(), leaves))
+    for plain, cast in zip(*found):
+        assert plain.equal(cast)
+
+
+def test_a_second_backward_pass_over_held_blocks_gives_the_same():
+    for form in ("two tables", "product of all", "gain", "all with reset"):
+        qkv, terms = inputs(), make_terms()[form]
+        leaves = [*qkv, *leaves_of(terms)]
+        out, _ = BACKENDS["blocked"].attend(AttentionCall(*qkv, terms, Mask(), dropout=0.1))
+        once = torch.autograd.grad(out.sum(), leaves, retain_graph=True)
+        for first, again in zip(once, torch.autograd.grad(out.sum(), leaves)):
+            assert first.equal(again)
+    out, _ = BACKENDS["blocked"].attend(AttentionCall(*(x.detach() for x in qkv), Terms(), Mask()))
+    assert out.grad_fn is None
+
+
+def largest_allocation(length: int) -> int:
+    """Return the bytes of the largest tensor of a forward and backward pass of a product."""
+    q, k, v = (torch.randn(1, 1, length, D, requires_grad=True) for _ in range(3))
+    table = torch.randn(1, 2 * length - 1, D, requires_grad=True)
+    terms = Terms(query_table=table, key_table=table, product=True)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        BACKENDS["blocked"].attend(AttentionCall(q, k, v, terms, Mask(), dropout=0.1))[
+            0
+        ].sum().backward()
+    sizes = [event.cpu_memory_usage for event in seen.events() if event.name == "[memory]"]
+    return max(sizes)
+
+
+def test_no_tensor_of_blocked_grows_with_the_square_of_the_length(monkeypatch):
+    monkeypatch.setattr(blocked, "HELD_BYTES", 0)
+    assert largest_allocation(1024) < 2.5 * largest_allocation(512)
+
+
+def plan(terms: Terms, requested: str = "auto", **call: Any) -> str:
+    return choose(requested, terms, CallFeatures()._replace(**call)).name
+
+
+def test_auto_takes_the_fastest_that_can():
+    tables = make_terms()["product"]
+    fixed = Terms(bias=torch.zeros(1, ROWS))
+    assert plan(Terms()) == "sdpa"
+    assert plan(Terms(), dropout=True) == "blocked"
+    assert plan(tables) == "blocked"
+    assert plan(tables, src_len=20, tgt_len=20) == "reference"
+    assert plan(tables, src_len=20, tgt_len=1) == "reference"
+    assert plan(tables, src_len=512, tgt_len=1) == "reference"
+    assert plan(fixed, src_len=512, tgt_len=1) == "sdpa"
+    assert plan(Terms(channel_gain=torch.ones(1, ROWS, D))) == "reference"
+    assert plan(fixed) == "sdpa"
+    assert plan(fixed, padded=True) == "blocked"
+    assert plan(make_terms()["bias"]) == "blocked"
+    assert plan(Terms(), need_weights=True) == "reference"
+
+
+def test_the_choice_is_logged_with_its_reason_once_for_each_case(caplog):
+    terms = Terms(channel_gain=torch.ones(1, ROWS, D), bias=torch.ones(1, ROWS))
+    line = (
+        "attention (channel gain, bias; cpu, float64, dropout): reference, "
+        "no matrix of scores by distance; not blocked: no matrix product computes a gain for each "
+        "channel"
+    )
+    with caplog.at_level("INFO"):
+        for _ in range(3):
+            plan(terms, dropout=True, dtype=torch.float64)
+    assert caplog.messages == [line]
+
+
+def test_a_requested_backend_is_taken_or_refused():
+    tables = make_terms()["product"]
+    assert plan(Terms(), "reference", dropout=True) == "reference"
+    assert plan(tables, "blocked", src_len=8, tgt_len=8) == "blocked"
+    assert plan(tables, "blocked", tgt_len=1) == "blocked"  # which leaves it to the reference
+    with pytest.raises(UserError, match="--position-backend sdpa cannot compute this: the scores"):
+        plan(tables, "sdpa")
+
+
+def test_attention_weights_come_from_the_reference_even_if_another_is_required():
+    assert plan(Terms(), "sdpa", need_weights=True) == "reference"
+
+
+def test_unknown_backend_is_an_error_that_lists_the_known():
+    with pytest.raises(UserError, match="unknown backend 'fast'; known: auto, triton, sdpa, "):
+        check("fast", Terms(), D)
+
+
+def test_a_backend_that_cannot_run_here_is_refused_with_the_reason(monkeypatch):
+    monkeypatch.setattr(BACKENDS["triton"], "unavailable", lambda: "there is no CUDA device")
+    with pytest.raises(UserError, match=r"triton cannot compute this: there is no CUDA device"):
+        check("triton", Terms(), D)
+
+
+def test_every_backend_says_whether_it_can_run():
+    assert set(available()) == set(BACKENDS)

@@ -1,0 +1,368 @@
+"""The benchmarks measure what they say, on tiny sizes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from fairseq_posenc import registry  # noqa: E402
+from fairseq_posenc.backends import available, reference  # noqa: E402
+from fairseq_posenc.backends.base import AttentionCall, Mask  # noqa: E402
+from fairseq_posenc.checkpoints.state_dict_adapter import is_copy  # noqa: E402
+from fairseq_posenc.encodings.distance_table import DistanceTable  # noqa: E402
+from fairseq_posenc.encodings.terms import Terms  # noqa: E402
+from fairseq_posenc.errors import UserError  # noqa: E402
+from fairseq_posenc.positions import Span  # noqa: E402
+from generate import speed  # noqa: E402
+from measuring import families, flex, flops, page, results, timing  # noqa: E402
+from measuring.commands import prepare  # noqa: E402
+from measuring.compare import Budget, compare  # noqa: E402
+from measuring.contenders import (  # noqa: E402
+    STOCK,
+    Contender,
+    backend_names,
+    contenders,
+    positions_of,
+)
+from measuring.memory import peak  # noqa: E402
+from measuring.scopes import SCOPES, Case, layer, layer_and_modules, operation  # noqa: E402
+from reset import parse_args, rows_of, without_reset  # noqa: E402
+from survive import survive  # noqa: E402
+
+# fairseq's of hydra, and torch's of FlexAttention that is not compiled.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+
+CPU = torch.device("cpu")
+TINY = Case("training", 16, 2, 0.1, torch.float32, CPU, 32, 4, 64, 1, 40)
+QUICKLY = Budget(rounds=3, seconds=60.0)
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch):
+    monkeypatch.setattr(timing, "SHORTEST", 0.005)
+
+
+def rows(scope: str = "layer", case: Case = TINY, encodings=("rope", "m4m"), backends=("auto",)):
+    return compare(scope, case, encodings, backends, False, QUICKLY)
+
+
+@pytest.mark.parametrize("mode", ["forward", "training"])
+@pytest.mark.parametrize("scope", SCOPES)
+def test_every_scope_and_mode_gives_whole_rows(scope, mode):
+    dropout = 0.1 if mode == "training" else 0.0
+    found = rows(scope, TINY._replace(mode=mode, dropout=dropout), encodings=["m4m"])
+    assert [row.encoding for row in found] == ["stock", "none", "m4m"]
+    for row in found:
+        assert (row.scope, row.mode) == (scope, mode)
+        assert row.backend in (*available(), "fairseq")
+        assert min(row.seconds, row.memory, row.ratio, row.ratio_to_none, row.memory_ratio) > 0
+        if row.encoding == "none":
+            assert row.ratio_to_none == 1.0
+
+
+def test_all_encodings_and_backends_can_compete():
+    names = registry.names_for(encoder=True)
+    found = contenders(names, backend_names(["all"]), TINY.dims, TINY.call)
+    assert {each.encoding for each in found} == set(names)
+    assert {"sdpa", "reference"} <= {each.backend for each in found}
+    for contender in found:
+        for scope in (operation, layer):
+            scope(contender, TINY)()
+
+
+def test_stock_is_as_fast_and_as_large_as_itself():
+    case = TINY._replace(length=128, embed_dim=128, ffn_dim=256)
+    stock = rows("layer", case)[0]
+    assert 0.5 < stock.ratio < 2
+    assert stock.memory_ratio == 1.0
+
+
+def test_fairseqs_layer_calls_scaled_dot_product_attention():
+    """The documentation says so, and the scope ``op`` rests on it."""
+    for case in (TINY, TINY._replace(mode="forward", dropout=0.0)):
+        run = layer(STOCK, case)
+        with profile(activities=[ProfilerActivity.CPU]) as profiled:
+            run()
+        called = [event.name for event in profiled.events() or ()]
+        assert called.count("aten::scaled_dot_product_attention") == 1
+
+
+def test_peak_of_known_allocations():
+    size = 1_000_000
+
+    def run() -> None:
+        first = torch.zeros(size)
+        second = torch.zeros(2 * size)
+        del first
+        third = torch.zeros(size // 2)
+        del second, third
+
+    assert peak(run, CPU) == pytest.approx(4 * 3 * size, rel=1e-3)
+    assert peak(run, CPU) == peak(run, CPU)
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux only")
+def test_peak_is_what_the_process_grows_by():
+    query, key, value = (torch.randn(1, 12, 1024, 64, requires_grad=True) for _ in range(3))
+    incoming = torch.randn(1, 12, 1024, 64)
+
+    def run() -> None:
+        F.scaled_dot_product_attention(query, key, value, dropout_p=0.1).backward(incoming)
+        query.grad = key.grad = value.grad = None
+
+    run()
+    Path("/proc/self/clear_refs").write_text("5")  # forgets the highest so far
+    before = _memory("VmRSS")
+    run()
+    grown = _memory("VmHWM") - before
+    scores = 12 * 1024**2 * 4
+    assert peak(run, CPU) == pytest.approx(grown, rel=0.08)
+    assert peak(run, CPU) > 4 * scores  # scores, weights, mask as numbers, and the product
+
+
+def _memory(key: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
+
+
+@pytest.mark.parametrize("name", ["m4m", "m4", "shaw", "deberta"])
+def test_weights_have_no_denormal_numbers(name, monkeypatch):
+    """Processors are slow at them, so a comparison with such weights would be one of luck."""
+    seen = []
+    softmax = reference.softmax
+
+    def noted(scores: torch.Tensor, mask: Mask) -> torch.Tensor:
+        seen.append(softmax(scores, mask))
+        return seen[-1]
+
+    monkeypatch.setattr(reference, "softmax", noted)
+    for scope in (operation, layer):
+        scope(Contender(name, "reference"), Case("forward", 256, 1, 0.0, torch.float32, CPU))
+    smallest = torch.finfo(torch.float32).tiny
+    for weights in seen:
+        assert not ((weights > 0) & (weights < smallest)).any()
+    assert len(seen) == 2
+
+
+def test_interleaving_runs_all_in_turns_and_drops_the_warm_up(monkeypatch):
+    monkeypatch.setattr(timing, "SHORTEST", 0.0)  # so that none is repeated
+    order: list[str] = []
+    passes = [lambda: order.append("a"), lambda: order.append("b")]
+    found = timing.interleaved(passes, CPU, rounds=4)
+    assert "".join(order[2 * timing.WARM_UP :]) == "abababab"
+    assert len(found) == 4
+    assert len(timing.interleaved(passes, CPU, rounds=9, limit=0.0)) == timing.FEWEST
+
+
+def test_ratios_are_medians_of_ratios_in_a_round():
+    rounds = [[1.0, 2.0], [10.0, 30.0], [1.0, 9.0]]
+    assert timing.ratio(rounds, 1, 0) == 3.0
+    assert timing.median(rounds, 1) == 9.0
+
+
+def test_a_speed_is_told_against_the_turns_around_it():
+    rounds = [[1.0, 4.0, 3.0, 3.0, 3.0], [2.0, 1.0, 2.0, 2.0, 6.0], [3.0, 1.0, 5.0, 5.0, 1.0]]
+    assert [speed(rounds, turn) for turn in (-1, 1, 3)] == [1.0, 2.0, 1.0]
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_the_models_compared_differ_in_their_positions_alone(family):
+    """With fairseq's own positions a model of ours has the same parameters, in the same places."""
+    size = families.Size(32, 4, 48, 3)
+    whole = families.Whole(family, size, 24, 2, 0.1, torch.float32, CPU, vocabulary=50)
+    positions = "learned" if family == "masked_lm" else "sinusoidal(layout=fairseq)"
+    theirs, ours = (
+        families.build(contender, whole)[2]
+        for contender in (STOCK, Contender(positions, "reference"))
+    )
+    ours.load_state_dict(theirs.state_dict())
+    shapes = [
+        sorted(tuple(p.shape) for name, p in model.named_parameters() if not is_copy(name))
+        for model in (theirs, ours)
+    ]
+    if family == "masked_lm":  # fairseq's table has two rows more, which no position has
+        shapes[0][shapes[0].index((26, 32))] = (24, 32)
+    assert sorted(shapes[0]) == sorted(shapes[1])
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_the_formula_of_model_flops_counts_the_matrix_products(family):
+    """With dropout the CPU's attention is plain products, which torch's counter knows."""
+    size = families.Size(32, 4, 48, 3)
+    whole = families.Whole(family, size, 24, 2, 0.1, torch.float32, CPU, vocabulary=50)
+    step = families.training_step(STOCK, whole)
+    step()
+    with FlopCounterMode(display=False) as counter:
+        step()
+    _, task, _ = families.build(STOCK, whole)
+    expected = flops.model_flops(whole, len(task.source_dictionary))
+    assert counter.get_total_flops() == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["alibi", "t5", "tupe", "m2", "shaw", "m4", "m4m", "deberta_v2"])
+def test_flex_attention_computes_the_same(name):
+    """Uncompiled, as it can run on the CPU."""
+    encodings = registry.build(registry.parse(name), TINY.dims)
+    for parameter in encodings.parameters():
+        torch.nn.init.normal_(parameter)
+    positions = positions_of(TINY.batch, TINY.length, CPU)
+    terms = encodings.terms(
+        Span.from_lengths(TINY.length, TINY.length, CPU), positions
+    ).unprojected(4)
+    query, key, value = (torch.randn(TINY.batch, 4, TINY.length, 8) for _ in range(3))
+    assert flex.refuses(terms, TINY.call) == ""
+    ours, _ = flex.attend(AttentionCall(query, key, value, terms, Mask()))
+    theirs, _ = reference.attend(AttentionCall(query, key, value, terms, Mask()))
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+def test_flex_attention_is_left_out_aloud(capsys):
+    found = compare("op", TINY, ["rope"], ["auto"], True, QUICKLY)
+    assert "flex" not in {row.backend for row in found}
+    assert "FlexAttention: on the CPU it has no backward pass" in capsys.readouterr().err
+    with pytest.raises(UserError, match="without dropout"):
+        flex.attend(AttentionCall(*[torch.zeros(1, 1, 2, 4)] * 3, Terms(), Mask(), dropout=0.1))
+
+
+def test_a_device_that_is_not_there_is_told(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match="--device cuda: torch finds no GPU here"):
+        prepare(Namespace(device=torch.device("cuda")))
+
+
+def test_an_unknown_backend_is_told():
+    with pytest.raises(UserError, match="unknown backend 'fast'; known: auto, all, triton, sdpa"):
+        backend_names(["fast"])
+
+
+def test_kept_figures_come_back_and_fill_the_page(tmp_path):
+    found = rows() + rows(case=TINY._replace(length=32))
+    kept = [row._asdict() for row in found]
+    document = tmp_path / "benchmarks.md"
+    document.write_text(page.PAGE.read_text())
+    result = results.Result("some", "attention", "python benchmarks/attention.py", "here", kept)
+    page.keep(result, tmp_path, document)
+    (again,) = results.load(tmp_path)
+    assert again._replace(rows=[]) == result._replace(rows=[])
+    assert again.rows[1]["ratio"] == pytest.approx(kept[1]["ratio"], rel=1e-4)
+    text = document.read_text()
+    assert "### some\n\n    python benchmarks/attention.py\n\nhere." in text
+    assert "| `m4m` | " in text
+    assert "| encoding | backend | n = 16 | n = 32 |" in text
+    assert (tmp_path / "benchmark_some.png").stat().st_size > 10_000
+    assert page.text(text, [again]) == text
+
+
+def test_growth_is_told_against_linear_growth():
+    row = rows()[0]._asdict()
+    short, long = ({**row, "length": n, "memory": m} for n, m in ((1024, 100e6), (4096, 500e6)))
+    assert page.growth([short]) == []
+    assert page.growth([short, long])[-1].endswith("| 2 | 100.0 | 500.0 | 5.00 | 1.25 |")
+
+
+def test_the_page_is_up_to_date():
+    text = page.PAGE.read_text("utf-8")
+    assert text == page.text(text, results.load()), (
+        "run python benchmarks/attention.py --write-docs"
+    )
+    for result in results.load():
+        if page.has_picture(result):
+            assert (results.RESULTS / f"{results.PREFIX}{result.name}.png").is_file()
+
+
+def script(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "benchmarks" / name), *arguments]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+
+@pytest.mark.slow
+def test_attention_prints_json_and_nothing_else():
+    short = ("--scopes", "op", "--lengths", "32", "--rounds", "3", "--encodings", "rope")
+    done = script("attention.py", *short, "--json")
+    found = json.loads(done.stdout)
+    figures = ["ratio", "memory_ratio", "batch", "dtype", "seconds"]
+    keys = ["scope", "device", "mode", "encoding", "backend", "length", "dropout", *figures]
+    assert all(list(row) == keys for row in found)
+    ours = [row for row in found if row["encoding"] == "rope"]
+    assert [(row["mode"], row["dropout"]) for row in ours] == [("forward", 0.0), ("training", 0.1)]
+
+
+@pytest.mark.slow
+def test_generate_and_train_print_their_rows():
+    tiny = ("--size", "tiny", "--rounds", "3", "--encodings", "rope", "--length", "12", "--json")
+    generated = json.loads(script("generate.py", *tiny).stdout)
+    assert [row["encoding"] for row in generated] == ["sinusoidal", "stock", "rope"]
+    assert all(row["tokens_per_second"] > 0 and row["beam"] == 5 for row in generated)
+    assert generated[0]["ratio"] == 1.0
+    trained = json.loads(script("train.py", *tiny, "--family", "translation").stdout)
+    assert [row["encoding"] for row in trained] == ["stock", "none", "rope"]
+    assert all(0 < row["utilisation"] < 1 for row in trained)
+
+
+@pytest.mark.slow
+def test_the_parts_of_a_layers_time_are_told():
+    short = ("--length", "64", "--rounds", "3", "--encodings", "m4m", "--json")
+    rows = json.loads(script("breakdown.py", *short).stdout)
+    assert [row["encoding"] for row in rows] == ["stock", "m4m"]
+    for row in rows:
+        parts = [row[part] for part in ("products", "random", "softmax", "rest")]
+        assert all(0 < part < row["seconds"] for part in parts)
+    refused = script("breakdown.py", "--device", "cuda")
+    assert refused.stderr.startswith("error: ")
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_what_survives_has_learnt(family):
+    sizes = families.FAMILIES[family].sizes["tiny"]
+    whole = families.Whole(family, sizes, 16, 4, 0.0, torch.bfloat16, CPU, vocabulary=100)
+    text = torch.tensor([4 + number % 7 for number in range(2000)])
+    row = survive(Contender("rope", "reference"), whole, 40, text)
+    assert row["finite"]
+    assert row["last"] < row["first"] - 1  # bits
+
+
+@pytest.mark.slow
+def test_the_cost_of_a_reset_is_told():
+    short = ("--length", "32", "--rounds", "3", "--processes", "1", "--json")
+    (row,) = json.loads(script("reset.py", *short, "--encodings", "m4m").stdout)
+    assert (row["encoding"], row["length"]) == ("m4m", 32)
+    assert 0.5 < row["lowest"] == row["ratio"] == row["highest"] < 2
+
+
+def test_the_cost_of_a_reset_is_the_median_over_processes():
+    contender = Contender("m4m", "blocked")
+    runs = [[(contender, 1.0, 1.02)], [(contender, 3.0, 0.99)], [(contender, 2.0, 1.01)]]
+    (row,) = rows_of(parse_args(["--encodings", "m4m"]), runs)
+    figures = [row[name] for name in ("seconds", "lowest", "ratio", "highest")]
+    assert figures == [2.0, 0.99, 1.01, 1.02]
+
+
+def test_a_reset_is_taken_out_for_a_while():
+    run, modules = layer_and_modules(Contender("shaw+reset", "blocked"), TINY)
+    (table,) = (each for each in modules.modules() if isinstance(each, DistanceTable))
+    span, kept = Span.from_lengths(16, 16, CPU), table.reset
+    rows_with = table.rows(span).size(1)
+    with without_reset(modules):
+        run()
+        assert table.rows(span).size(1) == rows_with - 2
+    assert table.reset is kept
+    assert table.rows(span).size(1) == rows_with
+    with pytest.raises(KeyError), without_reset(modules):
+        raise KeyError
+    assert table.reset is kept
+    with pytest.raises(UserError, match="has a reset"), without_reset(torch.nn.Linear(1, 1)):
+        pass

@@ -1,0 +1,575 @@
+"""What is loaded, what is adapted, and what is refused."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import logging
+import os
+import pickle
+import re
+import zipfile
+from argparse import Namespace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from fairseq import checkpoint_utils
+from fairseq.dataclass.configs import FairseqConfig
+from omegaconf import OmegaConf
+from tests.helpers.tiny_models import STOCK, make_model, make_tokens
+from torch.multiprocessing.spawn import ProcessRaisedException
+
+from fairseq_posenc.checkpoints.identity import is_identity
+from fairseq_posenc.checkpoints.state_dict_adapter import is_position_parameter
+from fairseq_posenc.errors import UserError, one_line
+from fairseq_posenc.host import save_dir_lock
+from fairseq_posenc.host.startup import install_excepthook
+from fairseq_posenc.workbench.translation import average
+from tests.helpers.commands import train
+
+
+def test_fairseqs_namespace_is_loaded_without_running_code(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    torch.save({"args": argparse.Namespace(arch="x"), "w": torch.ones(2)}, path)
+    assert torch.load(path, weights_only=True)["args"].arch == "x"
+
+
+class _RunsCode:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_pickle_that_would_run_code_is_refused_in_a_line(tmp_path):
+    path, trace = tmp_path / "checkpoint.pt", tmp_path / "it_ran"
+    torch.save({"model": _RunsCode(trace)}, path)
+    with pytest.raises(Exception, match="Weights only load failed") as caught:
+        torch.load(path)
+    assert not trace.exists()
+    message = one_line(caught.value)
+    assert "checkpoint refused, because loading it could run code" in message
+    assert "mkdir" in message
+    assert "\n" not in message
+
+
+OTHER_POSITIONS = [
+    ("learned", "m4m", "m4m.table.weight .* is not in the checkpoint.*is not in the model"),
+    ("m4m", "none", "layers.0.self_attn.encodings.m4m.table.weight .* is not in the model"),
+    ("m4m", "m4m(max_distance=5)", r"is \(1, 47, 8\) in the checkpoint, \(1, 11, 8\) in the model"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "message"), OTHER_POSITIONS)
+def test_other_position_parameters_are_an_error_that_names_them(old, new, message):
+    state = make_model("masked_lm", position_encoding=old).state_dict()
+    model = make_model("masked_lm", position_encoding=new)
+    with pytest.raises(UserError, match=message) as caught:
+        model.load_state_dict(state)
+    assert "--init-positions" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "where"), [("m4", "m4+reset", "checkpoint"), ("m4+reset", "m4", "model")]
+)
+def test_a_table_without_the_rows_of_the_reset_is_no_shorter_one(old, new, where):
+    state = make_model("masked_lm", position_encoding=old).state_dict()
+    model = make_model("masked_lm", position_encoding=new)
+    with pytest.raises(UserError, match=rf"m4.table.reset \(1, 2, 8\) is not in the {where}"):
+        model.load_state_dict(state)
+
+
+# Of the model's 58 tensors, and of a table in each of its three layers, or one at its input.
+LAYER = "encoder.sentence_encoder.layers.0.self_attn.encodings.m4m.table.weight"
+INPUT = "encoder.sentence_encoder.embed_positions.encodings.learned.table.weight"
+TAKEN = [
+    ("m4m", "m4m", "61 tensors loaded, 0 new, 0 ignored"),
+    ("learned", "m4m", f"58 tensors loaded, 3 ({LAYER}, ...) new, 1 ({INPUT}) ignored"),
+    ("m4m", "none", f"58 tensors loaded, 0 new, 3 ({LAYER}, ...) ignored"),
+    (
+        "m4m",
+        "m4m(max_distance=5)",
+        f"58 tensors loaded, 3 ({LAYER}, ...) new, 3 ({LAYER}, ...) ignored",
+    ),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "line"), TAKEN)
+def test_the_log_counts_what_is_loaded_new_and_ignored(old, new, line, caplog):
+    state = {
+        k: v.clone() for k, v in make_model("masked_lm", position_encoding=old).state_dict().items()
+    }
+    model = make_model("masked_lm", position_encoding=new, init_positions=True)
+    with caplog.at_level(logging.INFO):
+        model.load_state_dict(state)
+    assert [x.getMessage() for x in caplog.records if "tensors" in x.msg % x.args] == [
+        f"checkpoint: {line}"
+    ]
+
+
+def test_what_fairseq_calls_otherwise_counts_as_loaded(caplog):
+    """Its learned positions have another name, and two rows more."""
+    stock = {k: v.clone() for k, v in make_model("masked_lm", "roberta").state_dict().items()}
+    model = make_model("masked_lm", position_encoding="learned")
+    with caplog.at_level(logging.INFO):
+        model.load_state_dict(stock)
+    assert "checkpoint: 59 tensors loaded, 0 new, 0 ignored" in caplog.text
+
+
+@pytest.mark.parametrize(("old", "new", "message"), OTHER_POSITIONS)
+def test_init_positions_accepts_them_and_names_each_in_the_log(old, new, message, caplog):
+    source = make_model("masked_lm", position_encoding=old)
+    model = make_model("masked_lm", position_encoding=new, init_positions=True)
+    own = {k: v.clone() for k, v in model.state_dict().items() if is_position_parameter(k)}
+    theirs = source.state_dict()
+    with caplog.at_level(logging.WARNING):
+        model.load_state_dict(dict(theirs))
+    for name, value in model.state_dict().items():
+        if not is_identity(name):
+            expected = own[name] if name in own else theirs[name]
+            torch.testing.assert_close(value, expected, rtol=0, atol=0)
+    for name in own:
+        assert name in caplog.text
+    assert f"trained with {old}, the model has {new}" in caplog.text
+    assert model.encoder.sentence_encoder.identity.positions == new
+
+
+def test_a_longer_stock_table_is_an_error_that_gives_both_sizes():
+    state = make_model("masked_lm", STOCK["masked_lm"], max_positions=40).state_dict()
+    model = make_model("masked_lm", position_encoding="learned")
+    with pytest.raises(UserError, match=r"is \(40, 32\) in the checkpoint, \(24, 32\) in the mod"):
+        model.load_state_dict(state)
+
+
+def test_numbers_of_scikit_learns_metrics_are_loaded(tmp_path):
+    torch.save({"best": np.float64(0.5)}, tmp_path / "checkpoint.pt")
+    assert torch.load(tmp_path / "checkpoint.pt")["best"] == 0.5
+
+
+@pytest.mark.parametrize("spec", ["m4m", "m4(reset=true)", "raffel", "deberta"])
+def test_a_table_by_distance_grows_with_the_positions_by_clipping(spec):
+    short = make_model("masked_lm", position_encoding=spec)
+    for name, parameter in short.named_parameters():
+        if ".encodings." in name:
+            torch.nn.init.normal_(parameter)
+    tokens = make_tokens(2, 60)  # longer than its 24 positions: it clips
+    long = make_model("masked_lm", position_encoding=spec, max_positions=64)
+    long.load_state_dict(short.state_dict())
+    torch.testing.assert_close(long(tokens)[0], short(tokens)[0])
+
+
+@pytest.mark.parametrize("spec", ["learned", "m4m", "learned+raffel"])
+def test_layerdrop_pruning_keeps_each_layers_own_table(spec):
+    whole = make_model("masked_lm", position_encoding=spec)
+    options = {"arch": "roberta_none_tiny", "encoder_layers_to_keep": "0,2"}
+    pruned = make_model("masked_lm", position_encoding=spec, encoder_layers_to_keep="0,2")
+    pruned.load_state_dict(whole.state_dict(), model_cfg=Namespace(**options))
+    for new, old in ((0, 0), (1, 2)):
+        ours = pruned.encoder.sentence_encoder.layers[new].state_dict()
+        torch.testing.assert_close(ours, whole.encoder.sentence_encoder.layers[old].state_dict())
+
+
+def test_layerdrop_pruning_of_a_trained_model_with_directions_and_of_a_decoder():
+    whole = make_model("masked_lm", "decbert_diff")
+    options = {"arch": "decbert_diff_tiny", "encoder_layers_to_keep": "1,2"}
+    pruned = make_model("masked_lm", "decbert_diff", encoder_layers_to_keep="1,2")
+    pruned.load_state_dict(whole.state_dict(), model_cfg=Namespace(**options))
+    assert pruned.encoder.sentence_encoder.identity.directions == "rl"
+    whole = make_model("causal_lm", position_encoding="m4m", decoder_layers=3)
+    options = {"arch": "transformer_lm", "decoder_layers_to_keep": "0,2"}
+    pruned = make_model("causal_lm", position_encoding="m4m", decoder_layers_to_keep="0,2")
+    pruned.load_state_dict(whole.state_dict(), model_cfg=Namespace(**options))
+    assert pruned.decoder.identity == whole.decoder.identity
+
+
+def test_layerdrop_pruning_keeps_each_layers_direction():
+    model = make_model("masked_lm", "decbert_diff", encoder_layers=3, encoder_layers_to_keep="1,2")
+    assert model.encoder.sentence_encoder.directions == ("rl", "both")
+
+
+@pytest.mark.parametrize("spec", ["sinusoidal", "rope", "none"])
+def test_fairseqs_sinusoids_are_not_taken_for_others(spec):
+    """Older checkpoints of fairseq carry a mark of their sinusoids."""
+    state = make_model("translation", position_encoding="none").state_dict()
+    state = {name: value for name, value in state.items() if not is_identity(name)}
+    state["encoder.embed_positions._float_tensor"] = torch.zeros(1)
+    model = make_model("translation", position_encoding=spec)
+    message = rf"encoder: trained with sinusoidal\(layout=fairseq\), the model has {spec}"
+    with pytest.raises(UserError, match=message):
+        model.load_state_dict(dict(state))
+    make_model("translation", position_encoding="sinusoidal(layout=fairseq)").load_state_dict(state)
+
+
+# What is trained, what reads it, and what the error must say; parameters fit in every case.
+OTHER_MEANINGS = [
+    ("causal_lm", {"position_encoding": "rope"}, {"position_encoding": "alibi"}),
+    ("causal_lm", {"position_encoding": "rope"}, {"position_encoding": "none"}),
+    ("causal_lm", {"position_encoding": "alibi"}, {"position_encoding": "sandwich"}),
+    ("causal_lm", {"position_encoding": "sinusoidal"}, {"position_encoding": "none"}),
+    (
+        "masked_lm",
+        {"position_encoding": "rope"},
+        {"position_encoding": "rope(base=500,layout=half)"},
+    ),
+    ("masked_lm", {"position_encoding": "m4"}, {"position_encoding": "m4(scale_factor=3)"}),
+    (
+        "translation",
+        {"position_encoding": "rope", "position_encoding_decoder": "alibi"},
+        {"position_encoding": "alibi", "position_encoding_decoder": "rope"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("family", "trained", "read"), OTHER_MEANINGS)
+def test_weights_are_never_taken_for_what_they_are_not(family, trained, read):
+    state = make_model(family, **trained).state_dict()
+    with pytest.raises(UserError) as caught:
+        make_model(family, **read).load_state_dict(dict(state))
+    for side in trained:
+        told = f"trained with {trained[side]}, the model has {read[side]}"
+        assert told in str(caught.value)
+    assert "--init-positions" in str(caught.value)
+    make_model(family, **trained).load_state_dict(dict(state))
+    accepting = make_model(family, **read, init_positions=True)
+    accepting.load_state_dict(dict(state))
+    again = make_model(family, **read)
+    again.load_state_dict(accepting.state_dict())  # its identity is now its own
+
+
+def test_tied_projections_are_not_taken_for_two():
+    state = make_model("masked_lm", position_encoding="deberta").state_dict()
+    model = make_model("masked_lm", position_encoding="deberta(tie_projections=true)")
+    with pytest.raises(UserError, match=r"trained with deberta, the model has deberta\(tie_proj"):
+        model.load_state_dict(state)
+
+
+@pytest.mark.parametrize("spec", ["learned", "none"])
+def test_layers_that_saw_one_side_are_not_made_to_see_both(spec):
+    state = make_model("masked_lm", position_encoding=spec, attention_directions="lr").state_dict()
+    for directions in ("", "lr,lr", "lr,rl", "rl"):
+        model = make_model("masked_lm", position_encoding=spec, attention_directions=directions)
+        told = f"attention directions lr, the model has {directions or 'both'}"
+        with pytest.raises(UserError, match=told):
+            model.load_state_dict(dict(state))
+    same = make_model("masked_lm", position_encoding=spec, attention_directions="lr,both")
+    same.load_state_dict(dict(state))
+
+
+def test_a_checkpoint_of_an_earlier_version_loads_and_the_log_says_for_what(caplog):
+    state = make_model("masked_lm", position_encoding="rope").state_dict()
+    old = {name: value for name, value in state.items() if not is_identity(name)}
+    with caplog.at_level(logging.WARNING):
+        make_model("masked_lm", position_encoding="rope").load_state_dict(dict(old))
+    assert "did not write down its positions, and is taken for one of rope" in caplog.text
+
+
+def test_a_broken_identity_is_told_in_a_line():
+    model = make_model("masked_lm", position_encoding="rope")
+    state = model.state_dict()
+    (name,) = filter(is_identity, state)
+    for broken in (torch.zeros(3), torch.tensor([123]), torch.tensor([-1])):
+        with pytest.raises(UserError, match="says of its positions cannot be read"):
+            model.load_state_dict({**state, name: broken})
+
+
+LONGER = ["rope(scaling=yarn:4)", "xpos(scaling=yarn:4)", "deberta_v2", "m1", "m2", "t5", "kerple"]
+
+
+@pytest.mark.parametrize("spec", LONGER)
+def test_a_longer_limit_moves_nothing(spec):
+    """How long tables are is one number, the length that weights were trained at another."""
+    short = make_model("causal_lm", position_encoding=spec)
+    for name, parameter in short.named_parameters():
+        if is_position_parameter(name):
+            parameter.data.normal_(std=0.5).abs_()
+    options = {"position_encoding": spec, "max_target_positions": 96}
+    long = make_model("causal_lm", **options)
+    long.load_state_dict(short.state_dict())
+    tokens = make_tokens(2, 40)
+    torch.testing.assert_close(long(tokens)[0], short(tokens)[0], rtol=0, atol=0)
+    assert long.decoder.identity == short.decoder.identity
+    longer = make_model("causal_lm", **options)
+    longer.load_state_dict(long.state_dict())
+    torch.testing.assert_close(longer(tokens)[0], short(tokens)[0], rtol=0, atol=0)
+
+
+BROKEN_WEIGHTS = {
+    "NaN": (
+        lambda w: w.index_fill(0, torch.tensor([1]), torch.nan),
+        "has 32 of .* NaN or infinite",
+    ),
+    "inf": (
+        lambda w: w.index_fill(0, torch.tensor([0]), torch.inf),
+        "has 32 of .* NaN or infinite",
+    ),
+    "half": (lambda w: w.half() / 0, "has 1,536 of 1,536 numbers that are NaN or infinite"),
+    "integers": (lambda w: w.long(), "holds numbers of the type int64, not floating-point ones"),
+    "booleans": (lambda w: w.bool(), "holds numbers of the type bool"),
+    "a list": (lambda w: w.tolist(), "is no tensor, but of the type list"),
+}
+
+
+@pytest.mark.parametrize("family", ["masked_lm", "causal_lm", "translation"])
+@pytest.mark.parametrize(("broken", "message"), BROKEN_WEIGHTS.values(), ids=BROKEN_WEIGHTS)
+def test_weights_that_no_training_leaves_are_refused(family, broken, message):
+    model = make_model(family, position_encoding="none")
+    state = model.state_dict()
+    name = next(name for name in state if name.endswith("layers.1.fc1.weight"))
+    with pytest.raises(UserError, match=f"or of a training that diverged: {name} {message}"):
+        model.load_state_dict({**state, name: broken(state[name])})
+
+
+def test_large_weights_and_those_of_other_precisions_are_loaded():
+    model = make_model("masked_lm", position_encoding="m4m")
+    state = model.state_dict()
+    name = next(name for name in state if name.endswith("fc1.weight"))
+    for fitting in (torch.full_like(state[name], 3e38), state[name].half(), state[name].double()):
+        model.load_state_dict({**state, name: fitting})
+
+
+def test_averaging_models_of_other_positions_is_refused(tmp_path):
+    """fairseq's own mean of checkpoints keeps an identity as it is; ours refuses two of them."""
+    state = make_model("translation", position_encoding="rope").state_dict()
+    mean = {
+        name: ((value + value) // 2 if is_identity(name) else value)
+        for name, value in state.items()
+    }
+    make_model("translation", position_encoding="rope").load_state_dict(mean)
+    other = make_model("translation", position_encoding="alibi").state_dict()
+    with pytest.raises(UserError, match="trained with rope at length 24, and trained with alibi"):
+        average._check_same(tmp_path / "a", state, tmp_path / "b", other)
+
+
+@pytest.fixture
+def configured():
+    """Return a function that tells the guard a configuration, as fairseq-train does by its log."""
+    command = logging.getLogger("fairseq_cli.train")
+
+    def tell(**checkpoint):
+        config = OmegaConf.structured(FairseqConfig)
+        config.checkpoint.update(checkpoint)
+        command.info(config)
+
+    (guard,) = command.filters
+    guard._settings = None  # what another test told
+    yield tell
+    guard._settings = None
+
+
+def test_a_missing_restore_file_stops_fairseq(tmp_path, configured):
+    """However it was asked for: the configuration has it."""
+    trainer = logging.getLogger("fairseq.trainer")
+    with pytest.raises(UserError, match="does not exist"):
+        trainer.info("No existing checkpoint found /no/such/folder/checkpoint_last.pt")
+    last = tmp_path / "checkpoint_last.pt"
+    trainer.info(f"No existing checkpoint found {last}")  # a first start
+    configured(save_dir=str(tmp_path))
+    trainer.info(f"No existing checkpoint found {last}")
+    configured(restore_file=str(last), save_dir=str(tmp_path))
+    with pytest.raises(UserError, match="does not exist"):
+        trainer.info(f"No existing checkpoint found {last}")
+
+
+def test_a_folder_is_no_checkpoint_to_restore(tmp_path, configured):
+    configured(restore_file=str(tmp_path))
+    with pytest.raises(UserError, match=f"--restore-file {tmp_path} is a folder"):
+        logging.getLogger("fairseq.trainer").info(f"No existing checkpoint found {tmp_path}")
+
+
+def checkpoint_of(updates, path):
+    torch.save({"optimizer_history": [{"num_updates": updates}], "w": torch.ones(999)}, path)
+
+
+@pytest.mark.parametrize("left", [0, 1, 1000], ids=["nothing", "a byte", "a half"])
+def test_a_last_checkpoint_that_was_not_written_to_its_end_is_passed_over(
+    tmp_path, configured, caplog, left
+):
+    names = {"checkpoint_best.pt": 7, "checkpoint_1_12.pt": 12, "checkpoint1.pt": 9}
+    for name, updates in names.items():
+        checkpoint_of(updates, tmp_path / name)
+    checkpoint_of(99, tmp_path / "checkpoint_of_mine.pt")
+    (tmp_path / "checkpoint2.pt").write_bytes(b"PK\3\4")
+    whole, last = (tmp_path / "checkpoint_1_12.pt").read_bytes(), tmp_path / "checkpoint_last.pt"
+    last.write_bytes(whole[:left])
+    configured(save_dir=str(tmp_path))
+    before = {path.name for path in tmp_path.iterdir()}
+    logging.getLogger("fairseq.trainer").info(f"Preparing to load checkpoint {last}")
+    assert last.read_bytes() == whole
+    assert {path.name for path in tmp_path.iterdir()} == before
+    told = [x.getMessage() for x in caplog.records if x.levelno == logging.WARNING]
+    assert told == [
+        f"{last} was not written to its end; the training goes on from checkpoint_1_12.pt, the "
+        "newest whole checkpoint, of update 12"
+    ]
+
+
+def test_a_torn_checkpoint_that_was_asked_for_or_has_no_twin_is_refused(tmp_path, configured):
+    trainer, last = logging.getLogger("fairseq.trainer"), tmp_path / "checkpoint_last.pt"
+    last.write_bytes(b"PK\3\4")
+    configured(save_dir=str(tmp_path))
+    with pytest.raises(UserError, match=f"{last} was not written to its end, and no whole"):
+        trainer.info(f"Preparing to load checkpoint {last}")
+    checkpoint_of(3, tmp_path / "checkpoint1.pt")
+    configured(restore_file=str(last), save_dir=str(tmp_path))
+    with pytest.raises(UserError, match=f"{last} is not a whole checkpoint"):
+        trainer.info(f"Preparing to load checkpoint {last}")
+    assert last.read_bytes() == b"PK\3\4"
+
+
+@pytest.mark.slow
+def test_a_second_training_in_a_save_dir_is_refused(tmp_path, configured):
+    configured(save_dir=str(tmp_path))
+    second = train("masked_lm", "--max-update", 1, save_dir=tmp_path, fails=True)
+    told = rf"--save-dir {tmp_path}: process {os.getpid()} on .*, since 20.* trains there; wait for"
+    assert re.match(told, second.run.error())
+    assert not list(tmp_path.glob("*.pt"))
+    configured(save_dir=str(tmp_path))  # the one that holds it may
+    os.close(save_dir_lock._held.pop(tmp_path))
+    train("masked_lm", "--max-update", 1, save_dir=tmp_path)
+    assert (tmp_path / "checkpoint_last.pt").exists()
+
+
+def test_the_guard_hears_what_the_user_does_not(caplog):
+    """With LOGLEVEL=WARNING fairseq would not even ask the filter."""
+    trainer, fairseq = logging.getLogger("fairseq.trainer"), logging.getLogger("fairseq")
+    fairseq.setLevel(logging.WARNING)
+    try:
+        with pytest.raises(UserError, match="does not exist"):
+            trainer.info("No existing checkpoint found /no/such.pt")
+        trainer.info("begin training epoch 1")
+    finally:
+        fairseq.setLevel(logging.NOTSET)
+    assert "begin training" not in caplog.text
+
+
+def test_a_missing_restore_file_of_another_name_stops_fairseq():
+    trainer = logging.getLogger("fairseq.trainer")
+    with pytest.raises(UserError, match=r"--restore-file /no/such\.pt does not exist"):
+        trainer.info("No existing checkpoint found /no/such.pt")
+
+
+def test_a_full_disk_stops_fairseq_before_it_touches_a_checkpoint(tmp_path, monkeypatch):
+    trainer = logging.getLogger("fairseq.trainer")
+    (tmp_path / "checkpoint_last.pt").write_bytes(bytes(1000))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1099))
+    with pytest.raises(UserError, match=r"no room for a checkpoint in .* are whole"):
+        trainer.info(f"Saving checkpoint to {tmp_path}/checkpoint1.pt")
+    trainer.info(f"Finished saving checkpoint to {tmp_path}/checkpoint1.pt")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1100))
+    trainer.info(f"Saving checkpoint to {tmp_path}/checkpoint1.pt")
+
+
+def test_users_see_one_line_whatever_fairseq_wraps_around_it(capsys, monkeypatch):
+    monkeypatch.setattr("sys.excepthook", lambda *_: pytest.fail("a stack trace"))
+    install_excepthook()
+    install_excepthook()  # twice is once
+    try:
+        try:
+            raise UserError("the mistake")
+        except UserError:
+            raise Exception("Cannot load model parameters from checkpoint") from None
+    except Exception as error:
+        import sys
+
+        sys.excepthook(type(error), error, error.__traceback__)
+    assert capsys.readouterr().err == "fairseq-posenc: error: the mistake\n"
+
+
+def test_a_mistake_told_by_another_rank_is_one_line():
+    text = "\n\n-- Process 1 terminated with the following error:\nTraceback ...\n"
+    error = ProcessRaisedException(f"{text}fairseq_posenc.errors.UserError: the mistake\n", 1, 2)
+    assert one_line(error) == "the mistake"
+
+
+def whole():
+    buffer = io.BytesIO()
+    torch.save({"model": {"w": torch.ones(999)}, "cfg": None}, buffer)
+    return buffer.getvalue()
+
+
+def without_data():
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(whole())) as old, zipfile.ZipFile(buffer, "w") as new:
+        for name in old.namelist():
+            if "/data/" not in name:
+                new.writestr(name, old.read(name))
+    return buffer.getvalue()
+
+
+def saved(content):
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
+
+
+BROKEN = {
+    "truncated": whole()[:1000],
+    "empty": b"",
+    "zeros": bytes(1000),
+    "text": b"hello world\n" * 10,
+    "without data": without_data(),
+    "tensor": saved(torch.ones(3)),
+    "list": saved([1, 2]),
+    "other settings": saved({"a": 1}),
+    "no settings": saved({"model": {}, "optimizer_history": []}),
+}
+
+
+def read_by_fairseq(path):
+    with pytest.raises(Exception) as caught:  # noqa: PT011  (what it is depends on the file)
+        checkpoint_utils.load_model_ensemble_and_task([str(path)])
+    return one_line(caught.value)
+
+
+@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
+@pytest.mark.filterwarnings("ignore")
+def test_a_broken_checkpoint_is_one_line_that_names_the_file(tmp_path, content):
+    (tmp_path / "broken.pt").write_bytes(content)
+    told = read_by_fairseq(tmp_path / "broken.pt")
+    assert told.startswith(f"{tmp_path}/broken.pt: not a whole checkpoint of fairseq (")
+    assert len(told) < len(str(tmp_path)) + 300
+    assert "\n" not in told
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_no_file_or_a_foreign_pickle_is_one_line_that_names_it(tmp_path):
+    assert read_by_fairseq(tmp_path) == f"{tmp_path}: cannot be read: Is a directory"
+    assert read_by_fairseq(tmp_path / "no.pt") == f"{tmp_path}/no.pt: no such file"
+    (tmp_path / "pickle.pt").write_bytes(pickle.dumps({"a": 1}))
+    refused = f"{tmp_path}/pickle.pt: checkpoint refused, because loading it could run code"
+    assert read_by_fairseq(tmp_path / "pickle.pt").startswith(refused)
+
+
+def test_parameters_of_another_size_are_one_line_that_names_the_file(monkeypatch):
+    model = make_model("masked_lm", position_encoding="none")
+    name = "encoder.sentence_encoder.layers.0.fc1.weight"
+    read = {
+        "model": {**model.state_dict(), name: torch.ones(3)},
+        "cfg": SimpleNamespace(model=None),
+    }
+    monkeypatch.setattr("fairseq.file_io.PathManager.exists", lambda path: path == "x.pt")
+    task = SimpleNamespace(build_model=lambda cfg: model)
+    with pytest.raises(RuntimeError) as caught:
+        checkpoint_utils.load_model_ensemble_and_task(["x.pt"], task=task, state=read)
+    told = one_line(caught.value)
+    assert told.startswith(f"x.pt: its parameters are not the model's: size mismatch for {name}")
+    assert "\n" not in told
+
+
+def test_a_mistake_of_ours_while_a_checkpoint_is_loaded_keeps_its_stack_trace(monkeypatch):
+    def build_model(cfg):
+        return {}["a mistake"]
+
+    monkeypatch.setattr("fairseq.file_io.PathManager.exists", lambda path: path == "x.pt")
+    read = {"model": {}, "cfg": SimpleNamespace(model=None)}
+    task = SimpleNamespace(build_model=build_model)
+    with pytest.raises(KeyError) as caught:
+        checkpoint_utils.load_model_ensemble_and_task(["x.pt"], task=task, state=read)
+    assert one_line(caught.value) is None
+
+
+def test_other_errors_keep_their_stack_trace():
+    assert one_line(KeyError("x")) is None

@@ -1,0 +1,183 @@
+"""Every command that reads a checkpoint, with every kind of file that is none, or means harm."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import sys
+import zipfile
+from argparse import Namespace
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fairseq_cli import eval_lm, generate, interactive, train, validate
+
+from fairseq_posenc.errors import one_line
+from fairseq_posenc.workbench.cli import main
+from tests.checkpoints.test_checkpoints import BROKEN, saved
+from tests.helpers.commands import FAMILIES, TRAINING, USER_DIR, pairs, sentences
+from tests.workbench.finetuning import test_glue_commands as glue
+from tests.workbench.finetuning import test_squad_commands as squad
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+TRACE = "it-ran"  # a folder that a file's code would make where the command runs
+
+
+class Calls:
+    """Is pickled as a call."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+class Builds(Calls):
+    """Is pickled as a call of a class, with a state that is set after."""
+
+    def __reduce__(self) -> Any:
+        return Namespace, (), {"arch": Calls(os.mkdir, TRACE)}
+
+
+def swelling() -> bytes:
+    """Return an archive of 64 KB that would become 64 MB."""
+    buffer = io.BytesIO()
+    with (
+        zipfile.ZipFile(io.BytesIO(BROKEN["no settings"])) as old,
+        zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as new,
+    ):
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+        new.writestr("archive/data/0", bytes(1 << 26))
+    return buffer.getvalue()
+
+
+def nested() -> bytes:
+    """Return a tuple in a tuple, and so on, 100,000 of them."""
+    return b"\x80\x02" + b"(" * 100_000 + b"t" * 100_000 + b"."
+
+
+def hollow() -> bytes:
+    """Return weights of one number that say, by their strides, that they have 10^12."""
+    weight = torch.zeros(1).expand(10**6, 10**6)
+    return saved({"model": {"decoder.embed_tokens.weight": weight}, "optimizer_history": []})
+
+
+HOSTILE: dict[str, Callable[[], bytes]] = {
+    "runs code": lambda: saved({"model": Calls(os.mkdir, TRACE)}),
+    "runs code as its settings": lambda: saved({"model": {}, "cfg": Builds(Namespace)}),
+    "runs code, as an old pickle": lambda: pickle.dumps(Calls(os.mkdir, TRACE), 2),
+    "evaluates text": lambda: saved(Calls(eval, f"__import__('os').mkdir('{TRACE}')")),
+    "imports": lambda: saved({"args": Calls(__import__, "antigravity"), "model": {}}),
+    "nested": nested,
+    "swelling": swelling,
+    "hollow": hollow,
+    "a model of another program": lambda: saved({"bert.embeddings.weight": torch.ones(9, 9)}),
+    **{name: partial(bytes, content) for name, content in BROKEN.items()},
+}
+
+
+@cache
+def content_of(fault: str) -> bytes:
+    return HOSTILE[fault]()
+
+
+def fairseqs(program: Any, *words: Any) -> Callable[[Path, Any, Any], Any]:
+    """Return what runs a command of fairseq's; CHECKPOINT stands for the file."""
+
+    def run(path: Path, capsys: Any, monkeypatch: Any) -> str | None:
+        given = [str(path) if word == "CHECKPOINT" else str(word) for word in words]
+        given += ["--user-dir", str(USER_DIR)]
+        monkeypatch.setattr(sys, "argv", ["fairseq", *given])
+        monkeypatch.setattr(sys, "stdin", io.StringIO("w1 w2\n"))
+        with pytest.raises(Exception) as caught:  # noqa: PT011  (what it is depends on the file)
+            program.cli_main()
+        return one_line(caught.value)
+
+    return run
+
+
+def ours(*words: Any) -> Callable[[Path, Any, Any], Any]:
+    """Return what runs a command of ours; of words that hold CHECKPOINT, the file takes its place.
+
+    Words may be made when they are needed.
+    """
+
+    def run(path: Path, capsys: Any, monkeypatch: Any) -> str:
+        given = [str(word() if callable(word) else word) for word in words]
+        assert main([word.replace("CHECKPOINT", str(path)) for word in given]) in (1, 2)
+        (told,) = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
+        return told.removeprefix("fairseq-posenc: error: ")
+
+    return run
+
+
+def training(family: str, *more: Any) -> Callable[[Path, Any, Any], Any]:
+    """Return what runs a training that begins with the file."""
+
+    def run(path: Path, *fixtures: Any) -> str | None:
+        chosen = FAMILIES[family]
+        words = [*chosen.task, *chosen.model, *TRAINING, "--max-update", 1, "--save-dir", "run"]
+        return fairseqs(train, chosen.data(), *words, *more)(path, *fixtures)
+
+    return run
+
+
+def on(data: Callable[[], Path], program: Any, *words: Any) -> Callable[[Path, Any, Any], Any]:
+    """Return what runs a command of fairseq's on data that are made when they are needed."""
+    return lambda *given: fairseqs(program, data(), "--path", "CHECKPOINT", *words)(*given)
+
+
+COMMANDS = {
+    "restore": training("causal_lm", "--restore-file", "CHECKPOINT"),
+    "fine-tune": training("causal_lm", "--finetune-from-model", "CHECKPOINT"),
+    "eval-lm": on(sentences, eval_lm),
+    "validate": on(sentences, validate, "--task", "masked_lm", "--batch-size", 4),
+    "generate": on(pairs, generate),
+    "interactive": on(pairs, interactive),
+    "translate": ours("translate", "--checkpoint", "CHECKPOINT", "--data", pairs, "w1"),
+    "bleu": ours("bleu", "a=CHECKPOINT", "--data", pairs, "--out", "out"),
+    "lm-length": ours("lm-length", "--data", sentences, "--lengths", 64, "a=CHECKPOINT"),
+    "init": ours("init", "--from", "CHECKPOINT", "--arch", "roberta_m4m", "--out", "start.pt"),
+    "swap": ours(
+        *("swap", "--checkpoint", "CHECKPOINT", "--position-encoding", "alibi"),
+        *("--out", "start.pt"),
+    ),
+    "export": ours("export", "--checkpoint", "CHECKPOINT", "--to", "hf", "--out", "out"),
+    "inspect": ours("inspect", "--checkpoint", "CHECKPOINT", "--text", "w1 w2"),
+    "plot": ours("plot", "curves", "--checkpoint", "CHECKPOINT", "--out", "a.png"),
+    "glue": ours(
+        *("glue", "--checkpoint", "CHECKPOINT", "--data", lambda: glue.data() / "glue"),
+        *("--protocol", "m4m", "--tasks", "CoLA", "--out", "out"),
+    ),
+    "squad train": ours(
+        *("squad", "train", "--checkpoint", "CHECKPOINT", "--data", lambda: squad.files().data),
+        *("--out", "out"),
+    ),
+    "squad predict": ours(
+        *("squad", "predict", "--checkpoint", "CHECKPOINT", "--out", "out"),
+        *("--questions", lambda: squad.files().raw),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", HOSTILE)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_it_is_told_in_one_line_and_runs_nothing(command, fault, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "file.pt"
+    content = content_of(fault)
+    path.write_bytes(content)
+    told = COMMANDS[command](path, capsys, monkeypatch)
+    assert told, "a stack trace"
+    assert str(path) in told
+    assert "\n" not in told
+    assert len(told) < 1000
+    assert not (tmp_path / TRACE).exists()
+    assert path.read_bytes() == content

@@ -1,0 +1,375 @@
+"""What gives weights their meaning beside positions, and how another setting is refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import shutil
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tests.helpers.tiny_models import make_dictionary, make_model, of_the_last_version
+
+from fairseq_posenc.checkpoints.identity import Identity, is_identity
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.host import resuming
+from fairseq_posenc.transformer.dictionary import Placeholders, fingerprint
+from fairseq_posenc.workbench.loading.families import stacks_of
+from fairseq_posenc.workbench.loading.pretrained import read_pretrained
+from fairseq_posenc.workbench.running.host import USER_DIR
+from fairseq_posenc.workbench.translation import average
+from tests.helpers.commands import FAMILIES, new_directory, pairs, run, sentences, train
+
+# What is changed, and both sides as the error names them; all parameters fit.
+OTHER = {
+    "masked_lm": [
+        ({"encoder_attention_heads": 8}, "trained with 4 heads, the model has 8 heads"),
+        ({"encoder_attention_heads": 2}, "trained with 4 heads, the model has 2 heads"),
+        ({"activation_fn": "relu"}, "trained with activation gelu, the model has activation relu"),
+        ({"encoder_normalize_before": True}, "post-norm layers, the model has pre-norm layers"),
+        ({"no_scale_embedding": False}, "unscaled token embeddings, the model has scaled"),
+    ],
+    "causal_lm": [
+        ({"decoder_attention_heads": 8}, "trained with 4 heads, the model has 8 heads"),
+        ({"decoder_attention_heads": 2}, "trained with 4 heads, the model has 2 heads"),
+        ({"activation_fn": "relu"}, "trained with activation gelu, the model has activation relu"),
+        ({"decoder_normalize_before": False}, "pre-norm layers, the model has post-norm layers"),
+        ({"no_scale_embedding": True}, "scaled token embeddings, the model has unscaled"),
+        ({"add_bos_token": True}, "with --add-bos-token off, the model has --add-bos-token on"),
+    ],
+    "translation": [
+        ({"encoder_attention_heads": 8}, "encoder: trained with 4 heads, the model has 8 heads"),
+        ({"decoder_attention_heads": 2}, "decoder: trained with 4 heads, the model has 2 heads"),
+        ({"activation_fn": "gelu"}, "trained with activation relu, the model has activation gelu"),
+        ({"encoder_normalize_before": True}, "encoder: trained with post-norm layers, the model"),
+        ({"decoder_normalize_before": True}, "decoder: trained with post-norm layers, the model"),
+        ({"no_scale_embedding": True}, "scaled token embeddings, the model has unscaled"),
+    ],
+}
+CASES = [(family, *case) for family, cases in OTHER.items() for case in cases]
+
+
+@pytest.mark.parametrize("spec", ["rope", "alibi"])
+@pytest.mark.parametrize(("family", "changed", "message"), CASES)
+def test_another_meaning_is_refused_whatever_the_positions(family, changed, message, spec):
+    state = make_model(family, position_encoding=spec).state_dict()
+    for accepting in (False, True):
+        options = {"position_encoding": spec, "init_positions": accepting, **changed}
+        with pytest.raises(UserError) as caught:
+            make_model(family, **options).load_state_dict(dict(state))
+        assert message in str(caught.value)
+    make_model(family, position_encoding=spec).load_state_dict(dict(state))
+
+
+@pytest.mark.parametrize(("family", "changed", "message"), CASES)
+def test_a_checkpoint_of_the_last_version_is_not_compared(family, changed, message, caplog):
+    state = of_the_last_version(make_model(family, position_encoding="rope").state_dict())
+    if "normalize_before" not in "".join(changed):  # which has a layer norm more or less
+        model = make_model(family, position_encoding="rope", **changed)
+        with caplog.at_level(logging.INFO):
+            model.load_state_dict(state)
+        assert "the checkpoint does not say its heads, activation, norm" in caplog.text
+        with pytest.raises(UserError, match=r"trained with .*, the model has"):  # from then on
+            make_model(family, position_encoding="rope").load_state_dict(model.state_dict())
+
+
+def test_the_hash_is_of_the_symbols_in_their_order():
+    dictionary, other = make_dictionary(), make_dictionary()
+    assert fingerprint(dictionary) == fingerprint(other)
+    other.symbols[5:7] = other.symbols[6:4:-1]
+    assert fingerprint(dictionary) != fingerprint(other)
+    other.add_symbol("<mask>")
+    assert fingerprint(Placeholders(24)) is None
+    assert len(Placeholders(24)) == 24
+
+
+def test_what_a_model_does_not_know_is_kept_as_the_checkpoint_says_it():
+    """Models that swap and import build have no dictionary and no language."""
+    model = make_model("translation", position_encoding="rope")
+    ((_, encoder), _) = stacks_of(model)
+    known = encoder.meaning._replace(language="de")
+    state = model.state_dict()
+    state["encoder._extra_state"] = encoder.identity._replace(meaning=known).encoded()
+    encoder.meaning = encoder.meaning._replace(dictionary=None)
+    model.load_state_dict(state)
+    assert encoder.meaning == known
+    encoder.meaning = encoder.meaning._replace(language="en")
+    with pytest.raises(UserError, match="encoder: trained with language de, the model has languag"):
+        model.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"heads": "4"}, {"heads": True}, {"activation": 3}, {"language": "a\nb"}]
+)
+def test_a_field_of_another_kind_is_refused(wrong):
+    content = {"positions": "rope", "directions": "", "trained_length": 24, **wrong}
+    state = torch.tensor([ord(x) for x in json.dumps(content)])
+    with pytest.raises(UserError, match=f"cannot be read: {next(iter(wrong))} is"):
+        Identity.decoded(state)
+
+
+def test_an_identity_without_the_new_fields_is_as_it_was():
+    old = Identity("rope", "lr", 24)
+    assert Identity.decoded(old.encoded()) == old
+    assert "heads" not in "".join(map(chr, old.encoded().tolist()))
+
+
+def test_averages_of_other_meanings_are_refused_and_of_two_versions_made():
+    paths = Path("a"), Path("b")
+    state = make_model("translation", position_encoding="rope").state_dict()
+    other = make_model("translation", position_encoding="rope", encoder_attention_heads=8)
+    with pytest.raises(UserError, match="not of one model: trained with 4 heads, and with 8 heads"):
+        average._check_same(paths[0], state, paths[1], other.state_dict())
+    average._check_same(paths[0], state, paths[1], of_the_last_version(state))
+
+
+def test_two_matrices_are_not_loaded_into_one():
+    apart = make_model("translation", position_encoding="rope").state_dict()
+    shared = make_model("translation", position_encoding="rope", share_all_embeddings=True)
+    with pytest.raises(UserError, match=r"is not its encoder\.embed_tokens\.weight, and this"):
+        shared.load_state_dict(dict(apart))
+    own = shared.state_dict()
+    copied = {name: value.clone() for name, value in own.items()}  # equal, if no longer one
+    shared.load_state_dict(copied)
+
+
+def test_a_pooler_of_another_activation_is_refused_once_there_is_one():
+    def model(activation, head):
+        built = make_model("masked_lm", position_encoding="rope", pooler_activation_fn=activation)
+        if head:
+            built.register_classification_head("x", num_classes=2)
+        return built
+
+    model("relu", head=True).load_state_dict(model("tanh", head=False).state_dict())
+    with pytest.raises(UserError, match="pooler activation tanh, the model has pooler activation"):
+        model("relu", head=True).load_state_dict(model("tanh", head=True).state_dict())
+
+
+def test_what_changed_is_listed_and_what_only_says_how_a_training_runs_is_not():
+    before = {
+        "model": SimpleNamespace(),
+        "task": {"_name": "masked_lm", "mask_prob": 0.15},
+        "optimizer": {"_name": "adam", "adam_eps": 1e-8},
+        "optimization": {"lr": [0.001], "max_update": 5},
+        "checkpoint": {"save_dir": "a"},
+        "common": {"seed": 1, "log_interval": 1},
+    }
+    now = {
+        **before,
+        "task": {"_name": "masked_lm", "mask_prob": 0.2},
+        "optimization": {"lr": [0.0005], "max_update": 5},
+        "checkpoint": {"save_dir": "b"},
+        "common": {"seed": 2, "log_interval": 10},
+    }
+    expected = ["mask_prob 0.15 -> 0.2", "lr [0.001] -> [0.0005]", "seed 1 -> 2"]
+    assert resuming.changes(before, now) == expected
+    assert resuming.changes(before, before) == []
+    assert resuming.changes(None, now) == []
+    assert resuming.changes({"model": 3, "task": None}, now) == []
+
+
+# ------------------------------------------------------------------------ whole commands: the table
+
+POSITIONS = {
+    "masked_lm": ["--position-encoding", "rope"],
+    "causal_lm": ["--position-encoding", "alibi"],
+    "translation": [
+        *("--position-encoding", "rope", "--position-encoding-decoder", "alibi"),
+        *("--criterion", "label_smoothed_cross_entropy", "--label-smoothing", 0.1),
+    ],
+}
+
+
+@cache
+def base(family, *positions):
+    return train(family, *(positions or POSITIONS[family]), "--max-update", 2).save_dir
+
+
+@cache
+def reordered(family):
+    """Return the family's data with the symbols of its dictionaries in another order."""
+    folder = new_directory() / "bin"
+    shutil.copytree(FAMILIES[family].data(), folder)
+    for path in folder.glob("dict*.txt"):
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        path.write_text("".join(reversed(lines)), encoding="utf-8")
+    return folder
+
+
+def resumed(family, *more, positions=(), **how):
+    """Resume a copy of a training with other settings, for an update."""
+    folder = new_directory() / "run"
+    shutil.copytree(base(family, *positions), folder)
+    options = [*(positions or POSITIONS[family]), "--max-update", 3, *more]
+    return train(family, *options, save_dir=folder, **how).run
+
+
+REFUSED = {  # in fairseq, and here before, most of these went on without a word
+    "masked_lm": [
+        (["--encoder-attention-heads", 8], "trained with 4 heads, the model has 8 heads"),
+        (["--encoder-attention-heads", 2], "trained with 4 heads, the model has 2 heads"),
+        (["--activation-fn", "relu"], "activation gelu, the model has activation relu"),
+        (["--encoder-normalize-before"], "post-norm layers, the model has pre-norm layers"),
+        (["--untie-weights-roberta"], "its optimizer's state is for other parameters"),
+        (["--optimizer", "sgd"], "Optimizer does not match; please reset the optimizer"),
+    ],
+    "causal_lm": [
+        (["--decoder-attention-heads", 8], "trained with 4 heads, the model has 8 heads"),
+        (["--decoder-attention-heads", 2], "trained with 4 heads, the model has 2 heads"),
+        (["--activation-fn", "relu"], "activation gelu, the model has activation relu"),
+        (["--no-decoder-normalize-before"], "pre-norm layers, the model has post-norm layers"),
+        (["--no-scale-embedding"], "scaled token embeddings, the model has unscaled"),
+        (["--add-bos-token"], "--add-bos-token off, the model has --add-bos-token on"),
+        (["--no-share-decoder-input-output-embed"], "its optimizer's state is for other"),
+    ],
+    "translation": [
+        (["--encoder-attention-heads", 8], "encoder: trained with 4 heads, the model has 8 heads"),
+        (["--decoder-attention-heads", 2], "decoder: trained with 4 heads, the model has 2 heads"),
+        (["--activation-fn", "gelu"], "activation relu, the model has activation gelu"),
+        (["--encoder-normalize-before"], "encoder: trained with post-norm layers, the model has"),
+        (["--decoder-normalize-before"], "decoder: trained with post-norm layers, the model has"),
+        (["--no-scale-embedding"], "scaled token embeddings, the model has unscaled"),
+        (
+            ["--source-lang", "tgt", "--target-lang", "src"],
+            "encoder: trained with language src, the model has language tgt; decoder: trained with",
+        ),
+        (["--share-decoder-input-output-embed"], "and this model shares them"),
+        (["--share-all-embeddings"], "and this model shares them"),
+    ],
+}
+MAY = {
+    "masked_lm": [
+        (["--lr", 0.002], "lr [0.001] -> [0.002]"),
+        (["--dropout", 0.1], "dropout 0.0 -> 0.1"),
+        (["--mask-prob", 0.2], "mask_prob 0.15 -> 0.2"),
+        (["--max-positions", 64], "max_positions 16 -> 64"),
+    ],
+    "causal_lm": [
+        (["--lr", 0.002], "lr [0.001] -> [0.002]"),
+        (["--attention-dropout", 0.1], "attention_dropout 0.0 -> 0.1"),
+        (["--tokens-per-sample", 20], "tokens_per_sample 16 -> 20"),
+    ],
+    "translation": [
+        (["--label-smoothing", 0.2], "label_smoothing 0.1 -> 0.2"),
+        (["--dropout", 0.1], "dropout 0.0 -> 0.1"),
+        (["--max-source-positions", 64], "max_source_positions 16 -> 64"),
+    ],
+}
+
+
+def _table(of):
+    return [(family, *row) for family, rows in of.items() for row in rows]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "more", "message"), _table(REFUSED))
+def test_a_training_is_not_resumed_with_another_meaning(family, more, message):
+    assert message in resumed(family, *more, fails=True).error()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_dictionary_in_another_order_is_refused(family, monkeypatch):
+    base(family)
+    data = reordered(family)
+    monkeypatch.setitem(FAMILIES, family, FAMILIES[family]._replace(data=lambda: data))
+    error = resumed(family, fails=True).error()
+    told = r"trained with a dictionary with the hash \w{16}, the model has a dictionary with the ha"
+    assert re.search(told, error)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "more", "line"), _table(MAY))
+def test_what_may_change_does_and_the_log_says_it(family, more, line):
+    log = resumed(family, *more).log
+    (told,) = [x for x in log.splitlines() if "goes on with other settings" in x]
+    assert line in told
+    assert "max_update 2 -> 3" in told
+    assert "save_dir" not in told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "more"),
+    [("masked_lm", ["--max-positions", 64]), ("causal_lm", ["--tokens-per-sample", 64])],
+)
+def test_tables_do_not_grow_under_an_optimizers_state(family, more):
+    positions = ("--position-encoding", "m4m" if family == "masked_lm" else "m4")
+    error = resumed(family, *more, positions=positions, fails=True).error()
+    assert re.search(
+        r"optimizer's state in .*checkpoint_last.pt is for other sizes: .*16|31", error
+    )
+    assert "--reset-optimizer" in error
+    resumed(family, *more, "--reset-optimizer", positions=positions)
+
+
+def _fine_tuned(path):
+    options = ["--decoder-attention-heads", 8, "--finetune-from-model", path, "--max-update", 1]
+    return train("causal_lm", *POSITIONS["causal_lm"], *options, fails=True).run
+
+
+def _restored(path):
+    options = ["--activation-fn", "relu", "--restore-file", path, "--reset-optimizer"]
+    return train("causal_lm", *POSITIONS["causal_lm"], *options, fails=True).run
+
+
+def _evaluated(path):
+    options = ["--user-dir", USER_DIR, "--path", path, "--add-bos-token"]
+    return run("fairseq-eval-lm", sentences(), *options, fails=True)
+
+
+def _overridden(path):
+    overrides = ["--model-overrides", "{'decoder_attention_heads': 2}"]
+    options = ["--user-dir", USER_DIR, "--path", path, *overrides]
+    return run("fairseq-eval-lm", sentences(), *options, fails=True)
+
+
+def _generated(path):
+    languages = ["--source-lang", "tgt", "--target-lang", "src"]
+    options = ["--user-dir", USER_DIR, "--path", path, *languages]
+    return run("fairseq-generate", pairs(), *options, fails=True)
+
+
+COMMANDS = {
+    "fine-tune": ("causal_lm", _fine_tuned, "trained with 4 heads, the model has 8 heads"),
+    "restore": ("causal_lm", _restored, "activation gelu, the model has activation relu"),
+    "eval-lm": ("causal_lm", _evaluated, "--add-bos-token off, the model has --add-bos-token on"),
+    "overrides": ("causal_lm", _overridden, "trained with 4 heads, the model has 2 heads"),
+    "generate": ("translation", _generated, "trained with language src, the model has language t"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "command", "message"), COMMANDS.values(), ids=COMMANDS)
+def test_no_command_reads_weights_with_another_meaning(family, command, message):
+    assert message in command(base(family) / "checkpoint_last.pt").error()
+
+
+@pytest.mark.slow
+def test_a_swapped_model_keeps_its_meaning_and_its_dictionary(tmp_path):
+    source, out = base("masked_lm") / "checkpoint_last.pt", tmp_path / "start.pt"
+    words = ["--checkpoint", source, "--position-encoding", "m4m", "--out", out]
+    run("fairseq-posenc", "swap", *words)
+    said = [
+        Identity.decoded(value)
+        for path in (source, out)
+        for name, value in torch.load(path)["model"].items()
+        if is_identity(name)
+    ]
+    assert said[0].meaning == said[1].meaning
+    assert said[0].meaning.dictionary is not None
+    assert said[1].positions == "m4m"
+
+
+@pytest.mark.slow
+def test_a_pre_trained_model_refuses_a_dictionary_in_another_order():
+    """Also where the one of its training is gone, as GLUE's and SQuAD's data are made of it."""
+    source = read_pretrained(base("masked_lm") / "checkpoint_last.pt", "--checkpoint")
+    source = source._replace(dictionary=None)
+    source.check_dictionary(sentences() / "dict.txt")
+    with pytest.raises(UserError, match="has other symbols, or in another order, than the dict"):
+        source.check_dictionary(reordered("masked_lm") / "dict.txt")

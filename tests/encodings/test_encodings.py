@@ -1,0 +1,384 @@
+"""Properties of every registered encoding: a new file is tested the day it exists."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from tests.helpers.tiny_models import COMPOSITIONS, needs_causal, specs
+
+from fairseq_posenc import registry
+from fairseq_posenc.analysis import catalogue
+from fairseq_posenc.api import SelfAttention, StackPositions
+from fairseq_posenc.assembly import Assembly
+from fairseq_posenc.backends import reference
+from fairseq_posenc.backends.base import AttentionCall, Mask
+from fairseq_posenc.encodings.base import Dims, Encoding
+from fairseq_posenc.encodings.distance_table import DistanceTable
+from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.transformer.cross_attention import RotaryCrossAttention
+from tests.helpers import oracles
+from tests.helpers.formulas import (
+    DIMS,
+    EOS,
+    IN_FLOAT32,
+    PAD,
+    make,
+    oracle_options,
+    our_scores,
+    positions_of,
+    rotated,
+    their_scores,
+)
+
+
+@pytest.mark.parametrize(("tgt_len", "src_len"), [(5, 5), (1, 5), (2, 6), (8, 8)])
+@pytest.mark.parametrize("spec", [*specs("scores", "rotation"), *COMPOSITIONS, "none"])
+def test_scores_equal_the_formula(spec, tgt_len, src_len):
+    built = make(spec)
+    query = torch.randn(2, tgt_len, 8, dtype=torch.float64)
+    key = torch.randn(2, src_len, 8, dtype=torch.float64)
+    ours, theirs = our_scores(built, query, key), their_scores(built, spec, query, key)
+    tolerance = 1e-5 if IN_FLOAT32 & {i.name for i in registry.parse(spec).items} else 1e-12
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("spec", [s for s in specs("scores") if "shaw_values" not in s])
+def test_gradients_equal_those_of_the_formula(spec):
+    built = make(spec)
+    query = torch.randn(2, 4, 8, dtype=torch.float64, requires_grad=True)
+    key = torch.randn(2, 4, 8, dtype=torch.float64, requires_grad=True)
+    leaves = [query, key, *built.parameters()]
+    weight = torch.randn(2, 4, 4, dtype=torch.float64)
+    ours = torch.autograd.grad((our_scores(built, query, key) * weight).sum(), leaves)
+    theirs = torch.autograd.grad((their_scores(built, spec, query, key) * weight).sum(), leaves)
+    for our, their in zip(ours, theirs):
+        torch.testing.assert_close(our, their, rtol=1e-5, atol=1e-6)
+        assert their.abs().sum() > 0  # the comparison sees every parameter
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_parameter_count_has_a_closed_form(name):
+    causal = needs_causal(name)
+    dims, layers = Dims(embed_dim=24, num_heads=3, max_positions=7, causal=causal), 5
+    counted = catalogue.count(registry.parse(name), dims, layers)
+    assert counted == registry.get(name).parameter_count(dims, layers)
+    assert counted == oracles.parameter_count(name, m=5, n=7, d=8, D=24, h=3)
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_documentation_has_every_section(name):
+    assert all(catalogue.page(name))
+
+
+@pytest.mark.parametrize("spec", [*specs("input", "scores", "rotation"), *COMPOSITIONS])
+def test_copies_and_pickles(spec):
+    built = make(spec)
+    expected = {name: value.clone() for name, value in built.state_dict().items()}
+    for other in (copy.deepcopy(built), pickle.loads(pickle.dumps(built))):
+        for parameter in built.parameters():
+            parameter.data.zero_()
+        torch.testing.assert_close(dict(other.state_dict()), expected)
+        built.load_state_dict(expected)
+
+
+@pytest.mark.parametrize("spec", specs("scores"))
+def test_initial_parameters_are_small_and_not_zero(spec):
+    dims = Dims(64, 2, 64, causal=needs_causal(spec))
+    encoding = registry.build(registry.parse(spec), dims)
+    for name, parameter in encoding.named_parameters():
+        assert parameter.abs().mean() < 2
+        assert parameter.abs().sum() > 0 or name.endswith("bias")
+
+
+@pytest.mark.parametrize("spec", specs("rotation"))
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_leaves_angles_exact(spec, dtype):
+    """Beyond position 2000 an angle in half precision would be off by a radian."""
+    dims = Dims(16, 2, 4096, causal=needs_causal(spec))
+    built = registry.build(registry.parse(spec), dims)
+    query = torch.randn(1, 2, 3, 8, dtype=dtype)
+    index = torch.arange(2001, 2004)[None]
+    exact, _ = rotated(built, query.double(), query.double(), index)
+    half, _ = rotated(built.to(dtype), query, query, index)
+    assert half.dtype == dtype
+    # One rounding of the input and one of the result: no error of an angle.
+    torch.testing.assert_close(half.double(), exact, rtol=2 * torch.finfo(dtype).eps, atol=2e-3)
+
+
+@pytest.mark.parametrize("scale", [1, 0.03])
+@pytest.mark.parametrize("layout", ["interleaved", "fairseq"])
+def test_sinusoids_equal_the_formula(layout, scale):
+    built = make(f"sinusoidal(layout={layout},scale={scale})")
+    tokens = torch.tensor([[0, 7, 8, 9, 2], [PAD, PAD, 0, 7, 2]])
+    ours = built["sinusoidal"].embed(Positions.from_tokens(tokens, PAD, EOS, 5))
+    if layout == "interleaved":
+        table = scale * oracles.sinusoidal(5, 16)
+    else:
+        table = scale * oracles.sinusoidal_half(7, 16)[2:]  # fairseq counts from padding_idx + 1
+    torch.testing.assert_close(ours[0].double(), table, rtol=0, atol=1e-6)
+    torch.testing.assert_close(ours[1, 2:].double(), table[:3], rtol=0, atol=1e-6)
+
+
+def test_learned_vectors_stand_at_real_positions():
+    built = make("learned")["learned"]
+    tokens = torch.tensor([[0, 7, 2, PAD, PAD], [PAD, PAD, 0, 7, 2]])
+    ours = built.embed(Positions.from_tokens(tokens, PAD, EOS, 5))
+    torch.testing.assert_close(ours[0, :3], built.table.weight[:3])
+    torch.testing.assert_close(ours[1, 2:], built.table.weight[:3])
+
+
+def test_the_first_token_of_every_sentence_stands_at_1():
+    """``<s> a b c </s> d e </s>``, with padding on either side."""
+    tokens = torch.tensor([[0, 5, 6, 7, EOS, 8, 9, EOS]])
+    ours = Positions.from_tokens(tokens, PAD, EOS, 8).sentence_ids()
+    assert ours.tolist() == [[0, 1, 2, 3, 4, 1, 2, 3]]
+    padding = torch.full((1, 2), PAD)
+    left = Positions.from_tokens(torch.cat([padding, tokens], 1), PAD, EOS, 10).sentence_ids()
+    right = Positions.from_tokens(torch.cat([tokens, padding], 1), PAD, EOS, 10).sentence_ids()
+    assert torch.equal(left[:, 2:], ours)
+    assert torch.equal(right[:, :8], ours)
+    assert right.max() < 8  # no row of the table beyond those of the block
+    full = torch.full((1, 8), 5)
+    assert Positions.from_tokens(full, PAD, EOS, 8).sentence_ids().tolist() == [list(range(8))]
+
+
+def test_a_masked_end_ends_no_sentence():
+    """Its input is all that a model knows; the next end starts positions anew."""
+    mask = 30
+    tokens = torch.tensor([[0, 5, mask, 6, EOS, 7]])
+    ours = Positions.from_tokens(tokens, PAD, EOS, 6).sentence_ids()
+    assert ours.tolist() == [[0, 1, 2, 3, 4, 1]]
+
+
+def test_sentence_positions_equal_the_formula():
+    tokens = torch.tensor(
+        [
+            [0, 7, 8, EOS, 9, 9, EOS, 7, EOS, PAD],
+            [PAD, PAD, 0, 7, EOS, 9, EOS, EOS, 7, 8],
+            [EOS, 7, 8, 9, 9, EOS, 7, 7, 7, 7],
+        ]
+    )
+    ours = Positions.from_tokens(tokens, PAD, EOS, 10).sentence_ids()
+    theirs = oracles.sentence_positions(tokens, PAD, EOS)
+    real = tokens.ne(PAD)
+    assert torch.equal(ours[real], theirs[real])
+
+
+@pytest.mark.parametrize("spec", specs("scores", "rotation"))
+def test_four_times_longer_than_trained(spec):
+    if spec.startswith("tupe"):
+        with pytest.raises(UserError, match="longer than the 8 positions of 'tupe"):
+            our_scores(make(spec), *torch.randn(2, 2, 9, 8, dtype=torch.float64))
+        return
+    length = 4 * DIMS.max_positions
+    query, key = torch.randn(2, 2, length, 8, dtype=torch.float64)
+    built = make(spec)
+    scores = our_scores(built, query, key)
+    assert scores.shape == (2, length, length)
+    assert scores.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["learned", "sentence_learned"])
+def test_longer_than_the_table_is_an_error_that_names_limit_and_option(name):
+    tokens = torch.full((1, 9), 5)
+    with pytest.raises(UserError, match=r"9 tokens is longer than the 8 .* raise --max-positions"):
+        make(name)[name].embed(Positions.from_tokens(tokens, PAD, EOS, 9))
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(-3, 3), (-9, 2), (-2, 9), (-9, 9), (-9, -5), (5, 9), (0, 0)]
+)
+@pytest.mark.parametrize("reset", [False, True])
+def test_table_rows_are_clipped(low, high, reset):
+    table = DistanceTable(4, width=2, groups=3, reset=reset)
+    for parameter in table.parameters():
+        torch.nn.init.normal_(parameter)
+    rows = table.rows(Span(low, high, torch.device("cpu")))
+    expected = [table.weight[:, max(-4, min(4, r)) + 4] for r in range(low, high + 1)]
+    if reset:
+        expected += [table.reset[:, 0], table.reset[:, 1]]
+    torch.testing.assert_close(rows, torch.stack(expected, dim=1))
+
+
+def test_reset_applies_to_the_first_real_token_of_each_row():
+    built = make("m4(reset=true)")
+    tokens = torch.tensor([[0, 7, 8, 2], [PAD, 0, 7, 2]])
+    query, key = torch.randn(2, 2, 2, 4, 8, dtype=torch.float64)
+    positions = Positions.from_tokens(tokens, PAD, EOS, 4)
+    both = reference.scores(
+        query, key, built.terms(Span.from_lengths(4, 4, query.device), positions)
+    )
+    alone = our_scores(built, query[1, :, 1:], key[1, :, 1:])
+    torch.testing.assert_close(both[1, :, 1:, 1:], alone)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "message"),
+    [
+        (Terms(product=True), Terms(gain=torch.ones(1, 3)), "multiply"),
+        (Terms(query_table=torch.ones(1)), Terms(query_table=torch.ones(1)), "query table"),
+        (Terms(scale_factor=1.0), Terms(scale_factor=3.0), "factors .1 and 3."),
+        (
+            Terms(bias=torch.ones(1), first=torch.ones(1)),
+            Terms(bias=torch.ones(1)),
+            "reset must apply",
+        ),
+    ],
+)
+def test_terms_that_have_no_meaning_together_are_refused(left, right, message):
+    with pytest.raises(UserError, match=message):
+        left | right
+
+
+def test_biases_of_two_encodings_add_up():
+    both = Terms(bias=torch.ones(1, 3)) | Terms(bias=torch.ones(2, 3), pair_bias=torch.ones(1))
+    torch.testing.assert_close(both.bias, torch.full((2, 3), 2.0))
+    assert both.pair_bias is not None
+
+
+def test_a_part_of_odd_heads_can_be_rotated():
+    dims = Dims(18, 2, 8)
+    built = registry.build(registry.parse("rope(fraction=0.9)"), dims)
+    heads = torch.randn(3, 5, 18).view(3, 5, 2, 9).permute(1, 2, 0, 3)
+    query, _ = rotated(built, heads, heads, torch.arange(3)[None])
+    torch.testing.assert_close(query[..., 8], heads[..., 8])
+    torch.testing.assert_close(query.norm(dim=-1), heads.norm(dim=-1))
+
+
+def test_values_by_distance_go_with_any_scale():
+    parsed = registry.parse("shaw(scale_factor=2)+shaw_values")
+    assert Assembly(parsed, DIMS).check("auto").scale_factor == 2
+
+
+def test_xpos_is_finite_in_fp16_at_both_ends_of_a_long_sequence():
+    dims = Dims(16, 2, 8192, causal=True)
+    built = registry.build(registry.parse("xpos"), dims)
+    states = torch.randn(1, 2, 8192, 8, dtype=torch.float16)
+    for side in rotated(built, states, states, torch.arange(8192)[None]):
+        assert side.isfinite().all()
+
+
+@pytest.mark.parametrize("spec", ["fire", "tupe", "tupe_shared"])
+def test_one_bias_serves_all_sentences_unless_one_is_padded_on_the_left(spec):
+    built = make(spec)
+    for row, batch in (([5, 7, 2, PAD], 1), ([PAD, 5, 7, 2], 2)):
+        tokens = torch.tensor([[5, 7, 8, 2], row])
+        positions = Positions.from_tokens(tokens, PAD, EOS, 4)
+        bias = built.terms(Span.from_lengths(4, 4, tokens.device), positions).pair_bias
+        assert bias.size(0) == batch
+
+
+def test_right_padding_beyond_the_table_is_no_position():
+    tokens = torch.full((1, 12), PAD)
+    tokens[:, :8] = 5
+    positions = Positions.from_tokens(tokens, PAD, EOS, 12)
+    for spec in ("tupe", "tupe_shared"):
+        bias = make(spec).terms(Span.from_lengths(12, 12, tokens.device), positions).pair_bias
+        assert bias.isfinite().all()
+
+
+@pytest.mark.parametrize("spec", ["alibi", "sandwich"])
+def test_fixed_biases_do_not_lose_precision_with_the_model(spec):
+    built = registry.build(registry.parse(spec), DIMS)
+    span, positions = Span.from_lengths(8, 8, torch.device("cpu")), positions_of(8, 8)
+    exact = built.terms(span, positions).bias
+    assert torch.equal(built.half().terms(span, positions).bias, exact)
+
+
+def test_sinusoids_do_not_lose_precision_with_the_model():
+    built = registry.build(registry.parse("sinusoidal"), DIMS)["sinusoidal"]
+    exact = built.embed(positions_of(8, 8))
+    assert torch.equal(built.half().embed(positions_of(8, 8)), exact)
+
+
+@pytest.mark.parametrize("spec", specs("scores"))
+def test_gradients_equal_differences(spec):
+    built = make(spec, DIMS._replace(max_positions=4))
+    query, key, value = (
+        torch.randn(2, 3, 8, dtype=torch.float64, requires_grad=True) for _ in range(3)
+    )
+
+    def attended(query, key, value, *parameters):
+        # The parameters are changed in place by gradcheck, so the modules see them.
+        terms = built.terms(Span.from_lengths(3, 3, query.device), positions_of(3, 3))
+        terms = terms.unprojected(DIMS.num_heads)
+        return reference.attend(AttentionCall(query[None], key[None], value[None], terms, Mask()))[
+            0
+        ]
+
+    assert torch.autograd.gradcheck(
+        attended, (query, key, value, *built.parameters()), fast_mode=True
+    )
+
+
+def test_gradients_of_values_by_distance_equal_those_of_the_formula():
+    built = make("shaw_values")
+    query, key, value = (
+        torch.randn(2, 4, 8, dtype=torch.float64, requires_grad=True) for _ in range(3)
+    )
+    leaves = [query, key, value, *built.parameters()]
+    weight = torch.randn(2, 4, 8, dtype=torch.float64)
+    terms = built.terms(Span.from_lengths(4, 4, query.device), positions_of(4, 4))
+    ours, weights = reference.attend(
+        AttentionCall(query[None], key[None], value[None], terms, Mask(), need_weights=True)
+    )
+    scores = oracles.none(query, key, {}, {})
+    allowed = oracles.allowed("both", 4, 4)
+    (item,) = registry.parse("shaw_values").items
+    params = {"value_table": built["shaw_values"].table.weight}
+    theirs = oracles.shaw_values(scores, value, allowed, params, oracle_options(item))
+    ours_sum = (ours[0] * weight).sum() + weights.square().sum()
+    their_weights = oracles.attention_weights(scores, allowed)
+    their_sum = (theirs * weight).sum() + their_weights.square().sum()
+    ours_grads = torch.autograd.grad(ours_sum, leaves)
+    torch.testing.assert_close(ours_grads, torch.autograd.grad(their_sum, leaves))
+
+
+def test_rotary_cross_attention_refuses_what_would_pass_by_the_rotation():
+    attention = RotaryCrossAttention(16, 2, kdim=16, vdim=16)
+    query, key = torch.randn(3, 2, 16), torch.randn(5, 2, 16)
+    with pytest.raises(UserError, match="static_kv=True"):
+        attention(query, key, key)
+    with pytest.raises(UserError, match="only inside a decoder"):
+        attention(query, key, key, static_kv=True)
+    with pytest.raises(UserError, match="quant-noise-pq"):
+        RotaryCrossAttention(16, 2, q_noise=0.1, qn_block_size=8)
+
+
+@pytest.mark.parametrize("reset", ["", "+reset"])
+@pytest.mark.parametrize(("spec", "times"), [("tupe_shared", 50), ("tupe", 1000)])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_large_comparisons_of_positions_do_not_overflow_half_precision(
+    spec, times, reset, autocast
+):
+    """A score of 65,504 is the last that fp16 has; a model need not be near it to diverge."""
+    built = registry.build(registry.parse(spec + reset), Dims(768, 12, 64))
+    with torch.no_grad():
+        for parameter in built.parameters():
+            parameter.mul_(times)
+    built = built if autocast else built.half()
+    span, positions = Span.from_lengths(64, 64, torch.device("cpu")), positions_of(64, 64)
+    with torch.autocast("cpu", torch.float16, enabled=autocast):
+        terms = built.terms(span, positions)
+    assert terms.bias.isfinite().all()
+    assert terms.pair_bias.isfinite().all()
+    exact = built.double().terms(span, positions).pair_bias
+    assert exact.abs().max() > 65_504
+    assert (terms.pair_bias - exact).abs().max() < 1e-5 * exact.abs().max()
+
+
+def test_a_stack_builds_each_encoding_once(monkeypatch):
+    built = []
+    begin = Encoding.__init__
+    monkeypatch.setattr(
+        Encoding, "__init__", lambda self, dims: (built.append(self.name), begin(self, dims))[1]
+    )
+    stack = StackPositions("learned+alibi+m4", 16, 2, max_positions=37)
+    layers = [SelfAttention(stack) for _ in range(3)]
+    # One for the questions (sizes, terms), one in the model; m4 has parameters in each layer.
+    assert sorted(built) == ["alibi", "alibi", "learned", "learned", *["m4"] * (1 + len(layers))]

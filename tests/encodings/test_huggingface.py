@@ -1,0 +1,279 @@
+"""Our encodings give what Hugging Face's transformers gives, weights copied, whole tensors.
+
+The cases, and their side of each, are in ``goldens/make_goldens.py``; each also has a small stored
+example there, compared without transformers. ``python -m tests.encodings.test_huggingface`` prints
+the largest differences as a table.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import pytest
+import torch
+from fairseq.modules import SinusoidalPositionalEmbedding
+from torch import Tensor
+from torch.nn import functional as F
+
+from fairseq_posenc import registry
+from fairseq_posenc.backends.base import expand_by_distance
+from fairseq_posenc.encodings.base import Dims, Encodings
+from fairseq_posenc.encodings.deberta_v2 import DebertaV2
+from fairseq_posenc.encodings.t5 import bucket_distances
+from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.transformer.attention import PositionalAttention
+from tests.goldens import make_goldens as hf
+from tests.goldens.make_goldens import CASES, Case, Size, Tensors
+
+PAD, EOS = 1, 2
+STORED = 1e-8  # stored numbers are rounded
+
+
+def ours_of(case: Case, size: Size, given: Tensors) -> Tensors:
+    """Return what our encoding gives for a case, under the names that theirs have."""
+    dims = Dims(size.width, size.heads, size.positions, case.causal)
+    encodings = registry.build(registry.parse(case.spec), dims).double()
+    with torch.no_grad():
+        return OURS[case.theirs](encodings, dims, given)
+
+
+def attended(
+    encodings: Encodings,
+    dims: Dims,
+    x: Tensor,
+    projections: Tensors,
+    parameters: Tensors,
+) -> Tensors:
+    """Return output and weights of our attention.
+
+    What ``projections`` leaves out is neutral: biases 0, the output projection the identity.
+    """
+    direction = "lr" if dims.causal else "both"
+    attention = PositionalAttention(dims.embed_dim, dims.num_heads, encodings, direction).double()
+    (name,) = encodings
+    state = {
+        key: torch.zeros_like(value)
+        for key, value in attention.state_dict().items()
+        if key.endswith("_proj.bias")
+    }
+    state["out_proj.weight"] = torch.eye(dims.embed_dim)
+    state.update(projections)
+    state.update((f"encodings.{name}.{key}", value) for key, value in parameters.items())
+    attention.load_state_dict(state)  # strict: every parameter of ours is one of theirs
+    attention.eval()
+    _, weights = attention(*[x.transpose(0, 1)] * 3, need_head_weights=True)
+    output, _ = attention(*[x.transpose(0, 1)] * 3, need_weights=False)
+    return {"output": output.transpose(0, 1), "weights": weights.transpose(0, 1)}
+
+
+def linears(given: Tensors, *names: str) -> Tensors:
+    """Return the weights and biases of their projections under our names."""
+    ours = ("q_proj", "k_proj", "v_proj", "out_proj")
+    return {
+        f"{our}.{part}": given[f"{their}.{part}"]
+        for our, their in zip(ours, names)
+        for part in ("weight", "bias")
+        if f"{their}.{part}" in given
+    }
+
+
+def bert(encodings: Encodings, dims: Dims, given: Tensors) -> Tensors:
+    # Their rows run over i - j, ours over j - i.
+    table = {"table.weight": given["distance_embedding.weight"].flip(0)[None]}
+    return attended(encodings, dims, given["x"], linears(given, "query", "key", "value"), table)
+
+
+def wav2vec2_bert(encodings: Encodings, dims: Dims, given: Tensors) -> Tensors:
+    table = {"table.weight": given["distance_embedding.weight"][None]}
+    projections = linears(given, "linear_q", "linear_k", "linear_v", "linear_out")
+    return attended(encodings, dims, given["x"], projections, table)
+
+
+def t5(encodings: Encodings, dims: Dims, given: Tensors) -> Tensors:
+    encoding: Any = encodings["t5"]
+    encoding.scale_factor = 1 / dims.head_dim  # theirs are not scaled
+    table = {"table": given["relative_attention_bias.weight"].T}
+    found = attended(encodings, dims, given["x"], linears(given, *"qkvo"), table)
+    return {"output": found["output"], "bias": bias_of(encodings, given["x"].size(1))}
+
+
+def bias_of(encodings: Encodings, length: int) -> Tensor:
+    positions = plain_positions(length)
+    terms = encodings.terms(Span.from_lengths(length, length, positions.tokens.device), positions)
+    assert terms.bias is not None
+    return expand_by_distance(terms.bias, length, length)[0]
+
+
+def plain_positions(length: int) -> Positions:
+    return Positions.from_tokens(torch.full((1, length), 5), PAD, EOS, length)
+
+
+def deberta_v2(encodings: Encodings, dims: Dims, given: Tensors) -> Tensors:
+    parameters = {
+        "table": given["rel_embeddings.weight"],
+        "norm_weight": given["norm.weight"],
+        "norm_bias": given["norm.bias"],
+    }
+    projections = linears(given, "self.query_proj", "self.key_proj", "self.value_proj")
+    return attended(encodings, dims, given["x"], projections, parameters)
+
+
+def transfo_xl(encodings: Encodings, dims: Dims, given: Tensors) -> Tensors:
+    # Their sinusoids have all sines first, ours alternate: the columns change places.
+    columns = torch.arange(dims.embed_dim).view(2, -1).T.flatten()
+    parameters = {
+        "projection": given["r_net.weight"][:, columns],
+        "u": given["r_w_bias"],
+        "v": given["r_r_bias"],
+    }
+    query, key, value = given["qkv_net.weight"].chunk(3)
+    projections = {
+        "q_proj.weight": query,
+        "k_proj.weight": key,
+        "v_proj.weight": value,
+        "out_proj.weight": given["o_net.weight"],
+    }
+    found = attended(encodings, dims, given["x"], projections, parameters)
+    norm = (given["layer_norm.weight"], given["layer_norm.bias"])
+    output = F.layer_norm(given["x"] + found["output"], (dims.embed_dim,), *norm)
+    return {**found, "output": output}
+
+
+def wav2vec2_conformer(encodings: Encodings, dims: Dims, given: Tensors) -> Tensors:
+    parameters = {
+        "projection": given["linear_pos.weight"],
+        "u": given["pos_bias_u"],
+        "v": given["pos_bias_v"],
+    }
+    projections = linears(given, "linear_q", "linear_k", "linear_v", "linear_out")
+    return attended(encodings, dims, given["x"], projections, parameters)
+
+
+def rotated(encodings: Encodings, dims: Dims, given: Tensors) -> Tensors:
+    query, key = (
+        given[name].unflatten(-1, (dims.num_heads, -1)).transpose(1, 2) for name in ("query", "key")
+    )
+    rotation = encodings.rotation(torch.arange(query.size(2))[None])
+    assert rotation is not None
+    return {"query": rotation.rotate_queries(query), "key": rotation.rotate_keys(key)}
+
+
+def bloom(encodings: Encodings, dims: Dims, given: Tensors) -> Tensors:
+    length = dims.max_positions
+    later = torch.ones(length, length, dtype=torch.bool).triu(1)
+    return {"bias": bias_of(encodings, length).masked_fill(later, 0.0)}
+
+
+def sinusoidal(encodings: Encodings, dims: Dims, given: Tensors) -> Tensors:
+    encoding: Any = encodings["sinusoidal"]
+    return {"vectors": encoding.embed(plain_positions(dims.max_positions))[0]}
+
+
+OURS: dict[Callable, Callable[[Encodings, Dims, Tensors], Tensors]] = {
+    hf.bert: bert,
+    hf.wav2vec2_bert: wav2vec2_bert,
+    hf.t5: t5,
+    hf.deberta_v2: deberta_v2,
+    hf.transfo_xl: transfo_xl,
+    hf.wav2vec2_conformer: wav2vec2_conformer,
+    hf.roformer: rotated,
+    hf.llama: rotated,
+    hf.gpt_neox: rotated,
+    hf.bloom: bloom,
+    hf.distilbert: sinusoidal,
+    hf.fsmt: sinusoidal,
+}
+
+
+def assert_equal(ours: Tensors, theirs: Tensors, tolerance: float) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance, check_dtype=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        pytest.param(name, size, id="-".join(map(str, (name, *size))))
+        for name, case in CASES.items()
+        for size in case.sizes
+    ],
+)
+def test_ours_equals_theirs(name, size):
+    pytest.importorskip("transformers")
+    case = CASES[name]
+    given = hf.draw(case, size)
+    ours, theirs = ours_of(case, size, given), hf.compute(case, size, given)
+    assert_equal(ours, theirs, case.tolerance)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ours_equals_the_stored_example(name):
+    case = CASES[name]
+    given, theirs = hf.read(name)
+    ours = ours_of(case, case.sizes[0], given)
+    assert_equal(ours, theirs, max(case.tolerance, STORED))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_stored_examples_are_what_theirs_gives_now(name):
+    pytest.importorskip("transformers")
+    case = CASES[name]
+    given, stored = hf.read(name)
+    assert_equal(hf.compute(case, case.sizes[0], given), stored, 1e-6)
+
+
+def test_stored_examples_are_those_of_the_cases_and_small():
+    files = list(hf.HERE.glob("*.json"))
+    assert {path.stem for path in files} == set(CASES)
+    assert sum(path.stat().st_size for path in files) < 100_000
+    for name in CASES:
+        assert sum(x.numel() for tensors in hf.read(name) for x in tensors.values()) <= 1000
+
+
+@pytest.mark.parametrize("both_sides", [True, False])
+@pytest.mark.parametrize(("buckets", "reach"), [(32, 128), (8, 30), (64, 512)])
+def test_t5_buckets_equal_theirs_at_every_distance(both_sides, buckets, reach):
+    hf_t5 = pytest.importorskip("transformers.models.t5.modeling_t5")
+    distances = torch.arange(-2000, 2001)
+    ours = bucket_distances(distances, buckets, reach, both_sides)
+    theirs = hf_t5.T5Attention._relative_position_bucket(distances, both_sides, buckets, reach)
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(("buckets", "positions"), [(256, 512), (32, 128), (8, 24), (4, 2000)])
+def test_deberta_v2_buckets_equal_theirs_at_every_distance(buckets, positions):
+    hf_deberta = pytest.importorskip("transformers.models.deberta_v2.modeling_deberta_v2")
+    distances = torch.arange(-2000, 2001)
+    ours = DebertaV2(Dims(8, 2, positions), buckets=buckets).bucket(distances)
+    theirs = hf_deberta.make_log_bucket_position(distances, buckets, positions)
+    # What counts is the row of the table, beyond whose ends all distances are the same.
+    ours, theirs = ((x.long() + buckets).clamp(0, 2 * buckets - 1) for x in (ours, theirs))
+    assert torch.equal(ours, theirs)
+
+
+def test_sinusoids_equal_those_of_fairseq_with_padding():
+    tokens = torch.tensor([[0, 7, 8, 9, EOS], [PAD, PAD, 0, 7, EOS], [0, 7, EOS, PAD, PAD]])
+    encodings = registry.build(registry.parse("sinusoidal(layout=fairseq)"), Dims(16, 2, 9))
+    ours = encodings["sinusoidal"].embed(Positions.from_tokens(tokens, PAD, EOS, 5))
+    theirs = SinusoidalPositionalEmbedding(16, PAD)(tokens)
+    real = tokens.ne(PAD)
+    torch.testing.assert_close(ours[real], theirs[real], rtol=0, atol=1e-6)
+
+
+def largest_difference(case: Case, size: Size) -> float:
+    given = hf.draw(case, size)
+    ours, theirs = ours_of(case, size, given), hf.compute(case, size, given)
+    assert ours.keys() == theirs.keys()
+    return max((ours[key] - theirs[key]).abs().max().item() for key in theirs)
+
+
+def print_table() -> None:
+    print("| encoding | equals | longest input | largest absolute difference |")
+    print("|---|---|--:|--:|")
+    for case in CASES.values():
+        length = max(size.length for size in case.sizes)
+        found = max(largest_difference(case, size) for size in case.sizes)
+        print(f"| `{case.spec}` | {case.against} | {length} | {found:.0e} |")
+
+
+if __name__ == "__main__":
+    print_table()

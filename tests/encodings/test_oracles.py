@@ -1,0 +1,739 @@
+"""The oracles against facts that do not come from them: published numbers, other code, algebra."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from tests.helpers import oracles
+
+HEADS, LENGTH, WIDTH = 2, 5, 4
+K = 3  # smaller than LENGTH - 1, so that clipping is at work
+BASE_SIZE = {"m": 12, "n": 512, "d": 64, "D": 768, "h": 12}
+VECTOR_TABLES = ["shaw", "m3", "m4", "m4m", "deberta"]
+SCALAR_TABLES = ["raffel", "m2", "tupe"]
+RESETS = ["shaw", "raffel", "m2", "m4", "m4m", "deberta", "tupe"]
+ABSOLUTE = ["tupe", "tupe_shared", "fire"]  # the position itself matters
+SHARED = ["t5", "tupe_shared", "deberta_v2"]  # one table for all layers
+
+
+def draw(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float64)
+
+
+def example(
+    name: str, groups: int = 1, reset: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, dict, dict]:
+    """Return random q, k, params and options for a score oracle."""
+    torch.manual_seed(0)
+    rows = 2 * K + 1 + (2 if reset else 0)
+    params = {}
+    if name in VECTOR_TABLES:
+        params["table"] = draw(groups, rows, WIDTH)
+    if name in SCALAR_TABLES:
+        params["table"] = draw(groups, rows)
+    if name == "m1":
+        params["table"] = draw(groups, K + 1)
+    if name == "t5":
+        params["table"] = draw(HEADS, 32)
+    if name in ("deberta", "tupe"):
+        params["query_projection"] = draw(WIDTH, WIDTH)
+        params["key_projection"] = draw(WIDTH, WIDTH)
+    if name == "tupe":
+        params["positions"] = draw(LENGTH, WIDTH)
+    if name == "transformer_xl":
+        params["projection"] = draw(HEADS * WIDTH, HEADS * WIDTH)
+        params["u"], params["v"] = draw(HEADS, WIDTH), draw(HEADS, WIDTH)
+    if name == "kerple":
+        params["r1"], params["r2"] = draw(HEADS).exp(), draw(HEADS).exp()
+    if name == "shaw_values":
+        params["table"] = draw(groups, rows, WIDTH)
+    if name in ("deberta_v2", "tupe_shared"):
+        params["norm_weight"], params["norm_bias"] = draw(2, HEADS * WIDTH)
+    if name == "deberta_v2":
+        params["table"] = draw(512, HEADS * WIDTH)
+    if name == "tupe_shared":
+        params["positions"] = draw(LENGTH + 1, HEADS * WIDTH)
+        for side in ("query", "key"):
+            params[f"{side}_weight"] = draw(HEADS * WIDTH, HEADS * WIDTH)
+            params[f"{side}_bias"] = draw(HEADS * WIDTH)
+        params["buckets"] = draw(HEADS, 33)
+    if name == "fire":
+        params["hidden_weight"], params["hidden_bias"] = draw(32, 1), draw(32)
+        params["output_weight"], params["output_bias"] = draw(HEADS, 32), draw(HEADS)
+        params["curvature"], params["length"] = draw(2).abs() + 0.1
+    options = {"max_distance": 128 if name == "t5" else K, "reset": reset, "max_positions": 512}
+    return draw(HEADS, LENGTH, WIDTH), draw(HEADS, LENGTH, WIDTH), params, options
+
+
+def rows_of_distances() -> torch.Tensor:
+    """Return the table row of each pair [LENGTH, LENGTH], made without a loop."""
+    places = torch.arange(LENGTH)
+    return (places[None, :] - places[:, None]).clamp(-K, K) + K
+
+
+# ------------------------------------------------------------------------------- all scores
+
+
+@pytest.mark.parametrize("name", oracles.SCORES)
+def test_decoding_gives_the_last_rows_of_the_full_pass(name):
+    q, k, params, options = example(name)
+    full = oracles.SCORES[name](q, k, params, options)
+    assert full.shape == (HEADS, LENGTH, LENGTH)
+    assert full.dtype == torch.float64
+    for tgt_len in (1, 2):
+        last = oracles.SCORES[name](q[:, -tgt_len:], k, params, options)
+        assert_close(last, full[:, -tgt_len:], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", RESETS)
+def test_decoding_with_reset(name):
+    q, k, params, options = example(name, reset=True)
+    full = oracles.SCORES[name](q, k, params, options)
+    for src_len in (1, 3):  # src_len 1: the query itself stands at position 0
+        one = oracles.SCORES[name](q[:, src_len - 1 : src_len], k[:, :src_len], params, options)
+        assert_close(one, full[:, src_len - 1 : src_len, :src_len], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", [name for name in oracles.SCORES if name not in ABSOLUTE])
+def test_scores_do_not_depend_on_where_the_sentence_starts(name):
+    q, k, params, options = example(name)
+    full = oracles.SCORES[name](q, k, params, options)
+    later = oracles.SCORES[name](q[:, 2:], k[:, 2:], params, options)
+    assert_close(later, full[:, 2:, 2:])
+
+
+@pytest.mark.parametrize("name", [name for name in oracles.SCORES if name != "shaw_values"])
+def test_gradients_are_those_of_finite_differences(name):
+    q, k, params, options = example(name)
+    q, k = q[:, :3], k[:, :3]
+    names = sorted(params)
+    inputs = [q, k] + [params[key] for key in names]
+    inputs = [value.requires_grad_() for value in inputs]
+    weights = draw(HEADS, 3, 3)
+
+    def loss(q, k, *values):
+        scores = oracles.SCORES[name](q, k, dict(zip(names, values)), options)
+        return (scores * weights).sum()
+
+    gradients = torch.autograd.grad(loss(*inputs), inputs)
+    for value, gradient in zip(inputs, gradients):
+        direction = draw(*value.shape)
+        with torch.no_grad():
+            kept = value.clone()
+            value.copy_(kept + 1e-5 * direction)
+            above = loss(*inputs)
+            value.copy_(kept - 1e-5 * direction)
+            below = loss(*inputs)
+            value.copy_(kept)
+        slope = (above - below) / 2e-5
+        assert_close((gradient * direction).sum(), slope, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "name", ["shaw", "raffel", "m1", "m2", "m3", "m4", "m4m", "deberta", "tupe"]
+)
+def test_each_head_reads_its_own_table(name):
+    q, k, params, options = example(name, groups=HEADS)
+    both = oracles.SCORES[name](q, k, params, options)
+    for h in range(HEADS):
+        alone = {**params, "table": params["table"][h : h + 1]}
+        one = oracles.SCORES[name](q[h : h + 1], k[h : h + 1], alone, options)
+        assert_close(both[h : h + 1], one)
+
+
+@pytest.mark.parametrize(
+    ("name", "default"),
+    [
+        (name, {"deberta": 3, "deberta_v2": 3, "tupe": 2, "tupe_shared": 2}.get(name, 1))
+        for name in oracles.SCORES
+    ],
+)
+def test_scale_factor(name, default):
+    q, k, params, options = example(name)
+    outside = {
+        "tupe": ["table"],
+        "tupe_shared": ["buckets"],
+        "fire": ["output_weight", "output_bias"],
+    }
+    for key in outside.get(name, []):  # the scale
+        params[key].zero_()
+    for key in ("r1", "r2"):
+        if key in params:
+            params[key] = torch.zeros(HEADS, dtype=torch.float64)
+    if name == "t5":
+        params["table"].zero_()
+    ours = oracles.SCORES[name]
+    usual = ours(q, k, params, options)
+    assert_close(ours(q, k, params, {**options, "scale_factor": default}), usual)
+    if name in ("alibi", "sandwich"):  # the bias has no parameter to switch off
+        bias = usual - oracles.none(q, k, {}, {})
+        fourfold = ours(q, k, params, {**options, "scale_factor": 4 * default})
+        assert_close(fourfold - bias, (usual - bias) / 2)
+    else:
+        assert_close(ours(q, k, params, {**options, "scale_factor": 4 * default}), usual / 2)
+
+
+# -------------------------------------------------------------- each formula, written in one line
+
+
+def test_none_is_scaled_dot_product():
+    q, k, _, _ = example("none")
+    assert_close(oracles.none(q, k, {}, {}), q @ k.transpose(1, 2) / 2)
+
+
+@pytest.mark.parametrize("groups", [1, HEADS])
+@pytest.mark.parametrize(
+    ("name", "formula"),
+    [
+        ("shaw", lambda qk, qa, ka: qk + qa),
+        ("m4", lambda qk, qa, ka: qk + qa + ka),
+        ("m4m", lambda qk, qa, ka: qk * qa * ka),
+    ],
+)
+def test_vector_tables(name, formula, groups):
+    q, k, params, options = example(name, groups)
+    a = params["table"][:, rows_of_distances()].expand(HEADS, -1, -1, -1)
+    qa = torch.einsum("hid,hijd->hij", q, a)
+    ka = torch.einsum("hjd,hijd->hij", k, a)
+    theirs = formula(q @ k.transpose(1, 2), qa, ka) / math.sqrt(WIDTH)
+    assert_close(oracles.SCORES[name](q, k, params, options), theirs)
+
+
+def test_m3():
+    q, k, params, options = example("m3")
+    a = params["table"][0, rows_of_distances()]
+    theirs = torch.einsum("hid,hjd,ijd->hij", q, k, a) / math.sqrt(WIDTH)
+    assert_close(oracles.m3(q, k, params, options), theirs)
+
+
+def test_scalar_tables():
+    q, k, params, options = example("raffel")
+    a = params["table"][0, rows_of_distances()]
+    content = q @ k.transpose(1, 2)
+    assert_close(oracles.raffel(q, k, params, options), (content + a) / math.sqrt(WIDTH))
+    assert_close(oracles.m2(q, k, params, options), content * a / math.sqrt(WIDTH))
+
+
+def test_m1_is_m2_with_a_symmetric_table():
+    q, k, params, options = example("m1")
+    one_side = params["table"]
+    both_sides = torch.cat([one_side.flip(1)[:, :-1], one_side], dim=1)
+    assert both_sides.shape == (1, 2 * K + 1)
+    theirs = oracles.m2(q, k, {"table": both_sides}, options)
+    assert_close(oracles.m1(q, k, params, options), theirs)
+
+
+def test_deberta_is_m4_where_its_projections_are_the_identity():
+    q, k, params, options = example("deberta")
+    identity = torch.eye(WIDTH, dtype=torch.float64)
+    theirs = oracles.m4(q, k, params, {**options, "scale_factor": 3})
+    plain = {**params, "query_projection": identity, "key_projection": identity}
+    assert_close(oracles.deberta(q, k, plain, options), theirs)
+
+
+def test_deberta_projects_row_vectors():
+    q, k, params, options = example("deberta")
+    a = params["table"][0, rows_of_distances()]
+    total = q @ k.transpose(1, 2)
+    total = total + torch.einsum("hid,ijd->hij", q, a @ params["query_projection"])
+    total = total + torch.einsum("hjd,ijd->hij", k, a @ params["key_projection"])
+    assert_close(oracles.deberta(q, k, params, options), total / math.sqrt(3 * WIDTH))
+
+
+@pytest.mark.parametrize("name", ["deberta", "tupe"])
+def test_tied_projections(name):
+    q, k, params, options = example(name)
+    twice = {**params, "key_projection": params["query_projection"]}
+    theirs = oracles.SCORES[name](q, k, twice, options)
+    del params["key_projection"]
+    tied = {**options, "tie_projections": True}
+    assert_close(oracles.SCORES[name](q, k, params, tied), theirs)
+
+
+def test_tupe():
+    q, k, params, options = example("tupe")
+    p = params["positions"]
+    absolute = p @ params["query_projection"] @ (p @ params["key_projection"]).T
+    theirs = (q @ k.transpose(1, 2) + absolute) / math.sqrt(2 * WIDTH)
+    theirs = theirs + params["table"][0, rows_of_distances()]
+    assert_close(oracles.tupe(q, k, params, options), theirs)
+
+
+def test_transformer_xl():
+    q, k, params, options = example("transformer_xl")
+    embed_dim = HEADS * WIDTH
+    places = torch.arange(LENGTH, dtype=torch.float64)
+    distances = places[:, None] - places[None, :]  # i - j
+    angles = distances[..., None] * 10000.0 ** (-torch.arange(0, embed_dim, 2) / embed_dim)
+    s = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(2)
+    keys = torch.nn.functional.linear(s, params["projection"]).view(LENGTH, LENGTH, HEADS, WIDTH)
+    content = torch.einsum("hid,hjd->hij", q + params["u"][:, None], k)
+    position = torch.einsum("hid,ijhd->hij", q + params["v"][:, None], keys)
+    theirs = (content + position) / math.sqrt(WIDTH)
+    assert_close(oracles.transformer_xl(q, k, params, options), theirs)
+
+
+def test_clipping_makes_far_keys_alike():
+    q, k, params, options = example("shaw")
+    k = torch.zeros_like(k)
+    scores = oracles.shaw(q, k, params, options)
+    assert_close(scores[:, 0, 3], scores[:, 0, 4])  # distances 3 and 4 with K = 3
+    assert not torch.allclose(scores[:, 0, 2], scores[:, 0, 3])
+
+
+# ------------------------------------------------------------------------------------- reset
+
+
+@pytest.mark.parametrize("name", ["shaw", "raffel", "m2", "m3", "m4", "m4m", "deberta"])
+def test_reset_reads_the_two_last_rows_for_the_first_position(name):
+    q, k, params, options = example(name, reset=True)
+    with_reset = oracles.SCORES[name](q, k, params, options)
+    plain = {**options, "reset": False}
+    without = oracles.SCORES[name](q, k, params, plain)
+    assert_close(with_reset[:, 1:, 1:], without[:, 1:, 1:])
+    # a table that holds theta_1 (or theta_2) at every distance
+    for theta, picked in ((-2, (slice(None), 0)), (-1, (slice(None), slice(1, None), 0))):
+        constant = params["table"][:, theta].unsqueeze(1).repeat_interleave(2 * K + 1, dim=1)
+        theirs = oracles.SCORES[name](q, k, {**params, "table": constant}, plain)
+        assert_close(with_reset[picked], theirs[picked])
+
+
+def test_reset_replaces_the_whole_positional_part_of_tupe():
+    q, k, params, options = example("tupe", reset=True)
+    ours = oracles.tupe(q, k, params, options)
+    content = q @ k.transpose(1, 2) / math.sqrt(2 * WIDTH)
+    theta_1, theta_2 = params["table"][0, -2], params["table"][0, -1]
+    assert_close(ours[:, 0], content[:, 0] + theta_1)
+    assert_close(ours[:, 1:, 0], content[:, 1:, 0] + theta_2)
+    without = oracles.tupe(q, k, params, {**options, "reset": False})
+    assert_close(ours[:, 1:, 1:], without[:, 1:, 1:])
+
+
+def test_m1_has_no_reset():
+    q, k, params, options = example("m1")
+    with pytest.raises(ValueError, match="no reset"):
+        oracles.m1(q, k, params, {**options, "reset": True})
+
+
+# ---------------------------------------------------------------------------------------- t5
+
+
+def exact_t5_bucket(distance, bidirectional, num_buckets, max_distance):
+    """Return the bucket by comparing whole numbers: no logarithm is rounded."""
+    offset = 0
+    if bidirectional:
+        num_buckets //= 2
+        offset = num_buckets if distance > 0 else 0
+        steps = abs(distance)
+    else:
+        steps = max(-distance, 0)
+    exact = num_buckets // 2
+    if steps < exact:
+        return offset + steps
+    bucket = exact
+    # bucket b starts where (steps / exact)^(num_buckets - exact) >= (max / exact)^(b - exact)
+    while bucket < num_buckets - 1:
+        power, step = num_buckets - exact, bucket + 1 - exact
+        if steps**power * exact**step < max_distance**step * exact**power:
+            break
+        bucket += 1
+    return offset + bucket
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize(("num_buckets", "max_distance"), [(32, 128), (16, 64), (8, 20)])
+def test_t5_buckets_are_exact(bidirectional, num_buckets, max_distance):
+    for distance in range(-200, 201):
+        ours = oracles.t5_bucket(distance, bidirectional, num_buckets, max_distance)
+        assert ours == exact_t5_bucket(distance, bidirectional, num_buckets, max_distance)
+
+
+def test_t5_bucket_borders():
+    # first distance of each bucket: 32 buckets, maximum distance 128
+    both = [0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91]
+    for bucket, first in enumerate(both):
+        assert oracles.t5_bucket(-first) == bucket
+        if first > 0:
+            assert oracles.t5_bucket(first) == 16 + bucket
+            assert oracles.t5_bucket(-first + 1) == bucket - 1
+    one = [*range(16), 16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
+    for bucket, first in enumerate(one):
+        assert oracles.t5_bucket(-first, bidirectional=False) == bucket
+        assert oracles.t5_bucket(first, bidirectional=False) == 0
+        if first > 0:
+            assert oracles.t5_bucket(-first + 1, bidirectional=False) == bucket - 1
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_t5_buckets_equal_hugging_face(bidirectional):
+    t5 = pytest.importorskip("transformers.models.t5.modeling_t5")
+    distances = torch.arange(-300, 301)
+    theirs = t5.T5Attention._relative_position_bucket(distances, bidirectional, 32, 128)
+    ours = [oracles.t5_bucket(r, bidirectional, 32, 128) for r in distances.tolist()]
+    assert ours == theirs.tolist()
+
+
+def test_t5_adds_the_bias_outside_the_scale():
+    q, k, params, options = example("t5")
+    bias = oracles.t5(q, k, params, options) - q @ k.transpose(1, 2) / 2
+    assert_close(bias[:, 0, 4], params["table"][:, 16 + 4])
+    assert_close(bias[:, 4, 0], params["table"][:, 4])
+    one_sided = {**options, "bidirectional": False}
+    bias = oracles.t5(q, k, params, one_sided) - q @ k.transpose(1, 2) / 2
+    assert_close(bias[:, 0, 4], params["table"][:, 0])
+
+
+# ------------------------------------------------------------------- alibi, kerple, sandwich
+
+
+def test_alibi_slopes():
+    eight = [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256]
+    between = [2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5]
+    assert oracles.alibi_slopes(8) == pytest.approx(eight)
+    assert oracles.alibi_slopes(12) == pytest.approx(eight + between)
+    sixteen = [2 ** (-(n + 1) / 2) for n in range(16)]
+    assert oracles.alibi_slopes(16) == pytest.approx(sixteen)
+    assert oracles.alibi_slopes(1) == pytest.approx([2**-8])
+    assert oracles.alibi_slopes(3) == pytest.approx([2**-4, 2**-8, 2**-2])
+    for heads in range(1, 40):
+        slopes = oracles.alibi_slopes(heads)
+        assert len(set(slopes)) == heads
+        assert all(0 < slope < 1 for slope in slopes)
+
+
+def test_alibi_punishes_both_sides():
+    q = k = torch.zeros(8, 3, WIDTH, dtype=torch.float64)
+    expected = torch.tensor([[0, -1, -2], [-1, 0, -1], [-2, -1, 0]], dtype=torch.float64)
+    for mode in ("symmetric", "causal"):
+        scores = oracles.alibi(q, k, {}, {"mode": mode})
+        assert_close(scores[0], expected / 2)
+        assert_close(scores[7], expected / 256)
+    with pytest.raises(ValueError, match="none of 'symmetric', 'causal', 'asymmetric'"):
+        oracles.alibi(q, k, {}, {"mode": "both"})
+
+
+def test_kerple():
+    q = k = torch.zeros(1, 4, WIDTH, dtype=torch.float64)
+    params = {
+        "r1": torch.tensor([2.0], dtype=torch.float64),
+        "r2": torch.tensor([3.0], dtype=torch.float64),
+    }
+    scores = oracles.kerple(q, k, params, {})
+    assert_close(scores[0, 3].tolist(), [-2 * math.log(x) for x in (10, 7, 4, 1)])
+    assert_close(scores, scores.transpose(1, 2))
+
+
+def test_sandwich():
+    heads, width = 4, 16
+    q = k = torch.zeros(heads, 6, WIDTH, dtype=torch.float64)
+    scores = oracles.sandwich(q, k, {}, {"width": width})
+    distances = (torch.arange(6)[:, None] - torch.arange(6)[None, :]).double()
+    frequencies = 10000.0 ** (-2 * torch.arange(1, width // 2 + 1).double() / width)
+    product = (distances[..., None] * frequencies).cos().sum(-1)
+    for h in range(heads):
+        assert_close(scores[h], (product - width / 2) / (8 * (h + 1) / heads))
+    assert_close(scores.diagonal(dim1=1, dim2=2), torch.zeros(heads, 6, dtype=torch.float64))
+    assert (scores <= 1e-12).all()
+
+
+# ---------------------------------------------------------------------------------- rotation
+
+ROTATIONS = [
+    {},
+    {"base": 100.0},
+    {"layout": "half"},
+    {"fraction": 0.5},
+    {"fraction": 0.5, "layout": "half"},
+    {"scaling": "linear:4"},
+    {"scaling": "ntk:4"},
+    {"scaling": "yarn:4", "max_positions": 64},
+]
+
+
+def products(rotate, q, k, i, j):
+    """Return the scores of one query at position i and one key at position j, for each head."""
+    return (rotate(q, [i], False) * rotate(k, [j], True)).sum(-1)
+
+
+@pytest.mark.parametrize("options", ROTATIONS, ids=str)
+@pytest.mark.parametrize("rotation", ["rope", "xpos"])
+def test_rotated_products_depend_on_the_distance_alone(rotation, options):
+    torch.manual_seed(0)
+    q, k = draw(HEADS, 1, 8), draw(HEADS, 1, 8)
+
+    def rotate(x, positions, keys):
+        return getattr(oracles, rotation)(x, positions, {**options, "keys": keys})
+
+    for i, j in ((0, 0), (3, 0), (0, 3), (7, 5)):
+        here = products(rotate, q, k, i, j)
+        assert_close(products(rotate, q, k, i + 11, j + 11), here)
+    assert not torch.allclose(products(rotate, q, k, 3, 0), products(rotate, q, k, 0, 3))
+
+
+@pytest.mark.parametrize("options", ROTATIONS, ids=str)
+def test_rope_keeps_lengths_and_position_zero(options):
+    torch.manual_seed(0)
+    x = draw(HEADS, 3, 8)
+    rotated = oracles.rope(x, [0, 5, 9], options)
+    kept = int(options.get("fraction", 1.0) * 8)
+    factor = 0.1 * math.log(4) + 1 if "yarn:4" in str(options) else 1.0
+    assert_close(rotated[:, 0, :kept], x[:, 0, :kept] * factor)
+    assert_close(rotated[..., :kept].norm(dim=-1), x[..., :kept].norm(dim=-1) * factor)
+    assert_close(rotated[..., kept:], x[..., kept:], rtol=0, atol=0)
+
+
+def test_rope_by_hand():
+    x = torch.tensor([[[1.0, 0.0, 0.0, 2.0]]], dtype=torch.float64)
+    slow = 3 / 100  # position 3, second pair: 10000^(-2/4) = 1/100
+    expected = [math.cos(3), math.sin(3), -2 * math.sin(slow), 2 * math.cos(slow)]
+    assert_close(oracles.rope(x, [3], {})[0, 0].tolist(), expected)
+    halves = torch.tensor([[[1.0, 0.0, 0.0, 2.0]]], dtype=torch.float64)  # pairs (0, 2), (1, 3)
+    expected = [math.cos(3), -2 * math.sin(slow), math.sin(3), 2 * math.cos(slow)]
+    assert_close(oracles.rope(halves, [3], {"layout": "half"})[0, 0].tolist(), expected)
+
+
+def test_rope_layouts_are_a_permutation_of_each_other():
+    torch.manual_seed(0)
+    x, order = draw(HEADS, 4, 8), [0, 2, 4, 6, 1, 3, 5, 7]
+    interleaved = oracles.rope(x, range(4), {})
+    half = oracles.rope(x[..., order], range(4), {"layout": "half"})
+    assert_close(half, interleaved[..., order])
+
+
+def test_rope_real_form():
+    torch.manual_seed(0)
+    x, positions = draw(HEADS, 4, 8), torch.tensor([0, 3, 7, 100])
+    angles = positions[:, None] * 10000.0 ** (-torch.arange(0, 8, 2).double() / 8)
+    cos, sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
+    turned = torch.cat([-x[..., 4:], x[..., :4]], dim=-1)
+    assert_close(oracles.rope(x, positions, {"layout": "half"}), x * cos + turned * sin)
+
+
+def test_rope_linear_scaling_divides_positions():
+    torch.manual_seed(0)
+    x = draw(HEADS, 3, 8)
+    scaled = oracles.rope(x, [0, 8, 20], {"scaling": "linear:4"})
+    assert_close(scaled, oracles.rope(x, [0, 2, 5], {}))
+
+
+def test_rope_ntk_scaling_keeps_the_fastest_pair_and_divides_the_slowest():
+    plain = [oracles.rope_frequency(t, 8, {}) for t in range(4)]
+    scaled = [oracles.rope_frequency(t, 8, {"scaling": "ntk:4"}) for t in range(4)]
+    assert scaled[0] == pytest.approx(plain[0])
+    assert scaled[3] == pytest.approx(plain[3] / 4)
+    assert plain[1] / 4 < scaled[1] < plain[1]
+
+
+def test_rope_yarn_scaling():
+    width, original = 64, 2048
+    options = {"scaling": "yarn:8", "max_positions": original}
+    turns = []
+    for t in range(width // 2):
+        plain = oracles.rope_frequency(t, width, {})
+        scaled = oracles.rope_frequency(t, width, options)
+        turns.append(original * plain / (2 * math.pi))
+        assert plain / 8 <= scaled * (1 + 1e-12)
+        assert scaled <= plain * (1 + 1e-12)
+        if turns[-1] > 32:
+            assert scaled == pytest.approx(plain)
+        if turns[-1] < 1 and t > 0 and turns[t - 1] < 1:
+            assert scaled == pytest.approx(plain / 8)
+    assert max(turns) > 32
+    assert min(turns) < 1
+    assert oracles.rope_attention_factor(options) == pytest.approx(1 + 0.1 * math.log(8))
+    unscaled = {"scaling": "yarn:1", "max_positions": original}
+    assert oracles.rope_attention_factor(unscaled) == 1
+    assert oracles.rope_frequency(17, width, unscaled) == pytest.approx(
+        oracles.rope_frequency(17, width, {})
+    )
+
+
+@pytest.mark.parametrize("original", [64, 2048])
+def test_rope_yarn_equals_hugging_face(original):
+    utils = pytest.importorskip("transformers.modeling_rope_utils")
+    llama = pytest.importorskip("transformers.models.llama.configuration_llama")
+    config = llama.LlamaConfig(
+        hidden_size=64,
+        num_attention_heads=1,
+        rope_theta=10000.0,
+        max_position_embeddings=original,
+        rope_scaling={
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "rope_theta": 10000.0,
+            "original_max_position_embeddings": original,
+        },
+    )
+    theirs, factor = utils.ROPE_INIT_FUNCTIONS["yarn"](config, "cpu")
+    options = {"scaling": "yarn:4", "max_positions": original}
+    ours = [oracles.rope_frequency(t, 64, options) for t in range(32)]
+    assert_close(torch.tensor(ours, dtype=torch.float32), theirs)
+    assert oracles.rope_attention_factor(options) == pytest.approx(factor)
+
+
+def test_rope_refuses_odd_widths_and_unknown_words():
+    x = draw(1, 1, 6)
+    with pytest.raises(ValueError, match="in pairs"):
+        oracles.rope(x, [1], {"fraction": 0.5})
+    with pytest.raises(ValueError, match="layout 'other'"):
+        oracles.rope(x, [1], {"layout": "other"})
+    with pytest.raises(ValueError, match="scaling 'other:2'"):
+        oracles.rope(x, [1], {"scaling": "other:2"})
+
+
+def test_xpos_decays_with_distance():
+    # Equal queries and keys, so that the product of pair t is zeta^(distance / scale_base) cos.
+    x = torch.zeros(1, 1, 4, dtype=torch.float64)
+    x[..., 0] = 1  # pair 0: zeta = 0.4 / 1.4, frequency 1
+    for i, j in ((5, 5), (9, 3), (600, 88)):
+        query = oracles.xpos(x, [i], {"keys": False})
+        key = oracles.xpos(x, [j], {"keys": True})
+        expected = (0.4 / 1.4) ** ((i - j) / 512) * math.cos(i - j)
+        assert_close((query * key).sum().item(), expected)
+    x = x.roll(2, dims=-1)  # pair 1 of 2: zeta = (0.5 + 0.4) / 1.4, frequency 1/100
+    query, key = oracles.xpos(x, [7], {}), oracles.xpos(x, [2], {"keys": True})
+    assert_close((query * key).sum().item(), (0.9 / 1.4) ** (5 / 512) * math.cos(5 / 100))
+
+
+# --------------------------------------------------------------------------------- positions
+
+
+def test_sinusoidal():
+    table = oracles.sinusoidal(7, 6)
+    assert_close(table[0].tolist(), [0.0, 1.0] * 3)
+    assert_close(table[1, :2].tolist(), [math.sin(1), math.cos(1)])
+    assert_close(
+        table[5, 2:4].tolist(), [math.sin(5 / 10000 ** (1 / 3)), math.cos(5 / 10000 ** (1 / 3))]
+    )
+    products = table @ table.T  # depends on the distance alone
+    assert_close(products[1:, 1:], products[:-1, :-1])
+
+
+def test_sinusoid_of_a_negative_distance():
+    ahead, behind = oracles.sinusoid(3, 6), oracles.sinusoid(-3, 6)
+    assert_close(behind[0::2], -ahead[0::2])
+    assert_close(behind[1::2], ahead[1::2])
+
+
+@pytest.mark.parametrize("dim", [6, 7])
+def test_sinusoidal_half_equals_fairseq(dim):
+    modules = pytest.importorskip("fairseq.modules")
+    theirs = modules.SinusoidalPositionalEmbedding.get_embedding(9, dim, None)
+    assert_close(oracles.sinusoidal_half(9, dim).float(), theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_block_positions():
+    tokens = torch.tensor([[1, 1, 0, 5, 6, 2], [0, 5, 6, 2, 1, 1]])
+    expected = torch.tensor([[-1, -1, 0, 1, 2, 3], [0, 1, 2, 3, -1, -1]])
+    assert_close(oracles.block_positions(tokens, pad=1), expected)
+    assert_close(oracles.block_positions(tokens[0], pad=1), expected[0])
+
+
+def test_sentence_positions():
+    tokens = torch.tensor([[1, 0, 5, 2, 6, 7, 2, 8], [0, 5, 2, 2, 6, 2, 1, 1]])
+    expected = torch.tensor([[-1, 0, 1, 2, 1, 2, 3, 1], [0, 1, 2, 1, 1, 2, -1, -1]])
+    assert_close(oracles.sentence_positions(tokens, pad=1, eos=2), expected)
+    assert_close(oracles.sentence_positions(tokens[1], pad=1, eos=2), expected[1])
+    assert_close(
+        oracles.sentence_positions(tokens, pad=1, eos=99), oracles.block_positions(tokens, pad=1)
+    )
+
+
+# ------------------------------------------------------------------------- masks and attention
+
+
+def test_allowed():
+    ones = torch.ones(4, 4, dtype=torch.bool)
+    assert torch.equal(oracles.allowed("both", 4, 4, None), ones)
+    assert torch.equal(oracles.allowed("lr", 4, 4, None), ones.tril())
+    assert torch.equal(oracles.allowed("rl", 4, 4, None), ones.triu())
+    assert torch.equal(oracles.allowed("lr", 1, 4, None), ones.tril()[-1:])
+    padding = torch.tensor([False, False, False, True])
+    seen = oracles.allowed("rl", 4, 4, padding)
+    assert seen.tolist()[2] == [False, False, True, False]
+    assert not seen[3].any()
+    with pytest.raises(ValueError, match="direction 'up'"):
+        oracles.allowed("up", 4, 4, None)
+
+
+@pytest.mark.parametrize("direction", ["both", "lr", "rl"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_attention_equals_torch(direction, padded):
+    q, k, _, _ = example("none")
+    v = draw(HEADS, LENGTH, 3)
+    padding = torch.tensor([False] * (LENGTH - 2) + [padded] * 2)
+    mask = oracles.allowed(direction, LENGTH, LENGTH, padding)
+    scores = 100 * oracles.none(q, k, {}, {})  # large scores: the exponential must not overflow
+    ours = oracles.attention(scores, v, mask)
+    theirs = scores.masked_fill(~mask, -math.inf).softmax(-1).nan_to_num(0.0) @ v
+    assert_close(ours, theirs)
+    if padded and direction == "rl":
+        assert (ours[:, -2:] == 0).all()
+
+
+def test_shaw_values():
+    q, k, params, options = example("shaw")
+    v = draw(HEADS, LENGTH, WIDTH)
+    params["value_table"] = draw(HEADS, 2 * K + 1, WIDTH)
+    mask = oracles.allowed("lr", LENGTH, LENGTH, None)
+    scores = oracles.shaw(q, k, params, options)
+    weights = scores.masked_fill(~mask, -math.inf).softmax(-1)
+    a = params["value_table"][:, rows_of_distances()]
+    theirs = weights @ v + torch.einsum("hij,hijd->hid", weights, a)
+    assert_close(oracles.shaw_values(scores, v, mask, params, options), theirs)
+
+
+# ------------------------------------------------------------------------------------ counts
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("none", {}, 0),
+        ("sinusoidal", {}, 0),
+        ("rope", {}, 0),
+        ("xpos", {}, 0),
+        ("alibi", {}, 0),
+        ("sandwich", {}, 0),
+        ("learned", {}, 393_216),
+        ("sentence_learned", {}, 393_216),
+        ("shaw", {}, 785_664),
+        ("raffel", {}, 12_276),
+        ("t5", {}, 384),
+        ("m1", {}, 6_144),
+        ("m2", {}, 12_276),
+        ("m3", {}, 785_664),
+        ("m4", {}, 785_664),
+        ("m4m", {}, 785_664),
+        ("deberta", {}, 883_968),
+        ("deberta", {"tie_projections": True}, 834_816),
+        ("tupe", {}, 503_796),
+        ("tupe", {"tie_projections": True}, 454_644),
+        ("transformer_xl", {}, 7_096_320),
+        ("learned+m4m", {}, 1_178_880),
+        ("m4", {"per_head": True}, 12 * 785_664),
+        ("m4+reset", {}, 785_664 + 12 * 2 * 64),
+        ("tupe+reset", {}, 503_796 + 12 * 2),
+        ("learned+m4m+reset", {}, 1_178_880 + 12 * 2 * 64),
+        ("shaw", {"max_distance": 128}, 12 * 257 * 64),
+        ("kerple", {}, 12 * 2 * 12),
+    ],
+    ids=str,
+)
+def test_parameter_counts_of_base_size(name, options, expected):
+    assert oracles.parameter_count(name, **BASE_SIZE, **options) == expected
+
+
+@pytest.mark.parametrize("groups", [1, HEADS])
+@pytest.mark.parametrize("name", oracles.SCORES)
+def test_parameter_counts_are_those_of_the_tensors(name, groups):
+    _, _, params, _ = example(name, groups)
+    layers = 1 if name in SHARED else 3
+    ours = oracles.parameter_count(
+        name, m=3, n=LENGTH, d=WIDTH, D=HEADS * WIDTH, h=HEADS, max_distance=K, per_head=groups > 1
+    )
+    assert ours == layers * sum(value.numel() for value in params.values())

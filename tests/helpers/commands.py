@@ -1,0 +1,334 @@
+"""fairseq's console scripts, run as users run them, on tiny data made here.
+
+What several tests need (data, trained models) is made once for each session, when first asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from fairseq_posenc.workbench.running.host import USER_DIR
+from tests.helpers.programs import PROGRAMS
+
+SENTENCES = {"train": 16, "valid": 8, "test": 5}
+EPOCHS = 4
+# All sentences fit into one batch, so an epoch is one update. Without the multiple of 1, fairseq
+# drops the sentences left over from batches of 8. It orders a batch anew when it resumes, and with
+# dropout that would be another loss.
+TRAINING = [
+    *("--dropout", 0, "--attention-dropout", 0),
+    *("--optimizer", "adam", "--lr", 0.001, "--cpu", "--num-workers", 0),
+    *("--batch-size", 16, "--required-batch-size-multiple", 1),
+    *("--log-format", "json", "--log-interval", 1),
+]
+
+
+class Run(NamedTuple):
+    """A finished command."""
+
+    command: list[str]
+    status: int
+    out: str
+    err: str
+
+    @property
+    def log(self) -> str:
+        """Both streams; which of them fairseq logs to depends on the command."""
+        return self.out + self.err
+
+    def positions(self) -> list[str]:
+        """Return, of each stack, its start-up line from "position encoding: " on."""
+        return [line.split("position encoding: ")[1] for line in self._lines("position encoding: ")]
+
+    def valid(self) -> list[dict[str, str]]:
+        """Return the results of each validation as fairseq printed them."""
+        found = [json.loads(line[line.index("{") :]) for line in self._lines('"valid_loss"')]
+        return [{key: line[key] for key in ("valid_loss", "valid_ppl")} for line in found]
+
+    def error(self) -> str:
+        """Return the one line in which a command told a user's mistake.
+
+        Raises:
+            AssertionError: the command succeeded, or said more or less than that line.
+        """
+        said = [line for line in self.err.splitlines() if not line.startswith(("INFO:", "DEBUG:"))]
+        assert self.status, f"{self.command} succeeded"
+        assert len(said) == 1, self.err
+        assert said[0].startswith("fairseq-posenc: error: ")
+        return said[0].removeprefix("fairseq-posenc: error: ")
+
+    def _lines(self, text: str) -> list[str]:
+        return [line for line in self.log.splitlines() if text in line]
+
+
+def script(name: str) -> Path:
+    """Return the path of a console script of this Python."""
+    return Path(sys.executable).with_name(name)
+
+
+def run(
+    name: str,
+    *arguments: Any,
+    cwd: Path | None = None,
+    given: str | None = None,
+    before: Callable[[], None] | None = None,
+    fails: bool = False,
+) -> Run:
+    """Run a console script to its end.
+
+    Args:
+        name: of the script.
+        *arguments: its arguments.
+        cwd: working directory; by default an empty one.
+        given: standard input.
+        before: called in the new process before the script.
+        fails: whether the script may fail.
+
+    Raises:
+        AssertionError: the script failed although it may not; with the end of what it said.
+    """
+    command = [str(script(name)), *map(str, arguments)]
+    done = subprocess.run(
+        command,
+        cwd=cwd or new_directory(),
+        input=given,
+        capture_output=True,
+        text=True,
+        preexec_fn=before,
+        env={
+            **os.environ,
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONWARNINGS": "ignore",  # fairseq's own would hide what a command says
+        },
+        check=False,
+    )
+    result = Run([name, *command[1:]], done.returncode, done.stdout, done.stderr)
+    assert fails or result.status == 0, f"{result.command} failed:\n{result.log[-4000:]}"
+    return result
+
+
+def kill_in_training(command: Sequence[Any], last: Path, cwd: Path, **variables: str) -> None:
+    """Start a training and kill it, with all its processes, once its checkpoint is whole.
+
+    fairseq copies the newest checkpoint over ``last`` and can be killed in the middle of that; so
+    the training is halted before the file is looked at.
+
+    Args:
+        command: that trains without end.
+        last: its ``checkpoint_last.pt``.
+        cwd: working directory.
+        **variables: of the environment.
+
+    Raises:
+        AssertionError: the training ended by itself.
+    """
+    started = new_directory()  # what the server has started: the name of a file is a process
+    process = subprocess.Popen(
+        [str(part) for part in command],
+        cwd=cwd,
+        env={
+            **os.environ,
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+            PROGRAMS: str(started),
+            **variables,
+        },
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+    def tell_all(number: int) -> None:
+        for leader in [process.pid, *(int(path.name) for path in started.iterdir())]:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(leader, number)
+
+    try:
+        while True:
+            time.sleep(0.01)
+            assert process.poll() is None, f"{command} ended before it could be killed"
+            if last.exists():
+                tell_all(signal.SIGSTOP)
+                time.sleep(0.01)  # until all its processes have halted
+                if zipfile.is_zipfile(last):
+                    break
+                tell_all(signal.SIGCONT)
+    finally:
+        tell_all(signal.SIGKILL)
+    process.wait()
+
+
+class Training(NamedTuple):
+    """A run of fairseq-train and the checkpoints it left."""
+
+    run: Run
+    save_dir: Path
+
+    def checkpoint(self, name: str = "checkpoint_last.pt") -> dict[str, Any]:
+        """Return the contents of a checkpoint, loaded as fairseq does (``weights_only``)."""
+        state: dict[str, Any] = torch.load(self.save_dir / name, map_location="cpu")
+        return state
+
+    def figures(self, group: str, key: str = "loss") -> list[float]:
+        """Return a figure of the last batch of each epoch, in full; the log has three decimals.
+
+        Args:
+            group: ``train`` or ``valid``.
+            key: ``loss`` or ``gnorm``, the length of the gradient.
+        """
+        epochs = sorted(int(path.stem[10:]) for path in self.save_dir.glob("checkpoint?.pt"))
+        states = [self.checkpoint(f"checkpoint{epoch}.pt") for epoch in epochs]
+        return [_meter(state["extra_state"]["metrics"][group], key) for state in states]
+
+
+def _meter(meters: list[Any], key: str) -> float:
+    (values,) = [values for _, name, _, values in meters if name == key]
+    return float(values["val"])
+
+
+class Family(NamedTuple):
+    """How to train a tiny model of one of fairseq's families."""
+
+    data: Callable[[], Path]
+    task: list[Any]
+    model: list[Any]
+    positions: list[str]  # how the start-up lines begin
+
+
+@cache
+def workspace() -> Any:
+    """Return the directory of this session, removed at its end."""
+    return tempfile.TemporaryDirectory(prefix="fairseq-posenc-tests-")
+
+
+def new_directory() -> Path:
+    """Return a new, empty directory."""
+    return Path(tempfile.mkdtemp(dir=workspace().name))
+
+
+def _write_text(directory: Path, suffixes: dict[str, int]) -> None:
+    """Write sentences of 8 to 12 words; a step of -1 writes them backwards."""
+    rng = random.Random(0)
+    for split, count in SENTENCES.items():
+        sentences = [
+            [f"w{rng.randrange(20)}" for _ in range(rng.randint(8, 12))] for _ in range(count)
+        ]
+        for suffix, step in suffixes.items():
+            text = "".join(" ".join(sentence[::step]) + "\n" for sentence in sentences)
+            (directory / f"{split}{suffix}").write_text(text, encoding="utf-8")
+
+
+def _preprocess(*arguments: str, suffixes: dict[str, int]) -> Path:
+    directory = new_directory()
+    _write_text(directory, suffixes)
+    splits = [part for name in SENTENCES for part in (f"--{name}pref", directory / name)]
+    run("fairseq-preprocess", *arguments, *splits, "--destdir", directory / "bin")
+    return directory / "bin"
+
+
+@cache
+def sentences() -> Path:
+    """Return data for language models, masked and causal."""
+    return _preprocess("--only-source", suffixes={"": 1})
+
+
+@cache
+def pairs() -> Path:
+    """Return data for translation: sentences, and the same backwards."""
+    languages = ["--source-lang", "src", "--target-lang", "tgt", "--joined-dictionary"]
+    return _preprocess(*languages, suffixes={".src": 1, ".tgt": -1})
+
+
+# Two sentences are longer than 16 tokens, so each is a block of its own; fairseq's mode for that,
+# eos, does not work with numpy 2 but with this package.
+BLOCKS = ["--sample-break-mode", "complete", "--tokens-per-sample", "16"]
+FAMILIES = {
+    "masked_lm": Family(
+        sentences,
+        ["--task", "masked_lm", "--criterion", "masked_lm", *BLOCKS],
+        ["--arch", "roberta_m4m_tiny", "--max-positions", 16],
+        ["m4m | directions: both x2 |"],
+    ),
+    "causal_lm": Family(
+        sentences,
+        ["--task", "language_modeling", *BLOCKS],
+        ["--arch", "transformer_lm_rope_tiny", "--position-encoding", "learned+rope"],
+        ["learned+rope | directions: lr x2 |"],
+    ),
+    "translation": Family(
+        pairs,
+        ["--task", "translation"],
+        [
+            *("--arch", "transformer_m4_tiny", "--position-encoding-decoder", "learned+rope"),
+            *("--max-source-positions", 16, "--max-target-positions", 16),
+        ],
+        ["m4 | directions: both x2 |", "learned+rope | directions: lr x2 |"],
+    ),
+}
+
+
+def train(
+    family: str,
+    *more: Any,
+    user_dir: str | Path | None = USER_DIR,
+    save_dir: Path | None = None,
+    launcher: Sequence[Any] = ("fairseq-train",),
+    **how: Any,
+) -> Training:
+    """Train a tiny model of a family.
+
+    Args:
+        family: its name in :data:`FAMILIES`.
+        *more: options, which override those of the family.
+        user_dir: None for fairseq without this package; give ``--arch`` then.
+        save_dir: where checkpoints go; by default a new directory.
+        launcher: the script to run and what its arguments begin with.
+        **how: see :func:`run`.
+    """
+    chosen = FAMILIES[family]
+    model = chosen.model if user_dir else []
+    plugin = ["--user-dir", user_dir] if user_dir else []
+    save_dir = save_dir or new_directory()
+    options = [*plugin, *chosen.task, *model, *TRAINING, "--save-dir", save_dir, *more]
+    return Training(run(*launcher, chosen.data(), *options, **how), save_dir)
+
+
+@cache
+def trained(family: str) -> Training:
+    """Return the model of a family that all tests share: four epochs."""
+    return train(family, "--max-epoch", EPOCHS)
+
+
+def assert_positions(done: Run, family: str) -> None:
+    """Assert that the start-up lines say what is on in a model of a family, stack by stack."""
+    found, expected = done.positions(), FAMILIES[family].positions
+    assert len(found) == len(expected), found
+    for line, start in zip(found, expected):
+        assert line.startswith(start)
+
+
+def validate(family: str, checkpoint: Path, user_dir: str | Path = USER_DIR) -> Run:
+    """Validate a checkpoint; everything about the model comes from it."""
+    chosen = FAMILIES[family]
+    return run(
+        "fairseq-validate",
+        chosen.data(),
+        *("--user-dir", user_dir, "--path", checkpoint, *chosen.task[:2]),
+        *("--batch-size", 16, "--required-batch-size-multiple", 1, "--log-format", "json"),
+    )

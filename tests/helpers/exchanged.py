@@ -1,0 +1,122 @@
+"""Checkpoints with random weights that fairseq reads, each with the data folder that it needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from fairseq import options, tasks
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from omegaconf import OmegaConf
+
+from fairseq_posenc.workbench.running import host  # noqa: F401  (registers models and tasks)
+from tests.helpers.commands import new_directory
+
+ENDS = 3.0  # what is added to the score of </s>
+WORDS = [f"w{number}" for number in range(40)]
+SIZES = {
+    "masked_lm": {
+        "encoder_layers": 3,
+        "encoder_embed_dim": 32,
+        "encoder_ffn_embed_dim": 48,
+        "encoder_attention_heads": 4,
+        "max_positions": 24,
+        "tokens_per_sample": 24,
+    },
+    "causal_lm": {
+        "decoder_layers": 3,
+        "decoder_embed_dim": 32,
+        "decoder_ffn_embed_dim": 48,
+        "decoder_attention_heads": 4,
+        "tokens_per_sample": 24,
+        "max_target_positions": 24,
+    },
+    "translation": {
+        "max_source_positions": 24,
+        "max_target_positions": 24,
+    },
+}
+ARCH = {"masked_lm": "roberta_", "causal_lm": "transformer_lm_", "translation": "transformer_"}
+TASK = {"masked_lm": "masked_lm", "causal_lm": "language_modeling", "translation": "translation"}
+
+
+class Checkpoint(NamedTuple):
+    path: Path
+    data: Path
+    model: Any
+    task: Any
+
+
+def data_bin(family: str, symbols: list[str] = WORDS) -> Path:
+    """Return a folder with dictionaries and no data."""
+    folder = new_directory()
+    names = ["dict.de.txt", "dict.en.txt"] if family == "translation" else ["dict.txt"]
+    for name in names:
+        text = "".join(f"{symbol} 1\n" for symbol in symbols)
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+def checkpoint(
+    family: str,
+    spec: str,
+    data: Path | None = None,
+    task: str | None = None,
+    **more: Any,
+) -> Checkpoint:
+    """Write a checkpoint of a tiny model, every weight drawn so that it matters.
+
+    Args:
+        family: of the model.
+        spec: its positions.
+        data: folder with its dictionaries; by default a new one of :data:`WORDS`.
+        task: fairseq's; by default that of the family's training.
+        **more: options of fairseq.
+    """
+    data = data or data_bin(family)
+    arch = more.pop("arch", f"{ARCH[family]}none_tiny")
+    chosen = {**SIZES[family], "position_encoding": spec, **more}
+    if task:
+        del chosen["tokens_per_sample"]
+    words = [str(data), "--task", task or TASK[family], "--arch", arch]
+    if family == "translation":
+        words += ["--source-lang", "de", "--target-lang", "en"]
+    for name, value in chosen.items():
+        words.append(f"--{name.replace('_', '-')}")
+        words += [] if value is True else [str(value)]
+    args = options.parse_args_and_arch(options.get_training_parser(), words)
+    config = convert_namespace_to_omegaconf(args)
+    set_up = tasks.setup_task(config.task)
+    torch.manual_seed(0)
+    model = set_up.build_model(config.model).eval()
+    for name, weight in model.named_parameters():
+        centre = 1.0 if "norm" in name and name.endswith("weight") else 0.0
+        torch.nn.init.normal_(weight, centre, 0.1)
+    if family == "translation":
+        _let_sentences_end(model.decoder)
+    path = new_directory() / "checkpoint.pt"
+    history = {
+        "num_updates": 7,
+        "criterion_name": "",
+        "optimizer_name": "",
+        "lr_scheduler_state": {},
+    }
+    state = {
+        "args": None,
+        "cfg": OmegaConf.to_container(config, resolve=True, enum_to_str=True),
+        "model": model.state_dict(),
+        "criterion": None,
+        "optimizer_history": [history],
+        "last_optimizer_state": None,
+        "task_state": {},
+        "extra_state": {"train_iterator": {"epoch": 1}, "val_loss": 2.5},
+    }
+    torch.save(state, path)
+    return Checkpoint(path, data, model, set_up)
+
+
+def _let_sentences_end(decoder: Any) -> None:
+    """Give ``</s>`` a score that the last layer norm's bias makes high, in every sentence."""
+    bias = decoder.layers[-1].final_layer_norm.bias.data
+    decoder.output_projection.weight.data[2] += ENDS * bias / bias.square().sum()

@@ -1,0 +1,103 @@
+"""The package's encodings and the oracles side by side: the same parameters, two ways to scores."""
+
+from __future__ import annotations
+
+import torch
+from tests.helpers.tiny_models import needs_causal
+
+from fairseq_posenc import registry
+from fairseq_posenc.backends import reference
+from fairseq_posenc.encodings.base import Dims
+from fairseq_posenc.positions import Positions, Span
+from tests.helpers import oracles
+
+DIMS = Dims(embed_dim=16, num_heads=2, max_positions=8)
+PAD, EOS = 1, 2
+# Angles and fixed biases are computed in float32 by contract, whatever the model's precision.
+IN_FLOAT32 = {"rope", "xpos", "transformer_xl", "sandwich", "alibi"}
+
+
+def make(spec: str, dims: Dims = DIMS, dtype: torch.dtype = torch.float64):
+    """Build encodings with parameters of order one, so that each of them matters."""
+    dims = dims._replace(causal=needs_causal(spec))
+    torch.randn(2, 4, 8)  # the published vectors were drawn after so many other numbers
+    return awake(registry.build(registry.parse(spec), dims).to(dtype))
+
+
+def awake(built):
+    """Give position parameters weight: at their start they hardly matter."""
+    for name, parameter in built.named_parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+        if name.endswith((".r1", ".r2")):  # rates are positive
+            parameter.data.abs_().add_(0.1)
+    return built
+
+
+def positions_of(tgt_len: int, src_len: int) -> Positions:
+    tokens = torch.full((1, src_len), 5)
+    return Positions.from_tokens(tokens, PAD, EOS, tgt_len)
+
+
+def rotated(built, query, key, ids):
+    rotation = built.rotation(ids)
+    return (
+        (query, key)
+        if rotation is None
+        else (rotation.rotate_queries(query), rotation.rotate_keys(key))
+    )
+
+
+def our_scores(built, query, key):
+    """Return the scores of one sentence, ``(heads, tgt_len, src_len)``."""
+    tgt_len, src_len = query.size(1), key.size(1)
+    index = torch.arange(src_len)[None]
+    rotated_query, _ = rotated(built, query[None], query[None], index[:, -tgt_len:])
+    _, rotated_key = rotated(built, key[None], key[None], index)
+    terms = built.terms(
+        Span.from_lengths(tgt_len, src_len, query.device), positions_of(tgt_len, src_len)
+    )
+    if terms.content_rows is not None:  # a layer would project them; here nothing does
+        rows = terms.content_rows.unflatten(-1, (2, 8)).transpose(0, 1)
+        terms = terms._replace(content_rows=None, query_table=rows, key_table=rows)
+    return reference.scores(rotated_query, rotated_key, terms)[0]
+
+
+def oracle_options(item, dims: Dims = DIMS) -> dict:
+    """Return an item's options, and what the package takes from the model, for the oracles."""
+    options = {"max_positions": dims.max_positions, "max_distance": dims.max_positions - 1}
+    if "max_distance" in registry.options(item.name):
+        default = registry.options(item.name)["max_distance"].default
+        options["max_distance"] = options["max_distance"] if default is None else default
+    if item.name == "alibi" and dict(item.options).get("mode") == "auto":
+        return {**options, **dict(item.options), "mode": "symmetric"}
+    return {**options, **dict(item.options)}
+
+
+def oracle_params(built, name: str) -> dict:
+    params = dict(built[name].named_parameters(remove_duplicate=False))
+    params = {key.removesuffix(".weight"): value for key, value in params.items()}
+    if "table.reset" in params:  # to the oracles, two more rows
+        params["table"] = torch.cat([params["table"], params.pop("table.reset")], dim=1)
+    return params
+
+
+def their_scores(built, spec: str, query, key, **projections):
+    """Return what the oracles give for the same parameters, shape as :func:`our_scores`.
+
+    Terms of several encodings are summed: each one's scores less the content that all share.
+    """
+    tgt_len, src_len = query.size(1), key.size(1)
+    parsed = registry.parse(spec).items
+    for item in parsed:
+        if registry.get(item.name).acts_on == "rotation":
+            rotate, options = getattr(oracles, item.name), oracle_options(item)
+            query = rotate(query, list(range(src_len - tgt_len, src_len)), options)
+            key = rotate(key, list(range(src_len)), {**options, "keys": True})
+    plain = oracles.none(query, key, {}, {})
+    scored = [item for item in parsed if registry.get(item.name).acts_on == "scores"]
+    total = torch.zeros_like(plain)
+    for item in scored:
+        params = oracle_params(built, item.name)
+        options = {**oracle_options(item), **projections}
+        total = total + oracles.SCORES[item.name](query, key, params, options)
+    return total - plain * (len(scored) - 1)

@@ -1,0 +1,92 @@
+"""GLUE's raw files in small: their own headers and quirks, and texts that say their label."""
+
+from __future__ import annotations
+
+import random
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from fairseq_posenc.tasks.glue.definitions import TASKS, WNLI, Task
+
+PREPROCESS = Path(__file__).parents[2] / "preprocess"
+DATA = Path(__file__).parents[3] / "shared" / "data"
+COLOURS = ("red", "blue", "green")
+WORDS = [*COLOURS, "a", "bird", "sees", "the", "old", "tree", "and", "sings", "of", "it"]
+# Columns of the files with labels and without, as they are published; CoLA's first have no header.
+HEADERS = {
+    "WNLI": ("index sentence1 sentence2 label", "index sentence1 sentence2"),
+    "MNLI": (
+        "index promptID pairID genre sentence1 sentence2 label1 gold_label",
+        "index promptID pairID genre sentence1 sentence2",
+    ),
+    "QQP": ("id qid1 qid2 question1 question2 is_duplicate", "id question1 question2"),
+    "QNLI": ("index question sentence label", "index question sentence"),
+    "SST-2": ("sentence label", "index sentence"),
+    "CoLA": ("source label mark sentence", "index sentence"),
+    "STS-B": ("index genre sentence1 sentence2 score", "index genre sentence1 sentence2"),
+    "MRPC": ("Quality,#1 ID,#2 ID,#1 String,#2 String", "index,#1 ID,#2 ID,#1 String,#2 String"),
+    "RTE": ("index sentence1 sentence2 label", "index sentence1 sentence2"),
+}
+
+
+def header(task: str, labelled: bool) -> list[str]:
+    """Return the columns of a file."""
+    text = HEADERS[task][0 if labelled else 1]
+    return text.split("," if "," in text else " ")
+
+
+def labels_of(task: Task) -> tuple[str, ...]:
+    """Return labels that a task has."""
+    return task.classes or ("0.000", "2.600", "5.000")
+
+
+def row(task: Task, columns: Sequence[str], number: int, label: str, text: str) -> str:
+    """Return a line; the text tells the label, for a pair the second one."""
+    cells = {name: "x" for name in columns}
+    cells.update({"index": str(number), "id": str(number), task.label: label})
+    cells.update({name: "the tree" for name in task.sentences})
+    cells[task.sentences[-1]] = text
+    return "\t".join(cells[name] for name in columns)
+
+
+def write_task(folder: Path, name: str, sizes: dict[str, int], seed: int = 0) -> None:
+    """Write the files of a task, with so many examples in each split."""
+    task, rng = {**TASKS, "WNLI": WNLI}[name], random.Random(seed)
+    (folder / name).mkdir(parents=True, exist_ok=True)
+    for split, size in sizes.items():
+        labelled = split not in task.test_splits
+        columns = header("WNLI" if split == "test2" else name, labelled)
+        lines = [] if split in task.headless else ["\t".join(columns)]
+        for number in range(size):
+            which = rng.randrange(len(labels_of(task)))
+            words = [*rng.choices(WORDS[3:], k=rng.randint(2, 6)), *[COLOURS[which]] * 3]
+            rng.shuffle(words)
+            lines.append(row(task, columns, number, labels_of(task)[which], " ".join(words)))
+        mark = "\ufeff" if name == "MRPC" and labelled else ""
+        path = folder / name / f"{task.files[split]}.tsv"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(mark + "\n".join(lines) + "\n", encoding="utf-8")
+
+
+def start(name: str, arguments: Sequence[object]) -> None:
+    """Run a program of preprocess/ as a script, in this process."""
+    path = str(PREPROCESS / f"{name}.py")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [path, *map(str, arguments)])
+        patch.syspath_prepend(str(PREPROCESS))
+        runpy.run_path(path)["main"]()
+
+
+def train_pieces(folder: Path) -> Path:
+    """Return a sentencepiece model of the words."""
+    from fairseq_posenc.workbench.experiments import pieces
+
+    rng = random.Random(0)
+    text = folder / "pieces.txt"
+    text.write_text("".join(" ".join(rng.choices(WORDS, k=8)) + "\n" for _ in range(200)))
+    pieces.train_pieces(text, folder / "pieces", 32)
+    return folder / "pieces.model"

@@ -1,0 +1,257 @@
+"""Reference vectors: what the oracles give for small inputs, for other projects to test against.
+
+``python -m tests.helpers.vectors`` writes ``docs/vectors/``: the arrays as safetensors, and what
+they mean as JSON. ``test_vectors.py`` holds the package against them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from fairseq_posenc import registry
+from fairseq_posenc.encodings.base import Dims
+from tests.helpers import oracles
+from tests.helpers.formulas import EOS, PAD, make, oracle_options, oracle_params
+
+FOLDER = Path(__file__).parents[2] / "docs" / "vectors"
+ARRAYS, MEANING = FOLDER / "vectors.safetensors", FOLDER / "vectors.json"
+Arrays = dict[str, Tensor]
+TOKENS = [[0, 7, 8, EOS, 9, 9, EOS, 7], [PAD, PAD, 0, 7, EOS, 9, EOS, 8]]
+
+
+class Case(NamedTuple):
+    """An encoding with options that are easily got wrong.
+
+    Attributes:
+        spec: a single encoding.
+        note: what to look at.
+        heads: number of heads.
+        width: of a head.
+        tgt_len: queries, those of the last tokens.
+        src_len: keys.
+        max_positions: of the model, the length it was trained at.
+        causal: a model that looks back.
+        left: padding on the left of the second sentence; there is one sentence without any.
+        direction: what a query sees, where the attended values are compared.
+    """
+
+    spec: str
+    note: str = ""
+    heads: int = 2
+    width: int = 8
+    tgt_len: int = 5
+    src_len: int = 5
+    max_positions: int = 8
+    causal: bool = False
+    left: int = 0
+    direction: str = ""
+
+    @property
+    def item(self) -> registry.Item:
+        """The encoding, read."""
+        (item,) = registry.parse(self.spec).items
+        return item
+
+    @property
+    def dims(self) -> Dims:
+        """The sizes of the model."""
+        width = self.heads * self.width
+        return Dims(width, self.heads, self.max_positions, causal=self.causal)
+
+    @property
+    def options(self) -> dict:
+        """What the oracles want to know."""
+        return {**oracle_options(self.item, self.dims), "bidirectional": not self.causal}
+
+
+CASES = {
+    "none": Case("none"),
+    "shaw": Case("shaw(max_distance=3)", "distances are clipped"),
+    "shaw_step": Case("shaw(max_distance=3)", "one query, at the last position", tgt_len=1),
+    "shaw_per_head": Case("shaw(per_head=true)"),
+    "shaw_reset": Case("shaw(reset=true)", "the first real token's rows, not the row's", left=2),
+    "shaw_values": Case("shaw_values(max_distance=3)", "of the weights after softmax"),
+    "raffel": Case("raffel", "inside the scale"),
+    "t5": Case("t5", "both directions; distances beyond the exact buckets", src_len=150, tgt_len=2),
+    "t5_causal": Case("t5", "one direction", src_len=150, tgt_len=2, causal=True),
+    "t5_16_buckets": Case("t5(num_buckets=16)"),
+    "alibi": Case("alibi", "symmetric", heads=8, width=4),
+    "alibi_6_heads": Case("alibi", "no power of two", heads=6, width=4),
+    "alibi_12_heads": Case("alibi", "no power of two", heads=12, width=4),
+    "alibi_asymmetric": Case("alibi(mode=asymmetric)", heads=8, width=4),
+    "m1": Case("m1"),
+    "m2": Case("m2"),
+    "m3": Case("m3", "a gain for each channel"),
+    "m4": Case("m4(max_distance=3)"),
+    "m4_scale_factor": Case("m4(scale_factor=3)"),
+    "m4_reset": Case("m4(reset=true)", left=2),
+    "m4m": Case("m4m", "one scale for the product of three"),
+    "m4m_reset": Case("m4m(reset=true)", left=2),
+    "deberta": Case("deberta"),
+    "deberta_tied": Case("deberta(tie_projections=true)"),
+    "deberta_v2": Case("deberta_v2(buckets=6)", "log buckets", src_len=12, max_positions=16),
+    "tupe": Case("tupe", "positions count real tokens", left=2),
+    "tupe_reset": Case("tupe(reset=true)", left=2),
+    "tupe_shared": Case("tupe_shared", left=2),
+    "transformer_xl": Case("transformer_xl"),
+    "kerple": Case("kerple"),
+    "fire": Case("fire(threshold=4)", "progressive interpolation", causal=True, left=2),
+    "sandwich": Case("sandwich(width=16)"),
+    "rope": Case("rope", left=2),
+    "rope_half": Case("rope(layout=half)", "halves, not neighbours"),
+    "rope_fraction": Case("rope(fraction=0.5)", "frequencies of the rotated part"),
+    "rope_base": Case("rope(base=500)"),
+    "rope_linear": Case("rope(scaling=linear:4)", tgt_len=2, src_len=40, max_positions=16),
+    "rope_ntk": Case("rope(scaling=ntk:4)", tgt_len=2, src_len=40, max_positions=16),
+    "rope_yarn": Case(
+        "rope(scaling=yarn:4)",
+        "the ramp is that of the trained length, 512; cosine and sine have a factor",
+        width=32,
+        tgt_len=2,
+        src_len=40,
+        max_positions=512,
+    ),
+    "xpos": Case("xpos", "keys grow where queries decay", causal=True, left=2),
+    "learned": Case("learned"),
+    "sentence_learned": Case("sentence_learned", "from 1 in each sentence; <s> has 0"),
+    "sinusoidal": Case("sinusoidal", "sines and cosines take turns"),
+    "sinusoidal_fairseq": Case("sinusoidal(layout=fairseq)", "all sines, then all cosines"),
+    "causal_lr": Case("none", "sees its past", left=2, direction="lr"),
+    "causal_rl": Case("none", "sees its future", left=2, direction="rl"),
+}
+
+
+def arrays_of(case: Case) -> Arrays:
+    """Return inputs, outputs and gradients of a case, float64."""
+    torch.manual_seed(0)
+    place = registry.get(case.item.name).acts_on
+    built = make(case.spec, case.dims)
+    params = {} if place == "rotation" else oracle_params(built, case.item.name)
+    leaves = {f"param.{name}": x.detach().clone() for name, x in params.items()}
+    if place == "input" and case.item.name != "none":
+        fixed = {"tokens": torch.tensor(TOKENS)}
+        return {**fixed, **_differentiated(leaves, lambda x: {"added": _added(case, fixed, x)})}
+    batch = 2 if case.left else 1
+    sizes = {"query": case.tgt_len, "key": case.src_len, "value": case.src_len}
+    attends = case.direction or case.item.name == "shaw_values"
+    for name, length in sizes.items():
+        if attends or name != "value":
+            shape = (batch, case.heads, length, case.width)
+            leaves[name] = torch.randn(shape, dtype=torch.float64)
+    padding = torch.zeros(batch, case.src_len, dtype=torch.bool)
+    padding[1:, : case.left] = True
+    output = "attended" if attends else "scores"
+    found = _differentiated(leaves, lambda x: {output: _of_batch(case, padding, x)})
+    return {"padding": padding, **found}
+
+
+def _differentiated(leaves: Arrays, compute: Callable[[Arrays], Arrays]) -> Arrays:
+    """Return leaves, outputs, what comes in at the outputs, and the gradients of the leaves."""
+    for leaf in leaves.values():
+        leaf.requires_grad_()
+    outputs = compute(leaves)
+    incoming = {name: torch.randn_like(x).where(~x.isnan(), 0.0) for name, x in outputs.items()}
+    (total,) = [(x.nan_to_num() * incoming[name]).sum() for name, x in outputs.items()]
+    if leaves:
+        total.backward()
+    grads = {f"{name}_grad": x.grad for name, x in leaves.items() if x.grad is not None}
+    found = {**leaves, **outputs, **{f"{k}_incoming": v for k, v in incoming.items()}, **grads}
+    return {name: x.detach().contiguous() for name, x in found.items()}
+
+
+def _of_batch(case: Case, padding: Tensor, given: Arrays) -> Tensor:
+    """Return scores or attended values; NaN where a query or a key is padding."""
+    params = {name[6:]: x for name, x in given.items() if name.startswith("param.")}
+    rows = []
+    for b in range(padding.size(0)):
+        left = case.left if b else 0
+        query, key = (given[name][b, :, left:] for name in ("query", "key"))
+        value = given["value"][b, :, left:] if "value" in given else None
+        found = _of_sentence(case, query, key, value, params)
+        missing = (left, 0, left, 0) if value is None else (0, 0, left, 0)
+        rows.append(torch.nn.functional.pad(found, missing, value=torch.nan))
+    return torch.stack(rows)
+
+
+def _of_sentence(
+    case: Case, query: Tensor, key: Tensor, value: Tensor | None, params: Arrays
+) -> Tensor:
+    name, options = case.item.name, case.options
+    tgt_len, src_len = query.size(1), key.size(1)
+    if registry.get(name).acts_on == "rotation":
+        rotate, places = getattr(oracles, name), list(range(src_len))
+        query = rotate(query, places[-tgt_len:], options)
+        key = rotate(key, places, {**options, "keys": True})
+        name = "none"
+    if value is None:
+        return oracles.SCORES[name](query, key, params, options)
+    scores = oracles.none(query, key, {}, {})
+    allowed = oracles.allowed(case.direction or "both", tgt_len, src_len)
+    if name == "shaw_values":
+        table = {"value_table": params["table"]}
+        return oracles.shaw_values(scores, value, allowed, table, options)
+    return oracles.attention(scores, value, allowed)
+
+
+def _added(case: Case, fixed: Arrays, given: Arrays) -> Tensor:
+    """Return what an input encoding adds, ``(B, T, C)``; NaN at padding."""
+    tokens, width = fixed["tokens"], case.dims.embed_dim
+    if case.item.name == "sentence_learned":
+        places = oracles.sentence_positions(tokens, PAD, EOS)
+    else:
+        places = oracles.block_positions(tokens, PAD)
+    if "param.table" in given:
+        table = given["param.table"]
+    elif case.options.get("layout") == "fairseq":  # it counts from padding_idx + 1
+        table = oracles.sinusoidal_half(tokens.size(1) + PAD + 1, width)[PAD + 1 :]
+    else:
+        table = oracles.sinusoidal(tokens.size(1), width)
+    return table[places].masked_fill((places < 0)[..., None], torch.nan)
+
+
+def meaning(case: Case, arrays: Arrays) -> dict:
+    """Return what a user of the vectors has to know of a case."""
+    oracle = getattr(oracles, case.item.name, None)
+    return {
+        "spec": case.spec,
+        "note": case.note,
+        "formula": (oracle.__doc__ or "").strip() if oracle else "a table's row for each position",
+        "heads": case.heads,
+        "head_dim": case.width,
+        "max_positions": case.max_positions,
+        "options": case.options,
+        "direction": case.direction or ("lr" if case.causal else "both"),
+        "arrays": {name: list(x.shape) for name, x in arrays.items()},
+    }
+
+
+def _are_there(arrays: Arrays) -> bool:
+    """Return whether the file has these, but for last digits, which another processor changes."""
+    stored = load_file(ARRAYS) if ARRAYS.exists() else {}
+    return stored.keys() == arrays.keys() and all(
+        x.shape == stored[name].shape
+        and torch.allclose(x, stored[name], rtol=1e-12, atol=1e-12, equal_nan=True)
+        for name, x in arrays.items()
+    )
+
+
+def main() -> None:
+    """Write all vectors."""
+    arrays = {name: arrays_of(case) for name, case in CASES.items()}
+    FOLDER.mkdir(exist_ok=True)
+    named = {f"{name}/{key}": x for name, group in arrays.items() for key, x in group.items()}
+    if not _are_there(named):
+        save_file(named, ARRAYS)
+    known = {name: meaning(case, arrays[name]) for name, case in CASES.items()}
+    MEANING.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

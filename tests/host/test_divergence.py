@@ -1,0 +1,45 @@
+"""A training whose numbers explode stops with a line that says where."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from tests.helpers.commands import FAMILIES, new_directory, train
+
+pytestmark = pytest.mark.slow
+FIRST = {
+    "masked_lm": r"encoder layer 1, head \d \(m4m\)",
+    "causal_lm": r"decoder layer 1, head \d \(learned\+rope\)",
+    "translation": r"encoder layer 1, head \d \(m4\)",
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_names_update_layer_and_encoding(family):
+    save_dir = new_directory()
+    train(family, "--max-update", 1, save_dir=save_dir)
+    before = torch.load(save_dir / "checkpoint_last.pt")["model"]
+    options = ("--max-update", 9, "--lr", 1e30, "--reset-lr-scheduler", "--save-interval", 99)
+    done = train(family, *options, save_dir=save_dir, fails=True).run
+    assert done.status == 1
+    said = done.err.splitlines()[-1]
+    assert re.search(r"training stopped at update \d: gradients are Nan/Inf", said)
+    assert re.search(rf"not finite is in {FIRST[family]}; ", said)
+    after = torch.load(save_dir / "checkpoint_last.pt")["model"]
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
+
+
+def test_large_scores_are_told_where_all_are_finite():
+    """The loss overflows before the scores do, where the output layer alone is enormous."""
+    save_dir = new_directory()
+    train("masked_lm", "--max-update", 1, save_dir=save_dir)
+    state = torch.load(save_dir / "checkpoint_last.pt")
+    state["model"]["encoder.lm_head.dense.weight"] *= 1e38
+    torch.save(state, save_dir / "checkpoint_last.pt")
+    done = train("masked_lm", "--max-update", 9, save_dir=save_dir, fails=True).run
+    assert done.status == 1
+    said = done.err.splitlines()[-1]
+    assert re.search(r"the largest attention score is \S+, in encoder layer \d, head \d", said)

@@ -1,0 +1,120 @@
+"""The programs of preprocess/ as users call them, and fairseq's commands on what they write."""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import json
+import os
+import random
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from fairseq.data import Dictionary
+from fairseq.data.indexed_dataset import MMapIndexedDataset
+
+from tests.helpers import commands
+
+PROGRAMS = Path(__file__).parents[2] / "preprocess"
+
+
+def sentences(number: int, seed: int) -> list[str]:
+    generator = random.Random(seed)
+    words = [f"w{i}" for i in range(20)]
+    return [" ".join(generator.choices(words, k=6)).capitalize() + "." for _ in range(number)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["masked_lm", "causal_lm"])
+def test_fairseq_trains_on_shards_one_after_the_other(tmp_path, family, monkeypatch):
+    document = [" ".join(sentences(9, seed)) for seed in range(8)]
+    lines = [json.dumps({"text": text}) for text in document]
+    for number, part in enumerate((lines[:4], lines[4:])):
+        with gzip.open(tmp_path / f"c4.{number}.json.gz", "wt", encoding="utf-8") as file:
+            file.write("\n".join(part))
+    train = ["--train", *sorted(tmp_path.glob("c4.*"))]
+    common = [*train, "--sentences", "--words", "--out", tmp_path / "c4", "--workers", 1]
+    start("json_lines", [*common, "--dict-only"], monkeypatch)
+    common += ["--valid", tmp_path / "c4.0.json.gz", "--dict", tmp_path / "c4" / "dict.txt"]
+    common += ["--num-shards", 2, "--longest-line", 15, "--shard"]
+    for shard in (0, 1):
+        start("json_lines", [*common, shard], monkeypatch)
+    shards = sorted(path for path in (tmp_path / "c4").iterdir() if path.is_dir())
+    arch = {"masked_lm": "roberta_sentence_learned_tiny", "causal_lm": "transformer_lm_rope_tiny"}
+    task = {"masked_lm": "masked_lm", "causal_lm": "language_modeling"}[family]
+    criterion = {"masked_lm": "masked_lm", "causal_lm": "cross_entropy"}[family]
+    done = commands.run(
+        *("fairseq-train", os.pathsep.join(map(str, shards)), "--user-dir", commands.USER_DIR),
+        *("--task", task, "--criterion", criterion, "--arch", arch[family], "--max-epoch", 2),
+        *("--tokens-per-sample", 16, "--sample-break-mode", "complete", "--no-save"),
+        *commands.TRAINING,
+    )
+    for shard in shards:
+        assert f"loaded 39 examples from: {shard}/train" in done.log  # 36 sentences, 3 ends
+    assert len(done.valid()) == 2
+
+
+@pytest.mark.slow
+def test_a_mistake_is_one_line(tmp_path):
+    files = ["--train", "nowhere", "--out", tmp_path / "bin"]
+    program = PROGRAMS / "plain_text.py"
+    failed = commands.run("python", program, *files, "--words", fails=True)
+    assert failed.error() == "nowhere is not there; give local files or directories"
+    assert failed.status == 2
+    assert not list(tmp_path.iterdir())
+
+
+CORPORA = {
+    "plain_text": ("A b. C\n\nD", [], ["A b.", "C", "", "D"]),
+    "json_lines": ('{"body": "A b. C"}\n{"body": "D"}', ["--field", "body"], None),
+    "wikipedia": ("<doc id=1>\nA b. C\n</doc>\n<doc id=2>\nD\n</doc>\n", [], None),
+    "wikitext": (" = A = \n A b. C \n = D = \n D\n", ["--articles", "--no-headings"], None),
+    "chinese": ("甲 乙。丙\n\n丁", [], ["甲 乙 。", "丙", "", "丁"]),
+}
+
+
+@pytest.mark.parametrize("name", CORPORA)
+def test_every_program_does_what_it_says(tmp_path, name, monkeypatch):
+    text, more, expected = CORPORA[name]
+    (tmp_path / "text").write_text(text, encoding="utf-8")
+    tokens = [] if name == "chinese" else ["--words"]
+    files = ["--train", tmp_path / "text", "--out", tmp_path / "bin"]
+    given = [*files, *tokens, *more, "--sentences", "--workers", "1"]
+    start(name, given, monkeypatch)
+    dictionary = Dictionary.load(str(tmp_path / "bin" / "dict.txt"))
+    items = MMapIndexedDataset(str(tmp_path / "bin" / "train"))
+    expected = expected or CORPORA["plain_text"][2]
+    assert [dictionary.string(item) for item in items] == expected
+
+
+@pytest.mark.parametrize("name", CORPORA)
+def test_every_program_explains_itself(name, monkeypatch, capsys):
+    with pytest.raises(SystemExit) as ended:
+        start(name, ["--help"], monkeypatch)
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert f"python preprocess/{name}.py --train" in text
+    assert "--longest-line" in text
+
+
+def test_only_the_settings_are_built_from_parsed_options():
+    """No module behind the door sees an ``argparse.Namespace``."""
+    takers = {
+        function.name
+        for path in PROGRAMS.rglob("*.py")
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(function, ast.FunctionDef)
+        and any("Namespace" in ast.unparse(arg) for arg in function.args.args)
+    }
+    assert takers == {"from_args", "run"}
+
+
+def start(name: str, arguments: Sequence[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a program as a script, in this process."""
+    path = str(PROGRAMS / f"{name}.py")
+    monkeypatch.setattr(sys, "argv", [path, *map(str, arguments)])
+    monkeypatch.syspath_prepend(str(PROGRAMS))
+    runpy.run_path(path)["main"]()

@@ -1,0 +1,316 @@
+"""What becomes an item: formats of corpora, sentences, documents, long and invalid lines."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import json
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import zstandard
+from fairseq.data import Dictionary, TokenBlockDataset
+from fairseq.data.indexed_dataset import MMapIndexedDataset
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "preprocess"))
+from binarize import command, formats, lengths, options
+from binarize.sentences import split_sentences
+from fairseq_posenc.errors import UserError
+
+EOS = 2
+DOCUMENTS = "a b\nc\n\n\n\nd\n"
+
+
+def run(tmp_path: Path, text: str | bytes, *arguments: object, lines=formats.plain) -> list[str]:
+    """Return the items of a text, as words and </s>."""
+    path = tmp_path / "text"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    given = ["--train", path, "--out", tmp_path / "bin", "--words", "--workers", 1, *arguments]
+    command.run(options.make_parser("").parse_args([str(part) for part in given]), lines)
+    return read(tmp_path / "bin")
+
+
+def read(folder: Path, split: str = "train") -> list[str]:
+    dictionary = Dictionary.load(str(folder / "dict.txt"))
+    items = MMapIndexedDataset(str(folder / split))
+    return [" ".join(dictionary[number] for number in item) for item in items]
+
+
+def counts(tmp_path: Path) -> dict[str, int]:
+    manifest = json.loads((tmp_path / "bin" / "manifest.json").read_text())
+    return manifest["splits"]["train"]["counts"]
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("documents", ["a b </s>", "c </s>", "</s>", "d </s>"]),
+        ("drop", ["a b </s>", "c </s>", "d </s>"]),
+        ("keep", ["a b </s>", "c </s>", "</s>", "</s>", "</s>", "d </s>"]),
+    ],
+)
+def test_empty_lines(tmp_path, how, expected):
+    assert run(tmp_path, DOCUMENTS, "--empty-lines", how) == expected
+
+
+@pytest.mark.parametrize("chunk", [3, 4, 5, 6, 7, 9, 100])
+def test_documents_do_not_depend_on_where_chunks_end(tmp_path, chunk, monkeypatch):
+    monkeypatch.setattr("binarize.sources.CHUNK_BYTES", chunk)
+    assert run(tmp_path, f"\n\n{DOCUMENTS}\n\n \n") == ["a b </s>", "c </s>", "</s>", "d </s>"]
+    assert counts(tmp_path)["document_ends"] == 1
+    assert counts(tmp_path)["items"] == 4
+
+
+def test_each_file_is_a_document(tmp_path):
+    books = tmp_path / "books"
+    books.mkdir()
+    (books / "2").write_text("c\n")
+    (books / "1").write_text("a\nb")
+    (books / ".hidden").write_bytes(b"\xff")
+    cache = books / ".cache" / "huggingface"
+    cache.mkdir(parents=True)
+    (cache / "books.metadata").write_text("d41d8cd98f\n")  # what a download leaves beside the files
+    path = [str(books)]
+    given = ["--train", *path, "--out", str(tmp_path / "bin"), "--words"]
+    command.run(options.make_parser("").parse_args(given), formats.plain)
+    assert read(tmp_path / "bin") == ["a </s>", "b </s>", "</s>", "c </s>"]
+
+
+def blocks(folder: Path, mode: str, size: int) -> list[list[int]]:
+    data = MMapIndexedDataset(str(folder / "train"))
+    dataset = TokenBlockDataset(data, data.sizes, size, pad=1, eos=EOS, break_mode=mode)
+    return [block.tolist() for block in dataset]
+
+
+def test_fairseqs_packing_means_what_the_papers_say(tmp_path):
+    """FULL-SENTENCES: an extra </s> between documents; DOC-SENTENCES: none crosses a boundary."""
+    run(tmp_path, DOCUMENTS)
+    a, b, c, d = (Dictionary.load(str(tmp_path / "bin/dict.txt")).index(w) for w in "abcd")
+    assert blocks(tmp_path / "bin", "complete", 9) == [[a, b, EOS, c, EOS, EOS, d, EOS]]
+    assert blocks(tmp_path / "bin", "complete_doc", 9) == [[a, b, EOS, c, EOS], [d, EOS]]
+
+
+def test_every_empty_item_is_another_end_of_sentence_in_complete_mode(tmp_path):
+    run(tmp_path, DOCUMENTS, "--empty-lines", "keep")
+    a, b, c, d = (Dictionary.load(str(tmp_path / "bin/dict.txt")).index(w) for w in "abcd")
+    expected = [[a, b, EOS, c, EOS, EOS, EOS, EOS, d, EOS]]
+    assert blocks(tmp_path / "bin", "complete", 19) == expected
+    assert blocks(tmp_path / "bin", "complete_doc", 19) == [[a, b, EOS, c, EOS], [d, EOS]]
+
+
+def test_json_lines(tmp_path):
+    records = [{"text": "a b\nc\r\n\n", "url": "x"}, {"text": ""}, {"text": "d\u2028e"}]
+    text = "\n".join(json.dumps(record) for record in records)
+    found = run(tmp_path, text, lines=formats.JsonField("text"))
+    assert found == ["a b </s>", "c </s>", "</s>", "d e </s>"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{broken", "not a JSON object"),
+        ('{"body": "a"}', 'not a JSON object with a text "text"'),
+        ('{"text": 1}', 'not a JSON object with a text "text"'),
+        ('["text"]', 'not a JSON object with a text "text"'),
+        (r'{"text": "\ud800"}', "half of a surrogate pair"),
+    ],
+)
+def test_lines_that_are_not_json_are_named(tmp_path, line, message):
+    text = f'{{"text": "good"}}\n{line}\n{{"text": "better"}}\n'
+    with pytest.raises(UserError, match=f"text, line 2: {message}.*--invalid-lines skip"):
+        run(tmp_path, text, lines=formats.JsonField("text"))
+    found = run(tmp_path, text, "--invalid-lines", "skip", lines=formats.JsonField("text"))
+    assert found == ["good </s>", "</s>", "better </s>"]
+
+
+@pytest.mark.parametrize("broken", [b"\xff", b"\xc3", b"\xed\xa0\x80", b"\xf8\x88\x80\x80\x80"])
+def test_broken_utf_8_is_named_by_file_and_line(tmp_path, broken, monkeypatch, capsys):
+    monkeypatch.setattr("binarize.sources.CHUNK_BYTES", 5)
+    text = b"first\r\n\xc3\xa9\rthird\nab" + broken + b"c\nlast\n"
+    with pytest.raises(UserError, match=r"text, line 4: byte 0x.. at column 3 is not UTF-8"):
+        run(tmp_path, text)
+    found = run(tmp_path, text, "--invalid-lines", "skip")
+    assert found == ["first </s>", "é </s>", "third </s>", "last </s>"]
+    assert counts(tmp_path)["invalid_lines"] == 1
+    assert counts(tmp_path)["lines"] == 5
+    assert "skipped" in capsys.readouterr().err
+
+
+PILE = [
+    {"text": "a b", "meta": {"pile_set_name": "Pile-CC"}},
+    {"text": "c", "meta": {"pile_set_name": "Books3"}},
+    {"text": "d", "meta": {"pile_set_name": "Pile-CC"}},
+    {"text": "e"},
+]
+
+
+def test_json_lines_of_one_kind_alone(tmp_path):
+    text = "\n".join(json.dumps(record) for record in PILE)
+    where = formats.parse_where("meta.pile_set_name=Pile-CC")
+    found = run(tmp_path, text, lines=formats.JsonField("text", where))
+    assert found == ["a b </s>", "</s>", "d </s>"]
+    with pytest.raises(UserError, match="--where Pile-CC: write FIELD=VALUE, as in"):
+        formats.parse_where("Pile-CC")
+
+
+def test_the_pile_is_read_as_it_is_published(tmp_path):
+    """Many frames in a file of zstd, as its tools write them."""
+    frames = [zstandard.compress(f"{json.dumps(record)}\n".encode()) for record in PILE]
+    (tmp_path / "00.jsonl.zst").write_bytes(b"".join(frames))
+    given = ["--train", tmp_path / "00.jsonl.zst", "--out", tmp_path / "bin", "--words"]
+    lines = formats.JsonField("text", ("meta.pile_set_name", "Pile-CC"))
+    command.run(options.make_parser("").parse_args(list(map(str, given))), lines)
+    assert read(tmp_path / "bin") == ["a b </s>", "</s>", "d </s>"]
+
+
+def test_parquet_is_read_as_objects(tmp_path, monkeypatch):
+    path = tmp_path / "00.parquet"
+    monkeypatch.setattr("fairseq_posenc.workbench.tokens.files._ROWS", 2)
+    table = pyarrow.Table.from_pylist([*PILE, {"text": "f\ng"}])
+    pyarrow.parquet.write_table(table, path)
+    given = [str(part) for part in ("--train", path, "--words", "--out", tmp_path / "bin")]
+    args = options.make_parser("").parse_args(given)
+    with pytest.raises(UserError, match=r"00.parquet: Parquet is read by json_lines.py"):
+        command.run(args, formats.plain)
+    command.run(args, formats.JsonField("text"))
+    texts = ["a b </s>", "c </s>", "d </s>", "e </s>", "f </s>"]
+    expected = [part for text in texts for part in (text, "</s>")]
+    assert read(tmp_path / "bin") == [*expected[:-1], "g </s>"]
+    path.write_bytes(path.read_bytes()[:-9])
+    args.out = tmp_path / "other"
+    with pytest.raises(UserError, match=r"00.parquet is damaged"):
+        command.run(args, formats.JsonField("text"))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UserError, match=r"00.parquet: Parquet needs .*: pip install pyarrow"):
+        command.run(args, formats.JsonField("text"))
+
+
+def test_wikipedia_extracts(tmp_path):
+    text = '<doc id="1" title="A">\nA\n\na b\n\nc\n</doc>\n<doc id="2">\nB\n</doc>\n'
+    found = run(tmp_path, text, lines=formats.wikipedia)
+    assert found == ["A </s>", "a b </s>", "c </s>", "</s>", "B </s>"]
+
+
+WIKITEXT = " \n = A = \n \n one \n = = B = = \n \n two = 2 \n \n = C = \n three \n"
+
+
+@pytest.mark.parametrize(
+    ("articles", "headings", "expected"),
+    [
+        (True, True, ["= A =", "one", "= = B = =", "two = 2", "", "= C =", "three"]),
+        (True, False, ["one", "two = 2", "", "three"]),
+        (False, False, ["", "", "one", "", "two = 2", "", "three"]),
+    ],
+)
+def test_wikitext_options(tmp_path, articles, headings, expected):
+    empty = "documents" if articles else "keep"
+    lines = formats.WikiText(articles, headings)
+    found = run(tmp_path, WIKITEXT, "--empty-lines", empty, lines=lines)
+    assert found == [f"{line} </s>".strip() for line in expected]
+
+
+SENTENCES = [
+    "He came. She left! Why? | Nobody knows…",
+    "Mr. Smith met Dr. J. R. Brown at 5 p.m. on Monday. | They talked about the U.S. Senate.",
+    "It grew to 3.5 m. | The U.S. | It is large.",
+    '"Stop!" he said. | "Why?" | (Nobody knew.) | [Later.] | Then it rained.',
+    "He said no. | The end. | See no. 5 and Fig. 3 or pp. 10 of vol. 2, e.g. Paris etc. and more.",
+    "See www.example.com for more. | Version 2.0 is out.",
+    "a tokenised line . | The next one , by Mr. X . | And H. americanus .",
+    "战争开始了。 | “为什么？” | 没有人知道！ | 结束",
+    "Ende. | Über uns, z.B. Anna. | ¿Qué? | Élan.",
+    "no end",
+    "1. First point. | Second point.",
+]
+
+
+@pytest.mark.parametrize("marked", SENTENCES)
+def test_sentences(marked):
+    expected = [part.strip() for part in marked.split("|")]
+    if marked.startswith("He came"):
+        expected = ["He came.", "She left!", "Why?", "Nobody knows…"]
+    line = " ".join(expected) if not marked.startswith("战") else "".join(expected)
+    assert list(split_sentences(line)) == expected
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_splitting_loses_white_space_alone(seed):
+    generator = random.Random(seed)
+    pieces = [*"aB1.!?…。！？\"'”’)]」 \t\u3000\u2028", "Mr.", " U.S. ", "The ", "...", "中"]
+    line = "".join(generator.choice(pieces) for _ in range(2000))
+    found = list(split_sentences(line))
+    assert "".join("".join(found).split()) == "".join(line.split())
+    assert all(sentence and sentence == sentence.strip() for sentence in found)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_byte_order_mark_is_no_part_of_the_first_word(tmp_path, compressed):
+    content = codecs.BOM_UTF8 + "eins zwei\n\ufeffeins\n".encode()
+    path = tmp_path / ("text.gz" if compressed else "text")
+    path.write_bytes(gzip.compress(content) if compressed else content)
+    command.run(
+        options.make_parser("").parse_args(
+            ["--words", "--train", str(path), "--out", str(tmp_path / "bin"), "--workers", "1"]
+        ),
+        formats.plain,
+    )
+    dictionary = Dictionary.load(str(tmp_path / "bin" / "dict.txt"))
+    assert set(dictionary.symbols[dictionary.nspecial :]) >= {"eins", "zwei", "\ufeffeins"}
+    assert dictionary.count[dictionary.index("eins")] == 1
+
+
+def test_a_dictionary_without_symbols_is_refused(tmp_path):
+    (tmp_path / "dict.txt").write_text("")
+    with pytest.raises(UserError, match=r"--dict .*dict.txt holds no symbol"):
+        run(tmp_path, "a b\n", "--dict", tmp_path / "dict.txt")
+    assert not (tmp_path / "bin").exists()
+
+
+def test_json_that_is_nested_too_deeply_is_an_invalid_line():
+    with pytest.raises(ValueError, match="not a JSON object"):
+        formats.JsonField("text")('{"text": ' + "[" * 9999)
+
+
+def test_splitting_takes_linear_time():
+    for unit in ("a. A", "A. ", ". ", "a.", "” ", "。", "(", " "):
+        assert list(split_sentences(unit * 50_000)) or not unit.strip()
+
+
+def test_sentences_become_items(tmp_path):
+    text = "One a. Two b.\n \nThree c.\n"
+    expected = ["One a. </s>", "Two b. </s>", "</s>", "Three c. </s>"]
+    assert run(tmp_path, text, "--sentences") == expected
+
+
+def test_long_lines_are_cut_into_equal_parts(tmp_path):
+    found = run(tmp_path, "a b c d e f g h i j\nk\n", "--longest-line", 4)
+    assert found == ["a b c d", "e f g h", "i j </s>", "k </s>"]
+    assert counts(tmp_path)["long_lines"] == 1
+
+
+def test_long_lines_are_skipped_with_a_count(tmp_path):
+    text = "a b c\n\nd e f g\n\nh i j\n"
+    found = run(tmp_path, text, "--longest-line", 4, "--long-lines", "skip")
+    assert found == ["a b c </s>", "</s>", "h i j </s>"]
+    assert counts(tmp_path)["long_lines"] == 1
+
+
+@pytest.mark.parametrize("longest", [4, 5, 7, 64])
+def test_cut_sizes(longest):
+    sizes = np.arange(1, 400, dtype=np.int32)
+    cut = lengths.split_long(sizes, longest)
+    assert cut.dtype == np.int32
+    assert cut.max() <= longest
+    assert set(np.cumsum(sizes)) <= set(np.cumsum(cut))  # every line still ends an item
+    assert len(cut) == sum(-(-size // longest) for size in range(1, 400))
+    assert (cut == 1).sum() == 1  # only the line that was </s> alone
+
+
+def test_blocks_of_complete_mode_fit_after_cutting(tmp_path):
+    run(tmp_path, "w " * 1000 + "\nv v\n", "--longest-line", 15)
+    assert max(map(len, blocks(tmp_path / "bin", "complete", 15))) <= 15

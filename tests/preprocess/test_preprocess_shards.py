@@ -1,0 +1,386 @@
+"""Whole or not at all: shards, interruptions, manifests, and what is refused."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import hashlib
+import json
+import lzma
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import zstandard
+from fairseq.data.indexed_dataset import MMapIndexedDataset
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.running import locks
+from tests.helpers.programs import true_start
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "preprocess"))
+from binarize import command, formats, options, pool, shards, sources, split
+
+PROGRAMS = Path(__file__).parents[2] / "preprocess"
+FILES = ("train.bin", "train.idx", "dict.txt")
+
+
+def make_text(path: Path, lines: int = 400, seed: int = 0) -> Path:
+    generator = random.Random(seed)
+    ends = ["\n", "\n", "\r\n", "\n\n", "\r"]
+    words = [f"w{i}" for i in range(50)]
+    text = "".join(
+        " ".join(generator.choices(words, k=generator.randrange(9))) + generator.choice(ends)
+        for _ in range(lines)
+    )
+    path.write_bytes(text.encode())
+    return path
+
+
+def run(*arguments: object, lines: formats.LineFormat = formats.plain) -> None:
+    given = ["--words", "--workers", 2, *arguments]
+    command.run(options.make_parser("").parse_args([str(part) for part in given]), lines)
+
+
+def items(*folders: Path) -> list[list[int]]:
+    return [item.tolist() for folder in folders for item in MMapIndexedDataset(f"{folder}/train")]
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def text(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setattr(sources, "CHUNK_BYTES", 300)
+    return make_text(tmp_path / "text")
+
+
+@pytest.mark.parametrize("empty", ["keep", "drop"])
+@pytest.mark.parametrize("number", [2, 7])
+def test_shards_together_are_the_whole(tmp_path, text, number, empty):
+    second = make_text(tmp_path / "second", seed=1)
+    run("--train", text, second, "--out", tmp_path / "all", "--empty-lines", empty)
+    dictionary = ["--dict", tmp_path / "all" / "dict.txt", "--empty-lines", empty]
+    for shard in range(number):
+        run("--train", text, second, "--valid", text, "--out", tmp_path / "shards",
+            *dictionary, "--shard", shard, "--num-shards", number)  # fmt: skip
+    folders = sorted((tmp_path / "shards").iterdir())
+    assert [folder.name for folder in folders] == [f"shard{k}-of-{number}" for k in range(number)]
+    assert items(*folders) == items(tmp_path / "all")
+    assert [(folder / "valid.bin").exists() for folder in folders] == [True] + [False] * (
+        number - 1
+    )
+    assert len({(folder / "dict.txt").read_bytes() for folder in folders}) == 1
+    sizes = [len(items(folder)) for folder in folders]
+    assert max(sizes) < 2 * min(sizes)
+
+
+def test_compressed_files_are_dealt_out_whole(tmp_path):
+    openers = {
+        ".gz": gzip.open,
+        ".bz2": bz2.open,
+        ".xz": lzma.open,
+        ".zst": zstandard.open,
+        "": open,
+    }
+    paths = [tmp_path / f"text{number}{suffix}" for number, suffix in enumerate(openers)]
+    for number, (path, opener) in enumerate(zip(paths, openers.values())):
+        with opener(path, "wb") as file:
+            file.write(f"w{number} w{number + 1}\n".encode() * 5)
+    run("--train", *paths, "--out", tmp_path / "all")
+    assert len(items(tmp_path / "all")) == 5 * 5 + 4  # an empty item between files
+    names = [str(path) for path in paths[:4]]
+    parts = [shards.parts_of_shard(names, shard, 4) for shard in range(4)]
+    assert parts == [[shards.Part(name, 0, os.path.getsize(name))] for name in names]
+    with pytest.raises(UserError, match="shard 0 of 5 would be empty"):
+        shards.parts_of_shard(names, 0, 5)
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped"])
+@pytest.mark.parametrize("suffix", ["gz", "zst"])
+def test_a_damaged_file_is_named(tmp_path, damage, suffix):
+    zstd = zstandard.ZstdCompressor(write_checksum=True)  # as the program zstd does
+    compress = {"gz": gzip.compress, "zst": zstd.compress}[suffix]
+    data = bytearray(compress(make_text(tmp_path / "plain").read_bytes()))
+    data = data[:-20] if damage == "cut" else data[:200] + b"\xff\xff\xff" + data[203:]
+    path = tmp_path / f"text.{suffix}"
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=f"{path} is damaged"):
+        run("--train", path, "--out", tmp_path / "bin")
+    assert not (tmp_path / "bin").exists()
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 7, 1000])
+def test_chunks_are_whole_lines_wherever_reading_begins(tmp_path, block, monkeypatch):
+    monkeypatch.setattr(sources, "CHUNK_BYTES", block)
+    data = b"a\r\nb\n\nc\rd\n\r\nlast"
+    (tmp_path / "text").write_bytes(data)
+    part = shards.Part(str(tmp_path / "text"), 0, len(data))
+    reader = sources.Reader(part)
+    chunks = list(reader)
+    assert b"".join(chunk.data for chunk in chunks) == data
+    assert all(chunk.data.endswith(b"\n") for chunk in chunks[:-1])
+    with open(tmp_path / "text", encoding="utf-8") as file:
+        assert sum(chunk.lines for chunk in chunks) == len(list(file))
+    assert reader.sha256() == hashlib.sha256(data).hexdigest()
+    for done, chunk in enumerate(chunks, start=1):
+        again = sources.Reader(part, chunk.offset, 0)
+        assert b"".join(left.data for left in again) == b"".join(c.data for c in chunks[done:])
+        assert again.sha256() == reader.sha256()
+
+
+def test_a_line_without_end_is_no_text_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "_LONGEST_LINE", 1 << 20)
+    (tmp_path / "text").write_bytes(b"ok\n" + bytes(3 << 20))
+    with pytest.raises(UserError, match=r"text, line 2: more than 1 MiB without an end of line"):
+        run("--train", tmp_path / "text", "--out", tmp_path / "bin")
+
+
+class _InterruptedError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("calls", [1, 2, 5, 23])
+def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, text, calls, monkeypatch):
+    """Interrupted after some chunks, with bytes on the disk beyond what was saved."""
+    valid = make_text(tmp_path / "valid", 60, seed=2)
+    arguments = ["--train", text, valid, "--valid", valid, "--longest-line", 4]
+    run(*arguments, "--out", tmp_path / "whole")
+    monkeypatch.setattr(split, "SECONDS_BETWEEN_SAVES", 0.0)
+    original, left = split.Split._append, [0]
+
+    def append(self, given):
+        if left[0] == 0:
+            self._store.append(b"\x07\x00" * 9, b"\x01\x00\x00\x00" * 9)  # never saved
+            self._store.sync()
+            raise _InterruptedError
+        left[0] -= 1
+        original(self, given)
+
+    monkeypatch.setattr(split.Split, "_append", append)
+    dest, interruptions = tmp_path / "resumed", 0
+    while not dest.exists():
+        left[0] = calls + interruptions
+        try:
+            run(*arguments, "--out", dest)
+        except _InterruptedError:
+            interruptions += 1
+            assert (tmp_path / "resumed.partial").is_dir()
+    assert interruptions >= 1
+    assert content(dest) == content(tmp_path / "whole")
+    assert not (tmp_path / "resumed.partial").exists()
+
+
+def test_a_run_interrupted_at_the_very_end_goes_on(tmp_path, text, monkeypatch):
+    monkeypatch.setattr(split, "SECONDS_BETWEEN_SAVES", 0.0)
+    run("--train", text, "--out", tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(split, "checksum", _interrupt)  # the index is written then
+        with pytest.raises(_InterruptedError):
+            run("--train", text, "--out", tmp_path / "resumed")
+    with monkeypatch.context() as patch:
+        patch.setattr(command.Folder, "finish", _interrupt)  # the split is done then
+        with pytest.raises(_InterruptedError):
+            run("--train", text, "--out", tmp_path / "resumed")
+    run("--train", text, "--out", tmp_path / "resumed")
+    assert content(tmp_path / "resumed") == content(tmp_path / "whole")
+
+
+def _interrupt(*_: object) -> None:
+    raise _InterruptedError
+
+
+KILLED = """
+import sys
+sys.path.insert(0, {programs!r})
+from binarize import sources, split
+sources.CHUNK_BYTES, split.SECONDS_BETWEEN_SAVES = 20_000, 0.0
+import plain_text
+sys.argv = ["plain_text.py", *{arguments!r}]
+plain_text.main()
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_run_leaves_no_process_and_goes_on(tmp_path):
+    text = tmp_path / "text"
+    text.write_text(make_text(tmp_path / "few", 4000).read_text() * 25)
+    arguments = ["--train", str(text), "--words", "--workers", "2", "--out"]
+    whole, dest = tmp_path / "whole", tmp_path / "resumed"
+    run("--train", text, "--out", whole)
+    code = KILLED.format(programs=str(PROGRAMS), arguments=[*arguments, str(dest)])
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], env=true_start(), stderr=subprocess.DEVNULL
+    )
+    progress = tmp_path / "resumed.partial" / "progress.json"
+    while process.poll() is None and not progress.exists():
+        time.sleep(0.01)
+    children = _children(process.pid)
+    process.kill()
+    process.wait()
+    assert process.returncode == -signal.SIGKILL, "the run ended before it could be killed"
+    assert len(children) == 2
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{child}").exists() for child in children):
+        assert time.monotonic() < deadline, "workers live on"
+        time.sleep(0.05)
+    assert not dest.exists()
+    state = json.loads(progress.read_text())["done"]["train"]
+    assert 0 < state["place"][1] < text.stat().st_size
+    run("--train", text, "--out", dest)
+    assert content(dest) == content(whole)
+
+
+def _children(pid: int) -> list[int]:
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(child) for child in path.read_text().split()] if path.exists() else []
+
+
+def test_a_killed_worker_is_told_in_one_line(tmp_path, text, monkeypatch):
+    monkeypatch.setattr(command, "make_items", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    with pytest.raises(UserError, match="a worker process was ended from outside"):
+        run("--train", text, "--out", tmp_path / "bin")
+
+
+def test_few_chunks_are_in_memory(tmp_path):
+    read = []
+
+    def chunks():
+        for number in range(200):
+            read.append(number)
+            yield number, b""
+
+    with pool.pool(2, len) as opened:
+        for mark, result in opened.map(chunks()):
+            assert result == 0
+            assert len(read) - mark <= 2 * pool._AHEAD
+
+
+def test_the_manifest_says_what_is_in_the_folder(tmp_path, text):
+    run("--train", text, "--out", tmp_path / "bin")
+    manifest = json.loads((tmp_path / "bin" / "manifest.json").read_text())
+    train = manifest["splits"]["train"]
+    for name, output in train["outputs"].items():
+        data = (tmp_path / "bin" / name).read_bytes()
+        assert output == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    [source] = train["inputs"]
+    data = text.read_bytes()
+    with open(text, encoding="utf-8") as lines:
+        number = len(list(lines))
+    expected = {"path": str(text), "start": 0, "end": len(data), "lines": number}
+    assert source == {**expected, "sha256": hashlib.sha256(data).hexdigest()}
+    found = items(tmp_path / "bin")
+    assert train["counts"]["items"] == len(found)
+    assert train["counts"]["tokens"] == sum(map(len, found))
+    assert train["counts"]["lines"] == number
+    assert train["counts"]["unknown_tokens"] == 0
+    dictionary = (tmp_path / "bin" / "dict.txt").read_bytes()
+    assert manifest["dict.txt"]["sha256"] == hashlib.sha256(dictionary).hexdigest()
+    assert set(content(tmp_path / "bin")) == {*FILES, "manifest.json"}
+
+
+def test_what_is_done_is_not_done_again_and_never_overwritten(tmp_path, text, capsys):
+    arguments = ["--train", text, "--out", tmp_path / "bin"]
+    run(*arguments)
+    before = content(tmp_path / "bin")
+    run(*arguments)
+    assert "is there already, made from the same inputs" in capsys.readouterr().err
+    with pytest.raises(UserError, match="other options, empty_lines: documents, not drop; name"):
+        run(*arguments, "--empty-lines", "drop")
+    (tmp_path / "by_hand").mkdir()
+    with pytest.raises(UserError, match="by_hand: is there already, and was not made by"):
+        run("--train", text, "--out", tmp_path / "by_hand")
+    assert content(tmp_path / "bin") == before
+
+
+def test_text_that_changed_is_noticed_by_its_content(tmp_path, text):
+    arguments = ["--train", text, "--out", tmp_path / "bin"]
+    run(*arguments)
+    stat = text.stat()
+    data = text.read_bytes()
+    text.write_bytes(data.replace(b"w1 ", b"w2 ", 1))
+    os.utime(text, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert text.stat().st_size == len(data)
+    with pytest.raises(UserError, match="made with other inputs, train; name another folder"):
+        run(*arguments)
+
+
+def test_a_text_that_was_moved_is_the_same_text(tmp_path, text, monkeypatch):
+    """Also in the middle: the manifest is that of a run which found everything in its new place."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir()
+    text.rename(old / "1")
+    make_text(old / "2", seed=1)
+    monkeypatch.setattr(split, "SECONDS_BETWEEN_SAVES", 0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(split, "checksum", _interrupt)
+        with pytest.raises(_InterruptedError):
+            run("--train", old, "--out", tmp_path / "resumed")
+    old.rename(new)
+    run("--train", new, "--out", tmp_path / "resumed")
+    run("--train", new, "--out", tmp_path / "whole")
+    assert content(tmp_path / "resumed") == content(tmp_path / "whole")
+
+
+def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path, text, monkeypatch):
+    original = split.Split.write
+
+    def write(self, opened):
+        text.write_bytes(text.read_bytes().replace(b"w1 ", b"w2 ", 1))
+        return original(self, opened)
+
+    monkeypatch.setattr(split.Split, "write", write)
+    with pytest.raises(UserError, match="text changed while it was read"):
+        run("--train", text, "--out", tmp_path / "bin")
+    assert not (tmp_path / "bin").exists()
+
+
+def test_two_runs_do_not_write_the_same_folder(tmp_path, text):
+    told = rf"bin.partial: process {os.getpid()} on .* is at work there"
+    with locks.hold(tmp_path / "bin.partial"), pytest.raises(UserError, match=told):
+        run("--train", text, "--out", tmp_path / "bin")
+    run("--train", text, "--out", tmp_path / "bin")
+
+
+def test_a_dictionary_can_be_made_first(tmp_path, text):
+    run("--train", text, "--out", tmp_path / "whole")
+    run("--train", text, "--out", tmp_path / "dict", "--dict-only")
+    name = "dict.txt"
+    assert (tmp_path / "dict" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    with pytest.raises(UserError, match=r"dict\.txt is there already"):
+        run("--train", text, "--out", tmp_path / "dict", "--dict-only")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--train", "nowhere"], "nowhere is not there"),
+        (["--train", "EMPTY"], "no text in"),
+        (["--train", "BLANK"], "train: nothing is left of its text"),
+        ([], "nothing to do"),
+        (["--train", "TEXT", "--dict", "nowhere"], "--dict nowhere is not there"),
+        (["--train", "TEXT", "--dict", "TEXT"], "text: not a fairseq dictionary"),
+        (["--valid", "TEXT"], "give --train, which the dictionary is made from"),
+        (["--train", "TEXT", "--shard", "2", "--num-shards", "2"], "--shard 2: .* 0 to 1"),
+        (["--train", "TEXT", "--num-shards", "2"], "shards need one dictionary"),
+        (["--train", "TEXT", "--encoder-json", "x"], "choose the tokens"),
+        (["--train", "TEXT", "--longest-line", "3"], "give 4 or more"),
+        (["--train", "TEXT", "--workers", "0"], "--workers: must be a whole number of at least 1"),
+    ],
+)
+def test_bad_options_are_one_line(tmp_path, arguments, message):
+    make_text(tmp_path / "text", 5)
+    (tmp_path / "empty").write_text("")
+    (tmp_path / "blank").write_text(" \n\n")
+    names = {"TEXT": "text", "EMPTY": "empty", "BLANK": "blank"}
+    given = [str(tmp_path / names[part]) if part in names else part for part in arguments]
+    with pytest.raises(UserError, match=message) as raised:
+        run(*given, "--out", tmp_path / "bin")
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "bin").exists()

@@ -1,0 +1,287 @@
+"""Raw text to data-bin: the same bytes as fairseq's own chain, for every kind of token."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sentencepiece
+from fairseq import options as fairseq_options
+from fairseq.data import Dictionary
+from fairseq.data.indexed_dataset import MMapIndexedDataset
+from fairseq_cli import preprocess as fairseq_preprocess
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "preprocess"))
+# Before the folder of that name: the benchmarks' preprocess.py.
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from binarize import command, formats, options, sources
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.transformer.dictionary import load_dictionary
+from fairseq_posenc.workbench.tokens import gpt2
+from preprocess import encode_as_fairseq
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+BPE = DATA / "gpt2_bpe"
+needs_data = pytest.mark.skipif(not BPE.is_dir(), reason="the data files are not here")
+GPT2 = ["--encoder-json", BPE / "encoder.json", "--vocab-bpe", BPE / "vocab.bpe"]
+GPT2 += ["--dict", BPE / "dict.txt"]
+KEEP = ["--empty-lines", "keep"]
+FILES = ("train.bin", "train.idx", "dict.txt")
+
+# What the two regular expression engines, Python and fairseq could treat differently.
+PIECES = [
+    *"aZé9٣½߿ªʰ中文字あ한🙂👩‍👩‍👧ﬁİßſK.,;!?'\"-_()<>|",
+    *" \t\x0b\x0c\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2003\u2028\u2029\u202f\u3000\u200b\ufeff\x00\x7f",
+    *"\u0301\u0345\U000e0100\U00010940\U000107bb\U0001e900\U00032000\U000e1000\U0010ffff",
+    *("<|endoftext|>", "'s", "'ll", "'RE", "  ", "   ", "</s>", "<pad>", "<mask>", "\t \t"),
+    *("the ", "The", " quick", " 1999", "ing ", "http://", "\n", "\n\n", "\n\n\n", "\r", "\r\n"),
+]
+
+
+def make_text(seed: int, pieces: int = 3000) -> str:
+    generator = random.Random(seed)
+    return "".join(generator.choice(PIECES) for _ in range(pieces))
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_bytes(text.encode())
+    return path
+
+
+def run(lines: formats.LineFormat, *arguments: object, **how: bool) -> None:
+    """Run a program of preprocess/ in this process."""
+    parser = options.make_parser("", **how)
+    given = [str(argument) for argument in arguments]
+    command.run(parser.parse_args([*given, "--workers", "2"]), lines)
+
+
+def run_fairseq(text: Path, dest: Path, *arguments: object) -> None:
+    """Run fairseq-preprocess on symbols between spaces."""
+    given = ["--only-source", "--trainpref", text, "--destdir", dest, *arguments]
+    parser = fairseq_options.get_preprocessing_parser()
+    fairseq_preprocess.main(parser.parse_args([str(argument) for argument in given]))
+
+
+def assert_equal_folders(ours: Path, theirs: Path) -> None:
+    for name in FILES:
+        assert (ours / name).read_bytes() == (theirs / name).read_bytes(), name
+
+
+def items(folder: Path, split: str = "train") -> list[list[int]]:
+    return [item.tolist() for item in MMapIndexedDataset(str(folder / split))]
+
+
+@needs_data
+@pytest.mark.parametrize("keep_empty", [False, True], ids=["drop", "keep"])
+def test_gpt2_bpe_is_byte_identical_to_fairseqs_chain(tmp_path, keep_empty, monkeypatch):
+    monkeypatch.setattr(sources, "CHUNK_BYTES", 700)  # many chunks
+    text = write(tmp_path / "text", make_text(1) + "\nlast line without an end")
+    encode_as_fairseq(text, tmp_path / "bpe", BPE, 1, keep_empty)
+    run_fairseq(tmp_path / "bpe", tmp_path / "theirs", "--srcdict", BPE / "dict.txt")
+    empty = "keep" if keep_empty else "drop"
+    run(formats.plain, "--train", text, "--out", tmp_path / "ours", *GPT2, "--empty-lines", empty)
+    assert_equal_folders(tmp_path / "ours", tmp_path / "theirs")
+
+
+def test_a_dictionary_with_a_word_twice_is_one_line(tmp_path):
+    (tmp_path / "dict.txt").write_text("a 1\na 2\n")
+    with pytest.raises(UserError, match=r"dict.txt: not a fairseq dictionary \(Duplicate word"):
+        load_dictionary(tmp_path / "dict.txt")
+
+
+@pytest.fixture(scope="module")
+def roberta() -> tuple[gpt2.GPT2, Dictionary]:
+    dictionary = load_dictionary(BPE / "dict.txt", mask=False)
+    encoder = gpt2.GPT2(BPE / "encoder.json", BPE / "vocab.bpe", dictionary)
+    return encoder, dictionary
+
+
+@needs_data
+@pytest.mark.parametrize("seed", range(20))
+def test_gpt2_bpe_of_random_unicode_is_fairseqs(seed, roberta):
+    encoder, dictionary = roberta
+    generator = random.Random(seed)
+    text = make_text(seed) + "".join(chr(generator.randrange(0xD800)) for _ in range(1000))
+    lines = [line.strip() for line in formats.split_lines(text)]
+    tokens, sizes = encoder.encode(lines)
+    theirs = [[str(n) for n in encoder._fairseq.encode(line)] for line in lines]
+    expected = [[*map(dictionary.index, line), dictionary.eos()] for line in theirs]
+    assert sizes.tolist() == [len(line) for line in expected]
+    assert tokens.tolist() == [number for line in expected for number in line]
+    for whole in (text, "ordinary, with\nline ends  "):  # with offsets: a text as it stands
+        numbers = [dictionary.index(str(n)) for n in encoder._fairseq.encode(whole)]
+        assert encoder.tokens(whole).ids.tolist() == numbers
+
+
+@needs_data
+@pytest.mark.parametrize("unit", ["a", " ", "^", "中", "\u0301"])
+def test_gpt2_bpe_of_long_runs_is_fairseqs(unit, roberta):
+    encoder, dictionary = roberta
+    line = f"x{unit * 5000}x"
+    tokens, _ = encoder.encode([line, "and more"])
+    theirs = encoder._fairseq.encode(line)
+    assert tokens[: len(theirs)].tolist() == [dictionary.index(str(n)) for n in theirs]
+
+
+@needs_data
+def test_a_run_that_tiktoken_refuses_is_encoded_all_the_same(roberta):
+    encoder, dictionary = roberta
+    line = f"x{' ' * 1_000_000}x"
+    with pytest.raises(ValueError, match="stack"):
+        encoder._fast.encode_to_numpy(line)
+    tokens, sizes = encoder.encode(["before", line, "after"])
+    middle = encoder._fairseq.encode(line)
+    alone = [encoder.encode([word])[0].tolist() for word in ("before", "after")]
+    expected = [*(dictionary.index(str(n)) for n in middle), dictionary.eos()]
+    assert tokens.tolist() == [*alone[0], *expected, *alone[1]]
+    assert sizes.tolist() == [len(alone[0]), len(expected), len(alone[1])]
+
+
+@needs_data
+def test_both_engines_agree_on_all_characters_but_those_found_odd():
+    odd = gpt2._odd_characters()
+    assert 0 < odd.sum() < 60_000  # or else the slow way is never or always taken
+    assert not odd[:0x500].any()
+
+
+def test_words_and_their_dictionary_are_fairseqs(tmp_path):
+    text = write(tmp_path / "text", make_text(2) + "b a b <unk> a b\n c\u2028c </s> <pad>\n")
+    run_fairseq(text, tmp_path / "theirs")
+    run(formats.plain, "--train", text, "--out", tmp_path / "ours", "--words", *KEEP)
+    assert_equal_folders(tmp_path / "ours", tmp_path / "theirs")
+
+
+def test_a_dictionary_with_limits_is_fairseqs(tmp_path):
+    text = write(tmp_path / "text", make_text(3))
+    run_fairseq(text, tmp_path / "theirs", "--thresholdsrc", 3, "--nwordssrc", 30)
+    limits = ["--words", "--min-count", 3, "--max-symbols", 30, *KEEP]
+    run(formats.plain, "--train", text, "--out", tmp_path / "ours", *limits)
+    assert_equal_folders(tmp_path / "ours", tmp_path / "theirs")
+
+
+def test_words_that_fairseq_takes_for_its_own_are_reported(tmp_path, capsys):
+    text = write(tmp_path / "text", "a </s> b <pad> <s> <unk>\n")
+    run(formats.plain, "--train", text, "--out", tmp_path / "bin", "--words")
+    assert "train has 3 words that fairseq takes for" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("keep_spaces", [False, True], ids=["without", "with"])
+def test_characters_and_their_dictionary_are_fairseqs(tmp_path, keep_spaces):
+    text = make_text(4) + "汉字 and\u3000words\n"
+    text = "".join(c for c in text if c != "▁")
+    between = "▁" if keep_spaces else ""
+    spaced = [" ".join(between.join(line.split())) for line in formats.split_lines(text)]
+    write(tmp_path / "spaced", "\n".join(spaced) + "\n")
+    run_fairseq(tmp_path / "spaced", tmp_path / "theirs")
+    more = ["--keep-spaces"] if keep_spaces else []
+    path = write(tmp_path / "text", text)
+    arguments = ["--train", path, "--out", tmp_path / "ours", *KEEP, *more]
+    run(formats.plain, *arguments, characters=True)
+    assert_equal_folders(tmp_path / "ours", tmp_path / "theirs")
+
+
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory) -> Path:
+    prefix = tmp_path_factory.mktemp("pieces") / "pieces"
+    generator = random.Random(0)
+    stems = ["quick", "brown", "fox", "jump", "over", "lazy", "dog", "中文", "été"]
+    sentences = [" ".join(generator.choice(stems) + generator.choice(["", "s", "ing"])
+                          for _ in range(9)) for _ in range(300)]  # fmt: skip
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(sentences), model_prefix=str(prefix), vocab_size=50, minloglevel=2
+    )
+    return prefix.with_suffix(".model")
+
+
+def test_sentencepieces_are_those_of_the_chain(tmp_path, pieces):
+    text = write(tmp_path / "text", make_text(5) + "the quick brown foxes\n")
+    run(formats.plain, "--train", text, "--out", tmp_path / "ours",
+        "--sentencepiece-model", pieces, *KEEP)  # fmt: skip
+    model = sentencepiece.SentencePieceProcessor(model_file=str(pieces))
+    with open(text, encoding="utf-8") as lines, open(tmp_path / "sp", "w", encoding="utf-8") as out:
+        for line in lines:
+            # By number, as spm_encode gives rare characters themselves, which may hold white space.
+            names = [model.id_to_piece(piece) for piece in model.encode(line.strip())]
+            print(*names, file=out)
+    dictionary = tmp_path / "ours" / "dict.txt"
+    run_fairseq(tmp_path / "sp", tmp_path / "theirs", "--srcdict", dictionary)
+    assert_equal_folders(tmp_path / "ours", tmp_path / "theirs")
+    assert len(Dictionary.load(str(dictionary))) == 4 + 50 - 3  # <unk>, <s>, </s> are fairseq's
+
+
+@needs_data
+def test_wikitext_is_that_of_the_chain(tmp_path):
+    with gzip.open(DATA / "wikitext-2" / "valid.txt.gz", "rb") as file:
+        sample = b"".join(file.readlines()[:300])
+    (tmp_path / "text").write_bytes(sample)
+    encode_as_fairseq(tmp_path / "text", tmp_path / "bpe", BPE, 1, keep_empty=True)
+    run_fairseq(tmp_path / "bpe", tmp_path / "theirs", "--srcdict", BPE / "dict.txt")
+    files = ["--train", tmp_path / "text", "--out", tmp_path / "ours"]
+    run(formats.WikiText(False, True), *files, *GPT2, *KEEP)
+    assert_equal_folders(tmp_path / "ours", tmp_path / "theirs")
+
+
+def test_valid_and_test_use_the_dictionary_of_train(tmp_path):
+    for name, text in {"train": "a a b\n", "valid": "b c\n", "test": "c a\n"}.items():
+        write(tmp_path / name, text)
+    files = [part for name in ("train", "valid", "test") for part in (f"--{name}", tmp_path / name)]
+    run(formats.plain, *files, "--out", tmp_path / "bin", "--words")
+    a, b, unk, eos = 4, 5, 3, 2
+    assert items(tmp_path / "bin") == [[a, a, b, eos]]
+    assert items(tmp_path / "bin", "valid") == [[b, unk, eos]]
+    assert items(tmp_path / "bin", "test") == [[unk, a, eos]]
+
+
+@pytest.mark.parametrize(
+    ("symbols", "dtype"), [(65_499, np.uint16), (65_500, np.uint32)], ids=["small", "large"]
+)
+def test_numbers_have_fairseqs_type(tmp_path, symbols, dtype):
+    text = write(tmp_path / "text", " ".join(f"w{i}" for i in range(symbols - 4)) + "\n")
+    run(formats.plain, "--train", text, "--out", tmp_path / "bin", "--words",
+        "--max-symbols", symbols)  # fmt: skip
+    found = MMapIndexedDataset(str(tmp_path / "bin" / "train"))
+    size = len(Dictionary.load(str(tmp_path / "bin" / "dict.txt")))
+    assert found._index.dtype == (np.uint16 if size < 65_500 else np.uint32)
+    assert len(set(found[0].tolist())) == symbols - 3
+
+
+def with_merges(folder: Path, *merges: str) -> list[object]:
+    """Return options for a vocabulary of bytes, "ab" and "abc" with given merges."""
+    from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
+
+    names = [*bytes_to_unicode().values(), "ab", "abc", "bc"]
+    entries = ", ".join(f'"{name}": {i}' for i, name in enumerate(names) if name not in '"\\')
+    entries += r', "\"": 300, "\\": 301'
+    write(folder / "encoder.json", f"{{{entries}}}")
+    write(folder / "vocab.bpe", "\n".join(["#version", *merges, ""]))
+    write(folder / "dict.txt", "".join(f"{i} 1\n" for i in range(302)))
+    return ["--encoder-json", folder / "encoder.json", "--vocab-bpe", folder / "vocab.bpe",
+            "--dict", folder / "dict.txt"]  # fmt: skip
+
+
+def test_another_byte_level_vocabulary_works(tmp_path):
+    chosen = with_merges(tmp_path, "a b", "ab c")
+    text = write(tmp_path / "text", "abc ab\n")
+    run(formats.plain, "--train", text, "--out", tmp_path / "bin", *chosen)
+    numbers = [257, None, 256]  # abc, the space, ab
+    assert [items(tmp_path / "bin")[0][i] for i in (0, 2)] == [4 + n for n in numbers if n]
+
+
+@pytest.mark.parametrize(
+    ("merges", "message"),
+    [
+        (["a b", "ab c", "b c", "a bc"], "line 5: a bc makes a piece that other lines make"),
+        (["a b", "b a"], "line 3: b a makes a piece that is not in"),
+        (["a b c"], "line 2: a b c is not a pair of pieces"),
+    ],
+    ids=["twice", "missing", "three"],
+)
+def test_merges_that_tiktoken_would_apply_otherwise_are_refused(tmp_path, merges, message):
+    chosen = with_merges(tmp_path, *merges)
+    text = write(tmp_path / "text", "abc\n")
+    with pytest.raises(UserError, match=message):
+        run(formats.plain, "--train", text, "--out", tmp_path / "bin", *chosen)

@@ -1,0 +1,579 @@
+"""Data for translation: every source, every complaint, and what fairseq reads in the end."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import random
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+import sentencepiece
+from fairseq.data import Dictionary
+from fairseq.data.data_utils import load_indexed_dataset, post_process
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.running.interruption import STOPPED
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PROGRAM = REPOSITORY / "preprocess" / "translation.py"
+MULTI30K = REPOSITORY.parent / "shared" / "data" / "multi30k"
+sys.path.insert(0, str(PROGRAM.parent))  # where the program looks for its modules
+
+import translation  # noqa: E402
+from parallel.filters import Limits, filter_pairs  # noqa: E402
+from parallel.iwslt import read_iwslt  # noqa: E402
+from parallel.pieces import Encoder, train  # noqa: E402
+from parallel.texts import read_files  # noqa: E402
+
+slow = pytest.mark.slow
+WORDS = {
+    **{"le": "the", "la": "a", "chat": "cat", "chien": "dog", "mange": "eats", "dort": "sleeps"},
+    **{"une": "one", "pomme": "apple", "où": "where", "été": "summer", "déjà": "already"},
+}
+
+
+def sentences(count: int, seed: int) -> tuple[list[str], list[str]]:
+    """Return sentences in French, and word for word in English."""
+    rng = random.Random(seed)
+    french = [rng.choices(list(WORDS), k=rng.randint(4, 9)) for _ in range(count)]
+    english = [[WORDS[word] for word in words] for words in french]
+    return [" ".join(words) + "." for words in french], [" ".join(words) + "." for words in english]
+
+
+def write(path: Path, lines: list[str]) -> None:
+    content = "".join(f"{line}\n" for line in lines).encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+
+
+def write_corpus(folder: Path, suffix: str = "", **sets: tuple[list[str], list[str]]) -> Path:
+    given = {"train": sentences(60, 0), "valid": sentences(9, 1), "test": sentences(7, 2), **sets}
+    for name, sides in given.items():
+        for language, lines in zip(("fr", "en"), sides):
+            write(folder / f"{name}.{language}{suffix}", lines)
+    return folder
+
+
+def files(folder: Path, out: Path, *more: object) -> list[str]:
+    """Return arguments for a corpus written by :func:`write_corpus`; ``more`` overrides them."""
+    sets = [part for name in ("train", "valid", "test") for part in (f"--{name}", folder / name)]
+    options = ["--vocab-size", 60, "--out", out, "--workers", 1, *more]
+    return ["files", *map(str, sets), *map(str, options)]
+
+
+def make(*arguments: object) -> None:
+    translation.main([str(argument) for argument in arguments])
+
+
+def texts(data: Path, split: str, language: str, pair: str = "fr-en") -> list[str]:
+    """Return a split as fairseq reads it: numbers, then pieces, then text."""
+    dictionary = Dictionary.load(str(data / f"dict.{language}.txt"))
+    dataset = load_indexed_dataset(str(data / f"{split}.{pair}.{language}"), dictionary)
+    return [post_process(dictionary.string(line), "sentencepiece") for line in dataset]
+
+
+def numbers(data: Path, split: str, language: str, pair: str = "fr-en") -> list[list[int]]:
+    dictionary = Dictionary.load(str(data / f"dict.{language}.txt"))
+    dataset = load_indexed_dataset(str(data / f"{split}.{pair}.{language}"), dictionary)
+    return [line.tolist() for line in dataset]
+
+
+def manifest(data: Path) -> dict:
+    return json.loads((data / "manifest.json").read_text(encoding="utf-8"))
+
+
+def raw(data: Path, split: str, language: str) -> list[str]:
+    return (data / f"{split}.raw.{language}").read_text(encoding="utf-8").split("\n")[:-1]
+
+
+def assert_same_numbers(data: Path, model: str, language: str) -> None:
+    """Assert that fairseq numbers the pieces as sentencepiece does."""
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(data / model))
+    dictionary = Dictionary.load(str(data / f"dict.{language}.txt"))
+    assert dictionary.symbols == [pieces.id_to_piece(i) for i in range(len(pieces))]
+    assert dictionary.symbols[:4] == ["<s>", "<pad>", "</s>", "<unk>"]
+
+
+# ------------------------------------------------------------------------------------- IWSLT 2017
+
+ABOUT = [
+    "<url>http://www.ted.com/talks/{0}</url>",
+    "<keywords>talks, {0}</keywords>",
+    "<speaker>Somebody</speaker>",
+    "<talkid>{0}</talkid>",
+    "<title>Somebody: on cats</title>",
+    "<description>A talk on cats &amp; dogs.</description>",
+]
+
+
+def talk(number: int, lines: list[str], more: tuple[str, ...] = ()) -> list[str]:
+    return [*(line.format(number) for line in ABOUT), *more, *(f" {line}" for line in lines)]
+
+
+def segments(lines: list[str], first: int = 1) -> list[str]:
+    return [
+        '<?xml version="1.0" encoding="UTF-8"?>',
+        '<mteval><refset setid="iwslt2017" srclang="french" trglang="english">',
+        '<doc docid="69" genre="lectures">',
+        "<talkid>69</talkid>",
+        *(f'<seg id="{number}"> {line} </seg>' for number, line in enumerate(lines, first)),
+        "</doc>",
+        "</refset></mteval>",
+    ]
+
+
+def release(folder: Path, **changed: list[str]) -> Path:
+    """Write the files of a release; ``changed`` has other lines for some of them."""
+    french, english = sentences(40, 0)
+    french[3], english[3] = "", "the cat."  # the published text has such pairs
+    french[5], english[5] = "une &amp; une.", "one &amp; one."
+    # The two sides have different people to thank, so different numbers of lines.
+    translator = ('<translator href="http://x">Somebody Else</translator>', "<reviewer></reviewer>")
+    contents = {
+        "train.tags.fr-en.fr": talk(1, french[:25], translator) + talk(2, french[25:], translator),
+        "train.tags.fr-en.en": talk(1, english[:25]) + talk(2, english[25:]),
+    }
+    years = ["dev2010", *(f"tst{year}" for year in range(2010, 2016))]
+    for seed, name in enumerate(years, start=1):
+        for language, lines in zip(("fr", "en"), sentences(5 + seed, seed)):
+            lines[0] += " l&apos;été &lt;3 ☃"
+            contents[f"IWSLT17.TED.{name}.fr-en.{language}.xml"] = segments(lines)
+    for name, lines in {**contents, **changed}.items():
+        write(folder / "fr-en" / name, lines)
+    return folder
+
+
+def archive(folder: Path) -> Path:
+    path = folder / "fr-en.tgz"
+    with tarfile.open(path, "w:gz") as tar:
+        tar.add(folder / "fr-en", "fr-en")
+    return path
+
+
+@pytest.fixture(scope="module")
+def iwslt(tmp_path_factory):
+    """Return a data-bin made of an archive, and the arguments that made it."""
+    folder = tmp_path_factory.mktemp("iwslt")
+    path = archive(release(folder))
+    arguments = ["iwslt17", path, "--vocab-size", 60, "--out", folder / "bin", "--workers", 2]
+    arguments += ["--test", *(f"tst{year}" for year in (2015, 2010, 2011, 2012, 2013, 2014))]
+    make(*arguments)
+    return folder / "bin", arguments
+
+
+@slow
+def test_iwslt_keeps_the_text_and_counts_what_is_left_out(iwslt):
+    data, arguments = iwslt
+    made = manifest(data)
+    french, english = sentences(40, 0)
+    french[5], english[5] = "une & une.", "one & one."
+    for language, lines in (("fr", french), ("en", english)):
+        assert texts(data, "train", language) == lines[:3] + lines[4:]
+    results = made["results"]["train"]
+    assert (results["read"], results["kept"]) == (40, 39)
+    assert results["dropped"] == {"empty": 1, "too long": 0, "lengths too different": 0}
+    assert made["left_out"]["en"] == dict.fromkeys(
+        ["url", "keywords", "speaker", "talkid", "title", "description"], 2
+    )
+    assert made["left_out"]["fr"] == {**made["left_out"]["en"], "translator": 2, "reviewer": 2}
+    digest = hashlib.sha256(arguments[1].read_bytes()).hexdigest()
+    assert made["request"]["inputs"] == {"fr-en.tgz": digest}
+
+
+@slow
+def test_iwslt_sets_are_numbered_in_the_order_given_and_untouched(iwslt):
+    data, _ = iwslt
+    names = {"valid": (1, "dev2010"), "test": (7, "tst2015"), "test1": (2, "tst2010")}
+    names |= {f"test{number}": (number + 1, f"tst{2009 + number}") for number in range(2, 6)}
+    for split, (seed, name) in names.items():
+        assert manifest(data)["results"][split]["set"] == name
+        for language, lines in zip(("fr", "en"), sentences(5 + seed, seed)):
+            lines[0] += " l'été <3 ☃"
+            assert raw(data, split, language) == lines
+            # The snowman is not in the training text; all the rest is read as it was written.
+            assert texts(data, split, language)[1:] == lines[1:]
+            assert manifest(data)["results"][split][language]["unknown"] > 0
+
+
+@slow
+def test_fairseq_and_sentencepiece_number_the_pieces_alike(iwslt):
+    data, _ = iwslt
+    assert (data / "dict.fr.txt").read_bytes() == (data / "dict.en.txt").read_bytes()
+    assert_same_numbers(data, "sentencepiece.model", "fr")
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(data / "sentencepiece.model"))
+    for line, ids in zip(raw(data, "valid", "fr")[1:], numbers(data, "valid", "fr")[1:]):
+        assert ids == [*pieces.encode(line), 2]
+        assert pieces.decode(ids[:-1]) == line
+    counts = dict(line.rsplit(" ", 1) for line in (data / "dict.fr.txt").read_text().splitlines())
+    everything = [i for side in ("fr", "en") for line in numbers(data, "train", side) for i in line]
+    assert {i: int(counts[pieces.id_to_piece(i)]) for i in range(4, 60)} == {
+        i: everything.count(i) for i in range(4, 60)
+    }
+
+
+@slow
+def test_the_same_again_does_nothing_and_anything_else_is_refused(iwslt, capsys):
+    data, arguments = iwslt
+    before = {path: path.stat().st_mtime_ns for path in data.iterdir()}
+    make(*arguments)
+    assert "is there already, made from the same inputs" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"other options, vocab_size: 60, not 61; name another"):
+        make(*arguments, "--vocab-size", 61)
+    with pytest.raises(UserError, match=r"other options, test: \[.*\], not \['tst2015'\]"):
+        make(*arguments, "--test", "tst2015")
+    assert {path: path.stat().st_mtime_ns for path in data.iterdir()} == before
+
+
+def test_iwslts_test_set_is_all_years_and_each_by_itself(tmp_path):
+    folder = release(tmp_path)
+    args = translation.make_parser().parse_args(["iwslt17", str(folder), "--out", "bin"])
+    corpus = translation.Settings.from_args(args).read_corpus()
+    together, *years = corpus.test
+    assert [split.name for split in years] == [f"tst{year}" for year in range(2010, 2016)]
+    assert together.name == "tst2010+tst2011+tst2012+tst2013+tst2014+tst2015"
+    for side in ("source", "target"):
+        lines = [line for split in years for line in getattr(split, side).lines]
+        assert getattr(together, side).lines == lines
+    assert [len(split.source.lines) for split in corpus.test] == [57, 7, 8, 9, 10, 11, 12]
+    assert [split.name for split in corpus.valid] == ["dev2010"]
+
+
+def test_iwslt_from_a_folder_in_the_other_direction(tmp_path):
+    folder = release(tmp_path)
+    corpus = read_iwslt(folder, ("en", "fr"), ["dev2010"], ["tst2014"])
+    english = corpus.train.source
+    assert (english.lines[1], english.where(1)) == (
+        " " + sentences(40, 0)[1][1],
+        f"{folder}: train.tags.fr-en.en, line 8",
+    )
+    assert [split.name for split in corpus.test] == ["tst2014"]
+    assert len(corpus.inputs) == 6
+
+
+def without(lines: list[str], index: int) -> list[str]:
+    return lines[:index] + lines[index + 1 :]
+
+
+FRENCH_40 = sentences(40, 0)[0]
+DEV = sentences(6, 1)[1]
+DEV_EN = "IWSLT17.TED.dev2010.fr-en.en.xml"
+WRONG_RELEASES = {
+    "a line too few in a talk": (
+        {"train.tags.fr-en.fr": talk(1, FRENCH_40[:24]) + talk(2, FRENCH_40[25:])},
+        r"train.tags.fr-en.fr, line 31: talk 2 begins after 24 lines of text, but after 25 in "
+        r".*train.tags.fr-en.en, line 32",
+    ),
+    "a line too few in the last talk": (
+        {"train.tags.fr-en.fr": talk(1, FRENCH_40[:25]) + talk(2, FRENCH_40[25:39])},
+        r"train.tags.fr-en.en, line 52: no line of the other side .* 39 lines .* 40",
+    ),
+    "a segment missing": (
+        {DEV_EN: without(segments(DEV), 6)},
+        r"fr.xml, line 7: this is segment 3 of document 1, but .*en.xml, line 7: segment 4",
+    ),
+    "segments missing at the end": (
+        {DEV_EN: segments(DEV[:5])},
+        r"fr.xml, line 10: no line of the other side belongs to it",
+    ),
+    "an empty segment": (
+        {DEV_EN: segments([*DEV[:2], "  ", *DEV[3:]])},
+        r"en.xml, line 7: empty; lines are never left out of validation",
+    ),
+    "a segment that goes on": (
+        {DEV_EN: ["<doc >", '<seg id="1"> the cat', "sleeps </seg>"]},
+        r"en.xml, line 2: a segment must be <seg .* on a line of its own",
+    ),
+    "two segments on a line": (
+        {DEV_EN: ['<seg id="1">a</seg><seg id="2">b</seg>']},
+        r"en.xml, line 1: a segment must be <seg id",
+    ),
+    "no segments": ({DEV_EN: ["<doc>", "</doc>"]}, r"en.xml: there is no <seg> in it"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_RELEASES)
+def test_wrong_releases(case, tmp_path):
+    changed, message = WRONG_RELEASES[case]
+    with pytest.raises(UserError, match=message):
+        make("iwslt17", release(tmp_path, **changed), "--out", tmp_path / "bin")
+    assert not (tmp_path / "bin").exists()
+
+
+def test_wrong_archives(tmp_path):
+    path = archive(release(tmp_path))
+    with pytest.raises(UserError, match=r"IWSLT17.TED.tst2016.fr-en.fr.xml is not in it, but IW"):
+        make("iwslt17", path, "--test", "tst2016", "--out", tmp_path / "bin")
+    with pytest.raises(UserError, match=r"train.tags.de-en.de is not in it"):
+        make("iwslt17", path, "--source-lang", "de", "--out", tmp_path / "bin")
+    path.write_bytes(path.read_bytes()[:2000])
+    with pytest.raises(UserError, match=r"fr-en.tgz: not a whole .tgz archive \("):
+        make("iwslt17", path, "--out", tmp_path / "bin")
+    with pytest.raises(UserError, match=r"none.tgz: no such file"):
+        make("iwslt17", tmp_path / "none.tgz", "--out", tmp_path / "bin")
+
+
+# ------------------------------------------------------------------------------------ plain files
+
+
+@slow
+def test_files_with_pieces_of_their_own(tmp_path):
+    french, english = sentences(60, 0)
+    french[7] = english[7] = "a\u00a0cat  \u2028 dog\t."  # spaces of all kinds
+    english[9] = " ".join(english[:9])
+    write_corpus(tmp_path, ".gz", train=(french, english))
+    out = tmp_path / "new" / "bin"
+    options = ["--separate", "--model-type", "unigram", "--vocab-size", 34, "--max-ratio", 5]
+    make(*files(tmp_path, out, *options))
+    results = manifest(out)["results"]["train"]
+    assert results["dropped"] == {"empty": 0, "too long": 0, "lengths too different": 1}
+    assert texts(out, "train", "fr")[7] == "a cat dog ."
+    assert texts(out, "train", "en") == [" ".join(line.split()) for line in without(english, 9)]
+    for language, lines in zip(("fr", "en"), sentences(7, 2)):
+        assert texts(out, "test", language) == raw(out, "test", language) == lines
+        assert_same_numbers(out, f"sentencepiece.{language}.model", language)
+    assert (out / "dict.fr.txt").read_bytes() != (out / "dict.en.txt").read_bytes()
+    left = {path.name for path in out.iterdir() if path.suffix not in (".bin", ".idx")}
+    assert left == {
+        *("dict.fr.txt", "dict.en.txt", "manifest.json", "preprocess.log"),
+        *("sentencepiece.fr.model", "sentencepiece.en.model"),
+        *(f"{split}.raw.{language}" for split in ("valid", "test") for language in ("fr", "en")),
+    }
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["bin"]
+
+
+WRONG_FILES = {
+    "not UTF-8": ("train.en", b"cat\n\xe9t\xe9\n", r"train.en, line 2: byte 0xe9 is not UTF-8"),
+    "cut in a character": ("test.fr", b"a\nb\n\xc3", r"test.fr, line 3: byte 0xc3 is not UTF-8"),
+    "binary": ("valid.fr", b"cat\n\n\0dog\n", r"valid.fr, line 3: a NUL byte"),
+    "old line ends": ("valid.fr", b"cat\ndog\rcow\n", r"valid.fr, line 2: a carriage return"),
+    "no text": ("train.fr", b"\n \n", r"train.fr: the file is empty"),
+    "a side empty": ("test.en", b"cat\n \ndog\n", r"test.en, line 2: empty; .* never left out"),
+    "too few lines": ("train.en", b"cat\n", r"train.fr, line 2: no line .* 60 lines .* 1;"),
+    "too many lines": ("test.en", b"cat\n" * 8, r"test.en, line 8: no line of the other side"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_FILES)
+def test_wrong_files(case, tmp_path):
+    name, content, message = WRONG_FILES[case]
+    write_corpus(tmp_path)
+    (tmp_path / name).write_bytes(content)
+    if case == "a side empty":
+        write(tmp_path / "test.fr", ["chat", "vache", "chien"])
+    with pytest.raises(UserError, match=message):
+        make(*files(tmp_path, tmp_path / "bin"))
+    assert not (tmp_path / "bin").exists()
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    write_corpus(tmp_path)
+    write(tmp_path / "test.en.gz", ["cat"])
+    with pytest.raises(UserError, match=r"test.en and .*test.en.gz both exist; remove the one"):
+        make(*files(tmp_path, tmp_path / "bin"))
+    (tmp_path / "test.en").unlink()
+    packed = tmp_path / "test.en.gz"
+    for content in (packed.read_bytes()[:-9], b"cat\n"):
+        packed.write_bytes(content)
+        with pytest.raises(UserError, match=r"test.en.gz: not a whole gzip file \("):
+            make(*files(tmp_path, tmp_path / "bin"))
+    packed.unlink()
+    with pytest.raises(UserError, match=r"neither .*test.en nor .*test.en.gz; check the name"):
+        make(*files(tmp_path, tmp_path / "bin"))
+
+
+def test_windows_files_are_read_as_others(tmp_path):
+    write_corpus(tmp_path)
+    lines = b"\xef\xbb\xbf" + b"\r\n".join(f"chat {number}".encode() for number in range(7))
+    (tmp_path / "test.fr").write_bytes(lines)
+    corpus = read_files(
+        str(tmp_path / "train"), [str(tmp_path / "valid")], [str(tmp_path / "test")], ("fr", "en")
+    )
+    assert corpus.test[0].source.lines == [f"chat {number}" for number in range(7)]
+
+
+# --------------------------------------------------------------------------------------- Multi30k
+
+
+@slow
+@pytest.mark.skipif(not MULTI30K.exists(), reason="needs Multi30k beside the repository")
+def test_multi30k(tmp_path):
+    for name, count in (("train", 800), ("val", 50), ("test_2016_flickr", 40)):
+        for language in ("fr", "en"):
+            content = gzip.decompress((MULTI30K / f"{name}.{language}.gz").read_bytes())
+            lines = content.decode().split("\n")[:count]
+            write(tmp_path / "multi30k" / f"{name}.{language}.gz", lines)
+    out = tmp_path / "bin"
+    make("multi30k", tmp_path / "multi30k", "--vocab-size", 600, "--out", out, "--workers", 2)
+    results = manifest(out)["results"]
+    assert [results[split]["read"] for split in ("train", "valid", "test")] == [800, 50, 40]
+    assert_same_numbers(out, "sentencepiece.model", "en")
+    for split in ("valid", "test"):
+        for language in ("fr", "en"):
+            read, given = texts(out, split, language), raw(out, split, language)
+            known = [index for index, line in enumerate(read) if "<unk>" not in line]
+            assert len(known) > 0.9 * len(given)
+            assert [read[i] for i in known] == [" ".join(given[i].split()) for i in known]
+
+
+# ------------------------------------------------------------------------------ pieces and filters
+
+
+def test_fairseq_is_not_imported_before_it_is_needed():
+    """It takes seconds, and the program only starts fairseq's own."""
+    code = "import sys, translation; sys.exit('fairseq' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=PROGRAM.parent, timeout=60)
+
+
+def test_pieces_joined_are_the_text(tmp_path):
+    french, english = sentences(60, 0)
+    strange = ["<s> </s> <pad> <unk>", "½ … ﬁ é e\u0301 «\u202fça\u202f» > 2/3 < 1", "kp"]
+    lines = [*french, *english, *strange]
+    for model_type, size in (("bpe", 90), ("unigram", 60)):
+        (tmp_path / "model").write_bytes(train(lines, size, model_type))
+        encoder = Encoder(tmp_path / "model")
+        processor = sentencepiece.SentencePieceProcessor(
+            model_proto=train(lines, size, model_type)  # the same again: it is deterministic
+        )
+        encoded = encoder.encode(lines)
+        assert [processor.decode(ids) for ids in encoded] == [" ".join(s.split()) for s in lines]
+        assert min(min(ids) for ids in encoded) > 3  # no special symbol comes out of text
+
+
+def pair(folder: Path) -> tuple[Path, Path]:
+    """Learn models as Helsinki-NLP has them: sentencepiece's own numbers, and one vocabulary."""
+    folder.mkdir()
+    numbers = {"</s>": 0, "<unk>": 1}
+    for name, lines in zip(("source", "target"), sentences(60, 0)):
+        prefix = str(folder / name)
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines), model_prefix=prefix, vocab_size=30, minloglevel=2
+        )
+        Path(f"{prefix}.model").rename(folder / f"{name}.spm")
+        pieces = sentencepiece.SentencePieceProcessor(model_file=f"{prefix}.spm")
+        for piece in map(pieces.id_to_piece, range(len(pieces))):
+            numbers.setdefault(piece, len(numbers))
+    numbers["<pad>"] = len(numbers)
+    del numbers["<s>"]  # which theirs do not have
+    numbers = {piece: number for number, piece in enumerate(numbers)}
+    (folder / "vocab.json").write_text(json.dumps(numbers), encoding="utf-8")
+    return folder / "source.spm", folder / "target.spm"
+
+
+@slow
+def test_pieces_learnt_elsewhere_keep_their_numbers_order(tmp_path):
+    """fairseq reads the pieces that each model cuts, in the order of their common vocabulary."""
+    models = pair(tmp_path / "opus-mt")
+    french, english = sentences(7, 2)
+    french[3] += " \u4e2d"  # a character that the models do not know
+    write_corpus(tmp_path, test=(french, english))
+    out = tmp_path / "bin"
+    given = [word for word in files(tmp_path, out) if word not in ("--vocab-size", "60")]
+    command = [*given, "--sentencepiece-model", *models]
+    make(*command)
+    vocabulary = json.loads(models[0].with_name("vocab.json").read_text(encoding="utf-8"))
+    expected = [piece for piece in vocabulary if piece not in ("</s>", "<unk>", "<pad>")]
+    for language, model, lines in zip(("fr", "en"), models, (french, english)):
+        dictionary = Dictionary.load(str(out / f"dict.{language}.txt"))
+        assert dictionary.symbols == ["<s>", "<pad>", "</s>", "<unk>", *expected]
+        pieces = sentencepiece.SentencePieceProcessor(model_file=str(model))
+        cut = pieces.encode(lines, out_type=str)
+        theirs = [[dictionary.index(piece) for piece in line] for line in cut]
+        assert [line[:-1] for line in numbers(out, "test", language)] == theirs
+        assert raw(out, "test", language) == lines
+        assert (out / f"sentencepiece.{language}.model").read_bytes() == model.read_bytes()
+    assert (out / "dict.fr.txt").read_bytes() == (out / "dict.en.txt").read_bytes()
+    assert sum(line.count(3) for line in numbers(out, "test", "fr")) == 1
+    assert texts(out, "test", "en") == english
+    make(*command)  # nothing to do
+    models[1].write_bytes(models[0].read_bytes())
+    with pytest.raises(UserError, match="was made with other inputs"):
+        make(*command)
+
+
+@slow
+def test_pieces_that_are_no_pair_are_refused(tmp_path):
+    models = pair(tmp_path / "opus-mt")
+    write_corpus(tmp_path)
+    vocabulary = models[0].with_name("vocab.json")
+    given = [
+        word for word in files(tmp_path, tmp_path / "bin") if word not in ("--vocab-size", "60")
+    ]
+
+    def says(message, *more):
+        with pytest.raises(UserError, match=message):
+            make(*given, "--sentencepiece-model", *models, *more)
+
+    says("--separate: --sentencepiece-model has that already", "--separate")
+    says("--vocab-size: --sentencepiece-model has that already", "--vocab-size", 60)
+    vocabulary.write_text('{"a": 0, "b": 2}')
+    says("vocab.json: not a vocabulary, which gives each piece a number from 0 on")
+    vocabulary.write_text('["a", "b"]')
+    says("vocab.json: not a vocabulary")
+    vocabulary.write_text('{"</s>": 0, "x-y-z": 1}')
+    says("source.spm: none of its pieces is in .*vocab.json")
+    models[0].write_bytes(b"nothing")
+    says("source.spm: not a sentencepiece model")
+    vocabulary.unlink()
+    says("vocab.json: No such file or directory")
+    assert not (tmp_path / "bin").exists()
+
+
+def test_vocabularies_that_the_text_cannot_have():
+    french, _ = sentences(60, 0)
+    with pytest.raises(
+        UserError, match=r"--vocab-size 4000: the text has only (\d+) sentencepieces"
+    ) as told:
+        train(french, 4000, "unigram")
+    most = int(str(told.value).split("only ")[1].split()[0])
+    assert len(train(french, most, "unigram")) > 0
+    with pytest.raises(UserError, match=r"--vocab-size 9: too small .* (\d+) or more") as told:
+        train(french, 9, "bpe")
+    least = int(str(told.value).split()[-3])
+    assert len(train(french, least, "bpe")) > 0
+
+
+def test_filters_count_what_they_drop():
+    lengths = [(3, 4), (0, 4), (4, 0), (0, 0), (9, 10), (9, 11), (11, 9), (2, 6), (2, 7), (7, 2)]
+    source, target = ([[5] * pair[side] for pair in lengths] for side in (0, 1))
+    kept_source, kept_target, dropped = filter_pairs(source, target, Limits(10, 3.0))
+    kept = [(len(a), len(b)) for a, b in zip(kept_source, kept_target)]
+    assert kept == [(3, 4), (9, 10), (2, 6)]
+    assert dropped == {"empty": 3, "too long": 2, "lengths too different": 2}
+
+
+def test_filters_that_leave_nothing(tmp_path):
+    write_corpus(tmp_path)
+    message = r"0 pairs of 60 kept \(dropped: 60 too long\), so there is nothing to train on"
+    with pytest.raises(UserError, match=message):
+        make(*files(tmp_path, tmp_path / "bin", "--max-length", 1))
+    assert not list(tmp_path.glob("*bin*"))
+
+
+# ----------------------------------------------------------------------------------- all or nothing
+
+
+def test_a_folder_that_fairseq_cannot_write_is_refused(tmp_path):
+    data = write_corpus(tmp_path / "text")
+    with pytest.raises(UserError, match="cannot have commas"):
+        make(*files(data, tmp_path / "a,b"))
+
+
+@slow
+def test_a_stopped_run_leaves_nothing(tmp_path):
+    data = write_corpus(tmp_path / "text", train=sentences(4_000, 0))
+    out = tmp_path / "out" / "bin"
+    process = subprocess.Popen([sys.executable, PROGRAM, *files(data, out)])
+    try:
+        while not (out.with_name("bin.partial") / "dict.fr.txt").exists():
+            assert process.poll() is None  # fairseq-preprocess is not at work yet
+            time.sleep(0.01)
+    finally:
+        process.terminate()
+    assert process.wait(60) == STOPPED
+    assert list(out.parent.iterdir()) == []

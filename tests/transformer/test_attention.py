@@ -1,0 +1,201 @@
+"""The attention module against the formulas: directions, padding, decoding, precision."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.helpers.tiny_models import COMPOSITIONS, needs_causal, specs
+
+from fairseq_posenc import registry
+from fairseq_posenc.encodings.base import Dims
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.transformer.attention import PositionalAttention
+from tests.helpers import oracles
+from tests.helpers.formulas import DIMS, awake, oracle_options, oracle_params, their_scores
+
+SPECS = ["none", *specs("scores", "rotation"), *COMPOSITIONS]
+LENGTH = 6
+
+
+def make(spec: str, direction: str = "both", backend: str = "auto", **kwargs):
+    dims = DIMS._replace(causal=needs_causal(spec))
+    parsed = registry.parse(spec)
+    # Shared encodings too are put into the layer here: a stack only passes their terms on.
+    scored = registry.Spec(parsed.select("layer").items + parsed.select("stack").items)
+    built = registry.build(scored, dims)
+    attention = PositionalAttention(16, 2, built, direction, backend, **kwargs).double().eval()
+    for parameter in attention.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    awake(attention.encodings)
+    return attention
+
+
+@torch.no_grad()
+def formula(attention, spec, x, direction):
+    """Attend one sentence without padding ``(length, 16)`` by the oracles: ``(length, 16)``."""
+
+    def heads(projection):
+        return projection(x).view(len(x), 2, 8).transpose(0, 1)
+
+    query, key, value = (heads(p) for p in (attention.q_proj, attention.k_proj, attention.v_proj))
+    projections = {"project_query": attention.q_proj, "project_key": attention.k_proj}
+    scores = their_scores(attention.encodings, spec, query, key, **projections)
+    allowed = oracles.allowed(direction, len(x), len(x))
+    values = [i for i in registry.parse(spec).items if i.name == "shaw_values"]
+    if values:
+        params = oracle_params(attention.encodings, "shaw_values")
+        params = {"value_table": params["table"]}
+        options = oracle_options(values[0])
+        attended = oracles.shaw_values(scores, value, allowed, params, options)
+    else:
+        attended = oracles.attention(scores, value, allowed)
+    return attention.out_proj(attended.transpose(0, 1).reshape(len(x), 16))
+
+
+@pytest.mark.parametrize("direction", ["both", "lr", "rl"])
+@pytest.mark.parametrize("spec", SPECS)
+def test_equals_the_formula_with_padding_on_either_side(spec, direction):
+    attention = make(spec, direction)
+    x = torch.randn(LENGTH, 3, 16, dtype=torch.float64)
+    padding = torch.zeros(3, LENGTH, dtype=torch.bool)
+    padding[1, -2:] = True
+    padding[2, :2] = True
+    ours, _ = attention(x, x, x, key_padding_mask=padding)
+    for b in range(3):
+        # What stands at padding is nobody's business, except that it must be finite.
+        real = ~padding[b]
+        theirs = formula(attention, spec, x[real, b], direction)
+        torch.testing.assert_close(ours[real, b], theirs, rtol=1e-5, atol=1e-5)
+        blind = ~oracles.allowed(direction, LENGTH, LENGTH, padding[b]).any(-1)
+        zeros = attention.out_proj.bias.expand(int(blind.sum()), -1)
+        torch.testing.assert_close(ours[blind, b], zeros)
+    assert ours.isfinite().all()
+
+
+@pytest.mark.parametrize("direction", ["both", "lr", "rl"])
+@pytest.mark.parametrize("spec", SPECS)
+def test_no_nan_in_outputs_or_gradients_with_rows_of_padding_alone(spec, direction):
+    attention = make(spec, direction)
+    x = torch.randn(LENGTH, 2, 16, dtype=torch.float64, requires_grad=True)
+    padding = torch.zeros(2, LENGTH, dtype=torch.bool)
+    padding[1] = True
+    out, _ = attention(x, x, x, key_padding_mask=padding)
+    out.sum().backward()
+    assert out.isfinite().all()
+    assert x.grad.isfinite().all()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in attention.parameters())
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_decoding_with_beam_reordering_equals_the_full_pass(spec):
+    attention = make(spec, "lr")
+    x = torch.randn(LENGTH, 4, 16, dtype=torch.float64)
+    orders = [torch.randperm(4) for _ in range(LENGTH)]
+    state: dict = {}
+    steps = []
+    history = x[:0]
+    for step in range(LENGTH):
+        history = torch.cat([history, x[step : step + 1]])
+        last = history[-1:]
+        steps.append(attention(last, last, last, incremental_state=state)[0])
+        full, _ = attention(history, history, history)
+        torch.testing.assert_close(steps[-1], full[-1:], rtol=1e-5, atol=1e-5)
+        attention.reorder_incremental_state(state, orders[step])
+        history = history[:, orders[step]]
+
+
+# Largest error of an output, relative to the largest output, in fp16 and bf16, where the content
+# scores have a standard deviation of 1 to 5, as in trained models.
+USUAL_BOUNDS = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+# A product multiplies the roundings of three factors, and its scores are far larger.
+BOUNDS = {"m4m": {torch.float16: 3e-2, torch.bfloat16: 1.2e-1}}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("spec", SPECS)
+def test_half_precision_is_close_to_float64(spec, dtype):
+    attention = make(spec).to(dtype).double()
+    x = torch.randn(LENGTH, 3, 16, dtype=torch.float64).to(dtype).double()
+    query, key = (p(x).unflatten(-1, (2, 8)) for p in (attention.q_proj, attention.k_proj))
+    content = torch.einsum("tbhd,sbhd->bhts", query, key) / 8**0.5
+    assert 1 < content.std() < 5
+    exact, _ = attention(x, x, x)
+    half, _ = attention.to(dtype)(*[x.to(dtype)] * 3)
+    assert half.dtype == dtype
+    multiplied = "m4m" if "m4m" in spec else ""
+    bound = BOUNDS.get(multiplied, USUAL_BOUNDS)[dtype]
+    assert (half.double() - exact).abs().max() / exact.abs().max() < bound
+
+
+def test_product_of_three_terms_does_not_overflow_half_precision():
+    """Each dot product is about 50; their product, 125,000, is beyond fp16's 65,504."""
+    attention = make("m4m").half()
+    with torch.no_grad():
+        for projection in (attention.q_proj, attention.k_proj):
+            projection.weight.zero_()
+            projection.bias.fill_(2.5)
+        attention.encodings["m4m"].table.weight.fill_(2.5)
+    x = torch.randn(LENGTH, 1, 16, dtype=torch.float16)
+    out, _ = attention(x, x, x)
+    assert out.isfinite().all()
+
+
+def test_weights_are_returned_on_request():
+    attention = make("m4m", "lr")
+    x = torch.randn(LENGTH, 3, 16, dtype=torch.float64)
+    plain, none = attention(x, x, x, need_weights=False)
+    out, mean = attention(x, x, x, need_weights=True)
+    _, heads = attention(x, x, x, need_head_weights=True)
+    assert none is None
+    torch.testing.assert_close(plain, out)
+    assert heads.shape == (2, 3, LENGTH, LENGTH)
+    torch.testing.assert_close(heads.mean(0), mean)
+    torch.testing.assert_close(mean.sum(-1), torch.ones(3, LENGTH, dtype=torch.float64))
+
+
+def test_pairs_masked_by_an_encoder_mask_are_not_seen():
+    """fairseq turns what it forbids into -1e8; here it is a mask, whatever the scores are."""
+    attention = make("m4")
+    x = torch.randn(LENGTH, 1, 16, dtype=torch.float64)
+    mask = torch.zeros(LENGTH, LENGTH, dtype=torch.float64)
+    mask[:, 2] = -1e8
+    _, weights = attention(x, x, x, attn_mask=mask)
+    assert weights[0, :, 2].abs().max() == 0
+
+
+def test_only_position_parameters_can_be_trained_alone():
+    attention = make("m4m")
+    for name, parameter in attention.named_parameters():
+        parameter.requires_grad = ".table." in name
+    x = torch.randn(LENGTH, 2, 16, dtype=torch.float64)
+    attention(x, x, x)[0].sum().backward()
+    assert attention.encodings["m4m"].table.weight.grad.abs().sum() > 0
+
+
+def test_everything_else_can_be_trained_alone():
+    attention = make("m4m")
+    table = attention.encodings["m4m"].table.weight.requires_grad_(False)
+    x = torch.randn(LENGTH, 2, 16, dtype=torch.float64)
+    attention(x, x, x)[0].sum().backward()
+    assert table.grad is None
+    assert attention.q_proj.weight.grad.abs().sum() > 0
+
+
+def test_dropout_acts_in_training_alone():
+    attention = make("m4", dropout=0.5)
+    x = torch.randn(LENGTH, 2, 16, dtype=torch.float64)
+    still = attention(x, x, x)[0]
+    torch.testing.assert_close(still, attention(x, x, x)[0])
+    attention.train()
+    assert not torch.allclose(still, attention(x, x, x)[0])
+
+
+@pytest.mark.parametrize("option", [{"add_bias_kv": True}, {"add_zero_attn": True}])
+def test_extra_keys_without_a_position_are_refused(option):
+    with pytest.raises(UserError, match="added key biases"):
+        make("m4", **option)
+
+
+def test_heads_must_divide_the_width():
+    with pytest.raises(UserError, match="width 16 cannot be divided among 3"):
+        registry.build(registry.parse("m4"), Dims(16, 3, 8))

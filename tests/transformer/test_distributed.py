@@ -1,0 +1,223 @@
+"""Training on several processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from tests.helpers.tiny_models import logits, make_model, make_tokens
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.helpers.commands import (
+    EPOCHS,
+    FAMILIES,
+    TRAINING,
+    USER_DIR,
+    assert_positions,
+    script,
+    train,
+    trained,
+)
+from tests.transformer.test_golden_losses import CASES
+
+slow = pytest.mark.slow
+# fairseq finds out about ranks by itself only where there are GPUs.
+RANK = 'exec "$0" "$@" --distributed-rank "$RANK"'
+PER_NODE = "--nproc_per_node=2"
+MARK = "DISTRIBUTED_JOB"  # of the processes of a job
+TORCHRUN = ["torchrun", "--standalone", PER_NODE, "--no-python", "sh", "-c", RANK]
+DISTRIBUTED = [
+    *("--distributed-world-size", 2, "--distributed-no-spawn"),
+    *("--distributed-init-method", "env://", "--distributed-backend", "gloo"),
+    *("--ddp-backend", "legacy_ddp"),  # the default asks for a GPU
+]
+
+
+def losses(trained):
+    """Return the loss and the gradient's length of each update, to the digits of the log."""
+    lines = [line for line in trained.run.log.splitlines() if '"gnorm"' in line and "{" in line]
+    found = [json.loads(line[line.index("{") :]) for line in lines]
+    return [float(each[key]) for each in found for key in ("loss", "gnorm") if key in each]
+
+
+def assert_same_weights(ours, theirs):
+    """Sums over ranks have another order, and Adam takes the noise of a gradient of 0 for one.
+
+    That is the gradient of the keys' biases, which move all scores of a query alike.
+    """
+    ours, theirs = (each.checkpoint()["model"] for each in (ours, theirs))
+    for name, weight in ours.items():
+        if not name.endswith("k_proj.bias"):
+            torch.testing.assert_close(weight, theirs[name], rtol=1e-3, atol=1e-4)
+
+
+def train_on(ranks: int, family: str, *options, **how):
+    """Train on so many processes of this machine."""
+    size = [f"--nproc_per_node={ranks}" if word == PER_NODE else word for word in TORCHRUN]
+    given = [*DISTRIBUTED, "--distributed-world-size", ranks, *options]
+    return train(family, *given, launcher=[*size, script("fairseq-train")], **how)
+
+
+@slow
+def test_two_ranks_give_the_loss_of_one_with_the_double_batch():
+    """The masked LM has a table in each layer, whose gradients must be shared, too."""
+    alone = trained("masked_lm")
+    together = train_on(2, "masked_lm", "--batch-size", 8, "--max-epoch", EPOCHS)
+    assert_positions(together.run, "masked_lm")
+    assert "training on 2 devices" in together.run.log
+    for key in ("loss", "gnorm"):
+        expected = alone.figures("train", key)
+        assert together.figures("train", key) == pytest.approx(expected, rel=1e-4)
+
+
+@slow
+@pytest.mark.parametrize(("family", "ranks"), [("masked_lm", 2), ("translation", 4)])
+def test_ranks_give_what_one_gives_with_as_many_batches(family, ranks):
+    """Also with a last update in which some have a smaller batch, and some have none."""
+    shared = ["--batch-size", 3, "--max-epoch", 2]
+    alone = train(family, *shared, "--update-freq", ranks)
+    together = train_on(ranks, family, *shared)
+    assert_positions(together.run, family)
+    assert f"training on {ranks} devices" in together.run.log
+    assert losses(together) == pytest.approx(losses(alone), rel=2e-3)
+    ours, theirs = ([float(x["valid_loss"]) for x in run.run.valid()] for run in (together, alone))
+    assert ours == pytest.approx(theirs, rel=2e-3)
+    assert_same_weights(together, alone)
+
+
+@slow
+def test_a_training_goes_on_with_another_number_of_ranks():
+    whole = trained("causal_lm")
+    middle = whole.save_dir / "checkpoint2.pt"
+    options = ["--batch-size", 8, "--max-epoch", EPOCHS, "--restore-file", middle]
+    resumed = train_on(2, "causal_lm", *options)
+    expected = whole.figures("train")[2:]
+    assert resumed.figures("train") == pytest.approx(expected, rel=1e-4)
+    assert_same_weights(resumed, whole)
+
+
+def killed_in(folder, *torchruns, **options):
+    """Train on two ranks, kill one as soon as there is a checkpoint; return the status and log."""
+    chosen = FAMILIES["masked_lm"]
+    words = [*TORCHRUN[1:3], *torchruns, *TORCHRUN[3:], script("fairseq-train"), chosen.data()]
+    words += ["--user-dir", USER_DIR, *chosen.task, *chosen.model, *TRAINING, *DISTRIBUTED]
+    words += ["--batch-size", 8, "--save-dir", folder]
+    words += [word for option in options.items() for word in option]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    environment[MARK] = str(folder)
+    # Else ranks that are started again look for each other where the dead ones were.
+    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    last = folder / "checkpoint_last.pt"
+    with open(folder / "log", "w+") as log:
+        job = subprocess.Popen(
+            [str(script("torchrun")), *map(str, words)],
+            **{"env": environment, "stdout": log, "stderr": log, "start_new_session": True},
+        )
+        try:
+            while not last.exists():
+                assert job.poll() is None, (folder / "log").read_text()
+                time.sleep(0.05)
+            os.kill(rank_of(folder, 1), signal.SIGKILL)
+            return job.wait(60), (folder / "log").read_text()
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(job.pid, signal.SIGKILL)
+
+
+@slow
+def test_a_dead_rank_ends_the_job_and_is_named(tmp_path):
+    """Within a minute, that is; torchrun names it, and its last checkpoint is whole."""
+    status, log = killed_in(tmp_path)
+    assert status != 0
+    assert "rank      : 1 (local_rank: 1)" in log
+
+
+@slow
+def test_a_job_that_torchrun_starts_again_ends_as_if_nothing_had_been(tmp_path):
+    ends = {"--max-epoch": 25, "--save-interval": 5}
+    status, log = killed_in(tmp_path, "--max-restarts=1", **ends)
+    assert status == 0, log
+    assert log.count("training on 2 devices") == 2
+    assert "Loaded checkpoint" in log
+    words = ["--batch-size", 8, *(word for option in ends.items() for word in option)]
+    whole = train_on(2, "masked_lm", *words).checkpoint()
+    ours = torch.load(tmp_path / "checkpoint_last.pt")
+    torch.testing.assert_close(ours["model"], whole["model"], rtol=0, atol=0)
+
+
+def rank_of(folder: Path, rank: int) -> int:
+    """Return the process of a rank that a marked torchrun has started."""
+    wanted = {f"{MARK}={folder}".encode(), f"RANK={rank}".encode()}
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            if wanted <= set((process / "environ").read_bytes().split(b"\0")):
+                return int(process.name)
+    raise AssertionError(f"no process is rank {rank}")
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory):
+    """Join a group of this process alone."""
+    store = tmp_path_factory.mktemp("group") / "store"
+    torch.distributed.init_process_group("gloo", f"file://{store}", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(("family", "spec"), CASES)
+def test_no_encoding_needs_to_look_for_unused_parameters(family, spec, one_rank):
+    """DDP fails in its second pass if a parameter had no gradient in the first."""
+    model = make_model(family, position_encoding=spec).train()
+    wrapped = DistributedDataParallel(model, find_unused_parameters=False)
+    for _ in range(2):
+        logits(wrapped, family, make_tokens()).sum().backward()
+
+
+# fairseq spawns a rank for each GPU that it counts; here the ranks are processes of the CPU.
+SPAWNING = """
+import sys
+import torch
+from fairseq_cli.train import cli_main
+import fairseq_posenc.workbench.running.host
+
+if __name__ == "__main__":
+    torch.cuda.device_count = lambda: 2
+    torch.multiprocessing.set_executable(sys.executable)  # one whose ranks start fast
+    cli_main()
+"""
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("localhost", 0))
+        port: int = taken.getsockname()[1]
+    return port
+
+
+@slow
+@pytest.mark.parametrize("user_dir", ["fairseq_posenc", USER_DIR], ids=["by_name", "by_path"])
+def test_spawned_ranks_find_the_plugin(tmp_path, free_port, user_dir):
+    """A new Python for each rank gets the pickled settings; the program has the package already."""
+    program = tmp_path / "program.py"
+    program.write_text(SPAWNING, encoding="utf-8")
+    together = train(
+        "masked_lm",
+        *("--batch-size", 8, "--max-epoch", 1, "--ddp-backend", "legacy_ddp"),
+        *("--distributed-world-size", 2, "--distributed-backend", "gloo"),
+        *("--distributed-init-method", f"tcp://localhost:{free_port}"),
+        user_dir=user_dir,
+        launcher=["python", program],
+    )
+    assert "training on 2 devices" in together.run.log
+    assert together.figures("train", "loss") == pytest.approx(
+        trained("masked_lm").figures("train", "loss")[:1], rel=1e-4
+    )

@@ -1,0 +1,238 @@
+"""What a forward pass hands over to its layers: by thread, once, and nothing stays behind."""
+
+from __future__ import annotations
+
+import gc
+import io
+import pickle
+import sys
+import threading
+import weakref
+from functools import cache
+from operator import attrgetter
+from pydoc import locate
+
+import pytest
+import torch
+from tests.helpers.tiny_models import (
+    ARCHITECTURES,
+    STOCK,
+    logits,
+    make_model,
+    make_tokens,
+    needs_causal,
+)
+from torch._dynamo.utils import counters
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fairseq_posenc import positions, registry
+from fairseq_posenc.backends import indexed
+from fairseq_posenc.transformer.forward_context import carried
+
+FAMILIES = list(ARCHITECTURES)
+ONES = "fairseq_posenc.backends.base.Mask._combine"
+CROSS = "rope(cross_attention=true)"
+# Operations that make the CPU wait for a GPU.
+WAITS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::is_nonzero"}
+
+
+class Waits(TorchDispatchMode):
+    """Counts operations for which a GPU would have to be waited for."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function.name().split(".")[0] in WAITS
+        return function(*args, **(kwargs or {}))
+
+
+def waits(call) -> int:
+    with torch.no_grad(), Waits() as counted:
+        call()
+    return counted.count
+
+
+@pytest.mark.parametrize(("family", "spec"), [("masked_lm", "tupe"), ("translation", CROSS)])
+def test_threads_do_not_meet(family, spec):
+    model = make_model(family, position_encoding=spec)
+    inputs = [make_tokens(2, length) for length in (5, 7, 9, 11)]
+    with torch.no_grad():
+        expected = [logits(model, family, tokens) for tokens in inputs]
+    wrong: list[object] = []
+
+    def run(number: int) -> None:
+        with torch.no_grad():
+            for _ in range(60):
+                found = logits(model, family, inputs[number])
+                if not torch.equal(found, expected[number]):
+                    wrong.append(number)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
+    failures: list[object] = []
+    hook, threading.excepthook = threading.excepthook, failures.append
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+        threading.excepthook = hook
+    assert not failures
+    assert not wrong
+
+
+@pytest.mark.parametrize("spec", ["learned+m4m", "rope", "tupe_shared"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_is_freed_when_it_is_deleted(family, spec):
+    model = make_model(family, position_encoding=spec)
+    gc.collect()  # fairseq's way of building a model leaves cycles
+    gc.disable()
+    try:
+        logits(model, family, make_tokens())
+        alive = weakref.ref(model.decoder if family == "causal_lm" else model.encoder)
+        del model
+        assert alive() is None
+    finally:
+        gc.enable()
+    assert carried() is None
+
+
+def test_a_pickled_layer_does_not_hold_its_model():
+    model = make_model("masked_lm", position_encoding="learned+m4m", max_positions=512)
+    layer = model.encoder.sentence_encoder.layers[0]
+    parameters = sum(p.numel() * p.element_size() for p in layer.parameters())
+    buffer = io.BytesIO()
+    pickle.dump(layer, buffer)
+    assert len(buffer.getvalue()) < parameters + 20_000
+
+
+def test_a_forward_pass_that_fails_leaves_nothing():
+    model = make_model("masked_lm", position_encoding="learned")
+    with pytest.raises(ValueError, match="longer than the 24 positions"):
+        model(make_tokens(1, 30))
+    assert carried() is None
+
+
+@pytest.mark.parametrize(
+    ("family", "spec"),
+    [
+        (family, spec)
+        for family in FAMILIES
+        for spec in (*registry.names(), "m4m+reset", CROSS)
+        if family == "causal_lm" or not needs_causal(spec)
+    ],
+)
+def test_a_gpu_is_waited_for_once_a_stack_and_never_in_a_step(family, spec, monkeypatch):
+    """Beyond fairseq's own model, whose stacks ask whether anything is padded."""
+    tokens = make_tokens()
+    tokens[1, -3:] = 1
+    options = {"position_backend": "reference"}
+    ours = make_model(family, position_encoding=spec, **options)
+    theirs = make_model(family, STOCK[family])
+    stacks = 2 if family == "translation" else 1
+    base, found = (waits(lambda m=m: logits(m, family, tokens)) for m in (theirs, ours))
+    assert found <= base + stacks
+    if family == "masked_lm":
+        return
+    monkeypatch.setattr(positions, "syncs", lambda device: True)
+    assert steps(ours, family, tokens) <= steps(theirs, family, tokens)
+
+
+def steps(model, family, tokens) -> int:
+    """Return how often three steps of decoding wait."""
+    out = None
+    if family == "translation":
+        out = model.encoder(tokens, tokens.ne(1).sum(1))
+    state: dict = {}
+
+    def decode() -> None:
+        for length in (1, 2, 3):
+            model.decoder(tokens[:, :length], encoder_out=out, incremental_state=state)
+
+    return waits(decode)
+
+
+@pytest.mark.parametrize("spec", ["rope", "xpos", CROSS])
+def test_sines_are_computed_once_a_forward_pass(spec, monkeypatch):
+    family = "translation" if spec == CROSS else "causal_lm"
+    calls = []
+    real = torch.polar
+    monkeypatch.setattr(torch, "polar", lambda *args: calls.append(1) or real(*args))
+    model = make_model(family, position_encoding=spec, position_encoding_decoder=spec)
+    logits(model, family, make_tokens())
+    # Of each stack's own tokens, and of the source in encoder-decoder attention.
+    assert len(calls) == (3 if spec == CROSS else 1)
+
+
+def test_the_first_token_is_looked_for_once_a_forward_pass(monkeypatch):
+    calls = []
+    real = torch.eye
+    monkeypatch.setattr(torch, "eye", lambda *args, **more: calls.append(1) or real(*args, **more))
+    model = make_model("masked_lm", position_encoding="m4m+reset")
+    calls.clear()
+    logits(model, "masked_lm", make_tokens())
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(
+    ("backend", "made"),
+    [("sdpa", "fairseq_posenc.backends.sdpa._prepare_mask"), ("reference", ONES)],
+)
+@pytest.mark.parametrize("family", ["masked_lm", "causal_lm"])
+def test_biases_and_masks_are_made_once_a_forward_pass(
+    family, backend, made, training, monkeypatch
+):
+    calls = []
+    owner, _, name = made.rpartition(".")
+    real = attrgetter(name)(locate(owner))
+    monkeypatch.setattr(made, lambda *args: calls.append(1) or real(*args))
+    model = make_model(family, position_encoding="t5", position_backend=backend).train(training)
+    tokens = make_tokens()
+    tokens[1, -3:] = 1
+    calls.clear()
+    first = logits(model, family, tokens)
+    assert len(calls) == 1
+    if not training:
+        assert torch.equal(logits(model, family, tokens), first)
+        assert len(calls) == 2
+
+
+def test_a_resets_rows_are_found_once_a_forward_pass(monkeypatch):
+    calls, real = [], indexed._row_index
+    monkeypatch.setattr(indexed, "_row_index", lambda *args: calls.append(1) or real(*args))
+    options = {"position_encoding": "m4+reset", "position_backend": "reference"}
+    logits(make_model("masked_lm", **options), "masked_lm", make_tokens())
+    assert len(calls) == 1
+
+
+@torch.no_grad()
+def compiled(model, family, tokens) -> tuple[torch.Tensor, int]:
+    """Return the logits of a compiled model, and how often its graph breaks."""
+    torch._dynamo.reset()
+    counters.clear()
+    found = logits(torch.compile(model, backend="eager"), family, tokens)
+    return found, sum(counters["graph_break"].values())
+
+
+@cache
+def stock_breaks(family) -> int:
+    return compiled(make_model(family, STOCK[family]), family, make_tokens())[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", ["learned+rope", "m4m+alibi", "tupe"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_models_compile_as_fairseqs_own_do(family, spec):
+    model = make_model(family, position_encoding=spec)
+    tokens = make_tokens()
+    tokens[1, -3:] = 1
+    found, breaks = compiled(model, family, tokens)
+    with torch.no_grad():
+        torch.testing.assert_close(found, logits(model, family, tokens), rtol=1e-5, atol=1e-5)
+    assert 0 < stock_breaks(family) <= breaks <= stock_breaks(family) + 1

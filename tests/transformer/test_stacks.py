@@ -1,0 +1,416 @@
+"""The three families: parity with fairseq's own, padding, decoding, checkpointing, copies."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from tests.helpers.tiny_models import (
+    ARCHITECTURES,
+    COMPOSITIONS,
+    STOCK,
+    logits,
+    make_model,
+    make_tokens,
+    needs_causal,
+)
+
+from fairseq_posenc import registry
+from fairseq_posenc.analysis import catalogue
+from fairseq_posenc.assembly import Shared
+from fairseq_posenc.backends import triton
+from fairseq_posenc.checkpoints.identity import is_identity
+from fairseq_posenc.encodings.base import Dims
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.transformer import decoding
+from fairseq_posenc.transformer.attention import PositionalAttention
+from fairseq_posenc.transformer.forward_context import carrying
+from tests.helpers import oracles
+
+FAMILIES = list(ARCHITECTURES)
+SPECS = [*registry.names(), *COMPOSITIONS, "sinusoidal(layout=fairseq)"]
+# Every encoding in every family that it has a meaning in; options are tested on the attention.
+CASES = [
+    (family, spec)
+    for family in FAMILIES
+    for spec in SPECS
+    if family == "causal_lm" or not needs_causal(spec)
+]
+CROSS = "rope(cross_attention=true)"
+DECODING = [case for case in CASES if case[0] != "masked_lm"]
+PAD = 1
+
+
+def has_parameters(spec: str) -> bool:
+    dims = Dims(embed_dim=32, num_heads=4, max_positions=24, causal=needs_causal(spec))
+    return catalogue.count(registry.parse(spec), dims, layers=2) > 0
+
+
+def awake(model):
+    """Give position parameters weight: at their start they hardly matter."""
+    for name, parameter in model.named_parameters():
+        if ".encodings." in name:
+            torch.nn.init.normal_(parameter, std=0.5)
+    return model
+
+
+def gradients(model, family, tokens):
+    model.zero_grad()
+    torch.manual_seed(7)
+    logits(model, family, tokens).float().log_softmax(-1).square().mean().backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+PARITY = [
+    ("masked_lm", "learned", {}),
+    ("translation", "learned", {"encoder_learned_pos": True, "decoder_learned_pos": True}),
+    ("translation", "sinusoidal(layout=fairseq)", {}),
+    ("causal_lm", "learned", {"decoder_learned_pos": True}),
+    ("causal_lm", "sinusoidal(layout=fairseq)", {}),
+    ("causal_lm", "none", {"no_token_positional_embeddings": True}),
+]
+
+
+@pytest.mark.parametrize(("family", "spec", "stock_options"), PARITY)
+def test_equals_fairseqs_own_model(family, spec, stock_options):
+    """A stock checkpoint loads, and gives the same outputs and gradients."""
+    theirs = make_model(family, STOCK[family], **stock_options)
+    ours = make_model(family, position_encoding=spec)
+    ours.load_state_dict(theirs.state_dict())
+    tokens = make_tokens()
+    tokens[1, -3:] = PAD
+    their_logits = logits(theirs, family, tokens)
+    real = tokens.ne(PAD)
+    torch.testing.assert_close(
+        logits(ours, family, tokens)[real], their_logits[real], rtol=1e-5, atol=1e-5
+    )
+    tokens = make_tokens()
+    theirs_by_name = gradients(theirs, family, tokens)
+    for name, grad in gradients(ours, family, tokens).items():
+        their = theirs_by_name[name.replace(".encodings.learned.table.", ".")]
+        if ".encodings.learned." in name:
+            their = their[2:]  # fairseq's unused rows before position 0
+        torch.testing.assert_close(grad, their, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("family", "spec"), CASES)
+def test_padding_on_either_side_changes_nothing(family, spec):
+    model = awake(make_model(family, position_encoding=spec))
+    tokens = make_tokens()
+    alone = logits(model, family, tokens)
+    padding = torch.full((3, 4), PAD)
+    right = logits(model, family, torch.cat([tokens, padding], 1))[:, :-4]
+    left = logits(model, family, torch.cat([padding, tokens], 1))[:, 4:]
+    torch.testing.assert_close(right, alone, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(left, alone, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("directions", ["lr,lr", "lr,rl", "rl,both,lr"])
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if not needs_causal(spec)])
+def test_padding_changes_nothing_with_directions(spec, directions):
+    model = awake(make_model("masked_lm", position_encoding=spec, attention_directions=directions))
+    tokens = make_tokens()
+    alone = model(tokens)[0]
+    padding = torch.full((3, 4), PAD)
+    right = model(torch.cat([tokens, padding], 1))[0][:, :-4]
+    left = model(torch.cat([padding, tokens], 1))[0][:, 4:]
+    torch.testing.assert_close(right, alone, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(left, alone, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("direction", ["lr", "rl"])
+def test_a_layer_with_a_direction_does_not_see_the_other_side(direction):
+    model = make_model(
+        "masked_lm", encoder_layers=1, position_encoding="m4", attention_directions=direction
+    )
+    tokens = make_tokens(1)
+    changed = tokens.clone()
+    changed[0, 4] = 4 + (tokens[0, 4] - 3) % 20
+    same = torch.isclose(model(tokens)[0], model(changed)[0], atol=1e-7).all(-1)[0]
+    before, after = same[:4], same[5:]
+    assert bool(before.all()) == (direction == "lr")
+    assert bool(after.all()) == (direction == "rl")
+
+
+def test_rotary_cross_attention_sees_the_difference_of_source_and_target_positions():
+    """It decodes as the full pass, ignores padding, and is no other model without positions."""
+    model = make_model("translation", position_encoding="none", position_encoding_decoder=CROSS)
+    source = make_tokens(2)
+    target = make_tokens(2, 6)
+    plain = make_model("translation", position_encoding="none", position_encoding_decoder="rope")
+    weights = {k: v for k, v in model.state_dict().items() if not is_identity(k)}
+    plain.load_state_dict(weights)
+    out = model(source, source.ne(PAD).sum(1), target)[0]
+    assert not torch.allclose(out, plain(source, source.ne(PAD).sum(1), target)[0], atol=1e-4)
+    padding = torch.full((2, 3), PAD)
+    for padded in (torch.cat([source, padding], 1), torch.cat([padding, source], 1)):
+        torch.testing.assert_close(model(padded, padded.ne(PAD).sum(1), target)[0], out)
+
+
+def test_rotary_cross_attention_equals_the_formula():
+    model = make_model("translation", position_encoding="none", position_encoding_decoder=CROSS)
+    attention = model.decoder.layers[0].encoder_attn.double()
+    query, key = torch.randn(3, 1, 32).double(), torch.randn(5, 1, 32).double()
+    (rope,) = model.decoder.encodings.each()
+    at_target, at_source = (rope.rotation(torch.arange(length)[None]) for length in (3, 5))
+    with carrying(Shared(None, rotation=at_target, source=at_source)):
+        ours, _ = attention(query, key, key, static_kv=True, need_weights=False)
+
+    def linear(projection, x):
+        """Apply a projection without its rotation."""
+        return torch.nn.functional.linear(x, projection.weight, projection.bias).detach()
+
+    heads = [
+        linear(projection, x)[:, 0].view(-1, 4, 8).transpose(0, 1)
+        for projection, x in (
+            (attention.q_proj, query),
+            (attention.k_proj, key),
+            (attention.v_proj, key),
+        )
+    ]
+    rotated_query = oracles.rope(heads[0], list(range(3)), {})
+    rotated_key = oracles.rope(heads[1], list(range(5)), {})
+    scores = torch.einsum("htd,hsd->hts", rotated_query, rotated_key) / 8**0.5
+    attended = scores.softmax(-1) @ heads[2]
+    theirs = linear(attention.out_proj, attended.transpose(0, 1).reshape(3, 32))
+    torch.testing.assert_close(ours[:, 0], theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("family", "spec"), [*DECODING, ("translation", CROSS)])
+def test_decoding_with_beam_reordering_equals_the_full_pass(family, spec, monkeypatch):
+    monkeypatch.setattr(decoding, "STEPS", 3)  # tables are computed anew twice
+    model = awake(make_model(family, position_encoding=spec))
+    source = make_tokens(2).repeat_interleave(2, 0)  # two sentences, a beam of two
+    source[2:, -2:] = PAD
+    encoder_out = None
+    if family == "translation":
+        encoder_out = model.encoder(source, source.ne(PAD).sum(1))
+    prefix = torch.full((4, 1), 2)  # fairseq's decoders begin with </s>
+    state: dict = {}
+    for _ in range(8):
+        step = model.decoder(prefix, encoder_out=encoder_out, incremental_state=state)[0]
+        full = model.decoder(prefix, encoder_out=encoder_out)[0]
+        torch.testing.assert_close(step[:, -1], full[:, -1], rtol=1e-5, atol=1e-5)
+        order = torch.cat([torch.randint(0, 2, (2,)), torch.randint(2, 4, (2,))])
+        model.decoder.reorder_incremental_state_scripting(state, order)
+        prefix = torch.cat([prefix[order], torch.randint(4, 24, (4, 1))], 1)
+
+
+@pytest.mark.parametrize("spec", ["shaw", "m4+reset", "tupe", "tupe_shared+reset", "fire"])
+def test_decoding_sentences_padded_on_the_left(spec, monkeypatch):
+    monkeypatch.setattr(decoding, "STEPS", 3)
+    model = awake(make_model("causal_lm", position_encoding=spec))
+    tokens = make_tokens(2)
+    tokens[1, :2] = PAD
+    state: dict = {}
+    for length in range(1, 9):
+        step = model.decoder(tokens[:, :length], incremental_state=state)[0][:, -1]
+        full = model.decoder(tokens[:, :length])[0][:, -1]
+        real = tokens[:, length - 1].ne(PAD)
+        torch.testing.assert_close(step[real], full[real], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("spec", ["tupe", "tupe_shared+reset", "shaw"])
+def test_decoding_up_to_the_last_position_and_beyond(spec, monkeypatch):
+    monkeypatch.setattr(decoding, "STEPS", 3)  # the last room is smaller
+    limit = {"max_target_positions": 8, "tokens_per_sample": 8}
+    model = awake(make_model("causal_lm", position_encoding=spec, **limit))
+    tokens = make_tokens(2, 10)
+    state: dict = {}
+
+    def step(length: int) -> torch.Tensor:
+        return model.decoder(tokens[:, :length], incremental_state=state)[0][:, -1]
+
+    for length in range(1, 9):
+        full = model.decoder(tokens[:, :length])[0][:, -1]
+        torch.testing.assert_close(step(length), full, rtol=1e-5, atol=1e-5)
+    if spec == "shaw":  # repeats the ends of its table
+        torch.testing.assert_close(step(9), model.decoder(tokens[:, :9])[0][:, -1])
+        return
+    with pytest.raises(UserError, match="9 tokens is longer than the 8 positions"):
+        step(9)
+
+
+@pytest.mark.parametrize("spec", ["m4m", "m4+reset", "tupe", "learned"])
+def test_decoding_several_tokens_at_once_is_refused(spec):
+    model = make_model("causal_lm", position_encoding=spec)
+    state: dict = {}
+    with pytest.raises(UserError, match="5 tokens were given to decode after 0"):
+        model.decoder(make_tokens(2, 5), incremental_state=state)
+    model.decoder(make_tokens(2, 1), incremental_state=state)
+    with pytest.raises(UserError, match="3 tokens were given to decode after 1"):
+        model.decoder(make_tokens(2, 3), incremental_state=state)
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_triton_can_be_required_where_it_serves(name, monkeypatch):
+    """Whether it does must not depend on how far a layer has got with its terms."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    if why := triton.unavailable():
+        pytest.skip(why)
+    family = "causal_lm" if needs_causal(name) else "masked_lm"
+    model = make_model(family, position_encoding=name)
+    stack = getattr(model, "encoder" if family == "masked_lm" else "decoder")
+    stack = getattr(stack, "sentence_encoder", stack)
+    span = Span.from_lengths(4, 4, torch.device("cpu"))
+    positions = Positions.from_tokens(make_tokens(1, 4), PAD, 2, 4)
+    terms = stack.encodings.terms(span, positions)
+    terms = terms | stack.layers[0].self_attn.encodings.terms(span, positions)
+    if terms.pair_bias is None and terms.channel_gain is None:
+        make_model(family, position_encoding=name, position_backend="triton")
+        return
+    with pytest.raises(UserError, match="--position-backend triton cannot compute this"):
+        make_model(family, position_encoding=name, position_backend="triton")
+
+
+@pytest.mark.parametrize(("family", "spec"), [*CASES, ("translation", CROSS)])
+def test_activation_checkpointing_gives_the_same_gradients(family, spec):
+    options = {"position_encoding": spec, "dropout": 0.1, "attention_dropout": 0.1}
+    if family == "masked_lm":
+        options["attention_directions"] = "lr,rl"
+    plain = awake(make_model(family, **options)).train()
+    checkpointed = make_model(family, **options, checkpoint_activations=True).train()
+    checkpointed.load_state_dict(plain.state_dict())
+    tokens = make_tokens()
+    tokens[1, -3:] = PAD
+    expected = gradients(plain, family, tokens)
+    found = gradients(checkpointed, family, tokens)
+    assert expected.keys() == found.keys()
+    torch.testing.assert_close(found, expected)
+    tokens_of_two = torch.cat([make_tokens(), make_tokens()])
+    torch.manual_seed(7)
+    two = [logits(checkpointed, family, part).sum() for part in tokens_of_two.chunk(2)]
+    sum(two).backward()  # two forward passes before one backward pass
+    assert all(p.grad.isfinite().all() for p in checkpointed.parameters() if p.grad is not None)
+
+
+@pytest.mark.parametrize("frozen", ["positions", "the rest"])
+@pytest.mark.parametrize(("family", "spec"), [case for case in CASES if has_parameters(case[1])])
+def test_positions_or_everything_else_can_be_frozen(family, spec, frozen):
+    model = make_model(family, position_encoding=spec)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad = (".encodings." in name) == (frozen == "the rest")
+    logits(model, family, make_tokens()).square().mean().backward()
+    for name, parameter in model.named_parameters():
+        assert (parameter.grad is not None) == parameter.requires_grad, name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layerdrop_keeps_each_layers_direction_and_tables(family):
+    side = "decoder" if family == "causal_lm" else "encoder"
+    model = make_model(family, position_encoding="m4m", **{f"{side}_layerdrop": 0.5}).train()
+    stack = model.decoder if family == "causal_lm" else _encoder(model, family)
+    expected = "lr" if family == "causal_lm" else "both"
+    attentions = [m for m in stack.modules() if isinstance(m, PositionalAttention)]
+    assert len(attentions) == stack.num_layers
+    assert {a.direction for a in attentions} == {expected}
+    tables = [a.encodings["m4m"].table.weight for a in attentions]
+    for _ in range(5):  # each layer is left out in half of the passes
+        logits(model, family, make_tokens()).square().sum().backward()
+    assert len({table.data_ptr() for table in tables}) == len(tables)
+    assert all(table.grad is not None for table in tables)
+
+
+def _encoder(model, family):
+    return model.encoder.sentence_encoder if family == "masked_lm" else model.encoder
+
+
+@pytest.mark.parametrize(("family", "spec"), [*CASES, ("translation", CROSS)])
+def test_copies_pickles_and_files_give_the_same_outputs(family, spec, tmp_path):
+    model = awake(make_model(family, position_encoding=spec))
+    tokens = make_tokens()
+    expected = logits(model, family, tokens)
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    loaded = make_model(family, position_encoding=spec)
+    loaded.load_state_dict(torch.load(tmp_path / "model.pt"))
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), loaded):
+        torch.testing.assert_close(logits(other, family, tokens), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_nothing_of_a_forward_pass_survives_it(family):
+    model = make_model(family, position_encoding="sentence_learned+m4m")
+    before = {id(module): set(vars(module)) for module in model.modules()}
+    logits(model, family, make_tokens())
+    for module in model.modules():
+        assert set(vars(module)) - before[id(module)] <= {"_future_mask"}
+
+
+@pytest.mark.parametrize(("family", "spec"), CASES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_models_run_and_stay_close(family, spec, dtype):
+    model = awake(make_model(family, position_encoding=spec)).to(dtype)
+    tokens = make_tokens()
+    half = logits(model, family, tokens)
+    exact = logits(model.float(), family, tokens)
+    assert half.dtype == dtype
+    scale = exact.abs().max()
+    assert (half.float() - exact).abs().max() / scale < (0.02 if dtype == torch.float16 else 0.12)
+
+
+def test_the_decoders_encoding_can_differ_from_the_encoders():
+    model = make_model("translation", position_encoding="m4m", position_encoding_decoder="rope")
+    assert str(model.encoder.assembly.spec) == "m4m"
+    assert str(model.decoder.assembly.spec) == "rope"
+
+
+def test_a_causal_lms_inner_sizes_follow_its_width():
+    model = make_model("causal_lm", decoder_embed_dim=16, decoder_input_dim=0, decoder_output_dim=0)
+    assert model.decoder.embed_tokens.embedding_dim == 16
+    assert model.decoder.project_in_dim is None
+    assert model.decoder.project_out_dim is None
+
+
+BAD_OPTIONS = [
+    ("masked_lm", {"position_encoding": "alibbi"}, "unknown position encoding 'alibbi'; known: "),
+    ("masked_lm", {"position_encoding": "m4(max=3)"}, "m4 has no option 'max=3'; its options: max"),
+    ("masked_lm", {"position_encoding": "learned+sinusoidal"}, "both act on the input"),
+    ("masked_lm", {"position_encoding": "m4+m4m"}, "query table"),
+    ("masked_lm", {"attention_directions": "lr,up"}, "'up' is none of both, lr, rl"),
+    ("masked_lm", {"attention_directions": "lr,lr,lr,rl"}, "names 4 layers, but there are 3"),
+    ("causal_lm", {"attention_directions": "lr"}, "for encoders"),
+    ("causal_lm", {"decoder_attention_heads": 5}, "width 32 cannot be divided among 5"),
+    ("translation", {"encoder_attention_heads": 5}, "width 32 cannot be divided among 5"),
+    (
+        "masked_lm",
+        {"position_encoding": "rope", "encoder_embed_dim": 36},
+        "head of size 9 is 9 coordinates: the number must be even",
+    ),
+    (
+        "masked_lm",
+        {"position_encoding": "m4m", "position_backend": "sdpa"},
+        "--position-backend sdpa cannot compute this",
+    ),
+    ("translation", {"cross_self_attention": True}, "cross-self-attention"),
+    ("translation", {"no_token_positional_embeddings": True}, "--position-encoding none"),
+    ("causal_lm", {"base_layers": 1}, "base-layers"),
+    ("masked_lm", {"position_encoding": "xpos"}, "xpos is for causal models"),
+    ("translation", {"position_encoding": "fire"}, "fire is for causal models"),
+    ("masked_lm", {"position_encoding": "alibi(mode=causal)"}, "needs a causal model"),
+    ("masked_lm", {"position_encoding": "m2+m4m"}, "multiply the scores cannot be combined"),
+    ("masked_lm", {"position_encoding": "raffel+deberta"}, "set scale_factor of one of them"),
+]
+
+
+@pytest.mark.parametrize(("family", "options", "message"), BAD_OPTIONS)
+def test_bad_options_are_refused_when_the_model_is_built(family, options, message):
+    with pytest.raises(UserError, match=message):
+        make_model(family, **options)
+
+
+def test_a_sequence_longer_than_learned_allows_is_refused():
+    model = make_model("masked_lm", position_encoding="learned")
+    with pytest.raises(UserError, match="30 tokens is longer than the 24 positions of 'learned'"):
+        model(make_tokens(1, 30))
+
+
+def test_the_start_line_says_what_is_on(caplog):
+    with caplog.at_level("INFO"):
+        make_model("masked_lm", "decbert_diff", position_encoding="learned+m4m")
+    assert (
+        "encoder position encoding: learned+m4m | directions: lr x1 rl x1 both x1 | "
+        "backend: auto | position parameters: 1,896" in caplog.text
+    )

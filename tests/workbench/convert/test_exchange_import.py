@@ -1,0 +1,356 @@
+"""Models of transformers as start checkpoints: the way back, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from fairseq import checkpoint_utils
+from safetensors.torch import load_file, save_file
+
+from fairseq_posenc.version import __version__
+from fairseq_posenc.workbench.cli import main
+from fairseq_posenc.workbench.loading.pretrained import load_state
+from tests.helpers.commands import new_directory
+from tests.helpers.exchanged import checkpoint
+from tests.workbench.convert.test_exchange import HARD, export, padded, scores
+from tests.workbench.finetuning.test_glue_commands import data as glue_data
+from tests.workbench.finetuning.test_squad_commands import files as squad_files
+
+NATIVE: list[tuple[str, str, str, dict[str, Any]]] = [
+    ("masked_lm", "learned", "hf", {}),
+    ("masked_lm", "shaw(max_distance=7)", "hf4", {}),
+    ("masked_lm", "m4", "hf4", {}),
+    ("masked_lm", "rope", "hf", {}),
+    ("masked_lm", "t5", "hf", {}),
+    ("causal_lm", "rope(layout=half,fraction=0.5)", "hf", {}),
+]
+DEBERTA = {
+    "relative_attention": True,
+    "position_buckets": 6,
+    "pos_att_type": ["c2p", "p2c"],
+    "share_att_key": True,
+    "norm_rel_ebd": "layer_norm",
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+    "pad_token_id": 1,
+}
+SIZES = {
+    "vocab_size": 60,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 40,
+    "max_position_embeddings": 34,
+    "layer_norm_eps": 1e-5,
+}
+
+
+def import_(folder: Path, code=0) -> Path:
+    out = new_directory() / "start.pt"
+    assert main(["import", "--from", str(folder), "--out", str(out)]) == code
+    assert out.exists() == (code == 0)
+    return out
+
+
+def refused(folder: Path, capsys) -> str:
+    """Return the one line in which an import is refused."""
+    import_(folder, code=2)
+    *_, line = capsys.readouterr().err.splitlines()
+    assert line.startswith("fairseq-posenc: error: ")
+    return line
+
+
+@pytest.mark.parametrize(
+    ("family", "spec", "to", "more"), [*NATIVE, *((f, s, "hf", m) for f, s, m in HARD)]
+)
+def test_there_and_back_is_bit_for_bit(family, spec, to, more):
+    trained = checkpoint(family, spec, **more)
+    out = new_directory() / "out"
+    words = ["--checkpoint", trained.path, "--to", to, "--out", out, "--tokens", "words"]
+    assert main(["export", *map(str, words)]) == 0
+    native = (family, spec, to, more) in NATIVE
+    assert (out / "modeling_fairseq_posenc.py").exists() == (not native)
+    start = import_(out)
+    before, after = (load_state(path, "it")["model"] for path in (trained.path, start))
+    assert before.keys() == after.keys()
+    for name in before:
+        assert torch.equal(before[name], after[name]), name
+    (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(start)])
+    model.eval()
+    tokens, real = padded("right")
+    ours, theirs = (
+        scores(each, family, tokens)[real] for each in (trained, trained._replace(model=model))
+    )
+    torch.testing.assert_close(theirs, ours)
+
+
+def theirs(kind="Roberta", **more):
+    """Return a random model of transformers and the folder that it is in."""
+    config = getattr(transformers, f"{kind}Config")(**{**SIZES, "pad_token_id": 1, **more})
+    model = getattr(transformers, f"{kind}ForMaskedLM")(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    folder = new_directory() / "theirs"
+    model.save_pretrained(folder)
+    (folder / "dict.txt").write_text("".join(f"x{number} 1\n" for number in range(55)))
+    return model, folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("Roberta", {"type_vocab_size": 1}),
+        ("Roberta", {"type_vocab_size": 2}),
+        ("XLMRoberta", {"type_vocab_size": 1}),
+        ("DebertaV2", DEBERTA),
+        ("Roberta", {"position_embedding_type": "relative_key", "type_vocab_size": 1}),
+        ("Roberta", {"position_embedding_type": "relative_key_query", "type_vocab_size": 1}),
+    ],
+)
+def test_a_roberta_computes_the_same_here(kind, more):
+    model, folder = theirs(kind, **more)
+    if "position_embedding_type" in more:  # a model that is trained has none beside
+        weights = load_file(folder / "model.safetensors")
+        weights["roberta.embeddings.token_type_embeddings.weight"].zero_()
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+        model = type(model).from_pretrained(folder).eval()
+    (ours,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(import_(folder))])
+    for side in ("left", "right"):
+        tokens, real = padded(side, longest=32, symbols=50)
+        with torch.no_grad():
+            expected = model(input_ids=tokens, attention_mask=real.long()).logits
+            found = ours.eval()(tokens)[0]
+        torch.testing.assert_close(found[real], expected[real], atol=1e-5, rtol=1e-5)
+
+
+def test_tensors_must_be_those_of_the_model(capsys):
+    _, folder = theirs(type_vocab_size=1)
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    name = "roberta.encoder.layer.1.output.dense.weight"
+    for changed, told in (
+        ({k: v for k, v in weights.items() if k != name}, "1 tensors of the model are not there"),
+        ({**weights, "more": torch.ones(2)}, "1 tensors have no place in the model, such as more"),
+        ({**weights, name: torch.ones(2, 2)}, "1 tensors have other shapes than the settings say"),
+        ({**weights, name: weights[name] / 0}, "NaN or infinite"),
+        ({**weights, "lm_head.decoder.bias": torch.ones(60)}, "a RoBERTa of fairseq ties them"),
+        ({f"t{n}": torch.ones(1) for n in range(100_000)}, "holds 100,000 tensors"),
+    ):
+        save_file(changed, path, {"format": "pt"})
+        assert told in refused(folder, capsys)
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"hidden_size": 40}, "have other shapes than the settings say"),
+        ({"num_hidden_layers": 3}, "tensors of the model are not there"),
+        ({"num_hidden_layers": 1}, "tensors have no place in the model"),
+        ({"intermediate_size": 10**9}, "its settings are of a model that its"),
+        ({"num_hidden_layers": 10**12}, "its settings are of a model that its"),
+        ({"max_position_embeddings": 10**12}, "its settings are of a model that its"),
+        ({"max_position_embeddings": 33}, "have other shapes than the settings say"),
+        ({"hidden_size": "many"}, "sizes that are no numbers of 1 or more"),
+        ({"num_attention_heads": 5}, "cannot be divided among 5 attention heads"),
+        ({"vocab_size": -3}, "sizes that are no numbers of 1 or more"),
+        ({"layer_norm_eps": 1e-12}, "layer_norm_eps is 1e-12, and fairseq's layer norms"),
+        ({"hidden_act": "relu"}, "has gelu in its head and relu in its layers"),
+        ({"architectures": ["BertForMaskedLM"]}, "a BertForMaskedLM; what can be imported is"),
+        ({"position_embedding_type": "new"}, "the positions of its RobertaForMaskedLM are none"),
+    ],
+)
+def test_a_configuration_that_lies(config, told, capsys):
+    _, folder = theirs(type_vocab_size=1)
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
+    assert told in refused(folder, capsys)
+
+
+def test_files_that_are_none(tmp_path, capsys):
+    assert "no such folder" in refused(tmp_path / "nowhere", capsys)
+    assert "config.json: no such file" in refused(tmp_path, capsys)
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    assert "config.json: cannot be read" in refused(tmp_path, capsys)
+    (tmp_path / "config.json").write_text("{}")
+    assert "safe_serialization=True" in refused(tmp_path, capsys)
+    path = tmp_path / "model.safetensors"
+    for content, told in (
+        (b"", "no whole file of safetensors"),
+        (struct.pack("<Q", 100_000_000) + b"{" * 1000, "its header says that it has 100,000,000"),
+        (struct.pack("<Q", 2**63), "its header says that it has"),
+        (struct.pack("<Q", 8) + b"nothing!", "no whole file of safetensors"),
+    ):
+        path.write_bytes(content)
+        assert told in refused(tmp_path, capsys)
+
+
+def test_nothing_of_an_export_is_left_where_it_is_refused(tmp_path, capsys):
+    trained = checkpoint("masked_lm", "learned")
+
+    def told(*words, out=tmp_path / "out"):
+        assert main(["export", "--to", "hf", "--out", str(out), *map(str, words)]) == 2
+        return capsys.readouterr().err.splitlines()[-1]
+
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "file").touch()
+    mine = ["--checkpoint", trained.path, "--tokens", "words"]
+    assert "is there and not empty" in told(*mine, out=full)
+    assert "no such file" in told("--checkpoint", tmp_path / "none.pt")
+    assert "say with --tokens" in told("--checkpoint", trained.path)
+    assert "name the folder that has it with --data" in told(*mine, "--data", tmp_path)
+    (trained.data / "dict.txt").unlink()
+    assert "the dictionary of" in told(*mine)
+    stock = checkpoint("masked_lm", "none")
+    state = torch.load(stock.path)
+    state["cfg"]["model"].arch = state["cfg"]["model"]._name = "roberta"  # fairseq's own
+    state["cfg"]["model"].no_token_positional_embeddings = True
+    state["model"] = {k: v for k, v in state["model"].items() if "_extra_state" not in k}
+    torch.save(state, stock.path)
+    told_of_stock = told("--checkpoint", stock.path, "--tokens", "words")
+    assert "a RobertaModel, and this is for models of fairseq_posenc" in told_of_stock
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]
+
+
+@pytest.mark.parametrize("name", ["config.json", "fairseq.json", "model.safetensors"])
+def test_a_pipe_is_not_waited_for(name, capsys):
+    folder = export(checkpoint("causal_lm", "none"))
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    assert f"{name}: " in refused(folder, capsys)
+
+
+def test_an_import_compares_the_code_of_a_folder_and_does_not_run_it(capsys):
+    folder = export(checkpoint("causal_lm", "alibi"))
+    path = folder / "modeling_fairseq_posenc.py"
+    code = path.read_text()
+    path.write_text(code.replace(f"fairseq-posenc {__version__}", "fairseq-posenc 0.0.1", 1))
+    import_(folder)
+    for other in ("raise SystemExit('run')", code.replace("self", "this", 1), code + "\n# more"):
+        assert other != code
+        path.write_text(other)
+        assert "is not the code that this version" in refused(folder, capsys)
+    path.write_text(code)
+    config = json.loads((folder / "config.json").read_text())
+    for wrong in ({"auto_map": 5}, {"auto_map": {}, "decoder_stack": {"positions": {"new": {}}}}):
+        (folder / "config.json").write_text(json.dumps({**config, **wrong}))
+        assert "config.json" in refused(folder, capsys)
+    (folder / "config.json").write_text(json.dumps(config))
+    path.unlink()
+    import_(folder)
+
+
+PAYLOAD = "__import__('os').mkdir('it-ran') or [5]"
+
+
+@pytest.mark.parametrize(
+    ("family", "part", "change"),
+    [
+        *((f, "model", {"adaptive_softmax_cutoff": PAYLOAD}) for f in ("causal_lm", "translation")),
+        ("causal_lm", "model", {"adaptive_input": True, "adaptive_input_cutoff": PAYLOAD}),
+        ("causal_lm", "model", {"character_embeddings": True, "character_filters": PAYLOAD}),
+        *((f, "model", {"xformers_att_config": PAYLOAD}) for f in ("masked_lm", "causal_lm")),
+        ("translation", "model", {"encoder_embed_path": "there-is-none.txt"}),
+        ("translation", "model", {"decoder_embed_path": "pipe"}),
+        ("translation", "model", {"encoder_layers_to_keep": 3}),
+        ("translation", "model", {"decoder_layers_to_keep": "a,b"}),
+        ("masked_lm", "model", {"encoder_layers_to_keep": ["0"]}),
+        ("translation", "model", {"_target_": "os.mkdir"}),
+        ("translation", "task", {"source_lang": "${oc.env:HOME}"}),
+    ],
+)
+def test_the_options_of_a_folder_run_nothing_and_open_nothing(
+    family, part, change, tmp_path, monkeypatch, capsys
+):
+    folder = export(checkpoint(family, "none"))
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")  # opening it would wait for ever
+    path = folder / "fairseq.json"
+    kept = json.loads(path.read_text())
+    path.write_text(json.dumps({**kept, part: {**kept[part], **change}}))
+    told = refused(folder, capsys)
+    assert f"{path}: its setting {part}.{[*change][-1]}" in told
+    assert not Path("it-ran").exists()
+
+
+@pytest.mark.parametrize("family", ["masked_lm", "causal_lm", "translation"])
+@pytest.mark.parametrize("task", ["masked_lm", "language_modeling", "translation", "glue", "squad"])
+def test_another_tasks_name_is_one_line(family, task, capsys):
+    folder = export(checkpoint(family, "none"))
+    path = folder / "fairseq.json"
+    kept = json.loads(path.read_text())
+    own = kept["task"]["_name"] == task
+    path.write_text(json.dumps({**kept, "task": {**kept["task"], "_name": task}}))
+    fits = own or (family == "masked_lm" and task in ("glue", "squad"))
+    import_(folder, code=0 if fits else 2)
+    assert fits or "its model is of" in capsys.readouterr().err
+
+
+def test_what_an_export_keeps_for_the_way_back_is_checked(capsys):
+    folder = export(checkpoint("masked_lm", "m4m"))
+    path = folder / "fairseq.json"
+    kept = json.loads(path.read_text())
+    for part, change, told in (
+        ("model", {"_name": "transformer"}, "transformer is no architecture of fairseq_posenc"),
+        ("model", {"encoder_embed_dim": 10**9}, "its settings are of a model that its"),
+        ("model", {"position_encoding": "rope+m4m"}, "has rope+m4m, that of config.json m4m"),
+        ("model", {"attention_directions": "lr"}, "or other attention directions"),
+        ("model", {"position_encoding": "shaw"}, "tensors of the model are not there"),
+        ("task", {"_name": "bart"}, "its model is of a task that is none of masked_lm"),
+        ("model", {"activation_fn": "relu"}, "trained with activation gelu, the model has activ"),
+        ("meanings", {"encoder": {"heads": 2}}, "trained with 2 heads, the model has 4 heads"),
+        ("meanings", {"encoder": 3}, "fairseq.json: cannot be read"),
+    ):
+        path.write_text(json.dumps({**kept, part: {**kept[part], **change}}))
+        assert told in refused(folder, capsys)
+
+
+def test_nothing_of_the_machine_is_in_a_folder():
+    trained = checkpoint("masked_lm", "m4m", save_dir="/private/runs", restore_file="/private/x.pt")
+    folder = export(trained)
+    for path in folder.rglob("*"):
+        if path.is_file():
+            content = path.read_bytes()
+            assert b"/private" not in content, path
+            assert str(trained.data).encode() not in content, path
+            assert str(trained.path.parent).encode() not in content, path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", ["learned", "m4m+rope"])
+@pytest.mark.parametrize("task", ["glue", "squad"])
+def test_fine_tuned_heads_come_back_bit_for_bit(task, spec, capsys):
+    tanh = {"pooler_activation_fn": "tanh", "max_positions": 48}
+    if task == "glue":
+        data, pieces = glue_data() / "glue" / "STS-B", glue_data() / "pieces.model"
+        trained = checkpoint("masked_lm", spec, data, "glue", **tanh, max_update=2)
+    else:
+        data = pieces = squad_files().data
+        trained = checkpoint("masked_lm", spec, data, "squad", **tanh)
+    folder = export(trained, tokens=str(pieces))
+    before, after = (load_state(path, "it")["model"] for path in (trained.path, import_(folder)))
+    assert "its head for masked tokens is not in the folder: here it is zeros" in (
+        capsys.readouterr().out
+    )
+    assert before.keys() == after.keys()
+    for name in before:
+        left_out = "lm_head" in name and name != "encoder.lm_head.weight"
+        expected = torch.zeros_like(before[name]) if left_out else before[name]
+        assert torch.equal(after[name], expected), name
+    path = folder / "fairseq.json"
+    kept = json.loads(path.read_text())
+    for change, told in (
+        ({"head": "masked_lm"}, "tensors of the model are not there"),
+        ({"classes": 10**12}, "its settings are of a model that its"),
+        ({"classes": 7}, "tensors have other shapes"),
+    ):
+        if task == "glue" or "head" in change:
+            path.write_text(json.dumps({**kept, **change}))
+            assert told in refused(folder, capsys)

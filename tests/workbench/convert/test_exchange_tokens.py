@@ -1,0 +1,175 @@
+"""Tokenizers of exported folders give the numbers that fairseq's dictionary gives."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import sys
+from pathlib import Path
+
+import pytest
+import sentencepiece
+from fairseq.data import Dictionary
+from fairseq.data.encoders import gpt2_bpe_utils
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.convert.exchange import tokens
+from tests.helpers.commands import new_directory
+from tests.helpers.exchanged import checkpoint, data_bin
+from tests.workbench.convert.exchange_reader import answer
+from tests.workbench.convert.test_exchange import export
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "preprocess"))
+from binarize import command, formats, options
+
+SYLLABLES = ["ba", "ré", "ti", "nou", "ß", "ka", "lo", "1", "2", ",", "ment"]
+
+
+def sentences(count=60, seed=0):
+    rng = random.Random(seed)
+    words = ["".join(rng.choices(SYLLABLES, k=rng.randint(1, 4))) for _ in range(80)]
+    return [" ".join(rng.choices(words, k=rng.randint(1, 9))) for _ in range(count)]
+
+
+def counted(lines):
+    dictionary = Dictionary()
+    for line in lines:
+        for symbol in line:
+            dictionary.add_symbol(symbol)
+    dictionary.finalize()
+    return dictionary
+
+
+def numbers(dictionary, lines):
+    return [[dictionary.index(symbol) for symbol in line] for line in lines]
+
+
+def as_read(text, dictionary, lines):
+    """Return a tokenizer's numbers as a model reads them."""
+    found = text.tokenizer.encode_batch(lines, add_special_tokens=False)
+    size = len(dictionary)
+    return [[i if i < size else dictionary.unk() for i in each.ids] for each in found]
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+@pytest.mark.parametrize("rule", ["identity", "nmt_nfkc"])
+def test_sentencepieces(kind, rule):
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(sentences()),
+        model_writer=model,
+        vocab_size=90 if kind == "bpe" else 50,
+        model_type=kind,
+        normalization_rule_name=rule,
+        minloglevel=2,
+    )
+    path = new_directory() / "sentencepiece.model"
+    path.write_bytes(model.getvalue())
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
+
+    def pieces(lines):
+        found = processor.encode([" ".join(line.split()) for line in lines])
+        return [[processor.id_to_piece(number) for number in line] for line in found]
+
+    dictionary = counted(pieces(sentences()[:30]))  # which lacks pieces
+    text = tokens.build(path, dictionary, "translation")
+    lines = [*sentences(seed=0), "ba  ré\tti", "½ ① ﬁn x", "ba" * 20]
+    assert text.unknown > 0
+    assert as_read(text, dictionary, lines) == numbers(dictionary, pieces(lines))
+    plain = [line for line in sentences() if "½" not in line]
+    decoded = [text.tokenizer.decode(text.tokenizer.encode(line).ids) for line in plain]
+    assert decoded == plain
+
+
+def gpt2_files():
+    """Write a small BPE in GPT-2's format; return its folder."""
+    folder = new_directory()
+    letters = list(gpt2_bpe_utils.bytes_to_unicode().values())
+    merges = [("b", "a"), ("t", "i"), ("Ġ", "ba"), ("ti", "ba"), ("Ġ", "1"), ("Ã", "©")]
+    pieces = [*letters, *("".join(pair) for pair in merges)]
+    (folder / "encoder.json").write_text(json.dumps({p: i for i, p in enumerate(pieces)}))
+    lines = ["#version", *(" ".join(pair) for pair in merges), ""]
+    (folder / "vocab.bpe").write_text("\n".join(lines), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_bytes(whole):
+    folder = gpt2_files()
+    encoder = gpt2_bpe_utils.get_encoder(str(folder / "encoder.json"), str(folder / "vocab.bpe"))
+
+    def pieces(lines):
+        return [[str(number) for number in encoder.encode(line)] for line in lines]
+
+    lines = [*sentences(), "a  b\tc 𝔸 it's 12", "日本"]
+    known = [[str(number) for number in range(262)]] if whole else pieces(sentences()[:20])
+    dictionary = counted(known)
+    dictionary.add_symbol("<mask>")
+    text = tokens.build(folder, dictionary, "masked_lm")
+    assert (text.unknown == 0) == whole
+    assert as_read(text, dictionary, lines) == numbers(dictionary, pieces(lines))
+    if whole:
+        ids = [text.tokenizer.encode(line).ids for line in lines]
+        assert [text.tokenizer.decode(each) for each in ids] == lines
+
+
+@pytest.mark.parametrize("space", ["", "▁"])
+def test_characters(space):
+    def cut(lines):
+        return [space.join(line.split()) for line in lines]
+
+    dictionary = counted(cut(sentences()[:5]))
+    text = tokens.build("characters", dictionary, "causal_lm")
+    lines = [*sentences(), "a  b", "日本"]
+    assert as_read(text, dictionary, lines) == numbers(dictionary, cut(lines))
+
+
+def test_a_folder_has_all_that_a_user_needs():
+    folder = gpt2_files()
+    data = data_bin("masked_lm", [str(number) for number in range(262)])
+    trained = checkpoint("masked_lm", "learned", data)
+    out = export(trained, tokens=str(folder))
+    lines = ["ba tiba", "1 é"]
+    want = {"auto": "AutoModelForMaskedLM", "texts": lines, "fill": ["ba <mask> 1"]}
+    found = answer(str(out), want)
+    dictionary = trained.task.source_dictionary
+    encoder = gpt2_bpe_utils.get_encoder(str(folder / "encoder.json"), str(folder / "vocab.bpe"))
+    for line, ids in zip(lines, found["ids"]):
+        text = "<s> " + " ".join(map(str, encoder.encode(line)))
+        expected = dictionary.encode_line(text, append_eos=True, add_if_not_exist=False)
+        assert ids == expected.tolist()
+    assert found["decoded"] == lines
+    names = ("bos", "pad", "eos", "unk", "cls", "sep", "mask")
+    expected = [0, 1, 2, 3, 0, 2, dictionary.index("<mask>")]
+    assert found["specials"] == {f"{name}_token": i for name, i in zip(names, expected)}
+    masked = dictionary.encode_line(
+        "<s> " + " ".join(map(str, encoder.encode("ba"))) + " <mask> 260", add_if_not_exist=False
+    )
+    scores = trained.model(masked[None].long())[0][0, masked.tolist().index(expected[-1])]
+    assert found["filled"] == [scores.topk(5).indices.tolist()]
+
+
+def test_pieces_that_the_dictionary_lacks_need_code_of_its_own(capsys):
+    trained = checkpoint("masked_lm", "learned", data_bin("masked_lm", ["1", "2", "3"]))
+    folder = export(trained, tokens=str(gpt2_files()))
+    assert "code of its own: no class of transformers has <unk>" in capsys.readouterr().out
+    assert (folder / "modeling_fairseq_posenc.py").exists()
+    want = {"auto": "AutoModelForMaskedLM", "texts": ["ba tiba 1"], "fill": ["ba <mask>"]}
+    assert max(answer(str(folder), want)["ids"][0]) > len(trained.task.source_dictionary)
+
+
+def test_a_data_folder_says_what_cut_its_text(tmp_path):
+    with pytest.raises(UserError, match="say with --tokens"):
+        tokens.find_way(None, tmp_path, "")
+    (tmp_path / "text").write_text("one two\n")
+    for way in ("words", "characters"):
+        made = tmp_path / way
+        parser = options.make_parser("", characters=way == "characters")
+        given = ["--train", tmp_path / "text", "--out", made, "--workers", 1]
+        words = ["--words"] if way == "words" else []
+        command.run(parser.parse_args([*map(str, given), *words]), formats.plain)
+        assert tokens.find_way(None, made, "") == way
+    (tmp_path / "sentencepiece.de.model").touch()
+    assert tokens.find_way(None, tmp_path, "de").name == "sentencepiece.de.model"
+    assert tokens.find_way("words", tmp_path, "de") == "words"

@@ -1,0 +1,145 @@
+"""Successive halving on known curves, and ``choose`` as users call it."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.experiments.choose import command, halving, report
+from fairseq_posenc.workbench.experiments.choose.halving import Halving
+from fairseq_posenc.workbench.experiments.settings import Settings
+from fairseq_posenc.workbench.experiments.variants import parse_contenders
+from fairseq_posenc.workbench.results import record
+from tests.workbench.experiments.test_compare import small_text
+
+NAMES = ["none", "learned", "rope", "alibi", "t5"]
+START, SPEED = 4.0, 0.05  # seconds of a training that are not updates, and those of an update
+BROKEN = -1.0  # in place of a perplexity
+
+
+class Simulated(Halving):
+    """Trainings whose curves and speed are known, in place of those of fairseq."""
+
+    def __init__(self, out: Path, ends: dict[str, float], budget: float, jobs: int = 2) -> None:
+        contenders, seeds = parse_contenders(",".join(ends)), (1, 2)
+        settings = Settings(out, None, contenders, 1, seeds, 512)
+        super().__init__(settings, budget, jobs, 0)
+        self.ends, self.made = ends, 0
+        self.trained: list[Any] = []
+
+    def _train(self, settings):
+        rows = []
+        for seed in settings.seeds:
+            for each in settings.contenders:
+                end = self.ends[each.name]
+                if end == BROKEN:
+                    rows.append([math.nan, math.nan, 7])
+                    continue
+                perplexity = (end + 100 / settings.updates) * (1 + seed / 1000)
+                rows.append([perplexity, SPEED * settings.updates, 0])
+        wall = len(rows) * (START + SPEED * (settings.updates - self.made)) / self._jobs
+        self.made = settings.updates
+        self.trained.append([each.name for each in settings.contenders])
+        return {"seconds": wall, "outcomes": rows}
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5])
+def test_the_better_half_stays_and_rounds_cost_the_same(count, tmp_path):
+    ends = {name: 10.0 + place for place, name in enumerate(NAMES[:count])}
+    rounds = Simulated(tmp_path, ends, 600).run()
+    sizes = [len(each.models) for each in rounds[1:]]
+    assert sizes == {2: [2], 3: [3, 2], 4: [4, 2], 5: [5, 3, 2]}[count]
+    assert [model.contender.name for model in rounds[-1].models] == NAMES[: sizes[-1]]
+    total = sum(each.seconds for each in rounds)
+    assert 0.95 * 600 < total <= 600
+    costs = [each.seconds for each in rounds[1:]]
+    assert max(costs) < 1.1 * min(costs)
+
+
+def test_what_diverges_or_cannot_be_read_leaves_first(tmp_path):
+    ends = {"none": 30.0, "learned": math.inf, "rope": BROKEN, "alibi": 20.0}
+    rounds = Simulated(tmp_path, ends, 600).run()
+    assert [model.contender.name for model in rounds[-1].models] == ["alibi", "none"]
+    found = dict((model.contender.name, model.shown(1)) for _, model in report.last_of_each(rounds))
+    assert found["rope"] == "diverged at update 7 (seed 1), 7 (seed 2)"
+    assert found["learned"] == "cannot be read"
+
+
+def test_a_budget_that_is_too_small_ends_with_what_there_is(tmp_path):
+    ends = {name: 10.0 for name in NAMES}
+    (only,) = Simulated(tmp_path, ends, 10).run()
+    assert only.updates == halving._FIRST
+
+
+def test_what_is_done_is_not_repeated(tmp_path):
+    ends = {name: 10.0 + place for place, name in enumerate(NAMES)}
+    first = Simulated(tmp_path, ends, 600)
+    again = Simulated(tmp_path, ends, 600)
+    assert [each[:3] for each in first.run()] == [each[:3] for each in again.run()]
+    assert not again.trained
+    longer = Simulated(tmp_path, ends, 1200)
+    assert longer.run()[-1].updates > 600
+    assert longer.trained[0] == NAMES
+
+
+def parse_args(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--length 64 --trained 128", "--trained 128: more than --length 64"),
+        ("--length 64 --json", "--json: is for --text"),
+        ("--length 128 --trained 64 --text t", "--trained: candidates of masked-lm"),
+        ("--length 64 --text t --budget soon", "--budget soon: write a time"),
+        ("--length 64 --text t --budget 0m", "--budget 0m: write a time"),
+        ("--length 64 --text t --encodings none", "--encodings none: name two or more"),
+        ("--length 64 --text t", "--text t: No such file"),
+    ],
+)
+def test_bad_options_are_found_before_any_work(words, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=re.escape(message)):
+        command.run(parse_args("--family", "masked-lm", *words.split()))
+    assert not list(tmp_path.iterdir())
+
+
+def test_translation_has_no_trainings_here():
+    with pytest.raises(UserError, match="--text: is for language models"):
+        command.run(parse_args(*["--family", "encoder-decoder", "--length", "64", "--text", "t"]))
+
+
+@pytest.mark.slow
+def test_candidates_are_trained_on_a_text_and_read_further(tmp_path):
+    """Learned positions cannot be read beyond the length of training; rope can."""
+    call = [
+        *(
+            sys.executable,
+            "-c",
+            "import fairseq_posenc.workbench.cli as cli; raise SystemExit(cli.main())",
+        ),
+        *("choose", "--family", "causal-lm", "--length", "32", "--trained", "16"),
+        *("--text", str(small_text(tmp_path / "text.txt")), "--encodings", "learned,rope"),
+        *("--vocab-size", "60", "--seeds", "1", "--budget", "6s", "--out", str(tmp_path / "out")),
+        *("--", "--decoder-embed-dim", "16", "--decoder-ffn-embed-dim", "16"),
+        *("--max-tokens", "1024"),
+    ]
+    first = subprocess.run(call, capture_output=True, encoding="utf-8", check=True)
+    rows = record.read(tmp_path / "out" / report.RECORD).rows
+    assert [row["model"] for row in rows[:2]] == ["rope", "learned"]
+    assert "cannot be read" in first.stdout
+    assert "fairseq-posenc train b_lm rope DATA-BIN -- --tokens-per-sample 16" in first.stdout
+    second = subprocess.run(call, capture_output=True, encoding="utf-8", check=True)
+    assert second.stdout == first.stdout
+    assert "fairseq-train" not in second.stderr

@@ -1,0 +1,633 @@
+"""The comparison: text, specs, steps, logs, report, bad input, and one run through fairseq."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.experiments import corpus, documents, pieces, training, variants
+from fairseq_posenc.workbench.experiments.aggregate import Outcome, judge
+from fairseq_posenc.workbench.experiments.compare import command, report, statements
+from fairseq_posenc.workbench.experiments.pipeline import Results
+from fairseq_posenc.workbench.experiments.settings import Settings
+from fairseq_posenc.workbench.experiments.trainings import LOG
+from fairseq_posenc.workbench.experiments.variants import parse_contenders
+from fairseq_posenc.workbench.results import pictures, record
+from fairseq_posenc.workbench.running import logs as curves
+from fairseq_posenc.workbench.running.interruption import STOPPED
+from fairseq_posenc.workbench.running.logs import Curve, Entry
+from fairseq_posenc.workbench.running.options import Parser
+
+DEMO = "none,learned,decbert_diff,m4m"
+
+
+def parse_args(*words: str) -> argparse.Namespace:
+    parser = Parser()
+    command.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+def make_curve(points: list[tuple[int, float]], speed: float) -> Curve:
+    entries = [Entry("valid", x, math.log2(y), y, None, 0.0) for x, y in points]
+    return Curve(entries, speed)
+
+
+def make_settings(out: Path, encodings: str = DEMO, **changes: Any) -> Settings:
+    values: dict[str, Any] = {"text": None, "updates": 800, "seeds": (1, 2), "vocab_size": 512}
+    values |= changes
+    return Settings(out=out, contenders=parse_contenders(encodings), **values)
+
+
+def make_results(
+    out: Path, curves_by_name: dict[str, list[tuple[int, float]]], seeds: int = 2
+) -> Results:
+    """Return results in which the seeds differ by a thousandth."""
+    settings = make_settings(out, ",".join(curves_by_name), seeds=tuple(range(1, seeds + 1)))
+    outcomes = []
+    for number, contender in enumerate(settings.contenders):
+        for seed in settings.seeds:
+            points = [(x, y * (1 + seed / 1000)) for x, y in curves_by_name[contender.name]]
+            curve = make_curve(points, 1000.0 * (number + 1))
+            end = points[-1][1]
+            outcomes.append(Outcome(contender, "0.003", seed, curve, end, 8192 * number, 61.0))
+    facts = {"words": 300_000, "documents": 700, "valid_words": 15_000, "train_words": 285_000}
+    return Results(settings, facts, outcomes)
+
+
+FOUR = {
+    "none": [(100, 150.0), (200, 100.0)],
+    "learned": [(100, 140.0), (200, 80.0)],
+    "decbert_diff": [(100, 90.0), (200, 50.0)],
+    "m4m": [(100, 70.0), (200, 40.0)],
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "folder"),
+    [
+        ([], "demo"),
+        (["--text", "texts/my.txt"], "compare-my"),
+        (["--text", "my.txt", "--out", "there"], "there"),
+    ],
+)
+def test_results_of_a_text_do_not_replace_the_demo(words, folder):
+    assert command._settings(parse_args(*words)).out == Path(folder)
+
+
+class TestContenders:
+    def test_commas_inside_brackets_do_not_split(self) -> None:
+        text = "none, learned+m4m(max_distance=64,per_head=true),rope"
+        assert variants.split_list(text) == [
+            "none",
+            "learned+m4m(max_distance=64,per_head=true)",
+            "rope",
+        ]
+
+    @pytest.mark.parametrize(
+        ("name", "options"),
+        [
+            ("none", ["--position-encoding", "none"]),
+            (
+                "decbert_diff",
+                ["--position-encoding", "learned", "--attention-directions", "lr,rl"],
+            ),
+            (
+                "decbert_same_nope",
+                ["--position-encoding", "none", "--attention-directions", "lr,lr"],
+            ),
+        ],
+    )
+    def test_options(self, name: str, options: list[str]) -> None:
+        assert parse_contenders(name)[0].options == options
+
+    def test_folder_needs_no_quoting(self) -> None:
+        (contender,) = parse_contenders("learned + m4m(max_distance=64)")
+        assert contender.folder == "learned+m4m-max_distance=64"
+        assert shlex.quote(contender.folder) == contender.folder
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("none,quantum", "unknown position encoding 'quantum'"),
+            ("m4m(max_distance=far)", "expected a whole number"),
+            ("none,,m4m", "an empty name"),
+            ("", "an empty name"),
+            ("none,none", "'none' would train the same model twice"),
+            ("m4m,m4m()", "'m4m' and 'm4m()' would train the same model twice"),
+        ],
+    )
+    def test_bad_list_is_one_line_about_the_option(self, text: str, message: str) -> None:
+        with pytest.raises(UserError, match=re.escape(message)) as caught:
+            parse_contenders(text)
+        assert str(caught.value).startswith("--encodings")
+        assert "\n" not in str(caught.value)
+
+
+class TestDocuments:
+    @pytest.fixture
+    def library(self, tmp_path: Path) -> Path:
+        files = {
+            "pydoc_data/topics.py": "topics = {'assert': 'Assertions are\\nhandy.\\n\\nUse them.'}",
+            "tool.py": (
+                '"""About the tool."""\n'
+                "raise SystemExit('imported')\n"
+                "class A:\n"
+                '    """About A.\n\n    More about A.\n    """\n'
+                "    async def f(self):\n"
+                '        """About f."""\n'
+                "x = 'not a docstring'\n"
+            ),
+            "package/broken.py": "def (:\n",
+            "package/nul.py": "x = '\0'\n",
+            "package/undocumented.py": "x = 1\n",
+            "test/test_tool.py": '"""A test."""\n',
+            "site-packages/other.py": '"""Somebody else\'s."""\n',
+        }
+        for name, content in files.items():
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content)
+        return tmp_path
+
+    def test_topics_and_docstrings_are_read_and_nothing_is_imported(self, library: Path) -> None:
+        found = list(documents.python_documents(library))
+        assert found == [
+            ("topic 'assert'", ["Assertions are handy.", "Use them."]),
+            ("tool.py", ["About the tool.", "About A.", "More about A.", "About f."]),
+        ]
+        assert found[0].words == 5
+
+    def test_this_python_has_enough(self) -> None:
+        path = documents.python_library()
+        texts = list(documents._topics(path / "pydoc_data" / "topics.py"))
+        assert sum(document.words for document in texts) > corpus.LEAST_WORDS
+
+
+class TestCorpus:
+    def test_text_is_cut_at_empty_lines(self) -> None:
+        (document,) = corpus.text_documents("one\ntwo\n\n \nthree\n")
+        assert document.paragraphs == ["one two", "three"]
+
+    def test_text_without_empty_lines_is_cut_at_lines(self) -> None:
+        (document,) = corpus.text_documents("one\ntwo\n")
+        assert document.paragraphs == ["one", "two"]
+
+    def test_text_on_one_line_gives_many_documents(self) -> None:
+        found = corpus.text_documents("word " * 5000)
+        assert len(found) > 5
+        assert sum(document.words for document in found) == 5000
+
+    def test_repeats_are_kept_once(self) -> None:
+        found = corpus.without_repeats(
+            [documents.Document("a", ["x", "y", "x"]), documents.Document("b", ["x"])]
+        )
+        assert found == [("a", ["x", "y"])]
+
+    def test_split_is_by_document_fixed_and_about_a_twentieth(self) -> None:
+        all_documents = [documents.Document(str(n), [f"{n} word"]) for n in range(200)]
+        train, valid = corpus.split(all_documents)
+        assert sorted(train + valid) == sorted(all_documents)
+        assert len(valid) == 10
+        assert corpus.split(all_documents) == (train, valid)
+
+    def test_split_leaves_something_to_train_on(self) -> None:
+        sizes = [documents.Document("small", ["x"]), documents.Document("large", ["y " * 99])]
+        train, valid = corpus.split(sizes)
+        assert len(train) == len(valid) == 1
+
+    def test_byte_order_mark_is_dropped(self, tmp_path: Path) -> None:
+        path = tmp_path / "text.txt"
+        path.write_bytes(b"\xef\xbb\xbfhello")
+        assert corpus.read_text(path) == "hello"
+
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            (None, "No such file"),
+            (b"", "the file is empty"),
+            (b" \n\n", "the file is empty"),
+            (b"fine\nbad \xff byte\n", "line 2: byte 0xff is not UTF-8"),
+            (b"fine\nfine\n\0\n", "line 3: a NUL byte"),
+            (b"fine\n\xff\n\0\n", "line 2: byte 0xff"),
+            ("text".encode("utf-16"), "line 1: byte 0xff is not UTF-8"),
+        ],
+    )
+    def test_bad_file(self, tmp_path: Path, content: bytes | None, message: str) -> None:
+        path = tmp_path / "text.txt"
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(UserError, match=message) as caught:
+            corpus.read_text(path)
+        assert str(path) in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+    def test_folder_is_not_a_text(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match="Is a directory"):
+            corpus.read_text(tmp_path)
+
+    def test_too_few_words_are_counted(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match="too short, 3 words of the 5,000"):
+            corpus.write_corpus("only three words", "--text my.txt", tmp_path)
+
+
+class TestPieces:
+    @pytest.fixture
+    def text(self, tmp_path: Path) -> Path:
+        path = tmp_path / "train.txt"
+        chance = random.Random(3)
+        words = ["".join(chance.choices("abcdefgh", k=3)) for _ in range(200)]
+        lines = [" ".join([*chance.choices(words, k=6), "<mask> <pad>"]) for _ in range(300)]
+        path.write_text("\n".join(lines))
+        return path
+
+    def test_symbols_of_fairseq_stay_out_of_the_text(self, text: Path, tmp_path: Path) -> None:
+        pieces.train_pieces(text, tmp_path / "sp", 60)
+        count = pieces.encode(tmp_path / "sp.model", text, tmp_path / "out")
+        words = (tmp_path / "out").read_text().split()
+        assert len(words) == count
+        assert not {"<mask>", "<pad>", "<s>", "</s>"} & set(words)
+
+    def test_vocabulary_too_large(self, text: Path, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match=r"--vocab-size 5000: .* use --vocab-size (\d+)") as err:
+            pieces.train_pieces(text, tmp_path / "sp", 5000)
+        pieces.train_pieces(text, tmp_path / "sp", int(re.findall(r"\d+", str(err.value))[1]))
+
+    def test_vocabulary_too_small(self, text: Path, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match=r"--vocab-size 9: .* use --vocab-size (\d+)") as err:
+            pieces.train_pieces(text, tmp_path / "sp", 9)
+        pieces.train_pieces(text, tmp_path / "sp", int(re.findall(r"\d+", str(err.value))[1]))
+
+
+def log_line(kind: str, updates: int, loss: float, speed: float = 1000.0) -> str:
+    prefix = "valid_" if kind == "valid" else ""
+    figures = {"epoch": 1, "loss": f"{loss}", "num_updates": f"{updates}", "wps": f"{speed}"}
+    shown = {f"{prefix}{key}": value for key, value in figures.items()}
+    return f"2025-01-01 00:00:00 | INFO | {kind} | {json.dumps(shown)}\n"
+
+
+class TestCurves:
+    def test_figures_of_a_line(self) -> None:
+        assert curves.parse_line(log_line("train_inner", 20, 7.0, 512.5)) == (
+            "train_inner",
+            20,
+            7.0,
+            128.0,
+            None,
+            512.5,
+            1,
+        )
+
+    @pytest.mark.parametrize(
+        "line",
+        ["Traceback", log_line("train", 3, 1.0), log_line("valid", 3, 1.0)[:60], "| valid | {]}"],
+    )
+    def test_other_lines(self, line: str) -> None:
+        assert curves.parse_line(line) is None
+
+    def test_diverged_training_is_no_error(self) -> None:
+        entry = curves.parse_line(log_line("valid", 3, float("inf")))
+        assert entry is not None
+        assert entry.perplexity > 1e300
+
+    def test_continued_training_repeats_updates(self) -> None:
+        log = [
+            log_line("valid", 10, 8.0),
+            log_line("train_inner", 12, 1.0, 100.0),
+            log_line("valid", 20, 6.0),
+            "$ fairseq-train again\n",
+            log_line("train_inner", 12, 1.0, 300.0),
+            log_line("valid", 20, 5.0),
+        ]
+        curve = curves.read_curve(log)
+        assert (curve.points, curve.speed) == ([(10, 256.0), (20, 32.0)], 300.0)
+
+    def test_first_below(self) -> None:
+        curve = make_curve([(10, 9.0), (20, 5.0), (30, 6.0)], 0.0)
+        assert [curve.first_below(value) for value in (9.0, 6.5, 1.0)] == [10, 20, None]
+
+
+class TestStatements:
+    def test_computed_from_the_figures(self, tmp_path: Path) -> None:
+        *order, bag, race = statements.statements(make_results(tmp_path, FOUR).models)
+        assert order[0] == ("`m4m` has a lower perplexity than `decbert_diff`, `learned`, `none`.")
+        assert order[2] == "`learned` has a lower perplexity than `none`."
+        assert len(order) == 3
+        assert "The lowest perplexity it reaches is 100.1" in bag
+        assert "50% of that, 50.1, is reached by `learned` not in this run" in bag
+        assert "`m4m` after 200 updates" in bag
+        assert "`learned` ends at perplexity 80.1 after 200 updates" in race
+        assert "`decbert_diff` after 200 updates, `m4m` after 100 updates" in race
+
+    def test_the_other_way_round(self, tmp_path: Path) -> None:
+        """No conclusion is written in advance: with other figures the sentences turn round."""
+        reverse = dict(zip(FOUR, reversed(FOUR.values())))
+        models = make_results(tmp_path, reverse).models
+        first, *_, bag = statements.statements(models)
+        assert first.startswith("`none` has a lower perplexity than `learned`")
+        assert "No other is told apart from it" in statements._bag_of_words(models[0], models[1:])
+        assert "`learned` ends at" not in bag
+
+    def test_overlapping_intervals_are_not_told_apart(self, tmp_path: Path) -> None:
+        near = {"none": [(100, 80.0)], "m4m": [(100, 40.0)], "t5": [(100, 40.01)]}
+        order = statements.statements(make_results(tmp_path, near).models)
+        assert order[:2] == [
+            "`m4m` has a lower perplexity than `none`.",
+            "`t5` has a lower perplexity than `none`.",
+        ]
+        assert order[2] == "Not told apart: `m4m` and `t5`."
+
+    def test_a_causal_model_without_positions_is_no_bag_of_words(self, tmp_path: Path) -> None:
+        found = statements.statements(make_results(tmp_path, FOUR).models, masked=False)
+        assert not any("bag of words" in sentence for sentence in found)
+
+    def test_a_seed_that_diverged_is_told_and_the_others_are_compared(self, tmp_path: Path) -> None:
+        results = make_results(tmp_path, FOUR)
+        broken = next(each for each in results.outcomes if each.contender.name == "learned")
+        broken = Outcome(*broken[:4], diverged=140)
+        outcomes = [each for each in results.outcomes if each[:3] != broken[:3]]
+        models = results._replace(outcomes=[*outcomes, broken]).models
+        first, second, *_ = statements.statements(models)
+        assert first == "`learned` diverged at update 140 (seed 1)."
+        assert second == "`m4m` has a lower perplexity than `decbert_diff`, `none`."
+        (row,) = (line for line in report.table(models).splitlines() if "`learned`" in line)
+        assert "| diverged at update 140 (seed 1) |" in row
+        learned = next(model for model in models if model.contender.name == "learned")
+        assert math.isnan(dict(report._line(learned))[140])
+
+    def test_one_seed_says_nothing(self, tmp_path: Path) -> None:
+        (only,) = statements.statements(make_results(tmp_path, FOUR, seeds=1).models)
+        assert "trained once, so nothing is told apart" in only
+
+    def test_seeds_that_never_arrive_are_counted(self, tmp_path: Path) -> None:
+        model = make_results(tmp_path, {"m4m": [(100, 70.0), (200, 40.0)]}).models[0]
+        assert statements._when(model, 40.05) == "after 200 updates (1 of 2 seeds)"
+        assert statements._when(model, 70.1) == "after 100 to 200 updates"
+        assert statements._when(model, 1.0) == "not in this run"
+
+    def test_without_learned_the_first_is_the_baseline(self, tmp_path: Path) -> None:
+        results = make_results(tmp_path, {"decbert_diff": FOUR["learned"], "m4m": FOUR["m4m"]})
+        assert "`decbert_diff` ends at" in " ".join(statements.statements(results.models))
+
+
+class TestLearningRates:
+    def test_a_model_is_judged_at_its_best_rate_over_all_seeds(self) -> None:
+        """One lucky seed does not make a rate the best; a rate that diverged never is."""
+        (contender,) = parse_contenders("m4m")
+        ends = {"0.001": (50.0, 52.0), "0.003": (40.0, 90.0), "0.1": (math.nan, 1.0)}
+        outcomes = [
+            Outcome(contender, lr, seed, make_curve([(1, end)], 1.0), end, 0, 1.0)
+            for lr, values in ends.items()
+            for seed, end in enumerate(values)
+        ]
+        (model,) = judge(outcomes)
+        assert (model.lr, [each.perplexity for each in model.outcomes]) == ("0.001", [50.0, 52.0])
+
+    def test_each_training_has_a_folder_and_its_rate(self, tmp_path: Path) -> None:
+        settings = make_settings(tmp_path, "m4m", seeds=(1, 2), lrs=("0.001", "0.01"))
+        runs = training.all_runs(settings)
+        assert len({training.model_folder(settings, run) for run in runs}) == len(runs) == 4
+        for run in runs:
+            words = training.train_command(settings, run)
+            assert words[len(words) - words[::-1].index("--lr")] == run.lr
+            assert words[words.index("--seed") + 1] == str(run.seed)
+
+
+class TestReport:
+    def test_table_picture_and_commands(self, tmp_path: Path) -> None:
+        out = tmp_path / "my demo"
+        out.mkdir()
+        text = report.write_report(make_results(out, FOUR)).read_text()
+        row = r"\| `learned` \| 8,192 \| 0.003 \| 2 \| 80.12 \([\d.]+ to [\d.]+\) \| 2,000 \|"
+        assert re.search(row, text)
+        assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+        assert "(curves.png)" in text
+        assert f"--out '{out}'" in text
+        assert "--attention-directions lr,rl" in text
+        assert "300,000 words" in text
+
+    def test_the_record_has_a_row_for_each_model(self, tmp_path: Path) -> None:
+        broken = {**FOUR, "m4m": [(100, math.nan)]}
+        report.record(make_results(tmp_path, broken)).write(tmp_path / report.RECORD)
+        found = record.read(tmp_path / report.RECORD)
+        assert (found.kind, found.data["words"]) == ("compare", 300_000)
+        assert [row["seed"] for row in found.figures["trainings"]] == [1, 2] * 4
+        assert [row["model"] for row in found.rows] == list(broken)
+        ends = {row["model"]: row["perplexity"] for row in found.rows}
+        assert (ends["learned"], ends["m4m"]) == (pytest.approx(80.12, abs=1e-4), None)
+
+    @pytest.mark.parametrize("name", ["none", "learned", "m4m"])
+    def test_a_training_without_a_number_is_no_traceback(self, name: str, tmp_path: Path) -> None:
+        broken = {**FOUR, name: [(100, math.nan), (200, math.nan)]}
+        text = report.write_report(make_results(tmp_path, broken)).read_text()
+        assert (tmp_path / "curves.png").is_file()
+        assert f"| `{name}` | " in text
+
+    def test_shown_lines_are_understood(self, tmp_path: Path) -> None:
+        text = report.write_report(make_results(tmp_path, FOUR)).read_text()
+        lines = re.findall(r"^fairseq-posenc compare (.*)", text, re.MULTILINE)
+        assert len(lines) == 6
+        for line in lines:
+            assert command._settings(parse_args(*shlex.split(line)))
+
+    def test_without_matplotlib(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+        text = report.write_report(make_results(tmp_path, FOUR)).read_text()
+        assert "curves.png" not in text
+        assert "pip install matplotlib" in capsys.readouterr().err
+
+    def test_ticks_are_few_and_round(self) -> None:
+        assert pictures.plain_ticks(35, 450) == [40, 50, 70, 100, 150, 200, 300, 400]
+        assert len(pictures.plain_ticks(1, 1e30)) <= 10
+
+    @pytest.mark.parametrize(
+        ("heights", "moved"),
+        [
+            ([0.5, 0.1], [0.5, 0.1]),
+            ([0.5, 0.5], [0.45, 0.55]),
+            ([0.5, 0.52, 0.54], [0.42, 0.52, 0.62]),
+        ],
+    )
+    def test_labels_move_apart(self, heights: list[float], moved: list[float]) -> None:
+        assert pictures.spread(heights, 0.1) == pytest.approx(moved)
+
+    def test_spread_keeps_its_promises(self) -> None:
+        heights = [random.Random(1).random() for _ in range(12)]
+        places = sorted(pictures.spread(heights, 0.05))
+        assert all(b - a > 0.0499 for a, b in zip(places, places[1:]))
+
+
+def test_the_report_of_causal_models_speaks_of_no_masks(tmp_path: Path) -> None:
+    results = make_results(tmp_path, FOUR | {"rope": FOUR["m4m"]})
+    contenders = parse_contenders("none,learned,m4m,rope")
+    outcomes = [each for each in results.outcomes if each.contender in contenders]
+    settings = make_settings(tmp_path, "none,learned,m4m,rope", family="causal-lm")
+    text = report.write_report(Results(settings, results.text, outcomes)).read_text()
+    assert text.startswith("# Position encodings compared\n\nCausal language models on")
+    assert "mask" not in text.replace("masked_lm", "")
+    assert "fairseq-posenc compare --family causal-lm --encodings none,learned,m4m,rope" in text
+    assert "--decoder-layers 6" in text
+
+
+class TestTraining:
+    def test_models_differ_only_in_their_positions(self, tmp_path: Path) -> None:
+        settings = make_settings(tmp_path, seeds=(1,))
+        rest = set()
+        for run in training.all_runs(settings):
+            words = shlex.join(training.train_command(settings, run))
+            own = shlex.join(run.contender.options)
+            assert own in words
+            folder = shlex.quote(str(training.model_folder(settings, run)))
+            rest.add(words.replace(own, "").replace(folder, ""))
+        assert len(rest) == 1
+
+
+class TestCommand:
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["--updates", "0"], "--updates: must be a whole number of at least 1, not '0'"),
+            (["--seeds", "1,x"], "--seeds: must be whole numbers, as in 1,2,3, not '1,x'"),
+            (["--seeds=-1"], "--seeds: must be whole numbers"),
+            (["--lrs", "0.1,fast"], "--lrs 0.1,fast: write numbers"),
+            (["--jobs", "0"], "--jobs: must be a whole number of at least 1, not '0'"),
+            (["--", "--lr", "5"], "--lr cannot be set here; use --lrs"),
+            (["--vocab-size", "3"], "--vocab-size 3: must be at least"),
+            (["--", "--max-update", "5"], "--max-update cannot be set here; use --updates"),
+            (["--", "--save-dir=x"], "--save-dir cannot be set here; use --out"),
+            (["demo"], "'demo' is not an option"),
+            (["--encodings", "quantum"], "quantum"),
+        ],
+    )
+    def test_bad_options_are_found_before_any_work(
+        self, tmp_path: Path, words: list[str], message: str
+    ) -> None:
+        with pytest.raises(UserError, match=re.escape(message)):
+            command.run(parse_args("--out", str(tmp_path / "out"), *words))
+        assert not (tmp_path / "out").exists()
+
+    def test_missing_text(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match="No such file"):
+            command.run(parse_args("--out", str(tmp_path / "o"), "--text", str(tmp_path / "t")))
+
+    def test_train_args_win(self, tmp_path: Path) -> None:
+        settings = make_settings(tmp_path, train_args=("--max-tokens", "99", "--encoder-layers=6"))
+        assert settings.option("--max-tokens") == "99"
+        assert settings.option("--encoder-layers") == "6"
+        assert settings.option("--encoder-embed-dim") == "128"
+
+
+def small_text(path: Path) -> Path:
+    """Write sentences of a toy grammar, in which the order of the words matters."""
+    chance = random.Random(7)
+    nouns, verbs = ["cat", "dog", "bird", "fox", "tree", "stone"], ["sees", "hears", "likes"]
+    lines = [
+        f"the {chance.choice(nouns)} {chance.choice(verbs)} the {chance.choice(nouns)} "
+        f"number {chance.randrange(1000)} ."
+        for _ in range(1500)
+    ]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def compare_call(out: Path, encodings: str, *options: str) -> list[str]:
+    return [
+        *(
+            sys.executable,
+            "-c",
+            "import fairseq_posenc.workbench.cli as cli; raise SystemExit(cli.main())",
+        ),
+        "compare",
+        *("--text", str(small_text(out.parent / "text.txt")), "--out", str(out)),
+        *("--encodings", encodings, "--updates", "40", "--vocab-size", "60", *options),
+        *("--", "--encoder-embed-dim", "16", "--encoder-ffn-embed-dim", "16"),
+        *("--max-tokens", "1024"),
+    ]
+
+
+@pytest.mark.slow
+def test_compare_is_interrupted_and_continued(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    call = compare_call(out, "none,decbert_diff", "--seeds", "1")
+    both: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    first = subprocess.Popen(call, **both, encoding="utf-8")
+    assert first.stdout is not None
+    folders = {name: out / "models" / name / "lr-0.003-seed-1" for name in ("none", "decbert_diff")}
+    while not any((folder / "checkpoint_last.pt").exists() for folder in folders.values()):
+        assert first.poll() is None, first.stdout.read()
+        time.sleep(0.02)
+    first.send_signal(signal.SIGINT)
+    rest = first.stdout.read()
+    assert first.wait(timeout=30) == STOPPED, rest
+    assert "continues" in rest
+
+    began = time.time()
+    second = subprocess.run(call, capture_output=True, encoding="utf-8", check=True)
+    assert (out / "data/stamp.json").stat().st_mtime < began, "a finished step was repeated"
+    assert "to continue at update" in second.stderr
+    text = (out / "report.md").read_text()
+    assert re.search(r"\| `none` \| 0 \| 0.003 \| 1 \| [\d.]+ \|", text)
+    assert re.search(r"\| `decbert_diff` \| 1,024 \| 0.003 \| 1 \| [\d.]+ \|", text)
+    for folder in folders.values():
+        curve = curves.read_curve_file(folder / LOG)
+        assert [updates for updates, _ in curve.points] == list(range(2, 41, 2))
+
+    third = subprocess.run(call, capture_output=True, encoding="utf-8", check=True)
+    assert "fairseq-train" not in third.stderr
+    assert third.stdout.startswith("| ")
+
+
+@pytest.mark.slow
+def test_seeds_added_later_and_jobs_change_nothing(tmp_path: Path) -> None:
+    """One seed and then another, one by one; both at once, side by side: the same bits."""
+    found = []
+    for name, rounds in (("alone", ["--jobs=1"] * 2), ("beside", ["--jobs=2"])):
+        for number, jobs in enumerate(rounds, start=3 - len(rounds)):
+            out = tmp_path / name / "out"
+            out.parent.mkdir(exist_ok=True)
+            call = compare_call(out, "decbert_diff", "--seeds", ",".join("12"[:number]), jobs)
+            call[call.index("40")] = "8"
+            told = subprocess.run(call, capture_output=True, encoding="utf-8", check=True).stderr
+            assert told.count("starting fairseq-train") == (1 if name == "alone" else 2)
+        record_of = record.read(out / report.RECORD)
+        perplexities = [row["perplexity"] for row in record_of.figures["trainings"]]
+        weights = {
+            path.relative_to(out): torch.load(path, weights_only=False)["model"]
+            for path in out.glob("models/*/*/checkpoint_last.pt")
+        }
+        assert len(weights) == 2
+        found.append((perplexities, weights))
+    (one, ours), (other, theirs) = found
+    assert one == other
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_a_training_that_diverges_is_a_result_and_ends_no_other(tmp_path: Path) -> None:
+    words = ["--seeds", "1", "--lrs", "1e30,0.003", "--jobs", "1"]
+    call = compare_call(tmp_path / "out", "none", *words)
+    call[call.index("40")] = "4"
+    for starts in (2, 0):  # what diverged would again
+        told = subprocess.run(call, capture_output=True, encoding="utf-8", check=True)
+        assert told.stderr.count("starting fairseq-train") == starts
+    broken, whole = record.read(tmp_path / "out" / report.RECORD).figures["trainings"]
+    assert broken["lr"] == "1e30"
+    assert 1 < broken["diverged"] <= 4
+    assert broken["perplexity"] is None
+    assert whole["diverged"] is None
+    assert "| `none` | 0 | 0.003 | 1 |" in told.stdout

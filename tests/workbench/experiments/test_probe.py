@@ -1,0 +1,399 @@
+"""The probe: tasks against brute force, the loss of answers only, ranks, runs through fairseq."""
+
+from __future__ import annotations
+
+import argparse
+import filecmp
+import itertools
+import json
+import random
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fairseq import criterions
+from fairseq.data import Dictionary
+from scipy import stats
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.tasks.answers import ASKS
+from fairseq_posenc.workbench.cli import main
+from fairseq_posenc.workbench.experiments.probe import (
+    command,
+    data,
+    picture,
+    pipeline,
+    report,
+    results,
+    tasks,
+)
+from fairseq_posenc.workbench.experiments.probe.pipeline import Outcome
+from fairseq_posenc.workbench.experiments.probe.results import Results
+from fairseq_posenc.workbench.experiments.probe.settings import TRAIN_OPTIONS, Settings
+from fairseq_posenc.workbench.experiments.variants import parse_contenders
+from fairseq_posenc.workbench.results import intervals, record
+from fairseq_posenc.workbench.running.options import Parser
+
+NAMES = tasks.names()
+
+
+def search(alphabet: str, length: int, is_right) -> list[str]:
+    """Return the only word of a length that is right, by trying all."""
+    found = [word for word in itertools.product(alphabet, repeat=length) if is_right(word)]
+    assert len(found) == 1
+    return list(found[0])
+
+
+def by_copying(question: list[str]) -> list[str]:
+    return [question[place] for place in range(len(question))]
+
+
+def by_stack(question: list[str]) -> list[str]:
+    stack, answer = list(question), []
+    while stack:
+        answer.append(stack.pop())
+    return answer
+
+
+def by_bubbles(question: list[str]) -> list[str]:
+    found = list(question)
+    while swaps := [i for i in range(len(found) - 1) if found[i] > found[i + 1]]:
+        found[swaps[0]], found[swaps[0] + 1] = found[swaps[0] + 1], found[swaps[0]]
+    return found
+
+
+def by_school_addition(question: list[str]) -> list[str]:
+    plus = question.index("+")
+    carry, answer = 0, []
+    for one, other in zip(reversed(question[:plus]), reversed(question[plus + 1 :])):
+        carry, digit = divmod(int(one) + int(other) + carry, 10)
+        answer.append(str(digit))
+    return [*answer, str(carry)][::-1]
+
+
+def by_flipping(question: list[str]) -> list[str]:
+    state = False
+    for bit in question:
+        state ^= bit == "1"
+    return ["1" if state else "0"]
+
+
+def by_trying_letters(question: list[str]) -> list[str]:
+    def is_double(word: tuple[str, ...]) -> bool:
+        whole = [word[0] if each == "_" else each for each in question]
+        return whole[: len(whole) // 2] == whole[len(whole) // 2 :]
+
+    return search("abcdefghijklmnopqrstuvwxyz", 1, is_double)
+
+
+def by_scanning_pairs(question: list[str]) -> list[str]:
+    end = question.index("?")
+    answer = []
+    for key in question[end + 1 :]:
+        answer += [question[i + 1] for i in range(0, end, 2) if question[i] == key]
+    return answer
+
+
+def by_walking_back(question: list[str]) -> list[str]:
+    assert question[-1] == "r"
+    places = [i for i in range(0, len(question) - 1, 2) if question[i] == "w"]
+    for place in range(0, len(question) - 1, 2):
+        if question[place] == "r":  # what was read on the way is right as well
+            before = [i for i in places if i < place]
+            assert question[place + 1] == question[before[-1] + 1]
+    return [question[places[-1] + 1]]
+
+
+def by_counting(question: list[str]) -> list[str]:
+    end = question.index("?")
+    place = int("".join(question[end + 1 :]))
+    return [letter for count, letter in enumerate(question[:end]) if count == place]
+
+
+BRUTE_FORCE = {
+    "addition": by_school_addition,
+    "copy": by_copying,
+    "flip_flop": by_walking_back,
+    "look_up": by_counting,
+    "missing_duplicate": by_trying_letters,
+    "parity": by_flipping,
+    "recall": by_scanning_pairs,
+    "reverse": by_stack,
+    "sort": by_bubbles,
+}
+
+
+def test_every_task_has_an_independent_check():
+    assert sorted(BRUTE_FORCE) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_answers_are_what_brute_force_finds(name):
+    task, chance = tasks.get(name), random.Random(5)
+    for length in [*range(1, 41), 100, 200]:
+        question, answer = task.example(chance, length)
+        assert answer == BRUTE_FORCE[name](question)
+        assert {*question, *answer} <= set(task.symbols)
+        assert ASKS not in task.symbols
+        assert answer, "nothing to learn"
+        assert length <= 5 or abs(len(question) - length) <= 5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_answers_differ(name):
+    """So that nobody is right by always saying the same."""
+    task, chance = tasks.get(name), random.Random(5)
+    answers = [tuple(task.example(chance, 20)[1]) for _ in range(200)]
+    assert max(answers.count(each) for each in set(answers)) < 140
+
+
+def dictionary(*words: str) -> Dictionary:
+    found = Dictionary()
+    for word in words:
+        found.add_symbol(word)
+    return found
+
+
+def criterion(words: Dictionary):
+    return criterions.CRITERION_REGISTRY["answers"](SimpleNamespace(target_dictionary=words))
+
+
+class Scores:
+    """A model whose scores are given."""
+
+    def __init__(self, scores: torch.Tensor) -> None:
+        self.scores = scores
+
+    def __call__(self, **kwargs: torch.Tensor) -> tuple[torch.Tensor]:
+        return (self.scores,)
+
+
+def lines(words: Dictionary, *texts: str) -> torch.Tensor:
+    numbers = [torch.tensor([words.index(word) for word in text.split()]) for text in texts]
+    return torch.nn.utils.rnn.pad_sequence(numbers, batch_first=True, padding_value=words.pad())
+
+
+class TestCriterion:
+    WORDS = dictionary(ASKS, *"abc")
+
+    def causal(self) -> dict:
+        given = lines(self.WORDS, "</s> a b = b a", "</s> c = c")
+        target = lines(self.WORDS, "a b = b a </s>", "c = c </s>")
+        return {"net_input": {"src_tokens": given}, "target": target, "ntokens": 10}
+
+    def test_only_answers_count_in_a_causal_model(self):
+        counted = criterion(self.WORDS).counted(self.causal()).int().tolist()
+        assert counted == [[0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 0, 0]]
+
+    def test_only_answers_count_in_a_decoder(self):
+        given = lines(self.WORDS, "</s> = b a", "</s> = c")
+        target = lines(self.WORDS, "= b a </s>", "= c </s>")
+        net_input = {"src_tokens": lines(self.WORDS, "a b", "c"), "prev_output_tokens": given}
+        sample = {"net_input": net_input, "target": target}
+        assert criterion(self.WORDS).counted(sample).int().tolist() == [[0, 1, 1, 1], [0, 1, 1, 0]]
+
+    def test_loss_and_exact_match(self):
+        """The second answer is right but for its end; what is said of questions is all wrong."""
+        sample, size = self.causal(), len(self.WORDS)
+        said = sample["target"].clone()
+        said[:, 0] = self.WORDS.index("b")
+        said[1, 3] = self.WORDS.index("a")
+        scores = 3.0 * F.one_hot(said, size).float() + torch.rand(2, 6, size)
+        loss, tokens, logged = criterion(self.WORDS)(Scores(scores), sample)
+        rows = [(0, 3), (0, 4), (0, 5), (1, 2), (1, 3)]
+        terms = [-scores[row].log_softmax(-1)[sample["target"][row]] for row in rows]
+        torch.testing.assert_close(loss, torch.stack(terms).sum())
+        assert (tokens, int(logged["exact"])) == (5, 1)
+        said[1, 3] = self.WORDS.eos()
+        right = Scores(F.one_hot(said, size).float())
+        assert int(criterion(self.WORDS)(right, sample)[2]["exact"]) == 2
+
+    def test_gradients_of_questions_are_zero(self):
+        sample = self.causal()
+        scores = torch.rand(2, 6, len(self.WORDS), requires_grad=True)
+        criterion(self.WORDS)(Scores(scores), sample)[0].backward()
+        moved = scores.grad.abs().sum(-1) > 0
+        assert torch.equal(moved, criterion(self.WORDS).counted(sample))
+
+    def test_a_dictionary_without_the_symbol_is_refused(self):
+        with pytest.raises(UserError, match="the dictionary has no '='"):
+            criterion(dictionary("a"))
+
+
+class TestData:
+    @pytest.mark.parametrize("family", [data.CAUSAL, data.BOTH])
+    def test_the_same_whenever_made(self, family, tmp_path, monkeypatch):
+        monkeypatch.setattr(data, "EXAMPLES", {"train": 30, "valid": 5})
+        folders = [tmp_path / name for name in ("one", "other")]
+        for folder in folders:
+            folder.mkdir()
+            data.write_training(tasks.get("sort"), family, 8, folder)
+            data.write_reading(tasks.get("sort"), family, [3, 20], folder)
+        names = sorted(path.name for path in folders[0].iterdir())
+        assert filecmp.cmpfiles(*folders, names, shallow=False) == (names, [], [])
+        assert len(names) == (9 if family == data.CAUSAL else 18)
+
+    def test_splits_differ(self, tmp_path):
+        """What is read was not made by the randomness that made what is trained on."""
+        task = tasks.get("copy")
+        made = [task.example(data._chance(task, split), 20) for split in ("train", "length-20")]
+        assert made[0] != made[1]
+
+
+class TestIntervals:
+    @pytest.mark.parametrize("values", [[1.0, 2.0, 4.0], [0.2, 0.4], [5.0] * 4])
+    def test_students_t(self, values):
+        mean, low, high = intervals.interval(values)
+        if low < high:
+            theirs = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+            assert (low, high) == pytest.approx((theirs.low, theirs.high))
+        assert mean == pytest.approx(sum(values) / len(values))
+
+    def test_one_value_overlaps_all(self):
+        only = intervals.interval([1.0])
+        assert only.overlaps(intervals.interval([100.0, 100.0]))
+        assert only.show(1) == "1.0"
+
+    def test_overlap(self):
+        low, mid, high = (intervals.Interval(x + 1, x, x + 2) for x in (0, 1.5, 3))
+        for one, other, same in ((low, mid, True), (mid, high, True), (low, high, False)):
+            assert one.overlaps(other) == other.overlaps(one) == same
+
+    def test_perplexity_is_that_of_the_mean_loss(self):
+        found = intervals.interval_of_perplexity([10.0, 40.0])
+        assert found.mean == pytest.approx(20.0)
+        assert found.low > 0
+
+    def test_shares_end_at_zero_and_one(self):
+        assert intervals.interval_of_share([0.0, 1.0])[1:] == (0.0, 1.0)
+
+
+def settings(out: Path, **changes: Any) -> Settings:
+    values: dict[str, Any] = {
+        "family": data.CAUSAL,
+        "tasks": (tasks.get("copy"), tasks.get("sort")),
+        "contenders": parse_contenders("none,rope,alibi"),
+        "seeds": (1, 2),
+        "updates": 10,
+        "trained": 40,
+        "lengths": (20, 40, 80, 160),
+        **changes,
+    }
+    return Settings(out=out, **values)
+
+
+def made_up(out: Path) -> Results:
+    """Return results in which alibi is best at both tasks, and rope and none tie at one."""
+    chosen = settings(out)
+    long = {"none": (0.0, 0.1), "rope": (0.0, 0.3), "alibi": (0.9, 0.8)}
+    outcomes = [
+        Outcome(task.name, model, seed, {20: 1.0, 40: 0.9, 80: share, 160: share}, 9.0)
+        for seed in chosen.seeds
+        for number, task in enumerate(chosen.tasks)
+        for model in chosen.contenders
+        for share in [long[model.name][number]]
+    ]
+    return Results(chosen, outcomes)
+
+
+class TestReport:
+    def test_ranks_share_their_mean(self):
+        assert [results.mean_rank(x, [0.9, 0.5, 0.5, 0.1]) for x in (0.9, 0.5, 0.1)] == [1, 2.5, 4]
+
+    def test_mean_reciprocal_rank(self, tmp_path):
+        found = made_up(tmp_path)
+        ranks = {model: found.reciprocal_rank(model).mean for model in found.models}
+        assert ranks == pytest.approx(
+            {"alibi": 1.0, "rope": (1 / 2.5 + 1 / 2) / 2, "none": (1 / 2.5 + 1 / 3) / 2}
+        )
+
+    def test_tables_sentences_picture_and_record(self, tmp_path):
+        found = made_up(tmp_path)
+        text = report.tables(found)
+        assert (
+            "| `rope` | 0.45 (0.45 to 0.45) | 0.00 (0.00 to 0.00) | 0.30 (0.30 to 0.30) |" in text
+        )
+        assert "- copy: `alibi` is right in 90%, above `none`, `rope`." in text
+        picture.draw(found, tmp_path / "probe.png")
+        assert (tmp_path / "probe.png").read_bytes().startswith(b"\x89PNG")
+        report.record(found).write(tmp_path / report.RECORD)
+        rows = record.read(tmp_path / report.RECORD).figures
+        assert len(rows["lengths"]) == 2 * 3 * 4
+        assert len(rows["trainings"]) == 2 * 3 * 2
+        assert report.write_report(found, drawn=True).read_text().count("probe.png") == 1
+
+    def test_without_longer_questions_there_are_no_ranks(self, tmp_path):
+        found = made_up(tmp_path)
+        short = Results(settings(tmp_path, lengths=(20, 40)), found.outcomes)
+        assert "rank" not in report.tables(short)
+        assert report.record(short).figures["ranks"] == []
+
+    def test_shares_are_read_from_the_log(self):
+        log = [
+            '| INFO | length-20 | {"epoch": 1, "length-20_loss": "1", "length-20_exact": "0.25"}'
+        ]
+        assert pipeline.read_shares([*log, "noise"]) == {"20": 0.25}
+
+
+def parse(*words: str) -> argparse.Namespace:
+    parser = Parser()
+    command.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+class TestCommand:
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["--tasks", "copy,chess"], "--tasks: 'chess' is none of addition, copy"),
+            (["--encodings", "quantum"], "quantum"),
+            (["--encodings", "decbert_diff"], "directions, which are for encoders"),
+            (["--lengths", "10,x"], "--lengths: must be a whole number of at least 1, not 'x'"),
+            (["--lengths", "10,501"], "--lengths 501: must be at most 500"),
+            (["--trained", "0"], "--trained: must be a whole number of at least 1, not '0'"),
+            (["--updates", "0"], "--updates: must be a whole number of at least 1, not '0'"),
+            (["--seeds", "one"], "--seeds: must be whole numbers"),
+            (["--jobs", "0"], "--jobs: must be a whole number of at least 1, not '0'"),
+        ],
+    )
+    def test_bad_options_are_found_before_any_work(self, tmp_path, words, message):
+        with pytest.raises(UserError, match=re.escape(message)):
+            command.run(parse("--out", str(tmp_path / "out"), *words))
+        assert not (tmp_path / "out").exists()
+
+    @pytest.mark.parametrize("family", [data.CAUSAL, data.BOTH])
+    def test_all_are_those_of_the_family(self, family):
+        found = command._settings(parse("--encodings", "all", "--family", family))
+        names = [contender.name for contender in found.contenders]
+        assert {"rope", "t5", "none"} <= set(names)
+        assert [task.name for task in found.tasks] == NAMES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [data.CAUSAL, data.BOTH])
+def test_a_small_probe_learns_and_is_not_repeated(family, tmp_path, monkeypatch, capsys):
+    """Flip-flops of up to two instructions are learned in seconds, by any order of work."""
+    small = (*TRAIN_OPTIONS[family], "--max-tokens", "1024")
+    monkeypatch.setitem(TRAIN_OPTIONS, family, small)
+    monkeypatch.setattr(data, "EXAMPLES", {"train": 10_000, "valid": 200})  # more are not used up
+    call = [
+        *("probe", "--tasks", "flip_flop", "--encodings", "rope", "--family", family),
+        *("--trained", "5", "--lengths", "4,5,9", "--updates", "48", "--seeds", "1", "--json"),
+    ]
+
+    def probed(out: str) -> tuple[list[dict], str]:
+        assert main([*call, "--out", str(tmp_path / out)]) == 0
+        told = capsys.readouterr()
+        return json.loads(told.out)["figures"]["lengths"], told.err
+
+    rows, told = probed("one")
+    assert "fairseq-train" in told
+    assert rows[0]["exact"] > 0.9, rows
+    assert [row["exact"] for row in probed("other")[0]] == [row["exact"] for row in rows]
+    again, told = probed("one")
+    assert "fairseq-train" not in told
+    assert again == rows

@@ -1,0 +1,87 @@
+"""Trainings side by side: order, the end of all with one, options."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.experiments import trainings
+from fairseq_posenc.workbench.running import devices
+from fairseq_posenc.workbench.running.parallel import side_by_side
+from fairseq_posenc.workbench.running.programs import run_logged
+
+PYTHON = Path(sys.executable).name
+
+
+def test_results_come_in_the_order_of_the_works():
+    def work(seconds: float) -> float:
+        time.sleep(seconds)
+        return seconds
+
+    waits = [0.2, 0.0, 0.1]
+    assert side_by_side([lambda s=s: work(s) for s in waits], 3) == waits
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_no_more_than_the_jobs_run_at_a_time(jobs):
+    lock, counts = threading.Lock(), []
+    running = 0
+
+    def work() -> None:
+        nonlocal running
+        with lock:
+            running += 1
+            counts.append(running)
+        time.sleep(0.05)
+        with lock:
+            running -= 1
+
+    side_by_side([work] * 4, jobs)
+    assert max(counts) == jobs
+
+
+@pytest.mark.parametrize("error", [UserError, KeyboardInterrupt])
+def test_the_first_failure_ends_the_programs_of_the_others(error, tmp_path):
+    """Also those that are about to start; what waits is never begun."""
+    ids, begun = [], []
+
+    def program(number: int) -> None:
+        begun.append(number)
+        call = [PYTHON, "-uc", "import os, time; print(os.getpid()); time.sleep(60)"]
+        run_logged(call, tmp_path / f"{number}", 0, lambda line: ids.append(int(line)))
+
+    def failing() -> None:
+        while not ids:
+            time.sleep(0.01)
+        raise error("it went wrong")
+
+    start = time.monotonic()
+    with pytest.raises(error, match="it went wrong"):
+        side_by_side([lambda: program(1), failing, lambda: program(2), lambda: program(3)], 2)
+    assert time.monotonic() - start < 30
+    assert 3 not in begun
+    for each in ids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(each, 0)
+
+
+def test_a_command_can_be_given_variables(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    lines = []
+    call = [PYTHON, "-c", "import os; print(os.environ['OMP_NUM_THREADS'])"]
+    run_logged(call, tmp_path / "log", 0, lines.append, {"OMP_NUM_THREADS": "1"})
+    assert lines == ["1\n"]
+
+
+@pytest.mark.parametrize(("device", "jobs"), [("cpu", 3), ("cuda", 1)])
+def test_a_job_for_each_core_or_for_the_gpu(device, jobs, monkeypatch):
+    monkeypatch.setattr(trainings, "choose_device", lambda: device)
+    monkeypatch.setattr(trainings, "cores", lambda: 3)
+    assert trainings.default_jobs() == jobs
+    assert devices.cores() >= 1

@@ -1,0 +1,468 @@
+"""``fairseq-posenc glue`` as users call it: real trainings of a tiny model on tiny files."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.tasks.glue.data import open_data
+from fairseq_posenc.tasks.glue.definitions import TASKS
+from fairseq_posenc.tasks.glue.task import GlueTask, GlueTaskConfig
+from fairseq_posenc.workbench.cli import main
+from fairseq_posenc.workbench.finetuning.glue import cluster, evaluation
+from fairseq_posenc.workbench.finetuning.glue.plan import read_run
+from fairseq_posenc.workbench.loading.checkpoints import updates_done
+from fairseq_posenc.workbench.loading.pretrained import read_pretrained
+from fairseq_posenc.workbench.results import record
+from fairseq_posenc.workbench.running.interruption import STOPPED
+from tests.helpers.commands import TRAINING, USER_DIR, new_directory, run, script, trained
+from tests.helpers.glue_files import COLOURS, start, train_pieces, write_task
+from tests.transformer.test_distributed import DISTRIBUTED, TORCHRUN
+
+pytestmark = pytest.mark.slow
+SIZES = {"train": 96, "valid": 29, "test": 7}
+ALL_SIZES = {**SIZES, "valid1": 13, "test1": 5, "test2": 6}
+CHOSEN = ("MNLI", "CoLA", "STS-B")
+EPOCHS = 12  # of 3 updates
+SPEC, DIRECTIONS = "learned+m4m(max_distance=20)", "lr,rl"
+TINY = ["--encoder-layers", 2, "--encoder-embed-dim", 32, "--encoder-ffn-embed-dim", 32]
+TINY += ["--encoder-attention-heads", 4]
+# The text tells the label by its colour, so a few updates are enough.
+
+
+def changed(*settings: str) -> list[str]:
+    return [word for setting in settings for word in ("--set", setting)]
+
+
+QUICK = changed("dataset.num_workers=0", "lr_scheduler.warmup_updates=2", "common.log_interval=5")
+
+
+@cache
+def data() -> Path:
+    """Return data-bins of three tasks, and of a text to pre-train on, in sentencepieces."""
+    folder = new_directory()
+    pieces = train_pieces(folder)
+    for name in CHOSEN:
+        write_task(folder / "raw", name, {s: ALL_SIZES[s] for s in TASKS[name].files})
+    tokens = ["--sentencepiece-model", pieces]
+    text = ["--train", folder / "pieces.txt", "--valid", folder / "pieces.txt", "--workers", 1]
+    start("plain_text", [*text, "--out", folder / "text", *tokens, "--longest-line", 39])
+    tasks = ["--tasks", ",".join(CHOSEN), "--max-tokens", 40]
+    start("glue", [folder / "raw", "--out", folder / "glue", *tokens, *tasks])
+    return folder
+
+
+@cache
+def pretrained() -> Path:
+    """Return the checkpoint of a masked LM, trained for a moment."""
+    folder = new_directory() / "tiny"
+    run(
+        *("fairseq-train", data() / "text", "--user-dir", USER_DIR, "--task", "masked_lm"),
+        *("--criterion", "masked_lm", "--arch", "decbert_diff_tiny", *TINY),
+        *("--position-encoding", SPEC, "--tokens-per-sample", 40, "--sample-break-mode", "none"),
+        *(*TRAINING, "--max-update", 2, "--save-dir", folder, "--no-epoch-checkpoints"),
+    )
+    return folder / "checkpoint_last.pt"
+
+
+def arguments(protocol: str, *more: Any, tasks: str = "CoLA") -> list[str]:
+    given = ["--checkpoint", pretrained(), "--data", data() / "glue", "--protocol", protocol]
+    return [str(word) for word in ("glue", *given, "--tasks", tasks, *more)]
+
+
+@pytest.fixture(autouse=True)
+def _on_one_core(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+RATE = ["--learning-rates", "3e-3"]
+LONG = [*QUICK, *changed(f"optimization.max_epoch={EPOCHS}")]
+SHORT = [*QUICK, *changed("optimization.max_epoch=1")]
+
+
+@cache
+def finished() -> Path:
+    """Return the results of three tasks."""
+    out = new_directory() / "results"
+    given = arguments("m4m", *RATE, "--jobs", 2, "--out", out, *LONG, tasks=",".join(CHOSEN))
+    assert main(given) == 0
+    return out
+
+
+def the_run(task: str) -> dict:
+    """Return the only run of a task, as the record has it."""
+    runs = record.read(finished() / "results.json").figures["runs"]
+    (one,) = (run for run in runs if run["task"] == task)
+    return dict(one)
+
+
+def test_tasks_are_learnt_and_reported():
+    results = record.read(finished() / "results.json")
+    assert (results.kind, results.data["name"], results.data["protocol"]) == ("glue", "tiny", "m4m")
+    assert (results.spec, results.data["attention_directions"]) == (SPEC, DIRECTIONS)
+    metric = {row["task"]: row["metric"] for row in results.rows if row["reported"]}
+    assert metric == {"MNLI": "accuracy_m", "CoLA": "matthews", "STS-B": "spearman"}
+    metrics = [row["metric"] for row in results.rows if row["task"] == "MNLI"]
+    assert metrics == ["accuracy_m", "accuracy_mm"]
+    for row in results.rows:
+        one = the_run(row["task"])
+        assert row["best"] == row["mean"] == one[row["metric"]]
+        assert row["best"] > 60 or not row["reported"]
+        assert not one["collapsed"]
+    text = (finished() / "results.md").read_text()
+    assert "| RoBERTa-M4M, `m4m`, table 5 | 87.82 | 87.59 | 47.02 | 89.45 |" in text
+
+
+def test_the_results_go_into_a_report(capsys):
+    path = finished() / "results.json"
+    capsys.readouterr()
+    assert main(["report", "--json", str(path)]) == 0
+    (one,) = json.loads(capsys.readouterr().out)["others"]
+    assert (one["kind"], one["name"], one["notes"]) == ("glue", "tiny", [])
+    assert (one["encoding"], one["directions"]) == (SPEC, DIRECTIONS)
+    figures = {f"{row['task']} {row['metric']} dev": row["best"] for row in record.read(path).rows}
+    for part in ("m", "mm"):
+        figures[f"MNLI-{part} accuracy dev"] = figures.pop(f"MNLI accuracy_{part} dev")
+    assert one["figures"] == figures
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_the_best_checkpoint_is_the_one_that_is_reported(name):
+    (best,) = (
+        row["best"]
+        for row in record.read(finished() / "results.json").rows
+        if row["task"] == name and row["reported"]
+    )
+    folder = Path(the_run(name)["folder"])
+    state = torch.load(folder / "checkpoint_best.pt", map_location="cpu")
+    # Its figure, read from the disk, is the one that chose it in training.
+    assert state["extra_state"]["best"] == pytest.approx(best, abs=1e-3)
+    assert state["last_optimizer_state"] is None
+    log = (folder / "train.log").read_text()
+    assert f"encoder position encoding: {SPEC} | directions: lr x1 rl x1 |" in log
+    assert f"loading pretrained model from {pretrained()}" in log
+
+
+def test_the_best_checkpoint_is_not_the_last(tmp_path):
+    """By construction: what is right in the training set is wrong in the development set."""
+    write_task(tmp_path / "raw", "CoLA", SIZES)
+    path = tmp_path / "raw" / "CoLA" / f"{TASKS['CoLA'].files['valid']}.tsv"
+    rows = [line.split("\t") for line in path.read_text().splitlines()]
+    other = {"0": "1", "1": "0"}
+    path.write_text("".join("\t".join([a, other[b], *c]) + "\n" for a, b, *c in rows))
+    tokens = ["--sentencepiece-model", data() / "pieces.model", "--max-tokens", 40]
+    start("glue", [tmp_path / "raw", "--out", tmp_path / "bin", *tokens, "--tasks", "CoLA"])
+    short = [*QUICK, *changed("optimization.max_epoch=8")]
+    more = ["--data", tmp_path / "bin", "--out", tmp_path / "out", *short]
+    assert main(arguments("m4m", *RATE, *more)) == 0
+    folder = tmp_path / "out" / "CoLA" / "lr0.003-seed1"
+    found = validations((folder / "train.log").read_text())
+    scores = [each["valid_matthews"] for each in found]
+    assert max(scores) > scores[-1] + 10
+    result = read(folder / "result.json")
+    assert result["update"] < found[-1]["valid_num_updates"]
+    assert result["metrics"]["matthews"] == pytest.approx(max(scores), abs=0.01)
+    assert not (folder / "checkpoint_last.pt").exists()
+
+
+def test_predictions_for_the_test_sets_are_as_glue_takes_them():
+    for name, size in {"CoLA": 7, "STS-B": 7, "MNLI-m": 7, "MNLI-mm": 5, "AX": 6}.items():
+        path = finished() / "submission" / f"{name}.tsv"
+        head, *lines = path.read_text().splitlines()
+        assert head == "index\tprediction"
+        assert [line.split("\t")[0] for line in lines] == [str(n) for n in range(size)]
+    raw = (data() / "raw" / "MNLI" / "test_mismatched.tsv").read_text().splitlines()[1:]
+    said = dict(zip(COLOURS, TASKS["MNLI"].classes))
+    truth = [next(said[word] for word in line.split() if word in said) for line in raw]
+    lines = (finished() / "submission" / "MNLI-mm.tsv").read_text().splitlines()[1:]
+    assert sum(line.split("\t")[1] == label for line, label in zip(lines, truth)) >= 3
+
+
+def test_finished_runs_are_not_made_again_and_not_mixed_with_others(capsys):
+    assert main(arguments("m4m", *RATE, "--out", finished(), *LONG)) == 0
+    assert "1 runs, 1 of them finished before" in capsys.readouterr().err
+    # The results have all runs of the folder.
+    runs = record.read(finished() / "results.json").figures["runs"]
+    assert [run["task"] for run in runs] == list(CHOSEN)
+    assert main(arguments("m4m", *RATE, "--out", finished(), *QUICK)) == 2
+    said = capsys.readouterr().err
+    assert "CoLA/lr0.003-seed1 has a run with other settings (different: " in said
+    assert main(arguments("decbert", "--out", finished(), *QUICK)) == 2
+    assert (
+        "CoLA/lr0.003-seed1 has a run with another protocol; choose an" in capsys.readouterr().err
+    )
+
+
+def test_a_stopped_run_goes_on_to_the_same_result(tmp_path, capsys):
+    """It is stopped by Ctrl-C once it has a checkpoint, and resumed."""
+    given = arguments("m4m", *RATE, "--out", tmp_path, *LONG)
+    process = subprocess.Popen(
+        [str(script("fairseq-posenc")), *given],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    folder = tmp_path / "CoLA" / "lr0.003-seed1"
+    while not (folder / "checkpoint_last.pt").exists():
+        assert process.poll() is None, process.stdout.read()
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "stopped; the same command continues from here" in said
+    assert not (folder / "result.json").exists()
+    before = updates_done(folder)
+    assert 0 < before < 3 * EPOCHS
+    assert main(given) == 0
+    assert f"CoLA, learning rate 0.003, seed 1: going on from update {before}" in (
+        capsys.readouterr().err
+    )
+    assert f"(epoch {before // 3 + 1} @ {before} updates)" in (folder / "train.log").read_text()
+    whole = finished() / "CoLA" / "lr0.003-seed1"
+    assert read(folder / "result.json") == read(whole / "result.json")
+
+
+@pytest.mark.parametrize("name", ["CoLA", "STS-B"])
+def test_two_processes_measure_what_one_does(name):
+    """29 examples in batches of 4: in the last round one of the processes has none."""
+    one = the_run(name)
+    done = run(
+        *(*TORCHRUN, script("fairseq-train"), data() / "glue" / name, "--user-dir", USER_DIR),
+        *("--task", "glue", "--criterion", "glue", "--arch", "decbert_diff_tiny", *TINY),
+        *("--position-encoding", SPEC, "--max-positions", 40, *TRAINING, "--lr", 0),
+        *("--restore-file", Path(one["folder"]) / "checkpoint_best.pt", "--reset-optimizer"),
+        *("--reset-lr-scheduler", "--reset-meters", "--reset-dataloader", "--no-save"),
+        *("--load-checkpoint-on-all-dp-ranks", "--max-update", 1, "--batch-size", 8),
+        *("--batch-size-valid", 4, *DISTRIBUTED),
+    )
+    assert "training on 2 devices" in done.log
+    found = figures(done.log)
+    rows = [row for row in record.read(finished() / "results.json").rows if row["task"] == name]
+    assert rows
+    for row in rows:
+        assert found[f"valid_{row['metric']}"] == pytest.approx(row["best"], abs=1e-2)
+
+
+def figures(log: str) -> dict[str, float]:
+    (found,) = validations(log)
+    return found
+
+
+def validations(log: str) -> list[dict[str, float]]:
+    lines = [line[line.index("{") :] for line in log.splitlines() if '"valid_loss"' in line]
+    return [{key: float(value) for key, value in json.loads(line).items()} for line in lines]
+
+
+def on_cluster(*more: Any) -> list[str]:
+    """Return the arguments for jobs of submitit on this machine."""
+    return arguments("m4m", *RATE, "--submitit", "cluster=local", "timeout_min=10", *more)
+
+
+@pytest.fixture
+def _jobs(monkeypatch):
+    monkeypatch.setattr(cluster, "_PAUSE", 0.1)
+
+
+def run_out_of_time(out: Path) -> None:
+    """Tell a job, once it has a checkpoint, that its time is up, as a cluster does."""
+    while not (out / "CoLA" / "lr0.003-seed1" / "checkpoint_last.pt").exists():
+        time.sleep(0.01)
+    (kept,) = (out / "submitit").glob("*_submitted.pkl")
+    job = kept.name.split("_")[0]
+    (task,) = Path(f"/proc/{job}/task/{job}/children").read_text().split()
+    os.kill(int(task), signal.SIGUSR2)
+
+
+@pytest.mark.usefixtures("_jobs")
+def test_a_job_of_a_cluster_goes_on_when_its_time_was_up(tmp_path, capsys):
+    clock = threading.Thread(target=run_out_of_time, args=(tmp_path,), daemon=True)
+    clock.start()
+    assert main(on_cluster("--out", tmp_path, *LONG)) == 0
+    clock.join()
+    said = capsys.readouterr().err
+    assert "[1/1] CoLA, learning rate 0.003, seed 1: finished" in said
+    (output,) = (tmp_path / "submitit").glob("*_log.out")
+    assert str(output) in said
+    assert output.with_suffix(".err").read_text().count("going on from update") == 1
+    ours, whole = (out / "CoLA" / "lr0.003-seed1" / "result.json" for out in (tmp_path, finished()))
+    assert read(ours) == read(whole)
+
+
+@pytest.mark.usefixtures("_jobs")
+def test_what_stops_a_job_of_a_cluster_is_told_in_one_line(tmp_path, capsys):
+    wrong = [*QUICK, *changed("+model.attention_directions=up")]
+    assert main(on_cluster("--out", tmp_path, *wrong)) == 1
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert "seed 1: fairseq-hydra-train: --attention-directions up: 'up' is none of both" in told
+
+
+def test_a_dry_run_shows_commands_and_writes_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = arguments("decbert", "--dry-run")
+    capsys.readouterr()
+    assert main(given) == 0
+    said = capsys.readouterr().out
+    labels = [line for line in said.splitlines() if line.startswith("# ")]
+    assert labels[-1] == "# CoLA, learning rate 1e-05, seed 5: 5,336 updates"
+    assert len(labels) == 5
+    assert "--config-name decbert_cola" in said
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--learning-rates", "1e-5,1e-5"], "--learning-rates 1e-5,1e-5: a number is given twice"),
+        (["--tasks", "RTE"], "RTE is not there: make it with preprocess/glue.py --tasks RTE, or"),
+        (["--submitit", "gpu", "--out", "OUT"], "--submitit gpu: write it as key=value"),
+        (["--submitit", "cluster=no", "--out", "OUT"], "--submitit cluster=no: "),
+    ],
+)
+def test_wrong_options_are_told(tmp_path, capsys, more, message):
+    given = [str(tmp_path) if word == "OUT" else word for word in more]
+    assert main(arguments("decbert", *given)) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_missing_submitit_is_told(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    assert main(arguments("decbert", "--out", tmp_path, "--submitit", "cluster=local")) == 2
+    assert "--submitit needs the package submitit: pip" in capsys.readouterr().err
+
+
+def test_what_stops_a_training_is_told_in_one_line(tmp_path, capsys):
+    wrong = ["--out", tmp_path, *QUICK, *changed("+model.attention_directions=up")]
+    assert main(arguments("m4m", *RATE, *wrong)) == 1
+    told = (
+        "1 of 1 runs failed; the same command tries them again: CoLA, learning rate 0.003, seed 1: "
+        "fairseq-hydra-train: --attention-directions up: 'up' is none of both, lr, rl (its log: "
+        f"{tmp_path}/CoLA/lr0.003-seed1/train.log)"
+    )
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1] == f"fairseq-posenc: error: {told}"
+    assert not any("INFO" in line for line in said)
+    # Nothing was trained, so that the folder takes other settings.
+    assert main(arguments("m4m", *RATE, "--out", tmp_path, *SHORT)) == 0
+    assert "1 of them finished" not in capsys.readouterr().err
+
+
+def test_a_run_killed_after_its_result_is_finished(tmp_path, monkeypatch):
+    """Its best checkpoint has lost the optimizer by then, or the last one is gone."""
+    whole = finished() / "CoLA" / "lr0.003-seed1"
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "result.json").unlink()
+
+    def kill(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(evaluation, "write_state", kill)
+    with pytest.raises(KeyboardInterrupt):
+        evaluation.evaluate(read_run(tmp_path), tmp_path)
+    assert read(tmp_path / "result.json") == read(whole / "result.json")
+
+
+@pytest.mark.usefixtures("_jobs")
+def test_a_closed_terminal_leaves_the_clusters_jobs_and_nothing_is_submitted_twice(
+    tmp_path, capsys
+):
+    """Jobs of submitit's local executor are processes of this machine."""
+    given = arguments("m4m", *RATE, "--out", tmp_path, "--submitit", "cluster=local", *LONG)
+    screen = tmp_path.with_name("screen")
+    with open(screen, "w") as output:
+        process = subprocess.Popen(
+            [str(script("fairseq-posenc")), *given], stdout=output, stderr=output
+        )
+    folder = tmp_path / "CoLA" / "lr0.003-seed1"
+    while not (folder / "checkpoint_last.pt").exists():
+        assert process.poll() is None, screen.read_text()
+        time.sleep(0.01)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(60) == STOPPED
+    told = "stopped; the jobs go on; the same command waits for them again"
+    assert told in screen.read_text()
+    assert not (folder / "result.json").exists()
+    assert main(given) == 0
+    assert ", submitted before, its output is in" in capsys.readouterr().err
+    assert len(list((tmp_path / "submitit").glob("*_submitted.pkl"))) == 1
+    whole = finished() / "CoLA" / "lr0.003-seed1"
+    assert read(folder / "result.json") == read(whole / "result.json")
+    assert "going on" not in (folder / "train.log").read_text()
+
+
+def test_without_the_number_of_updates_the_task_refuses_to_train():
+    settings = GlueTaskConfig(data=str(data() / "glue" / "CoLA"), seed=1, max_update=0)
+    with pytest.raises(UserError, match=r"optimization.max_update is 0: give the updates of 3 epo"):
+        GlueTask.setup_task(settings)
+
+
+def test_the_task_refuses_what_the_model_cannot_read():
+    settings = GlueTaskConfig(data=str(data() / "glue" / "CoLA"), seed=1, max_update=1)
+    settings.max_positions = 8
+    with pytest.raises(UserError, match="of valid has 13 tokens, and the model takes 8; make the"):
+        GlueTask.setup_task(settings).load_dataset("valid")
+    settings.data = str(data() / "text")
+    with pytest.raises(
+        UserError, match=r"not that of a GLUE task .*; make it with preprocess/glue"
+    ):
+        GlueTask.setup_task(settings)
+
+
+# ------------------------------------------------------------------------------- wrong checkpoints
+
+
+def test_a_checkpoint_tells_its_architecture():
+    found = read_pretrained(pretrained(), "--checkpoint")
+    assert (found.arch, found.max_positions) == ("decbert_diff_tiny", 40)
+    assert (str(found.spec), found.directions) == (SPEC, DIRECTIONS)
+    assert found.options["encoder_embed_dim"] == 32
+    ours = open_data(data() / "glue" / "CoLA")
+    found.check_dictionary(ours.dictionary)
+    ours.check_lengths(found.max_positions, found.path)
+
+
+def test_what_is_no_masked_lm_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"--checkpoint nowhere.pt: no such file"):
+        read_pretrained(Path("nowhere.pt"), "--checkpoint")
+    torch.save({"model": {}}, tmp_path / "text.pt")
+    with pytest.raises(UserError, match=r"text.pt: not a whole checkpoint of fairseq \("):
+        read_pretrained(tmp_path / "text.pt", "--checkpoint")
+    causal = trained("causal_lm").save_dir / "checkpoint_last.pt"
+    with pytest.raises(UserError, match="transformer_lm_rope_tiny, not a RoBERTa"):
+        read_pretrained(causal, "--checkpoint")
+
+
+def test_data_of_another_model_is_refused():
+    ours = open_data(data() / "glue" / "CoLA")
+    model = read_pretrained(pretrained(), "--checkpoint")
+    with pytest.raises(UserError, match=r"dict.txt has .* symbols with <mask>, but .* has 99; mak"):
+        model._replace(sizes=[99]).check_dictionary(ours.dictionary)
+    with pytest.raises(UserError, match="takes 8: make it with --max-tokens 8"):
+        ours.check_lengths(8, model.path)
+    with pytest.raises(UserError, match=r"dict.txt has other symbols than .*dict.txt, which"):
+        model._replace(dictionary=trained_dictionary()).check_dictionary(ours.dictionary)
+
+
+def trained_dictionary() -> Path:
+    """Return another dictionary."""
+    path = new_directory() / "dict.txt"
+    path.write_text("other 1\n")
+    return path

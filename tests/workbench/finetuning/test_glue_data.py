@@ -1,0 +1,298 @@
+"""preprocess/glue.py: GLUE's files to what fairseq's sentence prediction reads."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fairseq.data import Dictionary
+from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.tasks.glue.data import find_data, open_data
+from fairseq_posenc.tasks.glue.definitions import TASKS, WNLI, parse_tasks
+from fairseq_posenc.transformer.dictionary import load_dictionary
+from fairseq_posenc.workbench.finetuning.glue.submission import complete_submission
+from tests.helpers.glue_files import (
+    DATA,
+    PREPROCESS,
+    header,
+    labels_of,
+    row,
+    start,
+    train_pieces,
+    write_task,
+)
+
+sys.path.insert(0, str(PREPROCESS))
+from glue_tasks.cutting import truncate, truncated_lengths
+from glue_tasks.rows import find_file, read_examples
+
+SIZES = {"train": 9, "valid": 5, "test": 4}
+ALL_SIZES = {**SIZES, "valid1": 3, "test1": 6, "test2": 7}
+
+
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory) -> Path:
+    return train_pieces(tmp_path_factory.mktemp("pieces"))
+
+
+def sizes_of(name: str) -> dict[str, int]:
+    return {split: ALL_SIZES[split] for split in TASKS[name].files}
+
+
+def read(folder: Path, name: str, split: str = "train"):
+    task = TASKS[name]
+    return read_examples(find_file(folder, task, split), task, split)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_task_is_read_by_its_columns(tmp_path, name):
+    write_task(tmp_path, name, sizes_of(name))
+    for split, size in sizes_of(name).items():
+        found = read(tmp_path, name, split)
+        assert (len(found.ids), found.broken) == (size, 0)
+        assert [len(texts) for texts in found.sentences] == [size] * len(TASKS[name].sentences)
+        colours = [next(w for w in text.split() if w in ("red", "blue", "green"))
+                   for text in found.sentences[-1]]  # fmt: skip
+        if split in TASKS[name].test_splits:
+            assert found.labels == []
+            assert found.ids == [str(number) for number in range(size)]
+        else:
+            said = dict(zip(("red", "blue", "green"), labels_of(TASKS[name])))
+            assert found.labels == [said[colour] for colour in colours]
+
+
+def test_quotes_separators_of_other_kinds_and_compression_change_nothing(tmp_path):
+    text = 'a "quoted\u2028 word\x85 and "one more'
+    columns = header("MRPC", True)
+    lines = ["\t".join(columns), row(TASKS["MRPC"], columns, 0, "1", text)]
+    (tmp_path / "MRPC").mkdir()
+    with gzip.open(tmp_path / "MRPC" / "train.tsv.gz", "wt", encoding="utf-8-sig") as file:
+        file.write("\r\n".join(lines) + "\r\n")
+    found = read(tmp_path, "MRPC")
+    assert found.sentences == (["the tree"], [text])
+    assert found.labels == ["1"]
+
+
+def test_broken_rows_of_qqp_are_counted_and_elsewhere_refused(tmp_path):
+    for name in ("QQP", "QNLI"):
+        write_task(tmp_path, name, SIZES)
+        for split in ("train", "test"):
+            path = tmp_path / name / f"{split}.tsv"
+            path.write_text(path.read_text() + "7\tonly this\n")
+    found = read(tmp_path, "QQP")
+    assert (len(found.ids), found.broken) == (9, 1)
+    with pytest.raises(UserError, match=r"QNLI/train.tsv, line 11: 2 columns instead of 4; mend"):
+        read(tmp_path, "QNLI")
+    with pytest.raises(UserError, match=r"QQP/test.tsv, line 6: 2 columns instead of 3; mend"):
+        read(tmp_path, "QQP", "test")
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "message"),
+    [
+        ("RTE", "maybe", "the label 'maybe' is none of entailment, not_entailment; mend the file"),
+        ("STS-B", "5.1", "the score '5.1' is not between 0 and 5; mend the file"),
+        ("STS-B", "nan", "the score 'nan' is not between 0 and 5; mend the file"),
+    ],
+)
+def test_a_wrong_label_is_told_with_its_place(tmp_path, name, label, message):
+    write_task(tmp_path, name, SIZES)
+    path, columns = tmp_path / name / "dev.tsv", header(name, True)
+    path.write_text(path.read_text() + row(TASKS[name], columns, 5, label, "a bird") + "\n")
+    with pytest.raises(UserError) as error:
+        read(tmp_path, name, "valid")
+    assert str(error.value) == f"{path}, line 7: {message}"
+
+
+def test_a_missing_column_and_a_missing_file_are_told(tmp_path):
+    write_task(tmp_path, "SST-2", SIZES)
+    path = tmp_path / "SST-2" / "train.tsv"
+    path.write_text(path.read_text().replace("label", "labels", 1))
+    with pytest.raises(UserError, match=r"line 1: no column is called 'label' \(sentence, labels"):
+        read(tmp_path, "SST-2")
+    path.unlink()
+    with pytest.raises(UserError, match=r"SST-2/train.tsv is not there, nor as .gz"):
+        read(tmp_path, "SST-2")
+
+
+def cut_slowly(first: int, second: int, room: int) -> tuple[int, int]:
+    while first + second > room:
+        first, second = (first - 1, second) if first > second else (first, second - 1)
+    return first, second
+
+
+def test_the_longer_sentence_is_cut_first():
+    lengths = np.array(list(itertools.product(range(12), repeat=2)))
+    for room in range(14):
+        expected = [cut_slowly(*pair, room) for pair in lengths.tolist()]
+        assert truncated_lengths(lengths, room).tolist() == [list(pair) for pair in expected]
+    assert truncated_lengths(np.array([[3], [9]]), 5).tolist() == [[3], [5]]
+
+
+def test_a_cut_sentence_keeps_its_beginning_and_its_end_symbol():
+    tokens = np.array([11, 12, 13, 2, 2, 21, 22, 2])
+    found = truncate(tokens, np.array([4, 1, 3]), np.array([2, 0, 2]))
+    assert found.tolist() == [11, 12, 2, 2, 21, 22, 2]
+
+
+def texts_of(tokens: torch.Tensor, dictionary: Dictionary) -> list[str]:
+    """Return the sentences of <s> first </s> or <s> first </s> </s> second </s>."""
+    ids = tokens.tolist()
+    assert ids[0] == dictionary.bos()
+    parts = [list(part) for is_end, part in itertools.groupby(ids[1:], dictionary.eos().__eq__)]
+    assert parts[1::2] == [[2, 2], [2]][-len(parts) // 2 :]
+    return [dictionary.string(torch.tensor(part), "sentencepiece") for part in parts[::2]]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_fairseqs_own_task_reads_the_data_bin(tmp_path, name, pieces, capsys):
+    task = TASKS[name]
+    write_task(tmp_path / "raw", name, sizes_of(name))
+    common = [tmp_path / "raw", "--out", tmp_path / "bin", "--sentencepiece-model", pieces]
+    start("glue", [*common, "--tasks", name])
+    capsys.readouterr()
+    start("glue", [*common, "--tasks", name])
+    assert capsys.readouterr().err.startswith(f"{tmp_path}/bin/{name} is there already")
+    settings = SentencePredictionConfig(
+        data=str(tmp_path / "bin" / name),
+        num_classes=len(task.classes) or 1,
+        init_token=0,
+        separator_token=2,
+        no_shuffle=True,
+        regression_target=task.regression,
+        classification_head_name="head",
+        seed=1,
+    )
+    theirs = SentencePredictionTask.setup_task(settings)
+    data = find_data(tmp_path / "bin", task)
+    for split, size in sizes_of(name).items():
+        raw = read(tmp_path / "raw", name, split)
+        dataset = theirs.load_dataset(split)
+        assert len(dataset) == size == data.splits[split]["examples"]
+        assert max(dataset.sizes[0]) == data.splits[split]["longest"]
+        for number in range(size):
+            tokens = dataset[number]["net_input.src_tokens"]
+            assert texts_of(tokens, theirs.dictionary) == [s[number] for s in raw.sentences]
+            if raw.labels and task.classes:
+                target = int(dataset[number]["target"])
+                assert task.classes[target] == raw.labels[number]
+            elif raw.labels:
+                (target,) = dataset[number]["target"]
+                assert target == pytest.approx(float(raw.labels[number]) / 5)
+        if not raw.labels:
+            assert open_data(data.path).test_ids(split) == raw.ids
+
+
+def test_what_glues_site_wants_beside_the_eight(tmp_path, pieces, capsys):
+    """The diagnostic set for MNLI's model, which may be missing, and WNLI's majority class."""
+    raw, out = tmp_path / "raw", tmp_path / "bin"
+    for name in TASKS:
+        write_task(raw, name, {split: 3 for split in TASKS[name].files if split != "test2"})
+    common = [raw, "--out", out, "--sentencepiece-model", pieces]
+    start("glue", common)
+    assert "test2" not in open_data(out / "MNLI").splits
+    assert not (out / "WNLI.tsv").exists()
+    write_task(raw, "MNLI", sizes_of("MNLI"))
+    write_task(raw, "WNLI", SIZES)
+    start("glue", [raw, "--out", tmp_path / "all", "--sentencepiece-model", pieces])
+    assert open_data(tmp_path / "all" / "MNLI").splits["test2"]["examples"] == 7
+    labels = read_examples(raw / "WNLI" / "train.tsv", WNLI, "train").labels
+    majority = max(labels, key=labels.count)
+    expected = "".join(f"{number}\t{majority}\n" for number in range(4))
+    assert (tmp_path / "all" / "WNLI.tsv").read_text() == "index\tprediction\n" + expected
+    submission = tmp_path / "submission"
+    missing = complete_submission(submission, tmp_path / "all")
+    assert missing == ["AX", "CoLA", "MNLI-m", "MNLI-mm", "MRPC", "QNLI", "QQP", "RTE", "SST-2",
+                       "STS-B"]  # fmt: skip
+    assert [path.name for path in submission.iterdir()] == ["WNLI.tsv"]
+    assert complete_submission(submission, out) == missing
+
+
+def test_long_pairs_are_cut_and_counted(tmp_path, pieces):
+    write_task(tmp_path / "raw", "RTE", {"train": 40, "valid": 5, "test": 4})
+    common = [tmp_path / "raw", "--sentencepiece-model", pieces, "--tasks", "RTE"]
+    start("glue", [*common, "--out", tmp_path / "whole"])
+    whole = open_data(tmp_path / "whole" / "RTE")
+    limit = whole.splits["train"]["longest"] - 3
+    start("glue", [*common, "--out", tmp_path / "cut", "--max-tokens", limit])
+    shorter = open_data(tmp_path / "cut" / "RTE")
+    assert shorter.splits["train"]["longest"] == limit
+    assert 0 < shorter.splits["train"]["cut"] < 40
+    assert whole.splits["train"]["cut"] == 0
+    manifest = json.loads((shorter.path / "manifest.json").read_text())
+    assert manifest["plan"]["options"] == {"max_tokens": limit}
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ([], "choose the tokens: --encoder-json and --vocab-bpe, or --sentencepiece-model"),
+        (["--encoder-json", "e", "--vocab-bpe", "v"], "give --dict: the dict.txt that belongs to"),
+        (["--sentencepiece-model", "none"], "--sentencepiece-model none is not there"),
+        (["--sentencepiece-model", "P", "--tasks", "WNLI"], "--tasks WNLI: 'WNLI' is none of MNLI"),
+        (["--sentencepiece-model", "P", "--splits", "dev"], "--splits dev: 'dev' is none of train"),
+        (["--sentencepiece-model", "P", "--max-tokens", 3], "--max-tokens 3: give 8 or more"),
+    ],
+)
+def test_wrong_options_are_told(tmp_path, pieces, more, message):
+    given = [pieces if word == "P" else word for word in more]
+    with pytest.raises(UserError) as error:
+        start("glue", [tmp_path, "--out", tmp_path / "bin", *given])
+    assert str(error.value).startswith(message)
+
+
+def test_tasks_are_named_once():
+    assert [task.name for task in parse_tasks("RTE, CoLA")] == ["RTE", "CoLA"]
+    assert len(parse_tasks("all")) == 8
+    with pytest.raises(UserError, match="--tasks RTE,RTE: a task is named twice"):
+        parse_tasks("RTE,RTE")
+
+
+def test_data_that_cannot_be_trained_on_is_told(tmp_path, pieces):
+    write_task(tmp_path / "raw", "QNLI", {"valid": 5, "test": 4})
+    common = [tmp_path / "raw", "--out", tmp_path / "bin", "--sentencepiece-model", pieces]
+    start("glue", [*common, "--tasks", "QNLI", "--splits", "valid,test"])
+    with pytest.raises(UserError, match=r"QNLI has no train set: make it with preprocess/glue.py"):
+        find_data(tmp_path / "bin", TASKS["QNLI"])
+    with pytest.raises(UserError, match=r"RTE is not there: make it with preprocess/glue.py --tas"):
+        find_data(tmp_path / "bin", TASKS["RTE"])
+
+
+PUBLISHED = {
+    "CoLA": (8551, 1043, 1063),
+    "SST-2": (67349, 872, 1821),
+    "RTE": (2490, 277, 3000),
+    "MRPC": (3668, 408, 1725),
+    "STS-B": (5749, 1500, 1379),
+    "QNLI": (None, 5463, 5463),
+}
+
+
+@pytest.mark.skipif(not (DATA / "glue_data").is_dir(), reason="GLUE's files are not here")
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_published_counts(name):
+    for split, expected in zip(("train", "valid", "test"), PUBLISHED[name]):
+        if expected:
+            found = read(DATA / "glue_data", name, split)
+            assert (len(found.ids), found.broken) == (expected, 0)
+
+
+@pytest.mark.skipif(not (DATA / "gpt2_bpe").is_dir(), reason="GPT-2's BPE is not here")
+def test_gpt2s_bpe_with_robertas_dictionary(tmp_path):
+    bpe = DATA / "gpt2_bpe"
+    tokens = ["--encoder-json", bpe / "encoder.json", "--vocab-bpe", bpe / "vocab.bpe"]
+    tokens += ["--dict", bpe / "dict.txt"]
+    start("glue", [DATA / "glue_data", "--out", tmp_path, "--tasks", "RTE", *tokens])
+    data = open_data(tmp_path / "RTE")
+    assert len(load_dictionary(data.dictionary)) == 50265
+    assert data.splits["valid"]["examples"] == 277
+    assert data.longest == 292
+    assert (tmp_path / "RTE/input1/dict.txt").read_text() == (bpe / "dict.txt").read_text()

@@ -1,0 +1,272 @@
+"""GLUE's metrics, its classes of runs, and what is written about them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from scipy import stats
+from sklearn import metrics as theirs
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.tasks.glue import metrics
+from fairseq_posenc.tasks.glue.definitions import PROTOCOLS, TASKS
+from fairseq_posenc.workbench.finetuning.glue import workers
+from fairseq_posenc.workbench.finetuning.glue.cluster import parse_options
+from fairseq_posenc.workbench.finetuning.glue.configuration import (
+    CONFIGS,
+    config_name,
+    paper_grid,
+    read_settings,
+)
+from fairseq_posenc.workbench.finetuning.glue.evaluation import has_collapsed, measure
+from fairseq_posenc.workbench.finetuning.glue.plan import Run, format_override
+from fairseq_posenc.workbench.finetuning.glue.report import format_report
+from fairseq_posenc.workbench.finetuning.glue.submission import format_predictions
+from fairseq_posenc.workbench.finetuning.glue.summary import build_record, find_best
+from fairseq_posenc.workbench.results.record import Record
+from fairseq_posenc.workbench.training import recipes
+from fairseq_posenc.workbench.training.recipes.composing import compose_file
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("seed", range(5))
+def test_classification_equals_scikit_learn(classes, seed):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(classes, (50,), generator=generator)
+    guessed = torch.randint(classes, (50,), generator=generator)
+    found = torch.where(torch.rand(50, generator=generator) < 0.6, labels, guessed)
+    counts = metrics.confusion(found, labels, classes)
+    assert counts.tolist() == theirs.confusion_matrix(labels, found).tolist()
+    expected = theirs.matthews_corrcoef(labels, found)
+    assert metrics.matthews(counts) == pytest.approx(100 * expected)
+    ours = metrics.classification(counts)
+    assert ours["accuracy"] == pytest.approx(100 * theirs.accuracy_score(labels, found))
+    if classes == 2:
+        assert ours["f1"] == pytest.approx(100 * theirs.f1_score(labels, found))
+
+
+def test_one_class_alone_has_no_correlation_and_no_f1():
+    labels, same = torch.tensor([0, 1, 1, 0]), torch.zeros(4)
+    ours = metrics.classification(metrics.confusion(same, labels, 2))
+    assert ours == {"accuracy": 50.0, "f1": 0.0, "matthews": 0.0}
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_correlations_equal_scipy(ties, seed):
+    first, second = torch.randn(2, 80, generator=torch.Generator().manual_seed(seed)).double()
+    second += first
+    if ties:
+        first, second = first.round(), (2 * second).round()
+    ours = metrics.regression(first, second)
+    assert ours["pearson"] == pytest.approx(100 * stats.pearsonr(first, second)[0])
+    assert ours["spearman"] == pytest.approx(100 * stats.spearmanr(first, second)[0])
+
+
+@pytest.mark.parametrize("value", [0.3, math.nan, math.inf])
+def test_constant_or_broken_scores_have_no_correlation(value):
+    outputs, labels = torch.full((7, 1), value), torch.arange(7.0)
+    figures = measure(TASKS["STS-B"], outputs, labels)
+    assert figures == {"pearson": 0.0, "spearman": 0.0}
+    assert has_collapsed(TASKS["STS-B"], outputs, figures)
+
+
+def test_which_runs_have_collapsed():
+    labels = torch.tensor([0, 0, 1, 1])
+    for rows, collapsed in (([1, 1, 1, 1], True), ([0, 1, 0, 1], True), ([0, 0, 0, 1], False)):
+        outputs = torch.nn.functional.one_hot(torch.tensor(rows), 2).float()
+        figures = measure(TASKS["MRPC"], outputs, labels)
+        assert has_collapsed(TASKS["MRPC"], outputs, figures) is collapsed
+    three = torch.tensor([[1.0, 0, 0], [0, 0, 1]])
+    assert not has_collapsed(TASKS["MNLI"], three, {"accuracy": 0.0})
+    assert has_collapsed(TASKS["MNLI"], three[:1].repeat(2, 1), {"accuracy": 50.0})
+
+
+def test_predictions_are_labels_and_scores_as_glue_wants_them():
+    two = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+    assert format_predictions(TASKS["RTE"], two) == ["not_entailment", "entailment"]
+    assert format_predictions(TASKS["QQP"], two) == ["1", "0"]
+    scores = torch.tensor([[-0.1], [0.52], [1.2]])
+    assert format_predictions(TASKS["STS-B"], scores) == ["0.000", "2.600", "5.000"]
+
+
+# ----------------------------------------------------------------------------------- configurations
+
+
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_the_yaml_files_have_the_settings_of_the_papers(protocol, name):
+    recipe = recipes.load()["finetuning"]["glue"][protocol]
+    expected = {**recipe["not_given"], **recipe["settings"]}
+    expected.update(recipe.get("per_task", {}).get(name, {}))
+    composed = compose_file(CONFIGS / f"{config_name(protocol, TASKS[name])}.yaml")
+    config = OmegaConf.to_container(composed)
+    found = {
+        key: value
+        for section in ("model", "optimizer", "lr_scheduler", "optimization", "dataset")
+        for key, value in config[section].items()
+    }
+    assert found["lr"] == expected["lr"][:1]
+    assert found["batch_size"] == expected["batch_size"]
+    for key in ("adam_betas", "adam_eps", "weight_decay", "dropout", "attention_dropout"):
+        assert found[key] == expected[key]
+    assert found.get("clip_norm", 0.0) == expected["clip_norm"]
+    if protocol == "decbert":
+        assert found["max_update"] == expected["total_num_update"]
+        assert found["warmup_updates"] == expected["warmup_updates"]
+    else:
+        assert found["max_epoch"] == expected["max_epoch"]
+    # The figures that M4M's paper calls the accuracy of CoLA are of the size of Matthews'.
+    metric = "matthews" if name == "CoLA" else recipe["metrics"][name]
+    assert config["checkpoint"]["best_checkpoint_metric"] == metric
+    assert config["checkpoint"]["maximize_best_checkpoint_metric"]
+    subsets = config["dataset"].get("valid_subset", "valid")
+    assert subsets.split(",") == TASKS[name].valid_splits
+
+
+def test_updates_follow_from_the_data_or_the_paper():
+    model = {"_name", "dropout", "attention_dropout"}  # options that the YAML files have
+    overrides = ["dataset.batch_size=16", "optimization.update_freq=[2]"]
+    for more in ([], overrides):  # 3668 examples are 114 batches of 32 and one of 20
+        found = read_settings(CONFIGS, "m4m", TASKS["MRPC"], 3668, more)
+        assert found == ("m4m_mrpc", "f1", 345, 21, model)
+    found = read_settings(CONFIGS, "decbert", TASKS["MRPC"], 3668, [])
+    assert found == ("decbert_mrpc", "accuracy", 2296, 137, model)
+    assert paper_grid("decbert", TASKS["MRPC"]) == ((1e-5, 2e-5), (1, 2, 3, 4, 5))
+    assert paper_grid("decbert", TASKS["RTE"]) == ((2e-5,), (1, 2, 3, 4, 5))
+    assert paper_grid("m4m", TASKS["RTE"]) == ((2e-5, 3e-5, 4e-5), (1,))
+
+
+def test_a_wrong_override_and_a_missing_file_are_told(tmp_path):
+    with pytest.raises(UserError, match=r"decbert_rte.yaml: Could not override 'model.drop'"):
+        read_settings(CONFIGS, "decbert", TASKS["RTE"], 10, ["model.drop=1"])
+    with pytest.raises(UserError, match=r"m4m_rte.yaml is not there: name the folder"):
+        read_settings(tmp_path, "m4m", TASKS["RTE"], 10, [])
+
+
+def test_hydra_reads_values_back():
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    values = ["learned+m4m(max_distance=64)", "lr,rl", "/a b/c", "it's", "", 3, False, [2e-05]]
+    for value in values:
+        (read,) = OverridesParser.create().parse_overrides([format_override("model.x", value)])
+        assert read.value() == value
+
+
+def test_options_of_submitit():
+    found = parse_options(["slurm_partition=gpu", "timeout_min=600"])
+    assert found == {"slurm_partition": "gpu", "timeout_min": 600}
+    with pytest.raises(UserError, match="--submitit gpu: write it as key=value"):
+        parse_options(["gpu"])
+
+
+# ----------------------------------------------------------------------------------------- results
+
+
+def result(lr: float, seed: int, value: float, collapsed: bool = False) -> dict[str, object]:
+    figures = {"accuracy": value, "f1": value + 1, "matthews": value / 2}
+    folder = f"/out/RTE/lr{lr:g}-seed{seed}"
+    of = {"learning_rate": lr, "seed": seed, "update": 5, "folder": folder}
+    return {**of, "metrics": figures, "collapsed": collapsed}
+
+
+RESULTS = [
+    *(result(1e-5, seed, value) for seed, value in enumerate([60.0, 64.0, 62.0], start=1)),
+    *(result(2e-5, seed, value) for seed, value in enumerate([70.0, 66.0], start=1)),
+    result(2e-5, 3, 53.0, collapsed=True),
+]
+
+
+def results(protocol: str, **tasks: tuple[str, list[dict[str, object]]]) -> Record:
+    data = {"name": "mine", "checkpoint": "x.pt", "attention_directions": ""}
+    return build_record(tasks, "m4m", {**data, "protocol": protocol, "unfinished": "QQP, seed 2"})
+
+
+def test_figures_are_those_of_the_rate_with_the_best_mean_and_name_collapsed_runs():
+    figures = results("m4m", RTE=("accuracy", RESULTS)).figures
+    rows = {row["metric"]: row for row in figures["tasks"]}
+    assert [name for name, row in rows.items() if row["reported"]] == ["accuracy"]
+    found = rows["accuracy"]
+    assert (found["learning_rate"], found["seeds"]) == (2e-5, 3)
+    assert (found["best"], found["median"]) == (70.0, 66.0)
+    assert found["mean"] == pytest.approx(63.0)
+    assert found["std"] == pytest.approx(math.sqrt((49 + 9 + 100) / 2))
+    assert rows["f1"]["mean"] == pytest.approx(64.0)
+    (upright,) = figures["without_collapsed"]
+    assert (upright["mean"], upright["seeds"]) == (pytest.approx(68.0), 2)
+    collapsed = [run["folder"] for run in figures["runs"] if run["collapsed"]]
+    assert collapsed == ["/out/RTE/lr2e-05-seed3"]
+    assert find_best(RESULTS, "accuracy")["folder"] == "/out/RTE/lr2e-05-seed1"
+    alone = results("m4m", RTE=("accuracy", RESULTS[-1:])).figures
+    assert (alone["without_collapsed"], alone["tasks"][0]["std"]) == ([], 0.0)
+
+
+def test_all_figures_of_a_task_are_of_the_run_that_is_best_by_its_metric():
+    runs = [
+        {**RESULTS[0], "metrics": {"accuracy_m": m, "accuracy_mm": mm}}
+        for m, mm in ((1, 9), (2, 3))
+    ]
+    rows = results("m4m", MNLI=("accuracy_m", runs)).figures["tasks"]
+    assert [row["best"] for row in rows] == [2, 3]
+
+
+WORKER = """
+import json, sys
+print("a warning of a library: update 900 of 1,000", flush=True)
+for update in (400, 1000):
+    print(json.dumps({"update": update, "text": "accuracy 50.00"}), flush=True)
+sys.exit(sys.argv[1].endswith("seed2"))
+"""
+
+
+def test_runs_on_this_machine_are_one_bar_of_updates(tmp_path, monkeypatch, capsys):
+    (tmp_path / "stand_in.py").write_text(WORKER)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(workers, "_WORKER", "stand_in")
+    shown = []
+
+    class Bar:
+        def __init__(self, label, total, unit):
+            shown.append((label, total, unit))
+
+        update = shown.append
+
+        def close(self):
+            shown.append("closed")
+
+    monkeypatch.setattr(workers, "bar", Bar)
+    runs = [Run("m4m", "RTE", 2e-5, seed, "accuracy", 1000, "", "", 0, []) for seed in (1, 2)]
+    (failure,) = workers.Workers(runs, tmp_path, 1).work()
+    assert failure == "RTE, learning rate 2e-05, seed 2: ended with status 1"
+    assert shown == [("glue", 2000, " updates"), 400, 600, 0, 400, 600, 0, "closed"]
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "[1 of 2 runs ended] accuracy 50.00\n" in told.err
+    assert "[0 of 2 runs ended] a warning of a library: update 900 of 1,000\n" in told.err
+
+
+def test_the_report_stands_beside_the_paper():
+    text = format_report(results("decbert", RTE=("accuracy", RESULTS)))
+    assert "|  | RTE (accuracy) |" in text
+    assert "| **mine** (mean of 3 seeds) | 63.00 |" in text
+    assert "| DecBERT-Diff, `learned`, table 3 | 65.98 |" in text
+    assert "| RTE, without collapsed runs | accuracy | 2e-05 | 2 | 70.00 | 68.00 |" in text
+    assert "- `/out/RTE/lr2e-05-seed3`" in text
+    assert "| 2e-05 | 3 | 5 | 53.00 | 54.00 | 26.50 | collapsed |" in text
+    assert "Not finished: QQP, seed 2." in text
+
+
+def test_the_report_has_both_sets_of_mnli():
+    runs = [
+        {"learning_rate": lr, "seed": 1, "update": 9, "collapsed": False, "folder": f"/out/{lr}",
+         "metrics": {"accuracy_m": lr * 1e6, "accuracy_mm": 90 - lr * 1e6}}
+        for lr in (2e-5, 4e-5)
+    ]  # fmt: skip
+    text = format_report(results("m4m", MNLI=("accuracy_m", runs)))
+    assert "|  | MNLI-m (accuracy) | MNLI-mm (accuracy) |" in text
+    assert "| **mine** (best run) | 40.00 | 50.00 |" in text
+    assert "| RoBERTa-M4M, `m4m`, table 5 | 87.82 | 87.59 |" in text
+    assert "| Absolute, `learned`, table 2 | 81.25 |  |" in text

@@ -1,0 +1,387 @@
+"""SQuAD from the raw file to the score, through the real commands, and the recipe."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.models.masked_lm import PositionalRoberta
+from fairseq_posenc.registry import parse
+from fairseq_posenc.tasks.squad.databin import DataBin, Limits, open_data_bin
+from fairseq_posenc.transformer.dictionary import load_dictionary
+from fairseq_posenc.workbench import cli
+from fairseq_posenc.workbench.finetuning.squad.config import compose, find_recipe
+from fairseq_posenc.workbench.loading.families import FAMILIES
+from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
+from fairseq_posenc.workbench.running.interruption import STOPPED
+from fairseq_posenc.workbench.running.locks import is_held
+from tests.helpers.commands import new_directory, run, script
+from tests.helpers.programs import true_start
+from tests.workbench.finetuning.test_squad_data import save, write_bpe
+
+slow = pytest.mark.slow
+REPOSITORY = Path(__file__).resolve().parents[3]
+RECIPES = {"1.1": "squad11.yaml", "2.0": "squad20.yaml"}
+FACTS = [
+    ("Zoë Müller", "Århus", "1912", "naïve physics"),
+    ("Łukasz Żak", "Gdańsk", "1877", "the cello"),
+    ("Søren Ødegård", "北京 (Běijīng)", "1933", "“modern” chess"),
+    ("Ana Núñez", "A Coruña", "1850", "ﬁne arts"),
+    ("İpek Çelik", "Eskişehir", "1901", "½-tone music 😀"),
+]
+SIZES = ["--max-length", 48, "--stride", 16, "--max-question", 16]
+
+
+def write_squad(path):
+    """Write a file of SQuAD 2.0: 5 paragraphs, in each 3 questions with an answer, 1 without.
+
+    Returns all texts of it.
+    """
+    paragraphs = []
+    for name, town, year, subject in FACTS:
+        context = (
+            f"It is known that  {name} was born in {town} in the year {year}. For most of a life "
+            f"that was long, and rich in friends, the subject of study was {subject}, no less."
+        )
+        qas = [
+            {
+                "id": f"{name} {asked}",
+                "question": f"{asked} {name}?",
+                "answers": [{"text": found, "answer_start": context.index(found)}] if found else [],
+                "is_impossible": not found,
+            }
+            for asked, found in (
+                ("In which town was", town),
+                ("What was the year of", year),
+                ("Which subject of study had", subject),
+                ("Who knows why", ""),
+            )
+        ]
+        paragraphs.append({"context": context, "qas": qas})
+    content = {"version": "v2.0", "data": [{"title": "people", "paragraphs": paragraphs}]}
+    path.write_text(json.dumps(content), encoding="utf-8")
+    asked = [qa["question"] for paragraph in paragraphs for qa in paragraph["qas"]]
+    return [*(paragraph["context"] for paragraph in paragraphs), *asked]
+
+
+class Files(NamedTuple):
+    """What the commands need."""
+
+    raw: Path
+    data: Path
+    pretrained: Path
+    preprocess: list[str]
+
+
+@cache
+def files():
+    """Return the raw file, the data made of it, and a pre-trained model (untrained, but whole)."""
+    folder = new_directory()
+    write_bpe(folder, write_squad(folder / "people.json"), merges=400)
+    command = [sys.executable, REPOSITORY / "preprocess" / "squad.py", *SIZES]
+    command += ["--train", folder / "people.json", "--valid", folder / "people.json"]
+    command += ["--encoder-json", folder / "encoder.json", "--vocab-bpe", folder / "vocab.bpe"]
+    command += ["--dict", folder / "dict.txt", "--out", folder / "bin"]
+    command = [str(word) for word in command]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "0 questions left out, 0 answers moved, 0 answers in no window" in done.stdout
+    args = Namespace(
+        arch="roberta_learned_tiny",
+        encoder_layers=2,
+        encoder_attention_heads=4,
+        encoder_embed_dim=64,
+        encoder_ffn_embed_dim=128,
+        attention_directions="lr",
+        max_positions=48,
+    )
+    torch.manual_seed(1)
+    task = SimpleNamespace(source_dictionary=load_dictionary(folder / "dict.txt"))
+    args.position_encoding = "learned+m4(max_distance=30)"
+    model = PositionalRoberta.build_model(args, task)
+    path = save(folder / "pretrained.pt", model, args)
+    return Files(folder / "people.json", folder / "bin", path, command)
+
+
+def changes(**more):
+    settings = {
+        "dataset.batch_size": 8,
+        "dataset.num_workers": 0,
+        "dataset.disable_validation": "true",
+        "optimization.update_freq": "[1]",
+        "optimization.lr": "[1e-3]",
+        "optimization.max_epoch": 60,
+        "model.dropout": 0,
+        "model.attention_dropout": 0,
+        "checkpoint.save_interval": 15,
+        "checkpoint.save_interval_updates": 0,
+        **more,
+    }
+    return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+
+
+def read(yaml_file):
+    return OmegaConf.to_container(OmegaConf.load(yaml_file))
+
+
+def train_words(out, **more):
+    made = files()
+    words = ["squad", "train", "--checkpoint", made.pretrained, "--data", made.data, "--out", out]
+    return [str(word) for word in [*words, *changes(**more)]]
+
+
+@cache
+def trained():
+    """Return a model whose training was killed after its first checkpoint, and then went on."""
+    out = new_directory() / "run"
+    process = subprocess.Popen(
+        [str(script("fairseq-posenc")), *train_words(out)],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        while not (out / "checkpoint_last.pt").exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == STOPPED
+    return out, run("fairseq-posenc", *train_words(out))
+
+
+@slow
+def test_nothing_is_written_once_a_training_was_killed(tmp_path, capsys):
+    """All that it starts holds its lock; while it lives, it is told who does."""
+    process = subprocess.Popen(
+        [str(script("fairseq-posenc")), *train_words(tmp_path)],
+        env={**true_start(), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        while not (tmp_path / "train.log").exists():  # the training has begun, and has long to go
+            assert process.poll() is None
+            time.sleep(0.02)
+        second = told(capsys, *train_words(tmp_path))
+        assert second.startswith(f"--out {tmp_path}: process {process.pid} on ")
+    finally:
+        process.kill()
+        process.wait()
+    deadline = time.monotonic() + 10
+    while is_held(tmp_path):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@slow
+def test_a_training_goes_on_where_it_was_interrupted():
+    out, done = trained()
+    log = (out / "train.log").read_text(encoding="utf-8")
+    assert "span_head.scores.weight starts fresh" in log
+    assert f"Loaded checkpoint {out}/checkpoint_last.pt (epoch " in log
+    assert log.count("loading pretrained model from") == 1
+    assert "encoder position encoding: learned+m4(max_distance=30) | directions: lr x1 both" in log
+    assert "| num_updates " in done.err
+    state = torch.load(out / "checkpoint_last.pt")
+    windows = open_data_bin(files().data).train_windows
+    assert state["optimizer_history"][-1]["num_updates"] == 60 * math.ceil(windows / 8)
+    told = OmegaConf.load(out / "finetune.yaml")
+    assert windows > 20  # some paragraphs are longer than a window
+    assert told.optimization.max_update == 60 * math.ceil(windows / 8)
+    assert told.lr_scheduler.warmup_updates == round(0.06 * told.optimization.max_update)
+
+
+@slow
+def test_twenty_questions_learnt_by_heart_are_answered(tmp_path, capsys):
+    out, _ = trained()
+    arguments = ["--checkpoint", out / "checkpoint_last.pt", "--questions", files().raw]
+    done = run("fairseq-posenc", "squad", "predict", *arguments, "--out", tmp_path)
+    figures = json.loads(done.out)
+    assert figures["total"] == 20
+    assert figures["exact"] >= 95
+    assert figures["HasAns_exact"] >= 93
+    assert figures["best_exact"] >= figures["exact"]
+    found = {
+        name: json.loads((tmp_path / f"{name}.json").read_text(encoding="utf-8"))
+        for name in ("predictions", "answers", "nbest", "null_odds", "score")
+    }
+    assert found["score"]["spec"] == "learned+m4(max_distance=30)"
+    assert found["score"]["figures"] == {"scores": [figures]}
+    assert cli.main(["report", "--json", str(tmp_path / "score.json")]) == 0
+    (reported,) = json.loads(capsys.readouterr().out)["others"]
+    assert (reported["kind"], reported["name"], reported["notes"]) == ("squad", out.name, [])
+    assert reported["encoding"] == "learned+m4(max_distance=30)"
+    assert reported["directions"] == "lr"
+    expected = {f"SQuAD2.0 {name} dev": figures[name] for name in ("exact", "f1")}
+    assert reported["figures"] == expected
+    raw = json.loads(files().raw.read_text(encoding="utf-8"))["data"][0]["paragraphs"]
+    for paragraph in raw:
+        for qa in paragraph["qas"]:
+            candidates = found["nbest"][qa["id"]]
+            assert sum(each["probability"] for each in candidates) == pytest.approx(1)
+            assert 2 <= len(candidates) <= 21
+            for each in candidates:
+                assert paragraph["context"][each["start"] : each["end"]] == each["text"]
+            odds = found["null_odds"][qa["id"]]
+            answer = found["answers"][qa["id"]]
+            assert found["predictions"][qa["id"]] == ("" if odds > 0 else answer)
+            assert answer in paragraph["context"]
+            assert answer
+
+    # The official figures of the written files are those that were printed.
+    def scored(*words):
+        assert cli.main(["squad", "score", str(files().raw), *map(str, words)]) == 0
+        return capsys.readouterr().out
+
+    odds = ["--na-prob-file", tmp_path / "null_odds.json", "--na-prob-thresh", 0]
+    assert scored(tmp_path / "answers.json", *odds) == done.out
+    plain = json.loads(scored(tmp_path / "predictions.json"))
+    assert plain == {key: value for key, value in figures.items() if "best" not in key}
+
+
+def told(capsys, *arguments, code=2):
+    """Return the line in which a command told a mistake, or a failure."""
+    assert cli.main([str(word) for word in arguments]) == code
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    return err.removeprefix("fairseq-posenc: error: ").rstrip("\n")
+
+
+@slow
+def test_wrong_input_is_told_in_one_line(tmp_path, capsys):
+    made = files()
+    predict = ["squad", "predict", "--questions", made.raw, "--out", tmp_path, "--checkpoint"]
+    assert "was not fine-tuned on SQuAD" in told(capsys, *predict, made.pretrained)
+    assert told(capsys, *predict, "none.pt") == "--checkpoint none.pt: no such file"
+    half = told(capsys, *predict, "none.pt", "--device", "cpu", "--fp16")
+    assert half == "--fp16 is for GPUs; leave it out, or use --device cuda"
+    train = ["squad", "train", "--checkpoint", made.pretrained, "--out", tmp_path, "--data"]
+    assert "was not made by preprocess/squad.py" in told(capsys, *train, tmp_path)
+    out, _ = trained()
+    other = told(capsys, *train_words(out, **{"common.seed": 2}))
+    assert other.endswith("other settings (common, seed: 1, not 2); choose another --out")
+    within = told(capsys, *train_words(tmp_path, **{"model.attention_directions": "up"}), code=1)
+    assert within == (
+        "fairseq-hydra-train: --attention-directions up: 'up' is none of both, lr, rl "
+        f"(its log: {tmp_path}/train.log)"
+    )
+    assert read(tmp_path / "finetune.yaml")["model"]["attention_directions"] == "up"
+    # Nothing was trained, so that the folder takes other settings.
+    short = train_words(tmp_path, **{"optimization.max_epoch": 1})
+    assert cli.main(short) == 0
+    assert read(tmp_path / "finetune.yaml")["model"]["attention_directions"] == "lr"
+    again = subprocess.run(made.preprocess, capture_output=True, text=True, check=True)
+    assert "is there already, made from the same inputs with the same options" in again.stderr
+
+
+# --------------------------------------------------------------------------------------- the recipe
+
+
+def configured(monkeypatch, gpus=1, spec="m4m", version="1.1", *set_to):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    model = Namespace(encoder_layers=7)
+    data_bin = DataBin(Path("bin"), version, Limits(), 87_777)
+    pretrained = Pretrained(
+        path=Path("model.pt"),
+        settings=None,
+        args=model,
+        arch="roberta_m4m",
+        family=FAMILIES[0],
+        specs={"encoder": parse(spec)},
+        positions={"encoder": 512},
+        sizes=[50_265],
+        dictionary=None,
+        weights={},
+    )
+    path = find_recipe(data_bin)
+    assert path.name == RECIPES[version]
+    return compose(pretrained, data_bin, Path("run"), path, set_to)
+
+
+@pytest.mark.parametrize("version", RECIPES)
+def test_the_recipe_is_the_papers(monkeypatch, version):
+    found = configured(monkeypatch, version=version)
+    assert (found.optimization.lr, found.optimization.max_epoch) == ([3e-5], 2)
+    assert found.dataset.batch_size * found.optimization.update_freq[0] == 48
+    updates = 2 * math.ceil(math.ceil(87_777 / 12) / 4)
+    assert (found.optimization.max_update, found.lr_scheduler.warmup_updates) == (updates, 219)
+    assert (found.model._name, found.model.encoder_layers) == ("roberta_m4m", 7)
+    assert (found.model.dropout, found.optimizer.weight_decay) == (0.1, 0.01)
+    assert found.common.fp16
+    assert found.checkpoint.finetune_from_model == str(Path("model.pt").resolve())
+    assert "???" not in OmegaConf.to_yaml(found)
+
+
+@pytest.mark.parametrize("version", RECIPES)
+@pytest.mark.parametrize("encoding", ["raffel", "tupe", "tupe(tie_projections=true)"])
+def test_what_diverges_at_the_usual_rate_has_one_of_its_own(monkeypatch, encoding, version):
+    """M4M's paper, section 5.3: Raffel diverged at 3e-5, and TUPE "suffers from the same issue"."""
+    assert configured(monkeypatch, 1, encoding, version).optimization.lr == [2.5e-5]
+
+
+def test_the_user_has_the_last_word_on_the_rate(monkeypatch):
+    assert configured(monkeypatch, 1, "raffel(per_head=true)+learned").optimization.lr == [2.5e-5]
+    mine = configured(monkeypatch, 1, "raffel", "1.1", "optimization.lr=[1e-4]", "common.seed=7")
+    assert (mine.optimization.lr, mine.common.seed) == ([1e-4], 7)
+
+
+@pytest.mark.parametrize(("gpus", "each"), [(2, (12, 2)), (3, (8, 2)), (4, (12, 1)), (8, (6, 1))])
+def test_several_gpus_share_the_batch(monkeypatch, gpus, each):
+    found = configured(monkeypatch, gpus)
+    assert (found.dataset.batch_size, *found.optimization.update_freq) == each
+    assert found.distributed_training.distributed_world_size == gpus
+    batches = math.ceil(87_777 / each[0])
+    assert found.optimization.max_update == 2 * math.ceil(batches / (gpus * each[1]))
+
+
+def test_settings_that_do_not_fit_are_told(monkeypatch):
+    with pytest.raises(UserError, match="a batch of 48 windows cannot be shared by 5 GPUs"):
+        configured(monkeypatch, 5)
+    with pytest.raises(UserError, match=r"set optimization.max_update too"):
+        configured(monkeypatch, 1, "m4m", "1.1", "dataset.max_tokens=4000")
+    with pytest.raises(
+        UserError, match=r"windows of 512 tokens, but .*model.pt has 500 positions: m"
+    ):
+        configured(monkeypatch, 1, "m4m", "1.1", "model.max_positions=500")
+    with pytest.raises(UserError, match=r"squad11.yaml, --set: "):
+        configured(monkeypatch, 1, "m4m", "1.1", "optimization.lr=[")
+    for change in ("optimization", "=3", ""):
+        with pytest.raises(UserError, match=f"--set {change}: write NAME=VALUE"):
+            configured(monkeypatch, 1, "m4m", "1.1", change)
+    processor = configured(monkeypatch, 0)
+    assert (processor.common.cpu, processor.common.fp16) == (True, False)
+
+
+WRONG_TYPES = ["dataset.batch_size=many", "dataset.batch_size=0", "optimization.update_freq=4"]
+WRONG_TYPES += ["optimization.max_epoch=[]", "model=3", "model.max_positions=far", "optimization="]
+
+
+@pytest.mark.parametrize("change", WRONG_TYPES)
+def test_settings_of_another_type_are_told_in_one_line(monkeypatch, change):
+    with pytest.raises(UserError, match=r"squad11.yaml, --set: ") as told:
+        configured(monkeypatch, 1, "m4m", "1.1", change)
+    assert "\n" not in str(told.value)
+
+
+@slow
+def test_the_model_section_builds_the_pretrained_model():
+    options = read_pretrained(files().pretrained, "--checkpoint").options
+    assert options["position_encoding"] == "learned+m4(max_distance=30)"
+    assert (options["attention_directions"], options["encoder_embed_dim"]) == ("lr", 64)
+    assert "dropout" not in options

@@ -1,0 +1,325 @@
+"""SQuAD's scores, against the official scripts' rules written out once more, step by step."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import random
+import re
+import string
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench import cli
+from fairseq_posenc.workbench.finetuning.squad import score as scoring
+from fairseq_posenc.workbench.finetuning.squad.data import Answer, Question, Squad, read_squad
+from fairseq_posenc.workbench.finetuning.squad.score import evaluate
+from fairseq_posenc.workbench.results.record import read
+from tests.helpers.commands import script
+
+PUBLISHED = Path(__file__).resolve().parents[4] / "shared" / "data" / "squad"
+WORDS = [
+    "a",
+    "An",
+    "THE",
+    "the",
+    "than",
+    "24-10",
+    "caf\u00e9",
+    "Caf\u00c9",
+    "!",
+    "...",
+    "\u201ct\u201d",
+]
+WORDS += [
+    "\u00fc",
+    "x",
+    "X.",
+    "theatre",
+    "\u4e2d\u6587",
+    "\uff01",
+    "\u2019s",
+    "o'clock",
+    "\u00a0",
+    "\t",
+    "I\u0307",
+]
+
+
+# ----------------------------------------------------------------------- the official rules, again
+
+
+def words_of(text):
+    text = "".join(c for c in text.lower() if c not in set(string.punctuation))
+    return re.sub(r"\b(a|an|the)\b", " ", text).split()
+
+
+def overlap(right, given):
+    left, same = list(right), 0
+    for word in given:
+        if word in left:
+            left.remove(word)
+            same += 1
+    if same == 0:
+        return 0
+    precision, recall = 1.0 * same / len(given), 1.0 * same / len(right)
+    return (2 * precision * recall) / (precision + recall)
+
+
+def official_v1(squad, predictions):
+    exact = f1 = 0
+    for question in squad.questions:
+        if question.id in predictions:
+            given = words_of(predictions[question.id])
+            rights = [words_of(answer.text) for answer in question.answers]
+            exact += max(" ".join(right) == " ".join(given) for right in rights)
+            f1 += max(overlap(right, given) for right in rights)
+    total = len(squad.questions)
+    return {"exact_match": 100.0 * exact / total, "f1": 100.0 * f1 / total}
+
+
+def official_v2(squad, predictions, odds=None, threshold=1.0):
+    has = {question.id: bool(question.answers) for question in squad.questions}
+    raw_exact, raw_f1 = {}, {}
+    for question in squad.questions:
+        golds = [answer.text for answer in question.answers if words_of(answer.text)] or [""]
+        given = words_of(predictions[question.id])
+        raw_exact[question.id] = max(int(words_of(gold) == given) for gold in golds)
+        raw_f1[question.id] = max(
+            int(words_of(gold) == given)
+            if not words_of(gold) or not given
+            else overlap(words_of(gold), given)
+            for gold in golds
+        )
+    used = odds if odds is not None else {name: 0.0 for name in predictions}
+    found = {}
+    for kind, raw in (("exact", raw_exact), ("f1", raw_f1)):
+        final = {n: (float(not has[n]) if used[n] > threshold else raw[n]) for n in raw}
+        groups = {"": list(has), "HasAns_": [n for n in has if has[n]]}
+        groups["NoAns_"] = [n for n in has if not has[n]]
+        for prefix, names in groups.items():
+            if names:
+                found[f"{prefix}{kind}"] = 100.0 * sum(final[n] for n in names) / len(names)
+                found[f"{prefix}total"] = len(names)
+        if odds is not None:
+            score = best = sum(1 for n in has if not has[n])
+            where = 0.0
+            for name in sorted(odds, key=lambda n: odds[n]):
+                if name in raw:
+                    wrong = -1 if predictions[name] else 0
+                    score += raw[name] if has[name] else wrong
+                    if score > best:
+                        best, where = score, odds[name]
+            found[f"best_{kind}"] = 100.0 * best / len(raw)
+            found[f"best_{kind}_thresh"] = where
+    return found
+
+
+# ------------------------------------------------------------------------------------ random files
+
+
+def text(rng, longest=4):
+    return " ".join(rng.choice(WORDS) for _ in range(rng.randint(0, longest)))
+
+
+def random_squad(rng, version):
+    questions = []
+    for number in range(rng.randint(1, 30)):
+        least = 1 if version == "1.1" else rng.choice([0, 1])
+        answers = tuple(Answer(text(rng), 0) for _ in range(rng.randint(least, 3) if least else 0))
+        questions.append(Question(f"q{number}", "?", "", answers))
+    return Squad(Path("random.json"), version, questions)
+
+
+def random_predictions(rng, squad):
+    predictions = {}
+    for question in squad.questions:
+        golds = [answer.text for answer in question.answers] or [""]
+        near = rng.choice(golds).upper() + rng.choice(["", ".", " the", " x"])
+        predictions[question.id] = rng.choice([text(rng), near, rng.choice(golds), ""])
+    return predictions
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_figures_of_1_1_are_the_official_ones(seed):
+    rng = random.Random(seed)
+    squad = random_squad(rng, "1.1")
+    predictions = random_predictions(rng, squad)
+    for name in list(predictions):
+        if rng.random() < 0.2:
+            del predictions[name]
+    predictions["of another file"] = "x"
+    assert evaluate(squad, predictions) == official_v1(squad, predictions)
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_figures_of_2_0_are_the_official_ones(seed):
+    rng = random.Random(seed)
+    squad = random_squad(rng, "2.0")
+    predictions = {"of another file": "x", **random_predictions(rng, squad)}
+    assert evaluate(squad, predictions) == official_v2(squad, predictions)
+    names = list(predictions)
+    rng.shuffle(names)
+    odds = {name: rng.choice([0, 0.5, 1.0, 1.5, -3.25, rng.gauss(0, 3)]) for name in names}
+    for threshold in (1.0, 0.0, 0.5, -2.0):
+        ours = evaluate(squad, predictions, odds, threshold)
+        assert ours == official_v2(squad, predictions, odds, threshold)
+
+
+def test_the_f1_of_1_1_is_that_of_every_python(monkeypatch):
+    """The script adds score after score; the ``sum`` of Python 3.12 rounds but once, as fsum."""
+    words = " ".join(f"w{index}" for index in range(13))
+    told = (Answer(words, 0),)
+    questions = [Question(f"q{number}", "?", "", told) for number in range(50)]
+    predictions = {f"q{number}": " ".join(words.split()[: 1 + number % 12]) for number in range(50)}
+    squad = Squad(Path("x.json"), "1.1", questions)
+    expected = official_v1(squad, predictions)
+    scores = [overlap(words.split(), given.split()) for given in predictions.values()]
+    assert 100.0 * math.fsum(scores) / len(scores) != expected["f1"]
+    monkeypatch.setattr(scoring, "sum", math.fsum, raising=False)
+    assert evaluate(squad, predictions) == expected
+
+
+def test_what_the_versions_treat_differently():
+    def squad(version, *answers):
+        told = tuple(Answer(answer, 0) for answer in answers)
+        return Squad(Path("x.json"), version, [Question("q", "?", "", told)])
+
+    # Two texts without words are the same text; only 2.0 says that they share all words.
+    assert evaluate(squad("1.1", "the"), {"q": "a"}) == {"exact_match": 100.0, "f1": 0.0}
+    assert evaluate(squad("2.0", "the"), {"q": "a"})["f1"] == 100.0
+    # Odds do nothing by themselves until they exceed 1.
+    none = squad("2.0")
+    assert evaluate(none, {"q": "x"}, {"q": 1.0})["exact"] == 0.0
+    assert evaluate(none, {"q": "x"}, {"q": 1.01})["exact"] == 100.0
+    assert evaluate(none, {"q": "x"}, {"q": 0.5}, threshold=0.0)["exact"] == 100.0
+
+
+# ------------------------------------------------------------------------------------- the command
+
+
+def write(path, content):
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Write a file of each version; returns their paths."""
+    answer = [{"text": "the cat", "answer_start": 0}]
+    asked = [{"id": "q1", "question": "who?", "answers": answer}]
+    none = [{"id": "q2", "question": "why?", "answers": [], "is_impossible": True}]
+    paths = {}
+    for version, qas in (("1.1", asked), ("v2.0", asked + none)):
+        paragraphs = [{"context": "the cat sat", "qas": qas}]
+        content = {"version": version, "data": [{"title": "t", "paragraphs": paragraphs}]}
+        paths[version] = write(tmp_path / f"dev-{version}.json", content)
+    return paths
+
+
+def score(capsys, *arguments):
+    status = cli.main(["squad", "score", *map(str, arguments)])
+    said = capsys.readouterr()
+    return status, said.out, said.err
+
+
+def test_the_command_prints_what_the_official_scripts_print(files, tmp_path, capsys):
+    predictions = write(tmp_path / "answers.json", {"q1": "Cat!", "q2": "mat"})
+    assert score(capsys, files["1.1"], predictions) == (
+        0,
+        '{"exact_match": 100.0, "f1": 100.0}\n',
+        "",
+    )
+    odds = write(tmp_path / "odds.json", {"q1": -1.5, "q2": 3})
+    options = ["--na-prob-file", odds, "--na-prob-thresh", 0]
+    status, out, _ = score(capsys, files["v2.0"], predictions, *options)
+    squad = read_squad(files["v2.0"])
+    expected = official_v2(squad, {"q1": "Cat!", "q2": "mat"}, {"q1": -1.5, "q2": 3}, 0.0)
+    assert (status, json.loads(out)) == (0, expected)
+    assert out.startswith('{\n  "exact": 100.0,\n  "f1": 100.0,\n  "total": 2,\n  "HasAns_exact"')
+    status, out, _ = score(capsys, files["v2.0"], predictions, *options, "--json")
+    found = read(write(tmp_path / "score.json", json.loads(out)))
+    assert found.figures == {"scores": [expected]}
+    assert (found.kind, found.data["squad"], found.data["name"]) == ("squad", "2.0", "answers")
+
+
+@pytest.mark.slow
+def test_a_reader_that_has_enough_ends_a_command_quietly(files, tmp_path):
+    predictions = write(tmp_path / "answers.json", {"q1": "Cat!", "q2": "mat"})
+    for words in (["squad", "score", files["v2.0"], predictions], ["--help"]):
+        with subprocess.Popen(
+            [str(script("fairseq-posenc")), *map(str, words)],
+            env={**os.environ, "PYTHONWARNINGS": "ignore"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as process:
+            process.stdout.close()
+            assert process.stderr.read() == b""
+        assert process.returncode == 0
+
+
+def test_an_unanswered_question_of_1_1_scores_0_and_is_named(files, tmp_path, capsys):
+    status, out, err = score(capsys, files["1.1"], write(tmp_path / "none.json", {}))
+    assert (status, json.loads(out)) == (0, {"exact_match": 0.0, "f1": 0.0})
+    assert err == "1 unanswered questions receive score 0: q1\n"
+
+
+@pytest.mark.parametrize(
+    ("version", "predictions", "odds", "message"),
+    [
+        ("v2.0", {"q1": "x"}, None, "predictions: 1 of 2 questions are missing, first of all q2; "),
+        ("v2.0", {"q1": "x", "q2": ""}, {"q1": 0}, "odds of no answer: 1 of 2 questions are miss"),
+        ("1.1", {"q1": "x"}, {"q1": 0}, "dev-1.1.json: in SQuAD 1.1 every question has an answer"),
+        ("1.1", {"q1": None}, None, "the value of q1 is not a text"),
+        ("1.1", ["q1"], None, "answers.json: must be a JSON object from ids to a text"),
+        ("v2.0", {"q1": "x", "q2": ""}, {"q1": "x"}, "odds.json: the value of q1 is not a num"),
+    ],
+)
+def test_bad_input_is_told_in_one_line(
+    files, tmp_path, capsys, version, predictions, odds, message
+):
+    arguments = [files[version], write(tmp_path / "answers.json", predictions)]
+    if odds is not None:
+        arguments += ["--na-prob-file", write(tmp_path / "odds.json", odds)]
+    status, out, err = score(capsys, *arguments)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
+def test_files_that_are_no_squad_are_told_with_the_place(tmp_path):
+    def told(content):
+        path = tmp_path / "bad.json"
+        path.write_text(content, encoding="utf-8")
+        with pytest.raises(UserError) as caught:
+            read_squad(path)
+        return str(caught.value).replace(str(path), "FILE")
+
+    assert told('{"data":\n [,]}') == "FILE, line 2: not JSON (Expecting value)"
+    assert told('{"rows": []}').startswith("FILE: has no 'data' that is a list; ")
+    half = '[{"question": "\\ud800", "id": "i"}]'
+    half = f'{{"data": [{{"paragraphs": [{{"context": "c", "qas": {half}}}]}}]}}'
+    assert told(half).startswith("FILE: data[0].paragraphs[0].qas[0]: 'question' has half a ")
+    assert told('{"data": []}') == "FILE: holds no question"
+    with pytest.raises(UserError, match=r"no-file.json: cannot be read"):
+        read_squad(tmp_path / "no-file.json")
+    with gzip.open(tmp_path / "cut.json.gz", "wb") as file:
+        file.write(b"{}" * 5000)
+    (tmp_path / "cut.json.gz").write_bytes((tmp_path / "cut.json.gz").read_bytes()[:30])
+    with pytest.raises(UserError, match=r"cut.json.gz: cannot be read"):
+        read_squad(tmp_path / "cut.json.gz")
+
+
+@pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the published files are not there")
+def test_a_published_baseline_gets_its_published_score():
+    squad = read_squad(PUBLISHED / "dev-v1.1.json.gz")
+    assert (squad.version, len(squad.questions)) == ("1.1", 10_570)
+    path = PUBLISHED / "predictions" / "dev-v1.1-logistic-regression.json.gz"
+    predictions = json.loads(gzip.decompress(path.read_bytes()))
+    figures = evaluate(squad, predictions)
+    assert figures["exact_match"] == pytest.approx(40.1419, abs=5e-5)
+    assert figures["f1"] == pytest.approx(50.9815, abs=5e-5)

@@ -1,0 +1,358 @@
+"""The attention report: what is read, what is written, and what is refused."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+import zlib
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.helpers.tiny_models import logits, make_dictionary, make_model
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.transformer.capture_attention import Attention, watch
+from fairseq_posenc.workbench.cli import main
+from fairseq_posenc.workbench.plots import page
+from fairseq_posenc.workbench.plots.load_model import Opened, open_checkpoint
+from fairseq_posenc.workbench.plots.model_inputs import Reading, read
+from fairseq_posenc.workbench.plots.quantize import FINE, LEVELS, quantised, visible
+from fairseq_posenc.workbench.plots.tokenize import cut
+from fairseq_posenc.workbench.tokens.learning import learn_pieces
+from tests.helpers.commands import new_directory, pairs, run, sentences, train, trained
+
+slow = pytest.mark.slow
+TEXT = "w3 w7 w1 w7 w12"
+STOCK = {
+    "masked_lm": ["--arch", "roberta_base", "--max-positions", 16, "--encoder-layers", 2],
+    "causal_lm": ["--arch", "transformer_lm", "--decoder-layers", 2],
+    "translation": ["--arch", "transformer_tiny", "--max-source-positions", 16],
+}
+NARROW = {
+    "masked_lm": ["--encoder-embed-dim", 16, "--encoder-attention-heads", 2],
+    "causal_lm": ["--decoder-embed-dim", 16, "--decoder-attention-heads", 2],
+    "translation": [],
+}
+
+
+def watched_model(family: str, model, labels: list[str]) -> tuple[Opened, Reading]:
+    """Return a model and random tokens with labels as if they had come from a checkpoint."""
+    path = new_directory() / "model.pt"
+    path.write_bytes(b"a model")
+    tokens = torch.randint(4, 20, (1, len(labels)))
+    reading = Reading({"encoder": labels, "decoder": labels}, lambda: logits(model, family, tokens))
+    return Opened(path, family, model, None, path.parent), reading
+
+
+def content_of(html: str) -> tuple[dict, np.ndarray]:
+    """Return what a page holds: its facts, and the codes of its planes."""
+    data, codes = (
+        re.findall(f'<script type="[a-z/]+" id="{name}">(.*?)</script>', html, re.DOTALL)[0]
+        for name in ("data", "codes")
+    )
+    packed = zlib.decompress(base64.b64decode(codes))
+    return json.loads(data), np.frombuffer(packed, np.uint8)
+
+
+def numbers_of(html: str, kind: str, name: str, model: int = 0) -> np.ndarray | None:
+    """Return a plane of a page as numbers ``[L, H, T, S]``, NaN where nothing is seen."""
+    data, codes = content_of(html)
+    facts = data["models"][model]
+    (found,) = (each for each in facts["kinds"] if each["name"] == kind)
+    plane = next((each for each in found["planes"] if each["name"] == name), None)
+    if plane is None:
+        return None
+    shape = found["layers"], found["heads"], len(found["queries"]), len(found["keys"])
+    size = np.prod(shape)
+    start = facts["start"] + plane["start"]
+    low, high = (codes[place : place + size].reshape(shape) for place in (start, start + size))
+    values = low + 256.0 * high
+    first, step = (np.array(plane[each])[..., None, None] for each in ("first", "step"))
+    return np.where(values > 0, (first + values - 1) * step, np.nan)
+
+
+# ------------------------------------------------------------------------------------ numbers
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 10.0, 1e5])
+def test_a_number_is_within_half_a_step(size):
+    values = torch.randn(2, 3, 7, 5, dtype=torch.float64) * size
+    seen = torch.ones(2, 1, 7, 5, dtype=torch.bool)
+    seen[1] = seen[1].tril()
+    found = quantised(values, seen)
+    step, first = (
+        torch.tensor(each, dtype=torch.float64)[..., None, None]
+        for each in (found.step, found.first)
+    )
+    back = (first + found.codes - 1) * step
+    assert ((back - values).abs() <= step * 0.5001)[seen.expand_as(values)].all()
+    assert (found.codes.eq(0) == ~seen).all()
+    assert found.codes.max() < 2**16
+    told = torch.where(seen, values, values[..., :1, :1])
+    spread = told.amax((2, 3)) - told.amin((2, 3))
+    bound = torch.clamp(spread / LEVELS, max=FINE).maximum(spread / 65_000)
+    torch.testing.assert_close(step[..., 0, 0], bound)
+
+
+@pytest.mark.parametrize("number", [0.25, 0.0, -3.0])
+def test_equal_numbers_are_told_in_hundredths(number):
+    found = quantised(torch.full((1, 1, 2, 2), number), torch.ones(1, 1, 2, 2, dtype=torch.bool))
+    assert found.codes.eq(1).all()
+    assert found.first[0][0] * found.step[0][0] == pytest.approx(number)
+    assert found.first == found.last
+
+
+def test_what_a_layer_sees_is_told_by_its_directions():
+    model = make_model("masked_lm", attention_directions="lr,rl")
+    layers = watch(model, lambda: logits(model, "masked_lm", torch.randint(4, 20, (1, 6))))
+    whole = torch.ones(6, 6, dtype=torch.bool)
+    expected = torch.stack([whole.tril(), whole.triu(), whole])[:, None]
+    assert visible(layers).equal(expected)
+
+
+# --------------------------------------------------------------------------------------- pages
+
+
+@cache
+def inspected(family: str) -> str:
+    """Return the page of the model of a family that all tests share."""
+    checkpoint = trained(family).save_dir / "checkpoint_last.pt"
+    out = new_directory() / "attention.html"
+    run("fairseq-posenc", "inspect", "--checkpoint", checkpoint, "--text", TEXT, "--out", out)
+    return out.read_text(encoding="utf-8")
+
+
+def attention(family: str) -> list[Attention]:
+    opened = open_checkpoint(trained(family).save_dir / "checkpoint_last.pt")
+    return watch(opened.model, read(opened, TEXT).run)
+
+
+PARTS = ["content", "position", "both"]
+KINDS = {"masked_lm": ["encoder"], "causal_lm": ["decoder"]}
+KINDS["translation"] = ["encoder", "decoder", "cross"]
+
+
+@slow
+@pytest.mark.parametrize("family", KINDS)
+def test_the_page_has_the_models_numbers(family):
+    html = inspected(family)
+    assert [kind["name"] for kind in content_of(html)[0]["models"][0]["kinds"]] == KINDS[family]
+    for layer in attention(family):
+        kind = "cross" if layer.cross else layer.stack
+        weights = numbers_of(html, kind, "weight")[layer.layer]
+        hidden = np.isnan(weights)
+        ours, theirs = np.nan_to_num(weights), layer.weights[0].numpy()
+        np.testing.assert_allclose(ours, theirs, atol=1e-2)
+        assert (hidden.all(0) == (np.triu(np.ones_like(hidden[0]), 1) * (kind == "decoder"))).all()
+        for part in PARTS:
+            shown = numbers_of(html, kind, part)
+            exact = getattr(layer.split, part)[0].numpy()
+            np.testing.assert_allclose(shown[layer.layer][~hidden], exact[~hidden], atol=1e-2)
+
+
+@slow
+def test_the_factors_of_a_product_stand_beside():
+    shown = [
+        numbers_of(inspected("masked_lm"), "encoder", f"{name} factor")
+        for name in ("content", "query table", "key table")
+    ]
+    for layer in attention("masked_lm"):
+        for ours, theirs in zip(shown, layer.split.details.values()):
+            np.testing.assert_allclose(ours[layer.layer], theirs[0].numpy(), atol=1e-2)
+
+
+@slow
+def test_the_page_says_what_it_was_made_from():
+    checkpoint = trained("causal_lm").save_dir / "checkpoint_last.pt"
+    data, _ = content_of(inspected("causal_lm"))
+    (model,) = data["models"]
+    assert data["command"].startswith(f"fairseq-posenc inspect --checkpoint {checkpoint} --text ")
+    assert model["sha256"] == page.checksum(checkpoint)
+    assert model["positions"] == {"decoder": "learned+rope"}
+    assert model["family"] == "causal LM"
+
+
+@slow
+def test_two_checkpoints_share_a_page(capsys):
+    out = new_directory() / "two.html"
+    paths = [str(trained(family).save_dir / "checkpoint_last.pt") for family in KINDS][:2]
+    given = [part for path in paths for part in ("--checkpoint", path)]
+    assert main(["inspect", *given, "--text", TEXT, "--out", str(out)]) == 0
+    html = out.read_text(encoding="utf-8")
+    assert f"{out}: {len(html) / 1e6:.2f} MB" in capsys.readouterr().err
+    for number, (family, kind) in enumerate((("masked_lm", "encoder"), ("causal_lm", "decoder"))):
+        alone = numbers_of(inspected(family), kind, "weight")
+        np.testing.assert_array_equal(numbers_of(html, kind, "weight", number), alone)
+
+
+@slow
+@pytest.mark.parametrize("family", STOCK)
+def test_models_of_fairseqs_own_show_weights_and_scores(family):
+    save_dir = train(
+        family, *STOCK[family], *NARROW[family], "--max-update", 1, user_dir=None
+    ).save_dir
+    opened = open_checkpoint(save_dir / "checkpoint_last.pt")
+    assert set(opened.positions.values()) == {None}
+    watched = page.inspect(opened, read(opened, TEXT))
+    for kind in watched.facts["kinds"]:
+        assert [plane["name"] for plane in kind["planes"]] == ["weight", *PARTS]
+    with pytest.raises(UserError, match=r"reads 1[0-9]* tokens, and the text has"):
+        read(opened, " ".join(["w1"] * 1100))
+    state = torch.load(save_dir / "checkpoint_last.pt")
+    broken = next(value for name, value in state["model"].items() if name.endswith("k_proj.weight"))
+    broken[0, 0] = torch.nan
+    torch.save(state, save_dir / "broken.pt")
+    with pytest.raises(UserError, match=r"broken.pt: the checkpoint is damaged.*1 of .* NaN"):
+        open_checkpoint(save_dir / "broken.pt")
+
+
+@pytest.mark.parametrize(("spec", "limit"), [("m4m", 5e6), ("rope+m4", 5e6), ("t5", 2e6)])
+def test_a_page_of_six_layers_eight_heads_and_64_tokens_is_small(spec, limit):
+    """The longest pages: three kinds of attention, with all that scores are made of."""
+    sizes = {"layers": 6, "embed_dim": 128, "attention_heads": 8}
+    options = {f"{s}_{name}": n for s in ("encoder", "decoder") for name, n in sizes.items()}
+    model = make_model(
+        "translation",
+        position_encoding=spec,
+        max_source_positions=64,
+        max_target_positions=64,
+        **options,
+    )
+    for parameter in model.parameters():
+        parameter.data += 0.05 * torch.randn_like(parameter)  # bytes that hardly repeat
+    opened, reading = watched_model("translation", model, ["a word"] * 64)
+    assert len(page.page([page.inspect(opened, reading)], "")) < limit
+
+
+def test_no_text_ends_the_script_that_holds_it():
+    labels = ["</script>", "<!--", "<script>", "{{codes}}", "{{data}}"]
+    model = make_model("masked_lm")
+    html = page.page([page.inspect(*watched_model("masked_lm", model, labels))], "")
+    assert content_of(html)[0]["models"][0]["kinds"][0]["queries"] == labels
+
+
+# --------------------------------------------------------------------------------------- texts
+
+
+def test_a_text_is_cut_by_the_pieces_of_its_language(tmp_path):
+    (tmp_path / "text").write_text("the old house by the old bridge\n" * 20)
+    prefix = str(tmp_path / "sentencepiece.en")
+    whole = ["▁the", "▁old"]
+    learn_pieces(19, input=str(tmp_path / "text"), model_prefix=prefix, user_defined_symbols=whole)
+    dictionary = make_dictionary(0)
+    for piece in whole:
+        dictionary.add_symbol(piece)
+    found = cut("the old  house", "--text", tmp_path, dictionary, "en")
+    assert found.labels[:2] == ["the", "old"]
+    assert all(label.endswith(" (unknown)") for label in found.labels[3:])
+    assert "".join(label.removesuffix(" (unknown)") for label in found.labels[2:]).endswith("house")
+    with pytest.raises(UserError, match=r"--text 'the old': has no symbol of the dictionary"):
+        cut("the old", "--text", tmp_path, make_dictionary(2), "en")
+
+
+def test_without_a_tokenizer_symbols_stand_between_spaces(tmp_path):
+    found = cut(" w1  w2 what ", "--text", tmp_path, make_dictionary())
+    assert found.ids == [5, 6, 3]
+    assert found.labels == ["w1", "w2", "what (unknown)"]
+
+
+@slow
+def test_the_models_own_translation_is_read_where_none_is_given():
+    opened = open_checkpoint(trained("translation").save_dir / "checkpoint_last.pt")
+    own = read(opened, TEXT)
+    assert own.labels["encoder"] == [*TEXT.split(), "</s>"]
+    start, *tokens = own.labels["decoder"]
+    assert start == "</s>"
+    assert tokens
+    generated = run(
+        "fairseq-interactive",
+        opened.folder,
+        *("--user-dir", page.__file__.rpartition("/plots")[0]),
+        *("--path", opened.path, "--beam", 5),
+        given=TEXT + "\n",
+    )
+    (line,) = (line for line in generated.out.splitlines() if line.startswith("H-0"))
+    assert tokens == line.split("\t")[2].split()
+    given = read(opened, TEXT, " ".join(tokens))
+    assert given.labels == own.labels
+
+
+# ------------------------------------------------------------------------------------ refusals
+
+
+def refusal(capsys, checkpoint: Path, *more: object) -> str:
+    """Return the one line of a command that fails."""
+    out = new_directory() / "page.html"
+    words = ["inspect", "--checkpoint", checkpoint, "--text", TEXT, "--out", out, *more]
+    assert main(list(map(str, words))) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("fairseq-posenc: error: ")
+    assert told.count("\n") == 1
+    assert not out.exists()
+    return told
+
+
+@slow
+def test_wrong_input_is_one_line(capsys, tmp_path):
+    masked = trained("masked_lm").save_dir / "checkpoint_last.pt"
+    translating = trained("translation").save_dir / "checkpoint_last.pt"
+    for expected, *words in (
+        ("no such file", tmp_path / "none.pt"),
+        ("no such folder", masked, "--data", tmp_path / "none"),
+        ("holds no dict.txt", masked, "--data", tmp_path),
+        ("has no files of a language pair", translating, "--data", tmp_path),
+        ("--target is for translation", masked, "--target", "w1"),
+        ("--text '': has no symbol", masked, "--text", ""),
+        ("--text 'a b': has no symbol", masked, "--text", "a b"),
+        ("--target 'a b': has no symbol", translating, "--target", "a b"),
+        ("a sequence of 31 tokens is longer", translating, "--target", "w1 " * 30),
+        ("name one, or two", masked, "--checkpoint", masked, "--checkpoint", masked),
+        ("name a file in a folder that there is", masked, "--out", tmp_path / "no" / "x.html"),
+        ("name a file in a folder that there is", masked, "--out", tmp_path),
+    ):
+        assert expected in refusal(capsys, *words), expected
+
+
+@slow
+def test_another_dictionary_is_refused(capsys):
+    folder = new_directory() / "bin"
+    shutil.copytree(sentences(), folder)
+    with open(folder / "dict.txt", "a") as file:
+        file.write("more 1\n")
+    masked = trained("masked_lm").save_dir / "checkpoint_last.pt"
+    assert "has a dictionary of" in refusal(capsys, masked, "--data", folder)
+    folder = new_directory() / "bin"
+    shutil.copytree(pairs(), folder)
+    with open(folder / "dict.tgt.txt", "a") as file:
+        file.write("more 1\n")
+    translating = trained("translation").save_dir / "checkpoint_last.pt"
+    assert "decoder.embed_tokens" in refusal(capsys, translating, "--data", folder)
+
+
+@slow
+def test_checkpoints_of_another_kind_or_broken_are_refused(capsys, tmp_path):
+    state = trained("masked_lm").checkpoint()
+    path = tmp_path / "other.pt"
+    (name,) = (key for key in state["model"] if key.endswith("layers.0.self_attn.k_proj.weight"))
+    state["model"][name][0, 0] = torch.nan
+    torch.save(state, path)
+    assert "NaN" in refusal(capsys, path)
+    state["model"][name][:] = 1e30
+    torch.save(state, path)
+    assert "attention that is NaN or infinite (encoder, layer 1" in refusal(capsys, path)
+    state["cfg"]["model"]._name = "wav2vec2"
+    torch.save(state, path)
+    assert "a model of the kind wav2vec2" in refusal(capsys, path)
+    path.write_bytes(path.read_bytes()[:1000])
+    assert "not a whole checkpoint" in refusal(capsys, path)
+
+
+def test_a_page_too_large_for_a_browser_is_refused():
+    opened, reading = watched_model("causal_lm", make_model("causal_lm"), ["a"] * 3000)
+    with pytest.raises(UserError, match=r"3000 tokens in 8 heads .* at most 1000 tokens"):
+        page.inspect(opened, reading)

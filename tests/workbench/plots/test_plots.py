@@ -1,0 +1,477 @@
+"""Pictures show the numbers that they are of."""
+
+from __future__ import annotations
+
+import cmath
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.helpers.tiny_models import (
+    ARCHITECTURES,
+    STOCK,
+    logits,
+    make_model,
+    make_tokens,
+    needs_causal,
+    specs,
+)
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.transformer.capture_attention import watch
+from fairseq_posenc.workbench.cli import main
+from fairseq_posenc.workbench.plots import (
+    attention,
+    curves,
+    decay,
+    differences,
+    distances,
+    maps,
+    products,
+    tables,
+    trained,
+)
+from fairseq_posenc.workbench.plots.kinds import KINDS
+from fairseq_posenc.workbench.plots.stacks import of_model, of_spec
+from tests.helpers import commands
+
+PAD = 1
+ALL = range(4)
+
+
+def image(axes) -> np.ndarray:
+    (found,) = axes.images
+    return found.get_array()
+
+
+def panels(figure) -> list:
+    """Return the panels of a figure, without the scales of colours beside them."""
+    return [axes for axes in figure.axes if axes.get_label() != "<colorbar>"]
+
+
+def drawn_lines(axes) -> np.ndarray:
+    return np.array([line.get_ydata() for line in axes.lines if line.get_label()[0] != "_"])
+
+
+def assert_same(shown, tensor, **tolerance):
+    torch.testing.assert_close(
+        torch.as_tensor(np.asarray(shown)).double(), tensor.detach().double(), **tolerance
+    )
+
+
+def spec_stack(spec: str, causal: bool = False):
+    return of_spec(spec, 32, 4, 24, causal or needs_causal(spec))
+
+
+def tables_drawn(stack, layers=(0,)):
+    found = tables.tables_of(stack, layers, ALL)
+    figure = tables.draw_tables(found, "title")
+    for axes, table in zip(panels(figure), found):
+        assert_same(image(axes), table.values)
+    return {table.title: table for table in found}
+
+
+class TestTables:
+    def test_a_models_tables_are_shown(self):
+        model = make_model("masked_lm", position_encoding="learned+shaw")
+        stack = model.encoder.sentence_encoder
+        found = tables_drawn(of_model(model)["encoder"], layers=(0, 2))
+        assert list(found) == ["at the input", "query table, layer 1", "query table, layer 3"]
+        at_input = stack.embed_positions.encodings["learned"].table.weight
+        assert_same(found["at the input"].values, at_input)
+        for layer in (0, 2):
+            table = found[f"query table, layer {layer + 1}"]
+            own = stack.layers[layer].self_attn.encodings["shaw"].table
+            assert_same(table.values, own.weight[0])
+            assert table.rows.tolist() == list(range(-23, 24))
+
+    def test_a_causal_stack_has_no_rows_of_later_keys(self):
+        (table,) = tables_drawn(spec_stack("m4", causal=True)).values()
+        assert table.title == "query table and key table, layer 1"
+        assert table.rows.tolist() == list(range(-23, 1))
+
+    def test_clipped_ends_and_rows_of_a_reset_are_left_out(self):
+        stack = spec_stack("m4(max_distance=3,reset=true)")
+        (table,) = tables_drawn(stack).values()
+        assert table.rows.tolist() == list(range(-3, 4))
+        assert_same(table.values, stack.layers[0].layer["m4"].table.weight[0])
+
+    def test_heads_have_tables_of_their_own(self):
+        stack = spec_stack("shaw(per_head=true)")
+        found = tables.tables_of(stack, [0], [1, 3])
+        weight = stack.layers[0].layer["shaw"].table.weight
+        assert [table.title[-6:] for table in found] == ["head 2", "head 4"]
+        for head, table in zip((1, 3), found):
+            assert_same(table.values, weight[head])
+
+    def test_numbers_of_heads_are_columns(self):
+        stack = spec_stack("t5")
+        (table,) = tables_drawn(stack).values()
+        assert (table.of_columns, list(table.columns)) == ("head", [1, 2, 3, 4])
+        assert "all layers" in table.title
+
+    @pytest.mark.parametrize("spec", specs("input", "scores"))
+    def test_every_encoding_has_tables_but_for_none(self, spec):
+        stack = spec_stack(spec)
+        if spec == "none":
+            with pytest.raises(UserError, match="none has no table"):
+                tables.tables_of(stack, [0], ALL)
+            return
+        assert all(table.values.isfinite().all() for table in tables_drawn(stack).values())
+
+    def test_too_many_are_refused(self):
+        table = tables.tables_of(spec_stack("shaw"), [0], ALL)
+        with pytest.raises(UserError, match=r"49 tables are too many.*--layer, --head"):
+            tables.draw_tables(table * 49, "title")
+
+    @pytest.mark.parametrize("family", STOCK)
+    def test_models_of_fairseqs_own_have_no_stacks(self, family):
+        assert of_model(make_model(family, STOCK[family])) == {}
+
+
+class TestMap:
+    def test_points_of_a_plane_keep_their_distances(self):
+        angles = torch.arange(12) / 12 * 2 * torch.pi
+        plane = torch.stack([angles.cos(), angles.sin()], 1).double()
+        turned = plane @ torch.linalg.qr(torch.randn(5, 5).double())[0][:2]
+        points = maps.placed(turned)
+        torch.testing.assert_close(
+            torch.cdist(points, points), torch.cdist(plane, plane), rtol=0.01, atol=0.01
+        )
+
+    def test_points_are_coloured_by_position(self):
+        (axes,) = panels(maps.draw_map(tables.tables_of(spec_stack("learned"), [0], ALL), "title"))
+        (points,) = axes.collections
+        assert points.get_array().tolist() == list(range(24))
+        assert points.get_offsets().shape == (24, 2)
+
+    def test_numbers_alone_cannot_be_placed(self):
+        with pytest.raises(UserError, match="no table has rows of several numbers"):
+            maps.draw_map(tables.tables_of(spec_stack("raffel"), [0], ALL), "title")
+
+
+class TestProducts:
+    def test_they_are_those_of_the_vectors_and_of_a_models_projections(self):
+        model = make_model("masked_lm", position_encoding="learned")
+        stack = model.encoder.sentence_encoder
+        figure = products.draw_products(of_model(model)["encoder"], [1], ALL, 5, "title")
+        own, random, projected = panels(figure)
+        vectors = stack.embed_positions.encodings["learned"].table.weight.detach().double()
+        around = range(12 - 5, 12 + 6)
+        assert_same(drawn_lines(own), (vectors[7:18] @ vectors[12])[None])
+        attend = stack.layers[1].self_attn
+        query = (vectors @ attend.q_proj.weight.detach().double().T).view(24, 4, 8)
+        key = (vectors @ attend.k_proj.weight.detach().double().T).view(24, 4, 8)
+        expected = [[query[12, head] @ key[j, head] for j in around] for head in ALL]
+        assert_same(drawn_lines(projected), torch.tensor(expected), rtol=1e-4, atol=1e-5)
+        assert drawn_lines(random).shape == (4, 11)
+
+    def test_sinusoids_products_fall_with_the_distance_alone_until_they_are_projected(self):
+        stack = of_spec("sinusoidal", 256, 4, 128, False)
+        own, random = panels(products.draw_products(stack, [0], ALL, 40, "title"))
+        (line,) = drawn_lines(own)
+        np.testing.assert_allclose(line, line[::-1], atol=1e-3)  # distance-aware, not directed
+        assert line[40] == line.max()
+        assert np.corrcoef(line[40:], np.arange(41))[0, 1] < -0.85
+        for line in drawn_lines(random):
+            assert abs(line - line[::-1]).max() > 0.3 * np.ptp(line)
+
+    def test_without_vectors_at_the_input_there_are_none(self):
+        with pytest.raises(UserError, match="rope adds no vectors at the input"):
+            products.draw_products(spec_stack("rope"), [0], ALL, 5, "title")
+
+
+class TestDecay:
+    def test_the_bound_is_roformers(self):
+        """Of section 3.4.3, at head size 64 and reach 256, by plain loops."""
+        stack = of_spec("rope", 256, 4, 128, False)
+        (axes,) = panels(decay.draw_decay(stack, 256, "title"))
+        (line,) = drawn_lines(axes)
+        frequencies = [10000 ** (-2 * t / 64) for t in range(32)]
+        for distance in range(257):
+            turns = [cmath.exp(1j * distance * frequency) for frequency in frequencies]
+            sums = [abs(sum(turns[:j])) for j in range(1, 33)]
+            assert line[distance] == pytest.approx(sum(sums) / 32, abs=1e-3)
+        assert len(line) == 257
+        assert line[:32].mean() > 1.5 * line[128:].mean()
+
+    @pytest.mark.parametrize("spec", ["alibi", "xpos"])
+    def test_it_is_ropes_only(self, spec):
+        with pytest.raises(UserError, match=f"{spec} is not rope"):
+            decay.draw_decay(spec_stack(spec), 9, "title")
+
+
+class TestCurves:
+    @pytest.mark.parametrize("family", ARCHITECTURES)
+    @pytest.mark.parametrize("spec", ["t5", "learned+m4m"])
+    def test_scores_are_means_over_pairs(self, family, spec):
+        model = make_model(family, position_encoding=spec)
+        seen = trained.attention_to_random_symbols(model, 14)
+        for stack in of_model(model).values():
+            found = curves.curves_of(stack, [1], ALL, 6, seen)
+            (axes, *_) = panels(curves.draw_curves(found, ALL, "title"))
+            (layer,) = (s for s in seen if (s.stack, s.cross, s.layer) == (stack.name, False, 1))
+            scores = layer.split.scores
+            far = range(-6, 1 if stack.causal else 7)
+            expected = [
+                [scores[:, head].diagonal(distance, 1, 2).mean() for distance in far]
+                for head in ALL
+            ]
+            assert_same(drawn_lines(axes), torch.tensor(expected), rtol=1e-5, atol=1e-6)
+            assert axes.lines[0].get_xdata().tolist() == list(far)
+
+    def test_biases_and_gains_are_the_tables(self):
+        stack = spec_stack("m2+t5")
+        _, *found = curves.curves_of(stack, [0], ALL, 9)
+        assert [each.title for each in found] == ["gain, layer 1", "bias, layer 1"]
+        gain, bias = found
+        assert_same(gain.values, stack.layers[0].layer["m2"].table.weight[:, 14:33])
+        assert bias.values.shape == (4, 19)
+        table = stack.layers[0].shared["t5"].table
+        assert_same(bias.values[:, 9], table[:, 0])  # distance 0 has a bucket of its own
+
+    def test_of_a_spec_scores_are_those_of_the_library(self):
+        stack = spec_stack("rope")
+        (found,) = curves.curves_of(stack, [0], [2], 9)
+        assert_same(found.values, stack.layers[0].distance_curve(9)[[2]])
+
+
+def seen_by(family: str, tokens: torch.Tensor, **options):
+    model = make_model(family, **options)
+    return watch(model, lambda: logits(model, family, tokens))
+
+
+class TestAttention:
+    def test_maps_are_the_weights_and_grey_where_nobody_looks(self):
+        tokens = make_tokens()
+        tokens[0, -3:] = PAD
+        seen = seen_by("masked_lm", tokens, attention_directions="lr")
+        padded = tokens[0].eq(PAD)
+        words = [f"word{index}" for index in range(9)]
+        found = attention.maps_of(seen, [0, 2], [1, 3], words, words, (padded, padded))
+        drawn = panels(attention.draw_attention(found, "title"))
+        for axes, (layer, head) in zip(drawn, [(0, 1), (0, 3), (2, 1), (2, 3)]):
+            shown = image(axes)
+            hidden = padded[:, None] | padded
+            if layer == 0:
+                hidden = hidden | torch.ones(9, 9).triu(1).bool()
+            assert_same(np.ma.getmaskarray(shown), hidden)
+            assert_same(shown.filled(0), seen[layer].weights[0, head].masked_fill(hidden, 0))
+        assert [text.get_text() for text in drawn[2].get_yticklabels()] == words
+
+    def test_crosswise_keys_are_the_sources(self):
+        tokens = make_tokens()
+        cross = [each for each in seen_by("translation", tokens) if each.cross]
+        words = list("abcdefghi")
+        found = attention.maps_of(cross, [0], [0], words, [word.upper() for word in words])
+        (axes,) = panels(attention.draw_attention(found, "title"))
+        assert [text.get_text() for text in axes.get_xticklabels()] == list("ABCDEFGHI")
+        assert_same(image(axes), cross[0].weights[0, 0])
+
+    @pytest.mark.parametrize("family", ["masked_lm", "causal_lm"])
+    def test_by_distance_they_are_means_over_pairs_that_are_seen(self, family):
+        seen = seen_by(family, make_tokens())
+        found = attention.maps_of(seen, [1], ALL, "abcdefghi", "abcdefghi")
+        (axes,) = panels(attention.draw_distance(found, "title"))
+        far = range(-8, 9 if family == "masked_lm" else 1)
+        weights = seen[1].weights[0]
+        expected = [[weights[head].diagonal(d).mean() for d in far] for head in ALL]
+        assert_same(drawn_lines(axes), torch.tensor(expected))
+        assert axes.lines[0].get_xdata().tolist() == list(far)
+
+    def test_pairs_of_padding_do_not_count(self):
+        values, counted = torch.rand(2, 3, 4, 5), torch.rand(2, 4, 5) < 0.5
+        counted[:, 3, 0] = False  # the only pairs at distance -3
+        far, means = distances.mean_by_distance(values, counted)
+        assert -3 not in far
+        for place, distance in enumerate(far.tolist()):
+            pairs = [
+                (b, i, i + distance)
+                for b in range(2)
+                for i in range(4)
+                if 0 <= i + distance < 5 and counted[b, i, i + distance]
+            ]
+            for head in range(3):
+                expected = sum(float(values[b, head, i, j]) for b, i, j in pairs) / len(pairs)
+                assert float(means[head, place]) == pytest.approx(expected)
+
+
+class TestDifference:
+    def test_of_tables(self):
+        ours, theirs = (tables.tables_of(spec_stack("shaw"), [0], ALL) for _ in range(2))
+        theirs = [table._replace(values=torch.randn_like(table.values)) for table in theirs]
+        found = differences.tables_less(ours, theirs)
+        (axes,) = panels(tables.draw_tables(found, "title"))
+        assert_same(image(axes), ours[0].values - theirs[0].values)
+        (drawn,) = axes.images
+        assert drawn.norm.vmin == -drawn.norm.vmax  # white is none
+
+    def test_of_tables_that_differ_in_kind_it_is_refused(self):
+        ours, theirs = (tables.tables_of(spec_stack(s), [0], ALL) for s in ("shaw", "m4"))
+        with pytest.raises(UserError, match="the models have other tables: query table, layer 1"):
+            differences.tables_less(ours, theirs)
+
+    def test_of_attention(self):
+        ours, theirs = (
+            attention.maps_of(seen_by("causal_lm", make_tokens()), [0], ALL, words, words)
+            for words in ["abcdefghi"] * 2
+        )
+        found = differences.maps_less(ours, theirs)
+        (axes, *_) = panels(attention.draw_attention(found, "title", signed=True))
+        shown = image(axes)
+        assert_same(np.ma.getmaskarray(shown), torch.ones(9, 9).triu(1).bool())
+        assert_same(shown.filled(0), ours.weights[0, 0] - theirs.weights[0, 0])
+        with pytest.raises(UserError, match="other tokens"):
+            differences.maps_less(ours, theirs._replace(keys="ABCDEFGHI"))
+
+
+SPEC_PLOTS = [
+    *("table --encoding learned", "map --encoding learned", "products --encoding sinusoidal"),
+    *("decay --encoding rope", "curves --encoding alibi --reach 8", "table --encoding fire"),
+]
+
+
+class TestCommand:
+    @pytest.mark.parametrize("ending", ["png", "svg"])
+    @pytest.mark.parametrize("words", SPEC_PLOTS)
+    def test_a_spec_is_drawn_the_same_again(self, words, ending, tmp_path):
+        words = words + " --decoder --max-positions 40 --embed-dim 32"
+        out = tmp_path / f"picture.{ending}"
+        written = []
+        for _ in range(2):
+            assert main(["plot", *words.split(), "--out", str(out)]) == 0
+            written.append(out.read_bytes())
+        assert written[0] == written[1]
+        if ending == "png":
+            assert int.from_bytes(written[0][16:20], "big") == 800  # pixels
+        else:
+            assert b"<svg" in written[0]
+
+    @pytest.mark.parametrize(
+        ("words", "says"),
+        [
+            ("table", "plot table: name --checkpoint or --encoding"),
+            ("table --encoding m4 --checkpoint x.pt", "--checkpoint or --encoding, not both"),
+            ("table --encoding rope", "rope has no table"),
+            ("table --encoding roep", "unknown position encoding"),
+            ("table --encoding fire", "fire is for causal models"),
+            ("table --encoding m4 --heads 3", "3"),
+            ("table --encoding m4 --layer 2", "--layer 2: m4, before training has layers 1 to 1"),
+            ("table --encoding m4 --layer 0", "--layer 0: m4, before training has layers 1 to 1"),
+            ("table --encoding m4 --stack decoder", "--stack decoder: --encoding has one"),
+            ("table --checkpoint missing.pt", "missing.pt: no such file"),
+            ("table --checkpoint x.pt --heads 4", "--heads goes with --encoding"),
+            ("curves --encoding alibi --head 5", "--head 5: alibi has heads 1 to 4"),
+            ("curves --encoding alibi --reach 0", "--reach: must be a whole number of at least 1"),
+            ("map --encoding raffel", "no table has rows of several numbers"),
+            ("products --encoding alibi", "alibi adds no vectors at the input"),
+            ("decay --encoding t5", "t5 is not rope"),
+            ("attention --text a", "plot attention: name --checkpoint"),
+            ("difference --checkpoint x.pt", "plot difference: 1 --checkpoint; it is of 2"),
+            ("table --encoding m4 --out a.pdf", "--out a.pdf: name a file that ends in .png"),
+            ("table --encoding m4 --out no/a.png", "--out no/a.png: name a file in a folder"),
+        ],
+    )
+    def test_bad_input_is_one_line(self, words, says, tmp_path, monkeypatch, capsys):
+        monkeypatch.chdir(tmp_path)
+        out = [] if "--out" in words else ["--out", "a.png"]
+        assert main(["plot", *words.split(), *out]) == 2
+        said = capsys.readouterr().err
+        assert says in said
+        assert said.count("\n") == 1
+        assert not list(tmp_path.iterdir())
+
+    @pytest.mark.parametrize(("package", "kind"), [("matplotlib", "table"), ("sklearn", "map")])
+    def test_what_is_not_installed_is_named(self, package, kind, tmp_path, monkeypatch, capsys):
+        for module in [name for name in sys.modules if name.partition(".")[0] == package]:
+            monkeypatch.setitem(sys.modules, module, None)
+        monkeypatch.setitem(sys.modules, package, None)
+        words = ["plot", kind, "--encoding", "learned", "--out", str(tmp_path / "a.png")]
+        assert main(words) == 2
+        assert "pip install 'fairseq-posenc[plot]'" in capsys.readouterr().err
+
+
+PAGE = (Path(__file__).parents[3] / "docs" / "plots.md").read_text(encoding="utf-8")
+
+
+class TestPage:
+    def test_its_commands_for_specs_run(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        lines = re.findall(r"^fairseq-posenc (plot \w+ --encoding .+png)$", PAGE, re.MULTILINE)
+        assert len(lines) == 5
+        for line in lines:
+            (tmp_path / line.split()[-1]).parent.mkdir(parents=True, exist_ok=True)
+            assert main(line.split()) == 0
+            assert (tmp_path / line.split()[-1]).exists()
+
+    def test_its_python_runs(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        (code,) = re.findall(r"```python\n(.+?)```", PAGE, re.DOTALL)
+        exec(code, {})
+        assert (tmp_path / "sinusoids.png").exists()
+
+    def test_it_names_every_kind(self):
+        assert re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE) == list(KINDS)
+
+
+WORDS = "w1 w2 w3 w4 w5"
+TRAINED_PLOTS = {
+    "masked_lm": ["table", "map --layer 1", "curves --reach 8", f"attention --text '{WORDS}'"],
+    "causal_lm": ["products --layer 1 2", "decay", "curves", f"distance --text '{WORDS}'"],
+    "translation": [
+        f"attention --text '{WORDS}' --stack cross",
+        f"distance --text '{WORDS}' --target 'w5 w4' --stack decoder --head 1",
+        "curves --stack decoder --reach 6",
+    ],
+}
+
+
+@pytest.mark.slow
+class TestCheckpoints:
+    @pytest.mark.parametrize("family", TRAINED_PLOTS)
+    def test_every_kind_is_drawn(self, family, tmp_path):
+        checkpoint = commands.trained(family).save_dir / "checkpoint_last.pt"
+        for number, words in enumerate(TRAINED_PLOTS[family]):
+            out = tmp_path / f"{number}.png"
+            source = ["--checkpoint", str(checkpoint), "--out", str(out)]
+            assert main(["plot", *shlex.split(words), *source]) == 0
+            assert out.read_bytes().startswith(b"\x89PNG")
+
+    @pytest.mark.parametrize("more", ["", f"--text '{WORDS}'"])
+    def test_the_difference_of_two_is_drawn(self, more, tmp_path):
+        folder, out = commands.trained("masked_lm").save_dir, tmp_path / "a.svg"
+        both = [f"--checkpoint={folder / name}" for name in ("checkpoint1.pt", "checkpoint4.pt")]
+        assert main(["plot", "difference", *both, *shlex.split(more), "--out", str(out)]) == 0
+        assert b"<svg" in out.read_bytes()
+
+    @pytest.mark.parametrize(
+        ("words", "says"),
+        [
+            ("attention --text w1 --layer 9", "--layer 9: "),
+            ("attention --text w1 --head 9", "--head 9: "),
+            ("attention --text w1 --stack cross", "has encoder only"),
+            ("distance --text w1 --target w2", "--target is for translation"),
+            ("products", "m4m adds no vectors at the input"),
+            ("decay", "m4m is not rope"),
+        ],
+    )
+    def test_bad_input_is_one_line(self, words, says, tmp_path, capsys):
+        checkpoint = commands.trained("masked_lm").save_dir / "checkpoint_last.pt"
+        source = ["--checkpoint", str(checkpoint), "--out", str(tmp_path / "a.png")]
+        assert main(["plot", *shlex.split(words), *source]) == 2
+        said = capsys.readouterr().err
+        assert says in said
+        assert said.count("fairseq-posenc: error: ") == 1
+        assert not (tmp_path / "a.png").exists()
+
+    def test_a_text_longer_than_the_model_is_one_line(self, tmp_path, capsys):
+        checkpoint = commands.trained("causal_lm").save_dir / "checkpoint_last.pt"
+        source = ["--checkpoint", str(checkpoint), "--out", str(tmp_path / "a.png")]
+        assert main(["plot", "attention", "--text", "w1 " * 40, *source]) == 2
+        said = capsys.readouterr().err
+        assert "checkpoint_last.pt: a sequence of 41 tokens is longer than the" in said
+        assert said.count("fairseq-posenc: error: ") == 1

@@ -1,0 +1,429 @@
+"""Learning curves, read from all that fairseq-train prints."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+
+import pytest
+
+from fairseq_posenc.workbench.cli import main
+from fairseq_posenc.workbench.reports.curves.tables import all_tables
+from fairseq_posenc.workbench.results import learning_curves
+from fairseq_posenc.workbench.results.loss_stages import find_stages, smoothed, straight_pieces
+from fairseq_posenc.workbench.results.record import read
+from fairseq_posenc.workbench.running.logs import (
+    Curve,
+    Entry,
+    parse_line,
+    read_curve,
+    read_curve_file,
+)
+from fairseq_posenc.workbench.training import recipes
+
+JSON = [
+    '2026 | INFO | train_inner | {"epoch": 1, "loss": "9.1", "wps": "1234", "num_updates": "50"}',
+    '2026 | INFO | valid | {"epoch": 1, "valid_loss": "6", "valid_nll_loss": "5", '
+    '"valid_ppl": "32", "valid_accuracy": "41.5", "valid_num_updates": "100"}',
+]
+SIMPLE = [
+    "2026 | INFO | train_inner | epoch 001:     50 / 133 loss=9.1, ppl=548.7, wps=1234, "
+    "wpb=24576, num_updates=50, lr=0.1",
+    "2026 | INFO | valid | epoch 001 | valid on 'valid' subset | loss 6 | nll_loss 5 | ppl 32 | "
+    "accuracy 41.5 | wps 0 | num_updates 100 | best_loss 6",
+]
+
+
+def write(path: Path, *losses: float) -> Path:
+    lines = [JSON[0]] + [
+        f'2026 | INFO | valid | {{"valid_loss": "{loss}", "valid_num_updates": "{100 * (n + 1)}"}}'
+        for n, loss in enumerate(losses)
+    ]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+def under_hydra(line: str) -> str:
+    for kind in ("train_inner", "valid"):
+        line = line.replace(f"2026 | INFO | {kind} |", f"[2026-11-21 19:00:00,000][{kind}][INFO] -")
+    return line
+
+
+@pytest.mark.parametrize(
+    "log", [JSON, SIMPLE, [*map(under_hydra, JSON)], [*map(under_hydra, SIMPLE)]]
+)
+def test_every_format_says_the_same(log):
+    curve = read_curve(log)
+    assert curve.speed == 1234
+    (entry,) = curve.entries
+    assert (entry.updates, entry.loss, entry.perplexity, entry.accuracy) == (100, 6.0, 32.0, 41.5)
+    assert entry.epoch == 1
+    (training,) = curve.training
+    assert (training.updates, training.loss, training.epoch) == (50, 9.1, 1)
+
+
+def test_other_lines_have_no_figures():
+    assert parse_line("2026 | INFO | fairseq.trainer | begin training epoch 1") is None
+    assert parse_line("| valid | epoch 001 | valid on 'valid' subset:   0%|  | 0/5") is None
+
+
+def test_the_command_writes_table_and_picture(tmp_path, capsys):
+    first, second = write(tmp_path / "a.log", 7, 5, 6), write(tmp_path / "b.log", 8, 4)
+    out = tmp_path / "out"
+    assert (
+        main(["curves", f"m4(max_distance=64)={first}", f"rope={second}", "--out", str(out)]) == 0
+    )
+    text = (out / "curves.md").read_text()
+    assert "| `m4(max_distance=64)` | 300 | 200 | 5.000 | 3.466 | 32.00 | 1,234 |" in text
+    assert "| loss (bits) | loss (nats) |" in text  # the papers' are in nats
+    assert "| `rope` | 200 | 200 | 4.000 | 2.773 | 16.00 | 1,234 |" in text
+    assert "accuracy" not in text
+    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert "rope" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["nothing"], "write NAME=LOG"),
+        (["a=missing.log"], "missing.log does not exist"),
+        (["a=empty.log"], "has no validation"),
+        (["a=full.log", "a=full.log"], "two trainings are called 'a'"),
+    ],
+)
+def test_bad_input_is_one_line(words, says, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.log").write_text("")
+    write(tmp_path / "full.log", 5)
+    assert main(["curves", *words]) == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.count("\n") == 1
+
+
+# ------------------------------------------------------------------------- training loss and NaN
+
+# As the paper's Figure 2 has them: updates and loss in nats, straight in between.
+BERT = [(0, 10.8), (1000, 6.9), (8000, 6.1), (10000, 3.2), (16000, 2.6), (40000, 2.2)]
+DECBERT = [(0, 10.8), (1000, 6.9), (4000, 6.5), (6000, 3.1), (16000, 2.5), (40000, 2.1)]
+BAG_OF_WORDS = [(0, 10.8), (1000, 6.9), (10000, 5.9), (40000, 5.8)]
+SINUSOIDAL = [(update, 2.3 + 8.5 * math.exp(-update / 1500)) for update in range(0, 40001, 100)]
+EVERY = 100
+
+
+def losses(corners, noise=0.005, every=EVERY):
+    """Return a training's updates and losses in nats, with noise."""
+    rng = random.Random(0)
+    for update in range(every, corners[-1][0] + 1, every):
+        (x, y), (x1, y1) = next(
+            (a, b) for a, b in zip(corners, corners[1:]) if a[0] < update <= b[0]
+        )
+        yield update, y + (y1 - y) * (update - x) / (x1 - x) + rng.gauss(0, noise)
+
+
+def training_log(path: Path, corners, **how) -> Path:
+    """Write a log of a training with that loss, and a validation every 10,000 updates."""
+    text = []
+    for update, nats in losses(corners, **how):
+        bits = nats / math.log(2)
+        text.append(
+            f"2026 | INFO | train_inner | epoch {update // 10001 + 1:03d}:  {update} / 40000 "
+            f"loss={bits:.5f}, wps=1234, num_updates={update}"
+        )
+        if update % 10000 == 0:
+            text.append(
+                f"2026 | INFO | valid | epoch {update // 10000:03d} | valid on 'valid' subset | "
+                f"loss {bits:.5f} | num_updates {update}"
+            )
+    path.write_text("\n".join(text), encoding="utf-8")
+    return path
+
+
+def curve_of(losses):
+    """Return the curve of a training with these updates and losses in nats."""
+    return Curve(
+        [],
+        1.0,
+        [
+            Entry("train_inner", update, nats / math.log(2), 0.0, None, 1.0)
+            for update, nats in losses
+        ],
+    )
+
+
+def stages_of(corners, **how):
+    return find_stages(curve_of(losses(corners, **how)))
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.005, 0.02])
+@pytest.mark.parametrize(
+    ("corners", "bounds"), [(BERT, (1000, 8000, 10000)), (DECBERT, (1000, 4000, 6000))]
+)
+def test_the_stages_are_found_to_the_line(corners, bounds, noise):
+    assert stages_of(corners, noise=noise) == pytest.approx(bounds, abs=EVERY)
+
+
+def made_stages(seed):
+    """Return the corners of a made-up loss with stages, and the updates of their ends."""
+    rng = random.Random(seed)
+    start = rng.randrange(600, 1500, EVERY)
+    plateau = start + rng.randrange(2500, 8000, EVERY)
+    dive = plateau + rng.randrange(800, 2000, EVERY)
+    top = 6.9 - rng.uniform(0.1, 0.4)
+    low = top - rng.uniform(2, 3)
+    corners = [(0, 10.8), (start, 6.9), (plateau, top), (dive, low), (40000, low - 0.8)]
+    return corners, (start, plateau, dive)
+
+
+@pytest.mark.parametrize(("noise", "lines"), [(0.0, 1), (0.02, 1), (0.05, 2)])
+def test_how_exact_the_bounds_are(noise, lines):
+    """Forty made-up losses; noise as of a batch's masks, in nats."""
+    for seed in range(40):
+        corners, bounds = made_stages(seed)
+        assert stages_of(corners, noise=noise) == pytest.approx(bounds, abs=lines * EVERY), seed
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.005, 0.02])
+@pytest.mark.parametrize("corners", [BAG_OF_WORDS, SINUSOIDAL])
+def test_without_a_dive_or_without_a_plateau_there_are_no_stages(corners, noise):
+    assert stages_of(corners, noise=noise) is None
+
+
+def test_a_log_of_a_line_or_none_has_no_stages():
+    assert find_stages(curve_of([])) is None
+    assert find_stages(curve_of([(1, 2.0)])) is None
+    assert find_stages(curve_of([(1, 2.0), (2, 2.0)])) is None
+
+
+def test_noise_as_of_a_small_batch_makes_no_stages():
+    """A fall that goes on, seen through noise ten times the fall from line to line."""
+    slow = [(0, 8.0), (400, 5.6), (40000, 5.2)]
+    for every in (20, 100):
+        assert stages_of(slow, noise=0.05, every=every) is None
+
+
+def test_a_slow_fall_after_a_rest_is_no_dive():
+    """As of a small model without positions."""
+    rest = [(0, 8.0), (60, 6.1), (260, 5.6), (520, 5.6), (2000, 5.35)]
+    assert stages_of(rest, noise=0.01, every=20) is None
+
+
+def test_the_way_back_from_a_jump_is_no_dive():
+    """As where a stretch of the text is hard."""
+    found = list(losses([(0, 8.0), (60, 6.0), (2000, 5.8)], noise=0.03, every=20))
+    jumped = [(at, loss + (0.4 - (at - 620) / 100) * (620 <= at <= 660)) for at, loss in found]
+    assert max(piece.rate for piece in straight_pieces(jumped)[1:]) > 0.005
+    assert find_stages(curve_of(jumped)) is None
+
+
+def test_pieces_are_no_more_than_there_are():
+    pieces = straight_pieces(list(losses(BERT, noise=0.01)))
+    assert len(pieces) == len(BERT) - 1
+    for piece, (x, y), (x1, y1) in zip(pieces, BERT, BERT[1:]):
+        assert piece.end == pytest.approx(x1, abs=EVERY)
+        assert piece.rate == pytest.approx((y - y1) / (x1 - x), rel=0.05)
+
+
+def test_a_line_is_smoothed_with_as_many_on_either_side():
+    entries = [Entry("train_inner", n, loss, 0.0, None, 1.0) for n, loss in enumerate([9, 6, 3, 6])]
+    entries.insert(2, Entry("train_inner", 9, math.nan, 0.0, None, 1.0))
+    updates, nats = zip(*smoothed(Curve([], 1.0, entries)))
+    assert updates == (0, 1, 2, 3)
+    assert nats == pytest.approx([bits * math.log(2) for bits in (9, 6, 5, 6)])
+
+
+def test_the_command_tells_stages_and_epochs_and_draws_the_training(tmp_path, capsys):
+    logs = [
+        f"{name}={training_log(tmp_path / name, corners)}"
+        for name, corners in (("bert", BERT), ("diff", DECBERT), ("none", BAG_OF_WORDS))
+    ]
+    out = tmp_path / "out"
+    assert main(["curves", *logs, "--out", str(out), "--updates", "0:16000"]) == 0
+    text = (out / "curves.md").read_text()
+    assert "| `bert` | 100 | 900 | 8,000 | 10,000 | 7,100 | 2." in text
+    assert "| `diff` | 100 | 900 | 4,000 | 5,900 | 3,100 | 2." in text
+    assert "| `none` | 100 | - | no dive after a plateau | - | - | 5." in text
+    assert "The dive is around the fastest piece" in text
+    assert "| 1 | 24." in text
+    assert "`diff` at epoch 1 (update 10,000)" in text
+    assert (out / "training.png").read_bytes().startswith(b"\x89PNG")
+    assert "![Training loss in nats](training.png)" in text
+    assert "are left out" not in text
+    record = read(out / "curves.json")
+    assert [row["training"] for row in record.figures["stages"]] == ["bert", "diff"]
+    assert dict(record.figures["stages"][0]) == {
+        **{"training": "bert", "start_ends": 900, "plateau_ends": 8000, "dive_ends": 10000}
+    }
+    first = record.figures["pieces"][0]
+    assert (first["training"], first["last_update"]) == ("bert", 900)
+    assert first["nats_in_1000_updates"] == pytest.approx(3.9, rel=0.01)
+    assert record.data["bert"] == str(tmp_path / "bert")
+    assert text in capsys.readouterr().out + text
+
+
+def test_seeds_have_means_with_intervals(tmp_path, capsys):
+    """Plateaus of 7,000, 6,000 and 8,000 updates: 7,000, and Student's t of two degrees, 4.303."""
+    logs = []
+    for number, plateau in enumerate((8000, 7000, 9000)):
+        corners = [(x + (plateau - 8000) * (x in (8000, 10000)), y) for x, y in BERT]
+        logs.append(str(training_log(tmp_path / f"{number}.log", corners, noise=0.0)))
+    none = training_log(tmp_path / "none.log", BAG_OF_WORDS, noise=0.0)
+    out = tmp_path / "out"
+    words = [f"bert={','.join(logs)}", f"none={none}", f"mixed={logs[0]},{none}"]
+    assert main(["curves", *words, "--out", str(out)]) == 0
+    text = (out / "curves.md").read_text()
+    assert "| `bert 2` | 100 | 1,000 | 7,000 | 9,000 | 6,000 |" in text
+    assert "| `none` | 100 | - |" in text
+    (bert, mixed) = read(out / "curves.json").figures["seeds"]
+    reach = 4.302653 * 1000 / math.sqrt(3)
+    assert bert["plateau"] == pytest.approx(7000, abs=EVERY)
+    assert bert["plateau_low"] == pytest.approx(7000 - reach, abs=2 * EVERY)
+    assert bert["plateau_high"] == pytest.approx(7000 + reach, abs=2 * EVERY)
+    assert "| `bert` | 3 | 9.03 (9.03 to 9.03) | 2.200 (2.200 to 2.200) | 3 of 3 | 7,967 (" in text
+    assert "| 1 of 2 | - | - |" in text
+    assert "plateau" not in mixed
+    # The mean of an epoch's perplexities is that of the losses.
+    ends = [next(loss for at, loss in losses(BERT, noise=0.0) if at == 40000), 5.8]
+    assert mixed["perplexity"] == pytest.approx(math.exp(sum(ends) / 2), rel=0.001)
+    assert "`mixed`" in capsys.readouterr().out
+
+
+def test_who_reaches_the_other_perplexity_when():
+    """As in the paper's Figure 4: 3.48 at the 13th epoch, and at BERT's 15th."""
+
+    def curve(*perplexities):
+        return Curve(
+            [
+                Entry("valid", 20000 * n, math.log2(p), p, None, 0.0, n)
+                for n, p in enumerate(perplexities, start=1)
+            ],
+            0.0,
+        )
+
+    text = all_tables({"bert": [curve(3.6, 3.55, 3.5, 3.48)], "diff": [curve(3.55, 3.48, 3.45)]})
+    assert "| 2 | 3.55 | 3.48 |\n" in text
+    assert "| 4 | 3.48 | - |\n" in text
+    assert (
+        "`bert` comes down to 3.48. That is reached by `bert` at epoch 4 (update 80,000), `diff` "
+        "at epoch 2 (update 40,000)."
+    ) in text
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_loss_that_is_no_number_is_said_and_left_out(number, tmp_path, capsys):
+    found = [5.0, 4.0, 3.0]
+    found[number] = math.nan
+    log = write(tmp_path / "a.log", *found)
+    assert main(["curves", f"a={log}", "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    where = 100 * (number + 1)
+    assert (
+        f"`a` diverged: the validation loss is nan at update {where} first, and no number in 1 of 3"
+        in said
+    )
+    best = min(loss for loss in found if loss == loss)
+    assert f"| {best:.3f} |" in said
+    assert (tmp_path / "out" / "curves.png").is_file()
+
+
+def test_a_training_that_diverged_at_once_stands_beside_the_others(tmp_path, capsys):
+    logs = [f"a={write(tmp_path / 'a.log', math.nan, math.nan)}"]
+    assert main(["curves", *logs, "--out", str(tmp_path / "out")]) == 0
+    assert not (tmp_path / "out" / "curves.png").exists()  # which would be empty
+    logs.append(f"b={write(tmp_path / 'b.log', 5, 4)}")
+    assert main(["curves", *logs, "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert "| `a` | 200 | - | - | - | - | 1,234 |" in said
+    assert "`a` diverged: the validation loss is nan at update 100 first" in said
+    assert "| `b` | 200 | 200 | 4.000 | 2.773 | 16.00 | 1,234 |" in said
+    assert main(["curves", *logs, "--out", str(tmp_path / "out"), "--json"]) == 0
+    (tmp_path / "printed.json").write_text(capsys.readouterr().out)
+    diverged, whole = read(tmp_path / "printed.json").rows
+    assert (diverged["best_at"], diverged["loss_bits"], diverged["diverged_at"]) == (
+        None,
+        None,
+        100,
+    )
+    assert (whole["best_at"], whole["loss_bits"], whole["diverged_at"]) == (200, 4.0, None)
+    assert (tmp_path / "out" / "curves.png").is_file()
+
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.parametrize(
+    ("losses", "label", "crosses"),
+    [
+        ([5, 4, 3], "a  8.0", []),
+        ([NAN, 4, 3], "a  8.0", [100]),
+        ([5, INF, 3], "a  8.0", [200]),
+        ([5, 4, NAN, NAN], "a  diverged at 300", [300]),
+        ([NAN, 4, INF], "a  diverged at 300", [100]),
+        ([NAN, NAN, NAN], "a  diverged at 100", [100]),
+    ],
+)
+def test_a_divergence_is_drawn(losses, label, crosses, tmp_path, monkeypatch):
+    """The line breaks there, a cross above it marks the first, and its label says the last."""
+    drawn = []
+    monkeypatch.setattr(learning_curves, "save", lambda figure, path: drawn.append(figure))
+    logs = {"a": write(tmp_path / "a.log", *losses), "b": write(tmp_path / "b.log", 5, 4, 3)}
+    lines = {
+        name: learning_curves.validation_line(read_curve_file(log)) for name, log in logs.items()
+    }
+    assert learning_curves.draw_lines(lines, "title", tmp_path / "a.png", log=True)
+    (axes,) = drawn[0].axes
+    assert [text.get_text() for text in axes.texts] == [label, "b  8.0"]
+    line, *others = axes.lines
+    shown = [2**loss if math.isfinite(loss) else NAN for loss in losses]
+    assert list(line.get_ydata()) == pytest.approx(shown, nan_ok=True)
+    marks = [mark for mark in others if mark.get_marker() == "X"]
+    assert [float(mark.get_xdata()[0]) for mark in marks] == crosses
+
+
+@pytest.mark.parametrize("last", [3, 10, 20, 1000, 16000, 10**6])
+def test_a_tick_is_labelled_by_what_it_is(last, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(learning_curves, "save", lambda figure, path: drawn.append(figure))
+    learning_curves.draw_lines(
+        {"a": [(1, 3.0), (last, 2.0)]}, "title", tmp_path / "a.png", log=False
+    )
+    (axes,) = drawn[0].axes
+    drawn[0].canvas.draw()
+    for axis in (axes.xaxis, axes.yaxis):
+        labels = [label.get_text() for label in axis.get_ticklabels()]
+        assert len(labels) > 2
+        for text, place in zip(labels, axis.get_ticklocs()):
+            number = float(text.replace(",", "").replace("\N{MINUS SIGN}", "-"))
+            assert number == pytest.approx(place)
+
+
+@pytest.mark.parametrize("under", ["", "/below"])
+def test_a_folder_that_cannot_be_made_is_one_line(under, tmp_path, capsys):
+    log = write(tmp_path / "a.log", 5)
+    out = f"{log}{under}"
+    assert main(["curves", f"a={log}", "--out", out]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"fairseq-posenc: error: --out {out}: ")
+    assert said.endswith("; name another folder\n")
+
+
+def test_a_wrong_part_of_the_training_is_one_line(tmp_path, capsys):
+    log = write(tmp_path / "a.log", 5)
+    assert main(["curves", f"a={log}", "--updates", "16k"]) == 2
+    assert "--updates 16k: write FIRST:LAST" in capsys.readouterr().err
+
+
+def test_the_recipes_log_often_enough_to_see_the_stages():
+    """The shortest stage has 1,000 updates, and a line is smoothed over five."""
+    known = [recipes.training(name) for name in recipes.trainings()]
+    assert max(recipe.housekeeping["log_interval"] for recipe in known) <= 100
+
+
+def test_names_with_dollar_signs_are_drawn_as_they_are(tmp_path, capsys):
+    """Between two of them matplotlib looks for TeX, and knows no such symbol."""
+    log = write(tmp_path / "log", 3, 2)
+    words = ["curves", rf"$\nope$={log}", "--title", r"$\nope$ and $2", "--out", str(tmp_path)]
+    assert main(words) == 0
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert r"`$\nope$`" in capsys.readouterr().out

@@ -1,0 +1,150 @@
+"""What the records say of encodings: the figure that decides, intervals, and what nobody knows."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from fairseq_posenc import registry
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.experiments.choose.answer import (
+    Question,
+    answer,
+    candidates,
+    deciding,
+)
+from fairseq_posenc.workbench.results.evidence import measured, page
+from fairseq_posenc.workbench.results.evidence.measured import NOT_MEASURED, Column
+from fairseq_posenc.workbench.results.intervals import interval_of_perplexity
+from fairseq_posenc.workbench.results.record import Record
+
+WITH_INTERVAL = ["model", "perplexity", "perplexity_low", "perplexity_high"]
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch) -> Path:
+    """A folder of records: rope below alibi, learned not told apart, none read no further."""
+    rows = [("rope", 10.0, 9.0, 11.0), ("learned", 11.0, 9.5, 12.5), ("alibi", 20.0, 19.0, 21.0)]
+    compared = [dict(zip(WITH_INTERVAL, row)) for row in rows]
+    Record("compare", {"models": compared}, {}).write(tmp_path / measured.COMPARED["causal-lm"])
+    for seed, change in enumerate((0.99, 1.0, 1.01)):
+        lines = [
+            {
+                "trained_length": 128,
+                "model": name,
+                "length": length,
+                "perplexity": value and value * change,
+            }
+            for name, by_length in READ.items()
+            for length, value in by_length.items()
+        ]
+        path = tmp_path / f"causal_lm_length_seed_{seed}.json"
+        Record("lm-length", {"perplexity": lines}, {}).write(path)
+    monkeypatch.setattr(
+        measured, "_paths", lambda name: sorted(tmp_path.glob(name)) if name else []
+    )
+    return tmp_path
+
+
+READ: dict[str, dict[int, float | None]] = {
+    "rope": {64: 12.0, 128: 10.0, 256: 14.0, 512: 30.0},
+    "alibi": {64: 21.0, 128: 20.0, 256: 20.0, 512: 20.0},
+    "learned": {64: 12.0, 128: 11.0, 256: None, 512: None},
+}
+
+
+def test_figures_over_the_seeds_have_the_interval_of_their_mean_loss(results):
+    column = measured.at_length("causal-lm", 2)
+    assert column.of["rope"] == interval_of_perplexity([14.0 * 0.99, 14.0, 14.0 * 1.01])
+    assert measured.multiples("causal-lm") == [1, 2, 4]
+    assert column.show("learned") == "cannot be read"
+    assert column.show("t5") == NOT_MEASURED
+
+
+@pytest.mark.parametrize(
+    ("length", "best", "same", "behind"),
+    [
+        (128, "rope", ["learned"], ["alibi"]),
+        (129, "rope", [], ["alibi"]),
+        (256, "rope", [], ["alibi"]),
+        (257, "alibi", [], ["rope"]),
+        (512, "alibi", [], ["rope"]),
+    ],
+)
+def test_the_least_multiple_that_is_as_far_decides(results, length, best, same, behind):
+    assert deciding(Question("causal-lm", length, 128)).best() == (best, same, behind)
+
+
+def test_the_answer_names_all_of_the_family(results, monkeypatch):
+    monkeypatch.setattr(page, "columns", lambda family: [measured.compared(family)])
+    said = answer(Question("causal-lm", 512, 128))
+    assert "- best: `alibi`" in said
+    assert "- cannot be read there: `learned`" in said
+    (unknown,) = (line for line in said.splitlines() if line.startswith(f"- {NOT_MEASURED}"))
+    others = set(measured.names("causal-lm")) - set(READ)
+    assert unknown == f"- {NOT_MEASURED}: {', '.join(f'`{name}`' for name in sorted(others))}"
+
+
+def test_beyond_all_that_was_read_nothing_is_said(results):
+    assert "not measured; train" in answer(Question("causal-lm", 513, 128))
+
+
+def test_candidates_are_those_with_the_best_figures_then_those_of_one_seed(results, monkeypatch):
+    one_seed = Column("", "", 1, {"t5": interval_of_perplexity([2.0])})
+    monkeypatch.setattr(measured, "early", lambda family: [one_seed])
+    found = candidates(Question("causal-lm", 512, 128))
+    assert found[:4] == ["alibi", "rope", "learned", "t5"]
+    assert len(found) == len(set(found)) == 8
+
+
+def test_of_bleu_the_highest_is_best(results):
+    names = ["system", "beam", "BLEU", "BLEU_low", "BLEU_high"]
+    rows = [("t5", 1, 60.0, 59.0, 61.0), ("t5", 5, 30.0, 29.0, 31.0)]
+    rows += [("rope", 5, 32.0, 31.5, 32.5), ("shaw", 5, 31.0, 30.0, 32.0)]
+    means = [dict(zip(names, row)) for row in rows]
+    path = results / measured.COMPARED["encoder-decoder"]
+    Record("bleu", {"scores": [], "means": means}, {}).write(path)
+    assert deciding(Question("encoder-decoder", 128, 128)).best() == ("rope", ["shaw"], ["t5"])
+
+
+def test_a_start_from_a_trained_model_is_read_from_greedy_search(results):
+    means = [
+        {"system": "rope", "beam": beam, "BLEU": bleu, "BLEU_low": bleu - 1, "BLEU_high": bleu + 1}
+        for beam, bleu in ((1, 33.0), (5, 35.0))
+    ]
+    assert measured.started("encoder-decoder").show("rope") == NOT_MEASURED
+    path = results / measured.STARTED["encoder-decoder"]
+    Record("bleu", {"scores": [], "means": means}, {}).write(path)
+    assert measured.started("encoder-decoder").show("rope") == "33.00 (32.00 to 34.00)"
+    assert measured.started("causal-lm").show("rope") == NOT_MEASURED
+
+
+def test_one_seed_tells_nothing_apart():
+    column = measured.early("encoder-decoder")[0]
+    best, same, behind = column.best()
+    assert math.isinf(column.of[best].high)
+    assert not behind
+    assert {best, *same} == column.of.keys() & measured.names("encoder-decoder")
+
+
+@pytest.mark.parametrize("family", measured.FAMILIES)
+def test_the_tables_have_every_encoding_of_a_family(family):
+    text = "\n".join(page._family(family))
+    for name in registry.names():
+        assert (f"| `{name}` |" in text) == (name in measured.names(family))
+
+
+def test_a_page_without_a_place_is_an_error(tmp_path):
+    (tmp_path / "choose.md").write_text("nothing")
+    with pytest.raises(UserError, match="has no line"):
+        page.page(tmp_path / "choose.md")
+
+
+def test_a_column_ranks_no_number_last():
+    column = Column("", "", 1, {name: interval_of_perplexity([v]) for name, v in NUMBERS.items()})
+    assert column.ranked() == ["c", "b", "a"]
+
+
+NUMBERS = {"a": math.nan, "b": 3.0, "c": 2.0}

@@ -1,0 +1,548 @@
+"""What all jobs run on: stamps, locks, programs, progress."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.loading import checkpoints
+from fairseq_posenc.workbench.running import files, locks, options, programs, progress, stages
+from fairseq_posenc.workbench.running.devices import Computing, choose_device, hydra_words
+from fairseq_posenc.workbench.running.folders import Folder
+
+
+class TestSteps:
+    @staticmethod
+    def run(folder: Path, inputs: dict, goal: int = 0, **options: bool) -> tuple[list[str], dict]:
+        """Do a step that adds a line to a file; return whether it ran, and its facts."""
+        step = stages.Step(folder, inputs, goal)
+        ran = []
+
+        def work() -> dict:
+            with open(folder / "made", "a") as made:
+                made.write("x")
+            ran.append((folder / "made").read_text())
+            return {"made": len(ran[0])}
+
+        return ran, step.do(work, **options)
+
+    def test_done_once(self, tmp_path: Path) -> None:
+        assert self.run(tmp_path / "s", {"a": (1, 2)}) == (["x"], {"made": 1})
+        assert self.run(tmp_path / "s", {"a": (1, 2)}) == ([], {"made": 1})
+
+    def test_changed_inputs_start_afresh(self, tmp_path: Path) -> None:
+        self.run(tmp_path / "s", {"a": 1}, keep_unfinished=True)
+        ran, _ = self.run(tmp_path / "s", {"a": 2}, keep_unfinished=True)
+        assert ran == ["x"]
+
+    @pytest.mark.parametrize(("keep", "left"), [(True, "xx"), (False, "x")])
+    def test_interrupted_work_is_kept_if_it_can_be_continued(
+        self, tmp_path: Path, keep: bool, left: str
+    ) -> None:
+        step = stages.Step(tmp_path / "s", {"a": 1})
+
+        def stop() -> dict:
+            (step.folder / "made").write_text("x")
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            step.do(stop)
+        assert step.facts is None
+        assert self.run(tmp_path / "s", {"a": 1}, keep_unfinished=keep)[0] == [left]
+
+    def test_longer_run_continues_and_shorter_starts_afresh(self, tmp_path: Path) -> None:
+        self.run(tmp_path / "s", {}, goal=10)
+        assert self.run(tmp_path / "s", {}, goal=20, keep_unfinished=True)[0] == ["xx"]
+        assert self.run(tmp_path / "s", {}, goal=15, keep_unfinished=True)[0] == ["x"]
+
+    @pytest.mark.parametrize("stamp", ["", "{", "[]", '{"inputs": {"a": 2}}'])
+    def test_damaged_stamp_counts_as_not_done(self, tmp_path: Path, stamp: str) -> None:
+        self.run(tmp_path / "s", {"a": 1})
+        (tmp_path / "s" / "stamp.json").write_text(stamp)
+        assert self.run(tmp_path / "s", {"a": 1})[0] == ["x"]
+
+    def test_folder_with_other_files_is_left_alone(self, tmp_path: Path) -> None:
+        (tmp_path / "thesis.tex").write_text("precious")
+        with (
+            pytest.raises(UserError, match=r"holds other files \(thesis.tex\)"),
+            locks.own_folder(tmp_path),
+        ):
+            pass
+        assert os.listdir(tmp_path) == ["thesis.tex"]
+
+    def test_folder_with_a_published_report_is_fine(self, tmp_path: Path) -> None:
+        (tmp_path / "report.md").write_text("")
+        with locks.own_folder(tmp_path, ("report.md",)):
+            pass
+
+    def test_two_runs_do_not_share_a_folder(self, tmp_path: Path) -> None:
+        told = rf"--out .*out: process {os.getpid()} on .*, since 20.* is at work there; wait for"
+        with (
+            pytest.raises(UserError, match=told),
+            locks.own_folder(tmp_path / "out"),
+            locks.own_folder(tmp_path / "out"),
+        ):
+            pass
+        with locks.own_folder(tmp_path / "out"):
+            pass
+
+    def test_a_program_that_outlives_its_run_keeps_the_folder(self, tmp_path: Path) -> None:
+        with locks.hold(tmp_path) as lock:
+            program = subprocess.Popen(["sleep", "60"], pass_fds=[lock])
+        try:
+            assert locks.is_held(tmp_path)
+            with pytest.raises(UserError, match="is at work there"), locks.hold(tmp_path):
+                pass
+        finally:
+            program.kill()
+            program.wait()
+        assert not locks.is_held(tmp_path)
+        with locks.hold(tmp_path):
+            pass
+
+    def test_a_forked_process_that_outlives_its_run_does_not(self, tmp_path: Path) -> None:
+        with locks.hold(tmp_path):
+            child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+            child.start()
+        deadline = time.monotonic() + 10  # it lets go once it runs
+        while locks.is_held(tmp_path):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert child.is_alive()
+        child.kill()
+        child.join()
+
+    def test_folder_that_cannot_be_made(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        with pytest.raises(UserError, match="--out"), locks.own_folder(tmp_path / "file" / "out"):
+            pass
+
+
+def hold_file(path: Path) -> subprocess.Popen[str]:
+    """Start a process that is writing a file and does not come to its end."""
+    code = (
+        "import sys, time; from pathlib import Path; from fairseq_posenc.workbench.running import files\n"
+        "with files.written_whole(Path(sys.argv[1])) as new:\n"
+        "    new.write_text('half'); print(new.name, flush=True); time.sleep(60)"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True
+    )
+
+
+class TestFiles:
+    def test_what_else_lies_there_stays(self, tmp_path: Path) -> None:
+        for name in ("a.new", "a.partial", "a.posenc-1234"):
+            (tmp_path / name).write_text("mine")
+        files.write_whole(tmp_path / "a", "whole")
+        found = {path.name: path.read_text() for path in tmp_path.iterdir()}
+        assert found.pop("a") == "whole"
+        assert set(found.values()) == {"mine"}
+        assert len(found) == 3
+
+    def test_a_link_is_replaced_and_its_target_stays(self, tmp_path: Path) -> None:
+        (tmp_path / "elsewhere").write_text("mine")
+        (tmp_path / "a").symlink_to(tmp_path / "elsewhere")
+        files.write_whole(tmp_path / "a", "whole")
+        assert not (tmp_path / "a").is_symlink()
+        assert (tmp_path / "a").read_text() == "whole"
+        assert (tmp_path / "elsewhere").read_text() == "mine"
+
+    def test_a_pipe_is_written_in_place(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "a")
+        reader = os.open(tmp_path / "a", os.O_RDONLY | os.O_NONBLOCK)
+        files.write_whole(tmp_path / "a", "whole")
+        assert os.read(reader, 9) == b"whole"
+        os.close(reader)
+        assert (tmp_path / "a").is_fifo()
+
+    def test_permissions_are_those_of_any_new_file_or_of_the_old_one(self, tmp_path: Path) -> None:
+        before = os.umask(0o027)
+        try:
+            files.write_whole(tmp_path / "a", "")
+        finally:
+            os.umask(before)
+        assert (tmp_path / "a").stat().st_mode & 0o777 == 0o640
+        (tmp_path / "a").chmod(0o604)
+        files.write_whole(tmp_path / "a", "")
+        assert (tmp_path / "a").stat().st_mode & 0o777 == 0o604
+
+    def test_two_writers_of_one_file_do_not_mix(self, tmp_path: Path) -> None:
+        path = tmp_path / "a"
+        with files.written_whole(path) as first, files.written_whole(path) as second:
+            first.write_text("first")
+            second.write_text("second")
+        assert path.read_text() == "first"  # which was the last to end
+        assert os.listdir(tmp_path) == ["a"]
+
+    def test_what_a_killed_writer_left_is_deleted_and_a_living_one_goes_on(
+        self, tmp_path: Path
+    ) -> None:
+        living, killed = (hold_file(tmp_path / "a") for _ in range(2))
+        try:
+            assert living.stdout is not None
+            assert killed.stdout is not None
+            kept, left = living.stdout.readline().strip(), killed.stdout.readline().strip()
+            killed.kill()
+            killed.wait()
+            assert set(os.listdir(tmp_path)) == {kept, left}
+            files.write_whole(tmp_path / "a", "whole")
+            assert set(os.listdir(tmp_path)) == {kept, "a"}
+        finally:
+            living.kill()
+            living.wait()
+
+
+class TestFolders:
+    PLAN: ClassVar = {"format": 1, "options": {"size": 60, "unit": None}, "inputs": {"a": "0" * 64}}
+
+    def make(self, path: Path, plan: dict | None = None, called: str = "plan") -> Folder:
+        folder = Folder(path, plan or self.PLAN, called)
+        with folder.begun():
+            (folder.partial / "data").write_text("x")
+            folder.finish({"counts": {"items": 1}})
+        return folder
+
+    @pytest.mark.parametrize("called", ["plan", "request"])
+    def test_it_is_there_as_a_whole_with_a_manifest(self, tmp_path: Path, called: str) -> None:
+        folder = self.make(tmp_path / "out", called=called)
+        assert sorted(os.listdir(tmp_path / "out")) == ["data", "manifest.json"]
+        manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+        assert manifest == {called: self.PLAN, "counts": {"items": 1}}
+        assert folder.is_done()
+        assert os.listdir(tmp_path) == ["out"]
+
+    def test_nothing_is_left_where_it_fails_nor_by_one_killed_before(self, tmp_path: Path) -> None:
+        folder = Folder(tmp_path / "out", {})
+        (folder.partial / "data").mkdir(parents=True)  # by a killed run
+        (folder.partial / locks.LOCK).write_text("")
+
+        def fail() -> None:
+            with folder.begun():
+                (folder.partial / "data").write_text("x")
+                raise KeyError
+
+        with pytest.raises(KeyError):
+            fail()
+        assert os.listdir(tmp_path) == []
+
+    @pytest.mark.parametrize("way", ["begun", "continued"])
+    def test_somebody_elses_unfinished_folder_is_left_alone(self, tmp_path: Path, way: str) -> None:
+        folder = Folder(tmp_path / "out", {})
+        folder.partial.mkdir()
+        (folder.partial / "thesis.tex").write_text("precious")
+        with pytest.raises(UserError, match=r"out.partial: holds other files \(thesis.tex\)"):
+            getattr(folder, way)().__enter__()
+        assert os.listdir(folder.partial) == ["thesis.tex"]
+
+    @pytest.mark.parametrize("way", ["begun", "continued"])
+    def test_a_link_in_the_place_of_the_unfinished_folder(self, tmp_path: Path, way: str) -> None:
+        folder = Folder(tmp_path / "out", {})
+        (tmp_path / "elsewhere").mkdir()
+        folder.partial.symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(UserError, match=r"out.partial is a link; name another folder"):
+            getattr(folder, way)().__enter__()
+        assert not os.listdir(tmp_path / "elsewhere")
+
+    def test_a_link_to_where_the_folder_shall_be(self, tmp_path: Path) -> None:
+        (tmp_path / "big-disk").mkdir()
+        (tmp_path / "out").symlink_to(tmp_path / "big-disk")
+        folder = Folder(tmp_path / "out", {})
+        with folder.begun():
+            (folder.partial / "data").write_text("x")
+            folder.finish({})
+        assert (tmp_path / "out").is_symlink()
+        assert (tmp_path / "big-disk" / "data").read_text() == "x"
+
+    @pytest.mark.parametrize(
+        "progress", ["{}", "[" * 9999, '{"plan": {}}', '{"plan": 1, "done": 2}']
+    )
+    def test_progress_that_is_not_ours(self, tmp_path: Path, progress: str) -> None:
+        folder = Folder(tmp_path / "out", {})
+        with folder.continued():
+            (folder.partial / "progress.json").write_text(progress)
+        with contextlib.suppress(UserError), folder.continued() as saved:
+            assert saved == {}
+
+    def test_a_beginning_is_continued_with_what_was_saved(self, tmp_path: Path) -> None:
+        folder = Folder(tmp_path / "out", self.PLAN)
+        with folder.continued() as saved:
+            assert saved == {}
+            folder.save({"items": 3})
+        with folder.continued() as saved:
+            assert saved == {"items": 3}
+            with pytest.raises(UserError, match="is at work there"):
+                folder.begun().__enter__()
+        other = Folder(tmp_path / "out", {**self.PLAN, "format": 2})
+        with pytest.raises(UserError, match=r"out.partial: was made with other format: 1, not 2;"):
+            other.continued().__enter__()
+
+    @pytest.mark.parametrize(
+        ("change", "told"),
+        [
+            ({"options": {"size": 61, "unit": None}}, "options, size: 60, not 61; name another"),
+            ({"inputs": {"a": "1" * 64}}, "inputs, a; name another folder"),
+            ({"format": 2, "inputs": {}}, "format: 1, not 2; other inputs, a; name"),
+        ],
+    )
+    def test_what_differs_is_named(self, tmp_path: Path, change: dict, told: str) -> None:
+        self.make(tmp_path / "out")
+        with pytest.raises(UserError, match=f"--out .*out: was made with other {told}"):
+            Folder(tmp_path / "out", {**self.PLAN, **change}).is_done()
+
+    @pytest.mark.parametrize("manifest", [None, "", "[]", '{"plan": 1}', '{"request": {}}'])
+    def test_what_others_made_is_left_alone(self, tmp_path: Path, manifest: str | None) -> None:
+        if manifest is not None:
+            (tmp_path / "manifest.json").write_text(manifest)
+        with pytest.raises(UserError, match="is there already, and was not made by this program"):
+            Folder(tmp_path, self.PLAN).is_done()
+
+
+class TestOptions:
+    @staticmethod
+    def parse(*words: str) -> argparse.Namespace:
+        parser = options.Parser(prog="ours")
+        options.add_seeds(parser, (1, 2, 3))
+        options.add_jobs(parser, "one")
+        options.add_lengths(parser, "read", "8,16")
+        options.add_computing(parser)
+        return parser.parse_args(words)
+
+    def test_values(self) -> None:
+        found = self.parse("--seeds", "3, 0", "--lengths", "9, 4,9", "--jobs", "2")
+        assert (found.seeds, found.lengths, found.jobs) == ((3, 0), (4, 9), 2)
+        assert (self.parse().seeds, self.parse().lengths) == ((1, 2, 3), (8, 16))
+
+    @pytest.mark.parametrize(
+        ("words", "told"),
+        [
+            ("--seeds 1,01", "argument --seeds: 1,01: a number is given twice"),
+            ("--seeds 1,-2", "argument --seeds: must be whole numbers, as in 1,2,3, not '1,-2'"),
+            ("--jobs 0", "argument --jobs: must be a whole number of at least 1, not '0'"),
+            ("--lengths 4,x", "argument --lengths: must be a whole number of at least 1, not 'x'"),
+            ("--fp16 --bf16", "argument --bf16: not allowed with argument --fp16"),
+            ("--job 2 more", "unrecognized arguments: more"),
+        ],
+    )
+    def test_a_mistake_is_a_line(self, words: str, told: str) -> None:
+        with pytest.raises(UserError) as refused:
+            self.parse(*words.split())
+        assert str(refused.value) == f"{told} (see ours --help)"
+
+    def test_a_mistake_of_a_subcommand_leads_to_its_help(self) -> None:
+        parser = options.Parser(prog="ours")
+        parser.add_subparsers().add_parser("one")
+        with pytest.raises(UserError, match=r"--two \(see ours one --help\)"):
+            parser.parse_args(["one", "--two"])
+
+    def test_names_may_be_specs(self) -> None:
+        found = options.named(["m4(max_distance=8)=a=b.pt", " x = y"], "NAME=FILE", "models")
+        assert found == {"m4(max_distance=8)": "a=b.pt", "x": "y"}
+
+    @pytest.mark.parametrize(
+        ("words", "words_of_hydra"),
+        [
+            ("", []),
+            ("--fp16 --device cuda", ["common.fp16=true", "common.bf16=false"]),
+            ("--bf16", ["common.fp16=false", "common.bf16=true"]),
+            ("--device cpu", ["common.cpu=true", "common.fp16=false", "common.bf16=false"]),
+        ],
+    )
+    def test_precision_in_words_of_hydra(self, words: str, words_of_hydra: list[str]) -> None:
+        given = self.parse(*words.split())
+        assert hydra_words(given, here=False) == words_of_hydra
+        if "cuda" in words and not torch.cuda.is_available():
+            with pytest.raises(UserError, match="torch finds no GPU here"):
+                hydra_words(given)
+
+    @pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), (None, torch.float32)])
+    def test_a_model_is_placed_as_asked_for(self, name: str | None, dtype: torch.dtype) -> None:
+        how = Computing.chosen("cpu", **({name: True} if name else {}))
+        model = how.place(torch.nn.Linear(2, 2).double())
+        assert model.weight.dtype == dtype
+        assert not model.training
+
+
+class TestProgress:
+    def test_without_a_terminal_there_are_lines_but_no_bar(
+        self, capsys: pytest.CaptureFixture
+    ) -> None:
+        with progress.bar("reading", 10, " tokens") as shown:
+            shown.update(5)
+            progress.say("half of it")
+        assert capsys.readouterr() == ("", "half of it\n")
+
+    @pytest.mark.parametrize(
+        ("seconds", "text"), [(59.4, "59 s"), (61, "1 min 1 s"), (7260, "2 h 1 min")]
+    )
+    def test_times(self, seconds: float, text: str) -> None:
+        assert progress.format_time(seconds) == text
+
+
+class TestCheckpoints:
+    @staticmethod
+    def write(path: Path, updates: int) -> Path:
+        torch.save({"optimizer_history": [{"num_updates": updates}]}, path)
+        return path
+
+    def test_the_newest_is_the_one_of_the_most_updates(self, tmp_path: Path) -> None:
+        for name, updates in (("_1_20", 20), ("_last", 40), ("_best", 30)):
+            self.write(tmp_path / f"checkpoint{name}.pt", updates)
+        self.write(tmp_path / "start.pt", 90)  # not of the training
+        assert checkpoints.updates_done(tmp_path) == 40
+
+    def test_half_a_checkpoint_is_passed_over(self, tmp_path: Path) -> None:
+        self.write(tmp_path / "checkpoint_1_20.pt", 20)
+        last = self.write(tmp_path / "checkpoint_last.pt", 40)
+        last.write_bytes(last.read_bytes()[:500])
+        assert checkpoints.updates_done(tmp_path) == 20
+
+    def test_no_checkpoint(self, tmp_path: Path) -> None:
+        assert checkpoints.updates_done(tmp_path) == 0
+        assert checkpoints.updates_done(tmp_path / "nowhere") == 0
+
+
+class TestDevices:
+    @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux alone has affinities")
+    def test_cores_that_others_keep_do_not_count(self) -> None:
+        ask = (
+            "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); "
+            "from fairseq_posenc.workbench.running.devices import cores; print(cores())"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", ask], capture_output=True, text=True, check=True
+        )
+        assert done.stdout == "1\n"
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+    def test_a_gpu_that_is_not_there_is_told(self) -> None:
+        assert choose_device() == "cpu"
+        with pytest.raises(UserError, match="--device cuda: torch finds no GPU here"):
+            choose_device("cuda")
+        with pytest.raises(UserError, match="--fp16 is for GPUs"):
+            choose_device(fp16=True)
+
+
+HYDRA = "Error executing job with overrides: ['a=1']\n"
+
+
+class TestPrograms:
+    @pytest.fixture
+    def lock(self, tmp_path: Path):
+        with locks.own_folder(tmp_path / "out") as lock:
+            yield lock
+
+    @staticmethod
+    def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+        path = tmp_path / "fairseq-try"
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+    def test_failure_shows_the_end_of_the_log_and_where_it_is(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock: int
+    ) -> None:
+        self.script(tmp_path, monkeypatch, "seq 100; echo went wrong >&2; exit 3")
+        log = tmp_path / "log"
+        with pytest.raises(UserError, match="fairseq-try failed with exit status 3") as caught:
+            programs.run_logged(["fairseq-try"], log, lock)
+        assert str(log) in str(caught.value)
+        assert "went wrong" in str(caught.value)
+        assert "\n  10\n" not in str(caught.value)
+
+    @pytest.mark.parametrize("name", ["fairseq-posenc", "fairseq-train"])
+    def test_failure_that_the_program_explained_is_one_line(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock: int, name: str
+    ) -> None:
+        self.script(tmp_path, monkeypatch, f"echo usage; echo {name}: error: too wide; exit 2")
+        with pytest.raises(UserError) as caught:
+            programs.run_logged(["fairseq-try"], tmp_path / "log", lock)
+        assert str(caught.value) == f"fairseq-try: too wide (its log: {tmp_path / 'log'})"
+
+    @pytest.mark.parametrize(
+        ("output", "message"),
+        [
+            ("fairseq-posenc: error: too wide", "too wide"),
+            ("first\nfairseq-train: error: no\nfairseq-train: error: too wide\n", "too wide"),
+            (f"{HYDRA}too wide\n\nSet the environment variable HYDRA_FULL_ERROR=1", "too wide"),
+            (f"{HYDRA}Traceback (most recent call last):\nKeyError: 1", None),
+            (f"{HYDRA}Traceback (most):\n\nfairseq_posenc.errors.UserError: too wide", "too wide"),
+            ("it said fairseq-train: error: in the middle", None),
+        ],
+    )
+    def test_mistakes_are_found_in_what_a_program_says(self, output: str, message: str) -> None:
+        assert programs.told_mistake(output) == message
+
+    def test_interruption_ends_the_program(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock: int
+    ) -> None:
+        self.script(tmp_path, monkeypatch, "echo $$; sleep 60")
+        seen = []
+
+        def stop(line: str) -> None:
+            seen.append(int(line))
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            programs.run_logged(["fairseq-try"], tmp_path / "log", lock, stop)
+        with pytest.raises(ProcessLookupError):
+            os.kill(seen[0], 0)
+
+    @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux alone ends orphans")
+    def test_a_program_ends_with_a_run_that_was_killed(self, tmp_path: Path) -> None:
+        made = tmp_path / "made"
+        forever = f"while True: open({str(made)!r}, 'a').write('x')"
+        run = (
+            "import sys; from pathlib import Path; from fairseq_posenc.workbench.running import programs; "
+            "programs.run_logged(['python', '-c', sys.argv[1]], Path(sys.argv[2]), 0)"
+        )
+        process = subprocess.Popen([sys.executable, "-c", run, forever, str(tmp_path / "log")])
+        while not made.exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.kill()
+        process.wait()
+        time.sleep(0.2)
+        size = made.stat().st_size
+        time.sleep(0.3)
+        assert made.stat().st_size == size
+
+    def test_temporary_folders_of_ended_programs_are_deleted(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock: int
+    ) -> None:
+        """A loader's workers are killed, and so is the program here, where it waits for its end."""
+        (tmp_path / "pymp-of-others").mkdir()
+        monkeypatch.setenv("TMPDIR", str(tmp_path))
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        code = (
+            "import os, time; from multiprocessing import Process, util; "
+            "from fairseq_posenc.host.leftovers import share_temporary_folder; "
+            "share_temporary_folder(); worker = Process(target=util.get_temp_dir); worker.start(); "
+            "worker.join(); print(*os.listdir(os.environ['TMPDIR']), flush=True); time.sleep(60)"
+        )
+        seen: list[str] = []
+
+        def stop(line: str) -> None:
+            seen.extend(name for name in line.split() if name.startswith("pymp-"))
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            programs.run_logged(["python", "-c", code], tmp_path / "log", lock, stop)
+        assert len(seen) == 2  # one for the program and its worker
+        assert [path.name for path in tmp_path.glob("pymp-*")] == ["pymp-of-others"]
+
+    def test_missing_command(self) -> None:
+        with pytest.raises(UserError, match="fairseq-nonsense"):
+            programs.find_command("fairseq-nonsense")

@@ -1,0 +1,381 @@
+"""Wrong input, wrong files and a full disk: one clear line, and nothing is lost or run."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from tests.helpers.tiny_models import logits, make_model, make_tokens
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.cli import main
+from tests.helpers.commands import (
+    EPOCHS,
+    USER_DIR,
+    Training,
+    pairs,
+    run,
+    sentences,
+    train,
+    trained,
+    validate,
+)
+
+slow = pytest.mark.slow
+RESET = ["--reset-optimizer", "--reset-lr-scheduler", "--reset-meters", "--reset-dataloader"]
+
+
+# ------------------------------------------------------------------------------ specs and sizes
+
+BAD_MODELS = {
+    "unknown encoding": ("masked_lm", {"position_encoding": "rotary"}, "'rotary'.*known:.*rope"),
+    "unknown option": ("masked_lm", {"position_encoding": "rope(bass=2)"}, "bass.*options:.*base"),
+    "wrong type": ("causal_lm", {"position_encoding": "m4(max_distance=x)"}, "whole number"),
+    "two at the input": (
+        "masked_lm",
+        {"position_encoding": "learned+sinusoidal"},
+        "learned and sinusoidal both act on the input",
+    ),
+    "in the decoder": ("translation", {"position_encoding_decoder": "m4+m4m"}, "both bring a"),
+    "encoder heads": ("masked_lm", {"encoder_attention_heads": 5}, "width 32 .* 5 .*heads"),
+    "decoder heads": ("causal_lm", {"decoder_attention_heads": 5}, "width 32 .* 5 .*heads"),
+    "odd heads": (
+        "masked_lm",
+        {"position_encoding": "rope", "encoder_embed_dim": 36, "encoder_attention_heads": 4},
+        "a head of size 9 .* must be even",
+    ),
+    "too many positions": ("masked_lm", {"max_positions": 10**12}, "128,000 GB, and this machine"),
+    "directions": ("masked_lm", {"attention_directions": "lr,up"}, "'up' is none of both, lr, rl"),
+}
+
+
+@pytest.mark.parametrize(("family", "options", "message"), BAD_MODELS.values(), ids=BAD_MODELS)
+def test_a_model_that_cannot_be_is_refused_in_one_line(family, options, message):
+    with pytest.raises(UserError, match=message) as caught:
+        make_model(family, **options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("family", ["masked_lm", "causal_lm", "translation"])
+def test_a_sequence_longer_than_learned_allows(family):
+    model = make_model(family, position_encoding="learned")
+    with pytest.raises(UserError, match="sequence of 25 tokens is longer than the 24 positions"):
+        logits(model, family, make_tokens(length=25))
+
+
+@slow
+def test_train_tells_an_unknown_encoding_in_one_line():
+    done = train("causal_lm", "--position-encoding", "rotary", fails=True).run
+    assert done.error().startswith("unknown position encoding 'rotary'; known: ")
+
+
+@slow
+def test_train_tells_odd_heads_in_one_line():
+    odd = ["--encoder-embed-dim", 36, "--encoder-attention-heads", 4]
+    done = train("masked_lm", *odd, "--position-encoding", "rope", fails=True).run
+    assert done.error().startswith("rope rotates pairs, but 1 of a head of size 9 is 9")
+
+
+# ---------------------------------------------------------------------------------- checkpoints
+
+
+class Malicious:
+    """Opens a file for writing as soon as it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+@pytest.fixture
+def malicious(tmp_path):
+    """Return a checkpoint of ours with code in it, and the file that the code would make."""
+    trace = tmp_path / "it-ran"
+    state = trained("translation").checkpoint()
+    torch.save({**state, "extra_state": Malicious(trace)}, tmp_path / "checkpoint.pt")
+    torch.load(tmp_path / "checkpoint.pt", weights_only=False)["extra_state"].close()
+    trace.unlink()  # made: the code works where loading is not safe
+    return tmp_path / "checkpoint.pt", trace
+
+
+REFUSED = ": checkpoint refused, because loading it could run code: "
+
+
+@slow
+def test_train_refuses_a_checkpoint_that_would_run_code(malicious):
+    path, trace = malicious
+    done = train("translation", "--restore-file", path, fails=True).run
+    assert done.error().startswith(f"{path}{REFUSED}")
+    assert not trace.exists()
+
+
+@slow
+def test_generate_refuses_a_checkpoint_that_would_run_code(malicious):
+    path, trace = malicious
+    options = ["--user-dir", USER_DIR, "--path", path]
+    done = run("fairseq-generate", pairs(), *options, fails=True)
+    assert done.error().startswith(f"{path}{REFUSED}")
+    assert not trace.exists()
+
+
+@slow
+def test_eval_lm_and_lm_length_refuse_weights_that_are_not_numbers(tmp_path, capsys):
+    state = trained("causal_lm").checkpoint()
+    name = "decoder.layers.1.fc1.weight"
+    state["model"][name][0, 0] = torch.nan
+    torch.save(state, tmp_path / "nan.pt")
+    told = f"{name} has 1 of {state['model'][name].numel():,} numbers that are NaN or infinite"
+    options = ["--user-dir", USER_DIR, "--path", tmp_path / "nan.pt", "--tokens-per-sample", 16]
+    done = run("fairseq-eval-lm", sentences(), *options, fails=True)
+    assert done.error().endswith(told)
+    words = [
+        "lm-length",
+        "--data",
+        sentences(),
+        "--lengths",
+        "8",
+        "--stride",
+        8,
+        f"a={tmp_path / 'nan.pt'}",
+    ]
+    assert main([str(word) for word in words]) == 2
+    assert told in capsys.readouterr().err
+
+
+@slow
+def test_eval_lm_tells_a_truncated_checkpoint_in_one_line(tmp_path):
+    whole = (trained("causal_lm").save_dir / "checkpoint_last.pt").read_bytes()
+    (tmp_path / "half.pt").write_bytes(whole[: len(whole) // 2])
+    options = ["--user-dir", USER_DIR, "--path", tmp_path / "half.pt"]
+    done = run("fairseq-eval-lm", sentences(), *options, fails=True)
+    told = f"{tmp_path}/half.pt: not a whole checkpoint of fairseq ("
+    assert done.error().startswith(told)
+
+
+@slow
+def test_a_checkpoint_to_restore_that_does_not_exist():
+    done = train("causal_lm", "--restore-file", "typo.pt", fails=True).run
+    assert done.error().startswith("--restore-file typo.pt does not exist")
+
+
+CONFIGURATION = """# @package _global_
+common: {{user_dir: {user_dir}, cpu: true}}
+task: {{_name: language_modeling, data: {data}}}
+model: {{_name: transformer_lm_rope_tiny}}
+criterion: cross_entropy
+optimizer: {{_name: adam}}
+optimization: {{lr: [0.001], max_update: 1}}
+dataset: {{batch_size: 16, num_workers: 0}}
+checkpoint: {{save_dir: {folder}, restore_file: {folder}/checkpoint_last.pt}}
+"""
+
+
+@slow
+def test_a_checkpoint_to_restore_that_a_configuration_names_and_does_not_exist(tmp_path):
+    text = CONFIGURATION.format(user_dir=USER_DIR, data=sentences(), folder=tmp_path)
+    (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
+    named = ["--config-dir", tmp_path, "--config-name", "mine"]
+    done = run("fairseq-hydra-train", *named, cwd=tmp_path, fails=True)
+    missing = tmp_path / "checkpoint_last.pt"
+    assert f"error: --restore-file {missing} does not exist" in done.err.splitlines()[-1]
+    assert done.status == 1
+    assert not missing.exists()
+
+
+def copy_of_trained(tmp_path: Path) -> Path:
+    """Return a folder with the checkpoints of the shared language model."""
+    return Path(shutil.copytree(trained("causal_lm").save_dir, tmp_path / "checkpoints"))
+
+
+@slow
+def test_the_command_of_a_training_killed_while_it_copied_goes_on(tmp_path):
+    save_dir = copy_of_trained(tmp_path)
+    last = save_dir / "checkpoint_last.pt"
+    last.write_bytes(last.read_bytes()[:9999])
+    done = train("causal_lm", "--max-epoch", EPOCHS + 1, save_dir=save_dir)
+    assert f"{last} was not written to its end; the training goes on from " in done.run.log
+    assert done.checkpoint()["optimizer_history"][-1]["num_updates"] == EPOCHS + 1
+    assert len(whole_checkpoints(save_dir)) == EPOCHS + 3
+
+
+@slow
+def test_a_finished_training_changes_nothing(tmp_path):
+    save_dir = copy_of_trained(tmp_path)
+    before = {path.name: path.read_bytes() for path in save_dir.glob("*.pt")}
+    done = train("causal_lm", "--max-update", EPOCHS, save_dir=save_dir).run
+    told = f"checkpoint_last.pt has made {EPOCHS} updates of --max-update {EPOCHS}"
+    assert f"{told}: the training is finished, and nothing was changed" in done.log
+    assert {path.name: path.read_bytes() for path in save_dir.glob("*.pt")} == before
+    other = ["--restore-file", save_dir / "checkpoint_last.pt", "--max-update", EPOCHS - 1]
+    done = train("causal_lm", *other, fails=True).run
+    assert "nothing is left to train" in done.error()
+
+
+@pytest.fixture(scope="module")
+def stock():
+    """fairseq's own RoBERTa, of the size of roberta_*_tiny."""
+    size = ["--encoder-layers", 2, "--encoder-embed-dim", 128, "--encoder-ffn-embed-dim", 512]
+    size += ["--encoder-attention-heads", 4, "--max-positions", 16]
+    return train("masked_lm", "--arch", "roberta", *size, "--max-epoch", 2, user_dir=None)
+
+
+def restored(stock: Training, *options, **how) -> Training:
+    """Restore fairseq's model into one of ours, and validate it: at a rate of 0 nothing changes."""
+    path = stock.save_dir / "checkpoint_last.pt"
+    unchanged = ["--lr", 0, "--max-epoch", 1]
+    return train("masked_lm", "--restore-file", path, *RESET, *unchanged, *options, **how)
+
+
+@slow
+def test_a_stock_checkpoint_in_roberta_learned_has_the_stock_loss(stock):
+    ours = restored(stock, "--arch", "roberta_learned_tiny")
+    assert ours.figures("valid") == pytest.approx(stock.figures("valid")[-1:], rel=1e-5)
+    # fairseq's own model; the package only lets torch load the checkpoint.
+    done = validate("masked_lm", stock.save_dir / "checkpoint_last.pt")
+    assert done.positions() == []
+    assert done.valid() == ours.run.valid()
+
+
+@slow
+def test_other_positions_are_an_error_that_names_them(stock):
+    message = restored(stock, fails=True).run.error()
+    assert "--init-positions accepts this" in message
+    for parameter in ("layers.0.self_attn.encodings.m4m", "layers.1.self_attn.encodings.m4m"):
+        assert f"{parameter}.table.weight (1, 31, 32) is not in the checkpoint" in message
+    assert "embed_positions.encodings.learned.table.weight (16, 128) is not in the model" in message
+
+
+@slow
+def test_init_positions_starts_them_fresh_and_names_them(stock):
+    ours = restored(stock, "--init-positions")
+    named = [line for line in ours.run.log.splitlines() if "--init-positions: " in line]
+    assert len(named) == 3
+    for number in (0, 1):
+        name = f"encoder.sentence_encoder.layers.{number}.self_attn.encodings.m4m.table.weight"
+        assert any(f"{name} (1, 31, 32) is not in the checkpoint" in line for line in named)
+        assert ours.checkpoint()["model"][name].std() > 0
+    weight = "encoder.sentence_encoder.embed_tokens.weight"
+    torch.testing.assert_close(
+        ours.checkpoint()["model"][weight], stock.checkpoint()["model"][weight]
+    )
+
+
+# -------------------------------------------------------------------------------------- full disk
+
+
+def whole_checkpoints(directory: Path) -> dict[str, int]:
+    """Return the updates of every checkpoint in a directory; fails if one cannot be loaded."""
+    states = {path.name: torch.load(path) for path in directory.glob("*.pt")}
+    return {name: state["optimizer_history"][-1]["num_updates"] for name, state in states.items()}
+
+
+@slow
+def test_a_checkpoint_that_does_not_fit_leaves_the_previous_ones_whole(tmp_path):
+    save_dir = tmp_path / "checkpoints"
+    shutil.copytree(trained("causal_lm").save_dir, save_dir)
+    before = {path.name: path.read_bytes() for path in save_dir.glob("*.pt")}
+    limit = len(before["checkpoint_last.pt"]) // 2
+
+    def full_disk() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    done = train(
+        "causal_lm",
+        *("--max-epoch", EPOCHS + 1),
+        save_dir=save_dir,
+        before=full_disk,
+        fails=True,
+    ).run
+    after = {path.name: path.read_bytes() for path in save_dir.glob("*.pt")}
+    assert after == before
+    assert "checkpoint" in done.error()
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """Return a directory on a file system of 8 MB."""
+    directory = tmp_path / "disk"
+    directory.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "none", directory]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("only root can mount a small disk")
+    yield directory
+    subprocess.run(["umount", directory], check=True)
+
+
+@slow
+def test_a_disk_without_room_leaves_the_previous_checkpoints_whole(disk):
+    """fairseq copies a new checkpoint over the old ones in place; it must not come to that."""
+    saved = trained("causal_lm").save_dir
+    for path in saved.glob("*.pt"):
+        shutil.copy(path, disk)
+    size = (saved / "checkpoint_last.pt").stat().st_size
+    before = whole_checkpoints(disk)
+    space = shutil.disk_usage(disk).free
+    (disk / "other-files").write_bytes(bytes(int(space - 0.6 * size)))
+    done = train("causal_lm", "--max-epoch", EPOCHS + 1, save_dir=disk, fails=True).run
+    assert whole_checkpoints(disk) == before
+    assert done.error().startswith(f"no room for a checkpoint in {disk}: it needs about ")
+
+
+# --------------------------------------------------------- weights for what they were not trained
+
+
+def _resumed(path: Path):
+    folder = path.parent.with_name(path.parent.name + "-resumed")
+    shutil.copytree(path.parent, folder)
+    options = ["--position-encoding", "learned+alibi", "--max-epoch", EPOCHS + 1]
+    return train("causal_lm", *options, save_dir=folder, fails=True).run
+
+
+def _fine_tuned(path: Path):
+    options = ["--position-encoding", "learned+alibi", "--finetune-from-model", path]
+    return train("causal_lm", *options, "--max-epoch", 1, fails=True).run
+
+
+def _evaluated(path: Path):
+    overrides = ["--model-overrides", "{'position_encoding': 'learned+alibi'}"]
+    options = ["--user-dir", USER_DIR, "--path", path, *overrides]
+    return run("fairseq-eval-lm", sentences(), *options, fails=True)
+
+
+def _generated(path: Path):
+    overrides = ["--model-overrides", "{'position_encoding_decoder': 'learned+alibi'}"]
+    options = ["--user-dir", USER_DIR, "--path", path, *overrides]
+    return run("fairseq-generate", pairs(), *options, fails=True)
+
+
+def _validated(path: Path):
+    overrides = ["--model-overrides", "{'attention_directions': 'lr'}"]
+    options = ["--user-dir", USER_DIR, "--path", path, "--task", "masked_lm", *overrides]
+    return run("fairseq-validate", sentences(), *options, "--batch-size", 16, fails=True)
+
+
+MISREAD = {
+    "resume": ("causal_lm", _resumed, "trained with learned+rope, the model has learned+alibi"),
+    "fine-tune": ("causal_lm", _fine_tuned, "learned+rope, the model has learned+alibi"),
+    "eval-lm": ("causal_lm", _evaluated, "learned+rope, the model has learned+alibi"),
+    "generate": ("translation", _generated, "decoder: trained with learned+rope, the model has"),
+    "validate": (
+        "masked_lm",
+        _validated,
+        "trained with attention directions both, the model has lr",
+    ),
+}
+
+
+@slow
+@pytest.mark.parametrize(("family", "command", "message"), MISREAD.values(), ids=MISREAD)
+def test_no_command_takes_weights_for_what_they_are_not(family, command, message):
+    """The parameters fit in every case; only what the checkpoint says of itself does not."""
+    done = command(trained(family).save_dir / "checkpoint_last.pt")
+    assert done.status
+    (told,) = [line for line in done.log.splitlines() if line.startswith("fairseq-posenc: error:")]
+    assert message in told
+    assert "Traceback" not in done.log

@@ -1,0 +1,329 @@
+"""The command line itself: Ctrl-C, wherever a command is."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from fairseq_posenc import registry
+from fairseq_posenc.analysis import catalogue, listing
+from fairseq_posenc.errors import RunError, UserError
+from fairseq_posenc.workbench import cli
+from fairseq_posenc.workbench.running.interruption import STOPPED, any_end_like_ctrl_c
+from fairseq_posenc.workbench.training.train.data import find_data
+from tests.helpers.commands import run, script, sentences, trained
+from tests.helpers.programs import BIN
+
+PREPROCESS = Path(__file__).parents[2] / "preprocess"
+
+
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+@pytest.mark.parametrize("where", ["add_arguments", "run"])
+def test_ctrl_c_is_one_line_in_every_command(name, where, monkeypatch, capsys):
+    """Most of the seconds before a command begins are imports, which its options need."""
+    monkeypatch.setattr(cli.Command, "add_arguments", lambda *_: None)
+    monkeypatch.setattr(cli.Command, where, interrupted)
+    assert cli.main([name]) == STOPPED
+    assert capsys.readouterr() == ("", "fairseq-posenc: stopped\n")
+
+
+def test_a_command_says_how_to_go_on(monkeypatch, capsys):
+    def kill(*_):
+        with any_end_like_ctrl_c("the same command continues"):
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(cli.Command, "run", kill)
+    assert cli.main(["list"]) == STOPPED
+    assert capsys.readouterr().err == "fairseq-posenc: stopped; the same command continues\n"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UserError("wrong"), 2),
+        (RunError("it failed"), 1),
+        (OSError(errno.ENOSPC, "no room", "file"), 1),
+        (FileNotFoundError("what nobody told"), None),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_a_command_ends_with(error, code, monkeypatch, capsys):
+    """Alike where it is the cause of another, as fairseq wraps what goes wrong."""
+
+    def fail(*_):
+        raise RuntimeError("while loading") from error
+
+    monkeypatch.setattr(cli.Command, "run", fail)
+    if code is None:
+        with pytest.raises(RuntimeError):
+            cli.main(["list"])
+    else:
+        assert cli.main(["list"]) == code
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def python(code, *arguments, **streams):
+    """Run Python code under the command line's rules for its end."""
+    ended = f"import sys; from fairseq_posenc.workbench.running.exit_codes import ended, is_read\n{code}"
+    with tempfile.TemporaryFile("w+") as said:
+        done = subprocess.run(
+            [sys.executable, "-c", f"{ended}\nsys.exit(ended(program))", *map(str, arguments)],
+            **{"stdout": said, "stderr": said, **streams},
+            check=False,
+        )
+        said.seek(0)
+        return done.returncode, said.read()
+
+
+@pytest.fixture
+def unread():
+    """Return a pipe that nobody reads."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    yield writer
+    os.close(writer)
+
+
+AT_WORK = """
+def program():
+    for number in range(5000):
+        print("of no use to head", number, flush=number % 2 == 0)
+        print("progress", file=sys.stderr)
+    assert not is_read()
+    open(sys.argv[1], "w").write("the result")
+"""
+
+
+def test_a_closed_reader_stops_no_work(unread, tmp_path):
+    assert python(AT_WORK, tmp_path / "out", stdout=unread, stderr=unread) == (0, "")
+    assert (tmp_path / "out").read_text() == "the result"
+
+
+@pytest.mark.parametrize(
+    ("raised", "status"), [("UserError('no')", 2), ("RunError('no')", 1), ("ValueError('no')", 1)]
+)
+def test_a_closed_reader_hides_no_failure(raised, status, unread):
+    code = f"from fairseq_posenc.errors import *\ndef program():\n  print('x'); raise {raised}"
+    assert python(code, stdout=unread, stderr=unread) == (status, "")
+
+
+def test_a_pipe_that_breaks_elsewhere_is_a_failure():
+    status, said = python("def program(): raise BrokenPipeError('to a worker')")
+    assert status == 1
+    assert said.endswith("BrokenPipeError: to a worker\n")
+
+
+def test_output_that_finds_no_room_is_a_line():
+    with open("/dev/full", "w") as full:
+        status, said = python("def program(): print('x' * 99999)", stdout=full)
+    assert status == 1
+    assert "No space left on device" in said
+    assert said.count("\n") == 1
+
+
+def test_no_standard_output_at_all():
+    code = "def program():\n  print('x'); open(sys.argv[1], 'w').write('y')"
+    assert python(code, os.devnull, preexec_fn=lambda: os.close(1)) == (0, "")
+
+
+def test_names_of_files_that_are_no_text_are_printed(monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", "utf-8:strict")  # as in most places of the world
+    status, said = python("def program(): print('caf\\udce9.pt', flush=True)")
+    assert (status, said) == (0, "caf\\udce9.pt\n")
+
+
+def test_a_deleted_working_folder_is_a_line(tmp_path):
+    code = "import os\nos.mkdir(sys.argv[1]); os.chdir(sys.argv[1]); os.rmdir(sys.argv[1])\n"
+    code += "from fairseq_posenc.workbench.cli import main\ndef program(): return main(['count', 'rope'])"
+    told = "fairseq-posenc: error: the working folder has been deleted; change to another one\n"
+    assert python(code, tmp_path / "gone") == (2, told)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["describe", "caf\udce9"], "is not UTF-8"),
+        (["lm-length", "--data", "a:b", "x=y"], "--data: 'a:b': fairseq splits names at ':'"),
+        (["compare", "--out", "a:b"], "--out: 'a:b': fairseq splits names at ':'"),
+        (["swap", "--checkpoint", "a\nb", "--out", "c"], "'a\\nb' has a control character"),
+        (["curves", "\x1b[31mred=log"], "'\\x1b[31mred=log' has a control character"),
+    ],
+    ids=["half a character", "data", "out", "path", "name"],
+)
+def test_odd_arguments_are_refused_before_any_work(words, told, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(words) == 2
+    said = capsys.readouterr().err
+    assert told in said
+    assert said.count("\n") == 1
+
+
+def test_data_of_a_training_with_a_colon_in_its_name(tmp_path):
+    (tmp_path / "a:b").mkdir()
+    with pytest.raises(UserError, match="a:b: fairseq splits names at ':'; rename the folder"):
+        find_data(str(tmp_path / "a:b"))
+
+
+def test_a_training_whose_output_nobody_reads_has_its_log(unread, tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from fairseq_posenc.workbench.training.train import launching\n"
+        "launching._replace(['/bin/sh', '-c', 'seq 50000; echo end; exit 3'], Path(sys.argv[1]))"
+    )
+    words = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(words, stdout=unread, stderr=subprocess.DEVNULL, check=False)
+    assert done.returncode == 3
+    deadline = time.monotonic() + 10  # tee ends a moment later
+    while not (tmp_path / "train.log").read_text().endswith("end\n"):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.slow
+def test_a_page_is_written_whoever_reads_the_output(unread, tmp_path):
+    model = trained("masked_lm").save_dir / "checkpoint_last.pt"
+    words = ["inspect", "--checkpoint", model, "--text", "w1 w2", "--out", tmp_path / "x.html"]
+    command = [script("fairseq-posenc"), *map(str, words)]
+    done = subprocess.run(command, stdout=unread, stderr=unread, check=False)
+    assert done.returncode == 0
+    assert (tmp_path / "x.html").read_text().rstrip().endswith("</html>")
+
+
+NO_LOCKS = """
+import errno, fcntl, os, runpy, sys
+def fail(*_):
+    raise OSError(errno.ENOTSUP, "Operation not supported")
+fcntl.flock = fcntl.lockf = fail
+del sys.argv[0]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_a_file_system_without_locks_is_a_warning(tmp_path):
+    (tmp_path / "text").write_text("a b c\n" * 9)
+    model = trained("causal_lm").save_dir / "checkpoint_last.pt"
+    jobs = {
+        "manifest.json": [PREPROCESS / "plain_text.py", "--words", "--train", tmp_path / "text"],
+        "lm-length.md": [
+            *(BIN / "fairseq-posenc", "lm-length", f"a={model}", "--data", sentences()),
+            *("--lengths", 8, "--stride", 8),
+        ],
+    }
+    for result, words in jobs.items():
+        out = tmp_path / f"{result}.out"
+        done = subprocess.run(
+            [sys.executable, "-c", NO_LOCKS, *map(str, words), "--out", str(out)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("cannot be kept from a second run (Operation not supported)") == 1
+        assert (out / result).exists()
+        assert not list(out.glob("*.posenc-*"))
+
+
+@pytest.mark.slow
+def test_a_training_that_fails_is_a_failed_run_and_no_mistake(tmp_path):
+    training = ["fairseq-train", sentences(), "--task", "masked_lm", "--arch", "roberta", "--cpu"]
+    training += ["--optimizer", "adam", "--max-tokens", 64, "--max-update", 9]
+    training += ["--encoder-embed-dim", 10, "--encoder-attention-heads", 3]  # 3 heads of 10 / 3
+    done = run("fairseq-posenc", "plan", "--", *training, cwd=tmp_path, fails=True)
+    assert done.status == 1
+    assert "fairseq-train failed with exit status 1" in done.err
+    assert not done.out
+
+
+@pytest.mark.parametrize("text", ["x" * 100_000, "a " * 50_000], ids=["a word", "many"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["bleu"],
+        ["compare", "--text"],
+        ["curves"],
+        ["glue", "--data", "x", "--protocol", "m4m", "--checkpoint"],
+        ["init", "--arch", "roberta_m4m", "--out", "x", "--from"],
+        ["lm-length", "--data", "x"],
+        ["plan"],
+        ["report"],
+        ["translate", "--checkpoint"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_endless_arguments_are_one_short_line(command, text, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with open(os.devnull) as nothing:
+        monkeypatch.setattr("sys.stdin", nothing)
+        assert cli.main([*command, text]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("fairseq-posenc: error: ")
+    assert told.count("\n") == 1
+    assert len(told) < 1000
+
+
+@pytest.mark.parametrize("words", [["--help"], ["user-dir"], ["list"]], ids=lambda words: words[0])
+def test_what_needs_no_torch_starts_at_once(words):
+    def seconds():
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime
+
+    before = seconds()
+    subprocess.run([script("fairseq-posenc"), *words], check=True, stdout=subprocess.DEVNULL)
+    assert seconds() - before < 0.6  # a sixth of it where nothing else runs; torch takes 1.5
+
+
+def test_the_list_says_what_the_modules_say():
+    found = {entry.name: entry for entry in listing.entries()}
+    assert list(found) == registry.names()
+    for name, entry in found.items():
+        assert entry.acts_on == registry.get(name).acts_on
+        assert entry.summary == catalogue.page(name).summary
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("fairseq-posenc us", {"user-dir"}),
+        ("fairseq-posenc count --max", {"--max-positions"}),
+        ("fairseq-posenc preprocess wiki", {"wikipedia", "wikitext"}),
+    ],
+)
+def test_a_shell_is_told_how_words_go_on(line, found, tmp_path):
+    answer = tmp_path / "answer"
+    shell = {"COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE": "1"}
+    shell.update({"_ARGCOMPLETE_STDOUT_FILENAME": str(answer), "IFS": "\n"})
+    program = [script("fairseq-posenc")]
+    subprocess.run(program, env={**os.environ, **shell}, check=True)
+    assert {word.strip() for word in answer.read_text().split("\v")} == found
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_doctor_is_one_line():
+    with subprocess.Popen(
+        [script("fairseq-posenc"), "doctor"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        for line in process.stdout:
+            if line.startswith("backend reference"):
+                break
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate()
+    assert process.returncode == STOPPED
+    assert told == "fairseq-posenc: stopped\n"

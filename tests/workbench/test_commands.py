@@ -1,0 +1,179 @@
+"""The three families through fairseq's commands: train, resume, validate, generate, evaluate."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from tests.helpers.commands import (
+    BLOCKS,
+    EPOCHS,
+    FAMILIES,
+    SENTENCES,
+    USER_DIR,
+    assert_positions,
+    pairs,
+    run,
+    sentences,
+    train,
+    trained,
+    validate,
+)
+from tests.helpers.programs import SERVER
+
+pytestmark = pytest.mark.slow
+each_family = pytest.mark.parametrize("family", FAMILIES)
+TRANSLATE = ["--user-dir", USER_DIR, "--path"]
+
+
+@each_family
+def test_training_says_which_positions_are_on_and_learns(family):
+    model = trained(family)
+    assert_positions(model.run, family)
+    losses = model.figures("train")
+    assert len(losses) == EPOCHS
+    assert losses[-1] < losses[0]
+    assert all(gradient > 0 for gradient in model.figures("train", "gnorm"))
+
+
+@each_family
+def test_a_resumed_run_equals_the_uninterrupted_one(family):
+    whole = trained(family)
+    middle = whole.save_dir / "checkpoint2.pt"
+    resumed = train(family, "--restore-file", middle, "--max-epoch", EPOCHS)
+    for group, key in (("train", "loss"), ("train", "gnorm"), ("valid", "loss")):
+        expected = whole.figures(group, key)[2:]
+        assert resumed.figures(group, key) == pytest.approx(expected, rel=1e-5)
+    ours, theirs = (each.checkpoint()["model"] for each in (resumed, whole))
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("family", ["causal_lm", "translation"])
+def test_a_resumed_run_draws_the_same_batches(family):
+    """fairseq draws them by the epoch of the start, unless it draws them in each."""
+    several = ["--batch-size", 4, "--dropout", 0.1, "--max-epoch", 3]
+    several += ["--update-epoch-batch-itr", "True"]
+    whole = train(family, *several)
+    middle = whole.save_dir / "checkpoint2.pt"
+    resumed = train(family, *several, "--restore-file", middle)
+    ours, theirs = (each.checkpoint()["model"] for each in (resumed, whole))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+@each_family
+def test_validation_after_loading_equals_validation_in_training(family):
+    model = trained(family)
+    done = validate(family, model.save_dir / "checkpoint_last.pt")
+    assert_positions(done, family)
+    assert done.valid() == model.run.valid()[-1:]
+
+
+@each_family
+def test_checkpoints_hold_only_what_safe_loading_allows(family):
+    state = trained(family).checkpoint()
+    assert any(".encodings." in name for name in state["model"])
+    assert state["optimizer_history"]
+
+
+def test_tensorboard_reads_what_a_training_wrote(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    model = train("masked_lm", "--tensorboard-logdir", tmp_path, "--max-epoch", EPOCHS)
+    for part, group in (("train_inner", "train"), ("valid", "valid")):
+        events = EventAccumulator(str(tmp_path / part)).Reload().Scalars("loss")
+        assert [event.step for event in events] == list(range(1, EPOCHS + 1))
+        losses = [event.value for event in events]
+        assert losses == pytest.approx(model.figures(group), abs=0.001)
+
+
+def hypotheses(done):
+    """Return the hypotheses of a command by sentence: lists of score and words."""
+    found = {}
+    for line in done.out.splitlines():
+        if line.startswith("H-"):
+            number, score, words = line.split("\t")
+            found.setdefault(int(number[2:]), []).append((float(score), words))
+    return found
+
+
+@pytest.fixture(scope="module")
+def generated():
+    """Translations of the test set: needs nothing but the checkpoint and --user-dir."""
+    path = trained("translation").save_dir / "checkpoint_best.pt"
+    search = ["--beam", 5, "--nbest", 5, "--required-batch-size-multiple", 1]
+    return run("fairseq-generate", pairs(), *TRANSLATE, path, *search)
+
+
+def test_beam_search(generated):
+    assert_positions(generated, "translation")
+    found = hypotheses(generated)
+    assert sorted(found) == list(range(SENTENCES["test"]))
+    for scored in found.values():
+        scores = [score for score, _ in scored]
+        assert len(scores) == 5
+        assert scores == sorted(scores, reverse=True)
+        assert all(math.isfinite(score) for score in scores)
+
+
+def test_interactive_translates_a_sentence_as_generate_does_in_a_batch(generated):
+    path = trained("translation").save_dir / "checkpoint_best.pt"
+    text = (pairs().parent / "test.src").read_text(encoding="utf-8")
+    lengths = [len(line.split()) for line in text.splitlines()]
+    shortest = lengths.index(min(lengths))  # which has padding in the batch
+    assert lengths[shortest] < max(lengths)
+    alone = run(
+        "fairseq-interactive",
+        pairs(),
+        *TRANSLATE,
+        path,
+        *["--beam", 5, "--nbest", 5],
+        given=text.splitlines()[shortest] + "\n",
+    )
+    for ours, theirs in zip(hypotheses(alone)[0], hypotheses(generated)[shortest]):
+        assert ours[1] == theirs[1]
+        assert ours[0] == pytest.approx(theirs[0], rel=1e-4)
+
+
+def test_eval_lm_gives_the_validation_loss_of_training():
+    model = trained("causal_lm")
+    path = model.save_dir / "checkpoint_last.pt"
+    done = run(
+        "fairseq-eval-lm",
+        sentences(),
+        *["--user-dir", USER_DIR, "--path", path, "--gen-subset", "valid", *BLOCKS],
+    )
+    assert_positions(done, "causal_lm")
+    (line,) = [line for line in done.log.splitlines() if "Loss (base 2): " in line]
+    loss = float(line.split("Loss (base 2): ")[1].split(",")[0])
+    assert loss == pytest.approx(model.figures("valid")[-1], abs=1e-4)
+
+
+with_encoder = pytest.mark.parametrize("family", ["masked_lm", "translation"])
+
+
+@with_encoder
+def test_checkpointed_activations_and_update_freq_change_no_loss(family):
+    whole = trained(family)
+    halves = ["--batch-size", 8, "--update-freq", 2]
+    divided = train(family, *halves, "--checkpoint-activations", "--max-epoch", EPOCHS)
+    for key in ("loss", "gnorm"):
+        assert divided.figures("train", key) == pytest.approx(whole.figures("train", key), rel=1e-4)
+
+
+@with_encoder
+def test_layerdrop_with_checkpointed_activations(family):
+    options = ["--encoder-layerdrop", 0.2, "--checkpoint-activations"]
+    losses = train(family, *options, "--max-epoch", EPOCHS).figures("train")
+    assert losses[-1] < losses[0]
+    # All else is the same, so a difference means that a layer was left out of an update.
+    assert losses != pytest.approx(trained(family).figures("train"))
+
+
+def test_workers_leave_no_temporary_folders(tmp_path, monkeypatch):
+    """A loader kills its workers, each of which would have had one."""
+    monkeypatch.delenv(SERVER, raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    train("causal_lm", "--max-epoch", 1, "--num-workers", 2, "--no-save")
+    assert not list(tmp_path.glob("pymp-*"))

@@ -1,0 +1,117 @@
+"""The report of ``fairseq-posenc doctor``, and that its self-test finds mistakes."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+import pytest
+import torch
+
+from fairseq_posenc import registry
+from fairseq_posenc.analysis import self_test
+from fairseq_posenc.backends import BACKENDS, available, reference
+from fairseq_posenc.encodings.learned import Learned
+from fairseq_posenc.encodings.rope import Rope
+from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.workbench import doctor
+
+
+def by_subject() -> dict[str, doctor.Finding]:
+    return {finding.subject: finding for finding in doctor.findings()}
+
+
+def test_report_names_everything_and_succeeds(capsys):
+    assert doctor.run(Namespace()) == 0
+    report = capsys.readouterr().out
+    for subject in ("Python", "torch", "fairseq", "CUDA", "apex Adam", "triton", "--user-dir"):
+        assert f"\n{subject} " in report
+    assert "FAILED" not in report
+
+
+def test_backends_are_listed_with_the_reason_why_not(monkeypatch):
+    monkeypatch.setattr(doctor, "available", lambda: {**available(), "other": "it needs magic"})
+    found = by_subject()
+    assert found["backend reference"] == ("backend reference", True, "can run")
+    assert found["backend other"] == ("backend other", None, "it needs magic")
+    assert "other" not in found["self-test"].text
+
+
+def test_every_encoding_is_compared_on_some_backend():
+    backends = [name for name, why_not in available().items() if not why_not]
+    encoders = registry.names_for(encoder=True)
+    for name in registry.names():
+        found = self_test.errors(name, backends, causal=name not in encoders)
+        assert set(found) & set(backends)
+        assert max(found.values()) < doctor.TOLERANCE
+
+
+def test_self_test_finds_a_wrong_backend(monkeypatch, capsys):
+    def attend(call):
+        attended, weights = reference.attend(call)
+        return attended * 1.1, weights
+
+    monkeypatch.setattr(BACKENDS["sdpa"], "attend", attend)
+    assert doctor.run(Namespace()) == 1
+    assert "on sdpa is off by" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "field",
+    [field for field in Terms._fields if field != "content_rows"],
+)
+def test_self_test_finds_a_missing_term(monkeypatch, field):
+    attend = reference.attend
+
+    def without(call):
+        return attend(call._replace(terms=call.terms._replace(**{field: None})))
+
+    monkeypatch.setattr(reference, "attend", without)
+    assert "on reference is off by" in doctor.self_test().text
+
+
+def test_self_test_finds_missing_content_rows(monkeypatch):
+    monkeypatch.setattr(
+        Terms, "unprojected", lambda terms, num_heads: terms._replace(content_rows=None)
+    )
+    assert "deberta_v2 on" in doctor.self_test().text
+
+
+def test_self_test_finds_wrong_rotations_and_inputs(monkeypatch):
+    monkeypatch.setattr(Rope, "rotation", lambda self, ids: None)
+    assert "rope on rotation is off by" in doctor.self_test().text
+    monkeypatch.setattr(Learned, "embed", lambda self, positions: torch.full((1, 6, 16), torch.nan))
+    assert "learned on the input is off by" in doctor.self_test().text
+
+
+def test_self_test_reports_nan_and_exceptions(monkeypatch):
+    def nan(query, key, value, terms, mask):
+        return torch.full_like(value, float("nan")), None
+
+    def crash(*args):
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(reference, "attend", nan)
+    assert doctor.self_test().works is False
+    monkeypatch.setattr(reference, "attend", crash)
+    assert "RuntimeError: no such kernel" in doctor.self_test().text
+
+
+def test_user_dir_by_name_needs_the_package_beside_fairseq(monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor.fairseq, "__file__", str(tmp_path / "fairseq" / "__init__.py"))
+    beside = tmp_path / "fairseq_posenc"
+    assert "make install" in doctor._user_dir().text
+    beside.symlink_to(doctor.PACKAGE)
+    assert doctor._user_dir().works
+    beside.unlink()
+    beside.mkdir()
+    assert str(beside) in doctor._user_dir().text
+
+
+@pytest.mark.parametrize(("capability", "flag"), [((9, 0), "--bf16"), ((7, 0), "--fp16")])
+def test_gpu_is_described(monkeypatch, capability, flag):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A Big GPU")
+    cuda, bf16 = doctor._cuda()
+    assert cuda.text == f"A Big GPU, capability {capability[0]}.{capability[1]}"
+    assert flag in bf16.text

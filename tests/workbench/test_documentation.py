@@ -1,0 +1,186 @@
+"""The catalogue and the generated documentation agree with the code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fairseq_posenc import registry
+from fairseq_posenc.analysis import catalogue, costs, equations
+from fairseq_posenc.workbench import cli
+from fairseq_posenc.workbench.reports import pages
+from fairseq_posenc.workbench.results.evidence import page as choosing
+from tests.helpers import oracles
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_documentation_is_up_to_date():
+    assert cli.main(["docs", "--check", "--root", str(ROOT)]) == 0
+
+
+def test_an_outdated_file_is_noticed_and_mended(tmp_path, capsys):
+    overview = tmp_path / "docs" / "encodings" / "README.md"
+    overview.parent.mkdir(parents=True)
+    overview.write_text(f"before\n{pages.START}\nold\n{pages.END}\nafter\n")
+    choose = tmp_path / "docs" / "choose.md"
+    choose.write_text(f"{choosing.START}\nold\n{choosing.END}\n")
+    assert cli.main(["docs", "--check", "--root", str(tmp_path)]) == 2
+    assert "README.md is out of date: run make docs" in capsys.readouterr().err
+    assert cli.main(["docs", "--root", str(tmp_path)]) == 0
+    assert cli.main(["docs", "--check", "--root", str(tmp_path)]) == 0
+    text = overview.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("\nafter\n")
+    assert "[`m4m`](m4m.md)" in text
+    pages_there = {path.stem for path in overview.parent.glob("*.md")}
+    assert pages_there == {"README", *registry.names()}
+    assert "| `m4m` |" in choose.read_text()
+
+
+def test_every_encoding_has_its_page_and_picture():
+    folder = ROOT / "docs" / "encodings"
+    for name in registry.names():
+        assert (folder / f"{name}.md").is_file()
+        assert (folder / f"{name}.png").is_file()
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_equations_become_latex_without_a_rest(name):
+    latex = equations.to_latex(equations.split(catalogue.page(name).equation)[0])
+    assert "sqrt(" not in latex
+    assert "abs(" not in latex
+    assert "_(" not in latex
+    assert latex.count("{") == latex.count("}")
+
+
+def test_an_equation_as_latex():
+    formula, prose = equations.split("e_ij = (q_i.k_j * a_r) / sqrt(c d), where r = j - i.")
+    assert equations.to_latex(formula) == r"e_{ij} = (q_i \cdot k_j \, a_r) / \sqrt{c d}"
+    assert prose == "r = j - i."
+    assert equations.to_latex("sqrt(abs(r))") == r"\sqrt{\left\vert r \right\vert}"
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_base_size_counts_are_those_of_the_formulas(name):
+    expected = oracles.parameter_count(name, m=12, n=512, d=64, D=768, h=12)
+    assert catalogue.count_at_base_size(name) == expected
+
+
+@pytest.mark.parametrize(
+    ("spec", "total"),
+    [
+        ("learned", 393_216),
+        ("shaw", 785_664),
+        ("raffel", 12_276),
+        ("m2", 12_276),
+        ("m4", 785_664),
+        ("m4m", 785_664),
+        ("deberta", 883_968),
+        ("deberta(tie_projections=true)", 834_816),
+        ("tupe", 503_796),
+        ("tupe(tie_projections=true)", 454_644),
+        ("learned+m4m", 1_178_880),
+        ("m4+reset", 785_664 + 12 * 2 * 64),
+        ("m4(per_head=true)", 12 * 785_664),
+        ("t5", 384),
+        ("transformer_xl", 7_096_320),
+    ],
+)
+def test_count_prints_the_numbers_of_the_papers_tables(spec, total, capsys):
+    assert cli.main(["count", "--encoding", spec, "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["total"] == total == sum(printed["parameters"].values())
+    assert cli.main(["count", "--encoding", spec]) == 0
+    assert f"{total:,}" in capsys.readouterr().out
+
+
+def test_list_names_every_encoding(capsys):
+    assert cli.main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == registry.names()
+    assert cli.main(["list", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [entry["name"] for entry in listed] == registry.names()
+    assert all(entry["equation"] and entry["families"] for entry in listed)
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_describe_says_everything(name, capsys):
+    assert cli.main(["describe", name]) == 0
+    printed = capsys.readouterr().out
+    assert catalogue.page(name).equation in printed
+    assert "At base size" in printed
+    assert costs.operations(name) in printed
+    assert costs.numbers(name) in printed
+
+
+def test_describe_of_an_unknown_name_is_one_line(capsys):
+    assert cli.main(["describe", "roep"]) == 2
+    assert capsys.readouterr().err.startswith("fairseq-posenc: error: unknown position encoding")
+
+
+def test_user_dir_is_the_package(capsys):
+    assert cli.main(["user-dir"]) == 0
+    assert Path(capsys.readouterr().out.strip(), "registry.py").is_file()
+
+
+def test_a_missing_marker_is_one_line(tmp_path, capsys):
+    folder = tmp_path / "docs" / "encodings"
+    folder.mkdir(parents=True)
+    (folder / "README.md").write_text("nothing")
+    assert cli.main(["docs", "--root", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith("fairseq-posenc: error: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [
+        ("none", "none"),
+        ("t5", "``h n^2`` for all sentences together"),
+        ("raffel", "``n^2`` for all sentences together"),
+        ("fire", "``32 n^2 + h n^2`` for all sentences together, or for each if one is padded"),
+        ("shaw", "``h n (3n-1)`` for each sentence"),
+        ("m4", "``2 h n (3n-1)`` for each sentence"),
+    ],
+)
+def test_numbers_held_are_those_of_the_terms(name, numbers):
+    assert costs.numbers(name).startswith(numbers)
+
+
+@pytest.mark.parametrize("option", ["--heads", "--embed-dim", "--max-positions", "--layers"])
+@pytest.mark.parametrize("size", ["0", "-1", "-8"])
+def test_counting_with_sizes_below_one_is_one_line(option, size, capsys):
+    assert cli.main(["count", "--encoding", "learned", option, size]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("fairseq-posenc: error: ")
+    assert f"at least 1, not {size}" in told or f"{option} {size}: must be at least 1" in told
+    assert told.count("\n") == 1
+
+
+def test_counting_takes_no_memory(capsys):
+    counted = ["count", "--encoding", "learned", "--max-positions", str(10**12), "--json"]
+    assert cli.main(counted) == 0
+    assert json.loads(capsys.readouterr().out)["total"] == 768 * 10**12
+
+
+def test_every_option_is_explained():
+    text = (ROOT / "docs" / "encodings" / "README.md").read_text(encoding="utf-8")
+    explained = text.partition("## Options")[2].partition("\n## ")[0]
+    options = {option for name in registry.names() for option in registry.options(name)}
+    assert not {option for option in options if f"`{option}`" not in explained}
+
+
+def test_every_pinned_package_has_hashes():
+    """As `HASHES=1 make install` needs them; a comment in the file tells how it is made."""
+    pinned, hashed = (
+        (ROOT / name).read_text(encoding="utf-8").splitlines()
+        for name in ("constraints.txt", "hashes.txt")
+    )
+    packages = [line.split()[0] for line in hashed if line[0].isalnum()]
+    wanted = [line.lower().replace("_", "-") for line in pinned if not line.startswith("#")]
+    assert sorted(packages) == sorted(wanted)
+    after = [next_line for line, next_line in zip(hashed, hashed[1:]) if line[0].isalnum()]
+    assert all(line.startswith("    --hash=sha256:") for line in after)

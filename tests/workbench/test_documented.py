@@ -1,0 +1,239 @@
+"""The README and the pages: what they lead to is there, and their commands run, on small data."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fairseq import options
+from safetensors.numpy import load_file
+
+from fairseq_posenc import registry
+from fairseq_posenc.api import PositionEncoding
+from fairseq_posenc.encodings import base
+from fairseq_posenc.workbench import cli
+from tests.helpers import documented
+from tests.helpers.commands import USER_DIR, new_directory, trained
+from tests.helpers.documented import FENCED, FILES, LEFT_OUT, ROOT, commands, run, scripts
+from tests.workbench.finetuning import test_glue_commands as glue
+from tests.workbench.finetuning import test_squad_commands as squad
+from tests.workbench.translation import test_translation_commands as translation
+
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+LINK = re.compile(r"!?\[(?:[^\]\[]|\[[^\]]*\]\([^)]*\))*\]\(([^)\s]+)\)")
+
+
+def prose(path: Path) -> str:
+    """Return a page without its blocks of code and what is quoted as code."""
+    text = FENCED.sub("", path.read_text(encoding="utf-8"))
+    text = re.sub(r"^    .*$", "", text, flags=re.MULTILINE)
+    return re.sub(r"`[^`]*`", "code", text)
+
+
+def anchors(path: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub and the site make them."""
+    text = FENCED.sub("", path.read_text(encoding="utf-8"))
+    found = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in found}
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES], ids=str)
+def test_links_lead_somewhere(page):
+    for target in LINK.findall(prose(page)):
+        if target.startswith(("http://", "https://")):
+            continue
+        name, _, anchor = target.partition("#")
+        path = (page.parent / name).resolve() if name else page
+        assert path.exists(), f"{page}: {target}"
+        assert not anchor or anchor in anchors(path), f"{page}: {target}"
+
+
+def test_every_page_is_in_the_navigation():
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    listed = {
+        path.relative_to(DOCS).with_suffix("").as_posix()
+        for block in re.findall(r"```\{toctree\}\n(.+?)```", index, re.DOTALL)
+        for line in block.splitlines()
+        if line and not line.startswith(":")
+        # The overview of the encodings has their pages below it: conf.py.
+        for path in DOCS.glob("encodings/*.md" if line == "encodings/README" else f"{line}.md")
+    }
+    pages = {path.relative_to(DOCS).with_suffix("").as_posix() for path in PAGES}
+    assert listed == pages - {"index"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ("furo", "myst_parser", "sphinx"))),
+    reason="left out: pip install 'fairseq-posenc[site]'",
+)
+def test_the_site_is_built_without_a_warning(tmp_path):
+    command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--quiet", str(DOCS)]
+    done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "encodings" / "m4m.html").read_text(encoding="utf-8")
+    assert "<msub>" in page
+    for html in tmp_path.rglob("*.html"):
+        loaded = re.findall(
+            r'<(?:script|link|img)[^>]+(?:src|href)="(https?:[^"]+)"', html.read_text()
+        )
+        assert not loaded, f"{html}: {loaded}"
+
+
+# ----------------------------------------------------------------------------------- commands
+
+# Pages whose commands are those of measurements.
+RECORDS = {
+    "benchmarks.md": "measures for minutes, into docs/results; test_benchmarks.py",
+    "gpu.md": "as benchmarks.md",
+    "reliability.md": "as benchmarks.md; test_kills.py",
+    "results/demo.md": "the record of a run; compare runs on other pages",
+}
+# Pages that are made alike; one that is causal and one without parameters run, as does the gallery.
+ALIKE = {f"encodings/{name}.md" for name in registry.names()} - {
+    f"encodings/{name}.md" for name in ("fire", "alibi")
+}
+
+
+def masked() -> Path:
+    return trained("masked_lm").save_dir / "checkpoint_last.pt"
+
+
+def unanswered() -> Path:
+    """Return a folder as predictions for SQuAD 2.0 leave it: no answer to any question."""
+    folder = new_directory()
+    articles = json.loads(squad.files().raw.read_text())["data"]
+    ids = [qa["id"] for each in articles for text in each["paragraphs"] for qa in text["qas"]]
+    (folder / "answers.json").write_text(json.dumps(dict.fromkeys(ids, "")))
+    (folder / "null_odds.json").write_text(json.dumps(dict.fromkeys(ids, 0.0)))
+    return folder
+
+
+def array_of_rope() -> Path:
+    path = new_directory() / "mine.npz"
+    name = "rope/scores"
+    arrays: dict[str, Any] = {name: load_file(DOCS / "vectors" / "vectors.safetensors")[name]}
+    np.savez(path, **arrays)
+    return path
+
+
+# What a page means by a name that others use for something else.
+OWN = {
+    "exchange.md": {"checkpoint_best.pt": glue.pretrained},
+    "inspect.md": {"checkpoint_best.pt": translation.checkpoint},
+    "gallery.md": {"checkpoints/t5/checkpoint_best.pt": translation.checkpoint},
+    "curves.md": {
+        name: FILES["rope.log"]
+        for name in ("bert.log", "diff.log", "learned.log", "sinusoidal.log")
+    }
+    | {f"checkpoints/{name}/train.log": FILES["rope.log"] for name in ("bert", "diff")},
+    "tutorials/continue.md": {
+        "checkpoints/a_base/my/m4m/train.log": FILES["rope.log"],
+        "checkpoints/a_base/my/m4m/checkpoint_last.pt": masked,
+    },
+    "squad.md": {"runs/squad20/dev": unanswered},
+    "vectors/README.md": {"mine.npz": array_of_rope},
+    "report.md": {
+        name: lambda: trained("masked_lm").save_dir
+        for name in (
+            *("checkpoints/b_small", "results", "lm-length", "curves"),
+            *("runs/m4m", "runs/m4m-54gb"),
+        )
+    }
+    | {"demo/compare.json": lambda: DOCS / "results" / "stages.json"},
+}
+WITH_COMMANDS = [
+    path for path in [ROOT / "README.md", *PAGES] if scripts(path) and path != DOCS / "index.md"
+]
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(DOCS if path.is_relative_to(DOCS) else ROOT).as_posix()
+
+
+def test_blocks_are_commands_or_say_what_they_are():
+    for path in WITH_COMMANDS:
+        for script in scripts(path):
+            first = commands(script)[0]
+            assert re.match(documented.PROGRAMS, first), f"{path}: {first}"
+
+
+def test_what_is_left_out_is_there():
+    found = [
+        line for path in WITH_COMMANDS for script in scripts(path) for line in commands(script)
+    ]
+    for start in LEFT_OUT:
+        assert any(line.startswith(start) for line in found), start
+    assert all((DOCS / name).exists() for name in [*RECORDS, *OWN])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "page",
+    [path for path in WITH_COMMANDS if name_of(path) not in RECORDS.keys() | ALIKE],
+    ids=name_of,
+)
+def test_commands_of_a_page_run_one_after_the_other(page):
+    folder, files = new_directory(), {**FILES, **OWN.get(name_of(page), {})}
+    for script in scripts(page):
+        run(script, folder, files)
+
+
+def python_of(page: Path) -> list[str]:
+    return [code for _, kind, code in FENCED.findall(page.read_text()) if kind == "python"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["README.md", "docs/plots.md", "docs/fairseq.md"])
+def test_python_of_a_page_runs(name, monkeypatch):
+    folder = new_directory()
+    (folder / "checkpoint_best.pt").symlink_to(masked())
+    monkeypatch.chdir(folder)
+    for code in python_of(ROOT / name):
+        exec(compile(code, name, "exec"), {})
+
+
+def test_the_encoding_that_is_added_as_an_example_is_its_formula(monkeypatch):
+    monkeypatch.setitem(base.ENCODINGS, "root", base.Encoding)  # taken out again in the end
+    del base.ENCODINGS["root"]
+    (code,) = python_of(DOCS / "adding.md")
+    exec(compile(code, "root.py", "exec"), {"__name__": "root"})
+    encoding = PositionEncoding("root", embed_dim=16, num_heads=2)
+    query, key = torch.randn(2, 1, 2, 5, 8)
+    (rate,) = encoding.parameters()
+    for i in range(5):
+        for j in range(5):
+            expected = query[0, :, i].mul(key[0, :, j]).sum(1) / 8**0.5 - rate * abs(j - i) ** 0.5
+            torch.testing.assert_close(encoding.scores(query, key)[0, :, i, j], expected)
+    assert registry.get("root").parameter_count(encoding.assembly.dims, layers=1) == rate.numel()
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "results").glob("*.md")), ids=name_of)
+def test_commands_of_a_record_can_be_given(page, monkeypatch):
+    """They took hours; here their options are read, and no more."""
+    monkeypatch.setattr(cli.Command, "run", lambda command, args: 0)
+    text = page.read_text(encoding="utf-8")
+    for line in commands(re.sub(r"^ +", "", text, flags=re.MULTILINE)):
+        # What stands for a variable, and the end of a command.
+        line = line.replace("$(fairseq-posenc user-dir)", str(USER_DIR)).replace(
+            "$2", "roberta_rope"
+        )
+        line = re.sub(r"\$[a-z]\w*", "rope", line)
+        line = re.sub(r" > .*|;.*| \.\.\.", "", line)
+        if line.startswith("train_scripts/"):
+            line = re.sub(r"train_scripts/(\w+)\.sh", r"fairseq-posenc train \1", line)
+        if line.startswith("fairseq-posenc "):
+            assert cli.main(shlex.split(line, comments=True)[1:]) == 0, line
+        elif line.startswith("fairseq-train "):
+            words = shlex.split(line, comments=True)[1:]
+            options.parse_args_and_arch(options.get_training_parser(), words)

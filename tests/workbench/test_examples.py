@@ -1,0 +1,57 @@
+"""Every example that a command's help ends with runs, as it stands there, on small data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fairseq_posenc.workbench import cli
+from fairseq_posenc.workbench.examples import EXAMPLES
+from fairseq_posenc.workbench.finetuning.squad.command import ACTIONS
+from tests.helpers.commands import new_directory, trained
+from tests.helpers.documented import FILES, ROOT, run
+
+OWN = {"checkpoints": lambda: trained("masked_lm").save_dir}
+FROM_ROOT = ("docs",)  # which is about the files of a checkout
+
+
+def test_every_command_has_examples():
+    assert EXAMPLES.keys() == cli.COMMANDS.keys() | {f"squad {name}" for name in ACTIONS}
+    for name, lines in EXAMPLES.items():
+        assert all(f"fairseq-posenc {name}" in line for line in lines)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_help_ends_with_them(name, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*name.split(), "--help"])
+    assert ended.value.code == 0
+    told = capsys.readouterr()
+    assert told.out.endswith("\n  ".join(["\nexamples:", *EXAMPLES[name]]) + "\n")
+    assert not told.err
+
+
+@pytest.fixture
+def folder():
+    return new_directory()
+
+
+def run_examples(name: str, folder: Path) -> None:
+    for line in EXAMPLES[name]:
+        printed = run(line, ROOT if name in FROM_ROOT else folder, {**FILES, **OWN})
+        if "--json" in line:
+            json.loads(printed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if not name.startswith("squad")])
+def test_they_run(name, folder):
+    run_examples(name, folder)
+
+
+@pytest.mark.slow
+def test_those_of_squad_run_one_after_the_other(folder):
+    for name in (name for name in EXAMPLES if name.startswith("squad")):
+        run_examples(name, folder)

@@ -1,0 +1,138 @@
+"""Every row of the papers has its command and its test, and the report finds its run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fairseq_posenc.workbench.cli import COMMANDS
+from fairseq_posenc.workbench.results.record import Record
+from fairseq_posenc.workbench.training import recipes
+from fairseq_posenc.workbench.training.recipes import papers
+from fairseq_posenc.workbench.training.recipes.reported import TABLES
+from tests.workbench.reports.test_report import (
+    TRANSLATION,
+    bleu,
+    checkpoint,
+    glue,
+    log,
+    ours,
+    report,
+    squad,
+)
+from tests.workbench.training.test_train_scripts_pretraining import ABLATIONS, RUNS
+
+ROOT = Path(__file__).parents[3]
+DATA = recipes.load()
+ROWS = [
+    pytest.param(name, row, id=f"{name}-{row['name']}")
+    for name, key in TABLES.items()
+    for row in DATA["reported"][key]["rows"]
+]
+PAGE = papers.page()
+TESTS = sorted(set(re.findall(r"`(test_\w+\.py::[^`]+)`", PAGE)))
+CORNERS = [(0, 10.8), (10, 6.9), (80, 6.1), (100, 3.2), (160, 2.6)]
+# A training loss with a plateau and a dive.
+LOSSES = [
+    a[1] + (b[1] - a[1]) * (n - a[0]) / (b[0] - a[0])
+    for a, b in zip(CORNERS, CORNERS[1:])
+    for n in range(a[0] + 1, b[0] + 1)
+]
+
+
+def section(title: str) -> str:
+    """Return the part of the page under a heading."""
+    (found,) = [part for part in PAGE.split("\n## ")[1:] if part.startswith(title)]
+    return found
+
+
+@pytest.mark.parametrize(("table", "row"), ROWS)
+def test_every_row_has_a_line(table, row):
+    lines = [line.split(" | ") for line in section(f"{table}: ").splitlines()]
+    (line,) = [line for line in lines if line[0] == f"| {row['name']}"]
+    assert row["position_encoding"] in line[1]
+    assert "::" in line[2]
+
+
+def test_nothing_that_the_recipes_have_is_left_out():
+    assert set(TABLES.values()) == set(DATA["reported"])
+    commands = " ".join(re.findall(r"`([^`]+)`", PAGE))
+    for name, encoding, directions in RUNS:
+        quoted = f"'{encoding}'" if "(" in encoding else encoding
+        command = f"train_scripts/{name}.sh {quoted} DATA-BIN"
+        if name in ("b_small", "b_large"):
+            command += f" --model {recipes.model_of(directions)}"
+        assert command in commands
+        assert f"[{name}-{encoding}-{directions}]" in PAGE
+    for name, ablation in DATA["ablations"].items():
+        lines = section(f"Ablation `{name}`")
+        assert all(f"\n| {run['name']} | " in lines for run in ablation["runs"])
+        assert f"train_scripts/ablation.sh {name} DATA-BIN" in lines
+    protocols = section("Protocols")
+    for name in DATA["finetuning"]["glue"]:
+        assert f"--protocol {name} --tasks all" in protocols
+    for version in DATA["finetuning"]["squad"]["m4m"]["versions"]:
+        assert f"| SQuAD {version}, m4m" in protocols
+    for encoding in DATA["finetuning"]["translation"]["iwslt17"]["position_encodings"]:
+        assert f"train_scripts/translation_iwslt17.sh {encoding} " in protocols
+
+
+@pytest.mark.parametrize("test", TESTS)
+def test_the_tests_are_there(test):
+    file, name, case = re.fullmatch(r"(test_\w+\.py)::(\w+)(?:\[(.+)\])?", test).groups()
+    assert f"\ndef {name}(" in (ROOT / "tests" / file).read_text(encoding="utf-8")
+    assert case is None or case in ABLATIONS or case in ["-".join(run) for run in RUNS]
+
+
+def test_the_commands_are_there():
+    scripts = re.findall(r"train_scripts/(\w+\.sh)", PAGE)
+    assert all((ROOT / "train_scripts" / name).is_file() for name in scripts)
+    words = re.findall(r"fairseq-posenc ([\w-]+)", PAGE)
+    assert len(scripts) > 50
+    assert set(words) <= set(COMMANDS)
+
+
+def run_of(row, entry, folder):
+    """Write all that the training and the evaluations of a row leave behind."""
+    recipe = row.get("recipe", entry["recipe"])
+    directions = row.get("attention_directions", "").replace("both", "")
+    spec = row["position_encoding"]
+    settings = {"position_encoding": spec, "attention_directions": directions}
+    if recipe == "b_lm":
+        settings |= {"task": "language_modeling", "data": "/data/wikitext-103"}
+    if recipe.startswith("translation"):
+        settings |= {**TRANSLATION, "position_encoding": spec}
+    updates = 0 if row.get("released") else 500000
+    origin = checkpoint(folder / "run", updates=updates, **settings)
+    log(folder / "run", LOSSES, [4.0, 3.4])
+    tasks = {column["task"] for column in entry["columns"].values()}
+    if "SST-2" in tasks and any(each["split"] == "dev" for each in entry["columns"].values()):
+        protocol = "decbert" if entry["source"] == "decbert" else "m4m"
+        glue(folder / "glue.json", spec, protocol, directions, origin)
+    elif "SST-2" in tasks:
+        path = folder / "site.json"
+        scores = [{"task": "SST-2", "accuracy": 94.0}]
+        Record("glue-test", {"scores": scores}, {"checkpoint": str(origin)}).write(path)
+    for task in tasks & {"SQuAD1.1", "SQuAD2.0"}:
+        squad(folder / f"{task}.json", spec, origin, version=task.removeprefix("SQuAD"))
+    if recipe.startswith("translation"):
+        bleu(folder / "bleu.json", ("name", str(origin), 1, 33.0, 50.0, 0.3))
+        return folder
+    return f"{recipe}={folder}"
+
+
+@pytest.mark.parametrize(("table", "row"), ROWS)
+def test_the_run_of_a_row_is_found_there(table, row, tmp_path, capsys):
+    entry = DATA["reported"][TABLES[table]]
+    data = report(capsys, run_of(row, entry, tmp_path), "--tables", table)
+    if table == "A1":  # which needs none
+        computed = {each["name"]: each["computed"] for each in data["tables"][0]["rows"]}
+        assert computed[row["name"]]["parameters (K)"] > 0
+        return
+    ((values),) = ours(data)[table, row["name"]]
+    known = set(row["values"]) - {"average"}
+    if table in ("A5", "B3", "B4", "A2", "A3", "A4"):
+        known &= {"SST-2", "SQuAD1.1 F1"}  # of GLUE, what the files above have
+    assert known - {"Chinese Wikipedia"} <= set(values)

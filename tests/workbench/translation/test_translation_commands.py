@@ -1,0 +1,753 @@
+"""Translating with trained models, and measuring them: the commands on a tiny language."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+import sentencepiece
+import torch
+from fairseq import checkpoint_utils, tasks
+from fairseq.dataclass.configs import GenerationConfig
+from sacrebleu.metrics import BLEU
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.cli import main
+from fairseq_posenc.workbench.results.record import read
+from fairseq_posenc.workbench.tokens.lines import arriving_lines
+from fairseq_posenc.workbench.training import recipes
+from fairseq_posenc.workbench.translation import Translator
+from fairseq_posenc.workbench.translation.average import average_checkpoints
+from fairseq_posenc.workbench.translation.checkpoint import any_data_bin
+from fairseq_posenc.workbench.translation.piece_bleu import NAME, PieceBleu
+from tests.helpers.commands import USER_DIR, new_directory, run, script, trained
+
+slow = pytest.mark.slow
+# A word of the source is a word of the target; the order stays.
+WORDS = dict(
+    zip(
+        ["le", "chat", "noir", "boit", "du", "lait", "et", "dort"],
+        ["the", "cat", "black", "drinks", "some", "milk", "and", "sleeps"],
+    )
+)
+LONGEST = 40  # positions of the models
+TEST = 12
+
+
+def _sentences(count: int, seed: int) -> list[list[str]]:
+    rng = random.Random(seed)
+    return [rng.choices(list(WORDS), k=rng.randint(2, 8)) for _ in range(count)]
+
+
+@cache
+def raw() -> Path:
+    """Return a folder of parallel text."""
+    folder = new_directory()
+    for number, (name, count) in enumerate({"train": 200, "valid": 4, "test": TEST}.items()):
+        sentences = _sentences(count, number)
+        source = "".join(f"{' '.join(words)}.\n" for words in sentences)
+        target = "".join(f"{' '.join(WORDS[word] for word in words)}.\n" for words in sentences)
+        (folder / f"{name}.fr").write_text(source, encoding="utf-8")
+        (folder / f"{name}.en").write_text(target, encoding="utf-8")
+    return folder
+
+
+@cache
+def data() -> Path:
+    """Return the data-bin of the text."""
+    program = USER_DIR.parent / "preprocess" / "translation.py"
+    out = new_directory() / "bin"
+    sets = [part for name in ("train", "valid", "test") for part in (f"--{name}", raw() / name)]
+    languages = ["--source-lang", "fr", "--target-lang", "en"]
+    run("python", program, "files", *sets, *languages, "--vocab-size", 72, "--out", out)
+    return out
+
+
+@cache
+def model() -> Path:
+    """Return the checkpoints of a model that has learnt a little of the language."""
+    save_dir = new_directory()
+    run(
+        "fairseq-train",
+        data(),
+        *("--user-dir", USER_DIR, "--arch", "transformer_rope_tiny", "--cpu", "--num-workers", 0),
+        *("--share-all-embeddings", "--dropout", 0, "--max-tokens", 300),
+        *("--max-source-positions", LONGEST, "--max-target-positions", LONGEST),
+        *("--optimizer", "adam", "--lr", 0.005, "--max-epoch", 12, "--save-interval", 4),
+        *("--disable-validation", "--save-dir", save_dir),
+    )
+    return save_dir
+
+
+def checkpoint() -> Path:
+    return model() / "checkpoint_last.pt"
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+@pytest.fixture(scope="module")
+def translator():
+    return Translator.load(checkpoint())
+
+
+def untrained(spec: str, path: Path, **options: int) -> Path:
+    """Write a checkpoint with other positions, or options."""
+    state = torch.load(checkpoint())
+    for name, value in {"position_encoding": spec, **options}.items():
+        setattr(state["cfg"]["model"], name, value)
+    built = tasks.setup_task(_config(state).task).build_model(_config(state).model)
+    torch.save({**state, "model": built.state_dict()}, path)
+    return path
+
+
+def _config(state):
+    from omegaconf import OmegaConf
+
+    return OmegaConf.create(state["cfg"], flags={"allow_objects": True})
+
+
+# ------------------------------------------------------------------------------------- translator
+
+
+@slow
+def test_order_and_empty_lines_are_kept(translator):
+    sources = lines(raw() / "test.fr")
+    mixed = ["", sources[0], "  \t ", *sources[1:], ""]
+    found = translator.translate(mixed, beam=2, nbest=2)
+    assert [len(hypotheses) for hypotheses in found] == [1, 2, 1, *[2] * (TEST - 1), 1]
+    for number in (0, 2, -1):
+        assert found[number] == [("", 0.0, ())]
+    texts = [hypotheses[0].text for hypotheses in found if hypotheses[0].text]
+    assert texts == [best.text for (best,) in translator.translate(sources, beam=2)]
+    assert translator.translate([]) == []
+    assert translator.translate([""]) == [[("", 0.0, ())]]
+
+
+@slow
+def test_one_sentence_and_many_are_translated_alike(translator):
+    sources = lines(raw() / "test.fr")
+    for source, together in zip(sources, translator.translate(sources, beam=3, nbest=3)):
+        (alone,) = translator.translate([source], beam=3, nbest=3)
+        assert [each.tokens for each in alone] == [each.tokens for each in together]
+        scores = [each.score for each in together]
+        assert [each.score for each in alone] == pytest.approx(scores, rel=1e-4)
+        assert scores == sorted(scores, reverse=True)
+
+
+def greedy_without_cache(logits, prefix, dictionary, most):
+    """Return the most probable symbols one by one, each from a whole pass, and their mean score."""
+    symbols, scores = list(prefix), []
+    while len(scores) <= most and dictionary.eos() not in symbols[len(prefix) :]:
+        log_probs = logits(torch.tensor([symbols]))[0, -1].log_softmax(-1)
+        log_probs[dictionary.pad()] = -math.inf
+        if len(symbols) == 1:
+            log_probs[dictionary.eos()] = -math.inf  # fairseq's translations have a word at least
+        if len(scores) == most:
+            log_probs[: dictionary.eos()] = log_probs[dictionary.eos() + 1 :] = -math.inf
+        symbols.append(int(log_probs.argmax()))
+        scores.append(float(log_probs[symbols[-1]]))
+    return symbols[len(prefix) :], sum(scores) / len(scores)
+
+
+@slow
+@torch.no_grad()
+def test_beam_1_is_the_greedy_search_without_a_cache(translator):
+    (network,) = translator.models
+    dictionary = translator.task.target_dictionary
+    sources = lines(raw() / "test.fr")
+    for source, (ours,) in zip(sources, translator.translate(sources, beam=1)):
+        tokens = translator._encode(source)[None]
+        encoded = network.encoder(tokens, torch.tensor([tokens.size(1)]))
+        symbols, score = greedy_without_cache(
+            lambda prefix, encoded=encoded: network.decoder(prefix, encoder_out=encoded)[0],
+            [dictionary.eos()],
+            dictionary,
+            LONGEST - 1,
+        )
+        assert " ".join(ours.tokens) == dictionary.string(symbols)
+        assert ours.score == pytest.approx(score, rel=1e-4)
+
+
+@slow
+@torch.no_grad()
+def test_a_causal_lm_continues_a_batch_as_each_text_alone_without_a_cache():
+    path = trained("causal_lm").save_dir / "checkpoint_last.pt"
+    (network,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)])
+    generator = task.build_generator([network], GenerationConfig(beam=1, max_len_b=12))
+    dictionary = task.target_dictionary
+    texts = [[2, 4, 9, 5], [2, 6, 20, 7], [2, 11, 4, 4]]
+    batch = {"net_input": {"src_tokens": torch.tensor(texts), "src_lengths": torch.tensor([4] * 3)}}
+    for text, (ours,) in zip(texts, task.inference_step(generator, [network], batch)):
+        symbols, _ = greedy_without_cache(
+            lambda prefix: network(prefix)[0], text, dictionary, 12 - len(text) + 1
+        )
+        assert ours["tokens"].tolist() == text[1:] + symbols
+
+
+@slow
+def test_an_ensemble_of_a_model_with_itself_is_the_model(translator):
+    sources = lines(raw() / "test.fr")
+    twice = Translator.load(checkpoint(), checkpoint())
+    for (ours,), (theirs,) in zip(twice.translate(sources), translator.translate(sources)):
+        assert ours.text == theirs.text
+        assert ours.score == pytest.approx(theirs.score, rel=1e-4)
+
+
+@slow
+@pytest.mark.parametrize("spec", ["rope", "alibi", "m4m", "sinusoidal"])
+def test_a_source_longer_than_any_in_training(spec, tmp_path):
+    translator = Translator.load(untrained(spec, tmp_path / "model.pt"))
+    long = " ".join(["chat"] * 2 * LONGEST)
+    ((found,),) = translator.translate([long], beam=1)
+    assert 0 < len(found.tokens) < LONGEST
+    assert math.isfinite(found.score)
+
+
+@slow
+def test_a_source_longer_than_learned_positions_is_refused_in_one_line(tmp_path, capsys):
+    path = untrained("learned", tmp_path / "model.pt")
+    long = "dort " * 2 * LONGEST
+    assert main(["translate", "--checkpoint", str(path), "chat noir", long]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith(f"fairseq-posenc: error: '{long[:40]}...': a sequence of ")
+    assert f"is longer than the {LONGEST} positions of 'learned'" in message
+    assert message.count("\n") == 1
+
+
+# -------------------------------------------------------------------------------------- translate
+
+
+@slow
+def test_translate_shows_the_greedy_and_the_best_hypotheses(translator, capsys):
+    source = lines(raw() / "test.fr")[0]
+    command = ["translate", "--checkpoint", str(checkpoint()), "--beam", "4", "--nbest", "2"]
+    assert main([*command, source]) == 0
+    shown, greedy, *best = capsys.readouterr().out.splitlines()
+    expected = translator.translate([source], beam=1)[0] + translator.translate([source], 4, 2)[0]
+    assert shown == source
+    assert greedy.startswith("  greedy ")
+    assert [line.startswith("  beam 4, ") for line in best] == [True, True]
+    for line, hypothesis in zip([greedy, *best], expected):
+        assert line.endswith(f" {hypothesis.score:.4f}  {hypothesis.text}")
+
+
+@slow
+def test_translate_knows_the_reports_example(translator, capsys):
+    example = recipes.load()["finetuning"]["translation"]["iwslt17"]["example"]
+    command = ["translate", "--checkpoint", str(checkpoint()), "--beam", "2"]
+    assert main([*command, "--example"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == example["source"]
+    assert "n\u2019est" in lines[0]
+    assert lines[-1].split(maxsplit=1) == ["reference", example["target"]]
+    assert main([*command, "--example", "chat noir"]) == 2
+    assert "give sentences, --input or --example" in capsys.readouterr().err
+
+
+@slow
+def test_translate_answers_each_line_of_a_pipe_before_the_next(translator):
+    command = [str(script("fairseq-posenc")), "translate", "--checkpoint", str(checkpoint())]
+    with subprocess.Popen(
+        [*command, "--plain"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        for source in ["le chat dort.", "", "le lait noir."]:
+            process.stdin.write(f"{source}\n")
+            process.stdin.flush()
+            ((best,),) = translator.translate([source])
+            assert process.stdout.readline() == f"{best.text}\n"
+        process.stdin.write("et boit")  # no end of line
+        process.stdin.close()
+        ((best,),) = translator.translate(["et boit"])
+        assert process.stdout.read() == f"{best.text}\n"
+    assert process.returncode == 0
+
+
+@slow
+def test_translate_ends_when_nobody_reads_it(translator):
+    command = [str(script("fairseq-posenc")), "translate", "--checkpoint", str(checkpoint())]
+    with subprocess.Popen(
+        [*command, "--plain"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        process.stdout.close()
+        process.stdin.write("le chat dort.\n")
+        process.stdin.flush()  # and more could come
+        assert process.wait(120) == 0
+
+
+@slow
+def test_translate_gives_a_line_for_each_line_of_a_file(translator, capsys):
+    path = raw() / "test.fr"
+    command = ["translate", "--checkpoint", str(checkpoint()), "--input", str(path)]
+    assert main([*command, "--plain", "--beam", "2"]) == 0
+    found = capsys.readouterr().out.splitlines()
+    assert found == [best.text for (best,) in translator.translate(lines(path), beam=2)]
+
+
+def test_lines_arrive_whole_whatever_the_blocks(tmp_path):
+    path = tmp_path / "text"
+    text = [f"{number} é{'x' * (number % 97)}" for number in range(5000)]
+    path.write_text("\n".join(text), encoding="utf-8")
+    with open(path, "rb") as file:
+        some = list(arriving_lines(file.fileno(), "text"))
+    assert len(some) > 2
+    assert [line for part in some for line in part] == text
+    path.write_bytes("\n".join(text).encode() + b"\n\xff")
+    with (
+        open(path, "rb") as file,
+        pytest.raises(UserError, match="text, line 5001: byte 0xff is not UTF-8"),
+    ):
+        list(arriving_lines(file.fileno(), "text"))
+
+
+# ------------------------------------------------------------------------------------------- bleu
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory):
+    """Evaluate the model with beam 3, and a worse system that was written by hand."""
+    folder = tmp_path_factory.mktemp("bleu")
+    references = lines(data() / "test.raw.en")
+    worse = [
+        " ".join(line.split()[::-1]) if index % 3 else line for index, line in enumerate(references)
+    ]
+    (folder / "worse.txt").write_text("\n".join(worse) + "\n", encoding="utf-8")
+    systems = [f"rope={checkpoint()}", str(folder / "worse.txt")]
+    options = ["--beam", "3", "--num-shards", "1", "--out", str(folder / "out"), "--device", "cpu"]
+    assert main(["bleu", *systems, *options]) == 0
+    return folder / "out"
+
+
+def sacrebleu(hypotheses: Path) -> list[dict]:
+    """Return what sacreBLEU's own command says."""
+    options = ["-m", "bleu", "chrf", "-w", 10, "-f", "json"]
+    return json.loads(run("sacrebleu", data() / "test.raw.en", "-i", hypotheses, *options).out)
+
+
+@slow
+def test_the_scores_are_those_of_sacrebleus_command(evaluated):
+    found = read(evaluated / "bleu.json")
+    rows = found.rows
+    assert [(row["system"], row["beam"]) for row in rows] == [
+        ("rope", 1),
+        ("rope", 3),
+        ("worse", None),
+    ]
+    for row in rows:
+        for theirs in sacrebleu(Path(row["hypotheses"])):
+            assert row[theirs["name"]] == pytest.approx(theirs["score"], abs=1e-9)
+            assert 0 < row[theirs["name"]] < 100
+            for word in theirs["signature"].split("|"):
+                assert word in found.data[f"signature of {theirs['name']}"].split("|")
+    report = (evaluated / "bleu.md").read_text(encoding="utf-8")
+    assert f"| `rope` | beam 3 | 1 | {rows[1]['BLEU']:.2f} | {rows[1]['chrF2']:.2f} |" in report
+    assert "tok:13a|smooth:exp|version:" in report
+
+
+def own_bleu(references: list[list[str]], hypotheses: list[list[str]]) -> float:
+    """Return BLEU-4 by the formula of Papineni et al. (2002), pooled over the corpus."""
+    logs = 0.0
+    for order in range(1, 5):
+        matches = total = 0
+        for reference, hypothesis in zip(references, hypotheses):
+            theirs, ours = (
+                Counter(tuple(each[i : i + order]) for i in range(len(each) - order + 1))
+                for each in (reference, hypothesis)
+            )
+            matches += sum((ours & theirs).values())
+            total += max(1, sum(ours.values()))  # NLTK's one departure
+        logs += math.log(matches / total) / 4
+    length, wanted = (sum(map(len, each)) for each in (hypotheses, references))
+    return math.exp(logs) * min(1.0, math.exp(1 - wanted / length))
+
+
+@slow
+def test_bleu_4_on_pieces_is_the_published_formula(evaluated):
+    pytest.importorskip("nltk")
+    model = sentencepiece.SentencePieceProcessor(model_file=str(data() / "sentencepiece.model"))
+    references = model.encode(lines(data() / "test.raw.en"), out_type=str)
+    for row in read(evaluated / "bleu.json").rows:
+        hypotheses = model.encode(lines(Path(row["hypotheses"])), out_type=str)
+        assert row[NAME] == pytest.approx(own_bleu(references, hypotheses), abs=1e-12)
+        assert 0 < row[NAME] <= 1
+    report = (evaluated / "bleu.md").read_text(encoding="utf-8")
+    assert f"| chrF2 | {NAME} |" in report
+    assert f"- {NAME}: `NLTK " in report
+    assert "corpus_bleu without smoothing, sentencepiece.model`" in report
+
+
+@slow
+def test_the_figures_go_into_a_report(evaluated, capsys):
+    pytest.importorskip("nltk")
+    greedy, _, worse = read(evaluated / "bleu.json").rows
+    capsys.readouterr()
+    assert main(["report", "--json", str(evaluated)]) == 0
+    found = {each["name"]: each for each in json.loads(capsys.readouterr().out)["others"]}
+    assert found["rope"]["encoding"] == "rope"
+    assert found["worse"]["encoding"] is None
+    assert found["worse"]["figures"]["another text bleu test"] == worse[NAME]
+    assert found["rope"]["figures"]["bin bleu test"] == greedy[NAME]
+
+
+@slow
+def test_bleu_4_on_pieces_differs_from_sacrebleu_for_short_translations_alone(tmp_path):
+    """Which is why it is computed by NLTK: sacreBLEU's without smoothing is not the same number."""
+    pytest.importorskip("nltk")
+    references = lines(data() / "test.raw.en")
+    model = sentencepiece.SentencePieceProcessor(model_file=str(data() / "sentencepiece.model"))
+
+    def sacre(hypotheses):
+        cut = [
+            [" ".join(each) for each in model.encode(x, out_type=str)]
+            for x in (hypotheses, references)
+        ]
+        metric = BLEU(tokenize="none", smooth_method="none", force=True)
+        return metric.corpus_score(cut[0], [cut[1]]).score / 100
+
+    ours = PieceBleu(any_data_bin(data()), references)
+    long = [f"the {line}" for line in references]
+    assert ours.score(long) == pytest.approx(sacre(long), abs=1e-9)
+    short = ["the", *references[1:]]
+    assert abs(ours.score(short) - sacre(short)) > 1e-4
+
+
+def test_without_nltk_or_pieces_the_report_says_so(tmp_path, monkeypatch, capsys):
+    text = tmp_path / "text.en"
+    text.write_text("the cat sleeps some more\n", encoding="utf-8")
+    command = ["bleu", f"one={text}", "--reference", str(text), "--out", str(tmp_path / "out")]
+    monkeypatch.setitem(sys.modules, "nltk", None)
+    assert main(command) == 0
+    assert f"- {NAME}: `NLTK is not installed (pip install nltk)`" in capsys.readouterr().out
+    monkeypatch.undo()
+    pytest.importorskip("nltk")
+    assert main([*command, "--json"]) == 0
+    (tmp_path / "printed.json").write_text(capsys.readouterr().out, encoding="utf-8")
+    assert read(tmp_path / "printed.json") == read(tmp_path / "out" / "bleu.json")
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert "`there is no sentencepiece model to cut the text with; name its folder" in said
+    assert f"| one | - | - | 100.00 | 100.00 | - | `{text}` |" in said.replace("`one`", "one")
+
+
+@slow
+def test_the_differences_are_those_of_sacrebleus_paired_bootstrap(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = random.Random(0)
+    references = [" ".join(words) for words in _sentences(100, 5)]
+    Path("ref").write_text("\n".join(references), encoding="utf-8")
+    for name, share in (("a", 0.2), ("b", 0.22)):
+        kept = [[word for word in line.split() if rng.random() > share] for line in references]
+        Path(name).write_text("\n".join(map(" ".join, kept)), encoding="utf-8")
+    assert main(["bleu", "a", "b", "--reference", "ref", "--out", "out"]) == 0
+    record = read(Path("out/bleu.json"))
+    found = record.figures["differences"]
+    assert [(each["system"], each["metric"]) for each in found] == [("b", "BLEU"), ("b", "chrF2")]
+    options = ["--paired-bs", "-m", "bleu", "chrf", "-w", 6, "-f", "text", "--no-color"]
+    theirs = run("sacrebleu", "ref", "-i", "a", "b", *options, cwd=tmp_path).out
+    p_values = [float(value) for value in re.findall(r"\(p = ([0-9.]+)\)", theirs)]
+    assert [round(each["p_value"], 4) for each in found] == p_values
+    assert all(0.01 < value < 0.9 for value in p_values)
+    scores = [float(value) for value in re.findall(r"│ ([0-9.]+) \(", theirs)]
+    differences = [each["difference"] for each in found]
+    assert differences == pytest.approx([scores[2] - scores[0], scores[3] - scores[1]], abs=2e-6)
+    for metric in ("BLEU", "chrF2"):
+        assert record.data[f"test signature of {metric}"] in theirs
+
+
+@slow
+def test_trainings_of_systems_are_averaged_and_compared_over_seeds_and_sentences(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    rng = random.Random(1)
+    references = [" ".join(words) for words in _sentences(60, 6)]
+    Path("ref").write_text("\n".join(references), encoding="utf-8")
+    for name, share in {
+        "a1": 0.2,
+        "a2": 0.22,
+        "a3": 0.23,
+        "b1": 0.24,
+        "b2": 0.27,
+        "b3": 0.2,
+    }.items():
+        kept = [[word for word in line.split() if rng.random() > share] for line in references]
+        Path(name).write_text("\n".join(map(" ".join, kept)), encoding="utf-8")
+    systems = ["a=a1,a2,a3", "b=b1,b2,b3"]
+    given = ["--reference", "ref", "--source", "ref", "--out", "out"]
+    assert main(["bleu", *systems, *given]) == 0
+    record = read(Path("out/bleu.json"))
+    for each in record.figures["means"]:
+        values = [row["BLEU"] for row in record.rows if row["system"] == each["system"]]
+        mean = sum(values) / 3
+        deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / 2)
+        reach = 4.302652729911275 * deviation / math.sqrt(3)  # Student's t, 2 degrees, 95 %
+        found = [each["BLEU"], each["BLEU_low"], each["BLEU_high"]]
+        assert found == pytest.approx([mean, mean - reach, mean + reach])
+        assert each["trainings"] == 3
+    # sacreBLEU's own randomization, of all trainings as one test set
+    for name, parts in {
+        "ref": ["ref"] * 3,
+        "a": ["a1", "a2", "a3"],
+        "b": ["b1", "b2", "b3"],
+    }.items():
+        text = "\n".join(Path(part).read_text(encoding="utf-8") for part in parts)
+        Path(f"all-{name}").write_text(text, encoding="utf-8")
+    options = ["--paired-ar", "-m", "bleu", "chrf", "-w", 6, "-f", "text", "--no-color"]
+    theirs = run("sacrebleu", "all-ref", "-i", "all-a", "all-b", *options, cwd=tmp_path).out
+    p_values = [float(value) for value in re.findall(r"\(p = ([0-9.]+)\)", theirs)]
+    differences = record.figures["differences"]
+    assert [round(each["p_value"], 4) for each in differences] == p_values
+    assert all(0.001 < value < 0.9 for value in p_values)
+    assert sum(group["sentences"] for group in record.figures["lengths"]) == 2 * 60
+    report = Path("out/bleu.md").read_text(encoding="utf-8")
+    assert "| `b`, training 3 |" in report
+    assert "## Means over trainings" in report
+    assert "Clark et al. 2011" in report
+
+
+@slow
+def test_a_training_added_later_repeats_nothing(tmp_path):
+    again = tmp_path / "again.pt"
+    again.write_bytes(checkpoint().read_bytes())
+    options = ["--beam", 1, "--num-shards", 1, "--device", "cpu", "--out", tmp_path / "out"]
+    assert main(["bleu", *map(str, [f"rope={checkpoint()}", *options])]) == 0
+    made = [path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("generate-test.txt")]
+    assert main(["bleu", *map(str, [f"rope={checkpoint()},{again}", *options])]) == 0
+    found = list((tmp_path / "out").rglob("generate-test.txt"))
+    assert len(found) == 2
+    assert made[0] in [path.stat().st_mtime_ns for path in found]
+    (mean,) = read(tmp_path / "out" / "bleu.json").figures["means"]
+    assert mean["BLEU"] == mean["BLEU_low"] == mean["BLEU_high"]  # the same weights twice
+
+
+@slow
+def test_the_lengths_count_every_sentence_once(evaluated):
+    groups = read(evaluated / "bleu.json").figures["lengths"]
+    sources = [len(line.split()) for line in lines(data() / "test.raw.fr")]
+    counts = {group["words"]: group["sentences"] for group in groups}
+    short = sum(count <= 5 for count in sources)
+    assert counts == {"1-5": short, "6-10": TEST - short}
+    assert 0 < short < TEST
+
+
+@slow
+def test_the_translator_finds_what_fairseq_generate_finds(evaluated, translator):
+    output = lines(evaluated / "rope" / "beam-3" / "part-1" / "generate-test.txt")
+    theirs = {}
+    for line in output:
+        if line.startswith("H-"):
+            number, score, text = line.split("\t")
+            theirs[int(number[2:])] = (float(score), text)
+    assert sorted(theirs) == list(range(TEST))
+    found = translator.translate(lines(data() / "test.raw.fr"), beam=3)
+    for number, (ours,) in enumerate(found):
+        score, text = theirs[number]
+        assert ours.text == text
+        assert ours.score / math.log(2) == pytest.approx(score, rel=1e-4)
+
+
+@slow
+def test_an_evaluation_that_was_killed_goes_on_with_the_next_part(evaluated, tmp_path, capsys):
+    out = tmp_path / "out"
+    options = ["--beam", "1", "--num-shards", "2", "--out", str(out), "--device", "cpu"]
+    command = ["bleu", f"rope={checkpoint()}", *options]
+    first, second = (out / "rope" / "greedy" / f"part-{n}" / "generate-test.txt" for n in (1, 2))
+    with subprocess.Popen(
+        [str(script("fairseq-posenc")), *command], stderr=subprocess.PIPE, text=True
+    ) as process:
+        while not second.exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        told = "fairseq-posenc: stopped; the same command continues from here\n"
+        assert process.stderr.read().endswith(told)
+    before = first.stat().st_mtime_ns
+    assert main(command) == 0
+    assert [line for line in capsys.readouterr().err.splitlines() if "part " in line] == [
+        "rope, greedy: part 2 of 2"
+    ]
+    assert first.stat().st_mtime_ns == before
+    assert lines(out / "rope" / "greedy.txt") == lines(evaluated / "rope" / "greedy.txt")
+    assert main(command) == 0
+    assert "part " not in capsys.readouterr().err  # nothing was left to do
+
+
+# ---------------------------------------------------------------------------------------- average
+
+
+@slow
+def test_the_average_of_the_last_epochs_is_evaluated(tmp_path):
+    out = tmp_path / "out"
+    options = ["--average", "2", "--beam", "1", "--num-shards", "1", "--out", str(out)]
+    assert main(["bleu", f"rope={model()}", *options, "--device", "cpu"]) == 0
+    path = out / "rope" / "average" / "checkpoint_average_2.pt"
+    ours = torch.load(path)["model"]
+    both = [torch.load(model() / f"checkpoint{epoch}.pt")["model"] for epoch in (8, 12)]
+    assert ours.keys() == both[0].keys()
+    for name, value in ours.items():
+        mean = (both[0][name] + both[1][name]) / 2
+        torch.testing.assert_close(value, mean.to(value.dtype))
+    (row,) = read(out / "bleu.json").rows
+    found = Translator.load(path).translate(lines(data() / "test.raw.fr"), beam=1)
+    assert [best.text for (best,) in found] == lines(Path(row["hypotheses"]))
+
+
+@slow
+def test_an_average_is_summed_in_float32_and_keeps_its_types(tmp_path):
+    state = torch.load(checkpoint())
+    paths = [tmp_path / f"{number}.pt" for number in range(3)]
+    for path, value in zip(paths, (60000.0, 60000.0, 2.0)):  # the sum is beyond float16
+        weights = {name: each.half() for name, each in state["model"].items()}
+        weights["encoder.embed_tokens.weight"].fill_(value)
+        torch.save({**state, "model": weights}, path)
+    average_checkpoints(paths, tmp_path / "mean.pt")
+    mean = torch.load(tmp_path / "mean.pt")["model"]
+    assert all(value.dtype == torch.float16 for value in mean.values())
+    assert mean["encoder.embed_tokens.weight"].unique().tolist() == [40000.0]
+
+
+@slow
+def test_models_of_two_kinds_have_no_average(tmp_path):
+    other = untrained("learned", tmp_path / "learned.pt")
+    with pytest.raises(UserError, match="trained with rope at length 40, and trained with learned"):
+        average_checkpoints([checkpoint(), other], tmp_path / "mean.pt")
+    wider = untrained("rope", tmp_path / "wider.pt", encoder_ffn_embed_dim=96)
+    with pytest.raises(UserError, match=r"such as encoder\.layers\.0\.fc1"):
+        average_checkpoints([checkpoint(), wider], tmp_path / "mean.pt")
+    assert not (tmp_path / "mean.pt").exists()
+
+
+# --------------------------------------------------------------------------------------- bad input
+
+
+def refused(capsys, *command) -> str:
+    """Return the one line in which a command told a user's mistake."""
+    assert main([str(word) for word in command]) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    return message.removeprefix("fairseq-posenc: error: ")
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    {
+        "no checkpoint": (
+            ["translate", "--checkpoint", "no.pt", "x"],
+            "--checkpoint no.pt: no such file",
+        ),
+        "nbest": (
+            ["translate", "--checkpoint", "no.pt", "--nbest", "6", "x"],
+            "--nbest 6: must be from 1 to",
+        ),
+        "beam": (
+            ["translate", "--checkpoint", "no.pt", "--beam", "0", "x"],
+            "argument --beam: must be a whole number of at least 1",
+        ),
+        "both": (
+            ["translate", "--checkpoint", "x.pt", "--input", "y", "z"],
+            "give sentences, --input or --example",
+        ),
+        "no input": (
+            ["translate", "--checkpoint", "no.pt", "--input", "no"],
+            "--input no: No such file",
+        ),
+        "shards": (["bleu", "a=a.txt", "--num-shards", "0"], "argument --num-shards: must be a"),
+        "same name": (["bleu", "a=b.txt", "a=c.txt"], "two systems are called 'a'"),
+        "trainings": (["bleu", "a=b,c", "d=e"], "name as many trainings of each system: a has 2"),
+        "bad name": (["bleu", "a/b=c.txt"], "'a/b': the name must be one that a folder can have"),
+        "average": (["bleu", "a=b.pt", "--average", "2"], "--average 2: b.pt is no folder"),
+        "no reference": (["bleu", "a=b.txt"], "name the text to score against with --reference"),
+        "half precision": (["bleu", "a=b.txt", "--device", "cpu", "--fp16"], "--fp16 is for GPUs"),
+    }.values(),
+)
+def test_what_makes_no_sense_is_refused(command, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert refused(capsys, *command).startswith(message)
+
+
+def test_texts_of_other_lengths_or_without_text_are_refused(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("ref").write_text("a b\nc d\n")
+    Path("short").write_text("a b\n")
+    Path("empty").write_text("")
+    Path("bytes").write_bytes(b"a\nb\xff\n")
+    message = refused(capsys, "bleu", "a=short", "--reference", "ref")
+    assert message == "a: short has 1 sentences, but ref has 2\n"
+    message = refused(capsys, "bleu", "a=ref", "--reference", "ref", "--source", "short")
+    assert message.startswith("--source short has 1 sentences")
+    assert "a: empty: the file is empty" in refused(capsys, "bleu", "a=empty", "--reference", "ref")
+    message = refused(capsys, "bleu", "a=bytes", "--reference", "ref")
+    assert message.startswith("a: bytes, line 2: byte 0xff is not UTF-8")
+
+
+def test_same_translations_are_no_difference(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("ref", "a", "b"):
+        Path(name).write_text("one two three four\nfive six seven eight\n")
+    assert main(["bleu", "a", "b", "--reference", "ref"]) == 0
+    assert (
+        "| `b` | +0.00 | same translations | +0.00 | same translations |" in capsys.readouterr().out
+    )
+
+
+@slow
+def test_a_checkpoint_of_another_task_or_a_damaged_one_is_refused(capsys, tmp_path):
+    path = trained("causal_lm").save_dir / "checkpoint_last.pt"
+    message = refused(capsys, "translate", "--checkpoint", path, "x")
+    assert message.startswith(f"--checkpoint {path}: a model of the task 'language_modeling'")
+    whole = checkpoint().read_bytes()
+    (tmp_path / "half.pt").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "text.pt").write_text("A man in an orange hat.", encoding="utf-8")
+    for name in ("half.pt", "text.pt"):
+        message = refused(capsys, "translate", "--checkpoint", tmp_path / name, "x")
+        assert message.startswith(f"--checkpoint {tmp_path / name}: ")
+        assert "not a whole checkpoint" in message or "could run code" in message
+
+
+@slow
+def test_a_data_folder_that_does_not_fit_is_refused(capsys, tmp_path):
+    copy = tmp_path / "bin"
+    shutil.copytree(data(), copy)
+    command = ["translate", "--checkpoint", checkpoint(), "x", "--data"]
+    assert "no such folder" in refused(capsys, *command, tmp_path / "no")
+    (copy / "sentencepiece.model").unlink()
+    message = refused(capsys, *command, copy)
+    assert "holds neither sentencepiece.fr.model nor sentencepiece.model" in message
+    with open(copy / "dict.en.txt", "a", encoding="utf-8") as dictionary:
+        dictionary.write("more 1\n")
+    assert "dict.en.txt has 73 symbols" in refused(capsys, *command, copy)
+    (copy / "dict.fr.txt").unlink()
+    assert "holds no dict.fr.txt" in refused(capsys, *command, copy)
+
+
+@slow
+def test_what_is_to_be_evaluated_must_be_there(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    message = refused(capsys, "bleu", "rope=missing.pt")
+    assert message == "rope: missing.pt: no such file\n"
+    message = refused(capsys, "bleu", f"rope={model()}")
+    assert "is a folder; name a checkpoint in it, or --average N" in message
+    message = refused(capsys, "bleu", f"rope={model()}", "--average", "4")
+    assert "holds 3 checkpoints of whole epochs" in message
+    message = refused(
+        capsys,
+        "bleu",
+        f"rope={checkpoint()}",
+        "--split",
+        "other",
+        "--reference",
+        raw() / "test.en",
+    )
+    assert "has no split 'other' of fr and en" in message
