@@ -1,4 +1,4 @@
-"""A tiny dictionary, tiny models of the three families, and fixed seeds."""
+"""Fixed seeds, programs that start fast, and Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -6,118 +6,15 @@ import gc
 import importlib
 import importlib.util
 import os
-from argparse import Namespace
 from collections import Counter
 from contextlib import nullcontext
-from types import SimpleNamespace
-from typing import Any, get_args
 
 import pytest
 import torch
-from fairseq.data import Dictionary
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
-from omegaconf import OmegaConf
 
-from fairseq_posenc import registry
-from fairseq_posenc.checkpoints.identity import Identity, is_identity
-from fairseq_posenc.checkpoints.meaning import Meaning
 from fairseq_posenc.workbench.running import host  # noqa: F401  (registers models and tasks)
 from tests.helpers import programs
 from tests.helpers.fork_server import hasten_hydra
-
-ARCHITECTURES = {
-    "masked_lm": "roberta_none_tiny",
-    "causal_lm": "transformer_lm_none_tiny",
-    "translation": "transformer_none_tiny",
-}
-STOCK = {"masked_lm": "roberta", "causal_lm": "transformer_lm", "translation": "transformer"}
-ARGS: dict[str, dict[str, Any]] = {
-    "masked_lm": {
-        "encoder_layers": 3,
-        "encoder_embed_dim": 32,
-        "encoder_ffn_embed_dim": 48,
-        "encoder_attention_heads": 4,
-        "max_positions": 24,
-    },
-    "causal_lm": {
-        "decoder_layers": 2,
-        "decoder_embed_dim": 32,
-        "decoder_input_dim": 32,
-        "decoder_output_dim": 32,
-        "decoder_ffn_embed_dim": 48,
-        "decoder_attention_heads": 4,
-        "max_target_positions": 24,
-        "tokens_per_sample": 24,
-        "decoder_normalize_before": True,
-        "share_decoder_input_output_embed": True,
-        "activation_fn": "gelu",
-    },
-    "translation": {
-        "encoder_layers": 2,
-        "decoder_layers": 2,
-        "encoder_embed_dim": 32,
-        "encoder_ffn_embed_dim": 48,
-        "encoder_attention_heads": 4,
-        "decoder_embed_dim": 32,
-        "decoder_ffn_embed_dim": 48,
-        "decoder_attention_heads": 4,
-        "max_source_positions": 24,
-        "max_target_positions": 24,
-    },
-}
-# Values worth a test, for every encoding that has such an option.
-OPTION_VALUES = {
-    "max_distance": ["3"],
-    "per_head": ["true"],
-    "scale_factor": ["3"],
-    "reset": ["true"],
-    "base": ["500"],
-    "fraction": ["0.5"],
-    "scaling": ["linear:4", "ntk:4", "yarn:4"],
-    "tie_projections": ["true"],
-    "cross_attention": ["true"],
-    "num_buckets": ["16"],
-    "buckets": ["6"],
-    "width": ["16"],
-    "threshold": ["4"],
-    "scale_base": ["20"],
-    "scale": ["0.03"],
-}
-COMPOSITIONS = [
-    "learned+m4m",
-    "rope+m4(reset=true)",
-    "sinusoidal+rope",
-    "sentence_learned+m4",
-    "shaw+shaw_values",
-    "tupe_shared(reset=true)",
-    "m4m+alibi",
-]
-NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
-
-
-def needs_causal(spec: str) -> bool:
-    """Return whether a spec has a meaning in decoders alone."""
-    encoder = registry.names_for(encoder=True)
-    parsed = registry.parse(spec)
-    return "causal" in spec or not all(item.name in encoder for item in parsed.items)
-
-
-def specs(*places: str) -> list[str]:
-    """Return every encoding, alone and with each of its options, that acts on given places."""
-    found = []
-    for name in registry.names():
-        if registry.get(name).acts_on not in places:
-            continue
-        found.append(name)
-        for option, parameter in registry.options(name).items():
-            values = get_args(parameter.annotation) or OPTION_VALUES[option]
-            if type(None) in values:  # Optional
-                values = OPTION_VALUES[option]
-            if option == "max_distance" and parameter.default is not None:
-                values = ["20"]  # of buckets, which need some room
-            found += [f"{name}({option}={value})" for value in values]
-    return found
-
 
 if importlib.util.find_spec("triton") and not torch.cuda.is_available():
     # Triton's own functions, too, are for its interpreter only if they are defined under this; and
@@ -166,64 +63,3 @@ def pytest_runtest_protocol(item):
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
-
-
-def make_dictionary(symbols: int = 20) -> Dictionary:
-    dictionary = Dictionary()
-    for index in range(symbols):
-        dictionary.add_symbol(f"w{index}")
-    return dictionary
-
-
-def make_task() -> SimpleNamespace:
-    dictionary = make_dictionary()
-    return SimpleNamespace(
-        source_dictionary=dictionary,
-        target_dictionary=dictionary,
-        dictionary=dictionary,
-        max_positions=lambda: 24,
-    )
-
-
-def make_model(family: str, arch: str | None = None, **options):
-    """Build a tiny model of a family as fairseq's ``build_model`` does."""
-    arch = arch or ARCHITECTURES[family]
-    values = {**ARGS[family], **NO_DROPOUT, **options}
-    task = make_task()
-    cls = ARCH_MODEL_REGISTRY[arch]
-    if arch in MODEL_DATACLASS_REGISTRY:
-        config = MODEL_DATACLASS_REGISTRY[arch]()
-        for key, value in {"add_bos_token": False, "tpu": False, **values}.items():
-            setattr(config, key, value)
-        args = OmegaConf.structured(config)
-    else:
-        args = Namespace(arch=arch, **values)
-        ARCH_CONFIG_REGISTRY[arch](args)
-    model = cls.build_model(args, task)
-    return model.eval()
-
-
-def of_the_last_version(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return a state whose identities say their positions, and nothing more."""
-    return {
-        name: Identity.decoded(value)._replace(meaning=Meaning()).encoded()
-        if is_identity(name)
-        else value
-        for name, value in state.items()
-    }
-
-
-def make_tokens(batch: int = 3, length: int = 9, symbols: int = 20) -> torch.Tensor:
-    """Return random sentences that begin with <s> and end with </s>, without padding."""
-    tokens = torch.randint(4, 4 + symbols, (batch, length))
-    tokens[:, 0] = 0
-    tokens[:, -1] = 2
-    return tokens
-
-
-def logits(model, family: str, tokens: torch.Tensor) -> torch.Tensor:
-    """Return the model's output ``(batch, length, vocabulary)`` for a batch of tokens."""
-    if family == "translation":
-        lengths = tokens.ne(1).sum(1)
-        return model(tokens, lengths, tokens)[0]
-    return model(tokens)[0]

@@ -49,25 +49,27 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "user-dir": Command("print the path to give fairseq as --user-dir", ".user_dir"),
-    "list": Command("list the position encodings", ".analysis.listing"),
+    "user-dir": Command("print the path to give fairseq as --user-dir", "..user_dir"),
+    "list": Command("list the position encodings", "..analysis.listing"),
     "describe": Command(
-        "say what an encoding computes and costs", ".analysis.catalogue", "describe"
+        "say what an encoding computes and costs", "..analysis.catalogue", "describe"
     ),
-    "count": Command("count position parameters, on real modules", ".analysis.catalogue", "count"),
+    "count": Command("count position parameters, on real modules", "..analysis.catalogue", "count"),
     "compare": Command(
         "train models that differ in their positions only, on a text, and report",
-        ".compare.command",
+        ".experiments.compare.command",
     ),
     "choose": Command(
         "say which encoding to take, by what was measured or by training on a text",
-        ".choose.command",
+        ".experiments.choose.command",
     ),
     "probe": Command(
         "train models on tasks with known answers, and read beyond the trained length",
-        ".probe.command",
+        ".experiments.probe.command",
     ),
-    "curves": Command("show the learning curves of trainings, from their logs", ".curves.command"),
+    "curves": Command(
+        "show the learning curves of trainings, from their logs", ".reports.curves.command"
+    ),
     "translate": Command(
         "translate sentences with a trained model", ".translation.command_translate"
     ),
@@ -77,38 +79,43 @@ COMMANDS = {
     ),
     "lm-length": Command(
         "measure the perplexity of causal language models against context length",
-        ".length.command",
+        ".experiments.length.command",
     ),
     "init": Command(
         "make a start checkpoint from a trained RoBERTa, with other positions",
-        ".swap.command",
+        ".convert.swap.command",
         "init",
     ),
     "swap": Command(
-        "replace the positions of a trained model of any family", ".swap.command", "swap"
+        "replace the positions of a trained model of any family", ".convert.swap.command", "swap"
     ),
     "squad": Command(
-        "fine-tune a model on SQuAD, answer its questions, score answers", ".squad.command"
+        "fine-tune a model on SQuAD, answer its questions, score answers",
+        ".finetuning.squad.command",
     ),
     "preprocess": Command("make data for fairseq from texts", ".preprocessing"),
     "train": Command(
         "train a model of the papers, with any encoding, or go on with it",
-        ".train.command",
+        ".training.train.command",
         passes=True,
     ),
     "ablation": Command(
-        "train the models of one of the papers' ablations", ".train.command", "ablation", True
+        "train the models of one of the papers' ablations",
+        ".training.train.command",
+        "ablation",
+        True,
     ),
     "plan": Command(
         "measure the first updates of a training: speed, memory, hours to its end",
-        ".plan.command",
+        ".training.plan.command",
     ),
     "glue": Command(
-        "fine-tune a pre-trained masked LM on the tasks of GLUE, and report", ".glue.command"
+        "fine-tune a pre-trained masked LM on the tasks of GLUE, and report",
+        ".finetuning.glue.command",
     ),
     "report": Command(
         "put results into the layouts of the papers' tables, beside their numbers",
-        ".report.command",
+        ".reports.report.command",
     ),
     "inspect": Command(
         "show what every head of a trained model does with a text, as one HTML file",
@@ -116,14 +123,14 @@ COMMANDS = {
     ),
     "plot": Command("draw what positions do, in a checkpoint or a spec alone", ".plots.command"),
     "export": Command(
-        "write a model for Hugging Face's transformers", ".exchange.command", "export"
+        "write a model for Hugging Face's transformers", ".convert.exchange.command", "export"
     ),
     "import": Command(
         "make a start checkpoint from a model of Hugging Face's transformers",
-        ".exchange.command",
+        ".convert.exchange.command",
         "import",
     ),
-    "docs": Command("write the generated parts of the documentation", ".pages"),
+    "docs": Command("write the generated parts of the documentation", ".reports.pages"),
     "doctor": Command("say what works on this machine, and test it", ".doctor"),
 }
 

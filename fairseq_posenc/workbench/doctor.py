@@ -21,7 +21,7 @@ from fairseq_posenc.analysis.self_test import errors
 from fairseq_posenc.backends import available
 from fairseq_posenc.version import __version__
 
-PACKAGE = Path(__file__).resolve().parent
+PACKAGE = Path(__file__).resolve().parents[1]
 # A GPU may round the factors of float32 products to ten bits; a wrong term is far beyond this.
 TOLERANCE = 1e-2
 

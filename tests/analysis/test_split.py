@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.helpers.tiny_models import COMPOSITIONS, specs
 
 from fairseq_posenc.analysis.split import split
 from fairseq_posenc.positions import Span
 from tests.helpers.formulas import make, our_scores, positions_of, their_scores
+from tests.helpers.tiny_models import COMPOSITIONS, specs
 
 LENGTH = 6
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers.tiny_models import logits, make_model, make_tokens
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
@@ -22,6 +21,7 @@ from fairseq_posenc.backends.blocked import dropout as hashed
 from fairseq_posenc.backends.blocked import geometry
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
+from tests.helpers.tiny_models import logits, make_model, make_tokens
 
 B, H, T, D = 3, 2, 37, 4
 ROWS = 2 * T - 1

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers.tiny_models import logits, make_model, make_tokens
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
@@ -22,6 +21,7 @@ from fairseq_posenc.backends.base import DIRECTIONS, AttentionCall, CallFeatures
 from fairseq_posenc.backends.triton import recorded, resets
 from fairseq_posenc.encodings.terms import Terms
 from tests.helpers.programs import true_start
+from tests.helpers.tiny_models import logits, make_model, make_tokens
 
 if sys.platform != "linux":
     pytest.skip("triton exists for Linux alone", allow_module_level=True)

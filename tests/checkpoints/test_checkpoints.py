@@ -18,7 +18,6 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.dataclass.configs import FairseqConfig
 from omegaconf import OmegaConf
-from tests.helpers.tiny_models import STOCK, make_model, make_tokens
 from torch.multiprocessing.spawn import ProcessRaisedException
 
 from fairseq_posenc.checkpoints.identity import is_identity
@@ -28,6 +27,7 @@ from fairseq_posenc.host import save_dir_lock
 from fairseq_posenc.host.startup import install_excepthook
 from fairseq_posenc.workbench.translation import average
 from tests.helpers.commands import train
+from tests.helpers.tiny_models import STOCK, make_model, make_tokens
 
 
 def test_fairseqs_namespace_is_loaded_without_running_code(tmp_path):

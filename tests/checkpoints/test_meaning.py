@@ -12,7 +12,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.helpers.tiny_models import make_dictionary, make_model, of_the_last_version
 
 from fairseq_posenc.checkpoints.identity import Identity, is_identity
 from fairseq_posenc.errors import UserError
@@ -23,6 +22,7 @@ from fairseq_posenc.workbench.loading.pretrained import read_pretrained
 from fairseq_posenc.workbench.running.host import USER_DIR
 from fairseq_posenc.workbench.translation import average
 from tests.helpers.commands import FAMILIES, new_directory, pairs, run, sentences, train
+from tests.helpers.tiny_models import make_dictionary, make_model, of_the_last_version
 
 # What is changed, and both sides as the error names them; all parameters fit.
 OTHER = {

@@ -7,7 +7,6 @@ import pickle
 
 import pytest
 import torch
-from tests.helpers.tiny_models import COMPOSITIONS, needs_causal, specs
 
 from fairseq_posenc import registry
 from fairseq_posenc.analysis import catalogue
@@ -34,6 +33,7 @@ from tests.helpers.formulas import (
     rotated,
     their_scores,
 )
+from tests.helpers.tiny_models import COMPOSITIONS, needs_causal, specs
 
 
 @pytest.mark.parametrize(("tgt_len", "src_len"), [(5, 5), (1, 5), (2, 6), (8, 8)])

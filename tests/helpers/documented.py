@@ -226,11 +226,12 @@ FILES: dict[str, Callable[[], Path]] = {
 
 @cache
 def shims() -> Path:
-    """Return a folder of programs for the PATH that do less (``less.py``) before the tests' own."""
+    """Return a folder of programs for the PATH that shrink commands, before the tests' own."""
     folder = new_directory()
     for name in ("fairseq-posenc", "fairseq-train", "python"):
         program = Path(sys.executable).with_name(name)
-        call = f'exec "{BIN / "python"}" -IS "{ROOT / "tests" / "less.py"}" "{program}" "$@"'
+        shrink = Path(__file__).with_name("shrink_command.py")
+        call = f'exec "{BIN / "python"}" -IS "{shrink}" "{program}" "$@"'
         (folder / name).write_text(f"#!/bin/sh\n{call}\n", encoding="utf-8")
         (folder / name).chmod(0o755)
     return folder

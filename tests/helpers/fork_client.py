@@ -13,7 +13,7 @@ import socket
 import sys
 
 SIGNALS = [signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2]
-PLUGIN = os.path.join(os.path.dirname(os.path.dirname(__file__)), "fairseq_posenc")
+PLUGIN = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "fairseq_posenc")
 OWN_NUMBER = "submitit.local."  # whose jobs are known by the numbers of these processes
 OPTIONS = {"-B": "PYTHONDONTWRITEBYTECODE", "-u": "PYTHONUNBUFFERED"}  # of Python, and its names
 PATIENCE = 120  # seconds: until the server has imported, on a busy machine

@@ -39,7 +39,7 @@ THIRD_PARTY = [
     "torch._dynamo",  # by optimizers at their first step
     "fairseq",
 ]
-PLUGIN = os.path.join(os.path.dirname(sys.path[0]), "fairseq_posenc")
+PLUGIN = os.path.join(os.path.dirname(os.path.dirname(sys.path[0])), "fairseq_posenc")
 COMMANDS = re.compile(r"fairseq-(?!posenc)|fairseq_cli\.")
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
-from tests.helpers.tiny_models import needs_causal
 
 from fairseq_posenc import registry
 from fairseq_posenc.backends import reference
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.positions import Positions, Span
 from tests.helpers import oracles
+from tests.helpers.tiny_models import needs_causal
 
 DIMS = Dims(embed_dim=16, num_heads=2, max_positions=8)
 PAD, EOS = 1, 2

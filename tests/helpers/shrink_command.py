@@ -1,8 +1,8 @@
 """Stands before a program on the PATH, and has a documented command do less of the same.
 
-``python -IS less.py PROGRAM WORD...`` becomes the program, with options after its own that make
-models tiny and trainings short, and with a few of the encodings that it names. It needs nothing but
-Python's own modules, as it starts before each command.
+``python -IS shrink_command.py PROGRAM WORD...`` becomes the program, with options after its own
+that make models tiny and trainings short, and with a few of the encodings that it names. It needs
+nothing but Python's own modules, as it starts before each command.
 """
 
 from __future__ import annotations

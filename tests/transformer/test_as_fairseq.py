@@ -18,15 +18,6 @@ from fairseq.modules import FairseqDropout
 from fairseq.modules.dynamic_crf_layer import DynamicCRF
 from fairseq_cli import eval_lm, generate, preprocess, train
 from omegaconf import OmegaConf
-from tests.helpers.tiny_models import (
-    ARCHITECTURES,
-    STOCK,
-    logits,
-    make_dictionary,
-    make_model,
-    make_tokens,
-    of_the_last_version,
-)
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.models.masked_lm import PositionalRoberta
@@ -36,6 +27,15 @@ from fairseq_posenc.workbench.experiments.training import all_runs, measure_comm
 from fairseq_posenc.workbench.experiments.variants import parse_contenders
 from tests.helpers.commands import new_directory, pairs
 from tests.helpers.commands import sentences as sentences_bin
+from tests.helpers.tiny_models import (
+    ARCHITECTURES,
+    STOCK,
+    logits,
+    make_dictionary,
+    make_model,
+    make_tokens,
+    of_the_last_version,
+)
 
 ROOT = Path(__file__).parents[2]
 SCORES = ("fairseq-generate", "fairseq-eval-lm", "fairseq-validate")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.helpers.tiny_models import COMPOSITIONS, needs_causal, specs
 
 from fairseq_posenc import registry
 from fairseq_posenc.encodings.base import Dims
@@ -12,6 +11,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.attention import PositionalAttention
 from tests.helpers import oracles
 from tests.helpers.formulas import DIMS, awake, oracle_options, oracle_params, their_scores
+from tests.helpers.tiny_models import COMPOSITIONS, needs_causal, specs
 
 SPECS = ["none", *specs("scores", "rotation"), *COMPOSITIONS]
 LENGTH = 6

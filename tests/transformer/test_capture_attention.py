@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.helpers.tiny_models import ARCHITECTURES, STOCK, logits, make_model, make_tokens
 
 from fairseq_posenc.transformer.capture_attention import watch
+from tests.helpers.tiny_models import ARCHITECTURES, STOCK, logits, make_model, make_tokens
 
 PAD = 1
 LAYERS = {"masked_lm": 3, "causal_lm": 2, "translation": 6}  # of translation, two are crosswise

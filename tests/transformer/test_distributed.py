@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.helpers.tiny_models import logits, make_model, make_tokens
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.helpers.commands import (
@@ -26,6 +25,7 @@ from tests.helpers.commands import (
     train,
     trained,
 )
+from tests.helpers.tiny_models import logits, make_model, make_tokens
 from tests.transformer.test_golden_losses import CASES
 
 slow = pytest.mark.slow

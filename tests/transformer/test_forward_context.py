@@ -14,6 +14,12 @@ from pydoc import locate
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fairseq_posenc import positions, registry
+from fairseq_posenc.backends import indexed
+from fairseq_posenc.transformer.forward_context import carried
 from tests.helpers.tiny_models import (
     ARCHITECTURES,
     STOCK,
@@ -22,12 +28,6 @@ from tests.helpers.tiny_models import (
     make_tokens,
     needs_causal,
 )
-from torch._dynamo.utils import counters
-from torch.utils._python_dispatch import TorchDispatchMode
-
-from fairseq_posenc import positions, registry
-from fairseq_posenc.backends import indexed
-from fairseq_posenc.transformer.forward_context import carried
 
 FAMILIES = list(ARCHITECTURES)
 ONES = "fairseq_posenc.backends.base.Mask._combine"

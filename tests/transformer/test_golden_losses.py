@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.helpers.tiny_models import ARCHITECTURES, logits, make_model
 from torch import Tensor
 
 from fairseq_posenc import registry
+from tests.helpers.tiny_models import ARCHITECTURES, logits, make_model
 
 GOLDEN = Path(__file__).with_name("golden_losses.json")
 SEEN = (1, 10, 20)  # updates

@@ -7,15 +7,6 @@ import pickle
 
 import pytest
 import torch
-from tests.helpers.tiny_models import (
-    ARCHITECTURES,
-    COMPOSITIONS,
-    STOCK,
-    logits,
-    make_model,
-    make_tokens,
-    needs_causal,
-)
 
 from fairseq_posenc import registry
 from fairseq_posenc.analysis import catalogue
@@ -29,6 +20,15 @@ from fairseq_posenc.transformer import decoding
 from fairseq_posenc.transformer.attention import PositionalAttention
 from fairseq_posenc.transformer.forward_context import carrying
 from tests.helpers import oracles
+from tests.helpers.tiny_models import (
+    ARCHITECTURES,
+    COMPOSITIONS,
+    STOCK,
+    logits,
+    make_model,
+    make_tokens,
+    needs_causal,
+)
 
 FAMILIES = list(ARCHITECTURES)
 SPECS = [*registry.names(), *COMPOSITIONS, "sinusoidal(layout=fairseq)"]

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.helpers.tiny_models import logits, make_model, make_tokens
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.cli import main
@@ -24,6 +23,7 @@ from tests.helpers.commands import (
     trained,
     validate,
 )
+from tests.helpers.tiny_models import logits, make_model, make_tokens
 
 slow = pytest.mark.slow
 RESET = ["--reset-optimizer", "--reset-lr-scheduler", "--reset-meters", "--reset-dataloader"]

@@ -78,7 +78,8 @@ def test_what_a_command_ends_with(error, code, monkeypatch, capsys):
 
 def python(code, *arguments, **streams):
     """Run Python code under the command line's rules for its end."""
-    ended = f"import sys; from fairseq_posenc.workbench.running.exit_codes import ended, is_read\n{code}"
+    module = "fairseq_posenc.workbench.running.exit_codes"
+    ended = f"import sys; from {module} import ended, is_read\n{code}"
     with tempfile.TemporaryFile("w+") as said:
         done = subprocess.run(
             [sys.executable, "-c", f"{ended}\nsys.exit(ended(program))", *map(str, arguments)],
@@ -148,7 +149,8 @@ def test_names_of_files_that_are_no_text_are_printed(monkeypatch):
 
 def test_a_deleted_working_folder_is_a_line(tmp_path):
     code = "import os\nos.mkdir(sys.argv[1]); os.chdir(sys.argv[1]); os.rmdir(sys.argv[1])\n"
-    code += "from fairseq_posenc.workbench.cli import main\ndef program(): return main(['count', 'rope'])"
+    code += "from fairseq_posenc.workbench.cli import main\n"
+    code += "def program(): return main(['count', 'rope'])"
     told = "fairseq-posenc: error: the working folder has been deleted; change to another one\n"
     assert python(code, tmp_path / "gone") == (2, told)
 
@@ -180,7 +182,8 @@ def test_data_of_a_training_with_a_colon_in_its_name(tmp_path):
 
 def test_a_training_whose_output_nobody_reads_has_its_log(unread, tmp_path):
     code = (
-        "import sys; from pathlib import Path; from fairseq_posenc.workbench.training.train import launching\n"
+        "import sys; from pathlib import Path\n"
+        "from fairseq_posenc.workbench.training.train import launching\n"
         "launching._replace(['/bin/sh', '-c', 'seq 50000; echo end; exit 3'], Path(sys.argv[1]))"
     )
     words = [sys.executable, "-c", code, str(tmp_path)]

@@ -12,12 +12,12 @@ import pytest
 import torch
 from fairseq.data.data_utils import collate_tokens
 from fairseq.dataclass.configs import GenerationConfig
-from tests.helpers.tiny_models import needs_causal
 
 from fairseq_posenc import registry
 from fairseq_posenc.workbench.cli import main
 from tests.helpers.commands import new_directory
 from tests.helpers.exchanged import checkpoint
+from tests.helpers.tiny_models import needs_causal
 from tests.workbench.convert.exchange_reader import answer
 
 AUTO = {

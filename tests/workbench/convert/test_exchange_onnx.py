@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.helpers.tiny_models import needs_causal
 
 from fairseq_posenc import registry
 from fairseq_posenc.workbench.cli import main
 from tests.helpers.commands import new_directory
 from tests.helpers.exchanged import checkpoint
+from tests.helpers.tiny_models import needs_causal
 from tests.workbench.convert.test_exchange import padded
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="pip install 'fairseq-posenc[onnx]'")

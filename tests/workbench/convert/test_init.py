@@ -6,7 +6,6 @@ from argparse import Namespace
 
 import pytest
 import torch
-from tests.helpers.tiny_models import ARGS, STOCK, logits, make_model, make_tokens
 
 from fairseq_posenc.checkpoints.identity import is_identity
 from fairseq_posenc.checkpoints.state_dict_adapter import COPIES, is_copy, is_position_parameter
@@ -23,6 +22,7 @@ from tests.helpers.commands import (
     sentences,
     train,
 )
+from tests.helpers.tiny_models import ARGS, STOCK, logits, make_model, make_tokens
 
 SIZES = ARGS["masked_lm"]
 # What released checkpoints have beside the model's options; they hold no optimizer.

@@ -9,13 +9,13 @@ import pytest
 import torch
 from fairseq import checkpoint_utils, options, tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from tests.helpers.tiny_models import ARGS, STOCK, make_model
 
 from fairseq_posenc.checkpoints.identity import Identity, is_identity
 from fairseq_posenc.checkpoints.state_dict_adapter import is_position_parameter
 from fairseq_posenc.workbench.cli import main
 from tests.helpers.commands import new_directory
 from tests.helpers.exchanged import Checkpoint, checkpoint
+from tests.helpers.tiny_models import ARGS, STOCK, make_model
 from tests.workbench.convert.test_exchange import padded, scores
 from tests.workbench.convert.test_init import write
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 from fairseq.data import Dictionary
-from tests.helpers.tiny_models import make_model, make_tokens
 from torch.nn import functional as F
 
 from fairseq_posenc import registry
@@ -27,6 +26,7 @@ from fairseq_posenc.workbench.experiments.length.windows import Window, batches,
 from fairseq_posenc.workbench.results.record import read
 from tests.helpers.commands import USER_DIR, new_directory, run, script, sentences, train, trained
 from tests.helpers.programs import true_start
+from tests.helpers.tiny_models import make_model, make_tokens
 
 slow = pytest.mark.slow
 EOS = 2

@@ -22,7 +22,6 @@ from fairseq.data.encoders import gpt2_bpe_utils
 from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
 from fairseq.logging import metrics
 from fairseq.models.roberta import RobertaModel
-from tests.helpers.tiny_models import ARGS
 
 from fairseq_posenc.checkpoints.identity import is_identity
 from fairseq_posenc.errors import UserError
@@ -52,6 +51,7 @@ from fairseq_posenc.workbench.loading.pretrained import read_pretrained
 from fairseq_posenc.workbench.tokens.gpt2 import GPT2
 from fairseq_posenc.workbench.tokens.offsets import Tokens
 from fairseq_posenc.workbench.tokens.pieces import PieceEncoder, Pieces
+from tests.helpers.tiny_models import ARGS
 
 PUBLISHED = Path(__file__).resolve().parents[4] / "shared" / "data"
 needs_files = pytest.mark.skipif(not PUBLISHED.is_dir(), reason="no published files")

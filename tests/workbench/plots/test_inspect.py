@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.helpers.tiny_models import logits, make_dictionary, make_model
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.capture_attention import Attention, watch
@@ -25,6 +24,7 @@ from fairseq_posenc.workbench.plots.quantize import FINE, LEVELS, quantised, vis
 from fairseq_posenc.workbench.plots.tokenize import cut
 from fairseq_posenc.workbench.tokens.learning import learn_pieces
 from tests.helpers.commands import new_directory, pairs, run, sentences, train, trained
+from tests.helpers.tiny_models import logits, make_dictionary, make_model
 
 slow = pytest.mark.slow
 TEXT = "w3 w7 w1 w7 w12"

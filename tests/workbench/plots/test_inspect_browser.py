@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers.tiny_models import make_model
 
 from fairseq_posenc.transformer.capture_attention import Attention, watch
 from fairseq_posenc.workbench.plots import page
+from tests.helpers.tiny_models import make_model
 from tests.workbench.plots.test_inspect import watched_model
 
 sync_api = pytest.importorskip(

@@ -11,15 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.helpers.tiny_models import (
-    ARCHITECTURES,
-    STOCK,
-    logits,
-    make_model,
-    make_tokens,
-    needs_causal,
-    specs,
-)
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.capture_attention import watch
@@ -38,6 +29,15 @@ from fairseq_posenc.workbench.plots import (
 from fairseq_posenc.workbench.plots.kinds import KINDS
 from fairseq_posenc.workbench.plots.stacks import of_model, of_spec
 from tests.helpers import commands
+from tests.helpers.tiny_models import (
+    ARCHITECTURES,
+    STOCK,
+    logits,
+    make_model,
+    make_tokens,
+    needs_causal,
+    specs,
+)
 
 PAD = 1
 ALL = range(4)

@@ -138,7 +138,8 @@ def test_signals_reach_the_program(number, true):
 
 def test_a_program_finds_others_that_start_fast():
     assert script("fairseq-train").parent != BIN
-    code = "from fairseq_posenc.workbench.running.programs import find_command as f; print(f('fairseq-train'))"
+    module = "fairseq_posenc.workbench.running.programs"
+    code = f"from {module} import find_command as f; print(f('fairseq-train'))"
     assert python("-c", code).stdout == f"{script('fairseq-train')}\n"
     assert python("-c", code, true=True).stdout == f"{BIN}/fairseq-train\n"
     done = subprocess.run(["sh", "-c", "command -v fairseq-train"], capture_output=True, text=True)

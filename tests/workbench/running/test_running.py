@@ -133,7 +133,8 @@ class TestSteps:
 def hold_file(path: Path) -> subprocess.Popen[str]:
     """Start a process that is writing a file and does not come to its end."""
     code = (
-        "import sys, time; from pathlib import Path; from fairseq_posenc.workbench.running import files\n"
+        "import sys, time; from pathlib import Path\n"
+        "from fairseq_posenc.workbench.running import files\n"
         "with files.written_whole(Path(sys.argv[1])) as new:\n"
         "    new.write_text('half'); print(new.name, flush=True); time.sleep(60)"
     )
@@ -505,7 +506,8 @@ class TestPrograms:
         made = tmp_path / "made"
         forever = f"while True: open({str(made)!r}, 'a').write('x')"
         run = (
-            "import sys; from pathlib import Path; from fairseq_posenc.workbench.running import programs; "
+            "import sys; from pathlib import Path; "
+            "from fairseq_posenc.workbench.running import programs; "
             "programs.run_logged(['python', '-c', sys.argv[1]], Path(sys.argv[2]), 0)"
         )
         process = subprocess.Popen([sys.executable, "-c", run, forever, str(tmp_path / "log")])

@@ -82,7 +82,7 @@ def test_nothing_that_the_recipes_have_is_left_out():
 @pytest.mark.parametrize("test", TESTS)
 def test_the_tests_are_there(test):
     file, name, case = re.fullmatch(r"(test_\w+\.py)::(\w+)(?:\[(.+)\])?", test).groups()
-    assert f"\ndef {name}(" in (ROOT / "tests" / file).read_text(encoding="utf-8")
+    assert f"\ndef {name}(" in next((ROOT / "tests").rglob(file)).read_text(encoding="utf-8")
     assert case is None or case in ABLATIONS or case in ["-".join(run) for run in RUNS]
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from fairseq.models import MODEL_DATACLASS_REGISTRY
-from tests.helpers.tiny_models import make_model
 
 from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.training import recipes
+from tests.helpers.tiny_models import make_model
 
 DATA = recipes.load()
 PRETRAINING, REPORTED = DATA["pretraining"], DATA["reported"]

@@ -1,6 +1,7 @@
-"""Works on one run until its result: ``python -m fairseq_posenc.workbench.finetuning.glue.worker FOLDER``.
+"""Works on one run until its result.
 
-Each run has a process of its own, on this machine or on another. A worker on this machine reports
+Each run has a process of its own, on this machine or on another: ``python -m
+fairseq_posenc.workbench.finetuning.glue.worker FOLDER``. A worker on this machine reports
 to the command that started it: a JSON object a line, with ``update`` and ``text``, or ``error``.
 """
 

@@ -1,0 +1,1 @@
+"""Kept for a release: :mod:`fairseq_posenc.workbench.running` is the place."""
