@@ -19,8 +19,8 @@ _HEAD = """# From a row of a paper to its command and its tests
 
 Every row of the tables, figures and texts that the papers report, as
 `fairseq_posenc/workbench/training/recipes/` has them as data; then the pre-trainings and ablations
-without figures, and the protocols of fine-tuning. `DATA-BIN` is a folder made by `preprocess/` ([preprocessing.md](preprocessing.md)),
-`FOLDER` the one that the training names, and `CHECKPOINT` its `checkpoint_best.pt`.
+without figures, and the protocols of fine-tuning. `DATA-BIN` is a folder made by
+`preprocess/` ([preprocessing.md](preprocessing.md)), `FOLDER` the one that the training names, and `CHECKPOINT` its `checkpoint_best.pt`.
 `fairseq-posenc report FOLDER RESULTS` lays all of it out ([report.md](report.md)); that it finds
 the run of each row is `test_papers.py::test_the_run_of_a_row_is_found_there`. Tests are in
 `tests/`.
