@@ -8,9 +8,11 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.examples import EXAMPLES
 from fairseq_posenc.workbench.running.exit_codes import ended
@@ -48,91 +50,105 @@ class Command(NamedTuple):
         return function
 
 
-COMMANDS = {
-    "user-dir": Command("print the path to give fairseq as --user-dir", "..user_dir"),
-    "list": Command("list the position encodings", "..analysis.listing"),
-    "describe": Command(
-        "say what an encoding computes and costs", "..analysis.catalogue", "describe"
-    ),
-    "count": Command("count position parameters, on real modules", "..analysis.catalogue", "count"),
-    "compare": Command(
-        "train models that differ in their positions only, on a text, and report",
-        ".experiments.compare.command",
-    ),
-    "choose": Command(
-        "say which encoding to take, by what was measured or by training on a text",
-        ".experiments.choose.command",
-    ),
-    "probe": Command(
-        "train models on tasks with known answers, and read beyond the trained length",
-        ".experiments.probe.command",
-    ),
-    "curves": Command(
-        "show the learning curves of trainings, from their logs", ".reports.curves.command"
-    ),
-    "translate": Command(
-        "translate sentences with a trained model", ".translation.command_translate"
-    ),
-    "bleu": Command(
-        "measure translation models on a test set, with BLEU and chrF",
-        ".translation.command_bleu",
-    ),
-    "lm-length": Command(
-        "measure the perplexity of causal language models against context length",
-        ".experiments.length.command",
-    ),
-    "init": Command(
-        "make a start checkpoint from a trained RoBERTa, with other positions",
-        ".convert.swap.command",
-        "init",
-    ),
-    "swap": Command(
-        "replace the positions of a trained model of any family", ".convert.swap.command", "swap"
-    ),
-    "squad": Command(
-        "fine-tune a model on SQuAD, answer its questions, score answers",
-        ".finetuning.squad.command",
-    ),
-    "preprocess": Command("make data for fairseq from texts", ".preprocessing"),
-    "train": Command(
-        "train a model of the papers, with any encoding, or go on with it",
-        ".training.train.command",
-        passes=True,
-    ),
-    "ablation": Command(
-        "train the models of one of the papers' ablations",
-        ".training.train.command",
-        "ablation",
-        True,
-    ),
-    "plan": Command(
-        "measure the first updates of a training: speed, memory, hours to its end",
-        ".training.plan.command",
-    ),
-    "glue": Command(
-        "fine-tune a pre-trained masked LM on the tasks of GLUE, and report",
-        ".finetuning.glue.command",
-    ),
-    "report": Command(
-        "put results into the layouts of the papers' tables, beside their numbers",
-        ".reports.report.command",
-    ),
-    "inspect": Command(
-        "show what every head of a trained model does with a text, as one HTML file",
-        ".plots.inspect_command",
-    ),
-    "plot": Command("draw what positions do, in a checkpoint or a spec alone", ".plots.command"),
-    "export": Command(
-        "write a model for Hugging Face's transformers", ".convert.exchange.command", "export"
-    ),
-    "import": Command(
-        "make a start checkpoint from a model of Hugging Face's transformers",
-        ".convert.exchange.command",
-        "import",
-    ),
-    "docs": Command("write the generated parts of the documentation", ".reports.pages"),
-    "doctor": Command("say what works on this machine, and test it", ".doctor"),
+# By what a user wants; the help lists them so.
+GROUPS: dict[str, dict[str, Command]] = {
+    "look at encodings and models": {
+        "list": Command("list the position encodings", "..analysis.listing"),
+        "describe": Command(
+            "describe what an encoding computes and costs", "..analysis.catalogue", "describe"
+        ),
+        "count": Command(
+            "count position parameters, on real modules", "..analysis.catalogue", "count"
+        ),
+        "plot": Command(
+            "plot what positions do, in a checkpoint or from a spec alone", ".plots.command"
+        ),
+        "inspect": Command(
+            "write the attention of every head for a text as one HTML page",
+            ".plots.inspect_command",
+        ),
+    },
+    "compare encodings": {
+        "choose": Command(
+            "recommend an encoding, from measurements or by training on a text",
+            ".experiments.choose.command",
+        ),
+        "compare": Command(
+            "train models that differ only in their positions on a text, and report",
+            ".experiments.compare.command",
+        ),
+        "probe": Command(
+            "train on tasks with known answers, and test beyond the trained length",
+            ".experiments.probe.command",
+        ),
+        "curves": Command("plot learning curves from training logs", ".reports.curves.command"),
+    },
+    "prepare and train": {
+        "preprocess": Command("binarize texts for fairseq", ".preprocessing"),
+        "plan": Command(
+            "estimate speed, memory and duration of a training from its first updates",
+            ".training.plan.command",
+        ),
+        "train": Command(
+            "train a model of the papers' recipes, with any encoding",
+            ".training.train.command",
+            passes=True,
+        ),
+        "ablation": Command(
+            "train the models of one of the papers' ablations",
+            ".training.train.command",
+            "ablation",
+            passes=True,
+        ),
+    },
+    "fine-tune and evaluate": {
+        "glue": Command("fine-tune a masked LM on GLUE, and report", ".finetuning.glue.command"),
+        "squad": Command(
+            "fine-tune on SQuAD, predict answers, score them", ".finetuning.squad.command"
+        ),
+        "translate": Command("translate sentences", ".translation.command_translate"),
+        "bleu": Command(
+            "score translation models on a test set with BLEU and chrF",
+            ".translation.command_bleu",
+        ),
+        "lm-length": Command(
+            "measure the perplexity of causal LMs by context length",
+            ".experiments.length.command",
+        ),
+        "report": Command(
+            "put results into the papers' tables, beside their numbers",
+            ".reports.report.command",
+        ),
+    },
+    "convert": {
+        "swap": Command(
+            "replace the positions of a trained model of any family",
+            ".convert.swap.command",
+            "swap",
+        ),
+        "init": Command(
+            "make a start checkpoint of another architecture from a trained RoBERTa",
+            ".convert.swap.command",
+            "init",
+        ),
+        "export": Command(
+            "write a model for Hugging Face's transformers, or ONNX",
+            ".convert.exchange.command",
+            "export",
+        ),
+        "import": Command(
+            "make a start checkpoint from a model of Hugging Face's transformers",
+            ".convert.exchange.command",
+            "import",
+        ),
+    },
+    "maintain": {
+        "doctor": Command("check and test this installation", ".doctor"),
+        "user-dir": Command("print the path to give fairseq as --user-dir", "..user_dir"),
+        "docs": Command("write the generated parts of the documentation", ".reports.pages"),
+    },
 }
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
 _COMPLETING = "_ARGCOMPLETE"  # set by the function that argcomplete gives a shell
 
@@ -143,8 +159,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
+    words = _words() if argv is None else list(argv)
+    chosen = next((word for word in words if not word.startswith("-")), None)
+    if chosen is not None and chosen not in COMMANDS and _COMPLETING not in os.environ:
+        raise UserError(_unknown(chosen))
     parser = Parser(
-        prog="fairseq-posenc", description="Position encodings as parts of fairseq's Transformers."
+        prog="fairseq-posenc",
+        description="Position encodings as parts of fairseq's Transformers.",
+        epilog=_listing(),
     )
     parser.add_argument("--version", action="version", version=__version__)
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -152,10 +174,8 @@ def _run(argv: Sequence[str] | None) -> int:
     # warns of a decorator that fairseq has.
     logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", ".*torch.jit.script", FutureWarning)
-    words = _words() if argv is None else list(argv)
-    chosen = next((word for word in words if not word.startswith("-")), None)
     for name, command in COMMANDS.items():
-        subparser = subparsers.add_parser(name, help=command.help, description=command.help)
+        subparser = subparsers.add_parser(name, description=command.help)
         if name == chosen:
             command.add_arguments(subparser)
             show_examples(subparser, EXAMPLES[name])
@@ -171,6 +191,22 @@ def _run(argv: Sequence[str] | None) -> int:
     logging.basicConfig()  # or importing fairseq does it, now or later, and turns everything on
     logging.getLogger().setLevel(logging.WARNING)
     return COMMANDS[args.command].run(args)
+
+
+def _listing() -> str:
+    """List the commands by group, for the help."""
+    width = max(map(len, COMMANDS))
+    return "\n\n".join(
+        "\n".join([f"{title}:", *(f"  {name:<{width}}  {group[name].help}" for name in group)])
+        for title, group in GROUPS.items()
+    )
+
+
+def _unknown(name: str) -> str:
+    """Say that a command does not exist, and which may have been meant."""
+    near = get_close_matches(name, COMMANDS, n=2)
+    meant = f"did you mean {' or '.join(near)}? " if near else ""
+    return f"there is no command '{name}': {meant}fairseq-posenc --help lists all"
 
 
 def _words() -> list[str]:

@@ -330,3 +330,23 @@ def test_ctrl_c_in_doctor_is_one_line():
         _, told = process.communicate()
     assert process.returncode == STOPPED
     assert told == "fairseq-posenc: stopped\n"
+
+
+def test_the_help_lists_every_command_once(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line[:2] == "  "]
+    assert sorted(set(listed) & set(cli.COMMANDS)) == sorted(cli.COMMANDS)
+    assert all(listed.count(name) == 1 for name in cli.COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("word", "answer"),
+    [
+        ("lsit", "there is no command 'lsit': did you mean list? "),
+        ("qqq", "there is no command 'qqq': fairseq-posenc --help lists all"),
+    ],
+)
+def test_a_misspelt_command_names_the_one_that_may_be_meant(word, answer, capsys):
+    assert cli.main([word]) == 2
+    assert answer in capsys.readouterr().err
