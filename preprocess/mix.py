@@ -1,8 +1,8 @@
 r"""Several corpora to one text: sampled to a size each, mixed, and with a part held out.
 
 Each --corpus is a format (plain, json, wikipedia, wikitext), files or folders, and settings:
-size=64GiB samples documents up to so much text, hold-out=50000 holds so many out for validation,
-where=FIELD=VALUE and field=NAME are for json, with Parquet.
+size=64GiB samples documents up to so much text, lines=158400000 up to so many lines, hold-out=50000
+holds so many out for validation, where=FIELD=VALUE and field=NAME are for json, with Parquet.
 
   python preprocess/mix.py --out text/books-wiki --sentences --unit lines \
       --corpus plain books/ hold-out=5000 --corpus wikipedia extracts/ hold-out=15000
@@ -35,7 +35,7 @@ from mixing.corpora import Corpus, parse_corpus
 from mixing.draw import DOCUMENTS, LINES
 from mixing.mixture import Mixture, Rules
 
-_FORMAT = 1  # of manifest.json
+_FORMAT = 2  # of manifest.json
 
 
 def main() -> None:
@@ -71,7 +71,7 @@ def _plan(corpora: list[tuple[Corpus, list[Input]]], rules: Rules) -> dict[str, 
     return {
         "format": _FORMAT,
         "options": {**rules._asdict(), "workers": None},
-        "corpora": [[describe_format(c.lines), c.size, c.hold_out] for c, _ in corpora],
+        "corpora": [[describe_format(c.lines), c.size, c.unit, c.hold_out] for c, _ in corpora],
         "inputs": [combine_checksums(inputs) for _, inputs in corpora],
     }
 
@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         required=True,
         metavar="WORD",
-        help="FORMAT PATH ... [size=64GiB] [hold-out=N] [field=NAME] [where=FIELD=VALUE]",
+        help="FORMAT PATH ... [size=64GiB | lines=N] [hold-out=N] [field=NAME] [where=FIELD=VALUE]",
     )
     add("--out", type=Path, required=True, help="folder to make")
     add("--seed", type=int, default=1, help="random seed (default: %(default)s)")

@@ -15,16 +15,17 @@ SPECS = ["none", "learned+m4m", "rope+shaw", *specs("scores", "rotation")]
 
 
 def make(spec: str) -> PositionEncoding:
-    return awake(PositionEncoding(spec, 16, 2, max_positions=8, causal=needs_causal(spec)))
+    return awake(PositionEncoding(spec, 16, 2, max_positions=20, causal=needs_causal(spec)))
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_scores_have_their_shape_and_padding_changes_none(spec):
     encoding = make(spec).double()
-    query, key = torch.randn(2, 2, 2, 5, 8, dtype=torch.float64)
-    padding = torch.tensor([[False] * 5, [True, False, False, False, False]])
+    query, key = torch.randn(2, 2, 2, 18, 8, dtype=torch.float64)
+    padding = torch.zeros(2, 18, dtype=torch.bool)
+    padding[1, 0] = True
     scores = encoding.scores(query, key, padding)
-    assert scores.shape == (2, 2, 5, 5)
+    assert scores.shape == (2, 2, 18, 18)
     alone = encoding.scores(query[1:, :, 1:], key[1:, :, 1:])
     torch.testing.assert_close(scores[1:, :, 1:, 1:], alone, rtol=1e-5, atol=1e-5)
 
@@ -32,7 +33,7 @@ def test_scores_have_their_shape_and_padding_changes_none(spec):
 @pytest.mark.parametrize("name", ["m4m", "tupe", "t5", "alibi"])
 def test_scores_equal_the_formula(name):
     encoding = make(name).double()
-    query, key = torch.randn(2, 2, 4, 8, dtype=torch.float64)
+    query, key = torch.randn(2, 2, 17, 8, dtype=torch.float64)
     built = encoding.shared if name in encoding.shared else encoding.layer
     (item,) = encoding.assembly.spec.items
     options = oracle_options(item, encoding.assembly.dims)
@@ -44,7 +45,7 @@ def test_scores_equal_the_formula(name):
 
 def test_parameters_are_counted_by_name():
     counts = make("learned+m4m").parameter_counts()
-    assert counts == {"input.learned.table.weight": 8 * 16, "layer.m4m.table.weight": 15 * 8}
+    assert counts == {"input.learned.table.weight": 20 * 16, "layer.m4m.table.weight": 39 * 8}
 
 
 def test_input_vectors_are_added():

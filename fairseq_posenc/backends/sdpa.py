@@ -68,7 +68,8 @@ def _prepare_mask(
 ) -> _PreparedMask:
     bias, mask = _sum_biases(terms, mask, tgt_len, src_len)
     if bias is not None:
-        bias = at_least_fp32(bias)
+        # torch does not check: with float64 queries it reads a float32 bias as float64.
+        bias = bias.to(torch.promote_types(query.dtype, torch.float32))
     plain = bias is None and not mask.may_hide_all
     # torch aligns its causal mask with the first key, so it serves square scores only.
     causal = plain and mask.direction == "lr" and tgt_len == src_len

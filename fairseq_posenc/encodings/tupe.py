@@ -27,7 +27,8 @@ class Tupe(DistanceEncoding):
         m * (n * d + 2 * d^2 + 2K+1)
     Source:
         Ke et al. (2021), "Rethinking Positional Encoding in Language Pre-training",
-        arXiv:2006.15595, in the form of Huang et al. (2021), arXiv:2109.12788, equation 15.
+        arXiv:2006.15595, in the form of Huang et al. (2021), arXiv:2109.12788, equation 14;
+        ``tupe+reset`` is equation 15, which they trained.
     Differs:
         Huang et al. count one projection; ``tie_projections`` (U_K = U_Q) gives their number. With
         ``reset`` the first token's numbers replace the whole positional part. ``tupe_shared`` is

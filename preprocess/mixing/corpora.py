@@ -9,7 +9,8 @@ from typing import NamedTuple, Optional
 from binarize.formats import JsonField, LineFormat, WikiText, parse_where, plain, wikipedia
 from fairseq_posenc.errors import UserError
 
-_SETTINGS = ("size", "hold-out", "field", "where")
+_SETTINGS = ("size", "lines", "hold-out", "field", "where")
+DOCUMENTS, LINES, BYTES = "documents", "lines", "bytes"
 _FORMATS: dict[str, LineFormat] = {
     "plain": plain,
     "json": JsonField("text"),
@@ -26,7 +27,8 @@ class Corpus(NamedTuple):
         name: what a message calls it.
         lines: what a line of its files holds.
         paths: files and directories.
-        size: bytes of text to draw; None for all.
+        size: how much to draw, in ``unit``; None for all.
+        unit: ``bytes`` or ``lines``, which ``--sentences`` makes sentences.
         hold_out: how many sentences or documents are for validation.
     """
 
@@ -34,6 +36,7 @@ class Corpus(NamedTuple):
     lines: LineFormat
     paths: list[str]
     size: Optional[int]
+    unit: str
     hold_out: int
 
 
@@ -59,11 +62,24 @@ def parse_corpus(words: Sequence[str]) -> Corpus:
         lines = JsonField(settings.get("field", "text"), parse_where(settings.get("where")))
     elif settings.keys() & {"field", "where"}:
         raise UserError(f"{called}: field= and where= are for json")
-    hold_out = settings.get("hold-out", "0")
-    if not hold_out.isdecimal():
-        raise UserError(f"{called}: hold-out= is a number of sentences or documents")
-    size = parse_size(settings["size"]) if "size" in settings else None
-    return Corpus(called, lines, paths, size, int(hold_out))
+    size, unit = _drawn(called, settings)
+    hold_out = _number(called, "hold-out", settings.get("hold-out", "0"))
+    return Corpus(called, lines, paths, size, unit, hold_out)
+
+
+def _drawn(called: str, settings: dict[str, str]) -> tuple[Optional[int], str]:
+    """Return how much to draw, None for all, and its unit."""
+    if "lines" not in settings:
+        return (parse_size(settings["size"]) if "size" in settings else None), BYTES
+    if "size" in settings:
+        raise UserError(f"{called}: give size= or lines=, not both")
+    return _number(called, "lines", settings["lines"]), LINES
+
+
+def _number(called: str, name: str, text: str) -> int:
+    if not text.isdecimal():
+        raise UserError(f"{called}: {name}= is a number of sentences or documents")
+    return int(text)
 
 
 def parse_size(text: str) -> int:

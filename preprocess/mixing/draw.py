@@ -14,9 +14,7 @@ from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError
 
-from .corpora import Corpus
-
-DOCUMENTS, LINES, BYTES = "documents", "lines", "bytes"
+from .corpora import BYTES, DOCUMENTS, LINES, Corpus
 
 
 class Drawn(NamedTuple):
@@ -58,7 +56,10 @@ class Draw:
         if corpus.hold_out > there[unit]:
             raise UserError(f"{corpus.name}: has {there[unit]:,} {unit}, less than hold-out=")
         if corpus.size is not None and corpus.size > self._rest():
-            raise UserError(f"{corpus.name}: has only {self._rest():,.0f} bytes, less than size=")
+            raise UserError(
+                f"{corpus.name}: has only {self._rest():,.0f} {corpus.unit} to draw from, less "
+                f"than the {corpus.size:,}"
+            )
 
     def draw(self, document: bytes) -> Drawn:
         """Decide about the next document: train on it, hold it out, or leave it out."""
@@ -72,18 +73,20 @@ class Draw:
             train, valid = self._without_lines(document)
         done.update(measure(document))
         if corpus.size is not None and train:
-            wanted, there = corpus.size - done["train_bytes"], self._rest() + size_of(train)
+            wanted = corpus.size - done[f"train_{corpus.unit}"]
+            there = self._rest() + measure(train)[corpus.unit]
             if self._chance("size", done[DOCUMENTS]) * there >= wanted:
                 train = b""
         done.update({f"train_{name}": value for name, value in measure(train).items()})
         return Drawn(train, valid)
 
     def _rest(self) -> float:
-        """Estimate the bytes of the rest that are to train on."""
+        """Estimate how much is left to train on, in the corpus' unit."""
         left = self._there[self._unit] - self.done[self._unit]
         held = self._corpus.hold_out - self.done["held_out"]
         share = 1 - held / left if left else 0
-        return (self._there[BYTES] - self.done[BYTES]) * share
+        unit = self._corpus.unit
+        return (self._there[unit] - self.done[unit]) * share
 
     def _without_lines(self, document: bytes) -> tuple[bytes, bytes]:
         kept: list[bytes] = []

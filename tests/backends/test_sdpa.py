@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
 from fairseq_posenc import registry
+from fairseq_posenc.api import PositionEncoding
 from fairseq_posenc.backends import BACKENDS
-from fairseq_posenc.backends.base import AttentionCall, CallFeatures, Mask, expand_by_distance
+from fairseq_posenc.backends.base import (
+    DIRECTIONS,
+    AttentionCall,
+    CallFeatures,
+    Mask,
+    expand_by_distance,
+)
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions, Span
+from tests.helpers.formulas import awake
+from tests.helpers.tiny_models import needs_causal
 
 DIMS = Dims(embed_dim=32, num_heads=4, max_positions=64)
 LENGTH = 48
@@ -68,6 +79,22 @@ def test_a_bias_is_as_exact_as_on_blocked(name, dtype, autocast):
         ours = error("sdpa", qkv, terms, exact)
     # Both round the output to 16 bits: nearly equal numbers may fall on either side of a half.
     assert ours <= blocked * 1.01
+
+
+@pytest.mark.parametrize("length", [15, 16, 17, 33])
+@pytest.mark.parametrize("name", ["none", *BIASES])
+def test_a_model_in_float64_has_the_scores_of_the_reference(name, length):
+    """torch reads a float32 bias beside float64 queries wrongly, from 16 keys on."""
+    causal = needs_causal(name)
+    encoding = awake(PositionEncoding(name, 16, 2, 64, causal=causal)).double()
+    qkv = torch.randn(3, 2, 2, length, 8, dtype=torch.float64)
+    padding = torch.zeros(2, length, dtype=torch.bool)
+    padding[1, :3] = True
+    for direction, hidden in product(["lr"] if causal else DIRECTIONS, [None, padding]):
+        exact = encoding.attend(*qkv, hidden, direction, backend="reference")
+        for backend in ("sdpa", "auto"):
+            ours = encoding.attend(*qkv, hidden, direction, backend=backend)
+            torch.testing.assert_close(ours, exact, rtol=1e-12, atol=1e-12)
 
 
 def test_gradients_of_a_bias_are_in_full_precision():

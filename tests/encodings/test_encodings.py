@@ -36,7 +36,7 @@ from tests.helpers.formulas import (
 from tests.helpers.tiny_models import COMPOSITIONS, needs_causal, specs
 
 
-@pytest.mark.parametrize(("tgt_len", "src_len"), [(5, 5), (1, 5), (2, 6), (8, 8)])
+@pytest.mark.parametrize(("tgt_len", "src_len"), [(5, 5), (1, 5), (2, 6), (8, 8), (17, 17)])
 @pytest.mark.parametrize("spec", [*specs("scores", "rotation"), *COMPOSITIONS, "none"])
 def test_scores_equal_the_formula(spec, tgt_len, src_len):
     built = make(spec)
@@ -172,8 +172,8 @@ def test_sentence_positions_equal_the_formula():
 @pytest.mark.parametrize("spec", specs("scores", "rotation"))
 def test_four_times_longer_than_trained(spec):
     if spec.startswith("tupe"):
-        with pytest.raises(UserError, match="longer than the 8 positions of 'tupe"):
-            our_scores(make(spec), *torch.randn(2, 2, 9, 8, dtype=torch.float64))
+        with pytest.raises(UserError, match="longer than the 20 positions of 'tupe"):
+            our_scores(make(spec), *torch.randn(2, 2, 21, 8, dtype=torch.float64))
         return
     length = 4 * DIMS.max_positions
     query, key = torch.randn(2, 2, length, 8, dtype=torch.float64)
@@ -185,9 +185,9 @@ def test_four_times_longer_than_trained(spec):
 
 @pytest.mark.parametrize("name", ["learned", "sentence_learned"])
 def test_longer_than_the_table_is_an_error_that_names_limit_and_option(name):
-    tokens = torch.full((1, 9), 5)
-    with pytest.raises(UserError, match=r"9 tokens is longer than the 8 .* raise --max-positions"):
-        make(name)[name].embed(Positions.from_tokens(tokens, PAD, EOS, 9))
+    tokens = torch.full((1, 21), 5)
+    with pytest.raises(UserError, match=r"21 tokens is longer than the 20 .* --max-positions"):
+        make(name)[name].embed(Positions.from_tokens(tokens, PAD, EOS, 21))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from fairseq_posenc.positions import Positions, Span
 from tests.helpers import oracles
 from tests.helpers.tiny_models import needs_causal
 
-DIMS = Dims(embed_dim=16, num_heads=2, max_positions=8)
+DIMS = Dims(embed_dim=16, num_heads=2, max_positions=20)
 PAD, EOS = 1, 2
 # Angles and fixed biases are computed in float32 by contract, whatever the model's precision.
 IN_FLOAT32 = {"rope", "xpos", "transformer_xl", "sandwich", "alibi"}

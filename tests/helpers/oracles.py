@@ -422,7 +422,7 @@ def tupe_shared(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     """
     heads, tgt_len, head_dim = q.shape
     src_len = k.shape[1]
-    buckets = options.get("num_buckets", 32)
+    buckets, furthest = options.get("num_buckets", 32), options.get("max_distance", 128)
     queries, keys = [], []
     for p in params["positions"]:
         mean = p.mean()
@@ -436,7 +436,7 @@ def tupe_shared(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
         for t in range(tgt_len):
             i = src_len - tgt_len + t
             for j in range(src_len):
-                rows, bucket = (i + 1, j + 1), t5_bucket(j - i, True, buckets)
+                rows, bucket = (i + 1, j + 1), t5_bucket(j - i, True, buckets, furthest)
                 if options.get("reset", False) and i == 0:
                     rows, bucket = (0, 0), buckets // 2
                 elif options.get("reset", False) and j == 0:
@@ -788,9 +788,8 @@ def attention(scores: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
     out = torch.zeros(heads, tgt_len, v.shape[2], dtype=torch.float64)
     for h in range(heads):
         for t in range(tgt_len):
-            for s in range(v.shape[2]):
-                for j in range(src_len):
-                    out[h, t, s] = out[h, t, s] + weights[h, t, j] * v[h, j, s]
+            for j in range(src_len):
+                out[h, t] = out[h, t] + weights[h, t, j] * v[h, j]
     return out
 
 
@@ -807,8 +806,7 @@ def shaw_values(scores: Tensor, v: Tensor, allowed: Tensor, params: dict, option
             i = src_len - tgt_len + t
             for j in range(src_len):
                 a_r = of_head(params["value_table"], h)[row(i, j, options)]
-                for s in range(v.shape[2]):
-                    out[h, t, s] = out[h, t, s] + weights[h, t, j] * (v[h, j, s] + a_r[s])
+                out[h, t] = out[h, t] + weights[h, t, j] * (v[h, j] + a_r)
     return out
 
 

@@ -108,6 +108,21 @@ def test_a_corpus_is_drawn_to_a_size(tmp_path, monkeypatch):
     assert (counts["documents"], counts["held_out"]) == (200, 20)
 
 
+def test_a_corpus_is_drawn_to_a_number_of_sentences(tmp_path, monkeypatch):
+    text = "".join(f"One {n}. Two {n}! Three {n}?\n\n" for n in range(70))
+    (tmp_path / "text").write_text(text)
+    given = ["--corpus", "plain", tmp_path / "text", "lines=90", "hold-out=30", "--files", 1]
+    run(monkeypatch, *given, "--sentences", "--unit", "lines", "--out", tmp_path / "out")
+    held = (tmp_path / "out" / "valid.txt").read_text().splitlines()
+    drawn = "".join(train(tmp_path / "out")).splitlines()
+    assert len(held) == 30
+    assert abs(len(drawn) - 90) <= 3  # whole documents, of three sentences at most
+    assert not set(drawn) & set(held)
+    assert len({line.split()[1].rstrip(".!?") for line in drawn}) > 25  # from everywhere
+    (counts,) = json.loads((tmp_path / "out" / "manifest.json").read_text())["drawn"]
+    assert counts["train_lines"] == len(drawn)
+
+
 @pytest.mark.parametrize("hold_out", [0, 30])
 def test_long_and_late_documents_have_the_same_chance_as_others(hold_out):
     sizes = [10, 10, 400, 10, 100, 10] * 20
@@ -249,10 +264,13 @@ def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path, monkeypatch, step):
         (["plain", "nowhere"], "nowhere is not there"),
         (["plain", "TEXT", "size=64GB"], "size=64GB: write a number of B, KiB, MiB, GiB, as in"),
         (["plain", "TEXT", "hold-out=-1"], "hold-out= is a number of sentences or documents"),
+        (["plain", "TEXT", "size=1KiB", "lines=9"], "give size= or lines=, not both"),
+        (["plain", "TEXT", "lines=many"], "lines= is a number of sentences or documents"),
+        (["plain", "TEXT", "lines=9999"], r"has only \d+ lines to draw from, less than the 9,999"),
         (["plain", "TEXT", "where=a=b"], "field= and where= are for json"),
         (["json", "TEXT", "where=a"], "where a: write FIELD=VALUE"),
         (["plain", "TEXT", "hold-out=201"], "has 200 documents, less than hold-out="),
-        (["plain", "TEXT", "size=1GiB"], r"has only \d+,\d+ bytes, less than size="),
+        (["plain", "TEXT", "size=1GiB"], r"has only \d+,\d+ bytes to draw from, less than"),
     ],
 )
 def test_what_cannot_be_had_is_one_line_and_blocks_nothing(tmp_path, monkeypatch, words, message):

@@ -238,6 +238,25 @@ def named(texts: Sequence[str], form: str, what: str) -> dict[str, str]:
     return found
 
 
+def split_trainings(text: str) -> list[str]:
+    """Split the paths of trainings at commas, but not at those in the name of a file that exists.
+
+    Args:
+        text: the paths; each may be several that colons join.
+    """
+    paths, rest = [], text.split(",")
+    while rest:
+        ends = range(len(rest), 1, -1)
+        end = next((end for end in ends if _exist(",".join(rest[:end]))), 1)
+        paths.append(",".join(rest[:end]))
+        rest = rest[end:]
+    return paths
+
+
+def _exist(paths: str) -> bool:
+    return all(Path(path).exists() for path in paths.split(":"))
+
+
 def names_folder(name: str) -> bool:
     """Return whether a folder can have a name that a user gave."""
     return "/" not in name and name not in (".", "..")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from fairseq.utils import split_paths
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.options import named, names_folder
+from fairseq_posenc.workbench.running.options import named, names_folder, split_trainings
 
 
 class System(NamedTuple):
@@ -65,9 +65,9 @@ def parse_systems(texts: Sequence[str], average: int | None) -> list[System]:
         UserError: a name that cannot be a folder's, or two alike; one with more trainings than
             another; a folder without ``average``, or a checkpoint with it.
     """
-    given = [text if "=" in text else f"{_name(text)}={text}" for text in texts]
+    given = [f"{_name(text)}={text}" if _is_path(text) else text for text in texts]
     paths = {
-        name: path.split(",")
+        name: split_trainings(path)
         for name, path in named(given, "NAME=PATH or NAME=PATH,PATH", "systems").items()
     }
     counts = {name: len(trainings) for name, trainings in paths.items()}
@@ -89,6 +89,12 @@ def parse_systems(texts: Sequence[str], average: int | None) -> list[System]:
     return systems
 
 
+def _is_path(text: str) -> bool:
+    """Return whether an argument is no ``NAME=PATH``; the path may hold the sign itself."""
+    return "=" not in text or Path(text).exists()
+
+
 def _name(path: str) -> str:
     """Return a name from a path: the folder of a checkpoint, or the name of a text file."""
-    return Path(path).parent.name if path.endswith(".pt") else Path(path).stem
+    name = Path(path).parent.name if path.endswith(".pt") else Path(path).stem
+    return name.replace("=", "-")

@@ -191,6 +191,20 @@ def test_files_that_are_none(tmp_path, capsys):
         assert told in refused(tmp_path, capsys)
 
 
+def test_a_translation_model_trained_without_named_languages_is_exported(tmp_path, capsys):
+    """As the tutorial trains one: fairseq reads the pair off the names of the data."""
+    trained, out = checkpoint("translation", "rope"), tmp_path / "out"
+    state = torch.load(trained.path)
+    state["cfg"]["task"] |= {"source_lang": None, "target_lang": None}
+    torch.save(state, trained.path)
+    words = ["export", "--to", "hf", "--checkpoint", str(trained.path), "--tokens", "words"]
+    assert main([*words, "--out", str(out)]) == 2
+    assert "has no files of a language pair" in capsys.readouterr().err
+    (trained.data / "train.de-en.de.idx").touch()
+    assert main([*words, "--out", str(out)]) == 0
+    assert {path.name for path in out.rglob("dict.*")} == {"dict.de.txt", "dict.en.txt"}
+
+
 def test_nothing_of_an_export_is_left_where_it_is_refused(tmp_path, capsys):
     trained = checkpoint("masked_lm", "learned")
 

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.registry import parse
 from fairseq_posenc.tasks.glue.data import open_data
 from fairseq_posenc.tasks.glue.definitions import TASKS
 from fairseq_posenc.tasks.glue.task import GlueTask, GlueTaskConfig
@@ -25,7 +26,7 @@ from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.finetuning.glue import cluster, evaluation
 from fairseq_posenc.workbench.finetuning.glue.plan import read_run
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
-from fairseq_posenc.workbench.loading.pretrained import read_pretrained
+from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.results import record
 from fairseq_posenc.workbench.running.interruption import STOPPED
 from tests.helpers.commands import TRAINING, USER_DIR, new_directory, run, script, trained
@@ -326,6 +327,31 @@ def test_a_dry_run_shows_commands_and_writes_nothing(tmp_path, capsys, monkeypat
     assert len(labels) == 5
     assert "--config-name decbert_cola" in said
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("spec", "protocol", "more", "warned"),
+    [
+        ("raffel", "m4m", [], "raffel"),
+        ("learned+tupe(reset=true)", "m4m", [], "tupe"),
+        ("raffel", "m4m", ["--learning-rates", "1e-5"], ""),
+        ("raffel", "decbert", [], ""),
+        ("m4m", "m4m", [], ""),
+    ],
+)
+def test_what_diverged_at_the_usual_rates_is_offered_smaller_ones(
+    spec, protocol, more, warned, capsys, monkeypatch
+):
+    monkeypatch.setattr(Pretrained, "spec", parse(spec))
+    assert main(arguments(protocol, "--dry-run", *more)) == 0
+    told = [line for line in capsys.readouterr().err.splitlines() if "diverged" in line]
+    if warned:
+        assert told[-1].endswith(
+            f"warning: {warned} diverged in the paper at these learning rates and needed smaller "
+            "ones, which it does not give: try --learning-rates 1e-05,1.5e-05"
+        )
+    else:
+        assert not told
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,8 @@ def test_the_yaml_files_have_the_settings_of_the_papers(protocol, name):
     else:
         assert found["max_epoch"] == expected["max_epoch"]
     # The figures that M4M's paper calls the accuracy of CoLA are of the size of Matthews'.
-    metric = "matthews" if name == "CoLA" else recipe["metrics"][name]
+    metric = recipe["metrics"][name]
+    assert (metric == "matthews") == (name == "CoLA")
     assert config["checkpoint"]["best_checkpoint_metric"] == metric
     assert config["checkpoint"]["maximize_best_checkpoint_metric"]
     subsets = config["dataset"].get("valid_subset", "valid")

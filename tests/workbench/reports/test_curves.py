@@ -289,6 +289,18 @@ def test_seeds_have_means_with_intervals(tmp_path, capsys):
     assert "`mixed`" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["none--lr=2e-4", "none,lr=2e-4", "rope,8-changes-0a1b2c3d"])
+def test_a_folder_that_train_names_is_read_alone_and_among_seeds(name, tmp_path, capsys):
+    logs = [tmp_path / name / f"seed{seed}" / "train.log" for seed in (1, 2)]
+    for log in logs:
+        log.parent.mkdir(parents=True)
+        write(log, 5.0, 4.0)
+    words = [f"a={logs[0]},{logs[1]}", f"b={logs[1]}", "--out", str(tmp_path / "out")]
+    assert main(["curves", *words]) == 0
+    data = read(tmp_path / "out" / "curves.json").data
+    assert data == {"a": f"{logs[0]},{logs[1]}", "b": str(logs[1])}
+
+
 def test_who_reaches_the_other_perplexity_when():
     """As in the paper's Figure 4: 3.48 at the 13th epoch, and at BERT's 15th."""
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
-from fairseq_posenc.workbench.cli import COMMANDS
+from fairseq_posenc.analysis.catalogue import count_at_base_size
+from fairseq_posenc.workbench.cli import COMMANDS, main
 from fairseq_posenc.workbench.results.record import Record
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes import papers
@@ -33,6 +35,7 @@ ROWS = [
 ]
 PAGE = papers.page()
 TESTS = sorted(set(re.findall(r"`(test_\w+\.py::[^`]+)`", PAGE)))
+PICTURES = [shlex.split(each["command"]) for each in DATA["pictures"]]
 CORNERS = [(0, 10.8), (10, 6.9), (80, 6.1), (100, 3.2), (160, 2.6)]
 # A training loss with a plateau and a dive.
 LOSSES = [
@@ -51,9 +54,8 @@ def section(title: str) -> str:
 @pytest.mark.parametrize(("table", "row"), ROWS)
 def test_every_row_has_a_line(table, row):
     lines = [line.split(" | ") for line in section(f"{table}: ").splitlines()]
-    (line,) = [line for line in lines if line[0] == f"| {row['name']}"]
+    (line,) = [line for line in lines if line[0] == f"| {row['name']}" and "::" in line[-1]]
     assert row["position_encoding"] in line[1]
-    assert "::" in line[2]
 
 
 def test_nothing_that_the_recipes_have_is_left_out():
@@ -81,8 +83,13 @@ def test_nothing_that_the_recipes_have_is_left_out():
 
 @pytest.mark.parametrize("test", TESTS)
 def test_the_tests_are_there(test):
-    file, name, case = re.fullmatch(r"(test_\w+\.py)::(\w+)(?:\[(.+)\])?", test).groups()
-    assert f"\ndef {name}(" in next((ROOT / "tests").rglob(file)).read_text(encoding="utf-8")
+    file, group, name, case = re.fullmatch(
+        r"(test_\w+\.py)::(?:(\w+)::)?(\w+)(?:\[(.+)\])?", test
+    ).groups()
+    text = next((ROOT / "tests").rglob(file)).read_text(encoding="utf-8")
+    if group:
+        text = text.partition(f"\nclass {group}:\n")[2].partition("\nclass ")[0]
+    assert f"def {name}(" in text
     assert case is None or case in ABLATIONS or case in ["-".join(run) for run in RUNS]
 
 
@@ -92,6 +99,39 @@ def test_the_commands_are_there():
     words = re.findall(r"fairseq-posenc ([\w-]+)", PAGE)
     assert len(scripts) > 50
     assert set(words) <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("words", [each for each in PICTURES if each[1] == "plot"], ids=" ".join)
+def test_a_picture_of_a_spec_is_drawn_and_one_of_a_checkpoint_asks_for_it(
+    words, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    if "--encoding" in words:
+        assert main(words[1:]) == 0
+        assert (tmp_path / words[-1]).stat().st_size > 1000
+    else:
+        assert main(words[1:]) == 2
+        assert "--checkpoint CHECKPOINT: no such file" in capsys.readouterr().err
+
+
+def test_the_pictures_of_losses_are_of_the_updates_that_the_paper_draws():
+    parts = {
+        each["where"]: words[-1]
+        for each, words in zip(DATA["pictures"], PICTURES)
+        if "--updates" in words
+    }
+    assert parts == {"figure 2": "0:16000", "figure 3": "80000:200000", "figure 5": "0:40000"}
+    assert DATA["pretraining"]["b_small"]["settings"]["max_update"] - 80000 == 120000
+
+
+def test_the_counts_stand_beside_the_papers_with_the_reason():
+    part = section("A1: ")
+    for name in ("DeBERTa", "TUPE"):
+        (line,) = [each for each in part.splitlines() if each.startswith(f"| {name} | `m")]
+        spec = line.split(" | ")[-1].strip("`| ")
+        assert f"| {count_at_base_size(spec):,} |" in line
+        tied = f"{spec.partition('+')[0]}(tie_projections=true)" + "+reset" * ("+" in spec)
+        assert f"{count_at_base_size(tied):,}" in part
 
 
 def run_of(row, entry, folder):

@@ -12,6 +12,7 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY
 
 from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.reports.report.tables import canonical
 from fairseq_posenc.workbench.training import recipes
 from tests.helpers.tiny_models import make_model
 
@@ -169,9 +170,36 @@ def test_decberts_plateau_is_shorter_and_its_end_is_not_given():
     assert decbert["plateau"] is None
 
 
-def test_what_needs_a_smaller_rate_on_squad():
-    assert DATA["finetuning"]["squad"]["m4m"]["lr_of"] == {"raffel": 2.5e-5, "tupe": 2.5e-5}
-    assert "raffel and tupe diverge" in DATA["finetuning"]["glue"]["m4m"]["note"]
+def test_what_needs_a_smaller_rate():
+    squad, glue = (DATA["finetuning"][name]["m4m"] for name in ("squad", "glue"))
+    assert squad["lr_of"] == dict.fromkeys(glue["diverge"], 2.5e-5)
+    assert max(glue["smaller_lr"]) < min(glue["settings"]["lr"])
+    assert "raffel and tupe diverge" in glue["note"]
+
+
+def test_tupe_is_trained_with_the_reset_as_in_equation_15():
+    every = [
+        *DATA["pretraining"]["a_small"]["position_encodings"],
+        *(row["position_encoding"] for table in REPORTED.values() for row in table["rows"]),
+        *(run["position_encoding"] for each in DATA["ablations"].values() for run in each["runs"]),
+    ]
+    found = [canonical(spec) for spec in every if "tupe" in spec]
+    assert found == [canonical("tupe+reset")] * 2
+
+
+@pytest.mark.parametrize(("source", "protocol"), DATA["finetuning"]["glue"].items())
+def test_a_glue_column_has_the_metric_that_chooses_the_checkpoint(source, protocol):
+    found = {
+        (column["task"].partition("-m")[0], column["metric"])
+        for table in REPORTED.values()
+        for column in table["columns"].values()
+        if table["source"] == source
+    }
+    tasks = protocol["metrics"].keys() - {"MNLI"}
+    assert {pair for pair in found if pair[0] in tasks} == {
+        (task, protocol["metrics"][task]) for task in tasks
+    }
+    assert protocol["metrics"]["CoLA"] == "matthews"
 
 
 def test_the_reports_example_is_its_text_character_for_character():

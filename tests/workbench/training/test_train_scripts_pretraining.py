@@ -361,11 +361,11 @@ def test_the_users_options_come_last():
         (["b_lm", "rope(scaling=ntk:4,base=10000)"], "rope-scaling=ntk-4"),
         (["b_small", "none"], "bert-none"),
         (["b_small", "none", "--model", "decbert_same"], "decbert_same-none"),
-        (["b_lm", "none", "--", "--lr=2e-4", "--seed", 7], "none,lr=2e-4,seed=7"),
-        (["b_lm", "none", "--", "--seed", 7, "--lr", "2e-4"], "none,lr=2e-4,seed=7"),
+        (["b_lm", "none", "--", "--lr=2e-4", "--seed", 7], "none--lr=2e-4--seed=7"),
+        (["b_lm", "none", "--", "--seed", 7, "--lr", "2e-4"], "none--lr=2e-4--seed=7"),
         (
             ["b_lm", "none", "--", "--adam-betas", "(0.9, 0.99)", "--cross-self-attention"],
-            "none,adam_betas=0.9-0.99,cross_self_attention",
+            "none--adam_betas=0.9-0.99--cross_self_attention",
         ),
         (["b_lm", "none", "--", "--log-interval", 1, "--max-update", 5, "--num-workers=0"], "none"),
     ],
@@ -377,13 +377,30 @@ def test_a_folder_is_named_by_all_that_makes_another_run(words, folder):
     assert found[found.index("--save-dir") + 1] == expected
 
 
+def test_a_folder_with_commas_is_gone_on_with_and_no_new_one_has_them(tmp_path):
+    """Commas separate paths in other commands; older versions wrote them into names."""
+    change = ["--", "--lr", "2e-4", "--dropout", 0.2]
+    parent = tmp_path / "checkpoints" / "b_lm" / sentences().name
+    old, new = parent / "none,dropout=0.2,lr=2e-4", parent / "none--dropout=0.2--lr=2e-4"
+
+    def save_dir() -> Path:
+        words, _ = dry_run("b_lm", "none", "--device", "cpu", *change, cwd=tmp_path)
+        return tmp_path / words[words.index("--save-dir") + 1]
+
+    assert save_dir() == new
+    old.mkdir(parents=True)
+    assert save_dir() == old
+    new.mkdir()
+    assert save_dir() == new
+
+
 def test_many_changes_make_a_short_name_of_their_own():
     folders = set()
     for lr in ("1e-4", "2e-4"):
         words, _ = dry_run("b_lm", "none", "--device", "cpu", "--", *TINY, "--lr", lr)
         folders.add(Path(words[words.index("--save-dir") + 1]).name)
     assert len(folders) == 2
-    assert all(name.startswith("none,7-changes-") and len(name) < 30 for name in folders)
+    assert all(name.startswith("none--7-changes-") and len(name) < 30 for name in folders)
 
 
 def test_a_folder_goes_on_with_its_own_run_only(tmp_path):

@@ -31,6 +31,7 @@ from fairseq_posenc.workbench.translation import Translator
 from fairseq_posenc.workbench.translation.average import average_checkpoints
 from fairseq_posenc.workbench.translation.checkpoint import any_data_bin
 from fairseq_posenc.workbench.translation.piece_bleu import NAME, PieceBleu
+from fairseq_posenc.workbench.translation.variants import parse_systems
 from tests.helpers.commands import USER_DIR, new_directory, run, script, trained
 
 slow = pytest.mark.slow
@@ -518,6 +519,23 @@ def test_trainings_of_systems_are_averaged_and_compared_over_seeds_and_sentences
 
 
 @slow
+@pytest.mark.parametrize("folder", ["none--lr=2e-4", "none,lr=2e-4", "m4-scale_factor=2"])
+def test_a_folder_that_train_names_is_a_path_and_no_list(folder, tmp_path):
+    paths = [tmp_path / folder / f"seed{seed}" / "checkpoint_best.pt" for seed in (1, 2)]
+    for path in paths:
+        path.parent.mkdir(parents=True)
+        path.touch()
+    one, two = map(str, paths)
+    several = [f"a={one},{two}", f"b={one}:{two},{two}"]
+    found = [(each.name, each.path) for each in parse_systems(several, None)]
+    assert found == [("a", one), ("a", two), ("b", f"{one}:{two}"), ("b", two)]
+    assert [(each.name, each.path) for each in parse_systems([one], None)] == [("seed1", one)]
+    averaged = parse_systems([str(tmp_path / folder)], 2)
+    assert [(each.name, each.path) for each in averaged] == [
+        (folder.replace("=", "-"), str(tmp_path / folder))
+    ]
+
+
 def test_a_training_added_later_repeats_nothing(tmp_path):
     again = tmp_path / "again.pt"
     again.write_bytes(checkpoint().read_bytes())

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fairseq import checkpoint_utils
-from fairseq.data import Dictionary
+from fairseq.data import Dictionary, data_utils
 from fairseq.dataclass.utils import overwrite_args_by_name
 from torch import Tensor
 
@@ -107,5 +107,10 @@ def open_trained(path: Path, data: Path | None) -> Trained:
 def _dictionaries(task: Any, folder: Path) -> list[str]:
     """Return the files of a task's dictionaries in its data folder."""
     if task._name == "translation":
-        return [f"dict.{task.source_lang}.txt", f"dict.{task.target_lang}.txt"]
+        pair = task.source_lang, task.target_lang
+        if not all(pair):
+            pair = data_utils.infer_language_pair(str(folder))
+        if not all(pair):
+            raise UserError(f"--data {folder}: has no files of a language pair, as test.fr-en.fr")
+        return [f"dict.{language}.txt" for language in pair]
     return ["input0/dict.txt" if (folder / "input0").is_dir() else "dict.txt"]

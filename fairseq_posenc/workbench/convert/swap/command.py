@@ -162,8 +162,9 @@ def _ways_on(source: Pretrained, new: Target, out: Path) -> list[str]:
         length = ["--tokens-per-sample", str(new.values["max_positions"])]
         words += ["--criterion", "masked_lm", *length]
     if family.name == "translation":
-        words += ["--source-lang", settings.task.source_lang]
-        words += ["--target-lang", settings.task.target_lang]
+        pair = settings.task.source_lang, settings.task.target_lang
+        if all(pair):  # else fairseq reads them off the data's names, as it did
+            words += ["--source-lang", pair[0], "--target-lang", pair[1]]
     words += ["--user-dir", "fairseq_posenc", *new.training, "--finetune-from-model", str(out)]
     decoder = positions.decoder if "decoder" in source.specs else positions.encoder
     both = f" and {decoder}" if decoder != positions.encoder else ""

@@ -42,6 +42,7 @@ from fairseq_posenc.workbench.running.options import (
     add_set,
 )
 from fairseq_posenc.workbench.running.progress import say
+from fairseq_posenc.workbench.training import recipes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,6 +82,8 @@ def run(args: argparse.Namespace) -> int:
     pretrained = pretrained._replace(path=pretrained.path.resolve())
     name = args.name or pretrained.path.parent.name
     out = (args.out or Path(f"glue-{name}-{args.protocol}")).resolve()
+    if not args.learning_rates:
+        _offer_rates(args.protocol, pretrained)
     runs = _plan(args, pretrained, out)
     if args.dry_run:
         for one in runs:
@@ -118,6 +121,18 @@ def _plan(args: argparse.Namespace, pretrained: Pretrained, out: Path) -> list[R
         rates = _rates(args.learning_rates) or paper.learning_rates
         runs += request.plan_runs(data, settings, Grid(rates, tuple(args.seeds or paper.seeds)))
     return runs
+
+
+def _offer_rates(protocol: str, model: Pretrained) -> None:
+    """Warn that a model's encoding diverged in the paper at the rates of the protocol."""
+    recipe = recipes.load()["finetuning"]["glue"][protocol]
+    diverged = {item.name for item in model.spec.items} & set(recipe.get("diverge", ()))
+    if diverged:
+        rates = ",".join(f"{rate:g}" for rate in recipe["smaller_lr"])
+        say(
+            f"warning: {', '.join(diverged)} diverged in the paper at these learning rates and "
+            f"needed smaller ones, which it does not give: try --learning-rates {rates}"
+        )
 
 
 def _rates(text: str | None) -> tuple[float, ...]:

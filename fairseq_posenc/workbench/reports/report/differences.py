@@ -28,7 +28,7 @@ def differences(model: Sequence[Run], recipe_name: str) -> list[str]:
     recipe = recipes.pretraining(recipe_name)
     lines = [_GONE] if training is None else _of_pretraining(training, recipe)
     for run in model:
-        lines += [*_of_fine_tuning(run, recipe.source), *run.notes]
+        lines += [*_of_fine_tuning(run), *run.notes]
     return list(dict.fromkeys(lines))
 
 
@@ -80,7 +80,7 @@ def _batch(settings: dict[str, Any]) -> str:
     return " or ".join(limits) if limits else "not known"
 
 
-def _of_fine_tuning(run: Run, source: str) -> list[str]:
+def _of_fine_tuning(run: Run) -> list[str]:
     if run.kind != "glue" or run.record is None:
         return []
     recipe = recipes.load()["finetuning"]["glue"].get(run.record.data["protocol"], {})
@@ -91,9 +91,6 @@ def _of_fine_tuning(run: Run, source: str) -> list[str]:
             paper = _paper(recipe, task, key)
             if paper is None or ours != sorted(paper):
                 lines.append(f"{task}, {what}: {_list(ours)} (paper: {_list(paper)})")
-        if task == "CoLA" and source == "m4m":
-            correlation = run.figures[("CoLA", "matthews", "dev")]
-            lines.append(f"CoLA's Matthews correlation: {correlation:.2f}")
     return lines
 
 

@@ -64,7 +64,8 @@ def _row_as_data(table: Table, row: Row) -> dict[str, Any]:
         for model in row.models
     ]
     own = {"paper_texts": row.texts, "computed": row.computed}
-    return {"name": row.name, "paper": row.paper, "ours": ours, **own}
+    known = {"name": row.name, "encoding": row.encoding, "paper": row.paper}
+    return {**known, "ours": ours, **own}
 
 
 def _run_as_data(run: Run) -> dict[str, Any]:
@@ -91,7 +92,7 @@ def _table(table: Table) -> str:
                 for column, digits in table.paper.digits.items()
             ]
             words = [row.texts.get(name, "-") for name in texts]
-            name = _names(model) or ("counted" if row.computed else "-")
+            name = _names(model) or (f"`{row.encoding}`, counted" if row.computed else "-")
             rows.append([row.name, name, *cells, *words])
     lines = markdown.table(header, rows, f"ll{'r' * len(table.paper.columns)}l")
     title = f"## Table {table.paper.id}: {table.paper.title}"

@@ -18,6 +18,7 @@ class Row(NamedTuple):
 
     Attributes:
         name: the paper's.
+        encoding: spec of its positions.
         paper: its figures by column.
         texts: what the paper says in words, by column.
         computed: our figures that need no run, by column.
@@ -25,6 +26,7 @@ class Row(NamedTuple):
     """
 
     name: str
+    encoding: str
     paper: dict[str, float]
     texts: dict[str, str]
     computed: dict[str, float]
@@ -81,8 +83,9 @@ def _table(paper: Reported, runs: Sequence[Run]) -> Table:
     for row in paper.rows:
         wanted = {"recipe": paper.recipe, "released": False if released else None, **row}
         models = _models(wanted, set(paper.columns.values()), runs)
-        computed = _computed(paper.columns, row["position_encoding"])
-        rows.append(Row(row["name"], row["values"], row.get("texts", {}), computed, models))
+        spec = row["position_encoding"]
+        computed = _computed(paper.columns, spec)
+        rows.append(Row(row["name"], spec, row["values"], row.get("texts", {}), computed, models))
     return Table(paper, rows)
 
 

@@ -12,7 +12,8 @@ It is the one source of ``fairseq-posenc train``, of the YAML files and of the t
   kept, and that no sentence is dropped;
 - ``models``: DecBERT's, by the name that ``--model`` takes, with what their first layers see;
 - ``ablations``: models that belong together, each trained by ``fairseq-posenc ablation NAME``;
-- ``reported``: the tables of results, with a metric for each column.
+- ``reported``: the tables of results, with a metric for each column: on GLUE, the protocol's;
+- ``pictures``: what the sources show or describe and have no figures of, each with its command.
 """
 
 from __future__ import annotations
@@ -84,6 +85,12 @@ def load() -> dict[str, Any]:
     for name, entry in entries.items():  # one that another is like stands before it
         if "like" in entry:
             entries[name] = _merged(entries[entry.pop("like")], entry)
+    for table in data["reported"].values():
+        protocol = data["finetuning"]["glue"].get(table["source"])
+        for column in table["columns"].values():
+            if "metric" not in column:
+                task = column["task"].removesuffix("-mm").removesuffix("-m")
+                column["metric"] = protocol["metrics"][task]
     return data
 
 

@@ -127,8 +127,6 @@ def _of_glue(protocol: str, task: Task) -> Configuration:
         **recipe.get("per_task", {}).get(task.name, {}),
     }
     rates = own.pop("lr")
-    # M4M's paper calls the figures of CoLA accuracy, but they are of the size of Matthews'.
-    metric = "matthews" if task.name == "CoLA" else recipe["metrics"][task.name]
     options = {
         **_PLUGIN,
         **{"arch": MISSING, "task": "glue", "criterion": "glue", "distributed_world_size": 1},
@@ -137,7 +135,7 @@ def _of_glue(protocol: str, task: Task) -> Configuration:
         "max_update": own.pop("total_num_update", 0),
         "warmup_updates": 0,
         **{name: value for name, value in own.items() if name not in _NO_OPTIONS},
-        "best_checkpoint_metric": metric,
+        "best_checkpoint_metric": recipe["metrics"][task.name],
     }
     if len(task.valid_splits) > 1:
         options["valid_subset"] = ",".join(task.valid_splits)

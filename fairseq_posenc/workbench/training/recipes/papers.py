@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from fairseq_posenc.analysis.catalogue import count_at_base_size
 from fairseq_posenc.workbench.results import markdown
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes.commands import evaluations, finetuning, training
@@ -18,9 +19,10 @@ Entry = Mapping[str, Any]
 _HEAD = """# From a row of a paper to its command and its tests
 
 Every row of the tables, figures and texts that the papers report, as
-`fairseq_posenc/workbench/training/recipes/` has them as data; then the pre-trainings and ablations
-without figures, and the protocols of fine-tuning. `DATA-BIN` is a folder made by
-`preprocess/` ([preprocessing.md](preprocessing.md)), `FOLDER` the one that the training names, and `CHECKPOINT` its `checkpoint_best.pt`.
+`fairseq_posenc/workbench/training/recipes/` has them as data; then their pictures, the
+pre-trainings and ablations without figures, and the protocols of fine-tuning. `DATA-BIN` is a
+folder made by `preprocess/` ([preprocessing.md](preprocessing.md)), `FOLDER` the one that the
+training names, and `CHECKPOINT` its `checkpoint_best.pt`.
 `fairseq-posenc report FOLDER RESULTS` lays all of it out ([report.md](report.md)); that it finds
 the run of each row is `test_papers.py::test_the_run_of_a_row_is_found_there`. Tests are in
 `tests/`.
@@ -34,6 +36,7 @@ def page() -> str:
     parts = [_HEAD]
     for name, key in TABLES.items():
         parts += _reported(name, data["reported"][key])
+    parts += ["## Pictures, and methods without figures", _table(list(_pictures(data)))]
     parts += ["## Pre-trainings without a row", _table(_without_a_row(data))]
     for name, ablation in data["ablations"].items():
         parts += _ablation(name, ablation)
@@ -49,8 +52,31 @@ def _reported(name: str, entry: Entry) -> list[str]:
     then = [f"- `{command}` (`{test}`)" for command, test in evaluations(entry)]
     source = recipes.load()["sources"][entry["source"]]["title"]
     title = f"## {name}: {entry['title']}"
-    about = f"{source}, {entry['where']}."
-    return [title, about, _table(rows), *(["Then:\n", "\n".join(then)] if then else [])]
+    about = f"{source}, {entry['where']}. {entry.get('note', '')}".strip()
+    counts = [_counts(entry["rows"])] if name == "A1" else []
+    return [title, about, _table(rows), *counts, *(["Then:\n", "\n".join(then)] if then else [])]
+
+
+def _counts(rows: Sequence[Entry]) -> str:
+    """Return the papers' numbers of parameters beside those that are counted."""
+    header = ("row", "the paper's formula", "the paper's, in thousands", "counted here", "of")
+    cells = [
+        (
+            row["name"],
+            f"`{row['texts']['parameters']}`",
+            str(row["values"]["parameters (K)"]),
+            f"{count_at_base_size(row['position_encoding']):,}",
+            f"`{row['position_encoding']}`",
+        )
+        for row in rows
+    ]
+    return markdown.table(header, cells, "llrrl")
+
+
+def _pictures(data: Entry) -> Iterator[tuple[str, str, list[str]]]:
+    for each in data["pictures"]:
+        source = data["sources"][each["source"]]["title"].partition(":")[0]
+        yield f"{source}, {each['where']}: {each['shows']}", each["command"], [each["test"]]
 
 
 def _without_a_row(data: Entry) -> list[tuple[str, str, list[str]]]:

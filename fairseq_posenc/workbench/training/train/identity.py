@@ -40,13 +40,16 @@ class Identity(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        """The folder of its checkpoints: ``b_small/wiki/decbert_same-none,lr=2e-4``."""
+        """The folder of its checkpoints: ``b_small/wiki/decbert_same-none--lr=2e-4``."""
         name = _plain(f"{self.model}-{self.encoding}" if self.model else self.encoding)
         changes = [_short(option, value) for option, value in self.changes.items()]
         if len(",".join(changes)) > _LONGEST:
             digest = hashlib.sha256("\n".join(changes).encode()).hexdigest()[:8]
             changes = [f"{len(changes)}-changes-{digest}"]
-        return Path("checkpoints", self.recipe, self.data, ",".join([name, *changes]))
+        parent = Path("checkpoints", self.recipe, self.data)
+        new, old = (parent / separator.join([name, *changes]) for separator in ("--", ","))
+        # Older folders have commas, which separate paths in other commands.
+        return old if old.exists() and not new.exists() else new
 
     def lines(self) -> list[str]:
         """Return it as it is noted in the folder."""
