@@ -16,8 +16,8 @@ help: ## show this list
 install: ## set up .venv, or bring it up to date
 	@./install.sh
 
-demo: install ## compare the position encodings; the results go to demo/
-	$(BIN)/fairseq-posenc compare --out demo $(ARGS)
+demo: install ## compare five position encodings with three seeds each; the results go to demo/
+	$(BIN)/fairseq-posenc compare --out demo --open $(ARGS)
 
 test: install ## all tests
 	$(PYTEST) $(ARGS)

@@ -23,6 +23,8 @@ from fairseq_posenc import encodings
 from fairseq_posenc.encodings.base import ENCODINGS, Dims, Encoding, Encodings
 from fairseq_posenc.errors import UserError, shortened
 
+# DecBERT's named settings: directions of the first layers, each with learned positions or without.
+DECBERT = {"decbert_same": "lr,lr", "decbert_diff": "lr,rl"}
 _ITEM = re.compile(r"\s*([a-z0-9_]+)\s*(?:\(([^()]*)\))?\s*")
 _LONGEST = 1000  # characters of a spec; all encodings together have fewer
 # What numbers can be: beyond, tables fit into no memory, and scores into no number.

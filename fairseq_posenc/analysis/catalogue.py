@@ -17,6 +17,12 @@ from fairseq_posenc.errors import UserError
 HEADINGS = ("Equation", "Shapes", "Parameters", "Source", "Differs")
 BASE = Dims(embed_dim=768, num_heads=12, max_positions=512)  # RoBERTa-base
 BASE_LAYERS = 12
+_DECBERT = """{name}: an architecture, not an encoding: `learned` positions, and two first layers
+that look one way each (DecBERT, Luo et al. 2022, arXiv:2204.08688)
+
+In fairseq-train  --arch {name}
+The same          --position-encoding learned --attention-directions {directions}
+The encoding      fairseq-posenc describe learned"""
 
 
 class Page(NamedTuple):
@@ -67,6 +73,9 @@ def count_at_base_size(name: str) -> int:
 
 def run_describe(args: argparse.Namespace) -> int:
     """Print an encoding's sections, options, costs, and number of parameters."""
+    if directions := registry.DECBERT.get(args.name):
+        print(_DECBERT.format(name=args.name, directions=directions))
+        return 0
     described = page(args.name)
     rows = {heading: value for heading, value in zip(HEADINGS, described[1:])}
     rows["Options"] = ", ".join(map(str, registry.options(args.name).values())) or "none"
@@ -99,7 +108,7 @@ def run_count(args: argparse.Namespace) -> int:
 
 def add_describe_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the argument of ``fairseq-posenc describe``."""
-    parser.add_argument("name", help="name of an encoding")
+    parser.add_argument("name", help="name of an encoding, or of one of DecBERT's architectures")
 
 
 def add_count_arguments(parser: argparse.ArgumentParser) -> None:

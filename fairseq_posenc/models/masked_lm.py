@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fairseq_posenc import registry
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
-from fairseq_posenc.transformer.configuration import DECBERT, announce, stack_config
+from fairseq_posenc.transformer.configuration import announce, stack_config
 from fairseq_posenc.transformer.dropout import RetainedDropout
 from fairseq_posenc.transformer.heads import SpanHead
 from fairseq_posenc.transformer.options import add_position_args
@@ -161,6 +161,6 @@ for _encoding in registry.names_for(encoder=True):
     _register(f"roberta_{_encoding}", _encoding)
 for _name, _spec in HYBRIDS.items():
     _register(_name, _spec)
-for _name, _directions in DECBERT.items():
+for _name, _directions in registry.DECBERT.items():
     _register(_name, "learned", _directions)
     _register(f"{_name}_nope", "none", _directions)

@@ -16,9 +16,6 @@ from fairseq_posenc.transformer.options import resolve
 
 logger = logging.getLogger(__name__)
 
-# DecBERT's named settings: directions of the first layers, each with learned positions or without.
-DECBERT = {"decbert_same": "lr,lr", "decbert_diff": "lr,rl"}
-
 
 def plain_args(args: Any) -> Any:
     """Return ``args`` as a namespace if hydra made it, whose unknown keys fairseq would drop."""

@@ -117,6 +117,11 @@ def test_describe_says_everything(name, capsys):
     assert costs.numbers(name) in printed
 
 
+def test_describe_knows_the_architectures_of_decbert(capsys):
+    assert cli.main(["describe", "decbert_diff"]) == 0
+    assert "--position-encoding learned --attention-directions lr,rl" in capsys.readouterr().out
+
+
 def test_describe_of_an_unknown_name_is_one_line(capsys):
     assert cli.main(["describe", "roep"]) == 2
     assert capsys.readouterr().err.startswith("fairseq-posenc: error: unknown position encoding")

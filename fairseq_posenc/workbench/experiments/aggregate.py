@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Optional
 
 from fairseq_posenc.workbench.experiments.variants import Contender
+from fairseq_posenc.workbench.results.differences import compare
 from fairseq_posenc.workbench.results.intervals import (
     Interval,
     interval_of_perplexity,
@@ -58,6 +59,11 @@ class Judged(NamedTuple):
         return interval_of_perplexity(outcome.perplexity for outcome in self.outcomes)
 
     @property
+    def by_seed(self) -> dict[int, float]:
+        """The same for each seed."""
+        return {outcome.seed: outcome.perplexity for outcome in self.outcomes}
+
+    @property
     def diverged(self) -> dict[int, int]:
         """The update at which it did, by the seeds with which it did."""
         return {each.seed: each.diverged for each in self.outcomes if each.diverged}
@@ -107,23 +113,9 @@ def _best(outcomes: Sequence[Outcome]) -> Judged:
 
 
 def is_below(model: Judged, other: Judged) -> bool:
-    """Return whether a model's perplexity is lower than another's, beyond what is chance."""
-    low, high = model.perplexity, other.perplexity
-    return low.mean < high.mean and not low.overlaps(high)
-
-
-def order(models: Sequence[Judged]) -> list[str]:
-    """Say of each model which others it is below, and which are not told apart from it."""
-    ranked = sorted(models, key=lambda model: model.perplexity.mean)
-    sentences, same = [], []
-    for place, model in enumerate(ranked):
-        after = ranked[place + 1 :]
-        above = [other for other in after if is_below(model, other)]
-        if above:
-            names = ", ".join(map(name, above))
-            sentences.append(f"{name(model)} has a lower perplexity than {names}.")
-        same += [f"{name(model)} and {name(each)}" for each in after if each not in above]
-    return [*sentences, *([f"Not told apart: {'; '.join(same)}."] if same else [])]
+    """Whether a model's perplexity is significantly lower than another's."""
+    found = compare(model.by_seed, other.by_seed)
+    return found.is_significant and found.interval.mean < 0
 
 
 def name(model: Judged) -> str:

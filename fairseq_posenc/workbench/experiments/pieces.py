@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from pathlib import Path
 
 from fairseq_posenc.workbench.tokens.learning import learn_pieces
@@ -34,3 +36,21 @@ def encode(model: Path, text: Path, pieces: Path) -> int:
             output.write(" ".join(found) + "\n")
             count += len(found)
     return count
+
+
+def unigram_perplexity(train: Path, valid: Path) -> float:
+    """Compute the perplexity of a model that knows only how often each piece occurs.
+
+    Args:
+        train: pieces separated by spaces, whose frequencies it knows (add-one smoothing).
+        valid: those on which it is measured; as in fairseq every line ends with one more symbol.
+    """
+    counts, wanted = (Counter(_symbols(path)) for path in (train, valid))
+    total = sum(counts.values()) + len(counts | wanted)
+    loss = sum(n * math.log(total / (counts[piece] + 1)) for piece, n in wanted.items())
+    return math.exp(loss / sum(wanted.values()))
+
+
+def _symbols(path: Path) -> list[str]:
+    with open(path, encoding="utf-8") as lines:
+        return [symbol for line in lines for symbol in (*line.split(), "</s>")]

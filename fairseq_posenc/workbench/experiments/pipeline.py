@@ -6,8 +6,9 @@ import hashlib
 import json
 import math
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments import corpus, pieces
@@ -24,8 +25,14 @@ from fairseq_posenc.workbench.experiments.training import (
     read_folder,
     train_command,
 )
-from fairseq_posenc.workbench.experiments.trainings import LOG, Trial, perplexity, run_trials
-from fairseq_posenc.workbench.running.logs import read_curve_file
+from fairseq_posenc.workbench.experiments.trainings import (
+    LOG,
+    Trial,
+    finished,
+    perplexity,
+    run_trials,
+)
+from fairseq_posenc.workbench.running.logs import Curve, read_curve_file
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.running.stages import Facts, Step
@@ -37,17 +44,25 @@ class Results(NamedTuple):
     Attributes:
         settings: the user's choices.
         text: figures of the text.
-        outcomes: one for each training.
+        outcomes: one for each finished training.
+        begun: the learning curves of those that are not finished.
     """
 
     settings: Settings
     text: Facts
     outcomes: list[Outcome]
+    begun: Mapping[Run, Curve] = {}
 
     @property
     def models(self) -> list[Judged]:
         """Each model over its seeds, at its best learning rate, in the user's order."""
         return judge(self.outcomes)
+
+    @property
+    def missing(self) -> list[Run]:
+        """The trainings that are not finished."""
+        done = {Run(*each[:3]) for each in self.outcomes}
+        return [run for run in all_runs(self.settings) if run not in done]
 
 
 class Pipeline:
@@ -64,8 +79,12 @@ class Pipeline:
         self._jobs, self._lock = jobs, lock
         self._text = settings.out / "text"
 
-    def run(self) -> Results:
+    def run(self, watch: Optional[Callable[[Callable[[], Results]], None]] = None) -> Results:
         """Do all steps and return the figures.
+
+        Args:
+            watch: called now and then, several times a second, with a function that reads what
+                there is so far.
 
         Raises:
             UserError: a wrong text, or a command that failed.
@@ -74,13 +93,24 @@ class Pipeline:
         data = self._data_step()
         data.do(lambda: self._make_data(data.folder))
         runs = all_runs(self._settings)
-        steps = [self._training_step(run, data) for run in runs]
-        facts = run_trials(list(map(self._trial, runs, steps)), self._jobs, self._lock)
-        outcomes = [
-            Outcome(*run, curve=read_curve_file(step.folder / LOG), **figures)
-            for run, step, figures in zip(runs, steps, facts)
-        ]
-        return Results(self._settings, text, outcomes)
+        trials = [self._trial(run, self._training_step(run, data)) for run in runs]
+
+        def results() -> Results:
+            return self._results(text, runs, trials)
+
+        run_trials(trials, self._jobs, self._lock, (lambda: watch(results)) if watch else None)
+        return results()
+
+    def _results(self, text: Facts, runs: Sequence[Run], trials: Sequence[Trial]) -> Results:
+        """Read the figures of all trainings that have begun."""
+        outcomes, begun = [], {}
+        for run, trial in zip(runs, trials):
+            figures, log = finished(trial), trial.step.folder / LOG
+            if figures is not None:
+                outcomes.append(Outcome(*run, curve=read_curve_file(log), **figures))
+            elif trial.step.can_continue and log.is_file():
+                begun[run] = read_curve_file(log)
+        return Results(self._settings, text, outcomes, begun)
 
     def _write_text(self) -> Facts:
         path = self._settings.text

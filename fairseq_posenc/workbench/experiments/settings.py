@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
@@ -111,10 +112,8 @@ class Settings:
                 raise UserError(f"-- {argument}: {option} cannot be set here; {RESERVED[option]}")
 
     def option(self, name: str) -> str:
-        """Return the value that ``fairseq-train`` gets for an option."""
-        given = (*TRAIN_OPTIONS[self.family], *self.train_args)
-        words = [word for each in given for word in each.split("=")]
-        return words[len(words) - words[::-1].index(name)]
+        """Look up the value that ``fairseq-train`` gets for an option."""
+        return option_value(self.family, self.train_args, name)
 
     def size(self, name: str) -> str:
         """Return the value of an option of the layers, as in ``embed-dim``."""
@@ -129,6 +128,12 @@ class Settings:
     def validate_every(self) -> int:
         """Updates between two points of a learning curve."""
         return max(1, self.updates // self.points)
+
+
+def option_value(family: str, train_args: Sequence[str], name: str) -> str:
+    """Look up the value of an option of ``fairseq-train`` in a comparison."""
+    words = [word for each in (*TRAIN_OPTIONS[family], *train_args) for word in each.split("=")]
+    return words[len(words) - words[::-1].index(name)]
 
 
 def _is_rate(text: str) -> bool:

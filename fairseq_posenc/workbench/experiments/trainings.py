@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Callable, NamedTuple
+from typing import Callable, NamedTuple, Optional
 
 from fairseq_posenc.checkpoints.recovery import LAST, ensure_last
 from fairseq_posenc.checkpoints.safe_loading import open_mapped
@@ -78,7 +78,12 @@ def measuring_command(data: Path, folder: Path, *options: str) -> list[str]:
     ]
 
 
-def run_trials(trials: Sequence[Trial], jobs: int, lock: int) -> list[Facts]:
+def run_trials(
+    trials: Sequence[Trial],
+    jobs: int,
+    lock: int,
+    watch: Optional[Callable[[], None]] = None,
+) -> list[Facts]:
     """Train and measure all models, but for what is done; return the figures of each.
 
     These are ``position_parameters``, ``seconds``, and those that were measured. A training that
@@ -88,6 +93,7 @@ def run_trials(trials: Sequence[Trial], jobs: int, lock: int) -> list[Facts]:
         trials: each with a folder of its own.
         jobs: how many at a time.
         lock: open file that the started programs keep open.
+        watch: called now and then, several times a second.
 
     Raises:
         UserError: a program failed, but for a training that diverged.
@@ -95,7 +101,22 @@ def run_trials(trials: Sequence[Trial], jobs: int, lock: int) -> list[Facts]:
     left = sum(map(_updates_left, trials))
     with bar("all models", left, " updates") as progress:
         works = [_Work(trial, lock, progress.update) for trial in trials]
-        return side_by_side([work.do for work in works], jobs)
+        return side_by_side([work.do for work in works], jobs, watch)
+
+
+def finished(trial: Trial) -> Optional[Facts]:
+    """Read the figures of a trial that is done from its folder; None if it is not."""
+    trained = trial.step.facts
+    if trained is None or "diverged" in trained:
+        return trained
+    measured = _measuring(trial).facts
+    return None if measured is None else {**trained, **measured}
+
+
+def _measuring(trial: Trial) -> Step:
+    step = trial.step
+    inputs = {"model": step.inputs, "updates": step.goal, "command": list(trial.measure)}
+    return Step(step.folder / "measured", inputs)
 
 
 class _Work:
@@ -106,12 +127,10 @@ class _Work:
         self._updates = 0
 
     def do(self) -> Facts:
-        step = self._trial.step
-        trained = step.do(self._train, keep_unfinished=True)
+        trained = self._trial.step.do(self._train, keep_unfinished=True)
         if "diverged" in trained:
             return trained
-        inputs = {"model": step.inputs, "updates": step.goal, "command": list(self._trial.measure)}
-        measured = Step(step.folder / "measured", inputs)
+        measured = _measuring(self._trial)
         return {**trained, **measured.do(lambda: self._measure(measured.folder))}
 
     def _train(self) -> Facts:

@@ -7,10 +7,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.registry import parse
-from fairseq_posenc.transformer.configuration import DECBERT
+from fairseq_posenc.registry import DECBERT, parse
 
-DEFAULT = "none,learned,decbert_diff,m4m"
+DEFAULT = "none,learned,rope,alibi,m4m"
 
 # Name -> spec and directions: DecBERT's settings, each with learned positions and without.
 SHORTHANDS = {

@@ -1,4 +1,4 @@
-"""Means over seeds, with intervals, and what they allow one to say."""
+"""Means over seeds, with intervals."""
 
 from __future__ import annotations
 
@@ -8,22 +8,19 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 LEVEL = 0.95
+LEAST_SEEDS = 3  # for an interval: with two, Student's t has a factor of 12.7
 NOTE = f"Student's t, {LEVEL:.0%}, over the seeds"
 
 
 class Interval(NamedTuple):
     """A mean over seeds and where the true one lies, by Student's t, with a chance of ``LEVEL``.
 
-    One value says nothing of chance: its interval has no bounds, so it overlaps every other.
+    Fewer than ``LEAST_SEEDS`` values say too little of chance: their interval has no bounds.
     """
 
     mean: float
     low: float
     high: float
-
-    def overlaps(self, other: Interval) -> bool:
-        """Return whether the two have a number in common, so that they are not told apart."""
-        return self.low <= other.high and other.low <= self.high
 
     def figures(self, name: str) -> dict[str, float]:
         """Return mean and bounds by names for a record."""
@@ -38,10 +35,10 @@ class Interval(NamedTuple):
 
 
 def interval(values: Iterable[float]) -> Interval:
-    """Return the mean of some values with its interval; unbounded if any is no number."""
+    """Compute the mean of some values with its interval; unbounded if any is no number."""
     known = list(values)
     mean = statistics.fmean(known)
-    if len(known) < 2 or not math.isfinite(mean):
+    if len(known) < LEAST_SEEDS or not math.isfinite(mean):
         return Interval(mean, -math.inf, math.inf)
 
     from scipy import stats  # a second to import

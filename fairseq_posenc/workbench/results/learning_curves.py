@@ -12,7 +12,7 @@ from fairseq_posenc.workbench.results.pictures import (
     GREY,
     height,
     label_ends,
-    look,
+    looks,
     new_figure,
     save,
     style_values,
@@ -45,6 +45,7 @@ def draw_lines(
     path: Path,
     log: bool,
     bands: Optional[Mapping[str, Band]] = None,
+    dots: Optional[Mapping[str, Line]] = None,
 ) -> bool:
     """Draw lines over updates, labelled at their ends, into a PNG file; say whether there are any.
 
@@ -56,9 +57,14 @@ def draw_lines(
         title: above the picture.
         path: of the file.
         log: whether the values' scale is logarithmic.
-        bands: around lines, by name; they do not widen the picture.
+        bands: around lines, by name.
+        dots: the values of single seeds, by name.
     """
-    values = [y for line in lines.values() for _, y in line if math.isfinite(y)]
+    bands = {name: _bounded(band) for name, band in (bands or {}).items()}
+    dots = dots or {}
+    values = [y for line in (*lines.values(), *dots.values()) for _, y in line]
+    values += [y for band in bands.values() for point in band for y in point[1:]]
+    values = [y for y in values if math.isfinite(y)]
     if not values:
         return False
     figure = new_figure(9, 5.2, dpi=160)
@@ -69,11 +75,12 @@ def draw_lines(
     _style_updates(axes, [x for line in lines.values() for x, _ in line])
     style_values(axes, *limits, log)
     ends = []
-    # Each line keeps its colour in all pictures of a command, whichever are left out of one.
-    for number, (name, line) in enumerate(lines.items()):
+    styles = looks(list(lines))
+    for name, line in lines.items():
         if line:
-            ends.append(_draw_line(axes, name, line, look(number)))
-            _draw_band(axes, (bands or {}).get(name, ()), look(number))
+            ends.append(_draw_line(axes, name, line, styles[name]))
+            _draw_band(axes, bands.get(name, ()), styles[name])
+            _draw_dots(axes, dots.get(name, ()), styles[name])
     label_ends(axes, ends, _LABEL_HEIGHT)
     axes.set_title(title, loc="left", fontsize=14, pad=14)
     figure.get_layout_engine().set(w_pad=0.15, h_pad=0.15)
@@ -100,8 +107,18 @@ def _draw_line(
 
 
 def _draw_band(axes: Any, band: Band, style: Mapping[str, str]) -> None:
-    if known := [point for point in band if all(map(math.isfinite, point))]:
-        axes.fill_between(*zip(*known), color=style["color"], alpha=0.15, linewidth=0)
+    if band:
+        axes.fill_between(*zip(*band), color=style["color"], alpha=0.15, linewidth=0)
+
+
+def _bounded(band: Band) -> Band:
+    """Keep the points at which there are seeds enough for an interval."""
+    return [point for point in band if all(map(math.isfinite, point))]
+
+
+def _draw_dots(axes: Any, dots: Line, style: Mapping[str, str]) -> None:
+    if known := [point for point in dots if math.isfinite(point[1])]:
+        axes.plot(*zip(*known), "o", color=style["color"], ms=2.5, alpha=0.6, mew=0)
 
 
 def _style_updates(axes: Any, updates: Sequence[int]) -> None:

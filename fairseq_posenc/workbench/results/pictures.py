@@ -10,6 +10,14 @@ from typing import Any
 # Okabe and Ito's colours, which colour-blind people can tell apart, without the pale ones.
 COLOURS = ("#000000", "#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9")
 STYLES = ("-", "--", ":", "-.")  # for more lines than colours
+# The place of an encoding is its colour and style in every picture: no two are alike, and those
+# that are compared most often have a colour each. New ones are added at the end.
+_PLACES = (
+    *("none", "learned", "rope", "alibi", "m4m", "sinusoidal", "t5"),
+    *("decbert_diff", "decbert_same", "kerple", "sandwich", "shaw", "fire", "xpos"),
+    *("m1", "m2", "m3", "m4", "tupe", "tupe_shared", "raffel"),
+    *("deberta", "deberta_v2", "transformer_xl", "shaw_values", "sentence_learned"),
+)
 GREY, PALE, GRID = "#666666", "#bbbbbb", "#e4e4e4"
 _TICKS = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
 _FEW_TICKS = 3
@@ -51,6 +59,17 @@ def look(number: int, colours: Sequence[str] = COLOURS) -> dict[str, str]:
         "color": colours[number % len(colours)],
         "linestyle": STYLES[number // len(colours) % len(STYLES)],
     }
+
+
+def looks(names: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Assign colour and style to names of models, an encoding the same in every picture.
+
+    Any other name takes the first place that no name of the picture has.
+    """
+    places = {name: _PLACES.index(name) for name in names if name in _PLACES}
+    count = len(COLOURS) * len(STYLES)
+    free = (place for place in range(count) if place not in places.values())
+    return {name: look(places[name] if name in places else next(free, count)) for name in names}
 
 
 def style_values(axes: Any, low: float, high: float, log: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from typing import Callable, TypeVar
+from typing import Callable, Optional, TypeVar
 
 from fairseq_posenc.workbench.running.programs import end_all
 
@@ -12,7 +12,9 @@ Result = TypeVar("Result")
 _MOMENT = 0.2  # seconds; without a limit, signals would wait as well
 
 
-def side_by_side(works: Sequence[Callable[[], Result]], jobs: int) -> list[Result]:
+def side_by_side(
+    works: Sequence[Callable[[], Result]], jobs: int, watch: Optional[Callable[[], None]] = None
+) -> list[Result]:
     """Do pieces of work that start programs, each in a thread; return their results in order.
 
     Ctrl-C, or the first piece that fails, ends the programs of all and is raised.
@@ -20,6 +22,7 @@ def side_by_side(works: Sequence[Callable[[], Result]], jobs: int) -> list[Resul
     Args:
         works: the pieces, begun in this order.
         jobs: how many at a time.
+        watch: called now and then, several times a second.
     """
     with ThreadPoolExecutor(jobs) as pool:
         futures = [pool.submit(work) for work in works]
@@ -29,6 +32,8 @@ def side_by_side(works: Sequence[Callable[[], Result]], jobs: int) -> list[Resul
                 done, running = wait(running, _MOMENT, FIRST_EXCEPTION)
                 for future in done:
                     future.result()
+                if watch:
+                    watch()
         finally:
             for future in running:
                 future.cancel()

@@ -15,6 +15,7 @@ import pytest
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments.choose import command, halving, report
 from fairseq_posenc.workbench.experiments.choose.halving import Halving
+from fairseq_posenc.workbench.experiments.pieces import unigram_perplexity
 from fairseq_posenc.workbench.experiments.settings import Settings
 from fairseq_posenc.workbench.experiments.variants import parse_contenders
 from fairseq_posenc.workbench.results import record
@@ -90,6 +91,25 @@ def test_what_is_done_is_not_repeated(tmp_path):
     assert longer.trained[0] == NAMES
 
 
+@pytest.mark.parametrize(("unigram", "recommended"), [(1000.0, True), (20.0, False)])
+def test_a_training_is_recommended_only_by_models_that_learned(unigram, recommended, tmp_path):
+    simulated = Simulated(tmp_path, {"rope": 11.0, "alibi": 12.0}, 600)
+    text = report.describe_rounds(simulated.run(), simulated._settings, unigram)
+    assert text.startswith("Measured: masked-lm models of 2 layers of width 128 on ")
+    assert "Two seeds are shown and not judged" in text
+    assert ("fairseq-posenc train a_small rope" in text) == recommended
+    assert ("No model is recommended" in text) != recommended
+
+
+def test_the_unigram_perplexity_is_that_of_the_frequencies(tmp_path):
+    """By hand: a, a, b and two ends of lines, add-one smoothed over three symbols."""
+    train, valid = tmp_path / "train", tmp_path / "valid"
+    train.write_text("a a\nb\n")
+    valid.write_text("a b\n")
+    found = unigram_perplexity(train, valid)
+    assert found == pytest.approx((3 / 8 * 2 / 8 * 3 / 8) ** (-1 / 3))
+
+
 def parse_args(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
@@ -138,8 +158,10 @@ def test_candidates_are_trained_on_a_text_and_read_further(tmp_path):
     first = subprocess.run(call, capture_output=True, encoding="utf-8", check=True)
     rows = record.read(tmp_path / "out" / report.RECORD).rows
     assert [row["model"] for row in rows[:2]] == ["rope", "learned"]
+    assert first.stdout.startswith("Measured: causal-lm models of 2 layers of width 16 on ")
     assert "cannot be read" in first.stdout
-    assert "fairseq-posenc train b_lm rope DATA-BIN -- --tokens-per-sample 16" in first.stdout
+    assert "No model is recommended" in first.stdout  # after so few updates
+    assert "fairseq-posenc train" not in first.stdout
     second = subprocess.run(call, capture_output=True, encoding="utf-8", check=True)
     assert second.stdout == first.stdout
     assert "fairseq-train" not in second.stderr

@@ -18,10 +18,13 @@ from typing import Any
 import pytest
 import torch
 
+from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments import corpus, documents, pieces, training, variants
 from fairseq_posenc.workbench.experiments.aggregate import Outcome, judge
-from fairseq_posenc.workbench.experiments.compare import command, report, statements
+from fairseq_posenc.workbench.experiments.compare import command, live, picture, report, statements
+from fairseq_posenc.workbench.experiments.compare.record import RECORD, check_loss
+from fairseq_posenc.workbench.experiments.compare.record import record as record_of
 from fairseq_posenc.workbench.experiments.pipeline import Results
 from fairseq_posenc.workbench.experiments.settings import Settings
 from fairseq_posenc.workbench.experiments.trainings import LOG
@@ -53,14 +56,15 @@ def make_settings(out: Path, encodings: str = DEMO, **changes: Any) -> Settings:
 
 
 def make_results(
-    out: Path, curves_by_name: dict[str, list[tuple[int, float]]], seeds: int = 2
+    out: Path, curves_by_name: dict[str, list[tuple[int, float]]], seeds: int = 3
 ) -> Results:
-    """Return results in which the seeds differ by a thousandth."""
+    """Return results in which the seeds differ by a thousandth, every other model's downwards."""
     settings = make_settings(out, ",".join(curves_by_name), seeds=tuple(range(1, seeds + 1)))
     outcomes = []
     for number, contender in enumerate(settings.contenders):
         for seed in settings.seeds:
-            points = [(x, y * (1 + seed / 1000)) for x, y in curves_by_name[contender.name]]
+            change = 1 + (-1) ** number * seed / 1000
+            points = [(x, y * change) for x, y in curves_by_name[contender.name]]
             curve = make_curve(points, 1000.0 * (number + 1))
             end = points[-1][1]
             outcomes.append(Outcome(contender, "0.003", seed, curve, end, 8192 * number, 61.0))
@@ -322,33 +326,49 @@ class TestCurves:
 
 class TestStatements:
     def test_computed_from_the_figures(self, tmp_path: Path) -> None:
-        *order, bag, race = statements.statements(make_results(tmp_path, FOUR).models)
-        assert order[0] == ("`m4m` has a lower perplexity than `decbert_diff`, `learned`, `none`.")
-        assert order[2] == "`learned` has a lower perplexity than `none`."
+        falling, *order, holm, bag, race = statements.statements(
+            make_results(tmp_path, FOUR).models
+        )
+        assert falling == (
+            "Still falling in the last quarter: `none` by 33%, `learned` by 43%, "
+            "`decbert_diff` by 44%, `m4m` by 43%."
+        )
+        assert order[0] == (
+            "`m4m` has a significantly lower perplexity than `decbert_diff`, `learned`, `none`."
+        )
+        assert order[2] == "`learned` has a significantly lower perplexity than `none`."
         assert len(order) == 3
-        assert "The lowest perplexity it reaches is 100.1" in bag
+        assert holm == (
+            "With Holm's correction for all 6 comparisons 6 of the 6 significant differences "
+            "remain significant."
+        )
+        assert "The lowest perplexity it reaches is 100.2" in bag
         assert "50% of that, 50.1, is reached by `learned` not in this run" in bag
         assert "`m4m` after 200 updates" in bag
-        assert "`learned` ends at perplexity 80.1 after 200 updates" in race
+        assert "`learned` ends at perplexity 79.8 after 200 updates" in race
         assert "`decbert_diff` after 200 updates, `m4m` after 100 updates" in race
 
     def test_the_other_way_round(self, tmp_path: Path) -> None:
         """No conclusion is written in advance: with other figures the sentences turn round."""
         reverse = dict(zip(FOUR, reversed(FOUR.values())))
         models = make_results(tmp_path, reverse).models
-        first, *_, bag = statements.statements(models)
-        assert first.startswith("`none` has a lower perplexity than `learned`")
-        assert "No other is told apart from it" in statements._bag_of_words(models[0], models[1:])
+        _, first, *_, bag = statements.statements(models)
+        assert first.startswith("`none` has a significantly lower perplexity than `learned`")
+        alone = statements._bag_of_words(models[0], models[1:])
+        assert "No other is significantly below it" in alone
         assert "`learned` ends at" not in bag
 
-    def test_overlapping_intervals_are_not_told_apart(self, tmp_path: Path) -> None:
+    def test_a_paired_difference_whose_interval_has_0_is_not_significant(self, tmp_path) -> None:
         near = {"none": [(100, 80.0)], "m4m": [(100, 40.0)], "t5": [(100, 40.01)]}
         order = statements.statements(make_results(tmp_path, near).models)
         assert order[:2] == [
-            "`m4m` has a lower perplexity than `none`.",
-            "`t5` has a lower perplexity than `none`.",
+            "`m4m` has a significantly lower perplexity than `none`.",
+            "`t5` has a significantly lower perplexity than `none`.",
         ]
-        assert order[2] == "Not told apart: `m4m` and `t5`."
+        assert order[2] == (
+            "Not significantly different (95% interval of the paired difference contains 0): "
+            "`m4m` and `t5`."
+        )
 
     def test_a_causal_model_without_positions_is_no_bag_of_words(self, tmp_path: Path) -> None:
         found = statements.statements(make_results(tmp_path, FOUR).models, masked=False)
@@ -360,21 +380,31 @@ class TestStatements:
         broken = Outcome(*broken[:4], diverged=140)
         outcomes = [each for each in results.outcomes if each[:3] != broken[:3]]
         models = results._replace(outcomes=[*outcomes, broken]).models
-        first, second, *_ = statements.statements(models)
+        first, _, second, *_ = statements.statements(models)
         assert first == "`learned` diverged at update 140 (seed 1)."
-        assert second == "`m4m` has a lower perplexity than `decbert_diff`, `none`."
-        (row,) = (line for line in report.table(models).splitlines() if "`learned`" in line)
+        assert second == ("`m4m` has a significantly lower perplexity than `decbert_diff`, `none`.")
+        shown = report.table(results._replace(outcomes=[*outcomes, broken]))
+        (row,) = (line for line in shown.splitlines() if "`learned`" in line)
         assert "| diverged at update 140 (seed 1) |" in row
         learned = next(model for model in models if model.contender.name == "learned")
-        assert math.isnan(dict(report._line(learned))[140])
+        assert math.isnan(dict(picture.line_of(learned))[140])
 
-    def test_one_seed_says_nothing(self, tmp_path: Path) -> None:
-        (only,) = statements.statements(make_results(tmp_path, FOUR, seeds=1).models)
-        assert "trained once, so nothing is told apart" in only
+    @pytest.mark.parametrize(("seeds", "words"), [(1, "One seed is"), (2, "Two seeds are")])
+    def test_one_or_two_seeds_are_shown_and_not_judged(self, seeds, words, tmp_path) -> None:
+        results = make_results(tmp_path, FOUR, seeds=seeds)
+        only, falling = statements.statements(results.models)
+        assert only.startswith(f"{words} shown and not judged")
+        assert falling.startswith("Still falling")
+        row = next(line for line in report.table(results).splitlines() if "`m4m`" in line)
+        ends = [f"{each.perplexity:,.1f}" for each in results.outcomes if each[0].name == "m4m"]
+        assert row.split(" | ")[4:6] == [
+            f"{results.models[3].perplexity.mean:.2f}",
+            ", ".join(ends),
+        ]
 
     def test_seeds_that_never_arrive_are_counted(self, tmp_path: Path) -> None:
         model = make_results(tmp_path, {"m4m": [(100, 70.0), (200, 40.0)]}).models[0]
-        assert statements._when(model, 40.05) == "after 200 updates (1 of 2 seeds)"
+        assert statements._when(model, 40.05) == "after 200 updates (1 of 3 seeds)"
         assert statements._when(model, 70.1) == "after 100 to 200 updates"
         assert statements._when(model, 1.0) == "not in this run"
 
@@ -411,7 +441,7 @@ class TestReport:
         out = tmp_path / "my demo"
         out.mkdir()
         text = report.write_report(make_results(out, FOUR)).read_text()
-        row = r"\| `learned` \| 8,192 \| 0.003 \| 2 \| 80.12 \([\d.]+ to [\d.]+\) \| 2,000 \|"
+        row = r"\| `learned` \| 8,192 \| 0.003 \| 3 \| 79.84 \([\d.]+ to [\d.]+\) \| 79.9, 79.8,"
         assert re.search(row, text)
         assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
         assert "(curves.png)" in text
@@ -421,13 +451,17 @@ class TestReport:
 
     def test_the_record_has_a_row_for_each_model(self, tmp_path: Path) -> None:
         broken = {**FOUR, "m4m": [(100, math.nan)]}
-        report.record(make_results(tmp_path, broken)).write(tmp_path / report.RECORD)
-        found = record.read(tmp_path / report.RECORD)
+        record_of(make_results(tmp_path, broken)).write(tmp_path / RECORD)
+        found = record.read(tmp_path / RECORD)
         assert (found.kind, found.data["words"]) == ("compare", 300_000)
-        assert [row["seed"] for row in found.figures["trainings"]] == [1, 2] * 4
+        assert [row["seed"] for row in found.figures["trainings"]] == [1, 2, 3] * 4
+        pair = next(row for row in found.figures["differences"] if row["model"] == "learned")
+        assert (pair["other"], pair["seeds"]) == ("none", 3)
+        assert pair["log_perplexity_difference"] == pytest.approx(math.log(79.84 / 100.2), abs=1e-4)
+        assert pair["p"] <= pair["p_holm"] < 0.01
         assert [row["model"] for row in found.rows] == list(broken)
         ends = {row["model"]: row["perplexity"] for row in found.rows}
-        assert (ends["learned"], ends["m4m"]) == (pytest.approx(80.12, abs=1e-4), None)
+        assert (ends["learned"], ends["m4m"]) == (pytest.approx(79.84, abs=1e-4), None)
 
     @pytest.mark.parametrize("name", ["none", "learned", "m4m"])
     def test_a_training_without_a_number_is_no_traceback(self, name: str, tmp_path: Path) -> None:
@@ -450,6 +484,68 @@ class TestReport:
         text = report.write_report(make_results(tmp_path, FOUR)).read_text()
         assert "curves.png" not in text
         assert "pip install matplotlib" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("changes", "lost"),
+        [
+            ({"seeds": (1,)}, "none with seed 2"),
+            ({"encodings": "none,learned"}, "decbert_diff with seed 1"),
+            ({"updates": 400}, "800 updates"),
+            ({"vocab_size": 256}, "vocab size 512"),
+            ({"train_args": ("--dropout", "0.1")}, "options ''"),
+        ],
+    )
+    def test_a_report_is_not_replaced_by_one_that_lacks_something(self, changes, lost, tmp_path):
+        results = make_results(tmp_path, FOUR)
+        record_of(results).write(tmp_path / RECORD)
+        check_loss(make_settings(tmp_path, seeds=(1, 2, 3, 4), updates=1600))
+        with pytest.raises(UserError, match=f"{lost}.*--overwrite"):
+            check_loss(make_settings(tmp_path, **{"seeds": (1, 2, 3), **changes}))
+
+    def test_while_the_run_goes_on_the_page_says_what_is_missing(self, tmp_path, monkeypatch):
+        """Of m4m one training has begun and none is finished; learned lacks its last seed."""
+        whole = make_results(tmp_path, FOUR)
+        *begun, _, _ = (each for each in whole.outcomes if each.contender.name == "m4m")
+        done = [each for each in whole.outcomes if each.contender.name != "m4m"]
+        done = [each for each in done if (each.contender.name, each.seed) != ("learned", 3)]
+        curves = {training.Run(*each[:3]): each.curve for each in begun}
+        now = whole._replace(outcomes=done, begun=curves)
+        opened: list[str] = []
+        monkeypatch.setattr(live, "show", opened.append)
+        monkeypatch.setattr(live, "_EVERY", 0.0)
+        follow = live.Live(jobs=2, opens=True)
+        for _ in range(2):
+            follow(lambda: now)
+        assert opened == [(tmp_path / report.PAGE).as_uri()]
+        text = (tmp_path / report.REPORT).read_text()
+        assert "Not finished: seed 1 of `m4m`; seed 2 of `m4m`; seed 3 of `learned`, `m4m`." in text
+        assert "| `learned` | 8,192 | 0.003 | 2 of 3 | 79.88 | 79.9, 79.8 |" in text
+        assert "| `m4m` | - | 0.003 | 0 | 39.96 at update 200 |" in text
+        assert "judged when all trainings are finished" in text
+        page = (tmp_path / report.PAGE).read_text()
+        assert 'http-equiv="refresh"' in page
+        report.write_report(whole)
+        page = (tmp_path / report.PAGE).read_text()
+        assert "refresh" not in page
+        assert re.search(r'<img alt="[^"]+" src="data:image/png;base64,iVBOR', page)
+        assert not re.search(r'(src|href)="(?!data:)', page)
+        assert "<td><code>m4m</code></td>" in page
+        commands = page[page.index("<details>") :]
+        assert page.count("fairseq-posenc compare") == commands.count("fairseq-posenc compare") > 5
+
+    def test_the_time_left_follows_from_the_trainings_that_are_finished(self, tmp_path):
+        whole = make_results(tmp_path, FOUR)
+        assert live.seconds_left(whole, 2) is None
+        now = whole._replace(outcomes=whole.outcomes[:6])
+        assert live.seconds_left(now, 2) == 6 * (61.0 + live._OVERHEAD) / 2
+
+    def test_an_encoding_has_one_colour_in_every_picture(self):
+        everywhere = pictures.looks([*registry.names(), "decbert_same", "decbert_diff"])
+        assert len({tuple(each.values()) for each in everywhere.values()}) == len(everywhere)
+        for names in (["rope", "m4m"], ["mine", "m4m", "none", "rope"]):
+            found = pictures.looks(names)
+            assert all(found[name] == everywhere[name] for name in names if name != "mine")
+            assert len({tuple(each.values()) for each in found.values()}) == len(names)
 
     def test_ticks_are_few_and_round(self) -> None:
         assert pictures.plain_ticks(35, 450) == [40, 50, 70, 100, 150, 200, 300, 400]
@@ -604,8 +700,8 @@ def test_seeds_added_later_and_jobs_change_nothing(tmp_path: Path) -> None:
             call[call.index("40")] = "8"
             told = subprocess.run(call, capture_output=True, encoding="utf-8", check=True).stderr
             assert told.count("starting fairseq-train") == (1 if name == "alone" else 2)
-        record_of = record.read(out / report.RECORD)
-        perplexities = [row["perplexity"] for row in record_of.figures["trainings"]]
+        found_record = record.read(out / RECORD)
+        perplexities = [row["perplexity"] for row in found_record.figures["trainings"]]
         weights = {
             path.relative_to(out): torch.load(path, weights_only=False)["model"]
             for path in out.glob("models/*/*/checkpoint_last.pt")
@@ -625,7 +721,7 @@ def test_a_training_that_diverges_is_a_result_and_ends_no_other(tmp_path: Path) 
     for starts in (2, 0):  # what diverged would again
         told = subprocess.run(call, capture_output=True, encoding="utf-8", check=True)
         assert told.stderr.count("starting fairseq-train") == starts
-    broken, whole = record.read(tmp_path / "out" / report.RECORD).figures["trainings"]
+    broken, whole = record.read(tmp_path / "out" / RECORD).figures["trainings"]
     assert broken["lr"] == "1e30"
     assert 1 < broken["diverged"] <= 4
     assert broken["perplexity"] is None

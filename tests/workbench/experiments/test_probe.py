@@ -6,6 +6,7 @@ import argparse
 import filecmp
 import itertools
 import json
+import math
 import random
 import re
 from pathlib import Path
@@ -35,7 +36,7 @@ from fairseq_posenc.workbench.experiments.probe.pipeline import Outcome
 from fairseq_posenc.workbench.experiments.probe.results import Results
 from fairseq_posenc.workbench.experiments.probe.settings import TRAIN_OPTIONS, Settings
 from fairseq_posenc.workbench.experiments.variants import parse_contenders
-from fairseq_posenc.workbench.results import intervals, record
+from fairseq_posenc.workbench.results import differences, intervals, record
 from fairseq_posenc.workbench.running.options import Parser
 
 NAMES = tasks.names()
@@ -245,7 +246,7 @@ class TestData:
 
 
 class TestIntervals:
-    @pytest.mark.parametrize("values", [[1.0, 2.0, 4.0], [0.2, 0.4], [5.0] * 4])
+    @pytest.mark.parametrize("values", [[1.0, 2.0, 4.0], [0.2, 0.4, 0.3], [5.0] * 4])
     def test_students_t(self, values):
         mean, low, high = intervals.interval(values)
         if low < high:
@@ -253,23 +254,55 @@ class TestIntervals:
             assert (low, high) == pytest.approx((theirs.low, theirs.high))
         assert mean == pytest.approx(sum(values) / len(values))
 
-    def test_one_value_overlaps_all(self):
-        only = intervals.interval([1.0])
-        assert only.overlaps(intervals.interval([100.0, 100.0]))
-        assert only.show(1) == "1.0"
-
-    def test_overlap(self):
-        low, mid, high = (intervals.Interval(x + 1, x, x + 2) for x in (0, 1.5, 3))
-        for one, other, same in ((low, mid, True), (mid, high, True), (low, high, False)):
-            assert one.overlaps(other) == other.overlaps(one) == same
+    @pytest.mark.parametrize("values", [[1.0], [1.0, 1.2]])
+    def test_fewer_than_three_values_have_no_bounds(self, values):
+        assert "(" not in intervals.interval(values).show(1)
 
     def test_perplexity_is_that_of_the_mean_loss(self):
-        found = intervals.interval_of_perplexity([10.0, 40.0])
+        found = intervals.interval_of_perplexity([10.0, 20.0, 40.0])
         assert found.mean == pytest.approx(20.0)
         assert found.low > 0
 
     def test_shares_end_at_zero_and_one(self):
-        assert intervals.interval_of_share([0.0, 1.0])[1:] == (0.0, 1.0)
+        assert intervals.interval_of_share([0.0, 0.5, 1.0])[1:] == (0.0, 1.0)
+
+
+SEEDS = [[82.0, 55.0, 46.0], [84.0, 60.0, 47.0], [81.0, 90.0, 20.0], [82.5, 55.4, 46.2]]
+SAMPLES = {name: dict(enumerate(values)) for name, values in zip("abcd", SEEDS)}
+
+
+class TestDifferences:
+    def test_pairs_are_those_of_scipy_on_the_log_scale(self):
+        for found in differences.compare_all(SAMPLES):
+            values = [list(map(math.log, SAMPLES[name].values())) for name in found[:2]]
+            theirs = stats.ttest_rel(*values)
+            assert found.p_value == pytest.approx(theirs.pvalue)
+            bounds = theirs.confidence_interval(0.95)
+            assert found.interval[1:] == pytest.approx((bounds.low, bounds.high))
+            assert found.is_significant == (theirs.pvalue < 0.05)
+
+    def test_holm_is_that_of_its_definition(self):
+        found = sorted(differences.compare_all(SAMPLES), key=lambda each: each.p_value)
+        steps = [(len(found) - place) * each.p_value for place, each in enumerate(found)]
+        wanted = [min(1.0, max(steps[: place + 1])) for place in range(len(steps))]
+        assert [each.holm for each in found] == pytest.approx(wanted)
+
+    def test_two_seeds_are_never_significant(self):
+        two = {name: {0: values[0], 1: values[1]} for name, values in SAMPLES.items()}
+        assert not any(each.is_significant for each in differences.compare_all(two))
+        (only,) = differences.describe(two)
+        assert only.startswith("Not judged, fewer than 3 seeds in common: ")
+
+    def test_only_seeds_that_both_have_count(self):
+        one, other = {1: 2.0, 2: 3.0, 3: 4.0, 4: 99.0}, {0: 1.0, 1: 4.0, 2: 6.1, 3: 8.0}
+        found = differences.compare(one, other)
+        assert found.seeds == 3
+        assert found.interval.mean == pytest.approx(-(2 * math.log(2) + math.log(6.1 / 3)) / 3)
+
+    def test_models_that_are_one_are_not_different(self):
+        same = {"m1": {1: 3.0, 2: 4.0, 3: 5.0}, "m2": {1: 3.0, 2: 4.0, 3: 5.0}}
+        (found,) = differences.compare_all(same)
+        assert (found.p_value, found.is_significant) == (1.0, False)
 
 
 def settings(out: Path, **changes: Any) -> Settings:
@@ -277,7 +310,7 @@ def settings(out: Path, **changes: Any) -> Settings:
         "family": data.CAUSAL,
         "tasks": (tasks.get("copy"), tasks.get("sort")),
         "contenders": parse_contenders("none,rope,alibi"),
-        "seeds": (1, 2),
+        "seeds": (1, 2, 3),
         "updates": 10,
         "trained": 40,
         "lengths": (20, 40, 80, 160),
@@ -317,13 +350,13 @@ class TestReport:
         assert (
             "| `rope` | 0.45 (0.45 to 0.45) | 0.00 (0.00 to 0.00) | 0.30 (0.30 to 0.30) |" in text
         )
-        assert "- copy: `alibi` is right in 90%, above `none`, `rope`." in text
+        assert "- copy: `alibi` is right in 90%, significantly above `none`, `rope`." in text
         picture.draw(found, tmp_path / "probe.png")
         assert (tmp_path / "probe.png").read_bytes().startswith(b"\x89PNG")
         report.record(found).write(tmp_path / report.RECORD)
         rows = record.read(tmp_path / report.RECORD).figures
         assert len(rows["lengths"]) == 2 * 3 * 4
-        assert len(rows["trainings"]) == 2 * 3 * 2
+        assert len(rows["trainings"]) == 2 * 3 * 3
         assert report.write_report(found, drawn=True).read_text().count("probe.png") == 1
 
     def test_without_longer_questions_there_are_no_ranks(self, tmp_path):

@@ -25,10 +25,20 @@ WITH_INTERVAL = ["model", "perplexity", "perplexity_low", "perplexity_high"]
 
 @pytest.fixture
 def results(tmp_path, monkeypatch) -> Path:
-    """A folder of records: rope below alibi, learned not told apart, none read no further."""
+    """A folder of records: rope below alibi, learned not significantly different, nor read far."""
     rows = [("rope", 10.0, 9.0, 11.0), ("learned", 11.0, 9.5, 12.5), ("alibi", 20.0, 19.0, 21.0)]
-    compared = [dict(zip(WITH_INTERVAL, row)) for row in rows]
-    Record("compare", {"models": compared}, {}).write(tmp_path / measured.COMPARED["causal-lm"])
+    common = {"lr": "0.003", "updates": 300, "seeds": 3}
+    compared = [{**dict(zip(WITH_INTERVAL, row)), **common} for row in rows]
+    changes = {"rope": (0.99, 1.0, 1.01), "learned": (1.2, 1.0, 0.9), "alibi": (1.0, 0.99, 1.01)}
+    trainings = [
+        {"model": name, "lr": "0.003", "seed": seed, "perplexity": mean * changes[name][seed]}
+        for name, mean, _, _ in rows
+        for seed in range(3)
+    ]
+    data = {"family": "causal-lm", "text": "a book", "words": 9000, "trained_length": 128}
+    path = tmp_path / measured.COMPARED["causal-lm"]
+    record = Record("compare", {"models": compared, "trainings": trainings}, data)
+    record._replace(command="compare -- --decoder-embed-dim 64").write(path)
     for seed, change in enumerate((0.99, 1.0, 1.01)):
         lines = [
             {
@@ -80,7 +90,11 @@ def test_the_least_multiple_that_is_as_far_decides(results, length, best, same, 
 def test_the_answer_names_all_of_the_family(results, monkeypatch):
     monkeypatch.setattr(page, "columns", lambda family: [measured.compared(family)])
     said = answer(Question("causal-lm", 512, 128))
-    assert "- best: `alibi`" in said
+    assert said.startswith(
+        "Measured: causal-lm models of 2 layers of width 64, trained for 300 updates at 128 tokens "
+        "on a book (9,000 words), 3 seeds; perplexity at 4 times the length of training"
+    )
+    assert "- best there: `alibi`" in said
     assert "- cannot be read there: `learned`" in said
     (unknown,) = (line for line in said.splitlines() if line.startswith(f"- {NOT_MEASURED}"))
     others = set(measured.names("causal-lm")) - set(READ)
@@ -89,6 +103,16 @@ def test_the_answer_names_all_of_the_family(results, monkeypatch):
 
 def test_beyond_all_that_was_read_nothing_is_said(results):
     assert "not measured; train" in answer(Question("causal-lm", 513, 128))
+
+
+def test_no_winner_is_named_for_a_length_of_training_that_was_not_measured(results, monkeypatch):
+    monkeypatch.setattr(page, "columns", lambda family: [measured.compared(family)])
+    said = answer(Question("causal-lm", 1024, 512))
+    assert said.startswith("Measured: causal-lm models of 2 layers of width 64")
+    assert "best" not in said
+    assert "trained at 512 tokens, read at 1,024. No winner is named" in said
+    assert "- in front there, without a significant difference: `rope`" in said
+    assert "--length 1024 --trained 512 --text my.txt" in said
 
 
 def test_candidates_are_those_with_the_best_figures_then_those_of_one_seed(results, monkeypatch):
@@ -104,8 +128,18 @@ def test_of_bleu_the_highest_is_best(results):
     rows = [("t5", 1, 60.0, 59.0, 61.0), ("t5", 5, 30.0, 29.0, 31.0)]
     rows += [("rope", 5, 32.0, 31.5, 32.5), ("shaw", 5, 31.0, 30.0, 32.0)]
     means = [dict(zip(names, row)) for row in rows]
+    scores = [
+        {
+            "system": name,
+            "beam": beam,
+            "training": n,
+            "BLEU": bleu + change * (-1) ** (name == "shaw"),
+        }
+        for name, beam, bleu, *_ in rows
+        for n, change in enumerate((-0.7, 0.0, 0.7))
+    ]
     path = results / measured.COMPARED["encoder-decoder"]
-    Record("bleu", {"scores": [], "means": means}, {}).write(path)
+    Record("bleu", {"scores": scores, "means": means}, {}).write(path)
     assert deciding(Question("encoder-decoder", 128, 128)).best() == ("rope", ["shaw"], ["t5"])
 
 
@@ -121,7 +155,7 @@ def test_a_start_from_a_trained_model_is_read_from_greedy_search(results):
     assert measured.started("causal-lm").show("rope") == NOT_MEASURED
 
 
-def test_one_seed_tells_nothing_apart():
+def test_one_seed_is_not_judged():
     column = measured.early("encoder-decoder")[0]
     best, same, behind = column.best()
     assert math.isinf(column.of[best].high)

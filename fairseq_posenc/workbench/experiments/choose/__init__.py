@@ -4,6 +4,6 @@
 2. :mod:`~fairseq_posenc.workbench.experiments.choose.halving` spends a budget of time on
    candidates, by successive halving, with the trainings of
    :mod:`~fairseq_posenc.workbench.experiments`.
-3. :mod:`~fairseq_posenc.workbench.experiments.choose.report` has the ranking, what could not be
-   told apart, the command.
+3. :mod:`~fairseq_posenc.workbench.experiments.choose.report` says what was measured, the ranking,
+   what differs, and the command of a real training.
 """

@@ -1,4 +1,4 @@
-"""The answer of the records: the best figure, what is not told apart from it, and costs."""
+"""The answer of the records: what was measured, on what, and the best figure within that."""
 
 from __future__ import annotations
 
@@ -42,23 +42,37 @@ def deciding(question: Question) -> Optional[Column]:
 
 
 def answer(question: Question) -> str:
-    """Return the answer in Markdown, with all that is known of the encodings it names."""
-    head = f"{question.family}, trained at {question.trained:,} tokens, read at {question.length:,}"
-    column = deciding(question)
+    """Answer in Markdown: what was measured first, then no more than follows from it."""
+    column, setting = deciding(question), measured.setting(question.family)
+    asked = f"trained at {question.trained:,} tokens, read at {question.length:,}"
     if column is None:
-        return f"{head}: {measured.NOT_MEASURED}; train candidates on a text: --text, --budget."
+        return f"Asked: {asked}. This was {measured.NOT_MEASURED}; {_own_text(question)}"
     best, same, behind = column.best()
+    models = setting.models if setting else "small models, 300 updates, one seed"
+    if setting and setting.covers(question.length, question.trained):
+        head = f"Asked: {asked}, as measured. The figures are of such small models only:"
+        front = [f"- best there: {_named([best])}, {column.show(best)}"]
+        front += _line("not significantly different from it", same)
+    else:
+        head = (
+            f"Asked: {asked}. No winner is named: nothing was trained and read like that. The "
+            "small models suggest whom to try:"
+        )
+        front = _line("in front there, without a significant difference", [best, *same])
     unread = [name for name in column.of if math.isinf(column.of[name].mean)]
     unknown = [name for name in measured.names(question.family) if name not in column.of]
     better = "higher" if column.higher else "lower"
     lines = [
-        f"{head}. By the {column.title} ({column.source}), where {better} is better:",
+        f"Measured: {models}; {column.title} ({column.source}), where {better} is better.",
         "",
-        f"- best: {_named([best])}, {column.show(best)}",
-        *_line("not told apart from it", same),
-        *_line("behind it", behind),
+        head,
+        "",
+        *front,
+        *_line("significantly behind", behind),
         *_line("cannot be read there", unread),
         *_line(measured.NOT_MEASURED, unknown),
+        "",
+        f"To know it for your text, {_own_text(question)}",
     ]
     return "\n".join([*lines, "", page.table(question.family, [best, *same, *behind, *unread])])
 
@@ -73,6 +87,14 @@ def candidates(question: Question) -> list[str]:
     known = measured.names(question.family)
     first = [name for name in dict.fromkeys(ranked) if name in known]
     return [*first, *(name for name in known if name not in first)][:_FEW]
+
+
+def _own_text(question: Question) -> str:
+    if question.family == measured.BOTH:
+        return "train candidates on it: `fairseq-posenc train translation_iwslt17`."
+    lengths = f"--length {question.length} --trained {question.trained}"
+    command = f"fairseq-posenc choose --family {question.family} {lengths} --text my.txt"
+    return f"train candidates on it: `{command} --budget 30m`."
 
 
 def _line(what: str, names: list[str]) -> list[str]:

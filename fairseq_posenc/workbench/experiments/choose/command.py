@@ -9,8 +9,14 @@ from pathlib import Path
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments.choose.answer import Question, answer, candidates
 from fairseq_posenc.workbench.experiments.choose.halving import Halving
-from fairseq_posenc.workbench.experiments.choose.report import RECORD, REPORT, record, told
+from fairseq_posenc.workbench.experiments.choose.report import (
+    RECORD,
+    REPORT,
+    describe_rounds,
+    record,
+)
 from fairseq_posenc.workbench.experiments.corpus import read_text
+from fairseq_posenc.workbench.experiments.pieces import unigram_perplexity
 from fairseq_posenc.workbench.experiments.settings import Settings
 from fairseq_posenc.workbench.experiments.trainings import default_jobs
 from fairseq_posenc.workbench.experiments.variants import parse_contenders
@@ -64,12 +70,14 @@ def run(args: argparse.Namespace) -> int:
         return 0
     settings, jobs = _settings(question, args), args.jobs or default_jobs()
     budget = _seconds(args.budget)
-    read_text(args.text)  # so that a wrong one is told before anything is made
+    read_text(args.text)  # so that a wrong one is an error before anything is made
     with any_end_like_ctrl_c(CONTINUES), own_folder(settings.out, (REPORT, RECORD)) as lock:
         names = ", ".join(each.name for each in settings.contenders)
         say(f"{names} on {args.text} within {format_time(budget)}; all goes to {settings.out}/")
         rounds = Halving(settings, budget, jobs, lock).run()
-        found, text = record(rounds, settings), told(rounds, settings)
+        pieces = [settings.out / "data" / f"{part}.pieces" for part in ("train", "valid")]
+        text = describe_rounds(rounds, settings, unigram_perplexity(*pieces))
+        found = record(rounds, settings)
         found.write(settings.out / RECORD)
         write_whole(settings.out / REPORT, f"# Which encoding\n\n{text}\n\n    {found.command}\n")
     print(found.text() if args.json else text)

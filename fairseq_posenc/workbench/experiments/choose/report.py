@@ -1,19 +1,23 @@
-"""The report of successive halving: the ranking, what could not be told apart, the command."""
+"""The report of successive halving: what was measured, the ranking, what differs, the command."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
 
-from fairseq_posenc.workbench.experiments.aggregate import Judged, order
+from fairseq_posenc.workbench.experiments.aggregate import Judged
 from fairseq_posenc.workbench.experiments.choose.halving import Round
 from fairseq_posenc.workbench.experiments.settings import CAUSAL, Settings
 from fairseq_posenc.workbench.results import markdown
+from fairseq_posenc.workbench.results.differences import RULE, describe, few_seeds
 from fairseq_posenc.workbench.results.intervals import NOTE
 from fairseq_posenc.workbench.results.record import Record, own_command
 from fairseq_posenc.workbench.running.progress import format_time
 
 REPORT, RECORD = "choose.md", "choose.json"
+# A model has to be twice as good as one that knows only how often each piece occurs, which is a bit
+# a token: before that it has learned nothing of the order of the text, so its rank means nothing.
+LEARNED = 0.5
 _RECIPES = {CAUSAL: "b_lm"}  # of the papers' trainings, the one for a family; else a_small
 
 
@@ -27,37 +31,64 @@ def last_of_each(rounds: Sequence[Round]) -> Iterator[tuple[Round, Judged]]:
                 yield each, model
 
 
-def told(rounds: Sequence[Round], settings: Settings) -> str:
-    """Return the ranking, what each round could not tell apart, and what to do next."""
+def describe_rounds(rounds: Sequence[Round], settings: Settings, unigram: float) -> str:
+    """Say what was measured, the ranking, which differences are significant, and what to do next.
+
+    Args:
+        rounds: all of them.
+        settings: of the trainings.
+        unigram: perplexity of a model that knows only how often each piece occurs.
+    """
     rows = [
         (f"`{model.contender.name}`", f"{each.updates:,}", model.shown(2))
         for each, model in last_of_each(rounds)
     ]
-    sentences = [
-        f"- After {each.updates:,} updates: {' '.join(order(each.able))}"
-        for each in rounds[1:] or rounds
-        if len(settings.seeds) > 1
-    ]
-    if not sentences:
-        sentences = ["- With one seed nothing is told apart; use `--seeds 1,2,3`."]
-    seconds = sum(each.seconds for each in rounds)
+    few = few_seeds(len(settings.seeds))
+    sentences = [few] if few else [_describe_round(each) for each in rounds[1:] or rounds]
+    seconds = format_time(sum(each.seconds for each in rounds))
     return "\n".join(
         [
+            f"Measured: {settings.family} models of {settings.size('layers')} layers of width "
+            f"{settings.size('embed-dim')} on `{settings.text}`, trained at {settings.trained:,} "
+            f"tokens for up to {rounds[-1].updates:,} updates, read at "
+            f"{settings.read or settings.trained:,}, {len(settings.seeds)} seeds.",
+            "",
             markdown.table(("encoding", "updates", "validation perplexity"), rows),
             "",
-            *sentences,
-            f"- It took {format_time(seconds)}. Perplexity is that of the mean loss over "
-            f"{len(settings.seeds)} seeds, with its interval ({NOTE}).",
+            *(f"- {sentence}" for sentence in sentences),
+            f"- It took {seconds}. Perplexity is that of the mean loss over the seeds, from three "
+            f"on with its interval ({NOTE}). {RULE}",
             "",
-            "The real training, on data made by `fairseq-posenc preprocess`:",
-            "",
-            f"    {real_training(rounds, settings)}",
+            _advice(rounds, settings, unigram),
         ]
     )
 
 
+def _describe_round(found: Round) -> str:
+    able = {model.contender.name: model.by_seed for model in found.able}
+    return f"After {found.updates:,} updates: {' '.join(describe(able)) or 'nothing to compare.'}"
+
+
+def _advice(rounds: Sequence[Round], settings: Settings, unigram: float) -> str:
+    """Show the command of a real training, if the models learned enough for their rank to count."""
+    updates, (_, best) = rounds[-1].updates, next(last_of_each(rounds))
+    lowest = best.perplexity.mean
+    if not lowest <= LEARNED * unigram:
+        return (
+            f"No model is recommended: after {updates:,} updates the lowest perplexity is "
+            f"{lowest:,.1f}, and {unigram:,.1f} needs no more than to know how often each piece "
+            f"occurs. Ranks mean something from {LEARNED * unigram:,.1f} on: give a larger "
+            "--budget, with which this run goes on."
+        )
+    return (
+        "These are small models, trained briefly: who learns fast, not who ends lowest. The real "
+        "training, on data made by `fairseq-posenc preprocess`:\n\n"
+        f"    {real_training(rounds, settings)}"
+    )
+
+
 def real_training(rounds: Sequence[Round], settings: Settings) -> str:
-    """Return the command of a whole training with the best candidate."""
+    """Write the command of a whole training with the best candidate."""
     _, best = next(last_of_each(rounds))
     recipe = _RECIPES.get(settings.family, "a_small")
     spec, directions = best.contender[1:]

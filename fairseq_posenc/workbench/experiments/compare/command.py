@@ -6,18 +6,20 @@ import argparse
 from pathlib import Path
 
 from fairseq_posenc.workbench.experiments import variants
+from fairseq_posenc.workbench.experiments.compare.live import Live, announce
+from fairseq_posenc.workbench.experiments.compare.record import RECORD, check_loss, record
 from fairseq_posenc.workbench.experiments.compare.report import (
+    PAGE,
     PICTURE,
-    RECORD,
     REPORT,
-    record,
+    conclusions,
     table,
-    told,
     write_report,
 )
 from fairseq_posenc.workbench.experiments.pipeline import Pipeline
 from fairseq_posenc.workbench.experiments.settings import LEARNING_RATE, MASKED, TASKS, Settings
 from fairseq_posenc.workbench.experiments.trainings import default_jobs
+from fairseq_posenc.workbench.running.devices import choose_device
 from fairseq_posenc.workbench.running.interruption import CONTINUES, any_end_like_ctrl_c
 from fairseq_posenc.workbench.running.locks import own_folder
 from fairseq_posenc.workbench.running.options import (
@@ -28,6 +30,8 @@ from fairseq_posenc.workbench.running.options import (
     add_seeds,
 )
 from fairseq_posenc.workbench.running.progress import say
+
+_TOGETHER = 5  # trainings that share even a single core
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +60,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="learning rates, as in 0.001,0.003: each model is trained with each and judged at its "
         "best (default: %(default)s)",
     )
-    add_jobs(parser, "one on each core, or on the GPU")
+    add_jobs(parser, "one on each core, but all models of a seed up to five; one on a GPU")
+    parser.add_argument(
+        "--open", action="store_true", help="show the page of the run in a browser as it grows"
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace a report that has what this one lacks"
+    )
     add_json(parser)
     parser.add_argument(
         "train_args",
@@ -73,22 +83,32 @@ def run(args: argparse.Namespace) -> int:
         UserError: wrong input.
         RunError: a fairseq command that failed.
     """
-    settings, jobs = _settings(args), args.jobs or default_jobs()
+    settings = _settings(args)
+    jobs = args.jobs or _default_jobs(len(settings.contenders))
+    if not args.overwrite:
+        check_loss(settings)
     with (
         any_end_like_ctrl_c(CONTINUES),
-        own_folder(settings.out, (REPORT, PICTURE, RECORD)) as lock,
+        own_folder(settings.out, (REPORT, PICTURE, PAGE, RECORD)) as lock,
     ):
         names = ", ".join(contender.name for contender in settings.contenders)
         say(f"comparing {names}; everything goes to {settings.out}/")
-        results = Pipeline(settings, jobs, lock).run()
+        announce(settings, jobs)
+        results = Pipeline(settings, jobs, lock).run(Live(jobs, args.open))
         report, found = write_report(results), record(results)
         found.write(settings.out / RECORD)
     if args.json:
         print(found.text())
     else:
-        print("\n".join([table(results.models), "", *told(results)]))
-    say(f"report: {report}")
+        print("\n".join([table(results), "", *conclusions(results)]))
+    say(f"report: {report}, and as a page {report.with_name(PAGE)}")
     return 0
+
+
+def _default_jobs(models: int) -> int:
+    """Count trainings at a time: on few cores more than these, so that curves grow together."""
+    jobs = default_jobs()
+    return jobs if choose_device() == "cuda" else max(jobs, min(models, _TOGETHER))
 
 
 def _settings(args: argparse.Namespace) -> Settings:

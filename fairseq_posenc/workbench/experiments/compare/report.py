@@ -2,89 +2,121 @@
 
 from __future__ import annotations
 
-import math
 import platform
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from itertools import groupby
 from pathlib import Path
 from statistics import fmean
+from typing import Optional
 
 from fairseq_posenc.workbench.experiments.aggregate import Judged, Outcome
+from fairseq_posenc.workbench.experiments.compare.picture import begun, draw
 from fairseq_posenc.workbench.experiments.compare.reproduce import again, commands
 from fairseq_posenc.workbench.experiments.compare.statements import statements
 from fairseq_posenc.workbench.experiments.pipeline import Results
 from fairseq_posenc.workbench.experiments.settings import CAUSAL, MASKED, Settings
+from fairseq_posenc.workbench.experiments.training import Run
 from fairseq_posenc.workbench.results import markdown
-from fairseq_posenc.workbench.results.intervals import NOTE
-from fairseq_posenc.workbench.results.learning_curves import draw_lines
+from fairseq_posenc.workbench.results.differences import RULE
+from fairseq_posenc.workbench.results.intervals import LEAST_SEEDS, NOTE
+from fairseq_posenc.workbench.results.page import page
 from fairseq_posenc.workbench.results.pictures import can_draw
-from fairseq_posenc.workbench.results.record import Record, own_command
 from fairseq_posenc.workbench.running.files import write_whole
+from fairseq_posenc.workbench.running.logs import Curve
 from fairseq_posenc.workbench.running.progress import format_time, say
 
-REPORT, PICTURE, RECORD = "report.md", "curves.png", "compare.json"
+REPORT, PICTURE, PAGE = "report.md", "curves.png", "report.html"
+_REFRESH = 10  # seconds between two looks of a browser at the page of a run that goes on
 
 
-def write_report(results: Results) -> Path:
-    """Write the report and, if matplotlib is installed, its picture; return the report's path."""
-    out = results.settings.out
-    drawn = False
+def write_report(results: Results, seconds_left: Optional[float] = None) -> Path:
+    """Write the report, as Markdown and as a page, and its picture, if matplotlib is installed.
+
+    Args:
+        results: all trainings, or those that have begun while others are missing.
+        seconds_left: until the missing ones are finished, as far as is known.
+
+    Returns:
+        the path of the Markdown.
+    """
+    out, drawn = results.settings.out, False
     if can_draw():
-        curves = {model.contender.name: model.curve for model in results.models}
-        lines = {model.contender.name: _line(model) for model in results.models}
-        bands = {name: [(x, y.low, y.high) for x, y in curve] for name, curve in curves.items()}
         title = f"Validation perplexity of the {_FAMILIES[results.settings.family]}"
-        drawn = draw_lines(lines, title, out / PICTURE, log=True, bands=bands)
-    else:
+        drawn = draw(results, title, out / PICTURE)
+    elif not results.missing:
         say("no picture of the curves: matplotlib is not installed (pip install matplotlib)")
     parts = [
         "# Position encodings compared",
+        _missing(results, seconds_left),
         _introduction(results),
-        table(results.models),
-        _note(results.settings),
+        table(results),
+        _caveat(results.settings),
         f"![Learning curves: validation perplexity over updates]({PICTURE})" if drawn else "",
         "## What follows from the figures",
-        "\n".join(f"- {sentence}" for sentence in told(results)),
-        _RULE,
-        "## Run it again, or bigger",
+        "\n".join(f"- {sentence}" for sentence in conclusions(results)),
+        f"{RULE} All sentences are computed from the figures by fixed rules.",
+        _note(results.settings),
+        "## Commands",
         again(results.settings),
-        "## The commands behind it",
         commands(results.settings),
     ]
-    path = out / REPORT
-    write_whole(path, "\n\n".join(part for part in parts if part) + "\n")
+    path, text = out / REPORT, "\n\n".join(part for part in parts if part) + "\n"
+    write_whole(path, text)
+    write_whole(out / PAGE, page(text, out, _REFRESH if results.missing else 0))
     return path
 
 
-def told(results: Results) -> list[str]:
-    """Return what follows from the figures, as sentences."""
+def conclusions(results: Results) -> list[str]:
+    """Say what follows from the figures; nothing as long as trainings are missing."""
+    if results.missing:
+        return ["Differences are judged when all trainings are finished."]
     return statements(results.models, results.settings.family == MASKED)
 
 
-def _line(model: Judged) -> list[tuple[int, float]]:
-    """Return the mean curve, which ends without a number where a seed diverged first."""
-    end = min(model.diverged.values(), default=0)
-    return [*((x, y.mean) for x, y in model.curve), *([(end, math.nan)] if end else [])]
+def _missing(results: Results, seconds_left: Optional[float]) -> str:
+    """Say which seeds are missing, while the run goes on."""
+    if not results.missing:
+        return ""
+    still = "; ".join(
+        f"seed {seed} of {_list(dict.fromkeys(f'`{run.contender.name}`' for run in runs))}"
+        for seed, runs in groupby(results.missing, key=lambda run: run.seed)
+    )
+    about = f", about {format_time(seconds_left)} more" if seconds_left else ""
+    return f"**The run goes on{about}.** Not finished: {still}."
 
 
 def _note(settings: Settings) -> str:
     masked = settings.family == MASKED
     return (
         f"Validation perplexity is `fairseq-validate`'s, of {'the masked' if masked else 'all'} "
-        "tokens; lower is better. It is that of the mean loss over the seeds, with its interval "
-        f"({NOTE}); the picture's bands are that too. "
+        "tokens; lower is better. It is that of the mean loss over the seeds, from "
+        f"{LEAST_SEEDS} seeds on with its interval ({NOTE}); the picture has that as bands, and "
+        "the seeds as dots. "
         f"{'The masks of a seed are the same for every encoding. ' if masked else ''}"
         "Where there are several learning rates, a model is judged at the one with the lowest mean "
         "loss on this same text. Tokens per second is the median during training; time is that of "
         "a training with its validations, each on one thread: means over the seeds. Both are "
-        "slower where the machine had other work meanwhile."
+        "slower where trainings share a core, or the machine has other work."
     )
 
 
 _FAMILIES = {MASKED: "masked language model", CAUSAL: "causal language model"}
-_RULE = (
-    "These sentences are computed from the figures by fixed rules. One model is said to be below "
-    "another only where their intervals do not overlap."
-)
+
+
+def _caveat(settings: Settings) -> str:
+    """Say what the figures do not show."""
+    text = (
+        f"**Who starts first is not who is better.** After {settings.updates:,} updates of small "
+        "models the table shows which of them begin to learn early. One that stands still may "
+        "start later, and the order may change."
+    )
+    if settings.family == MASKED and not settings.text and not settings.train_args:
+        # The records docs/results/demo.json and masked_lm_late.json.
+        text += (
+            " So does `learned`, in such models on this text: its perplexity is 104.1 after 400 "
+            "updates, little below that of `none`, and 28.8 after 1,600, `none`'s 94.5."
+        )
+    return text
 
 
 def _introduction(results: Results) -> str:
@@ -101,8 +133,8 @@ def _introduction(results: Results) -> str:
         f"{settings.size('layers')} layers of width "
         f"{settings.size('embed-dim')} with "
         f"{settings.size('attention-heads')} attention heads, and read blocks of "
-        f"{settings.trained} tokens. They differ only in what tells them the "
-        f"order of the tokens. Each was trained for {settings.updates:,} updates, "
+        f"{settings.trained} tokens. They differ only in their position encoding. Each is trained "
+        f"for {settings.updates:,} updates, "
         f"{int(settings.option('--max-tokens')):,} tokens at a time, once for each seed "
         f"({_list(settings.seeds)}) and learning rate ({_list(settings.lrs)}). With the "
         "same seed they read the same text in the same order"
@@ -114,58 +146,34 @@ def _list(values: Iterable[object]) -> str:
     return ", ".join(map(str, values))
 
 
-def table(models: Sequence[Judged]) -> str:
-    """Return the table of all models, in Markdown."""
+def table(results: Results) -> str:
+    """Format all models as a table in Markdown; of those that are not finished what is known."""
     header = (
         *("encoding", "position parameters", "learning rate", "seeds", "validation perplexity"),
-        *("tokens/s", "time"),
+        *("each seed", "tokens/s", "time"),
     )
-    return markdown.table(header, map(_row, models))
+    rows = {model.contender.name: _row(model, results.settings) for model in results.models}
+    rows |= {name: _begun_row(*each) for name, each in begun(results).items()}
+    names = [contender.name for contender in results.settings.contenders]
+    return markdown.table(header, [rows[name] for name in names if name in rows])
 
 
-def _row(model: Judged) -> tuple[str, ...]:
+def _row(model: Judged, settings: Settings) -> tuple[str, ...]:
     def mean(figure: Callable[[Outcome], float], show: Callable[[float], str]) -> str:
         return show(fmean(map(figure, model.ended))) if model.ended else "-"
 
+    seeds, wanted = len(model.outcomes), len(settings.seeds)
     return (
         f"`{model.contender.name}`",
         mean(lambda each: each.position_parameters, "{:,.0f}".format),
-        *(model.lr, str(len(model.outcomes)), model.shown(2)),
+        *(model.lr, str(seeds) if seeds == wanted else f"{seeds} of {wanted}", model.shown(2)),
+        ", ".join(f"{each.perplexity:,.1f}" for each in model.ended) or "-",
         mean(lambda each: each.curve.speed, "{:,.0f}".format),
         mean(lambda each: each.seconds, format_time),
     )
 
 
-def record(results: Results) -> Record:
-    """Return the figures of all models, and of all trainings."""
-    settings = results.settings
-    models = [
-        {
-            "model": model.contender.name,
-            "position_encoding": model.contender.position_encoding,
-            "attention_directions": model.contender.directions,
-            "updates": settings.updates,
-            "position_parameters": model.ended[0].position_parameters if model.ended else None,
-            "lr": model.lr,
-            "seeds": len(model.outcomes),
-            **model.perplexity.figures("perplexity"),
-        }
-        for model in results.models
-    ]
-    trainings = [
-        {
-            "model": outcome.contender.name,
-            "lr": outcome.lr,
-            "seed": outcome.seed,
-            "perplexity": outcome.perplexity,
-            "tokens_per_second": outcome.curve.speed,
-            "seconds": outcome.seconds,
-            "diverged": outcome.diverged or None,
-        }
-        for outcome in results.outcomes
-    ]
-    text = str(settings.text) if settings.text else "the documentation inside Python"
-    data = {"family": settings.family, "text": text, **results.text}
-    data |= {"vocab_size": settings.vocab_size, "trained_length": settings.trained}
-    figures = {"models": models, "trainings": trainings}
-    return Record("compare", figures, data, command=own_command())
+def _begun_row(run: Run, curve: Curve) -> tuple[str, ...]:
+    updates, perplexity = curve.points[-1]
+    so_far = f"{perplexity:,.2f} at update {updates:,}"
+    return f"`{run.contender.name}`", "-", run.lr, "0", so_far, "-", f"{curve.speed:,.0f}", "-"

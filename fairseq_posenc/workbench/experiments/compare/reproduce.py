@@ -11,7 +11,7 @@ _USER_DIR = ' --user-dir "$(fairseq-posenc user-dir)"'  # finds the package on e
 
 
 def again(settings: Settings) -> str:
-    """Return lines that run the comparison again, longer, with more seeds, or on other text."""
+    """Show lines that run the comparison again, longer, with more seeds, or on other text."""
     out = str(settings.out)
     longer = ["--updates", str(4 * settings.updates)]
     seeds = range(max(settings.seeds) + 1, max(settings.seeds) + 4)
@@ -30,7 +30,7 @@ def again(settings: Settings) -> str:
         ("your own text", ["--text", "my.txt", "--out", f"{out}-my-text"]),
     ]
     shown = [f"# {comment}\n{_compare_command(settings, changes)}" for comment, changes in lines]
-    return "```sh\n" + "\n\n".join(shown) + "\n```"
+    return _folded("Run it again, longer, with more seeds, or on another text", "\n\n".join(shown))
 
 
 def _bigger(stack: str) -> str:
@@ -61,7 +61,7 @@ def _compare_command(settings: Settings, changes: list[str]) -> str:
 
 
 def commands(settings: Settings) -> str:
-    """Return what was called for each training, folded away."""
+    """Show what was called for each training."""
     lines = []
     for run in all_runs(settings):
         lines += [
@@ -69,6 +69,9 @@ def commands(settings: Settings) -> str:
             shlex.join(train_command(settings, run)) + _USER_DIR,
             shlex.join(measure_command(settings, run)) + _USER_DIR,
         ]
-    commands = "```sh\n" + "\n".join(lines) + "\n```"
     summary = "fairseq-train and fairseq-validate, as they were called, on one thread each"
-    return f"<details>\n<summary>{summary}</summary>\n\n{commands}\n\n</details>"
+    return _folded(summary, "\n".join(lines))
+
+
+def _folded(summary: str, code: str) -> str:
+    return f"<details>\n<summary>{summary}</summary>\n\n```sh\n{code}\n```\n\n</details>"

@@ -1,33 +1,42 @@
-"""Sentences about a comparison, each computed from its figures by a rule.
-
-Nothing is said of two models whose intervals overlap, but that they are not told apart.
-"""
+"""Sentences about a comparison, each computed from its figures by a rule."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Optional
 
-from fairseq_posenc.workbench.experiments.aggregate import Judged, is_below, name, order
+from fairseq_posenc.workbench.experiments.aggregate import Judged, is_below, name
+from fairseq_posenc.workbench.results.differences import describe, few_seeds
 
+_FALLING = 0.02  # of the perplexity, in the last quarter of a training
 # A model counts as having left the plateau of a bag of words at this part of its perplexity: far
 # enough below to be no chance, and more than is gained by knowing just where a block begins.
 _LEFT_PLATEAU = 0.5
 
 
 def statements(models: Sequence[Judged], masked: bool = True) -> list[str]:
-    """Return what follows from the figures of masked or of causal LMs, as sentences in Markdown."""
-    if any(len(model.outcomes) < 2 for model in models):
-        return ["Each model was trained once, so nothing is told apart; use `--seeds 1,2,3`."]
+    """Say what follows from the figures of masked or of causal LMs, in Markdown."""
     able = [model for model in models if not model.diverged]
+    diverged = [f"{name(model)} {model.shown(2)}." for model in models if model.diverged]
+    shown = [*diverged, *_falling(able)]
+    if few := few_seeds(min(len(model.outcomes) for model in models)):
+        return [few, *shown]
     bag = next((each for each in able if masked and _is_bag_of_words(each)), None)
     others = [model for model in able if model is not bag]
-    found = [*map(_divergence, models), *order(able), _bag_of_words(bag, others), _race(others)]
+    order = describe({model.contender.name: model.by_seed for model in able})
+    found = [*shown, *order, _bag_of_words(bag, others), _race(others)]
     return [sentence for sentence in found if sentence]
 
 
-def _divergence(model: Judged) -> str:
-    return f"{name(model)} {model.shown(2)}." if model.diverged else ""
+def _falling(models: Sequence[Judged]) -> list[str]:
+    """Say whose perplexity still falls at the end, so that a longer training changes the order."""
+    falls = []
+    for model in models:
+        curve = [(updates, level.mean) for updates, level in model.curve]
+        before = [value for updates, value in curve if updates <= 0.75 * curve[-1][0]]
+        if before and 1 - curve[-1][1] / before[-1] > _FALLING:
+            falls.append(f"{name(model)} by {1 - curve[-1][1] / before[-1]:.0%}")
+    return [f"Still falling in the last quarter: {', '.join(falls)}."] if falls else []
 
 
 def _bag_of_words(bag: Optional[Judged], others: Sequence[Judged]) -> str:
@@ -41,7 +50,7 @@ def _bag_of_words(bag: Optional[Judged], others: Sequence[Judged]) -> str:
         f"words. The lowest perplexity it reaches is {level:,.1f}."
     )
     if not others:
-        return f"{text} No other is told apart from it."
+        return f"{text} No other is significantly below it."
     return f"{text} {_LEFT_PLATEAU:.0%} of that, {left:,.1f}, is reached by {_all(others, left)}."
 
 

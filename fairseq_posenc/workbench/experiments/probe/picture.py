@@ -6,6 +6,7 @@ from pathlib import Path
 
 from fairseq_posenc.workbench.experiments.probe.results import Results
 from fairseq_posenc.workbench.results import pictures
+from fairseq_posenc.workbench.results.intervals import LEAST_SEEDS
 from fairseq_posenc.workbench.results.pictures import GREY, PALE
 
 _COLUMNS = 3
@@ -20,11 +21,15 @@ def draw(results: Results, path: Path) -> None:
     panels = figure.subplots(rows, columns, squeeze=False, sharex=True).flat
     for axes, task in zip(panels, tasks):
         axes.set_title(task.name, loc="left", fontsize=12)
-        for number, model in enumerate(results.models):
+        styles = pictures.looks(results.models)
+        for model in results.models:
             shares = [results.exact(task.name, model, [length]) for length in lengths]
-            style = pictures.look(number)
+            style = styles[model]
             axes.plot(lengths, [each.mean for each in shares], lw=1.8, label=model, **style)
-            if len(results.settings.seeds) > 1:
+            for length in lengths:
+                seeds = results.by_seed(task.name, model, [length]).values()
+                axes.plot([length] * len(seeds), list(seeds), "o", color=style["color"], ms=2)
+            if len(results.settings.seeds) >= LEAST_SEEDS:
                 bounds = [each.low for each in shares], [each.high for each in shares]
                 axes.fill_between(lengths, *bounds, color=style["color"], alpha=0.12, linewidth=0)
         axes.axvline(results.settings.trained, color=PALE, linestyle=":", linewidth=1.2, zorder=0)

@@ -9,11 +9,13 @@ from statistics import fmean
 from fairseq_posenc.workbench.experiments.probe.data import READ
 from fairseq_posenc.workbench.experiments.probe.results import Results
 from fairseq_posenc.workbench.results import markdown
+from fairseq_posenc.workbench.results.differences import RULE, Scale, compare, few_seeds
 from fairseq_posenc.workbench.results.intervals import NOTE, Interval
 from fairseq_posenc.workbench.results.record import Record, own_command
 from fairseq_posenc.workbench.running.files import write_whole
 from fairseq_posenc.workbench.running.progress import format_time
 
+_SHARE = Scale("share of right answers", higher=True)
 REPORT, RECORD, PICTURE = "probe.md", "probe.json", "probe.png"
 
 
@@ -38,8 +40,7 @@ def _introduction(results: Results) -> str:
         f"({', '.join(map(str, settings.seeds))}) on one thread ({seconds} on average), and read "
         f"at the lengths {', '.join(map(str, settings.lengths))}, {READ} questions each. A share "
         "is of the questions whose whole answer is right, as greedy search would find it; it comes "
-        f"with its interval ({NOTE}). Two models are told apart only where their intervals do not "
-        "overlap."
+        f"with its interval ({NOTE}). {RULE}"
     )
 
 
@@ -54,8 +55,9 @@ def tables(results: Results) -> str:
             "2023):",
             _shares(results, results.beyond, ranks=True),
             "\n".join(f"- {_best(results, task.name)}" for task in results.settings.tasks),
+            few_seeds(len(results.settings.seeds)) or "",
         ]
-    return "\n\n".join(parts)
+    return "\n\n".join(filter(None, parts))
 
 
 def _shares(results: Results, lengths: Sequence[int], ranks: bool = False) -> str:
@@ -70,13 +72,15 @@ def _shares(results: Results, lengths: Sequence[int], ranks: bool = False) -> st
 
 
 def _best(results: Results, task: str) -> str:
-    """Say which models are not told apart from the best of a task, and which are below."""
+    """Say which models differ significantly from the best of a task, and which do not."""
     shares = {model: results.exact(task, model, results.beyond) for model in results.models}
     best = max(shares, key=lambda model: shares[model].mean)
-    same = [name for name in shares if name != best and shares[name].overlaps(shares[best])]
-    below = [name for name in shares if not shares[name].overlaps(shares[best])]
-    parts = [f"above {_names(below)}"] if below else []
-    parts += [f"not told apart from {_names(same)}"] if same else []
+    seeds = {model: results.by_seed(task, model, results.beyond) for model in results.models}
+    found = {name: compare(seeds[best], seeds[name], _SHARE) for name in shares if name != best}
+    below = [name for name, each in found.items() if each.is_significant]
+    same = [name for name, each in found.items() if each.is_judged and not each.is_significant]
+    parts = [f"significantly above {_names(below)}"] if below else []
+    parts += [f"not significantly different from {_names(same)}"] if same else []
     return f"{task}: `{best}` is {_and(shares[best], parts)}."
 
 

@@ -38,13 +38,16 @@ class Results(NamedTuple):
         return [length for length in self.settings.lengths if length > self.settings.trained]
 
     def exact(self, task: str, model: str, lengths: Iterable[int]) -> Interval:
-        """Return the share of right answers, the mean over lengths, over the seeds."""
-        lengths = list(lengths)
-        return interval_of_share(
-            fmean(outcome.exact[length] for length in lengths)
+        """Compute the share of right answers, the mean over lengths, over the seeds."""
+        return interval_of_share(self.by_seed(task, model, list(lengths)).values())
+
+    def by_seed(self, task: str, model: str, lengths: Sequence[int]) -> dict[int, float]:
+        """Compute the same for each seed."""
+        return {
+            outcome.seed: fmean(outcome.exact[length] for length in lengths)
             for outcome in self.outcomes
             if (outcome.task, outcome.contender.name) == (task, model)
-        )
+        }
 
     def reciprocal_rank(self, model: str) -> Interval:
         """Return the mean over tasks of 1 / rank beyond the trained length, over the seeds.

@@ -84,7 +84,12 @@ def run(args: argparse.Namespace) -> int:
         }
         means = {name: [(x, y.mean) for x, y in line] for name, line in lines.items()}
         bands = {name: [(x, y.low, y.high) for x, y in line] for name, line in lines.items()}
-        if draw_lines(means, title, args.out / file, log=file == PICTURE, bands=bands):
+        dots = {
+            name: [each for curve in curves for each in line_of(curve) if first <= each[0] <= last]
+            for name, curves in trainings.items()
+            if file == PICTURE and len(curves) > 1
+        }
+        if draw_lines(means, title, args.out / file, file == PICTURE, bands, dots):
             drawn.append(f"\n![{plain(title)}]({file})\n")
     write_whole(args.out / TABLE, "".join([text, *drawn]))
     say(f"tables{_pictures(len(drawn))}: {args.out}")

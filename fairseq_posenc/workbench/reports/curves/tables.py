@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from fairseq_posenc.workbench.results.differences import RULE, describe, few_seeds
 from fairseq_posenc.workbench.results.intervals import (
     NOTE,
     Interval,
@@ -110,7 +111,22 @@ def _seeds(trainings: Trainings) -> list[str]:
             rows.append([*row, *(_mean(means.get(key), 0) for key in ("plateau_ends", "plateau"))])
     if not rows:
         return []
-    return ["## Means over seeds", table(columns, rows), f"In brackets: {NOTE}."]
+    parts = ["## Means over seeds", table(columns, rows), f"In brackets: {NOTE}."]
+    return parts + _differences({name: each for name, each in trainings.items() if len(each) > 1})
+
+
+def _differences(trainings: Trainings) -> list[str]:
+    """Compare the best perplexities; the n-th trainings of all names are taken to share a seed."""
+    best = {
+        name: {seed: curve.best.perplexity for seed, curve in enumerate(curves)}
+        for name, curves in trainings.items()
+        if all(curve.best.is_finite for curve in curves)
+    }
+    if len(best) < 2:
+        return []
+    few = few_seeds(min(map(len, best.values())))
+    sentences = "\n".join(f"- {sentence}" for sentence in ([few] if few else describe(best)))
+    return [sentences, f"The n-th logs of two names count as one seed. {RULE}"]
 
 
 def _mean(value: Interval | None, digits: int) -> str:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple, Optional
 
 from fairseq_posenc import registry
 from fairseq_posenc.analysis import catalogue
+from fairseq_posenc.workbench.experiments.settings import STACKS, option_value
+from fairseq_posenc.workbench.results.differences import PERPLEXITY, Scale, Values, compare
 from fairseq_posenc.workbench.results.intervals import Interval, interval, interval_of_perplexity
 from fairseq_posenc.workbench.results.record import Record, Row, read
 from fairseq_posenc.workbench.running.shipped import shipped
@@ -24,6 +27,29 @@ PROBED = {CAUSAL: "probe_causal_lm.json"}
 STARTED = {BOTH: "translation_swap.json"}
 EARLY = "trainability.json"  # of one seed
 COSTS = "benchmark_layer_one_thread_cpu.json"
+_BLEU = Scale("BLEU", higher=True)
+_TRANSLATED = (  # docs/results/multi30k.md
+    "encoder-decoder models of 2 + 2 layers of width 128, trained for 1,000 updates on Multi30k, "
+    "French to English, 3 seeds"
+)
+
+
+class Setting(NamedTuple):
+    """What the figures of a family were measured on.
+
+    Attributes:
+        models: size, text, updates and seeds, in words.
+        trained: the length of training, in tokens; 0 where texts have their own lengths.
+        longest: that was read, in tokens; in words where texts have their own lengths.
+    """
+
+    models: str
+    trained: int
+    longest: int
+
+    def covers(self, length: int, trained: int) -> bool:
+        """Whether models trained and read at these lengths were measured."""
+        return length <= self.longest and self.trained in (0, trained)
 
 
 class Column(NamedTuple):
@@ -35,6 +61,8 @@ class Column(NamedTuple):
         digits: that are shown behind the point.
         of: the figures by encoding; infinite where one cannot be read.
         higher: whether the highest is the best one, and not the lowest.
+        seeds: the figures by encoding and seed, where there are several.
+        scale: on which differences are taken.
     """
 
     title: str
@@ -42,6 +70,8 @@ class Column(NamedTuple):
     digits: int
     of: Mapping[str, Interval]
     higher: bool = False
+    seeds: Mapping[str, Values] = {}
+    scale: Scale = PERPLEXITY
 
     def show(self, name: str) -> str:
         """Return the figure of an encoding as tables have it."""
@@ -51,10 +81,12 @@ class Column(NamedTuple):
         return "cannot be read" if math.isinf(found.mean) else found.show(self.digits)
 
     def best(self) -> tuple[str, list[str], list[str]]:
-        """Return whose figure is best, who is not told apart from it, and who is behind it."""
+        """Find the best, those not significantly different from it, and those behind it."""
         best, *others = (name for name in self.ranked() if math.isfinite(self.of[name].mean))
-        same = [name for name in others if self.of[name].overlaps(self.of[best])]
-        return best, same, [name for name in others if name not in same]
+        first = self.seeds.get(best, {})
+        found = {name: compare(self.seeds.get(name, {}), first, self.scale) for name in others}
+        behind = [name for name in others if found[name].is_significant]
+        return best, [name for name in others if name not in behind], behind
 
     def ranked(self) -> list[str]:
         """Return names from the best figure on."""
@@ -74,19 +106,53 @@ def compared(family: str) -> Optional[Column]:
     if record is None:
         return None
     if family == BOTH:
-        return Column("BLEU", COMPARED[family], 2, _bleu(record, greedy=False), higher=True)
+        of, rows = _bleu(record, greedy=False), record.rows
+        seeds = _by_seed([row for row in rows if row["beam"] != 1], "system", "training", "BLEU")
+        return Column("BLEU", COMPARED[family], 2, of, higher=True, seeds=seeds, scale=_BLEU)
     found = {str(row["model"]): _interval(row, "perplexity") for row in record.rows}
-    return Column("perplexity", COMPARED[family], 2, found)
+    rates = {row["model"]: row["lr"] for row in record.rows}
+    rows = [row for row in record.figures["trainings"] if row["lr"] == rates[row["model"]]]
+    seeds = _by_seed(rows, "model", "seed", "perplexity")
+    return Column("perplexity", COMPARED[family], 2, found, seeds=seeds)
+
+
+def setting(family: str) -> Optional[Setting]:
+    """Describe what the figures of a family were measured on; None if there are none."""
+    record = _record(COMPARED[family])
+    if record is None:
+        return None
+    if family == BOTH:
+        groups = [row["words"] for row in record.figures["lengths"]]
+        return Setting(_TRANSLATED, 0, max(int(group.split("-")[-1]) for group in groups))
+    data, row, words = record.data, record.rows[0], shlex.split(record.command)
+    options = words[words.index("--") + 1 :] if "--" in words else []
+    layers, width = (
+        option_value(family, options, f"--{STACKS[family]}-{name}")
+        for name in ("layers", "embed-dim")
+    )
+    models = (
+        f"{family} models of {layers} layers of width {width}, trained for {row['updates']:,} "
+        f"updates at {data['trained_length']:,} tokens on {data['text']} "
+        f"({data['words']:,} words), {row['seeds']} seeds"
+    )
+    trained = data["trained_length"]
+    return Setting(models, trained, trained * max(multiples(family), default=1))
+
+
+def _by_seed(rows: Iterable[Row], name: str, seed: str, figure: str) -> dict[str, dict[int, float]]:
+    found: dict[str, dict[int, float]] = defaultdict(dict)
+    for row in rows:
+        found[row[name]][row[seed]] = math.nan if row[figure] is None else row[figure]
+    return found
 
 
 def at_length(family: str, times: int) -> Optional[Column]:
     """Return perplexities at a number of times the length of training, None if not measured."""
-    of = {
-        name: interval_of_perplexity(values)
-        for name, values in _by_times(family).get(times, {}).items()
-    }
+    found = _by_times(family).get(times, {})  # a value for each record, so for each seed
+    of = {name: interval_of_perplexity(values) for name, values in found.items()}
+    seeds = {name: dict(enumerate(values)) for name, values in found.items()}
     title = f"perplexity at {times} times the length of training"
-    return Column(title, LENGTHS[family], 2, of) if of else None
+    return Column(title, LENGTHS[family], 2, of, seeds=seeds) if of else None
 
 
 def multiples(family: str) -> list[int]:

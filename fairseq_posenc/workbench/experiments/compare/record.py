@@ -1,0 +1,106 @@
+"""The record of a comparison, and what a new one in the same folder would leave out of it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.experiments.pipeline import Results
+from fairseq_posenc.workbench.experiments.settings import Settings
+from fairseq_posenc.workbench.experiments.training import all_runs
+from fairseq_posenc.workbench.results.differences import compare_all
+from fairseq_posenc.workbench.results.record import Record, RecordError, Row, own_command, read
+
+RECORD = "compare.json"
+
+
+def record(results: Results) -> Record:
+    """Collect the figures of all models, of their differences, and of all trainings."""
+    settings = results.settings
+    models: list[Row] = [
+        {
+            "model": model.contender.name,
+            "position_encoding": model.contender.position_encoding,
+            "attention_directions": model.contender.directions,
+            "updates": settings.updates,
+            "position_parameters": model.ended[0].position_parameters if model.ended else None,
+            "lr": model.lr,
+            "seeds": len(model.outcomes),
+            **model.perplexity.figures("perplexity"),
+        }
+        for model in results.models
+    ]
+    trainings: list[Row] = [
+        {
+            "model": outcome.contender.name,
+            "lr": outcome.lr,
+            "seed": outcome.seed,
+            "perplexity": outcome.perplexity,
+            "tokens_per_second": outcome.curve.speed,
+            "seconds": outcome.seconds,
+            "diverged": outcome.diverged or None,
+        }
+        for outcome in results.outcomes
+    ]
+    able = {model.contender.name: model.by_seed for model in results.models if not model.diverged}
+    differences: list[Row] = [
+        {
+            "model": each.better,
+            "other": each.other,
+            "seeds": each.seeds,
+            **each.interval.figures("log_perplexity_difference"),
+            "p": each.p_value,
+            "p_holm": each.holm,
+        }
+        for each in compare_all(able)
+    ]
+    figures = {"models": models, "differences": differences, "trainings": trainings}
+    return Record("compare", figures, {**_made_of(settings), **results.text}, command=own_command())
+
+
+def _made_of(settings: Settings) -> dict[str, Any]:
+    """Name what all trainings of a comparison share."""
+    return {
+        "family": settings.family,
+        "text": str(settings.text) if settings.text else "the documentation inside Python",
+        "vocab_size": settings.vocab_size,
+        "trained_length": settings.trained,
+        "options": shlex.join(settings.train_args),
+    }
+
+
+def check_loss(settings: Settings) -> None:
+    """Refuse a comparison whose report would lack what the one in its folder has.
+
+    Raises:
+        UserError: says what would be lost.
+    """
+    try:
+        old = read(settings.out / RECORD)
+    except RecordError:  # there is none
+        return
+    if lost := next(_lost(old, settings), ""):
+        raise UserError(
+            f"--out {settings.out}: the report there is of {lost}, which this one would leave out; "
+            "name that too, name another --out, or replace the report with --overwrite"
+        )
+
+
+def _lost(old: Record, settings: Settings) -> Iterator[str]:
+    for name, value in _made_of(settings).items():
+        if old.data.get(name, value) != value:
+            yield f"{name.replace('_', ' ')} {old.data[name]!r}"
+    for row in old.rows:
+        if row.get("updates", 0) > settings.updates:
+            yield f"{row['updates']:,} updates"
+    kept = {(run.contender.name, run.lr, run.seed) for run in all_runs(settings)}
+    for row in old.figures.get("trainings", ()):
+        if _key(row) not in kept:
+            model, lr, seed = _key(row)
+            yield f"{model} with seed {seed} and learning rate {lr}"
+
+
+def _key(row: Row) -> tuple[Any, ...]:
+    return row.get("model"), row.get("lr"), row.get("seed")

@@ -1,0 +1,175 @@
+"""Paired differences: models trained with the same seeds, compared seed by seed.
+
+With a seed all models read the same text in the same order, so a difference is taken within each
+seed and judged over the seeds (paired t-test). Fewer than :data:`LEAST_SEEDS` are shown only.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
+from typing import NamedTuple, Optional
+
+from fairseq_posenc.workbench.results.intervals import LEAST_SEEDS, LEVEL, Interval, interval
+
+Values = Mapping[int, float]  # by seed
+RULE = (
+    f"Significant: the {LEVEL:.0%} interval of the paired difference (the same seed in both "
+    "models, Student's t) does not contain 0."
+)
+NOT_SIGNIFICANT = (
+    f"Not significantly different ({LEVEL:.0%} interval of the paired difference contains 0)"
+)
+
+
+class Scale(NamedTuple):
+    """What is compared.
+
+    Attributes:
+        name: of the figure.
+        apply: takes a value to the scale on which differences are taken.
+        higher: whether the highest value is the best one.
+    """
+
+    name: str
+    apply: Callable[[float], float] = float
+    higher: bool = False
+
+    @property
+    def better(self) -> str:
+        """The word for a better figure."""
+        return "higher" if self.higher else "lower"
+
+
+PERPLEXITY = Scale("perplexity", math.log)
+
+
+class PairedDifference(NamedTuple):
+    """The paired difference of two models, the better one first.
+
+    Attributes:
+        better: the name of the one with the better mean.
+        other: the name of the other.
+        seeds: that both have.
+        interval: of the difference on the scale, better less other.
+        p_value: of the paired t-test; NaN with too few seeds.
+        holm: the same, corrected for all comparisons (Holm 1979).
+    """
+
+    better: str
+    other: str
+    seeds: int
+    interval: Interval
+    p_value: float = math.nan
+    holm: float = math.nan
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether there are seeds enough."""
+        return self.seeds >= LEAST_SEEDS
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether the interval does not contain 0."""
+        return self.is_judged and not self.interval.low <= 0 <= self.interval.high
+
+
+def compare(one: Values, other: Values, scale: Scale = PERPLEXITY) -> PairedDifference:
+    """Compute the difference of the first from the second over the seeds that both have."""
+    pairs = [(scale.apply(one[s]), scale.apply(other[s])) for s in one.keys() & other.keys()]
+    changes = [a - b for a, b in pairs if math.isfinite(a) and math.isfinite(b)]
+    found = interval(changes or [math.nan])
+    return PairedDifference("", "", len(changes), found, _p_value(changes))
+
+
+def compare_all(samples: Mapping[str, Values], scale: Scale = PERPLEXITY) -> list[PairedDifference]:
+    """Compare all pairs, from the best model on, with Holm's correction over those judged."""
+    found = [
+        compare(samples[one], samples[other], scale)._replace(better=one, other=other)
+        for one, other in combinations(rank(samples, scale), 2)
+    ]
+    judged = sorted((each for each in found if each.is_judged), key=lambda each: each.p_value)
+    corrected, largest = {}, 0.0
+    for place, each in enumerate(judged):
+        largest = max(largest, min(1.0, (len(judged) - place) * each.p_value))
+        corrected[each[:2]] = largest
+    return [each._replace(holm=corrected.get(each[:2], math.nan)) for each in found]
+
+
+def rank(samples: Mapping[str, Values], scale: Scale = PERPLEXITY) -> list[str]:
+    """Sort names from the best mean on."""
+    sign = -1 if scale.higher else 1
+    means = {
+        name: sign * statistics.fmean(map(scale.apply, values.values()))
+        for name, values in samples.items()
+    }
+    return sorted(means, key=lambda name: (math.isnan(means[name]), means[name]))
+
+
+def describe(samples: Mapping[str, Values], scale: Scale = PERPLEXITY) -> list[str]:
+    """Say which models differ significantly, which do not, and what Holm's correction leaves."""
+    found = compare_all(samples, scale)
+    judged = [each for each in found if each.is_judged]
+    significant = [each for each in judged if each.is_significant]
+    same = [each for each in judged if not each.is_significant]
+    few = [each for each in found if not each.is_judged]
+    sentences = [
+        f"{_code(name)} has a significantly {scale.better} {scale.name} than {_all(others)}."
+        for name, others in _grouped(significant)
+    ]
+    if same:
+        sentences.append(f"{NOT_SIGNIFICANT}: {_pairs(same)}.")
+    if few:
+        sentences.append(f"Not judged, fewer than {LEAST_SEEDS} seeds in common: {_pairs(few)}.")
+    if len(judged) > 1 and significant:
+        kept = [each for each in significant if each.holm < 1 - LEVEL]
+        some = f": {_pairs(kept)}" if 0 < len(kept) < len(significant) else ""
+        sentences.append(
+            f"With Holm's correction for all {len(judged)} comparisons {len(kept)} of the "
+            f"{len(significant)} significant differences remain significant{some}."
+        )
+    return sentences
+
+
+def few_seeds(seeds: int) -> Optional[str]:
+    """Say that so few seeds are not judged; None if they are enough."""
+    if seeds >= LEAST_SEEDS:
+        return None
+    return (
+        f"{'One seed is' if seeds == 1 else 'Two seeds are'} shown and not judged: "
+        f"with fewer than {LEAST_SEEDS} no difference is called significant. Use `--seeds 1,2,3`."
+    )
+
+
+def _p_value(changes: Sequence[float]) -> float:
+    if len(changes) < LEAST_SEEDS:
+        return math.nan
+    mean, deviation = statistics.fmean(changes), statistics.stdev(changes)
+    if not deviation:
+        return 0.0 if mean else 1.0
+
+    from scipy import stats  # a second to import
+
+    size = abs(mean) / deviation * math.sqrt(len(changes))
+    return float(2 * stats.t.sf(size, len(changes) - 1))
+
+
+def _grouped(differences: Sequence[PairedDifference]) -> list[tuple[str, list[str]]]:
+    groups: dict[str, list[str]] = {}
+    for each in differences:
+        groups.setdefault(each.better, []).append(each.other)
+    return list(groups.items())
+
+
+def _pairs(differences: Sequence[PairedDifference]) -> str:
+    return "; ".join(f"{_code(name)} and {_all(others)}" for name, others in _grouped(differences))
+
+
+def _code(name: str) -> str:
+    return f"`{name}`"
+
+
+def _all(names: Sequence[str]) -> str:
+    return ", ".join(map(_code, names))
