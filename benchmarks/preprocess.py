@@ -29,7 +29,7 @@ from typing import Any
 
 from fairseq_posenc.workbench.results.markdown import table
 from fairseq_posenc.workbench.running.devices import cores
-from fairseq_posenc.workbench.running.options import count
+from fairseq_posenc.workbench.running.options import positive_int
 
 PROGRAM = Path(__file__).parents[1] / "preprocess" / "plain_text.py"
 _encoder: Any = None
@@ -121,7 +121,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, required=True, help="text file, also .gz")
     parser.add_argument("--bpe", type=Path, required=True, help="encoder.json vocab.bpe dict.txt")
     parser.add_argument("--megabytes", type=int, default=100)
-    parser.add_argument("--workers", type=count, default=cores())
+    parser.add_argument("--workers", type=positive_int, default=cores())
     args = parser.parse_args()
     machine = describe_machine()
     with tempfile.TemporaryDirectory() as temporary:

@@ -26,10 +26,10 @@ from binarize.vocabulary import PACKAGES, Vocabulary, add_vocabulary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.definitions import TASKS, WNLI, Task, parse_tasks
 from fairseq_posenc.workbench.finetuning.glue.submission import write_predictions
-from fairseq_posenc.workbench.running.exit_codes import ended
+from fairseq_posenc.workbench.running.exit_codes import run_main
 from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.folders import Folder
-from fairseq_posenc.workbench.running.interruption import CONTINUES, any_end_like_ctrl_c
+from fairseq_posenc.workbench.running.interruption import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.options import Parser
 from fairseq_posenc.workbench.running.progress import format_counts, say
 from fairseq_posenc.workbench.tokens.numbers import Encoder, Symbols
@@ -119,7 +119,7 @@ def main() -> None:
     dictionary = settings.vocabulary.load_dictionary()
     encoder = settings.vocabulary.load_encoder(dictionary)
     assert encoder
-    with any_end_like_ctrl_c(CONTINUES):
+    with signals_as_keyboard_interrupt(CONTINUES):
         for task in settings.tasks:
             _write_task(task, files[task.name], settings, encoder, dictionary)
         if settings.is_everything and (settings.raw / WNLI.name).is_dir():
@@ -180,4 +180,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main))
+    sys.exit(run_main(main))

@@ -26,10 +26,10 @@ from binarize.formats import check_format, describe_format
 from binarize.options import add_invalid_lines
 from binarize.shards import Part, find_files, parts_of_shard
 from binarize.sources import Input, combine_checksums
-from fairseq_posenc.workbench.running.exit_codes import ended
+from fairseq_posenc.workbench.running.exit_codes import run_main
 from fairseq_posenc.workbench.running.folders import Folder
-from fairseq_posenc.workbench.running.interruption import CONTINUES, any_end_like_ctrl_c
-from fairseq_posenc.workbench.running.options import Parser, add_workers, count
+from fairseq_posenc.workbench.running.interruption import CONTINUES, signals_as_keyboard_interrupt
+from fairseq_posenc.workbench.running.options import Parser, add_workers, positive_int
 from fairseq_posenc.workbench.running.progress import format_counts
 from mixing.corpora import Corpus, parse_corpus
 from mixing.draw import DOCUMENTS, LINES
@@ -47,7 +47,7 @@ def main() -> None:
     folder = Folder(args.out, _plan(corpora, rules))
     if folder.is_done():
         return
-    with any_end_like_ctrl_c(CONTINUES), folder.continued() as saved:
+    with signals_as_keyboard_interrupt(CONTINUES), folder.continued() as saved:
         content = Mixture(corpora, rules, folder, saved).make()
         folder.finish(content)
     for (corpus, _), counts in zip(corpora, content["drawn"]):
@@ -98,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--files",
-        type=count,
+        type=positive_int,
         default=16,
         metavar="N",
         help="number of training files (default: %(default)s)",
@@ -109,4 +109,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main))
+    sys.exit(run_main(main))

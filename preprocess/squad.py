@@ -26,7 +26,7 @@ from fairseq_posenc.tasks.squad.databin import Limits
 from fairseq_posenc.transformer.dictionary import DICTIONARY, load_dictionary
 from fairseq_posenc.workbench.finetuning.squad import databin
 from fairseq_posenc.workbench.finetuning.squad.data import Squad, read_squad
-from fairseq_posenc.workbench.running.exit_codes import ended
+from fairseq_posenc.workbench.running.exit_codes import run_main
 from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.folders import Folder
 from fairseq_posenc.workbench.running.options import Parser
@@ -136,4 +136,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main))
+    sys.exit(run_main(main))

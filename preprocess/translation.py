@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Optional
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.exit_codes import ended
+from fairseq_posenc.workbench.running.exit_codes import run_main
 from fairseq_posenc.workbench.running.folders import Folder
-from fairseq_posenc.workbench.running.options import Parser, add_workers, count
+from fairseq_posenc.workbench.running.options import Parser, add_workers, positive_int
 from parallel.iwslt import TESTS
 from parallel.preparation import Preparation
 from parallel.settings import Settings
@@ -89,12 +89,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="trained models instead of new ones, in the format of Helsinki-NLP: source.spm and "
         "target.spm, with vocab.json beside the first",
     )
-    add("--vocab-size", type=count, help="number of pieces (default: 16384)")
+    add("--vocab-size", type=positive_int, help="number of pieces (default: 16384)")
     add("--model-type", choices=["bpe", "unigram"], help="kind of pieces (default: bpe)")
     add("--separate", action="store_true", help="learn pieces for each language separately")
     add(
         "--max-length",
-        type=count,
+        type=positive_int,
         default=250,
         help="maximum pieces of a training sentence (default: 250)",
     )
@@ -108,4 +108,4 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main))
+    sys.exit(run_main(main))

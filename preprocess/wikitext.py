@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 
 from binarize import command, formats, options
-from fairseq_posenc.workbench.running.exit_codes import ended
+from fairseq_posenc.workbench.running.exit_codes import run_main
 
 
 def main() -> None:
@@ -32,4 +32,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main))
+    sys.exit(run_main(main))

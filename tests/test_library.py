@@ -18,7 +18,7 @@ from fairseq_posenc.api import PositionEncoding, SelfAttention, StackPositions
 from fairseq_posenc.backends import available
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.attention import PositionalAttention
-from fairseq_posenc.transformer.forward_context import carrying
+from fairseq_posenc.transformer.forward_context import set_context
 from tests.helpers.formulas import awake
 from tests.helpers.tiny_models import COMPOSITIONS, needs_causal
 
@@ -116,7 +116,7 @@ def test_a_layer_equals_the_plugins_with_the_same_weights(spec, direction):
     x, shared = positions(embeddings, padding)
     found, weights = ours(x, shared, need_weights=True)
     batch_second = x.transpose(0, 1)
-    with carrying(shared):
+    with set_context(shared):
         expected, _ = theirs(batch_second, None, None, key_padding_mask=padding)
     torch.testing.assert_close(found, expected.transpose(0, 1), rtol=1e-6, atol=1e-6)
     assert weights.shape == (3, 2, 7, 7)

@@ -19,7 +19,7 @@ from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.positions import Span
 from fairseq_posenc.transformer.attention import PositionalAttention
 from fairseq_posenc.transformer.configuration import stack_config
-from fairseq_posenc.transformer.forward_context import carrying, hand_over
+from fairseq_posenc.transformer.forward_context import inject_context, set_context
 from fairseq_posenc.transformer.layers import PositionalEncoderLayer
 from measuring.contenders import (
     STOCK,
@@ -118,13 +118,13 @@ def layer_and_modules(contender: Contender, case: Case) -> tuple[Pass, nn.Module
         stock.to(case.device, case.dtype)
         return _pass(lambda: stock(x, None), case, stock, [x]), stock
     ours = PositionalEncoderLayer(layer_config(contender, case))
-    ours.register_forward_pre_hook(hand_over, with_kwargs=True)
+    ours.register_forward_pre_hook(inject_context, with_kwargs=True)
     ours.self_attn.encodings, shared = layer_and_shared(contender.encoding, case.dims)
     modules = nn.ModuleList([ours, shared]).to(case.device, case.dtype)
     positions = positions_of(case.batch, case.length, case.device)
 
     def encode() -> Tensor:
-        with carrying(Shared.compute(shared, positions)):
+        with set_context(Shared.compute(shared, positions)):
             out: Tensor = ours(x, None)
         return out
 

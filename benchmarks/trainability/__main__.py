@@ -29,7 +29,7 @@ from starts import STARTS  # noqa: E402
 from training import Store  # noqa: E402
 
 from fairseq_posenc import registry  # noqa: E402
-from fairseq_posenc.workbench.running.locks import own_folder  # noqa: E402
+from fairseq_posenc.workbench.running.locks import lock_output_folder  # noqa: E402
 
 
 def parse_args() -> argparse.Namespace:
@@ -69,7 +69,7 @@ def main() -> None:
     """Train what is missing, and write the report."""
     args = parse_args()
     torch.set_num_threads(args.threads)
-    with own_folder(args.out):
+    with lock_output_folder(args.out):
         folders, facts = prepare(args.out, args.files)
         store = Store(args.out / "runs.jsonl", folders)
         args.results.mkdir(parents=True, exist_ok=True)

@@ -14,19 +14,19 @@ from fairseq_cli import preprocess
 
 from fairseq_posenc.workbench.experiments.corpus import write_corpus
 from fairseq_posenc.workbench.experiments.pieces import encode, train_pieces
-from fairseq_posenc.workbench.running.stages import Step
+from fairseq_posenc.workbench.running.stages import Stage
 
 VOCABULARY = {"text": 512, "translation": 2000}
 
 
 def prepare(out: Path, files: dict[str, Path]) -> tuple[dict[str, Path], dict[str, Any]]:
     """Make the data, or find it made; return the folder of each family, and figures."""
-    step = Step(out / "text", {"vocabulary": VOCABULARY["text"], "python": sys.version})
+    step = Stage(out / "text", {"vocabulary": VOCABULARY["text"], "python": sys.version})
     facts = {"text": step.do(lambda: make_text(step.folder))}
     folders = dict.fromkeys(("masked LM", "causal LM"), step.folder / "binary")
     if files:
         inputs = {"vocabulary": VOCABULARY["translation"], **{k: str(v) for k, v in files.items()}}
-        parallel = Step(out / "parallel", inputs)
+        parallel = Stage(out / "parallel", inputs)
         facts["translation"] = parallel.do(lambda: make_translation(parallel.folder, files))
         folders["translation"] = parallel.folder / "binary"
     return folders, facts

@@ -104,7 +104,7 @@ def is_identity(name: str) -> bool:
     return name.rpartition(".")[2] == KEY
 
 
-def restate(weights: dict[str, Any], spec: Spec) -> None:
+def override_positions(weights: dict[str, Any], spec: Spec) -> None:
     """Let weights be read with other positions than they were trained with, on purpose."""
     for name in filter(is_identity, weights):
         identity = Identity.decoded(weights[name])._replace(positions=str(spec))

@@ -10,7 +10,9 @@ from fairseq_posenc.checkpoints.identity import KEY
 from fairseq_posenc.checkpoints.weights import place
 
 
-def taken(before: dict[str, Any], state_dict: dict[str, Any], own: dict[str, Tensor]) -> str:
+def format_load_report(
+    before: dict[str, Any], state_dict: dict[str, Any], own: dict[str, Tensor]
+) -> str:
     """Return how many tensors are loaded, are new in the model, and are left in the checkpoint.
 
     fairseq and what matches positions rename, split, drop and fill in; what became of a tensor is

@@ -19,7 +19,7 @@ LAST = "checkpoint_last.pt"
 _NAMES = re.compile(r"checkpoint(\d+|_\d+_\d+|_last|_best|\.best_.+)\.pt")
 
 
-class Whole(NamedTuple):
+class WholeCheckpoint(NamedTuple):
     """A checkpoint that a training can go on from.
 
     Attributes:
@@ -33,26 +33,26 @@ class Whole(NamedTuple):
     path: Path
 
 
-def newest(folder: Path) -> Whole | None:
+def newest_checkpoint(folder: Path) -> WholeCheckpoint | None:
     """Return the newest whole checkpoint of a training's folder, None if there is none."""
     files = folder.iterdir() if folder.is_dir() else ()
     return max(filter(None, map(_read, files)), default=None)
 
 
-def ensure_last(folder: Path) -> None:
+def ensure_last_checkpoint(folder: Path) -> None:
     """Mend a last checkpoint of a folder that is torn, or that fairseq had not begun to copy."""
     last = folder / LAST
-    if newest(folder) and (not last.exists() or is_torn(last)):
-        mend(last)
+    if newest_checkpoint(folder) and (not last.exists() or is_torn(last)):
+        restore_last(last)
 
 
-def mend(last: Path) -> None:
+def restore_last(last: Path) -> None:
     """Put the newest whole checkpoint of a folder in the place of a torn last one.
 
     Raises:
         UserError: there is none.
     """
-    found = newest(last.parent)
+    found = newest_checkpoint(last.parent)
     if found is None:
         raise UserError(
             f"{last} was not written to its end, and no whole checkpoint of the training lies "
@@ -67,7 +67,7 @@ def mend(last: Path) -> None:
     )
 
 
-def _read(path: Path) -> Whole | None:
+def _read(path: Path) -> WholeCheckpoint | None:
     """Return what a checkpoint is of, None if it is none that a training can go on from."""
     if not _NAMES.fullmatch(path.name):
         return None
@@ -75,4 +75,4 @@ def _read(path: Path) -> Whole | None:
         updates = int(open_mapped(path)["optimizer_history"][-1]["num_updates"])
     except Exception:  # whatever it is, the training cannot go on from it
         return None
-    return Whole(updates, path.stat().st_mtime_ns, path)
+    return WholeCheckpoint(updates, path.stat().st_mtime_ns, path)

@@ -85,7 +85,7 @@ def refuse_swelling(path: Path) -> None:
 
 
 @contextmanager
-def reading(what: str) -> Iterator[None]:
+def readable_errors(what: str) -> Iterator[None]:
     """Tell in one line why a checkpoint cannot be read.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fairseq_posenc.checkpoints.identity import KEY, Identity
-from fairseq_posenc.checkpoints.load_report import taken
+from fairseq_posenc.checkpoints.load_report import format_load_report
 from fairseq_posenc.checkpoints.weights import refuse_broken_weights, refuse_untied
 from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.errors import UserError
@@ -82,7 +82,7 @@ class PositionCheckpoints(nn.Module):
         for change in changes:
             logger.warning("--init-positions: %s", change)
         read, self._read = self._read or state_dict, None
-        logger.info("checkpoint: %s", taken(read, state_dict, own))
+        logger.info("checkpoint: %s", format_load_report(read, state_dict, own))
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _extend_tables(self, state_dict: dict[str, Any], prefix: str) -> list[str]:

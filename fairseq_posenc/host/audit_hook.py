@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fairseq_posenc.checkpoints.safe_loading import open_mapped, reading
+from fairseq_posenc.checkpoints.safe_loading import open_mapped, readable_errors
 from fairseq_posenc.checkpoints.trusted_settings import is_literal, refuse_files
 from fairseq_posenc.errors import UserError, shortened
 
@@ -57,5 +57,5 @@ def refuse_broken(path: Path) -> None:
         UserError: says what is wrong with it.
     """
     if path.is_file():
-        with reading(str(path)):
+        with readable_errors(str(path)):
             refuse_files(open_mapped(path))

@@ -14,7 +14,7 @@ from fairseq.trainer import Trainer
 from torch import Tensor, nn
 
 from fairseq_posenc.errors import chain
-from fairseq_posenc.transformer.capture_attention import watch
+from fairseq_posenc.transformer.capture_attention import capture_attention
 
 _STOPPED = re.compile(r"training stopped at update ([\d,]+): ")
 _SENTENCES = 8  # of the batch that are looked at
@@ -29,7 +29,7 @@ class _Largest(NamedTuple):
     score: float
 
 
-def explain(error: BaseException) -> str | None:
+def explain_divergence(error: BaseException) -> str | None:
     """Return a line on a training that diverged, with update, layer, encoding and largest score.
 
     fairseq stops with a :class:`FloatingPointError` and no more than that, or fails when it looks
@@ -45,7 +45,7 @@ def explain(error: BaseException) -> str | None:
     return None
 
 
-def stopped_at(message: str) -> int:
+def parse_stop_update(message: str) -> int:
     """Return the update at which a training diverged, from what it told; 0 if it tells none."""
     found = _STOPPED.search(message)
     return int(found[1].replace(",", "")) if found else 0
@@ -89,7 +89,7 @@ def _largest(trainer: Trainer, samples: list[Any]) -> str:
 
 
 def _of_sentence(model: nn.Module, sentence: dict[str, Any]) -> Iterator[_Largest]:
-    for attention in watch(model, lambda: model(**sentence)):
+    for attention in capture_attention(model, lambda: model(**sentence)):
         if attention.split is not None:
             by_head = attention.split.scores.abs().amax((0, 2, 3))
             score, head = by_head.max(0)  # NaN is the largest

@@ -11,11 +11,11 @@ from pathlib import Path
 from fairseq.dataclass.configs import CheckpointConfig
 from omegaconf import DictConfig
 
-from fairseq_posenc.checkpoints.recovery import LAST, mend
+from fairseq_posenc.checkpoints.recovery import LAST, restore_last
 from fairseq_posenc.checkpoints.safe_loading import is_torn
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.host.resuming import begin
-from fairseq_posenc.host.save_dir_lock import hold_save_dir
+from fairseq_posenc.host.save_dir_lock import lock_save_dir
 
 TRAINER = "fairseq.trainer"
 WRITER = "fairseq.checkpoint_utils"
@@ -39,7 +39,7 @@ class _CheckpointGuard(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if isinstance(record.msg, DictConfig):
             self._settings = record.msg
-            hold_save_dir(record.msg)
+            lock_save_dir(record.msg)
             # Else rank 0 alone reads a checkpoint, and sends it to the others in classes of
             # fairseq's that torch loads only where a file may run code: no training of several
             # ranks could go on.
@@ -91,7 +91,7 @@ def _refuse_torn(path: Path, settings: DictConfig | None) -> None:
         return
     if path.name != LAST or not _is_first_start(path, settings):
         raise UserError(f"{path} is not a whole checkpoint: it was not written to its end")
-    mend(path)
+    restore_last(path)
 
 
 def _end_if_finished(path: Path, updates: int, settings: DictConfig) -> None:
@@ -132,7 +132,7 @@ def _refuse_full_disk(path: str) -> None:
         )
 
 
-def guard_checkpoints() -> None:
+def install_log_guard() -> None:
     """Make fairseq stop at a ``--restore-file`` that does not exist, and at a full disk."""
     trainer = logging.getLogger(TRAINER)
     if any(isinstance(f, _CheckpointGuard) for f in trainer.filters):

@@ -15,7 +15,7 @@ from fairseq.data.audio import raw_audio_dataset
 NAMES = {"compat": SimpleNamespace(long=int), "float": float}
 
 
-def provide_numpy_names() -> None:
+def install_numpy_names() -> None:
     """Give numpy back the names that it lacks, and fairseq's buckets their percentiles.
 
     What numpy has stays as it is.

@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from fairseq_posenc.checkpoints.safe_loading import open_mapped
+from fairseq_posenc.checkpoints.safe_loading import open_mapped, readable_errors
 from fairseq_posenc.errors import UserError, shortened
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,8 @@ def begin(path: Path, settings: DictConfig | None) -> None:
     checkpoint = settings.checkpoint
     if checkpoint.finetune_from_model and path == Path(checkpoint.finetune_from_model):
         return  # another training: its optimizer starts fresh
-    state = open_mapped(path)
+    with readable_errors(str(path)):
+        state = open_mapped(path)
     now: Any = OmegaConf.to_container(settings, resolve=True, enum_to_str=True)
     found = changes(state.get("cfg"), now)
     if found:

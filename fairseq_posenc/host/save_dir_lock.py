@@ -20,7 +20,7 @@ _LOCK = ".fairseq-train"
 _held: dict[Path, int] = {}  # open until the process ends
 
 
-def hold_save_dir(settings: DictConfig) -> None:
+def lock_save_dir(settings: DictConfig) -> None:
     """Keep other trainings out of a ``--save-dir``, until this process ends.
 
     The first of all ranks does it for them. ``lockf`` ends with the process, unlike a lock that

@@ -15,20 +15,20 @@ from hydra.core.hydra_config import HydraConfig
 from fairseq_posenc.checkpoints.safe_loading import allow_safe_classes
 from fairseq_posenc.errors import one_line
 from fairseq_posenc.host.audit_hook import audit_fairseq
-from fairseq_posenc.host.divergence import explain
+from fairseq_posenc.host.divergence import explain_divergence
 from fairseq_posenc.host.leftovers import share_temporary_folder
-from fairseq_posenc.host.log_guard import guard_checkpoints
-from fairseq_posenc.host.numpy_compat import provide_numpy_names
+from fairseq_posenc.host.log_guard import install_log_guard
+from fairseq_posenc.host.numpy_compat import install_numpy_names
 
 ExceptHook = Callable[[type[BaseException], BaseException, Optional[TracebackType]], object]
 
 
 def prepare() -> None:
     """Prepare the commands of this process; again does nothing."""
-    provide_numpy_names()
+    install_numpy_names()
     allow_safe_classes()
     audit_fairseq()
-    guard_checkpoints()
+    install_log_guard()
     install_excepthook()
     share_temporary_folder()
     if HydraConfig.initialized():
@@ -45,7 +45,7 @@ def install_excepthook() -> None:
     def hook(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> object:
-        message = one_line(error) or explain(error)
+        message = one_line(error) or explain_divergence(error)
         if message is None:
             return previous(kind, error, trace)
         return print(f"fairseq-posenc: error: {message}", file=sys.stderr)

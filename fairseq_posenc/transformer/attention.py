@@ -18,8 +18,8 @@ from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
-from fairseq_posenc.transformer.decoding import ahead, kept, latest
-from fairseq_posenc.transformer.forward_context import carried
+from fairseq_posenc.transformer.decoding import cached_terms, lookahead_positions, slice_for_step
+from fairseq_posenc.transformer.forward_context import current_context
 
 IncrementalState = Optional[dict[str, dict[str, Optional[Tensor]]]]
 
@@ -103,7 +103,7 @@ class PositionalAttention(MultiheadAttention):
         need_weights = need_weights or need_head_weights
         q, k, v = (self._split_heads(p(query)) for p in (self.q_proj, self.k_proj, self.v_proj))
         cache = self._get_input_buffer(incremental_state)
-        shared = carried() or self._without_stack(query, cache, key_padding_mask)
+        shared = current_context() or self._without_stack(query, cache, key_padding_mask)
         q, k = shared.rotate(q, k)
         if incremental_state is not None:
             k, v, key_padding_mask = self._extend_cache(
@@ -124,13 +124,15 @@ class PositionalAttention(MultiheadAttention):
         if span is None:
             return self.terms(Span.from_lengths(tgt_len, src_len, positions.tokens.device), shared)
         key = self._get_full_incremental_state_key("terms")
-        steps = kept(
+        steps = cached_terms(
             state,
             key,
             span,
-            lambda span: self.terms(span, shared._replace(positions=ahead(positions, span))),
+            lambda span: self.terms(
+                span, shared._replace(positions=lookahead_positions(positions, span))
+            ),
         )
-        return latest(steps, src_len)
+        return slice_for_step(steps, src_len)
 
     def terms(self, span: Span, shared: Shared) -> Terms:
         """Return the terms of this layer's encodings, and the shared ones, as one."""

@@ -18,13 +18,13 @@ from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Span
 from fairseq_posenc.transformer.attention import PositionalAttention
 from fairseq_posenc.transformer.cross_attention import RotaryCrossAttention
-from fairseq_posenc.transformer.forward_context import carried
+from fairseq_posenc.transformer.forward_context import current_context
 
 _NAME = re.compile(r"(encoder|decoder)\.(?:.+\.)?layers\.(\d+)\.(self_attn|encoder_attn)$")
 Hook = Callable[..., Any]
 
 
-class Attention(NamedTuple):
+class CapturedAttention(NamedTuple):
     """What one layer did.
 
     Attributes:
@@ -44,14 +44,14 @@ class Attention(NamedTuple):
 
 
 @torch.no_grad()
-def watch(model: nn.Module, run: Callable[[], Any]) -> list[Attention]:
+def capture_attention(model: nn.Module, run: Callable[[], Any]) -> list[CapturedAttention]:
     """Return what every attention did in a full forward pass, stack by stack.
 
     Args:
         model: of any family, in evaluation mode.
         run: makes the pass.
     """
-    seen: list[Attention] = []
+    seen: list[CapturedAttention] = []
     with ExitStack() as hooks:
         hooks.enter_context(_step_by_step(model))
         for name, module in model.named_modules():
@@ -71,12 +71,12 @@ def _ask(
     return args, {**kwargs, "need_weights": True, "need_head_weights": True}
 
 
-def _note(place: re.Match[str], seen: list[Attention]) -> Hook:
+def _note(place: re.Match[str], seen: list[CapturedAttention]) -> Hook:
     def note(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         weights = out[1].transpose(0, 1)  # of the heads first
         parts = _split(module, kwargs["query"], kwargs["key"])
         cross = place[3] == "encoder_attn"
-        seen.append(Attention(place[1], cross, int(place[2]), weights, parts))
+        seen.append(CapturedAttention(place[1], cross, int(place[2]), weights, parts))
 
     return note
 
@@ -90,7 +90,7 @@ def _split(attention: MultiheadAttention, queries: Tensor, keys: Tensor) -> Spli
         .permute(1, 2, 0, 3)
         for x, projection in ((queries, attention.q_proj), (keys, attention.k_proj))
     )
-    shared = carried()
+    shared = current_context()
     if isinstance(attention, PositionalAttention):
         assert shared is not None, "a layer of a stack"
         span = Span.from_lengths(queries.size(0), keys.size(0), queries.device)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.attention import IncrementalState
-from fairseq_posenc.transformer.forward_context import carried
+from fairseq_posenc.transformer.forward_context import current_context
 
 
 class RotaryCrossAttention(MultiheadAttention):
@@ -103,7 +103,7 @@ class RotatedProjection(nn.Linear):
         return self._rotated(heads).permute(2, 0, 1, 3).reshape(projected.shape)
 
     def _rotated(self, heads: Tensor) -> Tensor:
-        shared = carried()
+        shared = current_context()
         rotation = None if shared is None else shared.source if self.of_source else shared.rotation
         if rotation is None:
             raise UserError("rotary encoder-decoder attention works only inside a decoder")

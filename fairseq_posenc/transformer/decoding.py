@@ -32,7 +32,7 @@ def span_of_step(positions: Positions, limit: int) -> Span:
     )
 
 
-def kept(state: Any, key: str, span: Span, compute: Callable[[Span], Terms]) -> Terms:
+def cached_terms(state: Any, key: str, span: Span, compute: Callable[[Span], Terms]) -> Terms:
     """Return the terms of a span, computed when a generation first asks for it.
 
     Args:
@@ -47,7 +47,7 @@ def kept(state: Any, key: str, span: Span, compute: Callable[[Span], Terms]) -> 
     return terms
 
 
-def ahead(positions: Positions, span: Span) -> Positions:
+def lookahead_positions(positions: Positions, span: Span) -> Positions:
     """Return the positions of a span's keys, the coming ones as padding; its last are queries."""
     keys = 1 - span.low
     tokens = F.pad(
@@ -59,8 +59,8 @@ def ahead(positions: Positions, span: Span) -> Positions:
     )
 
 
-def latest(terms: Terms, src_len: int) -> Terms:
-    """Return the terms of a step with ``src_len`` keys, cut from those of :func:`ahead`."""
+def slice_for_step(terms: Terms, src_len: int) -> Terms:
+    """Slice the terms of a step with ``src_len`` keys from those of :func:`lookahead_positions`."""
     at_end = 0 if terms.first is None else 2  # the rows of the reset
     now: dict[str, Any] = {}
     for name, term, tensor in terms.given():

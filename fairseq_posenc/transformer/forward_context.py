@@ -29,13 +29,13 @@ class _Carrier(threading.local):
 _carrier = _Carrier()
 
 
-def carried() -> Shared | None:
+def current_context() -> Shared | None:
     """Return what the forward pass that this is a part of knows of its positions."""
     return _carrier.shared
 
 
 @contextmanager
-def carrying(shared: Shared | None) -> Iterator[None]:
+def set_context(shared: Shared | None) -> Iterator[None]:
     """Let the modules that are called inside know of the positions."""
     before = _carrier.shared
     _carrier.shared = shared
@@ -45,7 +45,7 @@ def carrying(shared: Shared | None) -> Iterator[None]:
         _carrier.shared = before
 
 
-def hand_over(
+def inject_context(
     layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Add what is carried to the arguments of a layer: a forward pre-hook.
@@ -61,7 +61,7 @@ def hand_over(
     return args, {**kwargs, "shared": shared._replace(terms=bare), **tensors}
 
 
-def received(shared: Shared | None, kwargs: dict[str, Any]) -> Shared | None:
+def collect_context(shared: Shared | None, kwargs: dict[str, Any]) -> Shared | None:
     """Return what a layer was handed over, and take its terms out of the other arguments."""
     if shared is None:
         return None

@@ -21,7 +21,7 @@ from fairseq_posenc.positions import Positions
 from fairseq_posenc.registry import Spec
 from fairseq_posenc.transformer.attention import IncrementalState, PositionalAttention
 from fairseq_posenc.transformer.cross_attention import RotaryCrossAttention
-from fairseq_posenc.transformer.forward_context import carried, carrying, received
+from fairseq_posenc.transformer.forward_context import collect_context, current_context, set_context
 
 
 class InputPositions(nn.Module):
@@ -43,7 +43,7 @@ class InputPositions(nn.Module):
 
     def forward(self, tokens: Tensor, incremental_state: IncrementalState = None) -> Tensor:
         """Return vectors ``(B or 1, T, C)``; those of the last token alone when decoding."""
-        shared = carried()
+        shared = current_context()
         if shared is None:  # outside a stack
             tgt_len = tokens.size(1) if incremental_state is None else 1
             shared = Shared(Positions.from_tokens(tokens, self.padding_idx, self.eos_idx, tgt_len))
@@ -65,7 +65,7 @@ class _PositionalLayer:
             shared: what the forward pass computes once for all layers.
             **kwargs: fairseq's own, and the shared terms one by one.
         """
-        with carrying(received(shared, kwargs)):
+        with set_context(collect_context(shared, kwargs)):
             return super().forward(*args, **kwargs)  # type: ignore[misc]
 
 

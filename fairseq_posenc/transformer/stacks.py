@@ -21,8 +21,8 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, may_sync
 from fairseq_posenc.registry import Spec
 from fairseq_posenc.transformer.attention import IncrementalState
-from fairseq_posenc.transformer.decoding import ahead, kept, span_of_step
-from fairseq_posenc.transformer.forward_context import carrying, hand_over
+from fairseq_posenc.transformer.decoding import cached_terms, lookahead_positions, span_of_step
+from fairseq_posenc.transformer.forward_context import inject_context, set_context
 from fairseq_posenc.transformer.layers import (
     InputPositions,
     PositionalDecoderLayer,
@@ -64,7 +64,7 @@ class _PositionalStack:
         for index, direction in enumerate(self.directions):  # iterating would apply LayerDrop
             layer: Any = self.layers[index]
             layer.self_attn.direction = direction
-            layer.register_forward_pre_hook(hand_over, with_kwargs=True)
+            layer.register_forward_pre_hook(inject_context, with_kwargs=True)
         # What depends on distance alone can be kept from step to step of any generation.
         self.by_distance = terms.pair_bias is None and terms.first is None
         self.resets = terms.first is not None
@@ -106,11 +106,11 @@ class _PositionalStack:
         if state is None or not (self.by_distance or not positions.left_padded):
             return Shared.compute(self.encodings, positions)
         span = span_of_step(positions, self.assembly.dims.max_positions)
-        terms = kept(
+        terms = cached_terms(
             state,
             self._get_full_incremental_state_key("terms"),
             span,
-            lambda span: self.encodings.terms(span, ahead(positions, span)),
+            lambda span: self.encodings.terms(span, lookahead_positions(positions, span)),
         )
         rotation = self.encodings.rotation(positions.queries(positions.ids))
         return Shared(positions, terms, rotation, span=span)
@@ -147,7 +147,7 @@ class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
 
     def forward(self, src_tokens: Tensor, *args: Any, **kwargs: Any) -> dict[str, list[Tensor]]:
         """Encode ``src_tokens``, ``(B, S)``; arguments and result are fairseq's."""
-        with carrying(self.shared(src_tokens, src_tokens.size(1))):
+        with set_context(self.shared(src_tokens, src_tokens.size(1))):
             encoded: dict[str, list[Tensor]] = super().forward(src_tokens, *args, **kwargs)
             return encoded
 
@@ -209,7 +209,7 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
             and tgt_len == prev_output_tokens.size(1)
         ):
             shared = shared._replace(source=self._source_rotation(encoder_out))
-        with carrying(shared):
+        with set_context(shared):
             features: tuple[Tensor, dict[str, Any]] = super().extract_features(
                 prev_output_tokens, encoder_out, incremental_state, False, *args, **kwargs
             )

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.examples import EXAMPLES
-from fairseq_posenc.workbench.running.exit_codes import ended
+from fairseq_posenc.workbench.running.exit_codes import run_main
 from fairseq_posenc.workbench.running.options import Parser, show_examples
 
 
@@ -155,7 +155,7 @@ _COMPLETING = "_ARGCOMPLETE"  # set by the function that argcomplete gives a she
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand and return its exit code."""
-    return ended(lambda: _run(argv))
+    return run_main(lambda: _run(argv))
 
 
 def _run(argv: Sequence[str] | None) -> int:

@@ -15,7 +15,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.dictionary import DICTIONARY, load_dictionary
 from fairseq_posenc.workbench.running.files import checksum, written_whole
 from fairseq_posenc.workbench.running.folders import Folder
-from fairseq_posenc.workbench.running.interruption import CONTINUES, any_end_like_ctrl_c
+from fairseq_posenc.workbench.running.interruption import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.progress import format_counts, say
 from fairseq_posenc.workbench.tokens.numbers import Symbols
 from fairseq_posenc.workbench.tokens.symbols import SymbolEncoder
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace, lines: LineFormat) -> None:
     """
     settings = Settings.from_args(args)
     text = Text(lines, settings.sentences, settings.empty_lines)
-    with any_end_like_ctrl_c(CONTINUES):
+    with signals_as_keyboard_interrupt(CONTINUES):
         if settings.dict_only:
             path = settings.out / DICTIONARY
             if path.exists():

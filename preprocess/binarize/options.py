@@ -8,7 +8,12 @@ from pathlib import Path
 from typing import Optional
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.options import Parser, add_workers, build_settings, count
+from fairseq_posenc.workbench.running.options import (
+    Parser,
+    add_workers,
+    build_settings,
+    positive_int,
+)
 from fairseq_posenc.workbench.tokens.symbols import Characters, Splitter, words
 
 from .vocabulary import Vocabulary, add_vocabulary
@@ -116,7 +121,7 @@ def make_parser(description: str | None, *, characters: bool = False) -> argpars
         "--shard", type=int, default=0, metavar="K", help="number of the shard to make, from 0"
     )
     machine.add_argument(
-        "--num-shards", type=count, default=1, metavar="N", help="number of shards"
+        "--num-shards", type=positive_int, default=1, metavar="N", help="number of shards"
     )
     add_workers(machine)
     return parser

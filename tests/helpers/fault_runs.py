@@ -24,7 +24,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from fairseq_posenc.checkpoints.recovery import LAST, _read, newest
+from fairseq_posenc.checkpoints.recovery import LAST, _read, newest_checkpoint
 from fairseq_posenc.checkpoints.safe_loading import is_torn
 from fairseq_posenc.workbench.results.markdown import table
 from fairseq_posenc.workbench.running.stages import write_whole
@@ -142,7 +142,7 @@ def goes_on_from(folder: Path) -> int | None:
     last = folder / LAST
     if not last.exists():
         return None
-    found = newest(folder) if is_torn(last) else _read(last)
+    found = newest_checkpoint(folder) if is_torn(last) else _read(last)
     return found.updates if found else None
 
 

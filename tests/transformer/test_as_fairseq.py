@@ -24,7 +24,7 @@ from fairseq_posenc.models.masked_lm import PositionalRoberta
 from fairseq_posenc.transformer.attention import PositionalAttention
 from fairseq_posenc.workbench.experiments.settings import TRAIN_OPTIONS, Settings
 from fairseq_posenc.workbench.experiments.training import all_runs, measure_command
-from fairseq_posenc.workbench.experiments.variants import parse_contenders
+from fairseq_posenc.workbench.experiments.variants import parse_variants
 from tests.helpers.commands import new_directory, pairs
 from tests.helpers.commands import sentences as sentences_bin
 from tests.helpers.tiny_models import (
@@ -103,7 +103,7 @@ def test_no_command_that_gives_a_score_leaves_out_sentences():
     commands = documented()
     assert {line.split()[0] for line in commands} == {"fairseq-generate", "fairseq-eval-lm"}
     folder = Path("data")
-    settings = Settings(folder, None, parse_contenders("none"), 1, (1,), 16)
+    settings = Settings(folder, None, parse_variants("none"), 1, (1,), 16)
     commands += [" ".join(measure_command(settings, run)) for run in all_runs(settings)]
     commands += map(" ".join, TRAIN_OPTIONS.values())  # which validate too
     for command in commands:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fairseq_posenc.transformer.capture_attention import watch
+from fairseq_posenc.transformer.capture_attention import capture_attention
 from tests.helpers.tiny_models import ARCHITECTURES, STOCK, logits, make_model, make_tokens
 
 PAD = 1
@@ -26,7 +26,7 @@ def test_weights_are_the_softmax_of_the_parts(family, spec):
     tokens = make_tokens()
     tokens[1, -2:] = PAD
     before = logits(model, family, tokens)
-    seen = watch(model, lambda: logits(model, family, tokens))
+    seen = capture_attention(model, lambda: logits(model, family, tokens))
     assert len(seen) == LAYERS[family]
     for attention in seen:
         if not spec or (attention.cross and "cross" not in spec):
@@ -54,7 +54,7 @@ def test_models_of_fairseqs_own_are_seen(family):
     with torch.no_grad():
         expected = logits(model, family, tokens)
     found = []
-    seen = watch(model, lambda: found.append(logits(model, family, tokens)))
+    seen = capture_attention(model, lambda: found.append(logits(model, family, tokens)))
     assert len(seen) == LAYERS[family]
     torch.testing.assert_close(found[0], expected, rtol=1e-4, atol=1e-5)
     for attention in seen:

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_posenc import positions, registry
 from fairseq_posenc.backends import indexed
-from fairseq_posenc.transformer.forward_context import carried
+from fairseq_posenc.transformer.forward_context import current_context
 from tests.helpers.tiny_models import (
     ARCHITECTURES,
     STOCK,
@@ -99,7 +99,7 @@ def test_a_model_is_freed_when_it_is_deleted(family, spec):
         assert alive() is None
     finally:
         gc.enable()
-    assert carried() is None
+    assert current_context() is None
 
 
 def test_a_pickled_layer_does_not_hold_its_model():
@@ -115,7 +115,7 @@ def test_a_forward_pass_that_fails_leaves_nothing():
     model = make_model("masked_lm", position_encoding="learned")
     with pytest.raises(ValueError, match="longer than the 24 positions"):
         model(make_tokens(1, 30))
-    assert carried() is None
+    assert current_context() is None
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
 from fairseq_posenc.transformer import decoding
 from fairseq_posenc.transformer.attention import PositionalAttention
-from fairseq_posenc.transformer.forward_context import carrying
+from fairseq_posenc.transformer.forward_context import set_context
 from tests.helpers import oracles
 from tests.helpers.tiny_models import (
     ARCHITECTURES,
@@ -156,7 +156,7 @@ def test_rotary_cross_attention_equals_the_formula():
     query, key = torch.randn(3, 1, 32).double(), torch.randn(5, 1, 32).double()
     (rope,) = model.decoder.encodings.each()
     at_target, at_source = (rope.rotation(torch.arange(length)[None]) for length in (3, 5))
-    with carrying(Shared(None, rotation=at_target, source=at_source)):
+    with set_context(Shared(None, rotation=at_target, source=at_source)):
         ours, _ = attention(query, key, key, static_kv=True, need_weights=False)
 
     def linear(projection, x):

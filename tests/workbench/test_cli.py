@@ -18,7 +18,7 @@ from fairseq_posenc import registry
 from fairseq_posenc.analysis import catalogue, listing
 from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.workbench import cli
-from fairseq_posenc.workbench.running.interruption import STOPPED, any_end_like_ctrl_c
+from fairseq_posenc.workbench.running.interruption import STOPPED, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.training.train.data import find_data
 from tests.helpers.commands import run, script, sentences, trained
 from tests.helpers.programs import BIN
@@ -42,7 +42,7 @@ def test_ctrl_c_is_one_line_in_every_command(name, where, monkeypatch, capsys):
 
 def test_a_command_says_how_to_go_on(monkeypatch, capsys):
     def kill(*_):
-        with any_end_like_ctrl_c("the same command continues"):
+        with signals_as_keyboard_interrupt("the same command continues"):
             signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(cli.Command, "run", kill)

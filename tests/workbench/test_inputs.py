@@ -24,7 +24,7 @@ from fairseq_posenc.api import SelfAttention, StackPositions
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.definitions import TASKS
 from fairseq_posenc.workbench.cli import main
-from fairseq_posenc.workbench.experiments.variants import parse_contenders
+from fairseq_posenc.workbench.experiments.variants import parse_variants
 from fairseq_posenc.workbench.finetuning.glue.configuration import CONFIGS, read_settings
 from fairseq_posenc.workbench.finetuning.glue.plan import RESULT, Run, read_run
 from fairseq_posenc.workbench.finetuning.glue.plan import RUN as RUN_FILE
@@ -91,7 +91,7 @@ def test_specs(text):
         spec = registry.parse(text)
         assert registry.parse(str(spec)) == spec
     with result_or_line():
-        parse_contenders(text)
+        parse_variants(text)
 
 
 def stack(spec: str, causal: bool, heads: int, width: int) -> tuple[Any, Any] | None:

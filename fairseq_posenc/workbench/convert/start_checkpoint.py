@@ -10,7 +10,7 @@ from torch import Tensor
 from fairseq_posenc.errors import UserError
 
 
-def check_out(option: str, out: Path, overwrite: bool) -> None:
+def refuse_existing_output(option: str, out: Path, overwrite: bool) -> None:
     """Refuse to write where something is, or where nothing can be.
 
     Args:
@@ -27,7 +27,7 @@ def check_out(option: str, out: Path, overwrite: bool) -> None:
         raise UserError(f"{option} {out}: there is no folder {out.parent}")
 
 
-def start_of(settings: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, Any]:
+def fresh_training_state(settings: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, Any]:
     """Return what fairseq reads: the weights, and a training that has not begun.
 
     Args:

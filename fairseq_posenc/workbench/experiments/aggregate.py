@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple, Optional
 
-from fairseq_posenc.workbench.experiments.variants import Contender
+from fairseq_posenc.workbench.experiments.variants import Variant
 from fairseq_posenc.workbench.results.differences import compare
 from fairseq_posenc.workbench.results.intervals import (
     Interval,
@@ -30,7 +30,7 @@ class Outcome(NamedTuple):
         diverged: the update at which it did, 0 if it did not; then it has none of the three.
     """
 
-    contender: Contender
+    contender: Variant
     lr: str
     seed: int
     curve: Curve
@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
     diverged: int = 0
 
 
-class Judged(NamedTuple):
+class SeedAggregate(NamedTuple):
     """A model at one learning rate.
 
     Attributes:
@@ -49,7 +49,7 @@ class Judged(NamedTuple):
         outcomes: of all seeds.
     """
 
-    contender: Contender
+    contender: Variant
     lr: str
     outcomes: Sequence[Outcome]
 
@@ -96,28 +96,28 @@ class Judged(NamedTuple):
         return [outcome.curve.first_below(perplexity) for outcome in self.outcomes]
 
 
-def judge(outcomes: Sequence[Outcome]) -> list[Judged]:
+def aggregate(outcomes: Sequence[Outcome]) -> list[SeedAggregate]:
     """Return each model at the learning rate with the lowest mean loss, in the order given."""
     models = dict.fromkeys(outcome.contender for outcome in outcomes)
     return [_best([each for each in outcomes if each.contender == model]) for model in models]
 
 
-def _best(outcomes: Sequence[Outcome]) -> Judged:
+def _best(outcomes: Sequence[Outcome]) -> SeedAggregate:
     rates = dict.fromkeys(outcome.lr for outcome in outcomes)
     judged = [
-        Judged(outcomes[0].contender, rate, [each for each in outcomes if each.lr == rate])
+        SeedAggregate(outcomes[0].contender, rate, [each for each in outcomes if each.lr == rate])
         for rate in rates
     ]
     # NaN compares as neither less nor more, so one would hide all that come after it.
     return min(judged, key=lambda each: (math.isnan(each.perplexity.mean), each.perplexity.mean))
 
 
-def is_below(model: Judged, other: Judged) -> bool:
+def is_below(model: SeedAggregate, other: SeedAggregate) -> bool:
     """Whether a model's perplexity is significantly lower than another's."""
     found = compare(model.by_seed, other.by_seed)
     return found.is_significant and found.interval.mean < 0
 
 
-def name(model: Judged) -> str:
+def name(model: SeedAggregate) -> str:
     """Return what sentences call a model."""
     return f"`{model.contender.name}`"

@@ -12,7 +12,7 @@ from typing import NamedTuple, Optional
 
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments import corpus, pieces
-from fairseq_posenc.workbench.experiments.aggregate import Judged, Outcome, judge
+from fairseq_posenc.workbench.experiments.aggregate import Outcome, SeedAggregate, aggregate
 from fairseq_posenc.workbench.experiments.documents import python_library
 from fairseq_posenc.workbench.experiments.settings import Settings
 from fairseq_posenc.workbench.experiments.training import (
@@ -35,7 +35,7 @@ from fairseq_posenc.workbench.experiments.trainings import (
 from fairseq_posenc.workbench.running.logs import Curve, read_curve_file
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.running.stages import Facts, Step
+from fairseq_posenc.workbench.running.stages import Outputs, Stage
 
 
 class Results(NamedTuple):
@@ -49,14 +49,14 @@ class Results(NamedTuple):
     """
 
     settings: Settings
-    text: Facts
+    text: Outputs
     outcomes: list[Outcome]
     begun: Mapping[Run, Curve] = {}
 
     @property
-    def models(self) -> list[Judged]:
+    def models(self) -> list[SeedAggregate]:
         """Each model over its seeds, at its best learning rate, in the user's order."""
-        return judge(self.outcomes)
+        return aggregate(self.outcomes)
 
     @property
     def missing(self) -> list[Run]:
@@ -101,7 +101,7 @@ class Pipeline:
         run_trials(trials, self._jobs, self._lock, (lambda: watch(results)) if watch else None)
         return results()
 
-    def _results(self, text: Facts, runs: Sequence[Run], trials: Sequence[Trial]) -> Results:
+    def _results(self, text: Outputs, runs: Sequence[Run], trials: Sequence[Trial]) -> Results:
         """Read the figures of all trainings that have begun."""
         outcomes, begun = [], {}
         for run, trial in zip(runs, trials):
@@ -112,7 +112,7 @@ class Pipeline:
                 begun[run] = read_curve_file(log)
         return Results(self._settings, text, outcomes, begun)
 
-    def _write_text(self) -> Facts:
+    def _write_text(self) -> Outputs:
         path = self._settings.text
         if path is None:
             text, origin = None, f"the documentation in {python_library()}"
@@ -121,7 +121,7 @@ class Pipeline:
             text, origin = corpus.read_text(path), f"--text {path}"
             source = hashlib.sha256(text.encode("utf-8")).hexdigest()
         rules = [corpus.LEAST_WORDS, corpus.VALIDATION_SHARE, corpus.SPLIT_SEED]
-        step = Step(self._text, {"source": source, "rules": rules, "version": __version__})
+        step = Stage(self._text, {"source": source, "rules": rules, "version": __version__})
         facts = step.do(lambda: corpus.write_corpus(text, origin, step.folder))
         say(
             f"text: {facts['words']:,} words in {facts['documents']:,} documents, of which "
@@ -129,16 +129,16 @@ class Pipeline:
         )
         return facts
 
-    def _data_step(self) -> Step:
+    def _data_step(self) -> Stage:
         texts = [(self._text / f"{part}.txt").read_bytes() for part in ("train", "valid")]
         inputs = {
             "text": [hashlib.sha256(text).hexdigest() for text in texts],
             "vocab_size": self._settings.vocab_size,
             "version": __version__,
         }
-        return Step(self._settings.out / "data", inputs)
+        return Stage(self._settings.out / "data", inputs)
 
-    def _make_data(self, folder: Path) -> Facts:
+    def _make_data(self, folder: Path) -> Outputs:
         vocab_size, binary = self._settings.vocab_size, data_folder(self._settings)
         say(f"text: learning {vocab_size:,} sentencepieces, then fairseq-preprocess")
         binary.mkdir()
@@ -156,20 +156,20 @@ class Pipeline:
         run_logged(command, folder / "preprocess.log", self._lock)
         return tokens
 
-    def _training_step(self, run: Run, data: Step) -> Step:
+    def _training_step(self, run: Run, data: Stage) -> Stage:
         inputs = {
             "data": data.inputs,
             "options": model_options(self._settings, run),
             "seed": run.seed,
             "version": __version__,
         }
-        return Step(model_folder(self._settings, run), inputs, self._settings.updates)
+        return Stage(model_folder(self._settings, run), inputs, self._settings.updates)
 
-    def _trial(self, run: Run, step: Step) -> Trial:
+    def _trial(self, run: Run, step: Stage) -> Trial:
         train, measure = train_command(self._settings, run), measure_command(self._settings, run)
         figures = read_folder(self._settings, run) / "lm-length.json"
 
-        def at_length(_: list[str]) -> Facts:
+        def at_length(_: list[str]) -> Outputs:
             """Return the perplexity that was found; infinite where it could not be read."""
             (row,) = json.loads(figures.read_text(encoding="utf-8"))["figures"]["perplexity"]
             return {"perplexity": math.inf if row["perplexity"] is None else row["perplexity"]}

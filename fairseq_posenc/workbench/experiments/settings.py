@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Optional
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.experiments.variants import Contender, refuse_directions
+from fairseq_posenc.workbench.experiments.variants import Variant, refuse_directions
 
 # Or fairseq leaves out what remains of the last batch after a multiple of 8, in a score too.
 WHOLE = ("--required-batch-size-multiple", "1")
@@ -86,7 +86,7 @@ class Settings:
 
     out: Path
     text: Optional[Path]
-    contenders: tuple[Contender, ...]
+    contenders: tuple[Variant, ...]
     updates: int
     seeds: tuple[int, ...]
     vocab_size: int

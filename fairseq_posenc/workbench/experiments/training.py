@@ -8,7 +8,7 @@ from typing import NamedTuple
 from fairseq_posenc.checkpoints.recovery import LAST
 from fairseq_posenc.workbench.experiments.settings import TASKS, TRAIN_OPTIONS, WHOLE, Settings
 from fairseq_posenc.workbench.experiments.trainings import measuring_command, training_options
-from fairseq_posenc.workbench.experiments.variants import Contender
+from fairseq_posenc.workbench.experiments.variants import Variant
 
 
 class Run(NamedTuple):
@@ -20,7 +20,7 @@ class Run(NamedTuple):
         seed: of initial weights, order of the data and masks.
     """
 
-    contender: Contender
+    contender: Variant
     lr: str
     seed: int
 

@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Callable, NamedTuple, Optional
 
-from fairseq_posenc.checkpoints.recovery import LAST, ensure_last
+from fairseq_posenc.checkpoints.recovery import LAST, ensure_last_checkpoint
 from fairseq_posenc.checkpoints.safe_loading import open_mapped
 from fairseq_posenc.checkpoints.state_dict_adapter import is_position_parameter
 from fairseq_posenc.errors import RunError, UserError
-from fairseq_posenc.host.divergence import stopped_at
+from fairseq_posenc.host.divergence import parse_stop_update
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.running.devices import choose_device, cores
 from fairseq_posenc.workbench.running.host import USER_DIR
 from fairseq_posenc.workbench.running.logs import parse_line
-from fairseq_posenc.workbench.running.parallel import side_by_side
+from fairseq_posenc.workbench.running.parallel import run_parallel
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import bar, say
-from fairseq_posenc.workbench.running.stages import Facts, Step
+from fairseq_posenc.workbench.running.stages import Outputs, Stage
 
 LOG = "train.log"
 # Beyond any run: validation and checkpoints are counted in updates, not in rounds of the data.
@@ -40,10 +40,10 @@ class Trial(NamedTuple):
     """
 
     label: str
-    step: Step
+    step: Stage
     train: Sequence[str]
     measure: Sequence[str]
-    read: Callable[[list[str]], Facts]
+    read: Callable[[list[str]], Outputs]
 
 
 def default_jobs() -> int:
@@ -83,7 +83,7 @@ def run_trials(
     jobs: int,
     lock: int,
     watch: Optional[Callable[[], None]] = None,
-) -> list[Facts]:
+) -> list[Outputs]:
     """Train and measure all models, but for what is done; return the figures of each.
 
     These are ``position_parameters``, ``seconds``, and those that were measured. A training that
@@ -101,10 +101,10 @@ def run_trials(
     left = sum(map(_updates_left, trials))
     with bar("all models", left, " updates") as progress:
         works = [_Work(trial, lock, progress.update) for trial in trials]
-        return side_by_side([work.do for work in works], jobs, watch)
+        return run_parallel([work.do for work in works], jobs, watch)
 
 
-def finished(trial: Trial) -> Optional[Facts]:
+def finished(trial: Trial) -> Optional[Outputs]:
     """Read the figures of a trial that is done from its folder; None if it is not."""
     trained = trial.step.facts
     if trained is None or "diverged" in trained:
@@ -113,10 +113,10 @@ def finished(trial: Trial) -> Optional[Facts]:
     return None if measured is None else {**trained, **measured}
 
 
-def _measuring(trial: Trial) -> Step:
+def _measuring(trial: Trial) -> Stage:
     step = trial.step
     inputs = {"model": step.inputs, "updates": step.goal, "command": list(trial.measure)}
-    return Step(step.folder / "measured", inputs)
+    return Stage(step.folder / "measured", inputs)
 
 
 class _Work:
@@ -126,30 +126,30 @@ class _Work:
         self._trial, self._lock, self._progress = trial, lock, progress
         self._updates = 0
 
-    def do(self) -> Facts:
+    def do(self) -> Outputs:
         trained = self._trial.step.do(self._train, keep_unfinished=True)
         if "diverged" in trained:
             return trained
         measured = _measuring(self._trial)
         return {**trained, **measured.do(lambda: self._measure(measured.folder))}
 
-    def _train(self) -> Facts:
+    def _train(self) -> Outputs:
         label, step, command = self._trial.label, self._trial.step, self._trial.train
         self._updates = updates_done(step.folder)
         if self._updates < step.goal:  # else stopped between the end of the training and its stamp
             where = f"to continue at update {self._updates:,}" if self._updates else ""
             say(f"{label}: starting fairseq-train {where or f'for {step.goal:,} updates'}")
-            ensure_last(step.folder)
+            ensure_last_checkpoint(step.folder)
             try:
                 self._run(command, step.folder / LOG, self._watch)
             except RunError as error:
-                if not (update := stopped_at(str(error))):
+                if not (update := parse_stop_update(str(error))):
                     raise
                 say(f"{label}: diverged at update {update:,}")
                 return {"diverged": update}
         return _facts(step.folder)
 
-    def _measure(self, folder: Path) -> Facts:
+    def _measure(self, folder: Path) -> Outputs:
         lines: list[str] = []
         log = folder / "validate.log"
         self._run(self._trial.measure, log, lines.append)
@@ -174,19 +174,19 @@ def with_user_dir(command: Sequence[str]) -> list[str]:
     return [*command] if ours else [*command, "--user-dir", str(USER_DIR)]
 
 
-def perplexity(lines: list[str]) -> Facts:
+def perplexity(lines: list[str]) -> Outputs:
     """Return the perplexity on the validation text from what ``fairseq-validate`` printed."""
     entries = [entry for entry in map(parse_line, lines) if entry]
     return {"perplexity": entries[-1].perplexity} if entries else {}
 
 
-def _facts(folder: Path) -> Facts:
+def _facts(folder: Path) -> Outputs:
     """Return the figures of a trained model that its checkpoint holds.
 
     The time is fairseq's own: of training, validation and writing checkpoints, over all parts of a
     training that was continued, without starting up.
     """
-    ensure_last(folder)  # it may have been stopped just while fairseq copied it
+    ensure_last_checkpoint(folder)  # it may have been stopped just while fairseq copied it
     state = open_mapped(folder / LAST)
     sizes = {key: value.numel() for key, value in state["model"].items()}
     return {

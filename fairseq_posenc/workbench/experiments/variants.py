@@ -18,7 +18,7 @@ SHORTHANDS = {
 }
 
 
-class Contender(NamedTuple):
+class Variant(NamedTuple):
     """One model of the comparison.
 
     Attributes:
@@ -48,13 +48,13 @@ def split_list(text: str) -> list[str]:
     return [item.strip() for item in re.split(r",(?![^(]*\))", text)]
 
 
-def parse_contenders(text: str) -> tuple[Contender, ...]:
+def parse_variants(text: str) -> tuple[Variant, ...]:
     """Return the models of a comma-separated list of specs and short names.
 
     Raises:
         UserError: an item is empty, unknown or malformed, or means the same model as another.
     """
-    contenders: list[Contender] = []
+    contenders: list[Variant] = []
     for item in split_list(text):
         contender = _parse_one(item, text)
         for other in contenders:
@@ -65,7 +65,7 @@ def parse_contenders(text: str) -> tuple[Contender, ...]:
     return tuple(contenders)
 
 
-def refuse_directions(contenders: Iterable[Contender]) -> None:
+def refuse_directions(contenders: Iterable[Variant]) -> None:
     """Check that all can be causal LMs.
 
     Raises:
@@ -79,12 +79,12 @@ def refuse_directions(contenders: Iterable[Contender]) -> None:
             )
 
 
-def _parse_one(item: str, text: str) -> Contender:
+def _parse_one(item: str, text: str) -> Variant:
     if not item:
         raise UserError(f"--encodings {text!r}: an empty name; write for example {DEFAULT}")
     spec, directions = SHORTHANDS.get(item, (item, ""))
     try:
-        return Contender(item, str(parse(spec)), directions)
+        return Variant(item, str(parse(spec)), directions)
     except UserError as error:
         short = ", ".join(SHORTHANDS)
         raise UserError(f"--encodings: {error}; short names: {short}") from None

@@ -11,8 +11,8 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.utils import split_paths
 
-from fairseq_posenc.checkpoints.recovery import newest
-from fairseq_posenc.checkpoints.safe_loading import open_mapped, reading
+from fairseq_posenc.checkpoints.recovery import newest_checkpoint
+from fairseq_posenc.checkpoints.safe_loading import open_mapped, readable_errors
 from fairseq_posenc.checkpoints.trusted_settings import forget_files
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running import host  # noqa: F401  (registers models and tasks)
@@ -37,7 +37,7 @@ def load_state(path: Path, what: str) -> State:
     """
     if not path.is_file():
         raise UserError(f"{what} {path}: no such file")
-    with reading(f"{what} {path}"), warnings.catch_warnings():
+    with readable_errors(f"{what} {path}"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # hydra's, about fairseq's configuration
         state = open_mapped(path)
         forget_files(state)
@@ -95,5 +95,5 @@ def updates_of(state: State) -> int:
 
 def updates_done(folder: Path) -> int:
     """Return the updates behind a training's newest whole checkpoint, 0 if it has none."""
-    found = newest(folder)
+    found = newest_checkpoint(folder)
     return found.updates if found else 0

@@ -12,7 +12,7 @@ from fairseq_posenc.workbench.plots import grids
 from fairseq_posenc.workbench.plots.distances import mean_by_distance
 
 if TYPE_CHECKING:  # it brings fairseq, which pictures of specs do without
-    from fairseq_posenc.transformer.capture_attention import Attention
+    from fairseq_posenc.transformer.capture_attention import CapturedAttention
 
 _LABEL, _LETTER = 0.1, 0.06  # inches of a line of letters, and of one of them
 _ALONE = 1.7  # times as large is a map that has a row for itself
@@ -40,7 +40,7 @@ class Maps(NamedTuple):
 
 
 def maps_of(
-    seen: Sequence[Attention],
+    seen: Sequence[CapturedAttention],
     layers: Sequence[int],
     heads: Sequence[int],
     queries: Sequence[str],

@@ -14,7 +14,7 @@ from fairseq_posenc.workbench.plots.distances import mean_by_distance
 from fairseq_posenc.workbench.plots.stacks import Stack, terms_of
 
 if TYPE_CHECKING:  # it brings fairseq, which pictures of specs do without
-    from fairseq_posenc.transformer.capture_attention import Attention
+    from fairseq_posenc.transformer.capture_attention import CapturedAttention
 
 _MOST = 48  # panels that are still readable
 
@@ -39,7 +39,7 @@ def curves_of(
     layers: Sequence[int],
     heads: Sequence[int],
     reach: int,
-    seen: Sequence[Attention] = (),
+    seen: Sequence[CapturedAttention] = (),
 ) -> list[Curves]:
     """Return the mean score, and the biases and gains that it is made with, by distance.
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.plots.load_model import open_checkpoint
+from fairseq_posenc.workbench.plots.load_model import load_model
 from fairseq_posenc.workbench.plots.model_inputs import read
 from fairseq_posenc.workbench.plots.page import Watched, inspect, page
 from fairseq_posenc.workbench.results.record import own_command
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     _refuse_bad_options(args)
     watched = []
     for path in args.checkpoint:
-        opened = open_checkpoint(path, args.data)
+        opened = load_model(path, args.data)
         watched.append(inspect(opened, read(opened, args.text, args.target)))
     text = page(watched, own_command())
     say(f"{args.out}: {len(text) / 1e6:.2f} MB, {' and '.join(map(_shape, watched))}")

@@ -34,7 +34,7 @@ _FAMILIES = {
 _EMBEDDINGS = "embed_tokens.weight"
 
 
-class Opened(NamedTuple):
+class LoadedModel(NamedTuple):
     """A trained model and what it was trained with.
 
     Attributes:
@@ -69,7 +69,7 @@ class Opened(NamedTuple):
         }
 
 
-def open_checkpoint(path: Path, data: Optional[Path] = None) -> Opened:
+def load_model(path: Path, data: Optional[Path] = None) -> LoadedModel:
     """Open a model.
 
     Args:
@@ -89,7 +89,7 @@ def open_checkpoint(path: Path, data: Optional[Path] = None) -> Opened:
     task = fairseq_tasks.setup_task(state["cfg"].task)
     _check_sizes(path, state, task, folder)
     model = _build(what, path, state, task)
-    return Opened(path, family, model.float().eval(), task, folder)
+    return LoadedModel(path, family, model.float().eval(), task, folder)
 
 
 def _family(what: str, settings: Any) -> str:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.transformer.capture_attention import Attention, watch
+from fairseq_posenc.transformer.capture_attention import CapturedAttention, capture_attention
 from fairseq_posenc.version import __version__
-from fairseq_posenc.workbench.plots.load_model import Opened
+from fairseq_posenc.workbench.plots.load_model import LoadedModel
 from fairseq_posenc.workbench.plots.model_inputs import Reading
 from fairseq_posenc.workbench.plots.quantize import (
     by_kind,
@@ -42,7 +42,7 @@ class Watched(NamedTuple):
     codes: bytes
 
 
-def inspect(opened: Opened, reading: Reading) -> Watched:
+def inspect(opened: LoadedModel, reading: Reading) -> Watched:
     """Let a model read, and return what its attention did.
 
     Raises:
@@ -51,7 +51,7 @@ def inspect(opened: Opened, reading: Reading) -> Watched:
     """
     _refuse_large(opened, reading)
     kinds, codes = [], bytearray()
-    for kind, layers in by_kind(watch(opened.model, reading.run)).items():
+    for kind, layers in by_kind(capture_attention(opened.model, reading.run)).items():
         found = []
         seen = visible(layers)
         for plane in planes(layers):
@@ -93,7 +93,7 @@ def page(watched: Sequence[Watched], command: str) -> str:
     return _PLACE.sub(lambda place: filled[place[1]], TEMPLATE.read_text(encoding="utf-8"))
 
 
-def _kind(kind: str, layers: Sequence[Attention], reading: Reading) -> dict[str, Any]:
+def _kind(kind: str, layers: Sequence[CapturedAttention], reading: Reading) -> dict[str, Any]:
     return {
         "name": kind,
         "layers": len(layers),
@@ -103,7 +103,7 @@ def _kind(kind: str, layers: Sequence[Attention], reading: Reading) -> dict[str,
     }
 
 
-def _refuse_large(opened: Opened, reading: Reading) -> None:
+def _refuse_large(opened: LoadedModel, reading: Reading) -> None:
     heads = sum(
         len(stack.layers) * stack.layers[0].self_attn.num_heads for stack in opened.stacks.values()
     )

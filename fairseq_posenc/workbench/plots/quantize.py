@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.transformer.capture_attention import Attention
+from fairseq_posenc.transformer.capture_attention import CapturedAttention
 
 FINE = 0.01  # the largest step between two numbers that are told apart
 LEVELS = 254  # steps that a matrix has at least
@@ -55,15 +55,15 @@ class Quantised(NamedTuple):
         )
 
 
-def by_kind(seen: Sequence[Attention]) -> dict[str, list[Attention]]:
+def by_kind(seen: Sequence[CapturedAttention]) -> dict[str, list[CapturedAttention]]:
     """Return the layers of each kind of attention: ``encoder``, ``decoder``, ``cross``."""
-    found: dict[str, list[Attention]] = {}
+    found: dict[str, list[CapturedAttention]] = {}
     for attention in seen:
         found.setdefault("cross" if attention.cross else attention.stack, []).append(attention)
     return found
 
 
-def planes(layers: Sequence[Attention]) -> Iterator[Plane]:
+def planes(layers: Sequence[CapturedAttention]) -> Iterator[Plane]:
     """Yield what is known of one kind of attention."""
     yield Plane("weight", "weight", torch.cat([each.weights for each in layers]).double())
     splits = [each.split for each in layers]
@@ -77,7 +77,7 @@ def planes(layers: Sequence[Attention]) -> Iterator[Plane]:
             yield Plane(name.replace("_", " ") + suffix, role, values)
 
 
-def visible(layers: Sequence[Attention]) -> Tensor:
+def visible(layers: Sequence[CapturedAttention]) -> Tensor:
     """Return which keys the queries of each layer may see, ``[L, 1, T, S]``.
 
     All of them, or none after the query, or none before it: a side of the diagonal on which no

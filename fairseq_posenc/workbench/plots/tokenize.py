@@ -16,7 +16,7 @@ from fairseq_posenc.workbench.tokens.symbols import SPACE, SymbolEncoder, words
 from fairseq_posenc.workbench.tokens.tokenizer import ENCODER, PIECES, Tokenizer, load_tokenizer
 
 
-class Cut(NamedTuple):
+class TokenizedText(NamedTuple):
     """Symbols of a text.
 
     Attributes:
@@ -28,14 +28,14 @@ class Cut(NamedTuple):
     labels: list[str]
 
     @classmethod
-    def of_ids(cls, ids: Iterable[int], dictionary: Dictionary) -> Cut:
+    def of_ids(cls, ids: Iterable[int], dictionary: Dictionary) -> TokenizedText:
         """Return symbols that come from no text; their names are the labels."""
         found = list(map(int, ids))
         return cls(found, [dictionary[each].strip(SPACE) or SPACE for each in found])
 
-    def __add__(self, other: Cut) -> Cut:  # type: ignore[override]
+    def __add__(self, other: TokenizedText) -> TokenizedText:  # type: ignore[override]
         """Return these symbols and those that follow."""
-        return Cut(self.ids + other.ids, self.labels + other.labels)
+        return TokenizedText(self.ids + other.ids, self.labels + other.labels)
 
 
 class _Words(SymbolEncoder):
@@ -51,9 +51,9 @@ class _Words(SymbolEncoder):
         return Tokens.from_spans(text, ids, (word.span() for word in found))
 
 
-def cut(
+def tokenize(
     text: str, option: str, folder: Path, dictionary: Dictionary, language: Optional[str] = None
-) -> Cut:
+) -> TokenizedText:
     """Return the symbols of a text.
 
     It is cut by the tokenizer of a data-bin; where that has none, at white space, as by fairseq.
@@ -79,7 +79,7 @@ def cut(
     for place, number in enumerate(tokens.ids):
         if number == unknown:
             labels[place] += " (unknown)"
-    return Cut(tokens.ids.tolist(), labels)
+    return TokenizedText(tokens.ids.tolist(), labels)
 
 
 def _tokenizer(folder: Path, dictionary: Dictionary, language: Optional[str]) -> Tokenizer:

@@ -11,8 +11,8 @@ from fairseq.models import FairseqEncoderDecoderModel
 from torch import Tensor
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.transformer.capture_attention import Attention, watch
-from fairseq_posenc.workbench.plots.load_model import open_checkpoint
+from fairseq_posenc.transformer.capture_attention import CapturedAttention, capture_attention
+from fairseq_posenc.workbench.plots.load_model import load_model
 from fairseq_posenc.workbench.plots.model_inputs import read
 from fairseq_posenc.workbench.plots.stacks import Stack, of_model
 
@@ -31,7 +31,7 @@ class Seen(NamedTuple):
     """
 
     kind: str
-    layers: list[Attention]
+    layers: list[CapturedAttention]
     queries: list[str]
     keys: list[str]
 
@@ -47,7 +47,7 @@ def open_stack(path: Path, data: Optional[Path], wanted: Optional[str]) -> tuple
     Raises:
         UserError: no such checkpoint or stack, or a model without positions of ours.
     """
-    model = open_checkpoint(path, data).model
+    model = load_model(path, data).model
     stacks = of_model(model)
     if not stacks:
         raise UserError(
@@ -72,17 +72,17 @@ def attention_to_text(
     Raises:
         UserError: no such checkpoint or attention, or a text that the model cannot read.
     """
-    opened = open_checkpoint(path, data)
+    opened = load_model(path, data)
     reading = read(opened, text, target)
-    kinds: dict[str, list[Attention]] = {}
-    for each in watch(opened.model, reading.run):
+    kinds: dict[str, list[CapturedAttention]] = {}
+    for each in capture_attention(opened.model, reading.run):
         kinds.setdefault("cross" if each.cross else each.stack, []).append(each)
     kind = _chosen(path, list(kinds), wanted)
     queries, keys = ("decoder", "encoder") if kind == "cross" else (kind, kind)
     return Seen(kind, kinds[kind], reading.labels[queries], reading.labels[keys])
 
 
-def attention_to_random_symbols(model: Any, length: int) -> list[Attention]:
+def attention_to_random_symbols(model: Any, length: int) -> list[CapturedAttention]:
     """Return what attention does in a model that reads random symbols, always the same.
 
     Args:
@@ -99,10 +99,10 @@ def attention_to_random_symbols(model: Any, length: int) -> list[Attention]:
     if isinstance(model, FairseqEncoderDecoderModel):
         source, target = drawn(model.encoder.embed_tokens), drawn(model.decoder.embed_tokens)
         lengths = torch.full((_SENTENCES,), length)
-        return watch(model, lambda: model(source, lengths, target))
+        return capture_attention(model, lambda: model(source, lengths, target))
     named = dict(model.named_modules())
     tokens = drawn(next(named[name] for name in named if name.endswith("embed_tokens")))
-    return watch(model, lambda: model(tokens))
+    return capture_attention(model, lambda: model(tokens))
 
 
 def _chosen(path: Path, there: Sequence[str], wanted: Optional[str]) -> str:

@@ -1,4 +1,4 @@
-"""Runs a program that ends with the one that started it: ``python tethered.py PID PROGRAM ...``.
+"""Runs a program that dies with its parent: ``python die_with_parent.py PID PROGRAM ...``.
 
 Whoever is killed outright (``kill -9``, lack of memory) cannot end what it started. Linux does it,
 if a program asks for that before it becomes another; no other system has such a wish. The file is
@@ -15,7 +15,7 @@ import sys
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def tethered(command: list[str]) -> list[str]:
+def die_with_parent(command: list[str]) -> list[str]:
     """Return the words that run a command (its program by path) tied to this process.
 
     The thread that starts it has to live as long.

@@ -16,7 +16,7 @@ from fairseq_posenc.workbench.running.interruption import STOPPED
 _closed: set[int] = set()  # standard streams that nobody reads any more
 
 
-def ended(program: Callable[[], Optional[int]]) -> int:
+def run_main(program: Callable[[], Optional[int]]) -> int:
     """Run a program to its end and return its exit code.
 
     An error that :func:`~fairseq_posenc.errors.one_line` knows is printed as a line. Where nobody

@@ -13,8 +13,8 @@ from typing import Any, Optional
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.files import sync, write_whole
-from fairseq_posenc.workbench.running.interruption import any_end_like_ctrl_c
-from fairseq_posenc.workbench.running.locks import LOCK, own_folder
+from fairseq_posenc.workbench.running.interruption import signals_as_keyboard_interrupt
+from fairseq_posenc.workbench.running.locks import LOCK, lock_output_folder
 from fairseq_posenc.workbench.running.progress import say
 
 MANIFEST, _PROGRESS = "manifest.json", "progress.json"
@@ -78,7 +78,7 @@ class Folder:
         Raises:
             UserError: another process works there, or it is somebody else's.
         """
-        with any_end_like_ctrl_c(), self._own() as lock:
+        with signals_as_keyboard_interrupt(), self._own() as lock:
             for left in self.partial.iterdir():  # by a killed run
                 if left.name != LOCK:
                     shutil.rmtree(left) if left.is_dir() else left.unlink()
@@ -114,7 +114,7 @@ class Folder:
     def _own(self) -> AbstractContextManager[int]:
         if self.partial.is_symlink():
             raise UserError(f"--out {self.path}: {self.partial} is a link; name another folder")
-        return own_folder(self.partial)
+        return lock_output_folder(self.partial)
 
     def _compare(self, plan: Any, where: Path) -> None:
         if not isinstance(plan, dict):

@@ -16,7 +16,7 @@ class Ended(KeyboardInterrupt):
 
 
 @contextmanager
-def any_end_like_ctrl_c(advice: str = "") -> Iterator[None]:
+def signals_as_keyboard_interrupt(advice: str = "") -> Iterator[None]:
     """Raise KeyboardInterrupt on them, so that what was started is ended as well.
 
     Signals that are ignored stay so: that is what ``nohup`` is for.

@@ -17,7 +17,7 @@ _held: set[int] = set()
 
 
 @contextlib.contextmanager
-def hold(folder: Path, what: str = "--out") -> Iterator[int]:
+def lock_folder(folder: Path, what: str = "--out") -> Iterator[int]:
     """Hold a folder for one run; yield the open lock, for the programs that the run starts.
 
     A program that outlives the run keeps the lock, so that nobody writes beside it: ``flock``
@@ -67,7 +67,7 @@ os.register_at_fork(after_in_child=_let_go)
 
 
 @contextlib.contextmanager
-def own_folder(folder: Path, known: Collection[str] = ()) -> Iterator[int]:
+def lock_output_folder(folder: Path, known: Collection[str] = ()) -> Iterator[int]:
     """Hold a folder that has nothing but what runs put there, as their steps may delete it.
 
     Args:
@@ -76,18 +76,18 @@ def own_folder(folder: Path, known: Collection[str] = ()) -> Iterator[int]:
             where they are kept under version control.
 
     Raises:
-        UserError: see :func:`hold`; or the folder holds files of somebody else.
+        UserError: see :func:`lock_folder`; or the folder holds files of somebody else.
     """
     others = set(os.listdir(folder) if folder.is_dir() else ()) - set(known)
     if others and LOCK not in others:
         raise UserError(
             f"--out {folder}: holds other files ({min(others)}); name a new or empty folder"
         )
-    with hold(folder) as lock:
+    with lock_folder(folder) as lock:
         yield lock
 
 
-def is_held(folder: Path) -> bool:
+def is_locked(folder: Path) -> bool:
     """Return whether a run is at work in a folder; no where the file system has no locks."""
     try:
         lock = os.open(folder / LOCK, os.O_RDWR)

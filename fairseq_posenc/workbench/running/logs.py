@@ -81,10 +81,10 @@ class Entry(NamedTuple):
     @property
     def nats(self) -> float:
         """The loss in nats, as papers have it."""
-        return in_nats(self.loss)
+        return bits_to_nats(self.loss)
 
 
-def in_nats(bits: float) -> float:
+def bits_to_nats(bits: float) -> float:
     """Return a loss of fairseq's, which are in bits, in nats."""
     return bits * math.log(2)
 
@@ -168,7 +168,7 @@ def _entry(line: Line) -> Entry:
     )
 
 
-def shown(text: str) -> Optional[str]:
+def format_progress(text: str) -> Optional[str]:
     """Return what a line of the log tells people of the training, None if nothing."""
     found = _SHOWN.search(text)
     return f"{found[1].rpartition('.')[2]}: {found[2]}" if found else None

@@ -102,13 +102,13 @@ def add_computing(parser: ArgumentParser, bf16: bool = True) -> None:
 def add_count(parser: ArgumentParser, name: str, text: str, default: Optional[int] = None) -> None:
     """Add an option that is a whole number of at least 1; ``text`` says what is counted."""
     said = f"{text} (default: {default})" if default else text
-    parser.add_argument(name, type=count, metavar="N", default=default, help=said)
+    parser.add_argument(name, type=positive_int, metavar="N", default=default, help=said)
 
 
 def add_lengths(parser: ArgumentParser, text: str, default: str) -> None:
     """Add ``--lengths``; ``text`` says of what."""
     said = f"{text} (default: {default})"
-    parser.add_argument("--lengths", type=counts, metavar="N,N", default=default, help=said)
+    parser.add_argument("--lengths", type=positive_ints, metavar="N,N", default=default, help=said)
 
 
 def add_seeds(parser: ArgumentParser, default: Union[str, Sequence[int]]) -> None:
@@ -131,7 +131,11 @@ def add_jobs(parser: ArgumentParser, default: str) -> None:
 def add_workers(parser: _ActionsContainer) -> None:
     """Add ``--workers``, the processes of a preprocessing."""
     parser.add_argument(
-        "--workers", type=count, metavar="N", default=cores(), help="processes (default: all cores)"
+        "--workers",
+        type=positive_int,
+        metavar="N",
+        default=cores(),
+        help="processes (default: all cores)",
     )
 
 
@@ -181,7 +185,7 @@ def data_path(text: str) -> Path:
     return Path(text)
 
 
-def count(text: str) -> int:
+def positive_int(text: str) -> int:
     """Return a whole number of at least 1.
 
     Raises:
@@ -192,13 +196,13 @@ def count(text: str) -> int:
     return int(text)
 
 
-def counts(text: str) -> tuple[int, ...]:
+def positive_ints(text: str) -> tuple[int, ...]:
     """Return whole numbers of at least 1, separated by commas: each once, the smallest first.
 
     Raises:
         ArgumentTypeError: it is none.
     """
-    return tuple(sorted({count(part.strip()) for part in text.split(",")}))
+    return tuple(sorted({positive_int(part.strip()) for part in text.split(",")}))
 
 
 def _seeds(text: str) -> tuple[int, ...]:
@@ -211,7 +215,7 @@ def _seeds(text: str) -> tuple[int, ...]:
     return found
 
 
-def named(texts: Sequence[str], form: str, what: str) -> dict[str, str]:
+def parse_named(texts: Sequence[str], form: str, what: str) -> dict[str, str]:
     """Return the values of arguments ``NAME=VALUE``, by name.
 
     The name may be a spec itself, as in ``m4(max_distance=64)=model.pt``.
@@ -257,6 +261,6 @@ def _exist(paths: str) -> bool:
     return all(Path(path).exists() for path in paths.split(":"))
 
 
-def names_folder(name: str) -> bool:
+def is_folder_name(name: str) -> bool:
     """Return whether a folder can have a name that a user gave."""
     return "/" not in name and name not in (".", "..")

@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 _MOMENT = 0.2  # seconds; without a limit, signals would wait as well
 
 
-def side_by_side(
+def run_parallel(
     works: Sequence[Callable[[], Result]], jobs: int, watch: Optional[Callable[[], None]] = None
 ) -> list[Result]:
     """Do pieces of work that start programs, each in a thread; return their results in order.

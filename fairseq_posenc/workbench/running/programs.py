@@ -15,7 +15,7 @@ from typing import Callable, Optional
 
 from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.host.leftovers import delete_temporary_folders
-from fairseq_posenc.workbench.running.die_with_parent import tethered
+from fairseq_posenc.workbench.running.die_with_parent import die_with_parent
 
 _SHOWN_LINES = 15
 # By default a thread that waits for another one spins. Beside any other work on the same cores that
@@ -46,7 +46,7 @@ def find_command(name: str) -> str:
     return found
 
 
-def told_mistake(output: str) -> Optional[str]:
+def find_user_error(output: str) -> Optional[str]:
     """Return the message, a line, in which a command told a user's mistake; None if it did not.
 
     Args:
@@ -71,7 +71,7 @@ def run_watched(
         environment: variables of the command, whatever the user's own are.
     """
     process = subprocess.Popen(
-        tethered([find_command(command[0]), *command[1:]]),
+        die_with_parent([find_command(command[0]), *command[1:]]),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -149,7 +149,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 def _failure(name: str, status: int, log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_SHOWN_LINES:]
-    if told := told_mistake("\n".join(lines)):
+    if told := find_user_error("\n".join(lines)):
         return f"{name}: {told} (its log: {log})"
     how = f"was ended by signal {-status}" if status < 0 else f"failed with exit status {status}"
     if status == -signal.SIGKILL:

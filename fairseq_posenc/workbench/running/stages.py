@@ -9,11 +9,11 @@ from typing import Any, Callable, Optional
 
 from fairseq_posenc.workbench.running.files import write_whole
 
-Facts = dict[str, Any]  # figures that come out of a step, as JSON values
+Outputs = dict[str, Any]  # figures that come out of a step, as JSON values
 _STAMP = "stamp.json"
 
 
-class Step:
+class Stage:
     """A piece of work that fills a folder of its own, and a stamp in it that tells its inputs.
 
     Args:
@@ -22,13 +22,13 @@ class Step:
         goal: how far to go, where a longer run continues a shorter one (updates of a training).
     """
 
-    def __init__(self, folder: Path, inputs: Facts, goal: int = 0) -> None:
+    def __init__(self, folder: Path, inputs: Outputs, goal: int = 0) -> None:
         self.folder = folder
         self.inputs = json.loads(json.dumps(inputs))  # tuples become lists, as in the stamp
         self.goal = goal
 
     @property
-    def facts(self) -> Optional[Facts]:
+    def facts(self) -> Optional[Outputs]:
         """What came out, or None if the step is not done."""
         stamp = self._read()
         done = self._is_same(stamp) and stamp.get("goal") == self.goal
@@ -40,7 +40,7 @@ class Step:
         stamp = self._read()
         return self._is_same(stamp) and stamp.get("goal", 0) <= self.goal
 
-    def do(self, work: Callable[[], Facts], keep_unfinished: bool = False) -> Facts:
+    def do(self, work: Callable[[], Outputs], keep_unfinished: bool = False) -> Outputs:
         """Do the work unless it is done; return what came out.
 
         Args:
@@ -57,10 +57,10 @@ class Step:
         self._write(facts)
         return facts
 
-    def _is_same(self, stamp: Facts) -> bool:
+    def _is_same(self, stamp: Outputs) -> bool:
         return stamp.get("inputs") == self.inputs
 
-    def _read(self) -> Facts:
+    def _read(self) -> Outputs:
         try:
             stamp = json.loads((self.folder / _STAMP).read_text(encoding="utf-8"))
         except (
@@ -71,6 +71,6 @@ class Step:
             return {}
         return stamp if isinstance(stamp, dict) else {}
 
-    def _write(self, facts: Optional[Facts]) -> None:
+    def _write(self, facts: Optional[Outputs]) -> None:
         stamp = {"inputs": self.inputs, "goal": self.goal, "facts": facts}
         write_whole(self.folder / _STAMP, json.dumps(stamp, indent=1) + "\n")

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from fairseq_posenc.workbench.running.devices import choose_device
-from fairseq_posenc.workbench.running.interruption import CONTINUES, any_end_like_ctrl_c
-from fairseq_posenc.workbench.running.locks import own_folder
+from fairseq_posenc.workbench.running.interruption import CONTINUES, signals_as_keyboard_interrupt
+from fairseq_posenc.workbench.running.locks import lock_output_folder
 from fairseq_posenc.workbench.running.options import (
     add_computing,
     add_count,
@@ -21,7 +21,7 @@ from fairseq_posenc.workbench.translation.evaluation import Request, evaluate
 from fairseq_posenc.workbench.translation.generate import Options, Search
 from fairseq_posenc.workbench.translation.report import FIGURES, REPORT, write_report
 from fairseq_posenc.workbench.translation.results import record
-from fairseq_posenc.workbench.translation.variants import parse_systems
+from fairseq_posenc.workbench.translation.variants import parse_variants
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +66,10 @@ def run(args: argparse.Namespace) -> int:
         RunError: ``fairseq-generate`` failed.
     """
     request = _request(args)
-    with any_end_like_ctrl_c(CONTINUES), own_folder(args.out, (REPORT, FIGURES)) as lock:
+    with (
+        signals_as_keyboard_interrupt(CONTINUES),
+        lock_output_folder(args.out, (REPORT, FIGURES)) as lock,
+    ):
         result = evaluate(request, args.out, lock)
         text = write_report(result, args.out)
     print(record(result).text() if args.json else text)
@@ -77,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 def _request(args: argparse.Namespace) -> Request:
     device = choose_device(args.device, args.fp16)
     return Request(
-        systems=parse_systems(args.systems, args.average),
+        systems=parse_variants(args.systems, args.average),
         average=args.average,
         data=args.data,
         reference=args.reference,

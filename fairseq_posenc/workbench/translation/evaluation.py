@@ -9,7 +9,7 @@ from typing import NamedTuple, Optional
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.running.files import checksum, write_whole
-from fairseq_posenc.workbench.running.stages import Step
+from fairseq_posenc.workbench.running.stages import Stage
 from fairseq_posenc.workbench.tokens.lines import read_lines
 from fairseq_posenc.workbench.translation.average import average_checkpoints, last_checkpoints
 from fairseq_posenc.workbench.translation.checkpoint import (
@@ -22,7 +22,7 @@ from fairseq_posenc.workbench.translation.generate import Generation, Options, S
 from fairseq_posenc.workbench.translation.piece_bleu import PieceBleu
 from fairseq_posenc.workbench.translation.results import Evaluation, Row
 from fairseq_posenc.workbench.translation.scores import Scorer
-from fairseq_posenc.workbench.translation.variants import System
+from fairseq_posenc.workbench.translation.variants import Variant
 
 
 class Request(NamedTuple):
@@ -38,7 +38,7 @@ class Request(NamedTuple):
         options: of all translations.
     """
 
-    systems: list[System]
+    systems: list[Variant]
     average: Optional[int]
     data: Optional[Path]
     reference: Optional[Path]
@@ -107,7 +107,7 @@ def evaluate(request: Request, out: Path, lock: int) -> Evaluation:
     )
 
 
-def _model(system: System, request: Request) -> _Model:
+def _model(system: Variant, request: Request) -> _Model:
     if system.is_folder:
         checkpoints = last_checkpoints(Path(system.path), request.average or 0)
     else:
@@ -140,8 +140,8 @@ def _read_texts(request: Request, models: list[_Model]) -> _Texts:
 
 
 def _check_all(
-    request: Request, models: dict[System, _Model], texts: _Texts
-) -> dict[System, list[str]]:
+    request: Request, models: dict[Variant, _Model], texts: _Texts
+) -> dict[Variant, list[str]]:
     """Check that everything is as long as the references; return what is written already."""
     written = {}
     for system in request.systems:
@@ -155,7 +155,7 @@ def _check_all(
 
 
 def _translate(
-    system: System, model: _Model, request: Request, out: Path, lock: int
+    system: Variant, model: _Model, request: Request, out: Path, lock: int
 ) -> Iterator[tuple[Optional[Search], str, list[str]]]:
     """Yield, for each search, the file of the translations and its lines."""
     folder = out / system.folder
@@ -173,7 +173,7 @@ def _translate(
 
 def _average(checkpoints: list[Path], folder: Path) -> Path:
     target = folder / f"checkpoint_average_{len(checkpoints)}.pt"
-    step = Step(folder, {"of": [checksum(path) for path in checkpoints], "version": __version__})
+    step = Stage(folder, {"of": [checksum(path) for path in checkpoints], "version": __version__})
 
     def work() -> dict[str, str]:
         average_checkpoints(checkpoints, target)

@@ -14,7 +14,7 @@ from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.host import USER_DIR
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.running.stages import Facts, Step
+from fairseq_posenc.workbench.running.stages import Outputs, Stage
 from fairseq_posenc.workbench.tokens.lines import read_lines
 from fairseq_posenc.workbench.translation.checkpoint import DataBin
 
@@ -79,7 +79,7 @@ class Generation:
         self._sentences = data.sentences(options.subset)
         # Each part gets a batch at least: fairseq-generate divides by its number of sentences.
         self._shards = min(options.num_shards, self._sentences)
-        self._inputs: Facts = {
+        self._inputs: Outputs = {
             "checkpoints": [checksum(path) for path in self._checkpoints],
             "data": [checksum(path) for path in self._test_files()],
             "languages": [data.source, data.target],
@@ -101,7 +101,7 @@ class Generation:
         found: dict[int, str] = {}
         for shard in range(self._shards):
             part = {"search": list(search), "shard": [shard, self._shards]}
-            step = Step(folder / f"part-{shard + 1}", {**self._inputs, **part})
+            step = Stage(folder / f"part-{shard + 1}", {**self._inputs, **part})
             step.do(partial(self._translate, search, shard, step.folder))
             found.update(read_hypotheses(step.folder / f"generate-{self._options.subset}.txt"))
         missing = next((number for number in range(self._sentences) if number not in found), None)
@@ -109,7 +109,7 @@ class Generation:
             raise UserError(f"{folder}: fairseq-generate left out sentence {missing + 1}")
         return [found[number] for number in range(self._sentences)]
 
-    def _translate(self, search: Search, shard: int, folder: Path) -> Facts:
+    def _translate(self, search: Search, shard: int, folder: Path) -> Outputs:
         say(f"{self._label}, {search.name}: part {shard + 1} of {self._shards}")
         command = self.command(search, shard, folder)
         run_logged(command, folder / "generate.log", self._lock)

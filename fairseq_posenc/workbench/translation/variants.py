@@ -9,10 +9,10 @@ from typing import NamedTuple
 from fairseq.utils import split_paths
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.options import named, names_folder, split_trainings
+from fairseq_posenc.workbench.running.options import is_folder_name, parse_named, split_trainings
 
 
-class System(NamedTuple):
+class Variant(NamedTuple):
     """A model of the comparison, in one of its trainings.
 
     Attributes:
@@ -54,7 +54,7 @@ class System(NamedTuple):
         return names
 
 
-def parse_systems(texts: Sequence[str], average: int | None) -> list[System]:
+def parse_variants(texts: Sequence[str], average: int | None) -> list[Variant]:
     """Return the systems of the command line, each ``NAME=PATH[,PATH...]`` or a path.
 
     Args:
@@ -68,19 +68,19 @@ def parse_systems(texts: Sequence[str], average: int | None) -> list[System]:
     given = [f"{_name(text)}={text}" if _is_path(text) else text for text in texts]
     paths = {
         name: split_trainings(path)
-        for name, path in named(given, "NAME=PATH or NAME=PATH,PATH", "systems").items()
+        for name, path in parse_named(given, "NAME=PATH or NAME=PATH,PATH", "systems").items()
     }
     counts = {name: len(trainings) for name, trainings in paths.items()}
     if len(set(counts.values())) > 1:
         told = ", ".join(f"{name} has {count}" for name, count in counts.items())
         raise UserError(f"name as many trainings of each system: {told}")
     systems = [
-        System(name, path, number)
+        Variant(name, path, number)
         for name, trainings in paths.items()
         for number, path in enumerate(trainings, start=1)
     ]
     for system in systems:
-        if not names_folder(system.name):
+        if not is_folder_name(system.name):
             raise UserError(f"{system.name!r}: the name must be one that a folder can have")
         if system.is_folder and not average:
             raise UserError(f"{system.path} is a folder; name a checkpoint in it, or --average N")

@@ -17,7 +17,7 @@ from fairseq_posenc.workbench.experiments.choose import command, halving, report
 from fairseq_posenc.workbench.experiments.choose.halving import Halving
 from fairseq_posenc.workbench.experiments.pieces import unigram_perplexity
 from fairseq_posenc.workbench.experiments.settings import Settings
-from fairseq_posenc.workbench.experiments.variants import parse_contenders
+from fairseq_posenc.workbench.experiments.variants import parse_variants
 from fairseq_posenc.workbench.results import record
 from tests.workbench.experiments.test_compare import small_text
 
@@ -30,7 +30,7 @@ class Simulated(Halving):
     """Trainings whose curves and speed are known, in place of those of fairseq."""
 
     def __init__(self, out: Path, ends: dict[str, float], budget: float, jobs: int = 2) -> None:
-        contenders, seeds = parse_contenders(",".join(ends)), (1, 2)
+        contenders, seeds = parse_variants(",".join(ends)), (1, 2)
         settings = Settings(out, None, contenders, 1, seeds, 512)
         super().__init__(settings, budget, jobs, 0)
         self.ends, self.made = ends, 0

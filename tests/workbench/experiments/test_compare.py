@@ -21,14 +21,14 @@ import torch
 from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments import corpus, documents, pieces, training, variants
-from fairseq_posenc.workbench.experiments.aggregate import Outcome, judge
+from fairseq_posenc.workbench.experiments.aggregate import Outcome, aggregate
 from fairseq_posenc.workbench.experiments.compare import command, live, picture, report, statements
 from fairseq_posenc.workbench.experiments.compare.record import RECORD, check_loss
 from fairseq_posenc.workbench.experiments.compare.record import record as record_of
 from fairseq_posenc.workbench.experiments.pipeline import Results
 from fairseq_posenc.workbench.experiments.settings import Settings
 from fairseq_posenc.workbench.experiments.trainings import LOG
-from fairseq_posenc.workbench.experiments.variants import parse_contenders
+from fairseq_posenc.workbench.experiments.variants import parse_variants
 from fairseq_posenc.workbench.results import pictures, record
 from fairseq_posenc.workbench.running import logs as curves
 from fairseq_posenc.workbench.running.interruption import STOPPED
@@ -52,7 +52,7 @@ def make_curve(points: list[tuple[int, float]], speed: float) -> Curve:
 def make_settings(out: Path, encodings: str = DEMO, **changes: Any) -> Settings:
     values: dict[str, Any] = {"text": None, "updates": 800, "seeds": (1, 2), "vocab_size": 512}
     values |= changes
-    return Settings(out=out, contenders=parse_contenders(encodings), **values)
+    return Settings(out=out, contenders=parse_variants(encodings), **values)
 
 
 def make_results(
@@ -116,10 +116,10 @@ class TestContenders:
         ],
     )
     def test_options(self, name: str, options: list[str]) -> None:
-        assert parse_contenders(name)[0].options == options
+        assert parse_variants(name)[0].options == options
 
     def test_folder_needs_no_quoting(self) -> None:
-        (contender,) = parse_contenders("learned + m4m(max_distance=64)")
+        (contender,) = parse_variants("learned + m4m(max_distance=64)")
         assert contender.folder == "learned+m4m-max_distance=64"
         assert shlex.quote(contender.folder) == contender.folder
 
@@ -136,7 +136,7 @@ class TestContenders:
     )
     def test_bad_list_is_one_line_about_the_option(self, text: str, message: str) -> None:
         with pytest.raises(UserError, match=re.escape(message)) as caught:
-            parse_contenders(text)
+            parse_variants(text)
         assert str(caught.value).startswith("--encodings")
         assert "\n" not in str(caught.value)
 
@@ -416,14 +416,14 @@ class TestStatements:
 class TestLearningRates:
     def test_a_model_is_judged_at_its_best_rate_over_all_seeds(self) -> None:
         """One lucky seed does not make a rate the best; a rate that diverged never is."""
-        (contender,) = parse_contenders("m4m")
+        (contender,) = parse_variants("m4m")
         ends = {"0.001": (50.0, 52.0), "0.003": (40.0, 90.0), "0.1": (math.nan, 1.0)}
         outcomes = [
             Outcome(contender, lr, seed, make_curve([(1, end)], 1.0), end, 0, 1.0)
             for lr, values in ends.items()
             for seed, end in enumerate(values)
         ]
-        (model,) = judge(outcomes)
+        (model,) = aggregate(outcomes)
         assert (model.lr, [each.perplexity for each in model.outcomes]) == ("0.001", [50.0, 52.0])
 
     def test_each_training_has_a_folder_and_its_rate(self, tmp_path: Path) -> None:
@@ -570,7 +570,7 @@ class TestReport:
 
 def test_the_report_of_causal_models_speaks_of_no_masks(tmp_path: Path) -> None:
     results = make_results(tmp_path, FOUR | {"rope": FOUR["m4m"]})
-    contenders = parse_contenders("none,learned,m4m,rope")
+    contenders = parse_variants("none,learned,m4m,rope")
     outcomes = [each for each in results.outcomes if each.contender in contenders]
     settings = make_settings(tmp_path, "none,learned,m4m,rope", family="causal-lm")
     text = report.write_report(Results(settings, results.text, outcomes)).read_text()

@@ -21,7 +21,7 @@ from fairseq_posenc.workbench import cli
 from fairseq_posenc.workbench.experiments.length.checkpoint import LoadedModel, load
 from fairseq_posenc.workbench.experiments.length.scoring import score
 from fairseq_posenc.workbench.experiments.length.stream import Stream, read_dictionary, read_stream
-from fairseq_posenc.workbench.experiments.length.variants import parse_candidates
+from fairseq_posenc.workbench.experiments.length.variants import parse_variants
 from fairseq_posenc.workbench.experiments.length.windows import Window, batches, windows
 from fairseq_posenc.workbench.results.record import read
 from tests.helpers.commands import USER_DIR, new_directory, run, script, sentences, train, trained
@@ -148,7 +148,7 @@ def test_probabilities_too_small_for_a_number_are_no_figure():
 def test_names_may_be_specs_and_paths_may_have_an_at(tmp_path):
     for name in ("a.pt", "b@home.pt"):
         (tmp_path / name).touch()
-    found = parse_candidates(
+    found = parse_variants(
         [
             f"plain={tmp_path}/a.pt",
             f"m4(max_distance=8)={tmp_path}/a.pt@m4(max_distance=8)",
@@ -178,7 +178,7 @@ def test_candidates_that_cannot_be(texts, message, tmp_path):
     path = tmp_path / "model.pt"
     path.touch()
     with pytest.raises(UserError, match=re.escape(message)):
-        parse_candidates([text.format(path) for text in texts])
+        parse_variants([text.format(path) for text in texts])
 
 
 # ------------------------------------------------------------------------------ trained models
@@ -286,7 +286,7 @@ def test_an_override_changes_the_rotation_and_nothing_else():
     candidates = [f"{text.replace('@', f'={path}@')}" for text in texts[1:]]
     plain, one, four = (
         load(candidate, sentences(), dictionary)
-        for candidate in parse_candidates([f"plain={path}", *candidates])
+        for candidate in parse_variants([f"plain={path}", *candidates])
     )
     assert [str(each.encoding) for each in (plain, one, four)] == [
         "rope",

@@ -35,7 +35,7 @@ from fairseq_posenc.workbench.experiments.probe import (
 from fairseq_posenc.workbench.experiments.probe.pipeline import Outcome
 from fairseq_posenc.workbench.experiments.probe.results import Results
 from fairseq_posenc.workbench.experiments.probe.settings import TRAIN_OPTIONS, Settings
-from fairseq_posenc.workbench.experiments.variants import parse_contenders
+from fairseq_posenc.workbench.experiments.variants import parse_variants
 from fairseq_posenc.workbench.results import differences, intervals, record
 from fairseq_posenc.workbench.running.options import Parser
 
@@ -309,7 +309,7 @@ def settings(out: Path, **changes: Any) -> Settings:
     values: dict[str, Any] = {
         "family": data.CAUSAL,
         "tasks": (tasks.get("copy"), tasks.get("sort")),
-        "contenders": parse_contenders("none,rope,alibi"),
+        "contenders": parse_variants("none,rope,alibi"),
         "seeds": (1, 2, 3),
         "updates": 10,
         "trained": 40,

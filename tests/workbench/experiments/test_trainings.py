@@ -13,7 +13,7 @@ import pytest
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments import trainings
 from fairseq_posenc.workbench.running import devices
-from fairseq_posenc.workbench.running.parallel import side_by_side
+from fairseq_posenc.workbench.running.parallel import run_parallel
 from fairseq_posenc.workbench.running.programs import run_logged
 
 PYTHON = Path(sys.executable).name
@@ -25,7 +25,7 @@ def test_results_come_in_the_order_of_the_works():
         return seconds
 
     waits = [0.2, 0.0, 0.1]
-    assert side_by_side([lambda s=s: work(s) for s in waits], 3) == waits
+    assert run_parallel([lambda s=s: work(s) for s in waits], 3) == waits
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -42,7 +42,7 @@ def test_no_more_than_the_jobs_run_at_a_time(jobs):
         with lock:
             running -= 1
 
-    side_by_side([work] * 4, jobs)
+    run_parallel([work] * 4, jobs)
     assert max(counts) == jobs
 
 
@@ -63,7 +63,7 @@ def test_the_first_failure_ends_the_programs_of_the_others(error, tmp_path):
 
     start = time.monotonic()
     with pytest.raises(error, match="it went wrong"):
-        side_by_side([lambda: program(1), failing, lambda: program(2), lambda: program(3)], 2)
+        run_parallel([lambda: program(1), failing, lambda: program(2), lambda: program(3)], 2)
     assert time.monotonic() - start < 30
     assert 3 not in begun
     for each in ids:

@@ -29,7 +29,7 @@ from fairseq_posenc.workbench.finetuning.squad.config import compose, find_recip
 from fairseq_posenc.workbench.loading.families import FAMILIES
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.running.interruption import STOPPED
-from fairseq_posenc.workbench.running.locks import is_held
+from fairseq_posenc.workbench.running.locks import is_locked
 from tests.helpers.commands import new_directory, run, script
 from tests.helpers.programs import true_start
 from tests.workbench.finetuning.test_squad_data import save, write_bpe
@@ -184,7 +184,7 @@ def test_nothing_is_written_once_a_training_was_killed(tmp_path, capsys):
         process.kill()
         process.wait()
     deadline = time.monotonic() + 10
-    while is_held(tmp_path):
+    while is_locked(tmp_path):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 

@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.transformer.capture_attention import Attention, watch
+from fairseq_posenc.transformer.capture_attention import CapturedAttention, capture_attention
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.plots import page
-from fairseq_posenc.workbench.plots.load_model import Opened, open_checkpoint
+from fairseq_posenc.workbench.plots.load_model import LoadedModel, load_model
 from fairseq_posenc.workbench.plots.model_inputs import Reading, read
 from fairseq_posenc.workbench.plots.quantize import FINE, LEVELS, quantised, visible
-from fairseq_posenc.workbench.plots.tokenize import cut
+from fairseq_posenc.workbench.plots.tokenize import tokenize
 from fairseq_posenc.workbench.tokens.learning import learn_pieces
 from tests.helpers.commands import new_directory, pairs, run, sentences, train, trained
 from tests.helpers.tiny_models import logits, make_dictionary, make_model
@@ -40,13 +40,13 @@ NARROW = {
 }
 
 
-def watched_model(family: str, model, labels: list[str]) -> tuple[Opened, Reading]:
+def watched_model(family: str, model, labels: list[str]) -> tuple[LoadedModel, Reading]:
     """Return a model and random tokens with labels as if they had come from a checkpoint."""
     path = new_directory() / "model.pt"
     path.write_bytes(b"a model")
     tokens = torch.randint(4, 20, (1, len(labels)))
     reading = Reading({"encoder": labels, "decoder": labels}, lambda: logits(model, family, tokens))
-    return Opened(path, family, model, None, path.parent), reading
+    return LoadedModel(path, family, model, None, path.parent), reading
 
 
 def content_of(html: str) -> tuple[dict, np.ndarray]:
@@ -109,7 +109,9 @@ def test_equal_numbers_are_told_in_hundredths(number):
 
 def test_what_a_layer_sees_is_told_by_its_directions():
     model = make_model("masked_lm", attention_directions="lr,rl")
-    layers = watch(model, lambda: logits(model, "masked_lm", torch.randint(4, 20, (1, 6))))
+    layers = capture_attention(
+        model, lambda: logits(model, "masked_lm", torch.randint(4, 20, (1, 6)))
+    )
     whole = torch.ones(6, 6, dtype=torch.bool)
     expected = torch.stack([whole.tril(), whole.triu(), whole])[:, None]
     assert visible(layers).equal(expected)
@@ -127,9 +129,9 @@ def inspected(family: str) -> str:
     return out.read_text(encoding="utf-8")
 
 
-def attention(family: str) -> list[Attention]:
-    opened = open_checkpoint(trained(family).save_dir / "checkpoint_last.pt")
-    return watch(opened.model, read(opened, TEXT).run)
+def attention(family: str) -> list[CapturedAttention]:
+    opened = load_model(trained(family).save_dir / "checkpoint_last.pt")
+    return capture_attention(opened.model, read(opened, TEXT).run)
 
 
 PARTS = ["content", "position", "both"]
@@ -196,7 +198,7 @@ def test_models_of_fairseqs_own_show_weights_and_scores(family):
     save_dir = train(
         family, *STOCK[family], *NARROW[family], "--max-update", 1, user_dir=None
     ).save_dir
-    opened = open_checkpoint(save_dir / "checkpoint_last.pt")
+    opened = load_model(save_dir / "checkpoint_last.pt")
     assert set(opened.positions.values()) == {None}
     watched = page.inspect(opened, read(opened, TEXT))
     for kind in watched.facts["kinds"]:
@@ -208,7 +210,7 @@ def test_models_of_fairseqs_own_show_weights_and_scores(family):
     broken[0, 0] = torch.nan
     torch.save(state, save_dir / "broken.pt")
     with pytest.raises(UserError, match=r"broken.pt: the checkpoint is damaged.*1 of .* NaN"):
-        open_checkpoint(save_dir / "broken.pt")
+        load_model(save_dir / "broken.pt")
 
 
 @pytest.mark.parametrize(("spec", "limit"), [("m4m", 5e6), ("rope+m4", 5e6), ("t5", 2e6)])
@@ -247,23 +249,23 @@ def test_a_text_is_cut_by_the_pieces_of_its_language(tmp_path):
     dictionary = make_dictionary(0)
     for piece in whole:
         dictionary.add_symbol(piece)
-    found = cut("the old  house", "--text", tmp_path, dictionary, "en")
+    found = tokenize("the old  house", "--text", tmp_path, dictionary, "en")
     assert found.labels[:2] == ["the", "old"]
     assert all(label.endswith(" (unknown)") for label in found.labels[3:])
     assert "".join(label.removesuffix(" (unknown)") for label in found.labels[2:]).endswith("house")
     with pytest.raises(UserError, match=r"--text 'the old': has no symbol of the dictionary"):
-        cut("the old", "--text", tmp_path, make_dictionary(2), "en")
+        tokenize("the old", "--text", tmp_path, make_dictionary(2), "en")
 
 
 def test_without_a_tokenizer_symbols_stand_between_spaces(tmp_path):
-    found = cut(" w1  w2 what ", "--text", tmp_path, make_dictionary())
+    found = tokenize(" w1  w2 what ", "--text", tmp_path, make_dictionary())
     assert found.ids == [5, 6, 3]
     assert found.labels == ["w1", "w2", "what (unknown)"]
 
 
 @slow
 def test_the_models_own_translation_is_read_where_none_is_given():
-    opened = open_checkpoint(trained("translation").save_dir / "checkpoint_last.pt")
+    opened = load_model(trained("translation").save_dir / "checkpoint_last.pt")
     own = read(opened, TEXT)
     assert own.labels["encoder"] == [*TEXT.split(), "</s>"]
     start, *tokens = own.labels["decoder"]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from fairseq_posenc.transformer.capture_attention import Attention, watch
+from fairseq_posenc.transformer.capture_attention import CapturedAttention, capture_attention
 from fairseq_posenc.workbench.plots import page
 from tests.helpers.tiny_models import make_model
 from tests.workbench.plots.test_inspect import watched_model
@@ -56,7 +56,7 @@ def screen(browser) -> Iterator[Any]:
 class Shown:
     """A page, and what its models did."""
 
-    def __init__(self, path: Path, attention: list[list[Attention]]) -> None:
+    def __init__(self, path: Path, attention: list[list[CapturedAttention]]) -> None:
         self.path = path
         self.attention = attention
 
@@ -77,7 +77,7 @@ def show(folder: Path, *models: tuple[str, dict], words: list[str] = WORDS) -> S
             parameter.data += 0.3 * torch.randn_like(parameter)
         opened, reading = watched_model(family, model, words)
         watched.append(page.inspect(opened, reading))
-        attention.append(watch(model, reading.run))
+        attention.append(capture_attention(model, reading.run))
     path = folder / "attention.html"
     path.write_text(page.page(watched, "fairseq-posenc inspect --text 'a <b>'"), encoding="utf-8")
     return Shown(path, attention)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.transformer.capture_attention import watch
+from fairseq_posenc.transformer.capture_attention import capture_attention
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.plots import (
     attention,
@@ -242,7 +242,7 @@ class TestCurves:
 
 def seen_by(family: str, tokens: torch.Tensor, **options):
     model = make_model(family, **options)
-    return watch(model, lambda: logits(model, family, tokens))
+    return capture_attention(model, lambda: logits(model, family, tokens))
 
 
 class TestAttention:

@@ -27,7 +27,7 @@ class TestSteps:
     @staticmethod
     def run(folder: Path, inputs: dict, goal: int = 0, **options: bool) -> tuple[list[str], dict]:
         """Do a step that adds a line to a file; return whether it ran, and its facts."""
-        step = stages.Step(folder, inputs, goal)
+        step = stages.Stage(folder, inputs, goal)
         ran = []
 
         def work() -> dict:
@@ -51,7 +51,7 @@ class TestSteps:
     def test_interrupted_work_is_kept_if_it_can_be_continued(
         self, tmp_path: Path, keep: bool, left: str
     ) -> None:
-        step = stages.Step(tmp_path / "s", {"a": 1})
+        step = stages.Stage(tmp_path / "s", {"a": 1})
 
         def stop() -> dict:
             (step.folder / "made").write_text("x")
@@ -77,47 +77,47 @@ class TestSteps:
         (tmp_path / "thesis.tex").write_text("precious")
         with (
             pytest.raises(UserError, match=r"holds other files \(thesis.tex\)"),
-            locks.own_folder(tmp_path),
+            locks.lock_output_folder(tmp_path),
         ):
             pass
         assert os.listdir(tmp_path) == ["thesis.tex"]
 
     def test_folder_with_a_published_report_is_fine(self, tmp_path: Path) -> None:
         (tmp_path / "report.md").write_text("")
-        with locks.own_folder(tmp_path, ("report.md",)):
+        with locks.lock_output_folder(tmp_path, ("report.md",)):
             pass
 
     def test_two_runs_do_not_share_a_folder(self, tmp_path: Path) -> None:
         told = rf"--out .*out: process {os.getpid()} on .*, since 20.* is at work there; wait for"
         with (
             pytest.raises(UserError, match=told),
-            locks.own_folder(tmp_path / "out"),
-            locks.own_folder(tmp_path / "out"),
+            locks.lock_output_folder(tmp_path / "out"),
+            locks.lock_output_folder(tmp_path / "out"),
         ):
             pass
-        with locks.own_folder(tmp_path / "out"):
+        with locks.lock_output_folder(tmp_path / "out"):
             pass
 
     def test_a_program_that_outlives_its_run_keeps_the_folder(self, tmp_path: Path) -> None:
-        with locks.hold(tmp_path) as lock:
+        with locks.lock_folder(tmp_path) as lock:
             program = subprocess.Popen(["sleep", "60"], pass_fds=[lock])
         try:
-            assert locks.is_held(tmp_path)
-            with pytest.raises(UserError, match="is at work there"), locks.hold(tmp_path):
+            assert locks.is_locked(tmp_path)
+            with pytest.raises(UserError, match="is at work there"), locks.lock_folder(tmp_path):
                 pass
         finally:
             program.kill()
             program.wait()
-        assert not locks.is_held(tmp_path)
-        with locks.hold(tmp_path):
+        assert not locks.is_locked(tmp_path)
+        with locks.lock_folder(tmp_path):
             pass
 
     def test_a_forked_process_that_outlives_its_run_does_not(self, tmp_path: Path) -> None:
-        with locks.hold(tmp_path):
+        with locks.lock_folder(tmp_path):
             child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
             child.start()
         deadline = time.monotonic() + 10  # it lets go once it runs
-        while locks.is_held(tmp_path):
+        while locks.is_locked(tmp_path):
             assert time.monotonic() < deadline
             time.sleep(0.01)
         assert child.is_alive()
@@ -126,7 +126,10 @@ class TestSteps:
 
     def test_folder_that_cannot_be_made(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
-        with pytest.raises(UserError, match="--out"), locks.own_folder(tmp_path / "file" / "out"):
+        with (
+            pytest.raises(UserError, match="--out"),
+            locks.lock_output_folder(tmp_path / "file" / "out"),
+        ):
             pass
 
 
@@ -349,7 +352,7 @@ class TestOptions:
             parser.parse_args(["one", "--two"])
 
     def test_names_may_be_specs(self) -> None:
-        found = options.named(["m4(max_distance=8)=a=b.pt", " x = y"], "NAME=FILE", "models")
+        found = options.parse_named(["m4(max_distance=8)=a=b.pt", " x = y"], "NAME=FILE", "models")
         assert found == {"m4(max_distance=8)": "a=b.pt", "x": "y"}
 
     @pytest.mark.parametrize(
@@ -442,7 +445,7 @@ HYDRA = "Error executing job with overrides: ['a=1']\n"
 class TestPrograms:
     @pytest.fixture
     def lock(self, tmp_path: Path):
-        with locks.own_folder(tmp_path / "out") as lock:
+        with locks.lock_output_folder(tmp_path / "out") as lock:
             yield lock
 
     @staticmethod
@@ -484,7 +487,7 @@ class TestPrograms:
         ],
     )
     def test_mistakes_are_found_in_what_a_program_says(self, output: str, message: str) -> None:
-        assert programs.told_mistake(output) == message
+        assert programs.find_user_error(output) == message
 
     def test_interruption_ends_the_program(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock: int

@@ -31,7 +31,7 @@ from fairseq_posenc.workbench.translation import Translator
 from fairseq_posenc.workbench.translation.average import average_checkpoints
 from fairseq_posenc.workbench.translation.checkpoint import any_data_bin
 from fairseq_posenc.workbench.translation.piece_bleu import NAME, PieceBleu
-from fairseq_posenc.workbench.translation.variants import parse_systems
+from fairseq_posenc.workbench.translation.variants import parse_variants
 from tests.helpers.commands import USER_DIR, new_directory, run, script, trained
 
 slow = pytest.mark.slow
@@ -527,10 +527,10 @@ def test_a_folder_that_train_names_is_a_path_and_no_list(folder, tmp_path):
         path.touch()
     one, two = map(str, paths)
     several = [f"a={one},{two}", f"b={one}:{two},{two}"]
-    found = [(each.name, each.path) for each in parse_systems(several, None)]
+    found = [(each.name, each.path) for each in parse_variants(several, None)]
     assert found == [("a", one), ("a", two), ("b", f"{one}:{two}"), ("b", two)]
-    assert [(each.name, each.path) for each in parse_systems([one], None)] == [("seed1", one)]
-    averaged = parse_systems([str(tmp_path / folder)], 2)
+    assert [(each.name, each.path) for each in parse_variants([one], None)] == [("seed1", one)]
+    averaged = parse_variants([str(tmp_path / folder)], 2)
     assert [(each.name, each.path) for each in averaged] == [
         (folder.replace("=", "-"), str(tmp_path / folder))
     ]

@@ -66,15 +66,18 @@ def run_import(options: argparse.Namespace) -> int:
     _ask_for("hf", "safetensors")
     from fairseq_posenc.workbench.convert.exchange.hf_folder import read_folder
     from fairseq_posenc.workbench.convert.exchange.incoming import build, load
-    from fairseq_posenc.workbench.convert.start_checkpoint import check_out, start_of
+    from fairseq_posenc.workbench.convert.start_checkpoint import (
+        fresh_training_state,
+        refuse_existing_output,
+    )
     from fairseq_posenc.workbench.loading.checkpoints import write_state
     from fairseq_posenc.workbench.loading.families import stacks_of
 
-    check_out("--out", options.out, options.overwrite)
+    refuse_existing_output("--out", options.out, options.overwrite)
     folder = read_folder(options.source)
     built = build(folder)
     weights = load(folder, built)
-    write_state(start_of(built.settings, weights), options.out)
+    write_state(fresh_training_state(built.settings, weights), options.out)
     stacks = [f"{name} {stack.identity.told()}" for name, stack in stacks_of(built.model)]
     print(f"wrote {options.out}: {len(folder.weights):,} tensors; {'; '.join(stacks)}")
     if built.head in ("classes", "spans"):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fairseq_posenc.checkpoints.meaning import Meaning
-from fairseq_posenc.checkpoints.safe_loading import reading
+from fairseq_posenc.checkpoints.safe_loading import readable_errors
 from fairseq_posenc.checkpoints.trusted_settings import check_settings, refuse_files
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.workbench.convert.exchange.folder import CODE, CONFIG, FAIRSEQ, WEIGHTS, code
@@ -49,7 +49,7 @@ def build(folder: Folder) -> Built:
     """
     _refuse_other_code(folder)
     own = folder.settings or settings_of(folder.config, folder.path)
-    with reading(str(folder.path / FAIRSEQ)):
+    with readable_errors(str(folder.path / FAIRSEQ)):
         check_settings({"cfg": own})
         refuse_files({"cfg": own})
     given, task = own.get("model"), own.get("task")

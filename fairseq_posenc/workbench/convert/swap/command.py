@@ -12,7 +12,10 @@ from omegaconf import OmegaConf
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.options import resolve
 from fairseq_posenc.workbench.convert.comparing import ALLOWED, largest_difference
-from fairseq_posenc.workbench.convert.start_checkpoint import check_out, start_of
+from fairseq_posenc.workbench.convert.start_checkpoint import (
+    fresh_training_state,
+    refuse_existing_output,
+)
 from fairseq_posenc.workbench.convert.swap.extending import RULES
 from fairseq_posenc.workbench.convert.swap.layouts import without_layout
 from fairseq_posenc.workbench.convert.swap.matching import Parameter, Start, match
@@ -64,7 +67,7 @@ def run_swap(options: argparse.Namespace) -> int:
         options.max_positions or options.attention_directions is not None
     ):
         raise UserError("nothing to swap: give --position-encoding, or --max-positions")
-    check_out("--out", options.out, options.overwrite)
+    refuse_existing_output("--out", options.out, options.overwrite)
     source = read_pretrained(options.checkpoint, "--checkpoint", with_weights=True, any_family=True)
     choice = Choice(
         options.position_encoding,
@@ -82,7 +85,7 @@ def run_init(options: argparse.Namespace) -> int:
         UserError: see the parts' own.
     """
     out = options.out or Path(f"{options.arch}.pt")
-    check_out("--out", out, options.overwrite)
+    refuse_existing_output("--out", out, options.overwrite)
     source = read_pretrained(options.checkpoint, "--from", with_weights=True)
     choice = Choice(
         options.position_encoding,
@@ -100,7 +103,7 @@ def _write(choice: Choice, source: Pretrained, options: argparse.Namespace, out:
     settings: Any = OmegaConf.to_container(source.settings, resolve=True, enum_to_str=True)
     is_plain = source.family.name == "causal_lm"  # of those that have a dataclass
     settings["model"] = new.values if is_plain else argparse.Namespace(**new.values)
-    write_state(start_of(settings, start.weights), out)
+    write_state(fresh_training_state(settings, start.weights), out)
     print("\n".join([*_account(source, start, same), *_ways_on(source, new, out)]))
     return 0
 

@@ -19,18 +19,18 @@ from fairseq_posenc.workbench.experiments.corpus import read_text
 from fairseq_posenc.workbench.experiments.pieces import unigram_perplexity
 from fairseq_posenc.workbench.experiments.settings import Settings
 from fairseq_posenc.workbench.experiments.trainings import default_jobs
-from fairseq_posenc.workbench.experiments.variants import parse_contenders
+from fairseq_posenc.workbench.experiments.variants import parse_variants
 from fairseq_posenc.workbench.results.evidence import measured
 from fairseq_posenc.workbench.running.files import write_whole
-from fairseq_posenc.workbench.running.interruption import CONTINUES, any_end_like_ctrl_c
-from fairseq_posenc.workbench.running.locks import own_folder
+from fairseq_posenc.workbench.running.interruption import CONTINUES, signals_as_keyboard_interrupt
+from fairseq_posenc.workbench.running.locks import lock_output_folder
 from fairseq_posenc.workbench.running.options import (
     add_count,
     add_jobs,
     add_json,
     add_out,
     add_seeds,
-    count,
+    positive_int,
 )
 from fairseq_posenc.workbench.running.progress import format_time, say
 
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = parser.add_argument
     add("--family", choices=measured.FAMILIES, required=True, help="of models")
-    add("--length", type=count, required=True, metavar="N", help="of what is read, in tokens")
+    add("--length", type=positive_int, required=True, metavar="N", help="input length in tokens")
     add_count(parser, "--trained", "length of training, in tokens (default: --length)")
     add("--text", type=Path, help="UTF-8 text to train candidates on; without it records answer")
     add("--budget", metavar="TIME", default="30m", help="as in 90s, 30m, 2h (default: %(default)s)")
@@ -71,7 +71,10 @@ def run(args: argparse.Namespace) -> int:
     settings, jobs = _settings(question, args), args.jobs or default_jobs()
     budget = _seconds(args.budget)
     read_text(args.text)  # so that a wrong one is an error before anything is made
-    with any_end_like_ctrl_c(CONTINUES), own_folder(settings.out, (REPORT, RECORD)) as lock:
+    with (
+        signals_as_keyboard_interrupt(CONTINUES),
+        lock_output_folder(settings.out, (REPORT, RECORD)) as lock,
+    ):
         names = ", ".join(each.name for each in settings.contenders)
         say(f"{names} on {args.text} within {format_time(budget)}; all goes to {settings.out}/")
         rounds = Halving(settings, budget, jobs, lock).run()
@@ -105,7 +108,7 @@ def _check(question: Question, args: argparse.Namespace) -> None:
 
 def _settings(question: Question, args: argparse.Namespace) -> Settings:
     listed = args.encodings or ",".join(candidates(question))
-    contenders = parse_contenders(listed)
+    contenders = parse_variants(listed)
     if len(contenders) < 2:
         raise UserError(f"--encodings {listed}: name two or more, to choose among")
     return Settings(

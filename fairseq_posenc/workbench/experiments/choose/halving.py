@@ -19,14 +19,14 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from fairseq_posenc.version import __version__
-from fairseq_posenc.workbench.experiments.aggregate import Judged, Outcome
+from fairseq_posenc.workbench.experiments.aggregate import Outcome, SeedAggregate
 from fairseq_posenc.workbench.experiments.pipeline import Pipeline
 from fairseq_posenc.workbench.experiments.settings import Settings
-from fairseq_posenc.workbench.experiments.variants import Contender
+from fairseq_posenc.workbench.experiments.variants import Variant
 from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.logs import Curve
 from fairseq_posenc.workbench.running.progress import format_time, say
-from fairseq_posenc.workbench.running.stages import Facts, Step
+from fairseq_posenc.workbench.running.stages import Outputs, Stage
 
 _FIRST = 20  # updates that tell the speed; they are the beginning of the first round
 _LEAST = 1.2  # times the updates before, for a round to be worth its starts
@@ -45,15 +45,15 @@ class Round(NamedTuple):
     before: int
     updates: int
     seconds: float
-    models: list[Judged]
+    models: list[SeedAggregate]
 
     @property
-    def able(self) -> list[Judged]:
+    def able(self) -> list[SeedAggregate]:
         """Those that did not diverge, and can be read."""
         return [each for each in self.models if not each.diverged and each.is_read]
 
     @property
-    def kept(self) -> list[Contender]:
+    def kept(self) -> list[Variant]:
         """The better half, rounded up, of the able ones."""
         return [each.contender for each in self.able[: -(-len(self.models) // 2)]]
 
@@ -109,7 +109,7 @@ class Halving:
         return last.updates + int((own - overhead) / each)
 
     def _round(
-        self, number: int, contenders: Sequence[Contender], before: int, updates: int
+        self, number: int, contenders: Sequence[Variant], before: int, updates: int
     ) -> Round:
         """Train to a number of updates and judge."""
         settings = replace(self._settings, contenders=tuple(contenders))
@@ -122,26 +122,28 @@ class Halving:
             "version": __version__,
         }
         say(f"round {number}: {len(contenders)} candidates, to update {updates:,}")
-        done = Step(settings.out / "rounds" / str(number), inputs)
+        done = Stage(settings.out / "rounds" / str(number), inputs)
         facts = done.do(lambda: self._train(replace(settings, updates=updates)))
         return Round(before, updates, facts["seconds"], _judged(contenders, settings, facts))
 
-    def _train(self, settings: Settings) -> Facts:
+    def _train(self, settings: Settings) -> Outputs:
         began = time.monotonic()
         outcomes = Pipeline(settings, self._jobs, self._lock).run().outcomes
         rows = [[each.perplexity, each.seconds, each.diverged] for each in outcomes]
         return {"seconds": time.monotonic() - began, "outcomes": rows}
 
 
-def _judged(contenders: Sequence[Contender], settings: Settings, facts: Facts) -> list[Judged]:
+def _judged(
+    contenders: Sequence[Variant], settings: Settings, facts: Outputs
+) -> list[SeedAggregate]:
     """Return the candidates of a round from its figures, from the best on."""
     (lr,) = settings.lrs
     figures = iter(facts["outcomes"])
-    outcomes: dict[Contender, list[Outcome]] = {each: [] for each in contenders}
+    outcomes: dict[Variant, list[Outcome]] = {each: [] for each in contenders}
     for seed in settings.seeds:
         for each in contenders:
             perplexity, seconds, diverged = next(figures)
             outcome = Outcome(each, lr, seed, Curve([], 0.0), perplexity, 0, seconds, diverged)
             outcomes[each].append(outcome)
-    judged = [Judged(each, lr, found) for each, found in outcomes.items()]
+    judged = [SeedAggregate(each, lr, found) for each, found in outcomes.items()]
     return sorted(judged, key=lambda m: (math.isnan(m.perplexity.mean), m.perplexity.mean))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
-from fairseq_posenc.workbench.experiments.aggregate import Judged
+from fairseq_posenc.workbench.experiments.aggregate import SeedAggregate
 from fairseq_posenc.workbench.experiments.choose.halving import Round
 from fairseq_posenc.workbench.experiments.settings import CAUSAL, Settings
 from fairseq_posenc.workbench.results import markdown
@@ -21,7 +21,7 @@ LEARNED = 0.5
 _RECIPES = {CAUSAL: "b_lm"}  # of the papers' trainings, the one for a family; else a_small
 
 
-def last_of_each(rounds: Sequence[Round]) -> Iterator[tuple[Round, Judged]]:
+def last_of_each(rounds: Sequence[Round]) -> Iterator[tuple[Round, SeedAggregate]]:
     """Yield each candidate with its last round, from the best on."""
     seen = set()
     for each in reversed(rounds):

@@ -20,8 +20,8 @@ from fairseq_posenc.workbench.experiments.pipeline import Pipeline
 from fairseq_posenc.workbench.experiments.settings import LEARNING_RATE, MASKED, TASKS, Settings
 from fairseq_posenc.workbench.experiments.trainings import default_jobs
 from fairseq_posenc.workbench.running.devices import choose_device
-from fairseq_posenc.workbench.running.interruption import CONTINUES, any_end_like_ctrl_c
-from fairseq_posenc.workbench.running.locks import own_folder
+from fairseq_posenc.workbench.running.interruption import CONTINUES, signals_as_keyboard_interrupt
+from fairseq_posenc.workbench.running.locks import lock_output_folder
 from fairseq_posenc.workbench.running.options import (
     add_count,
     add_jobs,
@@ -88,8 +88,8 @@ def run(args: argparse.Namespace) -> int:
     if not args.overwrite:
         check_loss(settings)
     with (
-        any_end_like_ctrl_c(CONTINUES),
-        own_folder(settings.out, (REPORT, PICTURE, PAGE, RECORD)) as lock,
+        signals_as_keyboard_interrupt(CONTINUES),
+        lock_output_folder(settings.out, (REPORT, PICTURE, PAGE, RECORD)) as lock,
     ):
         names = ", ".join(contender.name for contender in settings.contenders)
         say(f"comparing {names}; everything goes to {settings.out}/")
@@ -117,7 +117,7 @@ def _settings(args: argparse.Namespace) -> Settings:
         out=args.out or own or Path("demo"),
         text=args.text,
         family=args.family,
-        contenders=variants.parse_contenders(args.encodings),
+        contenders=variants.parse_variants(args.encodings),
         updates=args.updates,
         seeds=args.seeds,
         vocab_size=args.vocab_size,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from fairseq_posenc.workbench.experiments.aggregate import Judged
+from fairseq_posenc.workbench.experiments.aggregate import SeedAggregate
 from fairseq_posenc.workbench.experiments.pipeline import Results
 from fairseq_posenc.workbench.experiments.training import Run
 from fairseq_posenc.workbench.results.learning_curves import draw_lines
@@ -36,7 +36,7 @@ def begun(results: Results) -> dict[str, tuple[Run, Curve]]:
     return found
 
 
-def line_of(model: Judged) -> list[tuple[int, float]]:
+def line_of(model: SeedAggregate) -> list[tuple[int, float]]:
     """Compute the mean curve, which ends without a number where a seed diverged first."""
     end = min(model.diverged.values(), default=0)
     return [*((x, y.mean) for x, y in model.curve), *([(end, math.nan)] if end else [])]

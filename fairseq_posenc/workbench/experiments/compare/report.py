@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Optional
 
-from fairseq_posenc.workbench.experiments.aggregate import Judged, Outcome
+from fairseq_posenc.workbench.experiments.aggregate import Outcome, SeedAggregate
 from fairseq_posenc.workbench.experiments.compare.picture import begun, draw
 from fairseq_posenc.workbench.experiments.compare.reproduce import again, commands
 from fairseq_posenc.workbench.experiments.compare.statements import statements
@@ -158,7 +158,7 @@ def table(results: Results) -> str:
     return markdown.table(header, [rows[name] for name in names if name in rows])
 
 
-def _row(model: Judged, settings: Settings) -> tuple[str, ...]:
+def _row(model: SeedAggregate, settings: Settings) -> tuple[str, ...]:
     def mean(figure: Callable[[Outcome], float], show: Callable[[float], str]) -> str:
         return show(fmean(map(figure, model.ended))) if model.ended else "-"
 

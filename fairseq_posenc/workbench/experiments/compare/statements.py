@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Optional
 
-from fairseq_posenc.workbench.experiments.aggregate import Judged, is_below, name
+from fairseq_posenc.workbench.experiments.aggregate import SeedAggregate, is_below, name
 from fairseq_posenc.workbench.results.differences import describe, few_seeds
 
 _FALLING = 0.02  # of the perplexity, in the last quarter of a training
@@ -14,7 +14,7 @@ _FALLING = 0.02  # of the perplexity, in the last quarter of a training
 _LEFT_PLATEAU = 0.5
 
 
-def statements(models: Sequence[Judged], masked: bool = True) -> list[str]:
+def statements(models: Sequence[SeedAggregate], masked: bool = True) -> list[str]:
     """Say what follows from the figures of masked or of causal LMs, in Markdown."""
     able = [model for model in models if not model.diverged]
     diverged = [f"{name(model)} {model.shown(2)}." for model in models if model.diverged]
@@ -28,7 +28,7 @@ def statements(models: Sequence[Judged], masked: bool = True) -> list[str]:
     return [sentence for sentence in found if sentence]
 
 
-def _falling(models: Sequence[Judged]) -> list[str]:
+def _falling(models: Sequence[SeedAggregate]) -> list[str]:
     """Say whose perplexity still falls at the end, so that a longer training changes the order."""
     falls = []
     for model in models:
@@ -39,7 +39,7 @@ def _falling(models: Sequence[Judged]) -> list[str]:
     return [f"Still falling in the last quarter: {', '.join(falls)}."] if falls else []
 
 
-def _bag_of_words(bag: Optional[Judged], others: Sequence[Judged]) -> str:
+def _bag_of_words(bag: Optional[SeedAggregate], others: Sequence[SeedAggregate]) -> str:
     if bag is None or not bag.curve:
         return ""
     others = [model for model in others if is_below(model, bag)]
@@ -54,7 +54,7 @@ def _bag_of_words(bag: Optional[Judged], others: Sequence[Judged]) -> str:
     return f"{text} {_LEFT_PLATEAU:.0%} of that, {left:,.1f}, is reached by {_all(others, left)}."
 
 
-def _race(models: Sequence[Judged]) -> str:
+def _race(models: Sequence[SeedAggregate]) -> str:
     """Say when the others reach the end of a baseline: learned positions, else the first model."""
     # One whose loss was never a number has no end that others could reach.
     able = [model for model in models if model.curve]
@@ -71,12 +71,12 @@ def _race(models: Sequence[Judged]) -> str:
     )
 
 
-def _all(models: Iterable[Judged], level: float) -> str:
+def _all(models: Iterable[SeedAggregate], level: float) -> str:
     """Return who gets to a perplexity after how many updates, over the seeds."""
     return ", ".join(f"{name(model)} {_when(model, level)}" for model in models)
 
 
-def _when(model: Judged, level: float) -> str:
+def _when(model: SeedAggregate, level: float) -> str:
     arrivals = model.arrivals(level)
     known = sorted(updates for updates in arrivals if updates is not None)
     if not known:
@@ -88,5 +88,5 @@ def _when(model: Judged, level: float) -> str:
     )
 
 
-def _is_bag_of_words(model: Judged) -> bool:
+def _is_bag_of_words(model: SeedAggregate) -> bool:
     return model.contender.position_encoding == "none" and not model.contender.directions

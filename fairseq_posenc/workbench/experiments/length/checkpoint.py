@@ -10,12 +10,12 @@ from fairseq.data import Dictionary
 from fairseq.dataclass.utils import overwrite_args_by_name
 from fairseq.models import FairseqLanguageModel
 
-from fairseq_posenc.checkpoints.identity import restate
+from fairseq_posenc.checkpoints.identity import override_positions
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.models.causal_lm import PositionalLM
 from fairseq_posenc.registry import Spec
 from fairseq_posenc.transformer.options import resolve
-from fairseq_posenc.workbench.experiments.length.variants import Candidate
+from fairseq_posenc.workbench.experiments.length.variants import Variant
 from fairseq_posenc.workbench.loading.checkpoints import load_state, updates_of
 from fairseq_posenc.workbench.running.devices import PLAIN, Computing
 
@@ -42,7 +42,7 @@ class LoadedModel(NamedTuple):
 
 
 def load(
-    candidate: Candidate,
+    candidate: Variant,
     data: Path,
     dictionary: Dictionary,
     how: Computing = PLAIN,
@@ -69,7 +69,7 @@ def load(
         _refuse_other_encodings(candidate, candidate.override, settings.model)
         changes["position_encoding"] = str(candidate.override)
         changes["position_encoding_decoder"] = None
-        restate(state["model"], candidate.override)
+        override_positions(state["model"], candidate.override)
     overwrite_args_by_name(settings, changes)
     model = _build(candidate, {**state, "args": None, "cfg": settings}, data, dictionary)
     ours = isinstance(model, PositionalLM)
@@ -83,7 +83,7 @@ def load(
 
 
 def _build(
-    candidate: Candidate, state: dict[str, Any], data: Path, dictionary: Dictionary
+    candidate: Variant, state: dict[str, Any], data: Path, dictionary: Dictionary
 ) -> FairseqLanguageModel:
     path = str(candidate.path)
     try:
@@ -99,7 +99,7 @@ def _build(
     return model
 
 
-def _refuse_other_tasks(candidate: Candidate, task: Any) -> None:
+def _refuse_other_tasks(candidate: Variant, task: Any) -> None:
     name = task._name
     if name != TASK:
         raise UserError(
@@ -115,7 +115,7 @@ def _refuse_other_tasks(candidate: Candidate, task: Any) -> None:
 
 
 def _refuse_other_symbols(
-    candidate: Candidate, task: Any, data: Path, dictionary: Dictionary
+    candidate: Variant, task: Any, data: Path, dictionary: Dictionary
 ) -> None:
     """Refuse a dictionary of the same size with other symbols, if the trained one is still there.
 
@@ -132,7 +132,7 @@ def _refuse_other_symbols(
         )
 
 
-def _refuse_other_encodings(candidate: Candidate, override: Spec, model: Any) -> None:
+def _refuse_other_encodings(candidate: Variant, override: Spec, model: Any) -> None:
     """Allow changed options only: other encodings would give figures without a meaning."""
     if "position_encoding" not in model:
         raise UserError(f"{candidate.name}: {candidate.path} is a model of fairseq's own: no @SPEC")

@@ -19,12 +19,12 @@ from fairseq_posenc.workbench.experiments.length.report import (
     write_markdown,
 )
 from fairseq_posenc.workbench.experiments.length.stream import read_dictionary, read_stream
-from fairseq_posenc.workbench.experiments.length.variants import Candidate, parse_candidates
+from fairseq_posenc.workbench.experiments.length.variants import Variant, parse_variants
 from fairseq_posenc.workbench.results.pictures import can_draw
 from fairseq_posenc.workbench.running.devices import Computing
 from fairseq_posenc.workbench.running.files import checksum
-from fairseq_posenc.workbench.running.interruption import CONTINUES, any_end_like_ctrl_c
-from fairseq_posenc.workbench.running.locks import own_folder
+from fairseq_posenc.workbench.running.interruption import CONTINUES, signals_as_keyboard_interrupt
+from fairseq_posenc.workbench.running.locks import lock_output_folder
 from fairseq_posenc.workbench.running.options import (
     add_computing,
     add_count,
@@ -35,7 +35,7 @@ from fairseq_posenc.workbench.running.options import (
     add_split,
 )
 from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.running.stages import Facts
+from fairseq_posenc.workbench.running.stages import Outputs
 
 REPORT, FIGURES, PICTURE = "lm-length.md", "lm-length.json", "lm-length.png"
 
@@ -70,14 +70,17 @@ def run(args: argparse.Namespace) -> int:
     request = Request(list(args.lengths), _strides(args), args.max_tokens)
     _refuse_bad_stride(args, request)
     how = Computing.chosen(args.device, args.fp16, args.bf16)
-    candidates = parse_candidates(args.models)
+    candidates = parse_variants(args.models)
     dictionary = read_dictionary(args.data)
     stream = read_stream(args.data, args.split, dictionary)
     if (longest := request.lengths[-1]) > len(stream):
         raise UserError(
             f"--lengths {longest}: the split {args.split} has only {len(stream):,} tokens"
         )
-    with any_end_like_ctrl_c(CONTINUES), own_folder(args.out, (REPORT, FIGURES, PICTURE)):
+    with (
+        signals_as_keyboard_interrupt(CONTINUES),
+        lock_output_folder(args.out, (REPORT, FIGURES, PICTURE)),
+    ):
         for candidate in candidates:  # so that a wrong one is told before the first is measured
             load(candidate, args.data, dictionary)
         say(f"{len(stream):,} tokens of {args.data / args.split}, all scored once for each figure")
@@ -102,7 +105,7 @@ def _strides(args: argparse.Namespace) -> dict[str, int | None]:
     return {mode: args.stride if mode == SLIDING else None for mode in modes}
 
 
-def _inputs(candidate: Candidate, args: argparse.Namespace, how: Computing) -> Facts:
+def _inputs(candidate: Variant, args: argparse.Namespace, how: Computing) -> Outputs:
     """Return all that figures depend on, but for their lengths."""
     text = [args.data / name for name in ("dict.txt", f"{args.split}.idx", f"{args.split}.bin")]
     return {

@@ -11,7 +11,7 @@ from fairseq_posenc.workbench.experiments.length.checkpoint import LoadedModel
 from fairseq_posenc.workbench.experiments.length.scoring import Score, score
 from fairseq_posenc.workbench.experiments.length.stream import Stream
 from fairseq_posenc.workbench.running.progress import bar, format_time, say
-from fairseq_posenc.workbench.running.stages import Facts, Step
+from fairseq_posenc.workbench.running.stages import Outputs, Stage
 
 
 class Request(NamedTuple):
@@ -29,7 +29,7 @@ class Request(NamedTuple):
 
 
 def evaluate(
-    loaded: LoadedModel, stream: Stream, request: Request, folder: Path, inputs: Facts
+    loaded: LoadedModel, stream: Stream, request: Request, folder: Path, inputs: Outputs
 ) -> dict[str, dict[int, Score]]:
     """Return a model's scores of each mode, by length.
 
@@ -46,14 +46,16 @@ def evaluate(
         scores[mode] = {}
         for length in request.lengths:
             sizes = length, stride or length, request.max_tokens
-            step = Step(folder / f"{mode}-{length}", {**inputs, "sizes": sizes})
+            step = Stage(folder / f"{mode}-{length}", {**inputs, "sizes": sizes})
             name = f"{folder.name}, {mode}, {length:,}"
             facts = step.do(partial(_measure, name, loaded, stream, sizes))
             scores[mode][length] = Score(**facts)
     return scores
 
 
-def _measure(name: str, loaded: LoadedModel, stream: Stream, sizes: tuple[int, int, int]) -> Facts:
+def _measure(
+    name: str, loaded: LoadedModel, stream: Stream, sizes: tuple[int, int, int]
+) -> Outputs:
     with bar(name, len(stream), " tokens") as shown:
         found = score(loaded, stream, *sizes, shown.update)
     say(f"{name}: {_told(found)} ({format_time(found.seconds)})")

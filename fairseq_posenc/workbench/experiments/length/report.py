@@ -10,7 +10,7 @@ import torch
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments.length.checkpoint import LoadedModel
 from fairseq_posenc.workbench.experiments.length.scoring import Score
-from fairseq_posenc.workbench.experiments.length.variants import Candidate
+from fairseq_posenc.workbench.experiments.length.variants import Variant
 from fairseq_posenc.workbench.results import markdown
 from fairseq_posenc.workbench.results.record import Record, own_command
 from fairseq_posenc.workbench.running.files import write_whole
@@ -30,7 +30,7 @@ class Row(NamedTuple):
         scores: of each mode, by length.
     """
 
-    candidate: Candidate
+    candidate: Variant
     encoding: str
     trained_length: int
     updates: int | None
@@ -38,7 +38,7 @@ class Row(NamedTuple):
 
     @classmethod
     def of(
-        cls, candidate: Candidate, loaded: LoadedModel, scores: dict[str, dict[int, Score]]
+        cls, candidate: Variant, loaded: LoadedModel, scores: dict[str, dict[int, Score]]
     ) -> Row:
         """Return the row of a model, without the model itself."""
         encoding = loaded.encoding or f"fairseq's {type(loaded.model).__name__}"

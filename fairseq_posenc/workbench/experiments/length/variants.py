@@ -8,12 +8,12 @@ from typing import NamedTuple, Optional
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.registry import Spec, parse
-from fairseq_posenc.workbench.running.options import named, names_folder
+from fairseq_posenc.workbench.running.options import is_folder_name, parse_named
 
 FORM = "NAME=CHECKPOINT or NAME=CHECKPOINT@SPEC"
 
 
-class Candidate(NamedTuple):
+class Variant(NamedTuple):
     """A model to be read from a file.
 
     Attributes:
@@ -27,21 +27,21 @@ class Candidate(NamedTuple):
     override: Optional[Spec] = None
 
 
-def parse_candidates(texts: Sequence[str]) -> list[Candidate]:
+def parse_variants(texts: Sequence[str]) -> list[Variant]:
     """Return the models of the command line.
 
     Raises:
         UserError: malformed, two of the same name, a file that does not exist, or a bad spec.
     """
-    return [_candidate(*each) for each in named(texts, FORM, "models").items()]
+    return [_candidate(*each) for each in parse_named(texts, FORM, "models").items()]
 
 
-def _candidate(name: str, value: str) -> Candidate:
-    if not names_folder(name):
+def _candidate(name: str, value: str) -> Variant:
+    if not is_folder_name(name):
         raise UserError(f"{name!r}: the name must be one that a folder can have")
     path, at, spec = value.rpartition("@")
     if not at or Path(value).exists():
         path, spec = value, ""
     if not Path(path).is_file():
         raise UserError(f"{name}: the checkpoint {path} does not exist")
-    return Candidate(name, Path(path), parse(spec) if at and spec else None)
+    return Variant(name, Path(path), parse(spec) if at and spec else None)

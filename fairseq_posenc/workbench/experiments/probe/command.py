@@ -20,10 +20,10 @@ from fairseq_posenc.workbench.experiments.probe.report import (
 from fairseq_posenc.workbench.experiments.probe.results import Results
 from fairseq_posenc.workbench.experiments.probe.settings import Settings
 from fairseq_posenc.workbench.experiments.trainings import default_jobs
-from fairseq_posenc.workbench.experiments.variants import parse_contenders
+from fairseq_posenc.workbench.experiments.variants import parse_variants
 from fairseq_posenc.workbench.results.pictures import can_draw
-from fairseq_posenc.workbench.running.interruption import CONTINUES, any_end_like_ctrl_c
-from fairseq_posenc.workbench.running.locks import own_folder
+from fairseq_posenc.workbench.running.interruption import CONTINUES, signals_as_keyboard_interrupt
+from fairseq_posenc.workbench.running.locks import lock_output_folder
 from fairseq_posenc.workbench.running.options import (
     add_count,
     add_jobs,
@@ -64,8 +64,8 @@ def run(args: argparse.Namespace) -> int:
     """
     settings, jobs = _settings(args), args.jobs or default_jobs()
     with (
-        any_end_like_ctrl_c(CONTINUES),
-        own_folder(settings.out, (REPORT, PICTURE, RECORD)) as lock,
+        signals_as_keyboard_interrupt(CONTINUES),
+        lock_output_folder(settings.out, (REPORT, PICTURE, RECORD)) as lock,
     ):
         results = Results(settings, run_probe(settings, jobs, lock))
         found = record(results)
@@ -88,7 +88,7 @@ def _settings(args: argparse.Namespace) -> Settings:
         out=args.out,
         family=args.family,
         tasks=tuple(tasks.get(name.strip()) for name in dict.fromkeys(names)),
-        contenders=parse_contenders(encodings),
+        contenders=parse_variants(encodings),
         seeds=args.seeds,
         updates=args.updates,
         trained=args.trained,

@@ -12,7 +12,7 @@ from fairseq.data.indexed_dataset import data_file_path, index_file_path, make_b
 
 from fairseq_posenc.tasks.answers import ASKS
 from fairseq_posenc.workbench.experiments.probe.tasks import Example, Task
-from fairseq_posenc.workbench.running.stages import Facts
+from fairseq_posenc.workbench.running.stages import Outputs
 
 CAUSAL, BOTH = "causal-lm", "encoder-decoder"
 QUESTION, ANSWER = "question", "answer"  # fairseq's two languages, with an encoder
@@ -21,7 +21,7 @@ EXAMPLES = {"train": 50_000, "valid": 200}
 READ = 100  # examples of each length
 
 
-def write_training(task: Task, family: str, longest: int, folder: Path) -> Facts:
+def write_training(task: Task, family: str, longest: int, folder: Path) -> Outputs:
     """Write the splits ``train`` and ``valid``, with all lengths up to the longest."""
     for split, count in EXAMPLES.items():
         chance = _chance(task, split)
@@ -30,7 +30,7 @@ def write_training(task: Task, family: str, longest: int, folder: Path) -> Facts
     return dict(EXAMPLES)
 
 
-def write_reading(task: Task, family: str, lengths: Sequence[int], folder: Path) -> Facts:
+def write_reading(task: Task, family: str, lengths: Sequence[int], folder: Path) -> Outputs:
     """Write a split for each length; see :func:`split_name`."""
     for length in lengths:
         chance = _chance(task, split_name(length))

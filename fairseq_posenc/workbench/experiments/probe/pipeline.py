@@ -29,9 +29,9 @@ from fairseq_posenc.workbench.experiments.trainings import (
     run_trials,
     training_options,
 )
-from fairseq_posenc.workbench.experiments.variants import Contender
+from fairseq_posenc.workbench.experiments.variants import Variant
 from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.running.stages import Facts, Step
+from fairseq_posenc.workbench.running.stages import Outputs, Stage
 
 _RIGHT = re.compile(r'"length-(\d+)_exact": "?([\d.]+)')
 
@@ -48,7 +48,7 @@ class Outcome(NamedTuple):
     """
 
     task: str
-    contender: Contender
+    contender: Variant
     seed: int
     exact: dict[int, float]
     seconds: Optional[float]
@@ -56,11 +56,11 @@ class Outcome(NamedTuple):
 
 class _Run(NamedTuple):
     task: Task
-    contender: Contender
+    contender: Variant
     seed: int
 
     @property
-    def named(self) -> tuple[str, Contender, int]:
+    def named(self) -> tuple[str, Variant, int]:
         return self.task.name, self.contender, self.seed
 
     @property
@@ -94,18 +94,18 @@ def run_probe(settings: Settings, jobs: int, lock: int) -> list[Outcome]:
     ]
 
 
-def _data_steps(settings: Settings, task: Task) -> tuple[Step, Step]:
+def _data_steps(settings: Settings, task: Task) -> tuple[Stage, Stage]:
     """Make what is trained on, and what is read; return both steps."""
     family, folder = settings.family, settings.out / settings.family / "data" / task.name
     common = {"task": task.name, "family": family, "seed": DATA_SEED, "version": __version__}
-    trained = Step(folder / "train", {**common, "longest": settings.trained, "examples": EXAMPLES})
-    read = Step(folder / "read", {**common, "lengths": settings.lengths, "examples": READ})
+    trained = Stage(folder / "train", {**common, "longest": settings.trained, "examples": EXAMPLES})
+    read = Stage(folder / "read", {**common, "lengths": settings.lengths, "examples": READ})
     trained.do(lambda: write_training(task, family, settings.trained, trained.folder))
     read.do(lambda: write_reading(task, family, settings.lengths, read.folder))
     return trained, read
 
 
-def _trial(settings: Settings, run: _Run, data: Step, read: Step) -> Trial:
+def _trial(settings: Settings, run: _Run, data: Stage, read: Stage) -> Trial:
     folder = _folder(settings, run)
     every = max(1, settings.updates // 10)
     options = [*TRAIN_OPTIONS[settings.family], *run.contender.options]
@@ -114,7 +114,7 @@ def _trial(settings: Settings, run: _Run, data: Step, read: Step) -> Trial:
     how_read = ["--valid-subset", ",".join(map(split_name, settings.lengths)), *WHOLE]
     measure = measuring_command(read.folder, folder, *TASKS[settings.family], *how_read)
     train = ["fairseq-train", str(data.folder), *options, *how]
-    return Trial(run.label, Step(folder, inputs, settings.updates), train, measure, read_shares)
+    return Trial(run.label, Stage(folder, inputs, settings.updates), train, measure, read_shares)
 
 
 def _folder(settings: Settings, run: _Run) -> Path:
@@ -122,10 +122,10 @@ def _folder(settings: Settings, run: _Run) -> Path:
     return models / run.task.name / run.contender.folder / f"seed-{run.seed}"
 
 
-def read_shares(lines: list[str]) -> Facts:
+def read_shares(lines: list[str]) -> Outputs:
     """Return the shares of right answers from what ``fairseq-validate`` printed, by length."""
     return {found[1]: float(found[2]) for line in lines if (found := _RIGHT.search(line))}
 
 
-def _by_length(facts: Facts, lengths: Sequence[int]) -> dict[int, float]:
+def _by_length(facts: Outputs, lengths: Sequence[int]) -> dict[int, float]:
     return {length: facts.get(str(length), 0.0) for length in lengths}

@@ -8,7 +8,7 @@ from pathlib import Path
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments.probe.data import ANSWER, BOTH, CAUSAL, QUESTION
 from fairseq_posenc.workbench.experiments.probe.tasks import Task
-from fairseq_posenc.workbench.experiments.variants import Contender, refuse_directions
+from fairseq_posenc.workbench.experiments.variants import Variant, refuse_directions
 
 POSITIONS = 1024  # of the models' tables, read or not; a text is at most twice a question, and ends
 LONGEST = 500
@@ -61,7 +61,7 @@ class Settings:
     out: Path
     family: str
     tasks: tuple[Task, ...]
-    contenders: tuple[Contender, ...]
+    contenders: tuple[Variant, ...]
     seeds: tuple[int, ...]
     updates: int
     trained: int

@@ -12,8 +12,8 @@ from fairseq_posenc.workbench.finetuning.glue.plan import RESULT, Run
 from fairseq_posenc.workbench.finetuning.glue.worker import work
 from fairseq_posenc.workbench.running.files import write_whole
 from fairseq_posenc.workbench.running.interruption import Ended
-from fairseq_posenc.workbench.running.locks import is_held
-from fairseq_posenc.workbench.running.programs import told_mistake
+from fairseq_posenc.workbench.running.locks import is_locked
+from fairseq_posenc.workbench.running.programs import find_user_error
 from fairseq_posenc.workbench.running.progress import say
 
 JOB = "job.txt"  # in a run's folder: the id of its last job
@@ -88,7 +88,7 @@ def _find_job(folder: Path, executor: Any) -> Any:
 
 def _is_done(folder: Path, job: Any) -> bool:
     # The local executor takes a job that another process started for done.
-    return bool(job.done()) and not is_held(folder)
+    return bool(job.done()) and not is_locked(folder)
 
 
 def parse_options(options: Sequence[str]) -> dict[str, Any]:
@@ -125,4 +125,4 @@ def _wait(runs: Sequence[Run], jobs: dict[Path, Any]) -> list[str]:
 def _reason(job: Any) -> str:
     """Describe in a line why a job failed."""
     text = str(job.exception() or "it left no result").strip()
-    return told_mistake(text) or text.splitlines()[-1]
+    return find_user_error(text) or text.splitlines()[-1]

@@ -31,7 +31,7 @@ from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrai
 from fairseq_posenc.workbench.results.record import Record
 from fairseq_posenc.workbench.running.devices import hydra_words
 from fairseq_posenc.workbench.running.files import write_whole
-from fairseq_posenc.workbench.running.interruption import CONTINUES, any_end_like_ctrl_c
+from fairseq_posenc.workbench.running.interruption import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.options import (
     add_computing,
     add_data,
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     list_runs(out, like=runs[0])
     waiting = [one for one in runs if not prepare(one, out)]
     say(f"{len(runs)} runs, {len(runs) - len(waiting)} of them finished before; results: {out}")
-    with any_end_like_ctrl_c(CONTINUES):
+    with signals_as_keyboard_interrupt(CONTINUES):
         failures = _work(args, waiting, out)
     found = _write_results(list_runs(out, like=runs[0]), out, pretrained, name)
     if failures:

@@ -15,7 +15,7 @@ from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
 from fairseq_posenc.workbench.running.files import read_json, write_whole
 from fairseq_posenc.workbench.running.host import USER_DIR
-from fairseq_posenc.workbench.running.locks import hold
+from fairseq_posenc.workbench.running.locks import lock_folder
 
 _NAMES = {"modified": "version of the checkpoint"}  # of fields, in messages
 _PLAIN = re.compile(r"[A-Za-z_./][\w./+-]*")
@@ -146,7 +146,7 @@ def prepare(run: Run, out: Path) -> bool:
     if old not in (None, run) and has_begun(folder):
         _refuse_other(old, run, folder)
     if old != run:
-        with hold(folder, "run"):
+        with lock_folder(folder, "run"):
             write_whole(folder / RUN, json.dumps(run._asdict(), indent=1) + "\n")
     return (folder / RESULT).exists()
 

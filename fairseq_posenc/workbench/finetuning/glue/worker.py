@@ -17,16 +17,16 @@ from fairseq_posenc.workbench.running import host  # noqa: F401  (before fairseq
 
 # isort: split
 
-from fairseq_posenc.checkpoints.recovery import ensure_last
+from fairseq_posenc.checkpoints.recovery import ensure_last_checkpoint
 from fairseq_posenc.errors import exit_code, one_line
 from fairseq_posenc.workbench.finetuning.glue.evaluation import BEST, evaluate
 from fairseq_posenc.workbench.finetuning.glue.plan import RESULT, Run, format_override, read_run
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.running.devices import choose_device
-from fairseq_posenc.workbench.running.exit_codes import ended
+from fairseq_posenc.workbench.running.exit_codes import run_main
 from fairseq_posenc.workbench.running.files import read_json
-from fairseq_posenc.workbench.running.interruption import any_end_like_ctrl_c
-from fairseq_posenc.workbench.running.locks import hold
+from fairseq_posenc.workbench.running.interruption import signals_as_keyboard_interrupt
+from fairseq_posenc.workbench.running.locks import lock_folder
 from fairseq_posenc.workbench.running.logs import read_line
 from fairseq_posenc.workbench.running.programs import run_logged
 
@@ -45,7 +45,7 @@ def work(folder: Path, report: Report) -> None:
         RunError: it failed.
     """
     run = read_run(folder)
-    with hold(folder, "run") as lock:
+    with lock_folder(folder, "run") as lock:
         if (folder / RESULT).exists():
             return
         if updates_done(folder) < run.max_update or not (folder / BEST).exists():
@@ -57,7 +57,7 @@ def work(folder: Path, report: Report) -> None:
 
 
 def _train(run: Run, folder: Path, lock: int, report: Report) -> None:
-    ensure_last(folder)
+    ensure_last_checkpoint(folder)
     done = updates_done(folder)
     how = f"going on from update {done:,}" if done else f"starting, {run.max_update:,} updates"
     report(done, f"{run.label}: {how}")
@@ -88,7 +88,7 @@ def _train(run: Run, folder: Path, lock: int, report: Report) -> None:
 def main() -> int:
     """Work on the folder that is the only argument; return the exit code."""
     try:
-        with any_end_like_ctrl_c():
+        with signals_as_keyboard_interrupt():
             work(Path(sys.argv[1]), lambda update, text: _send(update=update, text=text))
     except Exception as error:
         message = one_line(error)
@@ -104,4 +104,4 @@ def _send(**message: object) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main))
+    sys.exit(run_main(main))

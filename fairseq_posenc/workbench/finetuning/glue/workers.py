@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fairseq_posenc.workbench.finetuning.glue.plan import Run
-from fairseq_posenc.workbench.running.parallel import side_by_side
+from fairseq_posenc.workbench.running.parallel import run_parallel
 from fairseq_posenc.workbench.running.programs import run_watched
 from fairseq_posenc.workbench.running.progress import bar, say
 
@@ -47,7 +47,7 @@ class Workers:
             KeyboardInterrupt: Ctrl-C; everything that was started has ended by then.
         """
         try:
-            failures = side_by_side([partial(self._work, run) for run in self._runs], self._jobs)
+            failures = run_parallel([partial(self._work, run) for run in self._runs], self._jobs)
         finally:
             self._bar.close()
         return [failure for failure in failures if failure]

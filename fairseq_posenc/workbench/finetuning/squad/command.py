@@ -12,7 +12,7 @@ from fairseq_posenc.workbench.finetuning.squad.results import build_record, prin
 from fairseq_posenc.workbench.finetuning.squad.score import evaluate, unanswered
 from fairseq_posenc.workbench.finetuning.squad.train import train
 from fairseq_posenc.workbench.running.devices import hydra_words
-from fairseq_posenc.workbench.running.interruption import CONTINUES, any_end_like_ctrl_c
+from fairseq_posenc.workbench.running.interruption import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.options import (
     add_computing,
     add_data,
@@ -77,7 +77,7 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
 
 def _train(args: argparse.Namespace) -> int:
     changes = [*hydra_words(args), *args.changes]
-    with any_end_like_ctrl_c(CONTINUES):
+    with signals_as_keyboard_interrupt(CONTINUES):
         model = train(args.checkpoint, args.data, args.out, args.config, changes)
     say(f"{model}: written; next: fairseq-posenc squad predict --checkpoint {model} ...")
     return 0

@@ -12,7 +12,7 @@ from typing import Optional
 
 from omegaconf import DictConfig, OmegaConf
 
-from fairseq_posenc.checkpoints.recovery import LAST, ensure_last
+from fairseq_posenc.checkpoints.recovery import LAST, ensure_last_checkpoint
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.squad.databin import open_data_bin
 from fairseq_posenc.workbench.finetuning.squad.config import compose, find_recipe
@@ -20,8 +20,8 @@ from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.loading.pretrained import read_pretrained
 from fairseq_posenc.workbench.running.files import write_whole
 from fairseq_posenc.workbench.running.folders import differences
-from fairseq_posenc.workbench.running.locks import hold
-from fairseq_posenc.workbench.running.logs import shown
+from fairseq_posenc.workbench.running.locks import lock_folder
+from fairseq_posenc.workbench.running.logs import format_progress
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
 
@@ -46,9 +46,9 @@ def train(
     pretrained, data_bin = read_pretrained(checkpoint, "--checkpoint"), open_data_bin(data)
     pretrained.check_dictionary(data_bin.dictionary)
     config = compose(pretrained, data_bin, out, yaml_file or find_recipe(data_bin), changes)
-    with hold(out) as lock:
+    with lock_folder(out) as lock:
         _write(config, out / CONFIG)
-        ensure_last(out)
+        ensure_last_checkpoint(out)
         where = ["--config-dir", str(out.resolve()), "--config-name", Path(CONFIG).stem]
         run_logged(["fairseq-hydra-train", *where], out / LOG, lock, _show)
     return out / LAST
@@ -69,5 +69,5 @@ def _write(config: DictConfig, path: Path) -> None:
 
 def _show(line: str) -> None:
     """Print the progress of a training; the log has everything."""
-    if text := shown(line):
+    if text := format_progress(line):
         say(text)

@@ -26,7 +26,7 @@ from fairseq_posenc.workbench.results.pictures import can_draw
 from fairseq_posenc.workbench.results.record import Record, make_folder, own_command
 from fairseq_posenc.workbench.running.files import write_whole
 from fairseq_posenc.workbench.running.logs import Curve, read_curve_file
-from fairseq_posenc.workbench.running.options import add_json, add_out, named, split_trainings
+from fairseq_posenc.workbench.running.options import add_json, add_out, parse_named, split_trainings
 from fairseq_posenc.workbench.running.progress import say
 
 TABLE, RECORD = "curves.md", "curves.json"
@@ -112,7 +112,7 @@ def _part(text: Optional[str]) -> tuple[float, float]:
 
 
 def _logs(texts: Sequence[str]) -> dict[str, list[Path]]:
-    found = named(texts, "NAME=LOG", "trainings")
+    found = parse_named(texts, "NAME=LOG", "trainings")
     logs = {name: [Path(each) for each in split_trainings(paths)] for name, paths in found.items()}
     for name, paths in logs.items():
         for log in paths:

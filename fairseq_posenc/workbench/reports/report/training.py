@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-from fairseq_posenc.checkpoints.safe_loading import open_mapped, reading
+from fairseq_posenc.checkpoints.safe_loading import open_mapped, readable_errors
 from fairseq_posenc.workbench.running import host  # noqa: F401  (registers models and tasks)
 
 PRETRAINING = ("masked_lm", "language_modeling")  # fairseq's tasks
@@ -82,7 +82,7 @@ def read(path: Path) -> Training:
     Raises:
         UserError: it is no checkpoint of fairseq.
     """
-    with reading(str(path)):
+    with readable_errors(str(path)):
         state = open_mapped(path)
         settings = _flat(state)
         history = state["optimizer_history"][-1]

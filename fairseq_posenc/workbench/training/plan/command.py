@@ -11,8 +11,8 @@ from typing import Any, Optional
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.results.record import Record, own_command
-from fairseq_posenc.workbench.running.interruption import any_end_like_ctrl_c
-from fairseq_posenc.workbench.running.locks import hold
+from fairseq_posenc.workbench.running.interruption import signals_as_keyboard_interrupt
+from fairseq_posenc.workbench.running.locks import lock_folder
 from fairseq_posenc.workbench.running.options import add_count, add_json
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import bar
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--updates {args.updates}: a probe needs at least 10")
     training = read_training(words)
     _refuse_without_gpu(training.command)
-    with any_end_like_ctrl_c("nothing is left of the probe but its log"):
+    with signals_as_keyboard_interrupt("nothing is left of the probe but its log"):
         plan = measure(training, args.updates, args.log)
     if args.json:
         print(record(training, plan).text())
@@ -99,7 +99,7 @@ def measure(training: Training, updates: int, log: Optional[Path] = None) -> dic
     # Beside the later checkpoints: the same disk, for its room and its speed.
     with tempfile.TemporaryDirectory(prefix="plan-", dir=_existing(training.save_dir)) as folder:
         command = training.probe(updates, Path(folder))
-        with hold(Path(folder)) as lock, bar("probe", updates, " updates") as shown:
+        with lock_folder(Path(folder)) as lock, bar("probe", updates, " updates") as shown:
             run_logged(
                 command,
                 kept,

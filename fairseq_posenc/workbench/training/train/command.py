@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.interruption import CONTINUES, any_end_like_ctrl_c
+from fairseq_posenc.workbench.running.interruption import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.options import add_computing, add_count, add_out, add_seeds
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.train import launching
@@ -102,7 +102,7 @@ def _run_all(found: list[Run], dry_run: bool) -> int:
         if dry_run:
             print(shlex.join(one.full_command()))
         else:
-            with any_end_like_ctrl_c(CONTINUES):
+            with signals_as_keyboard_interrupt(CONTINUES):
                 if code := launching.wait_for(one):
                     return code
     return 0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fairseq_posenc.checkpoints.safe_loading import allow_safe_classes, open_mapped, reading
+from fairseq_posenc.checkpoints.safe_loading import allow_safe_classes, open_mapped, readable_errors
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.logs import in_nats
+from fairseq_posenc.workbench.running.logs import bits_to_nats
 
 
 def best_losses(folder: Path) -> dict[Path, float]:
@@ -21,7 +21,7 @@ def best_losses(folder: Path) -> dict[Path, float]:
     allow_safe_classes()
     losses = {}
     for path in sorted(folder.glob("*/checkpoint_best.pt")):
-        with reading(str(path)):
+        with readable_errors(str(path)):
             losses[path] = float(open_mapped(path)["extra_state"]["val_loss"])
     if not losses:
         raise UserError(f"{folder}: no folder in it has a checkpoint_best.pt; train first")
@@ -32,4 +32,6 @@ def tell_best(folder: Path) -> None:
     """Print the runs of a folder, the best first."""
     for number, (checkpoint, loss) in enumerate(best_losses(folder).items()):
         mark = "    " if number else "best"
-        print(f"{mark}  validation loss {loss:.4f} bits, {in_nats(loss):.4f} nats  {checkpoint}")
+        print(
+            f"{mark}  validation loss {loss:.4f} bits, {bits_to_nats(loss):.4f} nats  {checkpoint}"
+        )
