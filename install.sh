@@ -13,7 +13,7 @@ stamp=$venv/installed # there when every step is done; holds what the steps depe
 busy=$venv/busy       # there while a step runs, and after a step that was interrupted
 
 # The directory counts too: a virtual environment does not survive being moved.
-wanted="$PWD $(cat constraints.txt setup.py install.sh fairseq_posenc/version.py | cksum)"
+wanted="$PWD $(cat constraints.txt pyproject.toml setup.py install.sh fairseq_posenc/version.py | cksum)"
 verified="$wanted, each file with its hash"
 
 # Personal pip settings that do not go with a virtual environment.

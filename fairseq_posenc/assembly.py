@@ -85,8 +85,8 @@ class Assembly(NamedTuple):
         if needed > memory:
             raise UserError(
                 f"{self.dims.max_positions:,} positions would take {needed / 1e9:,.0f} GB, and "
-                f"this machine has {memory / 1e9:,.0f}: choose fewer (--max-positions, "
-                "--max-source-positions, --max-target-positions, --tokens-per-sample)"
+                f"this machine has {memory / 1e9:,.0f}: choose fewer (max_positions, "
+                "max_source_positions, max_target_positions, tokens_per_sample)"
             )
 
     def parameters(self, layers: int) -> dict[str, int]:

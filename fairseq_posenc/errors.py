@@ -17,6 +17,11 @@ _MISFIT = re.compile(r"Error\(s\) in loading state_dict for .*:\s*(.+)")
 _MISSING = "Model file not found: "
 _OTHER_PARAMETERS = "loaded state dict "  # how torch's optimizers begin
 _BARE = "Neither args nor cfg exist"
+# What the extra `fairseq` brings: the library works without.
+_EXTRA = {
+    *("argcomplete", "fairseq", "fairseq_cli", "hydra", "omegaconf", "regex", "sacrebleu", "scipy"),
+    *("sentencepiece", "tiktoken", "tqdm", "zstandard"),
+}
 _LONGEST = 200  # characters of somebody else's message, or of a user's text
 _LONGEST_MESSAGE = 20_000
 _LONG_WORD = re.compile(r"\S{4000,}")
@@ -108,6 +113,8 @@ def _told(error: BaseException) -> str | None:
     """Return the message of an error that says itself what a user did."""
     if isinstance(error, UserError):
         return str(error)
+    if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] in _EXTRA:
+        return f"needs {error.name}: pip install 'fairseq-posenc[fairseq]'"
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return f"{shortened(str(error.filename))}: the name is too long for a file"
     if isinstance(error, OSError) and error.errno in _NOT_ALLOWED and error.filename:

@@ -129,7 +129,7 @@ class Positions(NamedTuple):
         """Refuse positions beyond a table of ``limit`` rows.
 
         Raises:
-            UserError: names the limit and the options that raise it.
+            UserError: names the limit and the arguments that raise it.
         """
         if self.longest <= limit:
             return
@@ -137,8 +137,8 @@ class Positions(NamedTuple):
         if longest > limit:
             raise UserError(
                 f"a sequence of {longest} tokens is longer than the {limit} "
-                f"positions of {name!r}: raise --max-positions (--max-source-positions, "
-                "--max-target-positions) before training, or shorten the input"
+                f"positions of {name!r}: raise max_positions (of a translation model "
+                "max_source_positions, max_target_positions) before training, or shorten the input"
             )
 
     def sentence_ids(self) -> Tensor:

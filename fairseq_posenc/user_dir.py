@@ -7,6 +7,8 @@ import os
 from importlib import import_module
 from pathlib import Path
 
+from fairseq_posenc.errors import UserError, one_line
+
 MODULES = (
     *("tasks.answers", "tasks.glue", "tasks.squad"),
     *("models.masked_lm", "models.causal_lm", "models.translation"),
@@ -14,9 +16,18 @@ MODULES = (
 
 
 def register() -> None:
-    """Register models, tasks and criterions with fairseq, as it does on loading a user-dir."""
-    for name in MODULES:
-        import_module(f"{__package__}.{name}")
+    """Register models, tasks and criterions with fairseq, as it does on loading a user-dir.
+
+    Raises:
+        UserError: fairseq is not installed.
+    """
+    try:
+        for name in MODULES:
+            import_module(f"{__package__}.{name}")
+    except ModuleNotFoundError as error:
+        if message := one_line(error):
+            raise UserError(message) from error
+        raise
 
 
 class PackagePath(list[str]):

@@ -88,7 +88,9 @@ def test_shapes_that_do_not_fit_are_refused():
 def test_everything_is_made_where_the_inputs_are(spec, monkeypatch):
     """On the device "meta" a tensor from the CPU is an error; but it can answer no question."""
 
-    monkeypatch.setattr("fairseq_posenc.api.may_sync", lambda device, decoding: False)
+    monkeypatch.setattr(
+        "fairseq_posenc.modules.stack_positions.may_sync", lambda device, decoding: False
+    )
     encoding = make(spec).to("meta")
     query, key = torch.zeros(2, 2, 2, 5, 8, device="meta")
     padding = torch.zeros(2, 5, dtype=torch.bool, device="meta")

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import pydoc_data.topics
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 import torch
+from torch.nn import functional as F
+from torch.nn.attention.flex_attention import flex_attention
 
 import fairseq_posenc
-from fairseq_posenc import registry
-from fairseq_posenc.api import PositionEncoding, SelfAttention, StackPositions
+from fairseq_posenc import api, registry
+from fairseq_posenc.api import LayerPositions, PositionEncoding, SelfAttention, StackPositions
 from fairseq_posenc.backends import available
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.attention import PositionalAttention
@@ -76,20 +80,47 @@ def needed(name: str, found: set[str]) -> set[str]:
     return found
 
 
-def test_it_works_where_there_is_only_torch_and_numpy(tmp_path):
+@pytest.fixture
+def torch_alone(tmp_path):
+    """Return a folder with torch and numpy, and with what they need."""
     site = Path(torch.__file__).parents[1]
     for name in needed("torch", needed("numpy", set())):
         for top in {file.parts[0] for file in importlib.metadata.files(name) or ()} - {".."}:
             if (site / top).exists() and not (tmp_path / top).exists():
                 (tmp_path / top).symlink_to(site / top)
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", ALONE, str(tmp_path), str(ROOT)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-    )
+    return tmp_path
+
+
+def run_alone(code: str, folder: Path) -> subprocess.CompletedProcess:
+    words = [sys.executable, "-I", "-c", code, str(folder), str(ROOT)]
+    return subprocess.run(words, capture_output=True, text=True, check=False, cwd=folder)
+
+
+def test_it_works_where_there_is_only_torch_and_numpy(torch_alone):
+    done = run_alone(ALONE, torch_alone)
     assert done.stdout == "torch.Size([2, 5, 16])\n", done.stderr
+
+
+COMMAND = """
+import sys
+sys.path[:] = [path for path in sys.path if "site-packages" not in path] + sys.argv[1:]
+from fairseq_posenc.cli import main
+codes = [main(words.split()) for words in ("list", "compare --text x.txt", "curves x.log")]
+from fairseq_posenc.user_dir import register
+try:
+    register()
+except ValueError as error:
+    print(codes, error)
+"""
+
+
+def test_what_needs_the_extra_says_so_in_a_line(torch_alone):
+    done = run_alone(COMMAND, torch_alone)
+    *_, last = done.stdout.splitlines()
+    assert last == "[0, 2, 2] needs fairseq: pip install 'fairseq-posenc[fairseq]'", done.stderr
+    told = done.stderr.splitlines()
+    assert len(told) == 2
+    assert all(line.endswith("pip install 'fairseq-posenc[fairseq]'") for line in told)
 
 
 def both(spec: str, direction: str = "both"):
@@ -204,8 +235,36 @@ def test_backends_that_cannot_run_here_say_so():
     assert all(isinstance(reason, str) for reason in available().values())
 
 
+def examples() -> list[tuple[str, str]]:
+    """Return the blocks of code in docstrings, each with its file."""
+    found = []
+    for path in sorted(Path(fairseq_posenc.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+                text = ast.get_docstring(node) or ""
+                blocks = re.findall(r"::\n\n((?:(?: {4}.*)?\n)+)", f"{text}\n")
+                found += [(path.name, textwrap.dedent(block)) for block in blocks]
+    return [each for each in found if each[0] != "terms.py"]  # whose block is an equation
+
+
+def test_examples_of_docstrings_run():
+    torch.manual_seed(0)
+    names = {name: getattr(api, name) for name in api.__all__} | {"F": F}
+    names["embeddings"] = torch.randn(2, 5, 768)
+    names["key_padding_mask"] = torch.zeros(2, 5, dtype=torch.bool)
+    names |= zip(("query", "key", "value"), torch.randn(3, 2, 12, 5, 64))
+    names["positions"] = StackPositions("rope+alibi", 768, 12, causal=True)
+    names["layer"] = LayerPositions(names["positions"])
+    files = []
+    for file, code in examples():
+        exec(compile(code, file, "exec"), names)
+        files.append(file)
+    assert files == ["api.py", "api.py", "parts.py"]
+
+
 def example() -> str:
-    (code,) = re.findall(r"```python\n(.+?)```", (ROOT / "docs/library.md").read_text(), re.DOTALL)
+    text = (ROOT / "docs/library.md").read_text()
+    code, *_ = re.findall(r"```python\n(.+?)```", text, re.DOTALL)
     return code
 
 
@@ -226,3 +285,98 @@ def test_the_example_trains_on_a_real_text_and_decodes(spec):
     for i in range(12):
         step = model(tokens[:, i : i + 1], caches, past=i)
         torch.testing.assert_close(step[:, 0], full[:, i], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("past", [0, 2])
+def test_positions_that_do_not_know_of_the_cache_are_refused(past):
+    """Rotations would be those of other positions, without any other sign of it."""
+    positions = StackPositions("rope", 16, 2, causal=True)
+    layer, cache = SelfAttention(positions), {}
+    layer(*positions(torch.randn(1, 3, 16)), cache)
+    with pytest.raises(UserError, match=rf"3 tokens are in the cache .* for past={past} and 1 new"):
+        layer(*positions(torch.randn(1, 1, 16), past=past), cache)
+    assert cache["key"].size(2) == 3
+    layer(*positions(torch.randn(1, 1, 16), past=3), cache)
+    with pytest.raises(UserError, match="0 tokens are in the cache"):
+        layer(*positions(torch.randn(1, 1, 16), past=3))
+
+
+@pytest.mark.parametrize("spec", ["learned", "sinusoidal", "rope", "learned+rope(layout=half)"])
+def test_position_ids_are_where_tokens_stand(spec):
+    positions = awake(StackPositions(spec, 16, 2, max_positions=12)).eval()
+    layer = SelfAttention(positions).eval()
+    embeddings = torch.randn(2, 5, 16)
+    counted = layer(*positions(embeddings))[0]
+    same = layer(*positions(embeddings, position_ids=torch.arange(5)[None]))[0]
+    torch.testing.assert_close(same, counted)
+    order = torch.randperm(5)
+    moved = layer(*positions(embeddings[:, order], position_ids=order.expand(2, -1)))[0]
+    torch.testing.assert_close(moved, counted[:, order])
+
+
+def test_position_ids_that_do_not_fit_are_refused():
+    embeddings, ids = torch.randn(2, 5, 16), torch.arange(5)[None]
+    with pytest.raises(UserError, match=r"position_ids \(1, 4\) must be \(2 or 1, 5\)"):
+        StackPositions("rope", 16, 2)(embeddings, position_ids=ids[:, 1:])
+    with pytest.raises(UserError, match="alibi acts on the distances of tokens in their order"):
+        StackPositions("rope+alibi", 16, 2, causal=True)(embeddings, position_ids=ids)
+    with pytest.raises(UserError, match="13 tokens is longer than the 12 positions"):
+        StackPositions("learned", 16, 2, max_positions=12)(embeddings, position_ids=ids + 8)
+
+
+OF_PARTS = [
+    "none",
+    "rope",
+    "alibi",
+    "t5",
+    "tupe(reset=true)",
+    "kerple",
+    "rope+t5",
+    "raffel",
+    "fire",
+]
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("spec", OF_PARTS)
+def test_attention_made_of_the_parts_is_the_layers(spec, padded):
+    causal = needs_causal(spec)
+    positions = awake(StackPositions(spec, 16, 2, max_positions=12, causal=causal)).eval()
+    layer, whole = LayerPositions(positions), SelfAttention(positions, bias=False).eval()
+    awake(layer.encodings)
+    whole.encodings.load_state_dict(layer.encodings.state_dict())
+    for projection in (whole.q_proj, whole.k_proj, whole.v_proj, whole.out_proj):
+        torch.nn.init.eye_(projection.weight)
+    embeddings, padding = torch.randn(2, 7, 16), torch.zeros(2, 7, dtype=torch.bool)
+    padding[0, :2] = padded
+    x, shared = positions(embeddings, padding)
+    value = x.unflatten(-1, (2, 8)).transpose(1, 2)
+    query, key = shared.rotate(value, value)
+    direction = "lr" if causal else "both"
+    hidden = shared.mask(direction).forbidden(7, 7, x.device)
+    hidden = torch.zeros(1, 1, 7, 7, dtype=torch.bool) if hidden is None else hidden
+    hidden = hidden.expand(2, 1, 7, 7) & ~torch.eye(7, dtype=torch.bool)  # no row of nothing
+    expected, real = whole(x, shared)[0], ~padding
+    if spec != "m2":  # which multiplies the scores
+        bias = layer.bias(shared)
+        mask = torch.zeros(1) if bias is None else bias
+        mask = mask.masked_fill(hidden, -torch.inf)
+        found = F.scaled_dot_product_attention(query, key, value, mask, scale=layer.scale)
+        torch.testing.assert_close(found.transpose(1, 2).flatten(2)[real], expected[real])
+    modified = layer.score_mod(shared)
+
+    def masked(score, b, h, q, k):
+        score = modified(score, b, h, q, k)
+        return torch.where(hidden[b, torch.zeros_like(h), q, k], -torch.inf, score)
+
+    found = flex_attention(query, key, value, score_mod=masked, scale=layer.scale)
+    torch.testing.assert_close(found.transpose(1, 2).flatten(2)[real], expected[real])
+
+
+def test_parts_that_are_not_enough_are_refused():
+    for spec in ("m4m", "shaw_values", "transformer_xl"):
+        with pytest.raises(UserError, match="take a SelfAttention"):
+            LayerPositions(StackPositions(spec, 16, 2))
+    positions = StackPositions("m2", 16, 2)
+    with pytest.raises(UserError, match="take score_mod"):
+        LayerPositions(positions).bias(positions(torch.randn(1, 3, 16))[1])

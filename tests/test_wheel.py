@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -37,7 +39,7 @@ def wheel() -> Path:
     copy = new_directory()
     for name in SOURCES:
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("setup.py", "pyproject.toml", "README.md"):
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
     pip("wheel", copy, "--no-build-isolation", "--wheel-dir", copy / "dist")
     (found,) = (copy / "dist").glob("*.whl")
@@ -72,6 +74,23 @@ def test_nothing_of_the_sources_is_left_out():
         files = [path for path in (ROOT / folder).rglob("*") if path.suffix in KINDS]
         assert len(files) > 10
         assert {f"{within}{path.relative_to(ROOT)}" for path in files} <= names
+
+
+def test_the_metadata_is_that_of_a_library_with_extras():
+    (path,) = installed().glob("fairseq_posenc-*.dist-info")
+    about = importlib.metadata.PathDistribution(path)
+    base = [line for line in about.requires or () if "extra ==" not in line]
+    assert base == ["numpy", "torch>=2.6"]
+    extra = [line for line in about.requires or () if 'extra == "fairseq"' in line]
+    assert any(line.startswith("fairseq-fixed") for line in extra)
+    assert about.metadata["License-Expression"] == "MIT"
+    assert about.metadata.get_all("Classifier")
+    assert about.metadata.get_all("Project-URL")
+    text = about.metadata.get_payload()
+    assert "# fairseq-posenc" in text
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert links
+    assert all(link.startswith("https://") for link in links)
 
 
 def test_the_command_is_that_of_the_wheel():

@@ -18,7 +18,7 @@ PACKAGE = Path(fairseq_posenc.__file__).resolve().parent
 PREPROCESS = PACKAGE.parent / "preprocess"
 LIBRARY = {
     *("api", "assembly", "positions", "registry", "errors", "version"),
-    *("encodings", "backends", "analysis"),
+    *("encodings", "backends", "modules", "analysis"),
 }
 PLUGIN = {"transformer", "checkpoints", "host", "models", "tasks"}
 # What users may have imported before the tree was moved; gone with the next release.
@@ -93,6 +93,17 @@ def test_every_command_has_a_job():
         or (PACKAGE.parent / job.replace(".", "/")).is_dir()
         for job in JOBS
     )
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in FILES if room_of(path) in LIBRARY - {"analysis"}],  # which has commands
+    ids=lambda path: str(path.relative_to(PACKAGE)),
+)
+def test_the_library_names_no_options_of_a_command_line(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            assert not re.search(r"(?<![\w-])--[a-z]", node.value), f"line {node.lineno}"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))

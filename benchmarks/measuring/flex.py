@@ -6,8 +6,9 @@ benchmarks use it. It has no dropout, and on the CPU no backward pass, so it com
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
-from typing import Any, Callable
+from typing import Any
 
 import torch
 from torch import Tensor

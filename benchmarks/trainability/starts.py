@@ -6,7 +6,8 @@ Each start gets a layer's attention, its table and a generator, and returns the 
 from __future__ import annotations
 
 import math
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from runs import Run

@@ -15,6 +15,7 @@ from torch import Tensor
 from fairseq_posenc.backends import blocked, reference, sdpa, triton
 from fairseq_posenc.backends.base import AttentionCall, Backend, CallFeatures, Mask
 from fairseq_posenc.backends.triton import recorded
+from fairseq_posenc.encodings.rotation import is_exporting
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 
@@ -68,7 +69,7 @@ def check(requested: str, terms: Terms, head_dim: int) -> None:
         terms, CallFeatures(device, head_dim=head_dim)
     )
     if why_not:
-        raise UserError(f"--position-backend {requested} cannot compute this: {why_not}")
+        raise UserError(f"position backend {requested} cannot compute this: {why_not}")
 
 
 def choose(requested: str, terms: Terms, call: CallFeatures) -> Plan:
@@ -90,7 +91,7 @@ def choose(requested: str, terms: Terms, call: CallFeatures) -> Plan:
     else:
         why_not = BACKENDS[requested].refuses(terms, call._replace(need_weights=False))
         if why_not:
-            raise UserError(f"--position-backend {requested} cannot compute this: {why_not}")
+            raise UserError(f"position backend {requested} cannot compute this: {why_not}")
         plan = Plan(requested, "requested")
         if call.need_weights:
             plan = Plan("reference", "the attention weights are asked for")
@@ -115,7 +116,12 @@ def attend(
 
 
 def _choose_fastest(terms: Terms, call: CallFeatures) -> Plan:
-    order, reason = _rank_on_cpu(terms, call) if call.device == "cpu" else _rank_on_gpu(terms, call)
+    if is_exporting():  # one graph for all lengths, so no choice by length
+        order, reason = ["sdpa", "reference"], "a graph for all lengths"
+    elif call.device == "cpu":
+        order, reason = _rank_on_cpu(terms, call)
+    else:
+        order, reason = _rank_on_gpu(terms, call)
     if torch.compiler.is_compiling():  # its passes by hand cannot be followed
         order = [name for name in order if name != "blocked"]
     reasons: list[str] = []

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from types import TracebackType
-from typing import Callable, Optional
+from typing import Optional
 
 from hydra.core.hydra_config import HydraConfig
 

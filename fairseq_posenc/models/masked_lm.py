@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from argparse import ArgumentParser
-from typing import Any, Callable, Optional
+from collections.abc import Callable
+from typing import Any, Optional
 
 from fairseq.models import register_model, register_model_architecture
 from fairseq.models.roberta import RobertaEncoder, RobertaModel

@@ -143,7 +143,7 @@ def assert_equals_reference(name: str, terms: Terms, mask: Mask, qkv: Inputs) ->
 def test_equals_the_reference(name, form, mask):
     terms, mask = make_terms(dtype=torch.float64)[form], masks()[mask]
     if BACKENDS[name].refuses(terms, CallFeatures()):
-        with pytest.raises(UserError, match=f"--position-backend {name} cannot compute this"):
+        with pytest.raises(UserError, match=f"position backend {name} cannot compute this"):
             check(name, terms, D)
         return
     assert_equals_reference(name, terms, mask, inputs(torch.float64))
@@ -501,7 +501,7 @@ def test_a_requested_backend_is_taken_or_refused():
     assert plan(Terms(), "reference", dropout=True) == "reference"
     assert plan(tables, "blocked", src_len=8, tgt_len=8) == "blocked"
     assert plan(tables, "blocked", tgt_len=1) == "blocked"  # which leaves it to the reference
-    with pytest.raises(UserError, match="--position-backend sdpa cannot compute this: the scores"):
+    with pytest.raises(UserError, match="position backend sdpa cannot compute this: the scores"):
         plan(tables, "sdpa")
 
 

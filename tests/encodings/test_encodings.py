@@ -186,7 +186,7 @@ def test_four_times_longer_than_trained(spec):
 @pytest.mark.parametrize("name", ["learned", "sentence_learned"])
 def test_longer_than_the_table_is_an_error_that_names_limit_and_option(name):
     tokens = torch.full((1, 21), 5)
-    with pytest.raises(UserError, match=r"21 tokens is longer than the 20 .* --max-positions"):
+    with pytest.raises(UserError, match=r"21 tokens is longer than the 20 .* raise max_positions"):
         make(name)[name].embed(Positions.from_tokens(tokens, PAD, EOS, 21))
 
 

@@ -262,7 +262,7 @@ def test_triton_can_be_required_where_it_serves(name, monkeypatch):
     if terms.pair_bias is None and terms.channel_gain is None:
         make_model(family, position_encoding=name, position_backend="triton")
         return
-    with pytest.raises(UserError, match="--position-backend triton cannot compute this"):
+    with pytest.raises(UserError, match="position backend triton cannot compute this"):
         make_model(family, position_encoding=name, position_backend="triton")
 
 
@@ -382,7 +382,7 @@ BAD_OPTIONS = [
     (
         "masked_lm",
         {"position_encoding": "m4m", "position_backend": "sdpa"},
-        "--position-backend sdpa cannot compute this",
+        "position backend sdpa cannot compute this",
     ),
     ("translation", {"cross_self_attention": True}, "cross-self-attention"),
     ("translation", {"no_token_positional_embeddings": True}, "--position-encoding none"),

@@ -7,8 +7,9 @@ No postponed annotations here: fairseq reads the types of the fields.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F

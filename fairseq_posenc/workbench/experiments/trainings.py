@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Callable, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 from fairseq_posenc.checkpoints.recovery import LAST, ensure_last_checkpoint
 from fairseq_posenc.checkpoints.safe_loading import open_mapped

@@ -8,7 +8,8 @@ from __future__ import annotations
 import io
 import os
 import sys
-from typing import Any, Callable, Optional
+from collections.abc import Callable
+from typing import Any, Optional
 
 from fairseq_posenc.errors import UserError, exit_code, one_line
 from fairseq_posenc.workbench.running.interruption import STOPPED

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from typing import Callable, Optional, TypeVar
+from typing import Optional, TypeVar
 
 from fairseq_posenc.workbench.running.programs import end_all
 

@@ -9,9 +9,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Callable, Optional
+from typing import Optional
 
 from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.host.leftovers import delete_temporary_folders

@@ -8,9 +8,9 @@ import io
 import json
 import lzma
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO, Callable, Union, cast
+from typing import BinaryIO, Union, cast
 
 import zstandard
 

@@ -225,12 +225,11 @@ def test_another_environment_reads_it(python, family, spec, more):
         assert torch.equal(one, other)
 
 
-def outside(python, *jobs):
+def outside(python, *jobs, script="exchange_reader.py"):
     """Return what another Python answers, of folders and what is asked of each."""
     place = new_directory()
     torch.save([(str(folder), want) for folder, want in jobs], place / "asked.pt")
-    script = Path(__file__).with_name("exchange_reader.py")
-    command = [python, script, place / "asked.pt", place / "answers.pt"]
+    command = [python, Path(__file__).with_name(script), place / "asked.pt", place / "answers.pt"]
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run([*map(str, command)], check=True, env=clean, cwd=place)
     return torch.load(place / "answers.pt", weights_only=False)

@@ -309,12 +309,17 @@ def test_another_tasks_name_is_one_line(family, task, capsys):
 
 def test_what_an_export_keeps_for_the_way_back_is_checked(capsys):
     folder = export(checkpoint("masked_lm", "m4m"))
-    path = folder / "fairseq.json"
-    kept = json.loads(path.read_text())
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    kept = config["fairseq"]
     for part, change, told in (
         ("model", {"_name": "transformer"}, "transformer is no architecture of fairseq_posenc"),
         ("model", {"encoder_embed_dim": 10**9}, "its settings are of a model that its"),
-        ("model", {"position_encoding": "rope+m4m"}, "has rope+m4m, that of config.json m4m"),
+        (
+            "model",
+            {"position_encoding": "rope+m4m"},
+            "the encoder has m4m there, and rope+m4m by the options",
+        ),
         ("model", {"attention_directions": "lr"}, "or other attention directions"),
         ("model", {"position_encoding": "shaw"}, "tensors of the model are not there"),
         ("task", {"_name": "bart"}, "its model is of a task that is none of masked_lm"),
@@ -322,7 +327,8 @@ def test_what_an_export_keeps_for_the_way_back_is_checked(capsys):
         ("meanings", {"encoder": {"heads": 2}}, "trained with 2 heads, the model has 4 heads"),
         ("meanings", {"encoder": 3}, "fairseq.json: cannot be read"),
     ):
-        path.write_text(json.dumps({**kept, part: {**kept[part], **change}}))
+        options = {**kept, part: {**kept[part], **change}}
+        path.write_text(json.dumps({**config, "fairseq": options}))
         assert told in refused(folder, capsys)
 
 
@@ -335,6 +341,24 @@ def test_nothing_of_the_machine_is_in_a_folder():
             assert b"/private" not in content, path
             assert str(trained.data).encode() not in content, path
             assert str(trained.path.parent).encode() not in content, path
+
+
+@pytest.mark.parametrize(
+    ("family", "spec", "pipeline"),
+    [("masked_lm", "m4m", "fill-mask"), ("translation", "alibi", "translation")],
+)
+def test_a_card_says_what_the_model_is_and_its_lines_run(family, spec, pipeline):
+    folder = export(checkpoint(family, spec), "--license", "mit")
+    _, front, text = (folder / "README.md").read_text().split("---\n", 2)
+    languages = "[de, en]" if family == "translation" else "[]"
+    for line in ("license: mit", f"language: {languages}", f"pipeline_tag: {pipeline}"):
+        assert line in front.splitlines()
+    code = text.partition("```python\n")[2].partition("```")[0].replace("FOLDER", str(folder))
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert names["tokenizer"]("w1 w2")["input_ids"][-1] == 2
+    kinds = {path.stat().st_mode for path in folder.iterdir() if path.is_file()}
+    assert len(kinds) == 1  # all are for the same readers
 
 
 @pytest.mark.slow
@@ -358,13 +382,24 @@ def test_fine_tuned_heads_come_back_bit_for_bit(task, spec, capsys):
         left_out = "lm_head" in name and name != "encoder.lm_head.weight"
         expected = torch.zeros_like(before[name]) if left_out else before[name]
         assert torch.equal(after[name], expected), name
-    path = folder / "fairseq.json"
-    kept = json.loads(path.read_text())
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    masked = "RobertaForMaskedLM" if spec == "learned" else "PosencForMaskedLM"
     for change, told in (
-        ({"head": "masked_lm"}, "tensors of the model are not there"),
-        ({"classes": 10**12}, "its settings are of a model that its"),
-        ({"classes": 7}, "tensors have other shapes"),
+        ({"architectures": ["BertForMaskedLM"]}, "which no export of fairseq-posenc is"),
+        ({"architectures": [masked], "head_activation": "gelu"}, "tensors of the model are not"),
+        ({"architectures": ["PosencForMaskedLM"], "head_activation": "tanh"}, "tanh in its head"),
     ):
-        if task == "glue" or "head" in change:
-            path.write_text(json.dumps({**kept, **change}))
-            assert told in refused(folder, capsys)
+        path.write_text(json.dumps({**config, **change}))
+        assert told in refused(folder, capsys)
+
+
+def test_a_folder_of_an_older_export_has_its_options_in_a_file_of_their_own():
+    trained = checkpoint("masked_lm", "m4m")
+    folder = export(trained)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    (folder / "fairseq.json").write_text(json.dumps(config.pop("fairseq")))
+    path.write_text(json.dumps(config))
+    before, after = (load_state(path, "it")["model"] for path in (trained.path, import_(folder)))
+    assert all(torch.equal(before[name], after[name]) for name in before)

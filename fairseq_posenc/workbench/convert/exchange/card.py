@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.convert.exchange.trained import Trained
 from fairseq_posenc.workbench.results.markdown import plain
 
 _CARD = """---
+license: {license}
+language: [{languages}]
 library_name: {library}
+pipeline_tag: {pipeline}
 tags: [fairseq, position-encoding]
 ---
 
@@ -31,17 +34,40 @@ by its version {version} with `fairseq-posenc export --checkpoint {file} --to {t
 """
 
 
-_MODEL = """from transformers import {auto}, AutoTokenizer
+# AutoTokenizer of transformers 5 would ask to run the model's code, which no tokenizer needs.
+_MODEL = """from transformers import {auto}, PreTrainedTokenizerFast
 
-tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+tokenizer = PreTrainedTokenizerFast.from_pretrained("FOLDER")
 model = {auto}.from_pretrained("FOLDER"{trust})"""
 _GRAPH = """import onnxruntime
-from transformers import AutoTokenizer
+from transformers import PreTrainedTokenizerFast
 
-tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+tokenizer = PreTrainedTokenizerFast.from_pretrained("FOLDER")
 session = onnxruntime.InferenceSession("FOLDER/model.onnx")
 inputs = tokenizer(["a text"], return_tensors="np", padding=True)
 {outputs} = session.run(None, dict(inputs))"""
+
+
+# What Hugging Face's hub calls what a model does.
+_PIPELINES = {
+    "masked_lm": "fill-mask",
+    "classes": "text-classification",
+    "spans": "question-answering",
+    "causal_lm": "text-generation",
+    "translation": "translation",
+}
+
+
+class Labels(NamedTuple):
+    """What a checkpoint does not tell of its model.
+
+    Attributes:
+        license: as the hub names it.
+        languages: codes; empty for those of a translation model's data.
+    """
+
+    license: str = "unknown"
+    languages: tuple[str, ...] = ()
 
 
 def model_usage(config: dict[str, Any]) -> str:
@@ -64,7 +90,7 @@ def graph_usage(outputs: Sequence[str]) -> str:
     return _GRAPH.format(outputs=", ".join(outputs) if len(outputs) > 1 else f"({outputs[0]},)")
 
 
-def card(trained: Trained, target: str, usage: str, notes: Sequence[str]) -> str:
+def card(trained: Trained, target: str, usage: str, notes: Sequence[str], labels: Labels) -> str:
     """Return the text of README.md.
 
     Args:
@@ -72,7 +98,12 @@ def card(trained: Trained, target: str, usage: str, notes: Sequence[str]) -> str
         target: what it was exported to.
         usage: lines of Python.
         notes: of the export: what was compared, what is not there.
+        labels: what its user says of it.
     """
+    task = trained.settings.task
+    translates = trained.family == "translation"
+    languages = labels.languages or ((task.source_lang, task.target_lang) if translates else ())
+    encodes = target == "onnx" and translates
     rows = [(f"positions, {side}", f"`{s.identity.told()}`") for side, s in trained.stacks.items()]
     rows.append(("parameters", f"{sum(each.numel() for each in trained.model.parameters()):,}"))
     rows.append(("architecture in fairseq", f"`{trained.settings.model._name}`"))
@@ -83,6 +114,9 @@ def card(trained: Trained, target: str, usage: str, notes: Sequence[str]) -> str
         version=__version__,
         file=plain(trained.path.name),
         rows="\n".join(f"| {name} | {plain(value)} |" for name, value in rows),
+        license=labels.license,
+        languages=", ".join(languages),
+        pipeline="feature-extraction" if encodes else _PIPELINES[trained.head],
         library="onnx" if target == "onnx" else "transformers",
         target=target,
         usage=usage,

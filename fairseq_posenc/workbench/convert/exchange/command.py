@@ -29,6 +29,8 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
         help="what cut the text: a sentencepiece model, a folder with encoder.json and vocab.bpe, "
         "words, characters, or none for no tokenizer (default: what lies in the data's folder)",
     )
+    add("--license", default="unknown", metavar="ID", help="of the weights, such as mit")
+    add("--language", default="", metavar="CODES", help="of the text, such as en or en,de")
 
 
 def run_export(options: argparse.Namespace) -> int:
@@ -40,11 +42,13 @@ def run_export(options: argparse.Namespace) -> int:
     _ask_for("hf", "transformers", "tokenizers", "safetensors")
     if options.to == "onnx":
         _ask_for("onnx", "onnx", "onnxruntime", "onnxscript")
+    from fairseq_posenc.workbench.convert.exchange.card import Labels
     from fairseq_posenc.workbench.convert.exchange.exporting import export
     from fairseq_posenc.workbench.convert.exchange.trained import open_trained
 
     trained = open_trained(options.checkpoint, options.data)
-    print("\n".join(export(trained, options.to, options.tokens, options.out)))
+    labels = Labels(options.license, tuple(filter(None, options.language.split(","))))
+    print("\n".join(export(trained, options.to, options.tokens, options.out, labels)))
     return 0
 
 
@@ -82,6 +86,9 @@ def run_import(options: argparse.Namespace) -> int:
     print(f"wrote {options.out}: {len(folder.weights):,} tensors; {'; '.join(stacks)}")
     if built.head in ("classes", "spans"):
         print("its head for masked tokens is not in the folder: here it is zeros")
+    if built.changed:
+        changed = ", ".join(f"{name} = {value}" for name, value in built.changed.items())
+        print(f"changed in transformers, and so in a model that starts from it: {changed}")
     print(f"train from it: fairseq-train DATA ... --finetune-from-model {options.out}")
     return 0
 

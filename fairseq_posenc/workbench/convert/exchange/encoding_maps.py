@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Callable, NamedTuple, Optional
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor

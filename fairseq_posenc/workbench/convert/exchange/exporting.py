@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.convert.comparing import ALLOWED
 from fairseq_posenc.workbench.convert.exchange import tokens
-from fairseq_posenc.workbench.convert.exchange.card import card, graph_usage, model_usage
+from fairseq_posenc.workbench.convert.exchange.card import Labels, card, graph_usage, model_usage
 from fairseq_posenc.workbench.convert.exchange.checking import largest_difference, read_back
 from fairseq_posenc.workbench.convert.exchange.config_json import (
     configuration,
@@ -33,7 +33,9 @@ from fairseq_posenc.workbench.convert.exchange.trained import Trained
 from fairseq_posenc.workbench.loading.families import model_options
 
 
-def export(trained: Trained, target: str, given: str | None, out: Path) -> list[str]:
+def export(
+    trained: Trained, target: str, given: str | None, out: Path, labels: Labels
+) -> list[str]:
     """Write a folder that transformers reads, and compare the two models.
 
     Args:
@@ -41,6 +43,7 @@ def export(trained: Trained, target: str, given: str | None, out: Path) -> list[
         target: ``hf``, ``hf4`` for the last version before 5, or ``onnx``.
         given: what cut its text, as a user says it.
         out: the folder.
+        labels: of the model card.
 
     Returns:
         The class, and what a user should know.
@@ -51,13 +54,13 @@ def export(trained: Trained, target: str, given: str | None, out: Path) -> list[
     with whole(out) as folder:
         unknown, notes = _write_tokenizers(trained, given, folder)
         if target == "onnx":
-            what = _write_graph(trained, folder, notes)
+            what = _write_graph(trained, folder, notes, labels)
         else:
-            what = _write_for_transformers(trained, target, unknown, folder, notes)
+            what = _write_for_transformers(trained, target, unknown, folder, notes, labels)
     return [f"wrote {out}: {what}", *notes]
 
 
-def _write_graph(trained: Trained, folder: Path, notes: list[str]) -> str:
+def _write_graph(trained: Trained, folder: Path, notes: list[str], labels: Labels) -> str:
     """Write an ONNX graph with its card; return what it gives."""
     from fairseq_posenc.workbench.convert.exchange.graph import (
         GRAPH,
@@ -66,22 +69,24 @@ def _write_graph(trained: Trained, folder: Path, notes: list[str]) -> str:
 
     names, difference = write_graph(trained, folder)
     notes.append(f"equal to {difference:.1e} of the largest number, on padded sentences")
-    text = card(trained, "onnx", graph_usage(names), notes)
+    text = card(trained, "onnx", graph_usage(names), notes, labels)
     (folder / "README.md").write_text(text, encoding="utf-8")
     what = "the encoder of a translation model" if trained.family == "translation" else GRAPH
     return f"{what}, with {' and '.join(names)}"
 
 
 def _write_for_transformers(
-    trained: Trained, target: str, unknown: int, folder: Path, notes: list[str]
+    trained: Trained, target: str, unknown: int, folder: Path, notes: list[str], labels: Labels
 ) -> str:
     """Write what transformers reads, and what the way back needs; return the class."""
     config = _write_model(trained, target, unknown, folder, notes)
     if trained.family != "masked_lm":
         write_json(folder / "generation_config.json", generation(trained))
-    text = card(trained, target, model_usage(config), notes)
+    text = card(trained, target, model_usage(config), notes, labels)
     (folder / "README.md").write_text(text, encoding="utf-8")
-    _keep_for_fairseq(trained, folder)
+    for name in trained.dictionaries:
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(trained.data / name, folder / name)
     return str(config["architectures"][0])
 
 
@@ -90,6 +95,7 @@ def _write_model(
 ) -> dict[str, Any]:
     """Write configuration, weights, and code if transformers has none; return the configuration."""
     config, weights = configuration(trained), exported(trained)
+    config[FAIRSEQ] = _options(trained)
     version = 4 if target == "hf4" else None
     native, why_not = as_native(trained, config, weights, version)
     if unknown:
@@ -152,22 +158,17 @@ def _places(trained: Trained, folder: Path) -> dict[str, Path]:
     return {first: folder, **{name: folder / TARGET for name in others}}
 
 
-def _keep_for_fairseq(trained: Trained, folder: Path) -> None:
-    """Write what an import needs: options of the model and of its task, and dictionaries."""
+def _options(trained: Trained) -> dict[str, Any]:
+    """Return what an import needs, in config.json, which every save of transformers keeps."""
     model, task = (_plain(trained.settings[name]) for name in ("model", "task"))
     if trained.family != "causal_lm":  # whose configuration has no other options
         names = {"_name", *(option.dest for option in model_options(model["_name"]))}
         model = {name: value for name, value in model.items() if name in names}
-    meanings = {side: stack.meaning._asdict() for side, stack in trained.stacks.items()}
-    kept: dict[str, Any] = {"model": model, "task": {**task, "data": "."}, "head": trained.head}
-    kept["meanings"] = meanings
+    kept: dict[str, Any] = {"model": model, "task": {**task, "data": "."}}
+    kept["meanings"] = {side: stack.meaning._asdict() for side, stack in trained.stacks.items()}
     if trained.head == "classes":
-        ((name, head),) = trained.model.classification_heads.items()
-        kept |= {"head_name": name, "classes": head.out_proj.out_features}
-    write_json(folder / FAIRSEQ, kept)
-    for name in trained.dictionaries:
-        (folder / name).parent.mkdir(exist_ok=True)
-        shutil.copyfile(trained.data / name, folder / name)
+        (kept["head_name"],) = trained.model.classification_heads
+    return kept
 
 
 def _plain(options: Any) -> dict[str, Any]:

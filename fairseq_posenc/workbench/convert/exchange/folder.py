@@ -20,7 +20,7 @@ from fairseq_posenc.workbench.convert.exchange.tokens import Text
 from fairseq_posenc.workbench.running.folders import Folder
 
 WEIGHTS, CONFIG, CODE = "model.safetensors", "config.json", "modeling_fairseq_posenc.py"
-FAIRSEQ = "fairseq.json"  # the options of the training, for the way back
+FAIRSEQ = "fairseq"  # key of config.json: the options of the training, for the way back
 TARGET = "target"  # folder of the tokenizer of a target with symbols of its own
 _TITLE = """A Transformer with position encodings as parts: {spec}.
 
@@ -55,7 +55,9 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 def write_model(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> None:
     """Write configuration and weights."""
     write_json(folder / CONFIG, config)
-    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    path = folder / WEIGHTS
+    save_file(weights, path, metadata={"format": "pt"})
+    path.chmod((folder / CONFIG).stat().st_mode)  # for whoever may read the rest, not for us alone
 
 
 def code(config: dict[str, Any]) -> str:

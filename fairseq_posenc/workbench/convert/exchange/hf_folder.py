@@ -12,6 +12,7 @@ from torch import Tensor
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.convert.exchange.folder import CONFIG, FAIRSEQ, WEIGHTS
 
+_OLDER = "fairseq.json"  # of older exports, whose config.json has no options of fairseq
 _MOST_TENSORS = 50_000
 _LARGEST_HEADER = 20_000_000  # bytes
 _LARGEST_SETTINGS = 10_000_000
@@ -23,7 +24,8 @@ class Folder(NamedTuple):
     Attributes:
         path: the folder.
         config: config.json.
-        settings: options of the model and of its task in fairseq; None if they are not there.
+        settings: options of the model and of its task in fairseq, as an export has them; None for
+            a folder of other origin.
         weights: by their names there.
     """
 
@@ -41,8 +43,9 @@ def read_folder(path: Path) -> Folder:
     """
     if not path.is_dir():
         raise UserError(f"--from {path}: no such folder")
-    settings = _json(path / FAIRSEQ) if (path / FAIRSEQ).exists() else None
-    return Folder(path, _json(path / CONFIG), settings, _weights(path / WEIGHTS))
+    config, older = _json(path / CONFIG), path / _OLDER
+    settings = config.get(FAIRSEQ) or (_json(older) if older.exists() else None)
+    return Folder(path, config, settings, _weights(path / WEIGHTS))
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.workbench.convert.exchange.config_json import ARCHITECTURES, name_there
 from fairseq_posenc.workbench.convert.exchange.encoding_maps import HFClass, ParamMap, hf_classes
+from fairseq_posenc.workbench.convert.exchange.folder import FAIRSEQ
 from fairseq_posenc.workbench.convert.exchange.fused_qkv import joined
 from fairseq_posenc.workbench.convert.exchange.param_names import LAYOUTS, Layout
 from fairseq_posenc.workbench.convert.exchange.trained import Trained
@@ -94,7 +95,15 @@ def _config(config: dict[str, Any], native: HFClass, layout: Layout) -> dict[str
     stack = config[layout.style.stack]
     (own,) = config["architectures"]
     head = next(head for head, name in ARCHITECTURES.items() if name == own)
-    common = ("pad_token_id", "eos_token_id", "bos_token_id", "dtype", "id2label", "label2id")
+    common = (
+        "pad_token_id",
+        "eos_token_id",
+        "bos_token_id",
+        "dtype",
+        "id2label",
+        "label2id",
+        FAIRSEQ,
+    )
     return {
         "model_type": layout.model_type,
         "architectures": [layout.heads[head]],
@@ -145,6 +154,8 @@ def collect(
         if place.name in weights:
             found[name] = place.back(weights[place.name])
             used.add(place.name)
+    if layout.scaled in weights and not model.decoder.share_input_output_embed:
+        found["decoder.embed_tokens.weight"] = weights[layout.scaled] / model.decoder.embed_scale
     types = weights.get(layout.types)
     if types is not None and types[0].any():  # one vector more for every token
         table = next((name for name in found if name.endswith(_TABLE)), None)

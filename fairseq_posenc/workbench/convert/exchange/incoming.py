@@ -17,6 +17,7 @@ from fairseq_posenc.workbench.convert.exchange.from_hf_config import settings_of
 from fairseq_posenc.workbench.convert.exchange.fused_qkv import separated
 from fairseq_posenc.workbench.convert.exchange.hf_folder import Folder
 from fairseq_posenc.workbench.convert.exchange.hf_mapping import collect
+from fairseq_posenc.workbench.convert.exchange.retrained import retrained
 from fairseq_posenc.workbench.loading.families import NO_WEIGHTS, defaults, family_of, stacks_of
 from fairseq_posenc.workbench.loading.families import build as build_model
 
@@ -33,12 +34,14 @@ class Built(NamedTuple):
         family: see :class:`~fairseq_posenc.workbench.loading.families.Family`.
         settings: fairseq's configuration, plain.
         head: what the model was trained for: ``spans``, ``classes``, or its family.
+        changed: options that are other than when it was exported.
     """
 
     model: Any
     family: str
     settings: dict[str, Any]
     head: str
+    changed: dict[str, Any]
 
 
 def build(folder: Folder) -> Built:
@@ -59,6 +62,9 @@ def build(folder: Folder) -> Built:
     family = family_of(arch)
     if family is None:
         raise UserError(f"{folder.path}: {shortened(arch)} is no architecture of fairseq_posenc")
+    if folder.settings:
+        own = retrained(own, folder)
+        given, task = own["model"], own["task"]
     tasks = (family.task, *_FINE_TUNING.get(family.name, ()))
     if task.get("_name") not in tasks:
         raise UserError(f"{folder.path}: its model is of a task that is none of {', '.join(tasks)}")
@@ -74,7 +80,9 @@ def build(folder: Folder) -> Built:
         raise UserError(f"{folder.path}: no model can be built of its settings: {error}") from None
     config["model"] = values if plain else Namespace(**values)
     config["task"] = {**config["task"], **task, "data": str(folder.path)}
-    return Built(model.eval(), family.name, config, str(own.get("head") or family.name))
+    before = (folder.settings or own)["model"]
+    changed = {name: value for name, value in given.items() if before.get(name) != value}
+    return Built(model.eval(), family.name, config, str(own.get("head") or family.name), changed)
 
 
 def _refuse_other_code(folder: Folder) -> None:
@@ -165,7 +173,13 @@ def load(folder: Folder, built: Built) -> dict[str, Any]:
     state = {**own, **found}
     built.model.load_state_dict(dict(state))  # strict, and the package's own checks
     _restate(folder, built)
-    return {**built.model.state_dict(), **found}
+    loaded = built.model.state_dict()
+    if torn := [name for name in found if not torch.equal(loaded[name].cpu(), found[name])]:
+        raise UserError(
+            f"{folder.path / WEIGHTS}: {shortened(torn[0])} is one tensor with another in fairseq, "
+            "and the two differ"
+        )
+    return {**loaded, **found}
 
 
 def _unused(built: Built, own: dict[str, Any]) -> list[str]:
@@ -201,8 +215,9 @@ def _restate(folder: Folder, built: Built) -> None:
             items = {item.name: dict(item.options) for item in stack.assembly.spec.items}
             if said["positions"] != items or said["directions"] != list(stack.directions):
                 raise UserError(
-                    f"the {side} of {FAIRSEQ} has {stack.identity.positions}, that of {CONFIG} "
-                    f"{'+'.join(said['positions'])}, or other attention directions"
+                    f"{CONFIG}: the {side} has {'+'.join(said['positions'])} there, and "
+                    f"{stack.identity.positions} by the options under {FAIRSEQ!r}, or other "
+                    "attention directions"
                 )
             identity = stack.identity._replace(trained_length=int(said["trained_on"]))
             stack.set_extra_state(identity.encoded())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Callable, NamedTuple, Optional
+from collections.abc import Callable
+from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor

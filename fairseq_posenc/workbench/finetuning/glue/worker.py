@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Callable
 
 from fairseq_posenc.workbench.running import host  # noqa: F401  (before fairseq, see there)
 

@@ -16,7 +16,7 @@ from transformers.modeling_outputs import (
 
 from fairseq_posenc.workbench.convert.exchange.modeling.attention import Memory
 from fairseq_posenc.workbench.convert.exchange.modeling.configuration import PosencConfig
-from fairseq_posenc.workbench.convert.exchange.modeling.heads import PosencModel, head_loss
+from fairseq_posenc.workbench.convert.exchange.modeling.heads import PosencModel, head_loss, resized
 from fairseq_posenc.workbench.convert.exchange.modeling.stack import Stack
 
 
@@ -27,6 +27,12 @@ class DecoderModel(PosencModel, GenerationMixin):
         """Add output embeddings, unless those of the input serve."""
         if not config.tied_output:
             self.output_projection = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    def resize_head(self, size: int) -> None:
+        """See :meth:`PosencModel.resize_head`."""
+        if not self.config.tied_output:
+            head = self.output_projection
+            head.weight, head.out_features = nn.Parameter(resized(head.weight, size)), size
 
     def scores(self, x: Tensor) -> Tensor:
         """Return scores ``(B, T, symbols)`` of the decoder's output."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import (
@@ -15,7 +17,7 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
 )
 
-from fairseq_posenc.encodings.base import Encoding
+from fairseq_posenc.encodings.base import INIT_STD, Encoding
 from fairseq_posenc.transformer.heads import SpanHead
 from fairseq_posenc.workbench.convert.exchange.modeling.configuration import (
     PosencConfig,
@@ -29,6 +31,9 @@ class PosencModel(PreTrainedModel):
 
     config_class = PosencConfig
     main_input_name = "input_ids"
+    supports_gradient_checkpointing = True
+    # Wherever the scores are a dot product and a bias; elsewhere they are computed as written.
+    _supports_sdpa = True
 
     def __init__(self, config: PosencConfig) -> None:
         super().__init__(config)
@@ -47,10 +52,69 @@ class PosencModel(PreTrainedModel):
         # is computed, such as rotary frequencies.
         if isinstance(module, Encoding):
             module.trained_at(module.dims.trained_length)
+        elif isinstance(module, (nn.Linear, nn.LayerNorm)):  # of a head that is not in the file
+            module.reset_parameters()
+        elif isinstance(module, LMHead):
+            nn.init.zeros_(module.bias)
+            if hasattr(module, "weight"):
+                nn.init.normal_(module.weight, std=INIT_STD)
+
+    def _set_gradient_checkpointing(
+        self, enable: bool = True, gradient_checkpointing_func: Any = checkpoint, **kwargs: Any
+    ) -> None:
+        # What layers share, a reentrant checkpoint would go back through once for each layer.
+        function = partial(gradient_checkpointing_func, use_reentrant=False)
+        super()._set_gradient_checkpointing(enable, function, **kwargs)
+
+    @property
+    def stacks(self) -> dict[str, Stack]:
+        """The encoder, the decoder, or both, by name."""
+        found = {name: getattr(self, name, None) for name in ("encoder", "decoder")}
+        return {name: stack for name, stack in found.items() if stack is not None}
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the token embeddings that a user's symbols go through."""
-        return (self.encoder if hasattr(self, "encoder") else self.decoder).embed_tokens
+        return next(iter(self.stacks.values())).embed_tokens
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        """Replace the token embeddings of :meth:`get_input_embeddings`."""
+        next(iter(self.stacks.values())).embed_tokens = value
+
+    def resize_token_embeddings(
+        self,
+        new_num_tokens: Optional[int] = None,
+        pad_to_multiple_of: Optional[int] = None,
+        mean_resizing: bool = True,
+    ) -> nn.Module:
+        """Resize the embeddings of all stacks and what scores their symbols.
+
+        Args:
+            new_num_tokens: number of symbols; new ones are the last.
+            pad_to_multiple_of: as in transformers.
+            mean_resizing: as in transformers.
+
+        Raises:
+            ValueError: source and target have symbols of their own.
+        """
+        sizes = {stack.embed_tokens.num_embeddings for stack in self.stacks.values()}
+        if len(sizes) > 1:
+            raise ValueError(
+                f"source and target have {' and '.join(map(str, sorted(sizes)))} symbols, and one "
+                "new number is given for both"
+            )
+        for name, stack in self.stacks.items():
+            table = self._get_resized_embeddings(
+                stack.embed_tokens, new_num_tokens, pad_to_multiple_of, mean_resizing
+            )
+            stack.embed_tokens, size = table, table.num_embeddings
+            stack.config = stack.config._replace(vocab_size=size)
+            setattr(self.config, f"{name}_stack", stack.config._asdict())
+        self.resize_head(size)
+        self.config.vocab_size = size
+        return self.get_input_embeddings()
+
+    def resize_head(self, size: int) -> None:
+        """Give what scores symbols room for ``size`` of them; new ones score as a bias of 0."""
 
 
 def head_loss(logits: Tensor, labels: Optional[Tensor]) -> Optional[Tensor]:
@@ -58,6 +122,13 @@ def head_loss(logits: Tensor, labels: Optional[Tensor]) -> Optional[Tensor]:
     if labels is None:
         return None
     return F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), ignore_index=-100)
+
+
+def resized(weight: Tensor, size: int) -> Tensor:
+    """Return the first ``size`` rows of a weight, those that it has not as zeros."""
+    kept = weight.detach()[:size]
+    more = kept.new_zeros(size - kept.size(0), *kept.shape[1:])
+    return torch.cat([kept, more])
 
 
 class LMHead(nn.Module):
@@ -84,6 +155,13 @@ class PosencForMaskedLM(PosencModel):
     def add_head(self, config: PosencConfig) -> None:
         """Add RoBERTa's head."""
         self.lm_head = LMHead(config)
+
+    def resize_head(self, size: int) -> None:
+        """See :meth:`PosencModel.resize_head`."""
+        head = self.lm_head
+        head.bias = nn.Parameter(resized(head.bias, size))
+        if hasattr(head, "weight"):
+            head.weight = nn.Parameter(resized(head.weight, size))
 
     def forward(
         self,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from fairseq_posenc.assembly import Shared
@@ -22,7 +23,7 @@ from fairseq_posenc.workbench.convert.exchange.modeling.attention import (
 from fairseq_posenc.workbench.convert.exchange.modeling.configuration import StackConfig
 
 
-class Layer(nn.Module):
+class Layer(GradientCheckpointingLayer):
     """Self-attention, attention to the memory if there is one, and a feed-forward network."""
 
     def __init__(self, config: StackConfig, number: int) -> None:
@@ -115,6 +116,10 @@ class Stack(nn.Module):
             **kwargs: of transformers; not used.
         """
         shared = self._shared(input_ids, attention_mask, prefix_ids, past_key_values)
+        if self.training and any(layer.gradient_checkpointing for layer in self.layers):
+            if past_key_values is not None:
+                raise ValueError("gradient checkpointing keeps no caches: call eval() to generate")
+            shared = shared._replace(cache=None)  # each layer makes its own, and again backwards
         # A tokenizer may know pieces that training never had symbols for.
         unknown = input_ids.ge(self.config.vocab_size)
         symbols = input_ids.masked_fill(unknown, self.config.unk_idx)

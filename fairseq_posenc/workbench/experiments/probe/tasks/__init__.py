@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import pkgutil
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
 from fairseq_posenc.errors import UserError
 

@@ -1,0 +1,1 @@
+"""torch modules for models of any kind; :mod:`fairseq_posenc.api` exports them."""

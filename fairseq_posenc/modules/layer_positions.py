@@ -1,0 +1,112 @@
+"""The encodings of a layer as parts, for models that compute their attention themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_posenc.assembly import Shared
+from fairseq_posenc.backends.base import expand_by_distance, score_scale
+from fairseq_posenc.encodings.precision import at_least_fp32
+from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.modules.stack_positions import StackPositions
+from fairseq_posenc.positions import Span
+
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+class LayerPositions(nn.Module):
+    """The position encodings of one layer, for attention that is computed elsewhere.
+
+    The whole of what positions do is a rotation and a bias, or a rotation and a ``score_mod``::
+
+        embeddings, shared = positions(embeddings)  # once a forward pass
+        query, key = shared.rotate(query, key)      # (batch, heads, length, head_dim)
+        bias = layer.bias(shared)
+        out = F.scaled_dot_product_attention(query, key, value, bias, scale=layer.scale)
+
+    Masks are the caller's own: ``shared.mask("lr").forbidden(tgt_len, src_len, device)`` is True
+    where a causal query must not see a key, padding included.
+
+    Args:
+        positions: of the stack that the layer is in; not a part of this module.
+
+    Raises:
+        UserError: the encodings need queries, keys or values themselves.
+    """
+
+    def __init__(self, positions: StackPositions) -> None:
+        super().__init__()
+        terms = positions.assembly.check("auto")
+        if terms.product or any(terms.given("table", "values")) or terms.channel_gain is not None:
+            raise UserError(
+                f"{positions.assembly.spec}: its scores are more than a rotated dot product, a "
+                "factor and a bias for each distance: take a SelfAttention"
+            )
+        self.scale = score_scale(terms, positions.assembly.dims.head_dim)
+        self.encodings = positions.assembly.build_layer()
+
+    def bias(self, shared: Shared) -> Tensor | None:
+        """Add this to the scaled scores, before masks and softmax.
+
+        Args:
+            shared: what the stack's positions returned for this forward pass.
+
+        Returns:
+            ``(batch or 1, heads or 1, tgt_len, src_len)`` in float32, or None for nothing to add.
+
+        Raises:
+            UserError: the encodings also multiply the scores; :meth:`score_mod` serves them.
+        """
+        terms = self._terms(shared)
+        if terms.gain is not None:
+            raise UserError("a bias cannot multiply the scores by a factor: take score_mod")
+        if terms.bias is None:
+            return terms.pair_bias
+        tgt_len, src_len = shared.positions.tgt_len, shared.positions.tokens.size(1)
+        bias = expand_by_distance(at_least_fp32(terms.bias), tgt_len, src_len, terms.first)
+        return bias if terms.pair_bias is None else bias + at_least_fp32(terms.pair_bias)
+
+    def score_mod(self, shared: Shared) -> ScoreMod:
+        """Build the function that ``torch.nn.attention.flex_attention`` takes as ``score_mod``.
+
+        Give it :attr:`scale`, too. No matrix of scores is made.
+
+        Args:
+            shared: what the stack's positions returned for this forward pass.
+        """
+        terms, tgt_len = self._terms(shared), shared.positions.tgt_len
+        past = shared.positions.tokens.size(1) - tgt_len
+
+        def of_pair(table: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            row = k - q + tgt_len - 1
+            if (first := terms.first) is not None:
+                b = b if first.size(0) > 1 else torch.zeros_like(b)
+                rows = table.size(1)
+                row = torch.where(first[b, k], rows - 1, row)
+                row = torch.where(first[b, q + past], rows - 2, row)
+            return table[h if table.size(0) > 1 else torch.zeros_like(h), row]
+
+        def modified(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            if terms.gain is not None:
+                score = score * of_pair(terms.gain, b, h, q, k)
+            if terms.bias is not None:
+                score = score + of_pair(terms.bias, b, h, q, k)
+            if (pairs := terms.pair_bias) is not None:
+                one, group = (
+                    torch.zeros_like(x) if n == 1 else x for x, n in zip((b, h), pairs.shape)
+                )
+                score = score + pairs[one, group, q, k]
+            return score
+
+        return modified
+
+    def _terms(self, shared: Shared) -> Terms:
+        positions = shared.positions
+        span = Span.from_lengths(
+            positions.tgt_len, positions.tokens.size(1), positions.tokens.device
+        )
+        return shared.terms | self.encodings.terms(span, positions)

@@ -1,0 +1,132 @@
+"""The positions of a single layer: for a look, a test, a comparison."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from fairseq_posenc.assembly import Shared
+from fairseq_posenc.backends import attend, reference
+from fairseq_posenc.backends.base import Mask
+from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.modules.stack_positions import StackPositions, positions_of
+from fairseq_posenc.positions import Positions, Span
+
+
+class PositionEncoding(StackPositions):
+    """The positions of one layer and of the input before it: for a look, a test, a comparison.
+
+    Arguments and errors are those of :class:`StackPositions`.
+    """
+
+    def __init__(
+        self,
+        spec: str,
+        embed_dim: int,
+        num_heads: int,
+        max_positions: int = 512,
+        causal: bool = False,
+    ) -> None:
+        super().__init__(spec, embed_dim, num_heads, max_positions, causal)
+        self.layer = self.assembly.build_layer()
+
+    def parameter_counts(self) -> dict[str, int]:
+        """Return the size of each trained parameter by name: input, shared by layers, per layer."""
+        return {name: parameter.numel() for name, parameter in self.named_parameters()}
+
+    def embed(self, embeddings: Tensor, key_padding_mask: Optional[Tensor] = None) -> Tensor:
+        """Return token embeddings ``(batch, length, embed_dim)`` with the input encoding added."""
+        return self(embeddings, key_padding_mask)[0]
+
+    def scores(
+        self, query: Tensor, key: Tensor, key_padding_mask: Optional[Tensor] = None
+    ) -> Tensor:
+        """Return the attention scores before masks and softmax.
+
+        Args:
+            query: projected queries of the last tokens, unscaled, ``(batch, heads, tgt_len,
+                head_dim)``.
+            key: projected keys of all tokens, ``(batch, heads, src_len, head_dim)``.
+            key_padding_mask: True for padding, ``(batch, src_len)``; it never shifts a position.
+
+        Returns:
+            ``(batch, heads, tgt_len, src_len)``, in float32 at least.
+        """
+        query, key, terms, _ = self._prepare(query, key, key_padding_mask)
+        return reference.scores(query, key, terms)
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Optional[Tensor] = None,
+        direction: Optional[str] = None,
+        dropout: float = 0.0,
+        backend: str = "auto",
+    ) -> Tensor:
+        """Return the attended values ``(batch, heads, tgt_len, head_dim)``; see :meth:`scores`.
+
+        Args:
+            query: as for :meth:`scores`.
+            key: likewise, of earlier tokens as well.
+            value: as ``key``.
+            key_padding_mask: likewise.
+            direction: what a query sees, ``both``, ``lr`` or ``rl``; by default as the layer is.
+            dropout: probability of dropping a weight.
+            backend: ``auto``, or the name of one that must be used.
+        """
+        query, key, terms, positions = self._prepare(query, key, key_padding_mask)
+        causal = self.assembly.dims.causal
+        mask = Mask(direction or ("lr" if causal else "both"), positions.padding)
+        return attend(query, key, value, terms, mask, dropout, requested=backend)[0]
+
+    @torch.no_grad()
+    def distance_curve(self, reach: int, samples: int = 64, seed: int = 0) -> Tensor:
+        """Return how the score of equal contents changes with their distance.
+
+        The mean score of a query and a key made from the same random vector, ``distance`` apart,
+        over ``samples`` vectors; what stands at the input is added to the vector first.
+
+        Args:
+            reach: the largest distance.
+            samples: number of random vectors of norm sqrt(embed_dim).
+            seed: of the vectors.
+
+        Returns:
+            ``(heads, 2 * reach + 1)`` for distances ``-reach .. reach``.
+        """
+        dims, length = self.assembly.dims, 2 * reach + 1
+        generator = torch.Generator().manual_seed(seed)
+        content = torch.randn(samples, 1, dims.embed_dim, generator=generator)
+        parameter = next(self.parameters(), content)
+        # Drawn on the CPU, so that every device gets the same vectors.
+        content = content.to(parameter.device)
+        embedded = self.embed(content.expand(-1, length, -1))
+        heads = embedded.unflatten(-1, (dims.num_heads, -1)).transpose(1, 2)
+        return self.scores(heads, heads)[:, :, reach].mean(0)
+
+    def _prepare(
+        self, query: Tensor, key: Tensor, key_padding_mask: Optional[Tensor]
+    ) -> tuple[Tensor, Tensor, Terms, Positions]:
+        dims = self.assembly.dims
+        batch, _, tgt_len, _ = query.shape
+        src_len = key.size(2)
+        shapes = [(batch, dims.num_heads, length, dims.head_dim) for length in (tgt_len, src_len)]
+        if [query.shape, key.shape] != shapes or tgt_len > src_len:
+            raise UserError(
+                f"query {tuple(query.shape)} and key {tuple(key.shape)} must both be (batch, "
+                f"{dims.num_heads} heads, length, {dims.head_dim}), the queries of the last tokens"
+            )
+        positions = positions_of(batch, src_len, tgt_len, key_padding_mask, query.device)
+        shared = Shared.compute(self.shared, positions)
+        query, _ = shared.rotate(query, query)
+        everywhere = self.shared.rotation(positions.ids)
+        key = key if everywhere is None else everywhere.rotate_keys(key)
+        terms = shared.terms | self.layer.terms(
+            Span.from_lengths(tgt_len, src_len, query.device), positions
+        )
+        return query, key, terms.unprojected(dims.num_heads), positions

@@ -1,0 +1,114 @@
+"""Self-attention of one layer, with position encodings."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_posenc.assembly import Shared
+from fairseq_posenc.backends import attend
+from fairseq_posenc.backends.base import DIRECTIONS
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.modules.stack_positions import StackPositions
+from fairseq_posenc.positions import Positions, Span
+
+Cache = dict[str, Tensor]  # keys, rotated, and values of earlier steps
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention of one layer, with position encodings.
+
+    Parameters have the names of fairseq's, so that weights can be carried over.
+
+    Args:
+        positions: of the stack that the layer is in; not a part of this module.
+        dropout: probability of dropping a weight in training.
+        direction: ``both``, ``lr`` or ``rl`` (see :class:`~fairseq_posenc.backends.base.Mask`); by
+            default ``lr`` in a causal stack, else ``both``.
+        backend: ``auto``, or the name of one that must be used.
+        bias: whether the projections have biases.
+
+    Raises:
+        UserError: an unknown direction, or a backend that cannot compute the encodings.
+    """
+
+    def __init__(
+        self,
+        positions: StackPositions,
+        dropout: float = 0.0,
+        direction: Optional[str] = None,
+        backend: str = "auto",
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        dims = positions.assembly.dims
+        positions.assembly.check(backend)
+        self.num_heads, self.dropout, self.backend = dims.num_heads, dropout, backend
+        self.direction = direction or ("lr" if dims.causal else "both")
+        if self.direction not in DIRECTIONS or (dims.causal and self.direction != "lr"):
+            raise UserError(
+                f"direction {self.direction!r}: choose one of {', '.join(DIRECTIONS)}; in a causal "
+                "stack it is lr"
+            )
+        width = dims.embed_dim
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (
+            nn.Linear(width, width, bias) for _ in range(4)
+        )
+        self.encodings = positions.assembly.build_layer()
+
+    def forward(
+        self, x: Tensor, shared: Shared, cache: Optional[Cache] = None, need_weights: bool = False
+    ) -> tuple[Tensor, Optional[Tensor]]:
+        """Attend.
+
+        Args:
+            x: ``(batch, tgt_len, embed_dim)``.
+            shared: what the stack's positions returned for this forward pass.
+            cache: of this layer, empty at the first step of a generation; filled. The stack's
+                positions must have been given its length as ``past``.
+            need_weights: also return the attention weights, which only the reference computes.
+
+        Returns:
+            ``(batch, tgt_len, embed_dim)``, and the weights ``(batch, heads, tgt_len, src_len)`` or
+            None.
+
+        Raises:
+            UserError: the positions are of other tokens than those in the cache and ``x``.
+        """
+        query, key, value = (self._heads(p(x)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        query, key = shared.rotate(query, key)
+        self._check_past(shared.positions, x.size(1), cache)
+        if cache is not None:
+            if cache:
+                key = torch.cat([cache["key"], key], dim=2)
+                value = torch.cat([cache["value"], value], dim=2)
+            cache.update(key=key, value=value)
+        positions = shared.positions
+        span = Span.from_lengths(query.size(2), key.size(2), x.device)
+        terms = shared.terms | self.encodings.terms(span, positions)
+        terms = terms.projected(
+            lambda rows: self._heads(self.q_proj(rows)[None])[0],
+            lambda rows: self._heads(self.k_proj(rows)[None])[0],
+        )
+        mask = shared.mask(self.direction)
+        dropout = self.dropout if self.training else 0.0
+        attended, weights = attend(
+            query, key, value, terms, mask, dropout, need_weights, self.backend
+        )
+        return self.out_proj(attended.transpose(1, 2).flatten(2)), weights
+
+    @staticmethod
+    def _check_past(positions: Positions, tgt_len: int, cache: Optional[Cache]) -> None:
+        kept = cache["key"].size(2) if cache else 0
+        said = positions.tokens.size(1) - positions.tgt_len
+        if kept != said or tgt_len != positions.tgt_len:
+            raise UserError(
+                f"{kept} tokens are in the cache and {tgt_len} are new, but their positions were "
+                f"made for past={said} and {positions.tgt_len} new: positions(embeddings, past=...)"
+            )
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """Return ``(batch, heads, length, head_dim)`` of ``(batch, length, embed_dim)``."""
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)

@@ -1,0 +1,107 @@
+"""The positions of a stack of layers: at its input, and what its layers share."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fairseq_posenc.assembly import Assembly, Shared
+from fairseq_posenc.encodings.base import Dims
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.positions import Positions, may_sync
+from fairseq_posenc.registry import get, parse
+
+PADDING, END, TOKEN = 1, 2, 3
+
+
+class StackPositions(nn.Module):
+    """The positions of a stack of layers: what is added at its input, and what its layers share.
+
+    Args:
+        spec: encodings by name, joined by +, such as ``learned+m4m(max_distance=128)``.
+        embed_dim: width of the model.
+        num_heads: number of attention heads.
+        max_positions: longest sequence; trained tables have their size from it.
+        causal: True for a decoder, whose queries see no later keys.
+
+    Raises:
+        UserError: a spec that cannot be read or has no meaning, or sizes that do not fit.
+    """
+
+    def __init__(
+        self,
+        spec: str,
+        embed_dim: int,
+        num_heads: int,
+        max_positions: int = 512,
+        causal: bool = False,
+    ) -> None:
+        super().__init__()
+        self.assembly = Assembly(parse(spec), Dims(embed_dim, num_heads, max_positions, causal))
+        self.assembly.check("auto")
+        self.input = self.assembly.build_input()
+        self.shared = self.assembly.build_stack()
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        key_padding_mask: Optional[Tensor] = None,
+        past: int = 0,
+        position_ids: Optional[Tensor] = None,
+    ) -> tuple[Tensor, Shared]:
+        """Add the input encoding to embeddings, and compute what every layer is given.
+
+        Args:
+            embeddings: of the tokens, ``(batch, tgt_len, embed_dim)``.
+            key_padding_mask: True for padding, on either side, ``(batch, past + tgt_len)``; it
+                never shifts a position.
+            past: number of earlier tokens, whose keys and values are in the caches.
+            position_ids: the position of each of these tokens, ``(batch or 1, tgt_len)``; by
+                default tokens are counted from 0.
+
+        Raises:
+            UserError: position ids that do not fit, or beside encodings of the scores.
+        """
+        batch, tgt_len = embeddings.shape[:2]
+        positions = positions_of(
+            batch, past + tgt_len, tgt_len, key_padding_mask, embeddings.device
+        )
+        if position_ids is not None:
+            positions = self._placed(positions, position_ids)
+        for encoding in self.input.each() if self.input is not None else ():
+            vectors = encoding.embed(positions)
+            if vectors is not None:
+                embeddings = embeddings + vectors.type_as(embeddings)
+        return embeddings, Shared.compute(self.shared, positions)
+
+    def _placed(self, positions: Positions, ids: Tensor) -> Positions:
+        """Return the positions of tokens that a caller has counted."""
+        batch, src_len = positions.tokens.shape
+        if ids.dim() != 2 or ids.size(0) not in (1, batch) or ids.size(1) != positions.tgt_len:
+            raise UserError(
+                f"position_ids {tuple(ids.shape)} must be ({batch} or 1, {positions.tgt_len})"
+            )
+        for item in self.assembly.spec.items:
+            if get(item.name).acts_on == "scores":
+                raise UserError(
+                    f"position_ids: {item.name} acts on the distances of tokens in their order, "
+                    "which ids do not change; leave them out"
+                )
+        # Where no look is allowed, a table refuses by itself what lies beyond it.
+        longest = int(ids.max()) + 1 if may_sync(ids.device) else 0
+        ids = F.pad(ids, (src_len - positions.tgt_len, 0))
+        return positions._replace(ids=ids, left_padded=True, longest=longest)
+
+
+def positions_of(
+    batch: int, src_len: int, tgt_len: int, padding: Optional[Tensor], device: torch.device
+) -> Positions:
+    """Return the positions of ``(batch, src_len)`` tokens, of which only the padding is known."""
+    tokens = torch.full((batch, src_len), TOKEN, device=device)
+    if padding is not None:
+        tokens = tokens.masked_fill(padding.to(device), PADDING)
+    look = may_sync(device, decoding=tgt_len < src_len)
+    return Positions.from_tokens(tokens, PADDING, END, tgt_len, look)
