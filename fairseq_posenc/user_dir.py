@@ -7,7 +7,8 @@ import os
 from importlib import import_module
 from pathlib import Path
 
-from fairseq_posenc.errors import UserError, one_line
+from fairseq_posenc.checkpoints.error_messages import one_line
+from fairseq_posenc.errors import UserError
 
 MODULES = (
     *("tasks.answers", "tasks.glue", "tasks.squad"),

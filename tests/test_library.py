@@ -104,7 +104,7 @@ def test_it_works_where_there_is_only_torch_and_numpy(torch_alone):
 COMMAND = """
 import sys
 sys.path[:] = [path for path in sys.path if "site-packages" not in path] + sys.argv[1:]
-from fairseq_posenc.cli import main
+from fairseq_posenc.workbench.cli import main
 codes = [main(words.split()) for words in ("list", "compare --text x.txt", "curves x.log")]
 from fairseq_posenc.user_dir import register
 try:
@@ -259,7 +259,7 @@ def test_examples_of_docstrings_run():
     for file, code in examples():
         exec(compile(code, file, "exec"), names)
         files.append(file)
-    assert files == ["api.py", "api.py", "parts.py"]
+    assert files == ["api.py", "api.py", "layer_positions.py"]
 
 
 def example() -> str:

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from fairseq_posenc.checkpoints.error_messages import damage
 from fairseq_posenc.checkpoints.trusted_settings import check_settings
-from fairseq_posenc.errors import UserError, damage
+from fairseq_posenc.errors import UserError
 
 _PICKLE = b"\x80"  # how a checkpoint of torch before 1.6 begins, which is no archive
 

@@ -13,8 +13,8 @@ from typing import Optional
 
 from hydra.core.hydra_config import HydraConfig
 
+from fairseq_posenc.checkpoints.error_messages import one_line
 from fairseq_posenc.checkpoints.safe_loading import allow_safe_classes
-from fairseq_posenc.errors import one_line
 from fairseq_posenc.host.audit_hook import audit_fairseq
 from fairseq_posenc.host.divergence import explain_divergence
 from fairseq_posenc.host.leftovers import share_temporary_folder

@@ -20,9 +20,10 @@ from fairseq.dataclass.configs import FairseqConfig
 from omegaconf import OmegaConf
 from torch.multiprocessing.spawn import ProcessRaisedException
 
+from fairseq_posenc.checkpoints.error_messages import one_line
 from fairseq_posenc.checkpoints.identity import is_identity
 from fairseq_posenc.checkpoints.state_dict_adapter import is_position_parameter
-from fairseq_posenc.errors import UserError, one_line
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.host import save_dir_lock
 from fairseq_posenc.host.startup import install_excepthook
 from fairseq_posenc.workbench.translation import average

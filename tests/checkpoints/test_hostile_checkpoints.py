@@ -17,7 +17,7 @@ import pytest
 import torch
 from fairseq_cli import eval_lm, generate, interactive, train, validate
 
-from fairseq_posenc.errors import one_line
+from fairseq_posenc.checkpoints.error_messages import one_line
 from fairseq_posenc.workbench.cli import main
 from tests.checkpoints.test_checkpoints import BROKEN, saved
 from tests.helpers.commands import FAMILIES, TRAINING, USER_DIR, pairs, sentences

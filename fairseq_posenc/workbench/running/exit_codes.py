@@ -11,7 +11,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, Optional
 
-from fairseq_posenc.errors import UserError, exit_code, one_line
+from fairseq_posenc.checkpoints.error_messages import exit_code, one_line
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.interruption import STOPPED
 
 _closed: set[int] = set()  # standard streams that nobody reads any more
@@ -20,7 +21,7 @@ _closed: set[int] = set()  # standard streams that nobody reads any more
 def run_main(program: Callable[[], Optional[int]]) -> int:
     """Run a program to its end and return its exit code.
 
-    An error that :func:`~fairseq_posenc.errors.one_line` knows is printed as a line. Where nobody
+    An error that ``one_line`` knows is printed as a line. Where nobody
     reads the output any more, as behind ``head``, the work goes on without it; a command that does
     nothing but print can ask :func:`is_read`. Ctrl-C is a line too, whatever it interrupts; what
     has to be cleaned up is by then.

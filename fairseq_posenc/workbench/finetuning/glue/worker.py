@@ -17,8 +17,8 @@ from fairseq_posenc.workbench.running import host  # noqa: F401  (before fairseq
 
 # isort: split
 
+from fairseq_posenc.checkpoints.error_messages import exit_code, one_line
 from fairseq_posenc.checkpoints.recovery import ensure_last_checkpoint
-from fairseq_posenc.errors import exit_code, one_line
 from fairseq_posenc.workbench.finetuning.glue.evaluation import BEST, evaluate
 from fairseq_posenc.workbench.finetuning.glue.plan import RESULT, Run, format_override, read_run
 from fairseq_posenc.workbench.loading.checkpoints import updates_done

@@ -1,0 +1,145 @@
+"""Turns an exception into the line that a user reads, and into an exit code."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import re
+import traceback
+from types import FrameType
+
+from fairseq_posenc.errors import RunError, UserError, chain, shortened
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NOT_ALLOWED = (errno.EROFS, errno.EACCES)
+_RANK = re.compile(r"^fairseq_posenc\.errors\.(?:User|Run)Error: (.+)$", re.MULTILINE)
+_MISFIT = re.compile(r"Error\(s\) in loading state_dict for .*:\s*(.+)")
+_MISSING = "Model file not found: "
+_OTHER_PARAMETERS = "loaded state dict "  # how torch's optimizers begin
+_BARE = "Neither args nor cfg exist"
+# What the extra `fairseq` brings: the library works without.
+_EXTRA = {
+    *("argcomplete", "fairseq", "fairseq_cli", "hydra", "omegaconf", "regex", "sacrebleu", "scipy"),
+    *("sentencepiece", "tiktoken", "tqdm", "zstandard"),
+}
+# The functions of fairseq that read checkpoints, and which of their variables is the file.
+_OPENS = "load_checkpoint_to_cpu"  # whatever goes wrong in it, or below, is the file's fault
+_READERS = {
+    ("fairseq/checkpoint_utils.py", _OPENS): "path",
+    ("fairseq/checkpoint_utils.py", "load_model_ensemble_and_task"): "filename",
+    ("fairseq/trainer.py", "load_checkpoint"): "filename",
+}
+
+
+def one_line(error: BaseException) -> str | None:
+    """Return the message for a user's mistake anywhere in an exception's chain, else None.
+
+    fairseq wraps what goes wrong while a checkpoint is loaded in a general exception, so the cause
+    has to be looked for along the chain.
+    """
+    links = list(chain(error))
+    messages = [_told(link) for link in links]
+    # Of a checkpoint, the first thing that went wrong tells most.
+    messages += [_unreadable(link) for link in reversed(links)]
+    return next((message for message in messages if message), None)
+
+
+def exit_code(error: BaseException) -> int:
+    """Return what a command ends with that told an error in one line.
+
+    2 is for what its user can mend before it runs, 1 for a run that failed or found no room.
+    """
+    told = next((link for link in chain(error) if _told(link)), error)
+    return 1 if isinstance(told, RunError) or _is_no_room(told) else 2
+
+
+def damage(error: BaseException) -> str:
+    """Return what is wrong with a checkpoint, from what went wrong when it was read."""
+    if told := next(filter(None, map(_told, chain(error))), None):
+        return told
+    for link in chain(error):
+        if _runs_code(link):
+            reason = str(link.__context__ or link).strip().splitlines()[0]  # what torch met
+            return (
+                f"checkpoint refused, because loading it could run code: {reason.rstrip('. ')}. "
+                "Only tensors and plain settings are loaded; use a file from a source you trust."
+            )
+    if isinstance(error, OSError) and error.filename:
+        return f"cannot be read: {error.strerror}"
+    reason = shortened(" ".join(str(error).partition(". ")[0].split()))
+    kind = type(error).__name__
+    return f"not a whole checkpoint of fairseq ({kind}{': ' if reason else ''}{reason})"
+
+
+def _told(error: BaseException) -> str | None:
+    """Return the message of an error that says itself what a user did."""
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] in _EXTRA:
+        return f"needs {error.name}: pip install 'fairseq-posenc[fairseq]'"
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return f"{shortened(str(error.filename))}: the name is too long for a file"
+    if isinstance(error, OSError) and error.errno in _NOT_ALLOWED and error.filename:
+        return f"{error.filename}: {error.strerror}; change that, or name another place"
+    if isinstance(error, OSError) and _is_no_room(error):
+        return (
+            f"{error.filename or 'a file'} could not be written ({error.strerror}); the "
+            "checkpoints written before are whole. Make room and start the same command again "
+            "to go on from the last one."
+        )
+    told_by_rank = _RANK.search(str(error)) if "Process" in type(error).__name__ else None
+    # torch hands on an error of another process as text
+    return told_by_rank[1] if told_by_rank else None
+
+
+def _is_no_room(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in DISK_FULL
+
+
+def _runs_code(error: BaseException) -> bool:
+    return isinstance(error, pickle.UnpicklingError) and "Weights only load failed" in str(error)
+
+
+def _unreadable(error: BaseException) -> str | None:
+    """Return what is wrong with the checkpoint that fairseq was reading, None if it was not."""
+    if isinstance(error, MemoryError) or "allocate memory" in str(error):
+        return None
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for frame in frames:
+        place = _place(frame)
+        if place in _READERS:
+            path = frame.f_locals.get(_READERS[place])
+            wrong = _fault(error, opening=place[1] == _OPENS, here=frame is frames[-1])
+            if wrong:
+                return f"{path}: {wrong}"
+    return damage(error) if _runs_code(error) else None
+
+
+def _fault(error: BaseException, opening: bool, here: bool) -> str | None:
+    """Return what a file has to do with an error, None if it may be another's fault.
+
+    Args:
+        error: raised in a function that reads the file, or below it.
+        opening: whether the function does nothing else.
+        here: whether it was raised in the function itself.
+    """
+    text = str(error)
+    if text.startswith(_MISSING):
+        return "no such file"
+    if misfit := _MISFIT.match(text):
+        return f"its parameters are not the model's: {misfit[1]}"
+    if text.startswith(_OTHER_PARAMETERS):
+        return (
+            "its optimizer's state is for other parameters than the model's: give the options of "
+            "its training, or train on with --reset-optimizer"
+        )
+    if here and isinstance(error, AssertionError) and "--reset-optimizer" in text:
+        return shortened(text)  # another optimizer or criterion
+    lacks = isinstance(error, (KeyError, TypeError, AttributeError)) or text.startswith(_BARE)
+    return damage(error) if opening or (here and lacks) else None
+
+
+def _place(frame: FrameType) -> tuple[str, str]:
+    """Return the name of a frame's file, with its folder, and that of its function."""
+    return "/".join(frame.f_code.co_filename.split(os.sep)[-2:]), frame.f_code.co_name
