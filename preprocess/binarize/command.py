@@ -138,6 +138,7 @@ def _make_dictionary(settings: Settings, text: Text, path: Path) -> Dictionary:
 
 
 def _save(dictionary: Dictionary, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(path) as temporary:
         dictionary.save(str(temporary))
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import builtins
 import contextlib
 import copy
 import fcntl
@@ -31,7 +32,7 @@ import sys
 import threading
 import warnings
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 THIRD_PARTY = [
     *("bitarray", "hydra", "matplotlib.figure", "numpy", "omegaconf", "sacrebleu", "scipy.stats"),
@@ -177,9 +178,10 @@ def become(asked: dict[str, Any], files: list[int]) -> list[str]:
     if any(os.path.exists(os.path.join(path, "sitecustomize.py")) for path in paths):
         sys.modules.pop("sitecustomize", None)
         importlib.import_module("sitecustomize")
-    action: Any = os.environ.get("PYTHONWARNINGS")
-    if action:
-        warnings.simplefilter(action, append=True)
+    for rule in filter(None, os.environ.get("PYTHONWARNINGS", "").split(",")):
+        action, message, category, *_ = [*rule.split(":"), "", ""]
+        kind = getattr(builtins, category or "Warning")
+        warnings.filterwarnings(cast(Any, action), re.escape(message), kind, append=True)
     if os.environ.get("PYTHONUNBUFFERED") and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
     sys.modules["numpy"].random.seed()

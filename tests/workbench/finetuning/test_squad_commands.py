@@ -307,6 +307,7 @@ def configured(monkeypatch, gpus=1, spec="m4m", version="1.1", *set_to):
         positions={"encoder": 512},
         sizes=[50_265],
         dictionary=None,
+        fingerprint=None,
         weights={},
     )
     path = find_recipe(data_bin)

@@ -274,7 +274,7 @@ def test_the_models_own_translation_is_read_where_none_is_given():
     generated = run(
         "fairseq-interactive",
         opened.folder,
-        *("--user-dir", page.__file__.rpartition("/plots")[0]),
+        *("--user-dir", page.__file__.rpartition("/workbench")[0]),
         *("--path", opened.path, "--beam", 5),
         given=TEXT + "\n",
     )
