@@ -547,7 +547,7 @@ def test_a_training_added_later_repeats_nothing(tmp_path):
     assert len(found) == 2
     assert made[0] in [path.stat().st_mtime_ns for path in found]
     (mean,) = read(tmp_path / "out" / "bleu.json").figures["means"]
-    singles = [row["BLEU"] for row in read(tmp_path / "out" / "bleu.json").figures["systems"]]
+    singles = [row["BLEU"] for row in read(tmp_path / "out" / "bleu.json").figures["scores"]]
     assert [mean["BLEU"]] * 2 == singles  # the same weights twice
     assert mean["BLEU_low"] is mean["BLEU_high"] is None  # two trainings are not judged
 
