@@ -12,6 +12,7 @@ from fairseq_posenc.workbench.experiments.results import AnySettings, Outcome, R
 from fairseq_posenc.workbench.experiments.settings import Run
 from fairseq_posenc.workbench.experiments.trainings import (
     LOG,
+    Read,
     Trial,
     finished,
     run_trials,
@@ -63,13 +64,7 @@ class Experiment(ABC, Generic[AnySettings]):
         run_trials([*trials.values()], self.settings.jobs, self._lock, follow)
         return results()
 
-    def _trial(
-        self,
-        run: Run,
-        data: Stage,
-        measure: Sequence[str],
-        read: Callable[[list[str]], Outputs],
-    ) -> Trial:
+    def _trial(self, run: Run, data: Stage, measure: Sequence[str], read: Read) -> Trial:
         """Build the trial of a run on data that a stage made; see :class:`Trial`."""
         settings = self.settings
         inputs = {

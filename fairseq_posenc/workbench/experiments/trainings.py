@@ -21,6 +21,7 @@ from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import bar, say
 from fairseq_posenc.workbench.running.stages import Outputs, Stage
 
+Read = Callable[[list[str]], Outputs]  # parses the lines of a measurement
 LOG = "train.log"
 # Beyond any run: validation and checkpoints are counted in updates, not in rounds of the data.
 _NEVER = "1000000000"
@@ -44,7 +45,7 @@ class Trial(NamedTuple):
     stage: Stage
     train: Sequence[str]
     measure: Sequence[str]
-    read: Callable[[list[str]], Outputs]
+    read: Read
 
 
 def default_jobs() -> int:
@@ -78,10 +79,7 @@ def validate_command(data: Path, folder: Path, *options: str) -> list[str]:
 
 
 def run_trials(
-    trials: Sequence[Trial],
-    jobs: int,
-    lock: int,
-    watch: Optional[Callable[[], None]] = None,
+    trials: Sequence[Trial], jobs: int, lock: int, watch: Optional[Callable[[], None]] = None
 ) -> None:
     """Train and measure all models that are not finished; see :func:`finished`.
 

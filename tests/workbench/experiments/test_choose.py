@@ -31,8 +31,10 @@ class Simulated(Halving):
 
     def __init__(self, out: Path, ends: dict[str, float], budget: float, jobs: int = 2) -> None:
         variants, seeds = parse_variants(",".join(ends)), (1, 2)
-        chosen = {"variants": variants, "seeds": seeds, "updates": 1, "vocab_size": 512}
-        super().__init__(TextSettings(out=out, jobs=jobs, **chosen), budget, 0)
+        settings = TextSettings(
+            out=out, variants=variants, seeds=seeds, updates=1, vocab_size=512, jobs=jobs
+        )
+        super().__init__(settings, budget, 0)
         self.ends, self.made = ends, 0
         self.trained: list[Any] = []
 

@@ -106,18 +106,11 @@ _FAMILIES = {MASKED: "masked language model", CAUSAL: "causal language model"}
 
 def _caveat(settings: TextSettings) -> str:
     """Say what the figures do not show."""
-    text = (
+    return (
         f"**Who starts first is not who is better.** After {settings.updates:,} updates of small "
         "models the table shows which of them begin to learn early. One that stands still may "
         "start later, and the order may change."
     )
-    if settings.family == MASKED and not settings.text and not settings.train_args:
-        # The records docs/results/demo.json and masked_lm_late.json.
-        text += (
-            " So does `learned`, in such models on this text: its perplexity is 104.1 after 400 "
-            "updates, little below that of `none`, and 28.8 after 1,600, `none`'s 94.5."
-        )
-    return text
 
 
 def _introduction(results: TextResults) -> str:
@@ -131,12 +124,11 @@ def _introduction(results: TextResults) -> str:
         f"{_FAMILIES[settings.family].capitalize()}s on real text: {source}, {words['words']:,} "
         f"words in {words['documents']:,} documents, of which {words['valid_words']:,} words are "
         f"kept for validation, cut into {settings.vocab_size:,} sentencepieces. The models have "
-        f"{settings.size('layers')} layers of width "
-        f"{settings.size('embed-dim')} with "
+        f"{settings.size('layers')} layers of width {settings.size('embed-dim')} with "
         f"{settings.size('attention-heads')} attention heads, and read blocks of "
         f"{settings.trained} tokens. They differ only in their position encoding. Each is trained "
-        f"for {settings.updates:,} updates, "
-        f"{int(settings.option('--max-tokens')):,} tokens at a time, once for each seed "
+        f"for {settings.updates:,} updates, {int(settings.option('--max-tokens')):,} tokens at a "
+        "time, once for each seed "
         f"({_list(settings.seeds)}) and learning rate ({_list(settings.lrs)}). With the "
         "same seed they read the same text in the same order"
         f"{', with the same masks' if settings.family == MASKED else ''}."
