@@ -127,7 +127,7 @@ def _introduction(results: Results) -> str:
 
 
 def record(results: Results) -> Record:
-    """Return all figures."""
+    """Collect all figures."""
     rows = [
         {
             "model": row.variant.name,
