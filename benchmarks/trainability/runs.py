@@ -5,12 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from fairseq_posenc.workbench.experiments.settings import (
-    LEARNING_RATE,
-    MASKED,
-    TRAIN_OPTIONS,
-    WHOLE,
-)
+from fairseq_posenc.workbench.experiments.text_settings import LEARNING_RATE, TRAIN_OPTIONS, WHOLE
+from fairseq_posenc.workbench.experiments.variants import MASKED
 
 NEVER = "1000000000"
 VALIDATE_EVERY = 50

@@ -27,7 +27,7 @@ _PARAGRAPH_WORDS = 200
 
 
 def read_text(path: Path) -> str:
-    """Return the content of a UTF-8 text file.
+    """Read the content of a UTF-8 text file.
 
     Raises:
         UserError: it cannot be read, is empty, or is not UTF-8 text.
@@ -77,7 +77,7 @@ def without_repeats(documents: Iterable[Document]) -> list[Document]:
 
 
 def split(documents: list[Document]) -> tuple[list[Document], list[Document]]:
-    """Return the documents for training and those for validation, in a fixed random order."""
+    """Split documents into those for training and those for validation, in a fixed random order."""
     shuffled = random.Random(SPLIT_SEED).sample(documents, len(documents))
     wanted = VALIDATION_SHARE * sum(document.words for document in documents)
     words = count = 0

@@ -44,7 +44,7 @@ def split_paragraphs(text: str) -> list[str]:
 
 
 def python_library() -> Path:
-    """Return the folder of the standard library's source files."""
+    """Find the folder of the standard library's source files."""
     return Path(sysconfig.get_paths()["stdlib"])
 
 

@@ -11,6 +11,7 @@ from fairseq_posenc.checkpoints.safe_loading import open_mapped
 from fairseq_posenc.checkpoints.state_dict_adapter import is_position_parameter
 from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.host.divergence import parse_stop_update
+from fairseq_posenc.workbench.experiments.settings import Run, Settings
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.running.devices import choose_device, cores
 from fairseq_posenc.workbench.running.host import USER_DIR
@@ -20,6 +21,7 @@ from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import bar, say
 from fairseq_posenc.workbench.running.stages import Outputs, Stage
 
+Read = Callable[[list[str]], Outputs]  # parses the lines of a measurement
 LOG = "train.log"
 # Beyond any run: validation and checkpoints are counted in updates, not in rounds of the data.
 _NEVER = "1000000000"
@@ -33,45 +35,43 @@ class Trial(NamedTuple):
 
     Attributes:
         label: what messages call it.
-        step: the folder of its checkpoints and log, and the updates it is to make.
-        train: command of ``fairseq-train``, but for where it finds the package.
-        measure: command that measures the model, but for that if it is fairseq's.
-        read: takes the lines that the latter prints; returns figures by name.
+        stage: the folder of its checkpoints and log, and the updates it is to make.
+        train: command of ``fairseq-train``, without ``--user-dir``.
+        measure: command that measures the model, as well.
+        read: parses the lines that ``measure`` prints into figures by name.
     """
 
     label: str
-    step: Stage
+    stage: Stage
     train: Sequence[str]
     measure: Sequence[str]
-    read: Callable[[list[str]], Outputs]
+    read: Read
 
 
 def default_jobs() -> int:
-    """Return how many trainings to run at a time: one on a GPU, else one on each core."""
+    """Count the trainings to run at a time: one on a GPU, else one on each core."""
     return 1 if choose_device() == "cuda" else cores()
 
 
-def training_options(folder: Path, updates: int, seed: int, every: int) -> list[str]:
-    """Return the options of ``fairseq-train`` that have nothing to do with the model.
+def train_command(settings: Settings, run: Run) -> list[str]:
+    """Build the command that trains one model, without ``--user-dir``.
 
-    Args:
-        folder: of the checkpoints.
-        updates: in all.
-        seed: of everything random.
-        every: updates between two validations, at each of which the training can be continued.
+    The training can be continued at each of its validations.
     """
+    every, folder = settings.validate_every, settings.folder(run)
     return [
-        *("--max-update", str(updates), "--seed", str(seed), "--save-dir", str(folder)),
+        *("fairseq-train", str(settings.data(run)), "--max-update", str(settings.updates)),
+        *("--seed", str(run.seed), "--save-dir", str(folder)),
         *("--validate-interval-updates", str(every), "--save-interval-updates", str(every)),
         *("--keep-interval-updates", "1", "--no-epoch-checkpoints"),
         *("--save-interval", _NEVER, "--validate-interval", _NEVER),
         *("--log-format", "json", "--log-interval", str(min(20, every))),
-        *("--num-workers", "0", "--distributed-world-size", "1"),
+        *("--num-workers", "0", "--distributed-world-size", "1", *settings.options(run)),
     ]
 
 
-def measuring_command(data: Path, folder: Path, *options: str) -> list[str]:
-    """Return the command that measures one trained model, but for where it finds the package."""
+def validate_command(data: Path, folder: Path, *options: str) -> list[str]:
+    """Build the command that measures one trained model, without ``--user-dir``."""
     return [
         *("fairseq-validate", str(data), "--path", str(folder / LAST), *options),
         *("--log-format", "json", "--num-workers", "0", "--distributed-world-size", "1"),
@@ -79,15 +79,9 @@ def measuring_command(data: Path, folder: Path, *options: str) -> list[str]:
 
 
 def run_trials(
-    trials: Sequence[Trial],
-    jobs: int,
-    lock: int,
-    watch: Optional[Callable[[], None]] = None,
-) -> list[Outputs]:
-    """Train and measure all models, but for what is done; return the figures of each.
-
-    These are ``position_parameters``, ``seconds``, and those that were measured. A training that
-    diverged has ``diverged`` alone, the update: it is an outcome too, and ends no other.
+    trials: Sequence[Trial], jobs: int, lock: int, watch: Optional[Callable[[], None]] = None
+) -> None:
+    """Train and measure all models that are not finished; see :func:`finished`.
 
     Args:
         trials: each with a folder of its own.
@@ -101,12 +95,16 @@ def run_trials(
     left = sum(map(_updates_left, trials))
     with bar("all models", left, " updates") as progress:
         works = [_Work(trial, lock, progress.update) for trial in trials]
-        return run_parallel([work.do for work in works], jobs, watch)
+        run_parallel([work.do for work in works], jobs, watch)
 
 
 def finished(trial: Trial) -> Optional[Outputs]:
-    """Read the figures of a trial that is done from its folder; None if it is not."""
-    trained = trial.step.facts
+    """Read the figures of a trial from its folder; None if it is not finished.
+
+    These are ``position_parameters``, ``seconds``, and those that were measured. A training that
+    diverged has ``diverged`` alone, the update: it is an outcome too, and ends no other.
+    """
+    trained = trial.stage.facts
     if trained is None or "diverged" in trained:
         return trained
     measured = _measuring(trial).facts
@@ -114,47 +112,45 @@ def finished(trial: Trial) -> Optional[Outputs]:
 
 
 def _measuring(trial: Trial) -> Stage:
-    step = trial.step
-    inputs = {"model": step.inputs, "updates": step.goal, "command": list(trial.measure)}
-    return Stage(step.folder / "measured", inputs)
+    stage = trial.stage
+    inputs = {"model": stage.inputs, "updates": stage.goal, "command": list(trial.measure)}
+    return Stage(stage.folder / "measured", inputs)
 
 
 class _Work:
-    """One trial; told of its updates is ``progress``."""
+    """One trial, which reports its updates to ``progress``."""
 
     def __init__(self, trial: Trial, lock: int, progress: Callable[[int], object]) -> None:
         self._trial, self._lock, self._progress = trial, lock, progress
         self._updates = 0
 
-    def do(self) -> Outputs:
-        trained = self._trial.step.do(self._train, keep_unfinished=True)
-        if "diverged" in trained:
-            return trained
-        measured = _measuring(self._trial)
-        return {**trained, **measured.do(lambda: self._measure(measured.folder))}
+    def do(self) -> None:
+        if "diverged" not in self._trial.stage.do(self._train, keep_unfinished=True):
+            measured = _measuring(self._trial)
+            measured.do(lambda: self._measure(measured.folder))
 
     def _train(self) -> Outputs:
-        label, step, command = self._trial.label, self._trial.step, self._trial.train
-        self._updates = updates_done(step.folder)
-        if self._updates < step.goal:  # else stopped between the end of the training and its stamp
+        label, stage, command = self._trial.label, self._trial.stage, self._trial.train
+        self._updates = updates_done(stage.folder)
+        if self._updates < stage.goal:  # else stopped between the end of the training and its stamp
             where = f"to continue at update {self._updates:,}" if self._updates else ""
-            say(f"{label}: starting fairseq-train {where or f'for {step.goal:,} updates'}")
-            ensure_last_checkpoint(step.folder)
+            say(f"{label}: starting fairseq-train {where or f'for {stage.goal:,} updates'}")
+            ensure_last_checkpoint(stage.folder)
             try:
-                self._run(command, step.folder / LOG, self._watch)
+                self._run(command, stage.folder / LOG, self._watch)
             except RunError as error:
                 if not (update := parse_stop_update(str(error))):
                     raise
                 say(f"{label}: diverged at update {update:,}")
                 return {"diverged": update}
-        return _facts(step.folder)
+        return _facts(stage.folder)
 
     def _measure(self, folder: Path) -> Outputs:
         lines: list[str] = []
         log = folder / "validate.log"
         self._run(self._trial.measure, log, lines.append)
         if not (figures := self._trial.read(lines)):
-            raise UserError(f"{self._trial.measure[0]} told no figures; see its log {log}")
+            raise UserError(f"{self._trial.measure[0]} printed no figures; see its log {log}")
         shown = ", ".join(f"{name} {value:,.4g}" for name, value in figures.items())
         say(f"{self._trial.label}: done; {shown}")
         return figures
@@ -169,19 +165,19 @@ class _Work:
 
 
 def with_user_dir(command: Sequence[str]) -> list[str]:
-    """Return the command as it runs: fairseq's have to find the package from any folder."""
+    """Add ``--user-dir`` to a command of fairseq's, which has to find the package."""
     ours = command[0] == "fairseq-posenc"
     return [*command] if ours else [*command, "--user-dir", str(USER_DIR)]
 
 
 def perplexity(lines: list[str]) -> Outputs:
-    """Return the perplexity on the validation text from what ``fairseq-validate`` printed."""
+    """Parse the perplexity on the validation text from the lines of ``fairseq-validate``."""
     entries = [entry for entry in map(parse_line, lines) if entry]
     return {"perplexity": entries[-1].perplexity} if entries else {}
 
 
 def _facts(folder: Path) -> Outputs:
-    """Return the figures of a trained model that its checkpoint holds.
+    """Read the figures of a trained model from its checkpoint.
 
     The time is fairseq's own: of training, validation and writing checkpoints, over all parts of a
     training that was continued, without starting up.
@@ -196,7 +192,7 @@ def _facts(folder: Path) -> Outputs:
 
 
 def _updates_left(trial: Trial) -> int:
-    step = trial.step
-    if step.facts is not None:
+    stage = trial.stage
+    if stage.facts is not None:
         return 0
-    return step.goal - (updates_done(step.folder) if step.can_continue else 0)
+    return stage.goal - (updates_done(stage.folder) if stage.can_continue else 0)

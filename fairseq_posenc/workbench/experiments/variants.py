@@ -1,4 +1,4 @@
-"""What is compared: position encodings by their specs, and DecBERT by short names."""
+"""Variants: the position encodings to compare, by spec, and DecBERT by short names."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import NamedTuple
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.registry import DECBERT, parse
 
+MASKED, CAUSAL, BOTH = FAMILIES = ("masked-lm", "causal-lm", "encoder-decoder")
 DEFAULT = "none,learned,rope,alibi,m4m"
 
 # Name -> spec and directions: DecBERT's settings, each with learned positions and without.
@@ -38,7 +39,7 @@ class Variant(NamedTuple):
 
     @property
     def options(self) -> list[str]:
-        """The options of ``fairseq-train`` that tell this model from the others."""
+        """The options of ``fairseq-train`` in which this model differs from the others."""
         options = ["--position-encoding", self.position_encoding]
         return options + (["--attention-directions", self.directions] if self.directions else [])
 
@@ -49,32 +50,32 @@ def split_list(text: str) -> list[str]:
 
 
 def parse_variants(text: str) -> tuple[Variant, ...]:
-    """Return the models of a comma-separated list of specs and short names.
+    """Parse a comma-separated list of specs and short names.
 
     Raises:
         UserError: an item is empty, unknown or malformed, or means the same model as another.
     """
-    contenders: list[Variant] = []
+    variants: list[Variant] = []
     for item in split_list(text):
-        contender = _parse_one(item, text)
-        for other in contenders:
-            if contender[1:] == other[1:]:
+        variant = _parse_one(item, text)
+        for other in variants:
+            if variant[1:] == other[1:]:
                 both = repr(item) if item == other.name else f"{other.name!r} and {item!r}"
                 raise UserError(f"--encodings: {both} would train the same model twice")
-        contenders.append(contender)
-    return tuple(contenders)
+        variants.append(variant)
+    return tuple(variants)
 
 
-def refuse_directions(contenders: Iterable[Variant]) -> None:
+def refuse_directions(variants: Iterable[Variant]) -> None:
     """Check that all can be causal LMs.
 
     Raises:
         UserError: one has directions.
     """
-    for contender in contenders:
-        if contender.directions:
+    for variant in variants:
+        if variant.directions:
             raise UserError(
-                f"--encodings: {contender.name!r} has directions, which are for encoders; a "
+                f"--encodings: {variant.name!r} has directions, which are for encoders; a "
                 "causal LM sees only lr"
             )
 

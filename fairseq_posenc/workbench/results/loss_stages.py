@@ -53,7 +53,7 @@ class Piece(NamedTuple):
 
 
 def smoothed(curve: Curve) -> list[tuple[int, float]]:
-    """Return updates and training loss in nats: at each line, the mean with those around it.
+    """Smooth the training loss, in nats: at each line, the mean with those around it.
 
     There are ``SIDE`` on either side; near both ends fewer, as many on one side as on the other, so
     that the first and the last stay what they are. A line is itself fairseq's mean since the line
@@ -69,17 +69,17 @@ def smoothed(curve: Curve) -> list[tuple[int, float]]:
 
 
 def training_points(curve: Curve) -> list[tuple[int, float]]:
-    """Return updates and training loss in nats, without losses that are no number."""
+    """List updates and training loss in nats, without losses that are no number."""
     return [(entry.updates, entry.nats) for entry in curve.training if entry.is_finite]
 
 
 def find_stages(curve: Curve) -> Optional[Stages]:
-    """Return the stages of a training's loss, None if it has no plateau with a dive after it.
+    """Find the stages of a training's loss; None if no dive follows a plateau.
 
-    The loss is taken as straight pieces (:func:`straight_pieces`). The dive is around the fastest
-    piece of all those after one that falls ``SLOW`` times slower, the plateau, which itself comes
-    after one ``SLOW`` times faster than it, the start. Dive and plateau are as long as pieces
-    follow each other that are at least, or at most, a ``SLOW``-th as fast as that fastest piece.
+    The loss is fitted with straight pieces (:func:`straight_pieces`). The *dive* is the steepest
+    piece that follows one at least ``SLOW`` times flatter (the *plateau*), which in turn follows
+    one ``SLOW`` times steeper (the *start*). Dive and plateau are as long as pieces follow each
+    other that are at least, or at most, a ``SLOW``-th as steep as the steepest one.
     A dive is ``LEAST`` of the loss's whole fall, along its pieces and from its beginning to its
     end: the way back from a jump, as over a hard stretch of text, is none.
     """
@@ -102,7 +102,7 @@ def find_stages(curve: Curve) -> Optional[Stages]:
 
 
 def straight_pieces(points: Sequence[tuple[int, float]]) -> list[Piece]:
-    """Return the straight pieces that updates and losses fit best, as many as noise warrants.
+    """Fit updates and losses with the best straight pieces, as many as noise warrants.
 
     What is least is the sum of squared errors, in units of the noise, and log(lines) for each of
     the three numbers of a piece (slope, height and end), the Bayesian information criterion;
@@ -126,7 +126,7 @@ def straight_pieces(points: Sequence[tuple[int, float]]) -> list[Piece]:
 
 
 def _best_cuts(x: np.ndarray, y: np.ndarray) -> list[int]:
-    """Return where to cut lines of noise 1 into straight pieces, the two ends among it."""
+    """Find where to cut lines of noise 1 into straight pieces, with both ends."""
     lines = len(x)
     sums = np.pad(np.cumsum([x, y, x * x, x * y, y * y], axis=1), ((0, 0), (1, 0)))
     least, begin_of = np.full(lines + 1, np.inf), [0] * (lines + 1)  # by the end of a piece
@@ -143,7 +143,7 @@ def _best_cuts(x: np.ndarray, y: np.ndarray) -> list[int]:
 
 
 def _errors(sums: np.ndarray, lines: np.ndarray) -> np.ndarray:
-    """Return the squared errors of the best lines, from sums of x, y, xx, xy and yy."""
+    """Compute the squared errors of the best lines, from sums of x, y, xx, xy and yy."""
     x, y, xx, xy, yy = sums
     left = yy - y * y / lines - (xy - x * y / lines) ** 2 / (xx - x * x / lines)
     return np.maximum(left, 0)

@@ -16,7 +16,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments.choose import command, halving, report
 from fairseq_posenc.workbench.experiments.choose.halving import Halving
 from fairseq_posenc.workbench.experiments.pieces import unigram_perplexity
-from fairseq_posenc.workbench.experiments.settings import Settings
+from fairseq_posenc.workbench.experiments.text_settings import TextSettings
 from fairseq_posenc.workbench.experiments.variants import parse_variants
 from fairseq_posenc.workbench.results import record
 from tests.workbench.experiments.test_compare import small_text
@@ -30,25 +30,27 @@ class Simulated(Halving):
     """Trainings whose curves and speed are known, in place of those of fairseq."""
 
     def __init__(self, out: Path, ends: dict[str, float], budget: float, jobs: int = 2) -> None:
-        contenders, seeds = parse_variants(",".join(ends)), (1, 2)
-        settings = Settings(out, None, contenders, 1, seeds, 512)
-        super().__init__(settings, budget, jobs, 0)
+        variants, seeds = parse_variants(",".join(ends)), (1, 2)
+        settings = TextSettings(
+            out=out, variants=variants, seeds=seeds, updates=1, vocab_size=512, jobs=jobs
+        )
+        super().__init__(settings, budget, 0)
         self.ends, self.made = ends, 0
         self.trained: list[Any] = []
 
     def _train(self, settings):
         rows = []
         for seed in settings.seeds:
-            for each in settings.contenders:
+            for each in settings.variants:
                 end = self.ends[each.name]
                 if end == BROKEN:
                     rows.append([math.nan, math.nan, 7])
                     continue
                 perplexity = (end + 100 / settings.updates) * (1 + seed / 1000)
                 rows.append([perplexity, SPEED * settings.updates, 0])
-        wall = len(rows) * (START + SPEED * (settings.updates - self.made)) / self._jobs
+        wall = len(rows) * (START + SPEED * (settings.updates - self.made)) / self._settings.jobs
         self.made = settings.updates
-        self.trained.append([each.name for each in settings.contenders])
+        self.trained.append([each.name for each in settings.variants])
         return {"seconds": wall, "outcomes": rows}
 
 
@@ -58,7 +60,7 @@ def test_the_better_half_stays_and_rounds_cost_the_same(count, tmp_path):
     rounds = Simulated(tmp_path, ends, 600).run()
     sizes = [len(each.models) for each in rounds[1:]]
     assert sizes == {2: [2], 3: [3, 2], 4: [4, 2], 5: [5, 3, 2]}[count]
-    assert [model.contender.name for model in rounds[-1].models] == NAMES[: sizes[-1]]
+    assert [model.variant.name for model in rounds[-1].models] == NAMES[: sizes[-1]]
     total = sum(each.seconds for each in rounds)
     assert 0.95 * 600 < total <= 600
     costs = [each.seconds for each in rounds[1:]]
@@ -68,8 +70,8 @@ def test_the_better_half_stays_and_rounds_cost_the_same(count, tmp_path):
 def test_what_diverges_or_cannot_be_read_leaves_first(tmp_path):
     ends = {"none": 30.0, "learned": math.inf, "rope": BROKEN, "alibi": 20.0}
     rounds = Simulated(tmp_path, ends, 600).run()
-    assert [model.contender.name for model in rounds[-1].models] == ["alibi", "none"]
-    found = dict((model.contender.name, model.shown(1)) for _, model in report.last_of_each(rounds))
+    assert [model.variant.name for model in rounds[-1].models] == ["alibi", "none"]
+    found = dict((model.variant.name, model.show(1)) for _, model in report.last_of_each(rounds))
     assert found["rope"] == "diverged at update 7 (seed 1), 7 (seed 2)"
     assert found["learned"] == "cannot be read"
 

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,15 @@ import torch
 
 from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.experiments import corpus, documents, pieces, training, variants
-from fairseq_posenc.workbench.experiments.aggregate import Outcome, aggregate
+from fairseq_posenc.workbench.experiments import corpus, documents, pieces, variants
 from fairseq_posenc.workbench.experiments.compare import command, live, picture, report, statements
 from fairseq_posenc.workbench.experiments.compare.record import RECORD, check_loss
 from fairseq_posenc.workbench.experiments.compare.record import record as record_of
-from fairseq_posenc.workbench.experiments.pipeline import Results
-from fairseq_posenc.workbench.experiments.settings import Settings
-from fairseq_posenc.workbench.experiments.trainings import LOG
+from fairseq_posenc.workbench.experiments.results import Outcome, aggregate
+from fairseq_posenc.workbench.experiments.settings import Run
+from fairseq_posenc.workbench.experiments.text_experiment import TextResults
+from fairseq_posenc.workbench.experiments.text_settings import TextSettings
+from fairseq_posenc.workbench.experiments.trainings import LOG, train_command
 from fairseq_posenc.workbench.experiments.variants import parse_variants
 from fairseq_posenc.workbench.results import pictures, record
 from fairseq_posenc.workbench.running import logs as curves
@@ -49,27 +51,28 @@ def make_curve(points: list[tuple[int, float]], speed: float) -> Curve:
     return Curve(entries, speed)
 
 
-def make_settings(out: Path, encodings: str = DEMO, **changes: Any) -> Settings:
-    values: dict[str, Any] = {"text": None, "updates": 800, "seeds": (1, 2), "vocab_size": 512}
+def make_settings(out: Path, encodings: str = DEMO, **changes: Any) -> TextSettings:
+    values: dict[str, Any] = {"jobs": 2, "updates": 800, "seeds": (1, 2), "vocab_size": 512}
     values |= changes
-    return Settings(out=out, contenders=parse_variants(encodings), **values)
+    return TextSettings(out=out, variants=parse_variants(encodings), **values)
 
 
 def make_results(
     out: Path, curves_by_name: dict[str, list[tuple[int, float]]], seeds: int = 3
-) -> Results:
+) -> TextResults:
     """Return results in which the seeds differ by a thousandth, every other model's downwards."""
     settings = make_settings(out, ",".join(curves_by_name), seeds=tuple(range(1, seeds + 1)))
     outcomes = []
-    for number, contender in enumerate(settings.contenders):
+    for number, variant in enumerate(settings.variants):
         for seed in settings.seeds:
             change = 1 + (-1) ** number * seed / 1000
-            points = [(x, y * change) for x, y in curves_by_name[contender.name]]
+            points = [(x, y * change) for x, y in curves_by_name[variant.name]]
             curve = make_curve(points, 1000.0 * (number + 1))
             end = points[-1][1]
-            outcomes.append(Outcome(contender, "0.003", seed, curve, end, 8192 * number, 61.0))
+            figures = {"perplexity": end, "position_parameters": 8192 * number}
+            outcomes.append(Outcome(Run(variant, seed, "0.003"), figures, curve, 61.0))
     facts = {"words": 300_000, "documents": 700, "valid_words": 15_000, "train_words": 285_000}
-    return Results(settings, facts, outcomes)
+    return TextResults(settings, outcomes, facts)
 
 
 FOUR = {
@@ -119,9 +122,9 @@ class TestContenders:
         assert parse_variants(name)[0].options == options
 
     def test_folder_needs_no_quoting(self) -> None:
-        (contender,) = parse_variants("learned + m4m(max_distance=64)")
-        assert contender.folder == "learned+m4m-max_distance=64"
-        assert shlex.quote(contender.folder) == contender.folder
+        (variant,) = parse_variants("learned + m4m(max_distance=64)")
+        assert variant.folder == "learned+m4m-max_distance=64"
+        assert shlex.quote(variant.folder) == variant.folder
 
     @pytest.mark.parametrize(
         ("text", "message"),
@@ -376,17 +379,17 @@ class TestStatements:
 
     def test_a_seed_that_diverged_is_told_and_the_others_are_compared(self, tmp_path: Path) -> None:
         results = make_results(tmp_path, FOUR)
-        broken = next(each for each in results.outcomes if each.contender.name == "learned")
-        broken = Outcome(*broken[:4], diverged=140)
-        outcomes = [each for each in results.outcomes if each[:3] != broken[:3]]
-        models = results._replace(outcomes=[*outcomes, broken]).models
+        broken = next(each for each in results.outcomes if each.run.variant.name == "learned")
+        broken = Outcome(broken.run, {}, broken.curve, diverged=140)
+        outcomes = [each for each in results.outcomes if each.run != broken.run]
+        models = replace(results, outcomes=[*outcomes, broken]).models
         first, _, second, *_ = statements.statements(models)
         assert first == "`learned` diverged at update 140 (seed 1)."
         assert second == ("`m4m` has a significantly lower perplexity than `decbert_diff`, `none`.")
-        shown = report.table(results._replace(outcomes=[*outcomes, broken]))
+        shown = report.table(replace(results, outcomes=[*outcomes, broken]))
         (row,) = (line for line in shown.splitlines() if "`learned`" in line)
         assert "| diverged at update 140 (seed 1) |" in row
-        learned = next(model for model in models if model.contender.name == "learned")
+        learned = next(model for model in models if model.variant.name == "learned")
         assert math.isnan(dict(picture.line_of(learned))[140])
 
     @pytest.mark.parametrize(("seeds", "words"), [(1, "One seed is"), (2, "Two seeds are")])
@@ -396,7 +399,9 @@ class TestStatements:
         assert only.startswith(f"{words} shown and not judged")
         assert falling.startswith("Still falling")
         row = next(line for line in report.table(results).splitlines() if "`m4m`" in line)
-        ends = [f"{each.perplexity:,.1f}" for each in results.outcomes if each[0].name == "m4m"]
+        ends = [
+            f"{each.perplexity:,.1f}" for each in results.outcomes if each.run.variant.name == "m4m"
+        ]
         assert row.split(" | ")[4:6] == [
             f"{results.models[3].perplexity.mean:.2f}",
             ", ".join(ends),
@@ -416,10 +421,10 @@ class TestStatements:
 class TestLearningRates:
     def test_a_model_is_judged_at_its_best_rate_over_all_seeds(self) -> None:
         """One lucky seed does not make a rate the best; a rate that diverged never is."""
-        (contender,) = parse_variants("m4m")
+        (variant,) = parse_variants("m4m")
         ends = {"0.001": (50.0, 52.0), "0.003": (40.0, 90.0), "0.1": (math.nan, 1.0)}
         outcomes = [
-            Outcome(contender, lr, seed, make_curve([(1, end)], 1.0), end, 0, 1.0)
+            Outcome(Run(variant, seed, lr), {"perplexity": end}, make_curve([(1, end)], 1.0))
             for lr, values in ends.items()
             for seed, end in enumerate(values)
         ]
@@ -428,11 +433,11 @@ class TestLearningRates:
 
     def test_each_training_has_a_folder_and_its_rate(self, tmp_path: Path) -> None:
         settings = make_settings(tmp_path, "m4m", seeds=(1, 2), lrs=("0.001", "0.01"))
-        runs = training.all_runs(settings)
-        assert len({training.model_folder(settings, run) for run in runs}) == len(runs) == 4
+        runs = settings.runs
+        assert len({settings.folder(run) for run in runs}) == len(runs) == 4
         for run in runs:
-            words = training.train_command(settings, run)
-            assert words[len(words) - words[::-1].index("--lr")] == run.lr
+            words = train_command(settings, run)
+            assert words[len(words) - words[::-1].index("--lr")] == run.case
             assert words[words.index("--seed") + 1] == str(run.seed)
 
 
@@ -505,15 +510,15 @@ class TestReport:
     def test_while_the_run_goes_on_the_page_says_what_is_missing(self, tmp_path, monkeypatch):
         """Of m4m one training has begun and none is finished; learned lacks its last seed."""
         whole = make_results(tmp_path, FOUR)
-        *begun, _, _ = (each for each in whole.outcomes if each.contender.name == "m4m")
-        done = [each for each in whole.outcomes if each.contender.name != "m4m"]
-        done = [each for each in done if (each.contender.name, each.seed) != ("learned", 3)]
-        curves = {training.Run(*each[:3]): each.curve for each in begun}
-        now = whole._replace(outcomes=done, begun=curves)
+        *begun, _, _ = (each for each in whole.outcomes if each.run.variant.name == "m4m")
+        done = [each for each in whole.outcomes if each.run.variant.name != "m4m"]
+        done = [each for each in done if (each.run.variant.name, each.run.seed) != ("learned", 3)]
+        curves = {each.run: each.curve for each in begun}
+        now = replace(whole, outcomes=done, begun=curves)
         opened: list[str] = []
         monkeypatch.setattr(live, "show", opened.append)
         monkeypatch.setattr(live, "_EVERY", 0.0)
-        follow = live.Live(jobs=2, opens=True)
+        follow = live.Live(opens=True)
         for _ in range(2):
             follow(lambda: now)
         assert opened == [(tmp_path / report.PAGE).as_uri()]
@@ -535,9 +540,9 @@ class TestReport:
 
     def test_the_time_left_follows_from_the_trainings_that_are_finished(self, tmp_path):
         whole = make_results(tmp_path, FOUR)
-        assert live.seconds_left(whole, 2) is None
-        now = whole._replace(outcomes=whole.outcomes[:6])
-        assert live.seconds_left(now, 2) == 6 * (61.0 + live._OVERHEAD) / 2
+        assert live.seconds_left(whole) is None
+        now = replace(whole, outcomes=whole.outcomes[:6])
+        assert live.seconds_left(now) == 6 * (61.0 + live._OVERHEAD) / 2
 
     def test_an_encoding_has_one_colour_in_every_picture(self):
         everywhere = pictures.looks([*registry.names(), "decbert_same", "decbert_diff"])
@@ -570,10 +575,10 @@ class TestReport:
 
 def test_the_report_of_causal_models_speaks_of_no_masks(tmp_path: Path) -> None:
     results = make_results(tmp_path, FOUR | {"rope": FOUR["m4m"]})
-    contenders = parse_variants("none,learned,m4m,rope")
-    outcomes = [each for each in results.outcomes if each.contender in contenders]
+    variants = parse_variants("none,learned,m4m,rope")
+    outcomes = [each for each in results.outcomes if each.run.variant in variants]
     settings = make_settings(tmp_path, "none,learned,m4m,rope", family="causal-lm")
-    text = report.write_report(Results(settings, results.text, outcomes)).read_text()
+    text = report.write_report(TextResults(settings, outcomes, results.data)).read_text()
     assert text.startswith("# Position encodings compared\n\nCausal language models on")
     assert "mask" not in text.replace("masked_lm", "")
     assert "fairseq-posenc compare --family causal-lm --encodings none,learned,m4m,rope" in text
@@ -584,11 +589,11 @@ class TestTraining:
     def test_models_differ_only_in_their_positions(self, tmp_path: Path) -> None:
         settings = make_settings(tmp_path, seeds=(1,))
         rest = set()
-        for run in training.all_runs(settings):
-            words = shlex.join(training.train_command(settings, run))
-            own = shlex.join(run.contender.options)
+        for run in settings.runs:
+            words = shlex.join(train_command(settings, run))
+            own = shlex.join(run.variant.options)
             assert own in words
-            folder = shlex.quote(str(training.model_folder(settings, run)))
+            folder = shlex.quote(str(settings.folder(run)))
             rest.add(words.replace(own, "").replace(folder, ""))
         assert len(rest) == 1
 

@@ -283,10 +283,10 @@ def test_an_override_changes_the_rotation_and_nothing_else():
     stream = read_stream(sentences(), "valid", dictionary)
     path = checkpoint("rope")
     texts = ["plain", "one@rope(scaling=linear:1)", "four@rope(scaling=linear:4)"]
-    candidates = [f"{text.replace('@', f'={path}@')}" for text in texts[1:]]
+    variants = [f"{text.replace('@', f'={path}@')}" for text in texts[1:]]
     plain, one, four = (
-        load(candidate, sentences(), dictionary)
-        for candidate in parse_variants([f"plain={path}", *candidates])
+        load(variant, sentences(), dictionary)
+        for variant in parse_variants([f"plain={path}", *variants])
     )
     assert [str(each.encoding) for each in (plain, one, four)] == [
         "rope",

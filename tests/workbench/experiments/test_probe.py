@@ -26,16 +26,17 @@ from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.experiments.probe import (
     command,
     data,
+    experiment,
     picture,
-    pipeline,
     report,
     results,
     tasks,
 )
-from fairseq_posenc.workbench.experiments.probe.pipeline import Outcome
-from fairseq_posenc.workbench.experiments.probe.results import Results
-from fairseq_posenc.workbench.experiments.probe.settings import TRAIN_OPTIONS, Settings
-from fairseq_posenc.workbench.experiments.variants import parse_variants
+from fairseq_posenc.workbench.experiments.probe.results import TaskResults, reciprocal_rank
+from fairseq_posenc.workbench.experiments.probe.settings import TRAIN_OPTIONS, TaskSettings
+from fairseq_posenc.workbench.experiments.results import Outcome
+from fairseq_posenc.workbench.experiments.settings import Run
+from fairseq_posenc.workbench.experiments.variants import BOTH, CAUSAL, parse_variants
 from fairseq_posenc.workbench.results import differences, intervals, record
 from fairseq_posenc.workbench.running.options import Parser
 
@@ -226,7 +227,7 @@ class TestCriterion:
 
 
 class TestData:
-    @pytest.mark.parametrize("family", [data.CAUSAL, data.BOTH])
+    @pytest.mark.parametrize("family", [CAUSAL, BOTH])
     def test_the_same_whenever_made(self, family, tmp_path, monkeypatch):
         monkeypatch.setattr(data, "EXAMPLES", {"train": 30, "valid": 5})
         folders = [tmp_path / name for name in ("one", "other")]
@@ -236,7 +237,7 @@ class TestData:
             data.write_reading(tasks.get("sort"), family, [3, 20], folder)
         names = sorted(path.name for path in folders[0].iterdir())
         assert filecmp.cmpfiles(*folders, names, shallow=False) == (names, [], [])
-        assert len(names) == (9 if family == data.CAUSAL else 18)
+        assert len(names) == (9 if family == CAUSAL else 18)
 
     def test_splits_differ(self, tmp_path):
         """What is read was not made by the randomness that made what is trained on."""
@@ -305,32 +306,36 @@ class TestDifferences:
         assert (found.p_value, found.is_significant) == (1.0, False)
 
 
-def settings(out: Path, **changes: Any) -> Settings:
+def settings(out: Path, **changes: Any) -> TaskSettings:
     values: dict[str, Any] = {
-        "family": data.CAUSAL,
+        "family": CAUSAL,
         "tasks": (tasks.get("copy"), tasks.get("sort")),
-        "contenders": parse_variants("none,rope,alibi"),
+        "variants": parse_variants("none,rope,alibi"),
         "seeds": (1, 2, 3),
         "updates": 10,
         "trained": 40,
         "lengths": (20, 40, 80, 160),
         **changes,
     }
-    return Settings(out=out, **values)
+    return TaskSettings(out=out, **values)
 
 
-def made_up(out: Path) -> Results:
+def made_up(out: Path) -> TaskResults:
     """Return results in which alibi is best at both tasks, and rope and none tie at one."""
     chosen = settings(out)
     long = {"none": (0.0, 0.1), "rope": (0.0, 0.3), "alibi": (0.9, 0.8)}
     outcomes = [
-        Outcome(task.name, model, seed, {20: 1.0, 40: 0.9, 80: share, 160: share}, 9.0)
+        Outcome(
+            Run(model, seed, task.name),
+            {"20": 1.0, "40": 0.9, "80": share, "160": share},
+            seconds=9.0,
+        )
         for seed in chosen.seeds
         for number, task in enumerate(chosen.tasks)
-        for model in chosen.contenders
+        for model in chosen.variants
         for share in [long[model.name][number]]
     ]
-    return Results(chosen, outcomes)
+    return TaskResults(chosen, outcomes)
 
 
 class TestReport:
@@ -339,7 +344,7 @@ class TestReport:
 
     def test_mean_reciprocal_rank(self, tmp_path):
         found = made_up(tmp_path)
-        ranks = {model: found.reciprocal_rank(model).mean for model in found.models}
+        ranks = {each.name: reciprocal_rank(found, each).mean for each in found.settings.variants}
         assert ranks == pytest.approx(
             {"alibi": 1.0, "rope": (1 / 2.5 + 1 / 2) / 2, "none": (1 / 2.5 + 1 / 3) / 2}
         )
@@ -361,7 +366,7 @@ class TestReport:
 
     def test_without_longer_questions_there_are_no_ranks(self, tmp_path):
         found = made_up(tmp_path)
-        short = Results(settings(tmp_path, lengths=(20, 40)), found.outcomes)
+        short = TaskResults(settings(tmp_path, lengths=(20, 40)), found.outcomes)
         assert "rank" not in report.tables(short)
         assert report.record(short).figures["ranks"] == []
 
@@ -369,7 +374,7 @@ class TestReport:
         log = [
             '| INFO | length-20 | {"epoch": 1, "length-20_loss": "1", "length-20_exact": "0.25"}'
         ]
-        assert pipeline.read_shares([*log, "noise"]) == {"20": 0.25}
+        assert experiment.parse_shares([*log, "noise"]) == {"20": 0.25}
 
 
 def parse(*words: str) -> argparse.Namespace:
@@ -398,16 +403,16 @@ class TestCommand:
             command.run(parse("--out", str(tmp_path / "out"), *words))
         assert not (tmp_path / "out").exists()
 
-    @pytest.mark.parametrize("family", [data.CAUSAL, data.BOTH])
+    @pytest.mark.parametrize("family", [CAUSAL, BOTH])
     def test_all_are_those_of_the_family(self, family):
         found = command._settings(parse("--encodings", "all", "--family", family))
-        names = [contender.name for contender in found.contenders]
+        names = [variant.name for variant in found.variants]
         assert {"rope", "t5", "none"} <= set(names)
         assert [task.name for task in found.tasks] == NAMES
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", [data.CAUSAL, data.BOTH])
+@pytest.mark.parametrize("family", [CAUSAL, BOTH])
 def test_a_small_probe_learns_and_is_not_repeated(family, tmp_path, monkeypatch, capsys):
     """Flip-flops of up to two instructions are learned in seconds, by any order of work."""
     small = (*TRAIN_OPTIONS[family], "--max-tokens", "1024")

@@ -15,6 +15,7 @@ from fairseq_posenc.workbench.experiments.choose.answer import (
     candidates,
     deciding,
 )
+from fairseq_posenc.workbench.experiments.variants import FAMILIES
 from fairseq_posenc.workbench.results.evidence import measured, page
 from fairseq_posenc.workbench.results.evidence.measured import NOT_MEASURED, Column
 from fairseq_posenc.workbench.results.intervals import interval_of_perplexity
@@ -163,7 +164,7 @@ def test_one_seed_is_not_judged():
     assert {best, *same} == column.of.keys() & measured.names("encoder-decoder")
 
 
-@pytest.mark.parametrize("family", measured.FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_tables_have_every_encoding_of_a_family(family):
     text = "\n".join(page._family(family))
     for name in registry.names():

@@ -27,7 +27,7 @@ class Question(NamedTuple):
 
 
 def deciding(question: Question) -> Optional[Column]:
-    """Return the figures that an answer goes by, None if nothing was measured.
+    """Choose the figures that decide an answer; None if nothing was measured.
 
     Beyond the length of training they are those at the least multiple that is as far or further;
     else those with intervals before those of one seed.
@@ -78,7 +78,7 @@ def answer(question: Question) -> str:
 
 
 def candidates(question: Question) -> list[str]:
-    """Return whom to train where a user names none: those with the best figures.
+    """Choose what to train where a user names none: those with the best figures.
 
     Those that decide come first, then those of one seed.
     """

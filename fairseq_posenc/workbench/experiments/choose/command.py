@@ -17,9 +17,9 @@ from fairseq_posenc.workbench.experiments.choose.report import (
 )
 from fairseq_posenc.workbench.experiments.corpus import read_text
 from fairseq_posenc.workbench.experiments.pieces import unigram_perplexity
-from fairseq_posenc.workbench.experiments.settings import Settings
+from fairseq_posenc.workbench.experiments.text_settings import TextSettings
 from fairseq_posenc.workbench.experiments.trainings import default_jobs
-from fairseq_posenc.workbench.experiments.variants import parse_variants
+from fairseq_posenc.workbench.experiments.variants import FAMILIES, parse_variants
 from fairseq_posenc.workbench.results.evidence import measured
 from fairseq_posenc.workbench.running.files import write_whole
 from fairseq_posenc.workbench.running.interruption import CONTINUES, signals_as_keyboard_interrupt
@@ -41,7 +41,7 @@ _TIME = re.compile(r"(\d+)([smh])")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = parser.add_argument
-    add("--family", choices=measured.FAMILIES, required=True, help="of models")
+    add("--family", choices=FAMILIES, required=True, help="of models")
     add("--length", type=positive_int, required=True, metavar="N", help="input length in tokens")
     add_count(parser, "--trained", "length of training, in tokens (default: --length)")
     add("--text", type=Path, help="UTF-8 text to train candidates on; without it records answer")
@@ -68,16 +68,15 @@ def run(args: argparse.Namespace) -> int:
     if args.text is None:
         print(answer(question))
         return 0
-    settings, jobs = _settings(question, args), args.jobs or default_jobs()
-    budget = _seconds(args.budget)
+    settings, budget = _settings(question, args), _seconds(args.budget)
     read_text(args.text)  # so that a wrong one is an error before anything is made
     with (
         signals_as_keyboard_interrupt(CONTINUES),
         lock_output_folder(settings.out, (REPORT, RECORD)) as lock,
     ):
-        names = ", ".join(each.name for each in settings.contenders)
-        say(f"{names} on {args.text} within {format_time(budget)}; all goes to {settings.out}/")
-        rounds = Halving(settings, budget, jobs, lock).run()
+        names, within = ", ".join(settings.names), format_time(budget)
+        say(f"{names} on {args.text} within {within}; everything goes to {settings.out}/")
+        rounds = Halving(settings, budget, lock).run()
         pieces = [settings.out / "data" / f"{part}.pieces" for part in ("train", "valid")]
         text = describe_rounds(rounds, settings, unigram_perplexity(*pieces))
         found = record(rounds, settings)
@@ -106,21 +105,22 @@ def _check(question: Question, args: argparse.Namespace) -> None:
         raise UserError("--trained: candidates of masked-lm are read at the length of training")
 
 
-def _settings(question: Question, args: argparse.Namespace) -> Settings:
+def _settings(question: Question, args: argparse.Namespace) -> TextSettings:
     listed = args.encodings or ",".join(candidates(question))
-    contenders = parse_variants(listed)
-    if len(contenders) < 2:
+    variants = parse_variants(listed)
+    if len(variants) < 2:
         raise UserError(f"--encodings {listed}: name two or more, to choose among")
-    return Settings(
+    return TextSettings(
         out=args.out or Path(f"choose-{args.text.stem}"),
         text=args.text,
-        contenders=contenders,
+        variants=variants,
         updates=1,
         seeds=args.seeds,
         vocab_size=args.vocab_size,
         family=question.family,
         read=question.length,
         points=2,
+        jobs=args.jobs or default_jobs(),
         train_args=(*args.train_args, "--tokens-per-sample", str(question.trained)),
     )
 

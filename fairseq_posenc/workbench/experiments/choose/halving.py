@@ -19,16 +19,15 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from fairseq_posenc.version import __version__
-from fairseq_posenc.workbench.experiments.aggregate import Outcome, SeedAggregate
-from fairseq_posenc.workbench.experiments.pipeline import Pipeline
-from fairseq_posenc.workbench.experiments.settings import Settings
+from fairseq_posenc.workbench.experiments.results import Outcome, SeedAggregate, aggregate
+from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment
+from fairseq_posenc.workbench.experiments.text_settings import TextSettings
 from fairseq_posenc.workbench.experiments.variants import Variant
 from fairseq_posenc.workbench.running.files import checksum
-from fairseq_posenc.workbench.running.logs import Curve
 from fairseq_posenc.workbench.running.progress import format_time, say
 from fairseq_posenc.workbench.running.stages import Outputs, Stage
 
-_FIRST = 20  # updates that tell the speed; they are the beginning of the first round
+_FIRST = 20  # updates that measure the speed; they are the beginning of the first round
 _LEAST = 1.2  # times the updates before, for a round to be worth its starts
 
 
@@ -55,7 +54,7 @@ class Round(NamedTuple):
     @property
     def kept(self) -> list[Variant]:
         """The better half, rounded up, of the able ones."""
-        return [each.contender for each in self.able[: -(-len(self.models) // 2)]]
+        return [each.variant for each in self.able[: -(-len(self.models) // 2)]]
 
 
 class Halving:
@@ -64,21 +63,19 @@ class Halving:
     Args:
         settings: of the trainings, with all candidates; its number of updates is not used.
         budget: seconds for all.
-        jobs: trainings at a time.
         lock: open file that the started programs keep open.
     """
 
-    def __init__(self, settings: Settings, budget: float, jobs: int, lock: int) -> None:
-        self._settings, self._budget = settings, budget
-        self._jobs, self._lock = jobs, lock
+    def __init__(self, settings: TextSettings, budget: float, lock: int) -> None:
+        self._settings, self._budget, self._lock = settings, budget, lock
 
     def run(self) -> list[Round]:
-        """Return all rounds, the first of which only tells the speed.
+        """Run all rounds, the first of which only measures the speed.
 
         Raises:
             UserError: a wrong text, or a program that failed.
         """
-        left = self._settings.contenders
+        left = self._settings.variants
         count = max(1, math.ceil(math.log2(len(left))))
         rounds = [self._round(0, left, 0, _FIRST)]
         for number in range(1, count + 1):
@@ -95,7 +92,7 @@ class Halving:
         return rounds
 
     def _affordable(self, last: Round, candidates: int, seconds: float) -> int:
-        """Return how many updates in all, at the speed of the last round, fit into a time.
+        """Compute how many updates in all, at the speed of the last round, fit into a time.
 
         What a training's own time does not explain is starting up, validating and measuring.
         """
@@ -104,46 +101,39 @@ class Halving:
             return 0
         each = sum(outcome.seconds for outcome in outcomes) / len(outcomes) / last.updates
         started = sum(len(model.outcomes) for model in last.models)
-        overhead = max(last.seconds * self._jobs / started - each * (last.updates - last.before), 0)
-        own = seconds * self._jobs / (candidates * len(self._settings.seeds))
+        overhead = max(
+            last.seconds * self._settings.jobs / started - each * (last.updates - last.before), 0
+        )
+        own = seconds * self._settings.jobs / (candidates * len(self._settings.seeds))
         return last.updates + int((own - overhead) / each)
 
-    def _round(
-        self, number: int, contenders: Sequence[Variant], before: int, updates: int
-    ) -> Round:
+    def _round(self, number: int, variants: Sequence[Variant], before: int, updates: int) -> Round:
         """Train to a number of updates and judge."""
-        settings = replace(self._settings, contenders=tuple(contenders))
+        settings = replace(self._settings, variants=tuple(variants))
         inputs = {
-            "candidates": [each.name for each in contenders],
+            "candidates": [each.name for each in variants],
             "updates": updates,
             "text": checksum(settings.text) if settings.text else None,
             "how": [settings.family, settings.seeds, settings.read, settings.vocab_size],
             "options": settings.train_args,
             "version": __version__,
         }
-        say(f"round {number}: {len(contenders)} candidates, to update {updates:,}")
+        say(f"round {number}: {len(variants)} encodings, to update {updates:,}")
         done = Stage(settings.out / "rounds" / str(number), inputs)
         facts = done.do(lambda: self._train(replace(settings, updates=updates)))
-        return Round(before, updates, facts["seconds"], _judged(contenders, settings, facts))
+        return Round(before, updates, facts["seconds"], _rank(settings, facts))
 
-    def _train(self, settings: Settings) -> Outputs:
+    def _train(self, settings: TextSettings) -> Outputs:
         began = time.monotonic()
-        outcomes = Pipeline(settings, self._jobs, self._lock).run().outcomes
+        outcomes = TextExperiment(settings, self._lock).run().outcomes
         rows = [[each.perplexity, each.seconds, each.diverged] for each in outcomes]
         return {"seconds": time.monotonic() - began, "outcomes": rows}
 
 
-def _judged(
-    contenders: Sequence[Variant], settings: Settings, facts: Outputs
-) -> list[SeedAggregate]:
-    """Return the candidates of a round from its figures, from the best on."""
-    (lr,) = settings.lrs
-    figures = iter(facts["outcomes"])
-    outcomes: dict[Variant, list[Outcome]] = {each: [] for each in contenders}
-    for seed in settings.seeds:
-        for each in contenders:
-            perplexity, seconds, diverged = next(figures)
-            outcome = Outcome(each, lr, seed, Curve([], 0.0), perplexity, 0, seconds, diverged)
-            outcomes[each].append(outcome)
-    judged = [SeedAggregate(each, lr, found) for each, found in outcomes.items()]
-    return sorted(judged, key=lambda m: (math.isnan(m.perplexity.mean), m.perplexity.mean))
+def _rank(settings: TextSettings, facts: Outputs) -> list[SeedAggregate]:
+    """Sort the models of a round by its figures, from the best on."""
+    outcomes = [
+        Outcome(run, {"perplexity": perplexity}, seconds=seconds, diverged=diverged)
+        for run, (perplexity, seconds, diverged) in zip(settings.runs, facts["outcomes"])
+    ]
+    return sorted(aggregate(outcomes), key=lambda each: each.order)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
-from fairseq_posenc.workbench.experiments.aggregate import SeedAggregate
 from fairseq_posenc.workbench.experiments.choose.halving import Round
-from fairseq_posenc.workbench.experiments.settings import CAUSAL, Settings
+from fairseq_posenc.workbench.experiments.results import SeedAggregate
+from fairseq_posenc.workbench.experiments.text_settings import TextSettings
+from fairseq_posenc.workbench.experiments.variants import CAUSAL
 from fairseq_posenc.workbench.results import markdown
 from fairseq_posenc.workbench.results.differences import RULE, describe, few_seeds
 from fairseq_posenc.workbench.results.intervals import NOTE
@@ -26,12 +27,12 @@ def last_of_each(rounds: Sequence[Round]) -> Iterator[tuple[Round, SeedAggregate
     seen = set()
     for each in reversed(rounds):
         for model in each.models:
-            if model.contender not in seen:
-                seen.add(model.contender)
+            if model.variant not in seen:
+                seen.add(model.variant)
                 yield each, model
 
 
-def describe_rounds(rounds: Sequence[Round], settings: Settings, unigram: float) -> str:
+def describe_rounds(rounds: Sequence[Round], settings: TextSettings, unigram: float) -> str:
     """Say what was measured, the ranking, which differences are significant, and what to do next.
 
     Args:
@@ -40,7 +41,7 @@ def describe_rounds(rounds: Sequence[Round], settings: Settings, unigram: float)
         unigram: perplexity of a model that knows only how often each piece occurs.
     """
     rows = [
-        (f"`{model.contender.name}`", f"{each.updates:,}", model.shown(2))
+        (f"`{model.variant.name}`", f"{each.updates:,}", model.show(2))
         for each, model in last_of_each(rounds)
     ]
     few = few_seeds(len(settings.seeds))
@@ -65,11 +66,11 @@ def describe_rounds(rounds: Sequence[Round], settings: Settings, unigram: float)
 
 
 def _describe_round(found: Round) -> str:
-    able = {model.contender.name: model.by_seed for model in found.able}
+    able = {model.variant.name: model.by_seed for model in found.able}
     return f"After {found.updates:,} updates: {' '.join(describe(able)) or 'nothing to compare.'}"
 
 
-def _advice(rounds: Sequence[Round], settings: Settings, unigram: float) -> str:
+def _advice(rounds: Sequence[Round], settings: TextSettings, unigram: float) -> str:
     """Show the command of a real training, if the models learned enough for their rank to count."""
     updates, (_, best) = rounds[-1].updates, next(last_of_each(rounds))
     lowest = best.perplexity.mean
@@ -87,22 +88,22 @@ def _advice(rounds: Sequence[Round], settings: Settings, unigram: float) -> str:
     )
 
 
-def real_training(rounds: Sequence[Round], settings: Settings) -> str:
+def real_training(rounds: Sequence[Round], settings: TextSettings) -> str:
     """Write the command of a whole training with the best candidate."""
     _, best = next(last_of_each(rounds))
     recipe = _RECIPES.get(settings.family, "a_small")
-    spec, directions = best.contender[1:]
+    spec, directions = best.variant[1:]
     options = ["--tokens-per-sample", str(settings.trained)]
     options += ["--attention-directions", directions] if directions else []
     return f"fairseq-posenc train {recipe} {shlex.quote(spec)} DATA-BIN -- {shlex.join(options)}"
 
 
-def record(rounds: Sequence[Round], settings: Settings) -> Record:
-    """Return the figures of all candidates in all rounds, the last round first."""
+def record(rounds: Sequence[Round], settings: TextSettings) -> Record:
+    """Collect the figures of all models in all rounds, the last round first."""
     rows = [
         {
-            "model": model.contender.name,
-            "position_encoding": model.contender.position_encoding,
+            "model": model.variant.name,
+            "position_encoding": model.variant.position_encoding,
             "updates": each.updates,
             "seeds": len(settings.seeds),
             **model.perplexity.figures("perplexity"),

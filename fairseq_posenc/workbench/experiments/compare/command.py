@@ -16,8 +16,8 @@ from fairseq_posenc.workbench.experiments.compare.report import (
     table,
     write_report,
 )
-from fairseq_posenc.workbench.experiments.pipeline import Pipeline
-from fairseq_posenc.workbench.experiments.settings import LEARNING_RATE, MASKED, TASKS, Settings
+from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment
+from fairseq_posenc.workbench.experiments.text_settings import LEARNING_RATE, TASKS, TextSettings
 from fairseq_posenc.workbench.experiments.trainings import default_jobs
 from fairseq_posenc.workbench.running.devices import choose_device
 from fairseq_posenc.workbench.running.interruption import CONTINUES, signals_as_keyboard_interrupt
@@ -41,7 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--text", type=Path, help="UTF-8 text file (default: the documentation inside Python)"
     )
     parser.add_argument(
-        "--family", choices=list(TASKS), default=MASKED, help="of models (default: %(default)s)"
+        "--family",
+        choices=list(TASKS),
+        default=variants.MASKED,
+        help="of models (default: %(default)s)",
     )
     parser.add_argument(
         "--encodings",
@@ -84,17 +87,15 @@ def run(args: argparse.Namespace) -> int:
         RunError: a fairseq command that failed.
     """
     settings = _settings(args)
-    jobs = args.jobs or _default_jobs(len(settings.contenders))
     if not args.overwrite:
         check_loss(settings)
     with (
         signals_as_keyboard_interrupt(CONTINUES),
         lock_output_folder(settings.out, (REPORT, PICTURE, PAGE, RECORD)) as lock,
     ):
-        names = ", ".join(contender.name for contender in settings.contenders)
-        say(f"comparing {names}; everything goes to {settings.out}/")
-        announce(settings, jobs)
-        results = Pipeline(settings, jobs, lock).run(Live(jobs, args.open))
+        say(f"comparing {', '.join(settings.names)}; everything goes to {settings.out}/")
+        announce(settings)
+        results = TextExperiment(settings, lock).run(Live(args.open))
         report, found = write_report(results), record(results)
         found.write(settings.out / RECORD)
     if args.json:
@@ -106,21 +107,23 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _default_jobs(models: int) -> int:
-    """Count trainings at a time: on few cores more than these, so that curves grow together."""
+    """Count trainings at a time: on few cores more of them, so that curves grow together."""
     jobs = default_jobs()
     return jobs if choose_device() == "cuda" else max(jobs, min(models, _TOGETHER))
 
 
-def _settings(args: argparse.Namespace) -> Settings:
+def _settings(args: argparse.Namespace) -> TextSettings:
     own = args.text and Path(f"compare-{args.text.stem}")  # so that a text never replaces the demo
-    return Settings(
+    models = variants.parse_variants(args.encodings)
+    return TextSettings(
         out=args.out or own or Path("demo"),
         text=args.text,
         family=args.family,
-        contenders=variants.parse_variants(args.encodings),
+        variants=models,
         updates=args.updates,
         seeds=args.seeds,
         vocab_size=args.vocab_size,
         lrs=tuple(dict.fromkeys(lr.strip() for lr in args.lrs.split(","))),
         train_args=tuple(args.train_args),
+        jobs=args.jobs or _default_jobs(len(models)),
     )

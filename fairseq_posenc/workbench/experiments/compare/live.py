@@ -11,8 +11,8 @@ from statistics import fmean
 from typing import Optional
 
 from fairseq_posenc.workbench.experiments.compare.report import PAGE, write_report
-from fairseq_posenc.workbench.experiments.pipeline import Results
-from fairseq_posenc.workbench.experiments.settings import Settings
+from fairseq_posenc.workbench.experiments.text_experiment import TextResults
+from fairseq_posenc.workbench.experiments.text_settings import TextSettings
 from fairseq_posenc.workbench.running.devices import choose_device, cores
 from fairseq_posenc.workbench.running.progress import format_time, say
 
@@ -26,21 +26,20 @@ class Live:
     """Rewrites the report while trainings go on.
 
     Args:
-        jobs: trainings at a time.
         opens: whether a browser shows the page as soon as there is one.
     """
 
-    def __init__(self, jobs: int, opens: bool) -> None:
-        self._jobs, self._opens = jobs, opens
+    def __init__(self, opens: bool) -> None:
+        self._opens = opens
         self._next = time.monotonic() + _EVERY
 
-    def __call__(self, read: Callable[[], Results]) -> None:
+    def __call__(self, read: Callable[[], TextResults]) -> None:
         """Write what there is, unless it was written a moment ago."""
         if time.monotonic() < self._next:
             return
         results = read()
         if results.outcomes or any(curve.entries for curve in results.begun.values()):
-            path = write_report(results, seconds_left(results, self._jobs)).with_name(PAGE)
+            path = write_report(results, seconds_left(results)).with_name(PAGE)
             if self._opens:
                 say(f"the page of the run, which goes on: {path}")
                 show(path.resolve().as_uri())
@@ -54,30 +53,30 @@ def show(address: str) -> None:
         webbrowser.open(address)
 
 
-def seconds_left(results: Results, jobs: int) -> Optional[float]:
-    """Estimate how long the missing trainings take; None if nothing tells."""
+def seconds_left(results: TextResults) -> Optional[float]:
+    """Estimate how long the missing trainings take; None where that is unknown."""
     settings, missing = results.settings, results.missing
     known = [each.seconds for each in results.outcomes if not each.diverged]
-    each = fmean(known) if known else _expected(settings, jobs)
+    each = fmean(known) if known else _expected(settings)
     if each is None or not missing:
         return None
     done = [curve.entries[-1].updates for curve in results.begun.values() if curve.entries]
     parts = len(missing) - sum(done) / settings.updates
-    return parts * (each + _OVERHEAD) / min(jobs, len(missing))
+    return parts * (each + _OVERHEAD) / min(settings.jobs, len(missing))
 
 
-def _expected(settings: Settings, jobs: int) -> Optional[float]:
+def _expected(settings: TextSettings) -> Optional[float]:
     """Estimate the seconds of one training before any was made: of the default sizes, on cores."""
     if settings.train_args or choose_device() == "cuda":
         return None
     tokens = settings.updates * int(settings.option("--max-tokens"))
-    return tokens / _TOKENS_PER_SECOND * max(1.0, jobs / cores())
+    return tokens / _TOKENS_PER_SECOND * max(1.0, settings.jobs / cores())
 
 
-def announce(settings: Settings, jobs: int) -> None:
+def announce(settings: TextSettings) -> None:
     """Say how much there is to do, and about how long it takes."""
-    count = len(settings.contenders) * len(settings.lrs)
-    total = seconds_left(Results(settings, {}, []), jobs)
+    count = len(settings.runs)
+    total = seconds_left(TextResults(settings, []))
     time_left = (
         f"about {format_time(total)} on cores with no other work, the first seed "
         f"{format_time(total / len(settings.seeds))}"
@@ -85,6 +84,6 @@ def announce(settings: Settings, jobs: int) -> None:
         else "how long, the page says after the first training"
     )
     say(
-        f"{count * len(settings.seeds)} trainings of {settings.updates:,} updates, "
-        f"{min(jobs, count * len(settings.seeds))} at a time: {time_left}"
+        f"{count} trainings of {settings.updates:,} updates, "
+        f"{min(settings.jobs, count)} at a time: {time_left}"
     )

@@ -5,34 +5,34 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from fairseq_posenc.workbench.experiments.aggregate import SeedAggregate
-from fairseq_posenc.workbench.experiments.pipeline import Results
-from fairseq_posenc.workbench.experiments.training import Run
+from fairseq_posenc.workbench.experiments.results import SeedAggregate
+from fairseq_posenc.workbench.experiments.settings import Run
+from fairseq_posenc.workbench.experiments.text_experiment import TextResults
 from fairseq_posenc.workbench.results.learning_curves import draw_lines
 from fairseq_posenc.workbench.running.logs import Curve
 
 
-def draw(results: Results, title: str, path: Path) -> bool:
+def draw(results: TextResults, title: str, path: Path) -> bool:
     """Draw means, intervals and seeds into a PNG file; say whether there is anything to draw."""
-    curves = {model.contender.name: model.curve for model in results.models}
-    lines = {model.contender.name: line_of(model) for model in results.models}
+    curves = {model.variant.name: model.curve for model in results.models}
+    lines = {model.variant.name: line_of(model) for model in results.models}
     lines |= {name: curve.points for name, (_, curve) in begun(results).items()}
     bands = {name: [(x, y.low, y.high) for x, y in curve] for name, curve in curves.items()}
     dots = {
-        model.contender.name: [point for each in model.outcomes for point in each.curve.points]
+        model.variant.name: [point for each in model.outcomes for point in each.curve.points]
         for model in results.models
         if len(model.outcomes) > 1
     }
     return draw_lines(lines, title, path, log=True, bands=bands, dots=dots)
 
 
-def begun(results: Results) -> dict[str, tuple[Run, Curve]]:
+def begun(results: TextResults) -> dict[str, tuple[Run, Curve]]:
     """Find the furthest curve of each model of which no training is finished."""
-    done = {each.contender for each in results.outcomes}
+    done = {each.run.variant for each in results.outcomes}
     found: dict[str, tuple[Run, Curve]] = {}
     for run, curve in results.begun.items():
-        if run.contender not in done and curve.points:
-            found.setdefault(run.contender.name, (run, curve))
+        if run.variant not in done and curve.points:
+            found.setdefault(run.variant.name, (run, curve))
     return found
 
 

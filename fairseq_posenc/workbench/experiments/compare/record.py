@@ -7,25 +7,26 @@ from collections.abc import Iterator
 from typing import Any
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.experiments.pipeline import Results
-from fairseq_posenc.workbench.experiments.settings import Settings
-from fairseq_posenc.workbench.experiments.training import all_runs
+from fairseq_posenc.workbench.experiments.text_experiment import TextResults
+from fairseq_posenc.workbench.experiments.text_settings import TextSettings
 from fairseq_posenc.workbench.results.differences import compare_all
 from fairseq_posenc.workbench.results.record import Record, RecordError, Row, own_command, read
 
 RECORD = "compare.json"
 
 
-def record(results: Results) -> Record:
+def record(results: TextResults) -> Record:
     """Collect the figures of all models, of their differences, and of all trainings."""
     settings = results.settings
     models: list[Row] = [
         {
-            "model": model.contender.name,
-            "position_encoding": model.contender.position_encoding,
-            "attention_directions": model.contender.directions,
+            "model": model.variant.name,
+            "position_encoding": model.variant.position_encoding,
+            "attention_directions": model.variant.directions,
             "updates": settings.updates,
-            "position_parameters": model.ended[0].position_parameters if model.ended else None,
+            "position_parameters": model.ended[0].figures["position_parameters"]
+            if model.ended
+            else None,
             "lr": model.lr,
             "seeds": len(model.outcomes),
             **model.perplexity.figures("perplexity"),
@@ -34,9 +35,9 @@ def record(results: Results) -> Record:
     ]
     trainings: list[Row] = [
         {
-            "model": outcome.contender.name,
-            "lr": outcome.lr,
-            "seed": outcome.seed,
+            "model": outcome.run.variant.name,
+            "lr": outcome.run.case,
+            "seed": outcome.run.seed,
             "perplexity": outcome.perplexity,
             "tokens_per_second": outcome.curve.speed,
             "seconds": outcome.seconds,
@@ -44,7 +45,7 @@ def record(results: Results) -> Record:
         }
         for outcome in results.outcomes
     ]
-    able = {model.contender.name: model.by_seed for model in results.models if not model.diverged}
+    able = {model.variant.name: model.by_seed for model in results.models if not model.diverged}
     differences: list[Row] = [
         {
             "model": each.better,
@@ -57,10 +58,10 @@ def record(results: Results) -> Record:
         for each in compare_all(able)
     ]
     figures = {"models": models, "differences": differences, "trainings": trainings}
-    return Record("compare", figures, {**_made_of(settings), **results.text}, command=own_command())
+    return Record("compare", figures, {**_made_of(settings), **results.data}, command=own_command())
 
 
-def _made_of(settings: Settings) -> dict[str, Any]:
+def _made_of(settings: TextSettings) -> dict[str, Any]:
     """Name what all trainings of a comparison share."""
     return {
         "family": settings.family,
@@ -71,7 +72,7 @@ def _made_of(settings: Settings) -> dict[str, Any]:
     }
 
 
-def check_loss(settings: Settings) -> None:
+def check_loss(settings: TextSettings) -> None:
     """Refuse a comparison whose report would lack what the one in its folder has.
 
     Raises:
@@ -88,14 +89,14 @@ def check_loss(settings: Settings) -> None:
         )
 
 
-def _lost(old: Record, settings: Settings) -> Iterator[str]:
+def _lost(old: Record, settings: TextSettings) -> Iterator[str]:
     for name, value in _made_of(settings).items():
         if old.data.get(name, value) != value:
             yield f"{name.replace('_', ' ')} {old.data[name]!r}"
     for row in old.rows:
         if row.get("updates", 0) > settings.updates:
             yield f"{row['updates']:,} updates"
-    kept = {(run.contender.name, run.lr, run.seed) for run in all_runs(settings)}
+    kept = {(run.variant.name, run.case, run.seed) for run in settings.runs}
     for row in old.figures.get("trainings", ()):
         if _key(row) not in kept:
             model, lr, seed = _key(row)

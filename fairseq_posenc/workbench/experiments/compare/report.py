@@ -9,13 +9,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Optional
 
-from fairseq_posenc.workbench.experiments.aggregate import Outcome, SeedAggregate
 from fairseq_posenc.workbench.experiments.compare.picture import begun, draw
-from fairseq_posenc.workbench.experiments.compare.reproduce import again, commands
+from fairseq_posenc.workbench.experiments.compare.reproduce import commands, reproduce
 from fairseq_posenc.workbench.experiments.compare.statements import statements
-from fairseq_posenc.workbench.experiments.pipeline import Results
-from fairseq_posenc.workbench.experiments.settings import CAUSAL, MASKED, Settings
-from fairseq_posenc.workbench.experiments.training import Run
+from fairseq_posenc.workbench.experiments.results import Outcome, SeedAggregate
+from fairseq_posenc.workbench.experiments.settings import Run
+from fairseq_posenc.workbench.experiments.text_experiment import TextResults
+from fairseq_posenc.workbench.experiments.text_settings import TextSettings
+from fairseq_posenc.workbench.experiments.variants import CAUSAL, MASKED
 from fairseq_posenc.workbench.results import markdown
 from fairseq_posenc.workbench.results.differences import RULE
 from fairseq_posenc.workbench.results.intervals import LEAST_SEEDS, NOTE
@@ -29,7 +30,7 @@ REPORT, PICTURE, PAGE = "report.md", "curves.png", "report.html"
 _REFRESH = 10  # seconds between two looks of a browser at the page of a run that goes on
 
 
-def write_report(results: Results, seconds_left: Optional[float] = None) -> Path:
+def write_report(results: TextResults, seconds_left: Optional[float] = None) -> Path:
     """Write the report, as Markdown and as a page, and its picture, if matplotlib is installed.
 
     Args:
@@ -57,7 +58,7 @@ def write_report(results: Results, seconds_left: Optional[float] = None) -> Path
         f"{RULE} All sentences are computed from the figures by fixed rules.",
         _note(results.settings),
         "## Commands",
-        again(results.settings),
+        reproduce(results.settings),
         commands(results.settings),
     ]
     path, text = out / REPORT, "\n\n".join(part for part in parts if part) + "\n"
@@ -66,26 +67,26 @@ def write_report(results: Results, seconds_left: Optional[float] = None) -> Path
     return path
 
 
-def conclusions(results: Results) -> list[str]:
+def conclusions(results: TextResults) -> list[str]:
     """Say what follows from the figures; nothing as long as trainings are missing."""
     if results.missing:
         return ["Differences are judged when all trainings are finished."]
     return statements(results.models, results.settings.family == MASKED)
 
 
-def _missing(results: Results, seconds_left: Optional[float]) -> str:
+def _missing(results: TextResults, seconds_left: Optional[float]) -> str:
     """Say which seeds are missing, while the run goes on."""
     if not results.missing:
         return ""
     still = "; ".join(
-        f"seed {seed} of {_list(dict.fromkeys(f'`{run.contender.name}`' for run in runs))}"
+        f"seed {seed} of {_list(dict.fromkeys(f'`{run.variant.name}`' for run in runs))}"
         for seed, runs in groupby(results.missing, key=lambda run: run.seed)
     )
     about = f", about {format_time(seconds_left)} more" if seconds_left else ""
     return f"**The run goes on{about}.** Not finished: {still}."
 
 
-def _note(settings: Settings) -> str:
+def _note(settings: TextSettings) -> str:
     masked = settings.family == MASKED
     return (
         f"Validation perplexity is `fairseq-validate`'s, of {'the masked' if masked else 'all'} "
@@ -103,24 +104,17 @@ def _note(settings: Settings) -> str:
 _FAMILIES = {MASKED: "masked language model", CAUSAL: "causal language model"}
 
 
-def _caveat(settings: Settings) -> str:
+def _caveat(settings: TextSettings) -> str:
     """Say what the figures do not show."""
-    text = (
+    return (
         f"**Who starts first is not who is better.** After {settings.updates:,} updates of small "
         "models the table shows which of them begin to learn early. One that stands still may "
         "start later, and the order may change."
     )
-    if settings.family == MASKED and not settings.text and not settings.train_args:
-        # The records docs/results/demo.json and masked_lm_late.json.
-        text += (
-            " So does `learned`, in such models on this text: its perplexity is 104.1 after 400 "
-            "updates, little below that of `none`, and 28.8 after 1,600, `none`'s 94.5."
-        )
-    return text
 
 
-def _introduction(results: Results) -> str:
-    settings, words = results.settings, results.text
+def _introduction(results: TextResults) -> str:
+    settings, words = results.settings, results.data
     source = (
         f"`{settings.text}`"
         if settings.text
@@ -130,12 +124,11 @@ def _introduction(results: Results) -> str:
         f"{_FAMILIES[settings.family].capitalize()}s on real text: {source}, {words['words']:,} "
         f"words in {words['documents']:,} documents, of which {words['valid_words']:,} words are "
         f"kept for validation, cut into {settings.vocab_size:,} sentencepieces. The models have "
-        f"{settings.size('layers')} layers of width "
-        f"{settings.size('embed-dim')} with "
+        f"{settings.size('layers')} layers of width {settings.size('embed-dim')} with "
         f"{settings.size('attention-heads')} attention heads, and read blocks of "
         f"{settings.trained} tokens. They differ only in their position encoding. Each is trained "
-        f"for {settings.updates:,} updates, "
-        f"{int(settings.option('--max-tokens')):,} tokens at a time, once for each seed "
+        f"for {settings.updates:,} updates, {int(settings.option('--max-tokens')):,} tokens at a "
+        "time, once for each seed "
         f"({_list(settings.seeds)}) and learning rate ({_list(settings.lrs)}). With the "
         "same seed they read the same text in the same order"
         f"{', with the same masks' if settings.family == MASKED else ''}."
@@ -146,27 +139,26 @@ def _list(values: Iterable[object]) -> str:
     return ", ".join(map(str, values))
 
 
-def table(results: Results) -> str:
+def table(results: TextResults) -> str:
     """Format all models as a table in Markdown; of those that are not finished what is known."""
     header = (
         *("encoding", "position parameters", "learning rate", "seeds", "validation perplexity"),
         *("each seed", "tokens/s", "time"),
     )
-    rows = {model.contender.name: _row(model, results.settings) for model in results.models}
+    rows = {model.variant.name: _row(model, results.settings) for model in results.models}
     rows |= {name: _begun_row(*each) for name, each in begun(results).items()}
-    names = [contender.name for contender in results.settings.contenders]
-    return markdown.table(header, [rows[name] for name in names if name in rows])
+    return markdown.table(header, [rows[name] for name in results.settings.names if name in rows])
 
 
-def _row(model: SeedAggregate, settings: Settings) -> tuple[str, ...]:
+def _row(model: SeedAggregate, settings: TextSettings) -> tuple[str, ...]:
     def mean(figure: Callable[[Outcome], float], show: Callable[[float], str]) -> str:
         return show(fmean(map(figure, model.ended))) if model.ended else "-"
 
     seeds, wanted = len(model.outcomes), len(settings.seeds)
     return (
-        f"`{model.contender.name}`",
-        mean(lambda each: each.position_parameters, "{:,.0f}".format),
-        *(model.lr, str(seeds) if seeds == wanted else f"{seeds} of {wanted}", model.shown(2)),
+        f"`{model.variant.name}`",
+        mean(lambda each: each.figures["position_parameters"], "{:,.0f}".format),
+        *(model.lr, str(seeds) if seeds == wanted else f"{seeds} of {wanted}", model.show(2)),
         ", ".join(f"{each.perplexity:,.1f}" for each in model.ended) or "-",
         mean(lambda each: each.curve.speed, "{:,.0f}".format),
         mean(lambda each: each.seconds, format_time),
@@ -176,4 +168,4 @@ def _row(model: SeedAggregate, settings: Settings) -> tuple[str, ...]:
 def _begun_row(run: Run, curve: Curve) -> tuple[str, ...]:
     updates, perplexity = curve.points[-1]
     so_far = f"{perplexity:,.2f} at update {updates:,}"
-    return f"`{run.contender.name}`", "-", run.lr, "0", so_far, "-", f"{curve.speed:,.0f}", "-"
+    return f"`{run.variant.name}`", "-", run.case, "0", so_far, "-", f"{curve.speed:,.0f}", "-"

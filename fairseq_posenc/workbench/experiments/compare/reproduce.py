@@ -1,16 +1,18 @@
-"""What the report says of commands: those to run it again or bigger, and those behind it."""
+"""Commands for the report: to run the comparison again or bigger, and those behind it."""
 
 from __future__ import annotations
 
 import shlex
 
-from fairseq_posenc.workbench.experiments.settings import MASKED, STACKS, Settings
-from fairseq_posenc.workbench.experiments.training import all_runs, measure_command, train_command
+from fairseq_posenc.workbench.experiments.text_experiment import measure_command
+from fairseq_posenc.workbench.experiments.text_settings import STACKS, TextSettings
+from fairseq_posenc.workbench.experiments.trainings import train_command
+from fairseq_posenc.workbench.experiments.variants import MASKED
 
 _USER_DIR = ' --user-dir "$(fairseq-posenc user-dir)"'  # finds the package on every machine
 
 
-def again(settings: Settings) -> str:
+def reproduce(settings: TextSettings) -> str:
     """Show lines that run the comparison again, longer, with more seeds, or on other text."""
     out = str(settings.out)
     longer = ["--updates", str(4 * settings.updates)]
@@ -40,12 +42,12 @@ def _bigger(stack: str) -> str:
     )
 
 
-def _compare_command(settings: Settings, changes: list[str]) -> str:
-    """Return the command of this comparison with some options changed."""
+def _compare_command(settings: TextSettings, changes: list[str]) -> str:
+    """Build the command of this comparison with some options changed."""
     options = {
         "--family": settings.family if settings.family != MASKED else "",
         "--text": str(settings.text) if settings.text else "",
-        "--encodings": ",".join(contender.name for contender in settings.contenders),
+        "--encodings": ",".join(settings.names),
         "--updates": str(settings.updates),
         "--seeds": ",".join(map(str, settings.seeds)),
         "--lrs": ",".join(settings.lrs),
@@ -60,12 +62,12 @@ def _compare_command(settings: Settings, changes: list[str]) -> str:
     return f"{line} -- {for_fairseq}" if for_fairseq else line
 
 
-def commands(settings: Settings) -> str:
-    """Show what was called for each training."""
+def commands(settings: TextSettings) -> str:
+    """Show the commands that were called for each training."""
     lines = []
-    for run in all_runs(settings):
+    for run in settings.runs:
         lines += [
-            f"# {run.label}",
+            f"# {settings.label(run)}",
             shlex.join(train_command(settings, run)) + _USER_DIR,
             shlex.join(measure_command(settings, run)) + _USER_DIR,
         ]

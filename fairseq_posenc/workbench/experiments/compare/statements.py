@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Optional
 
-from fairseq_posenc.workbench.experiments.aggregate import SeedAggregate, is_below, name
-from fairseq_posenc.workbench.results.differences import describe, few_seeds
+from fairseq_posenc.workbench.experiments.results import SeedAggregate
+from fairseq_posenc.workbench.results.differences import compare, describe, few_seeds
 
 _FALLING = 0.02  # of the perplexity, in the last quarter of a training
 # A model counts as having left the plateau of a bag of words at this part of its perplexity: far
@@ -17,13 +17,13 @@ _LEFT_PLATEAU = 0.5
 def statements(models: Sequence[SeedAggregate], masked: bool = True) -> list[str]:
     """Say what follows from the figures of masked or of causal LMs, in Markdown."""
     able = [model for model in models if not model.diverged]
-    diverged = [f"{name(model)} {model.shown(2)}." for model in models if model.diverged]
+    diverged = [f"{_code(model)} {model.show(2)}." for model in models if model.diverged]
     shown = [*diverged, *_falling(able)]
     if few := few_seeds(min(len(model.outcomes) for model in models)):
         return [few, *shown]
     bag = next((each for each in able if masked and _is_bag_of_words(each)), None)
     others = [model for model in able if model is not bag]
-    order = describe({model.contender.name: model.by_seed for model in able})
+    order = describe({model.variant.name: model.by_seed for model in able})
     found = [*shown, *order, _bag_of_words(bag, others), _race(others)]
     return [sentence for sentence in found if sentence]
 
@@ -35,18 +35,18 @@ def _falling(models: Sequence[SeedAggregate]) -> list[str]:
         curve = [(updates, level.mean) for updates, level in model.curve]
         before = [value for updates, value in curve if updates <= 0.75 * curve[-1][0]]
         if before and 1 - curve[-1][1] / before[-1] > _FALLING:
-            falls.append(f"{name(model)} by {1 - curve[-1][1] / before[-1]:.0%}")
+            falls.append(f"{_code(model)} by {1 - curve[-1][1] / before[-1]:.0%}")
     return [f"Still falling in the last quarter: {', '.join(falls)}."] if falls else []
 
 
 def _bag_of_words(bag: Optional[SeedAggregate], others: Sequence[SeedAggregate]) -> str:
     if bag is None or not bag.curve:
         return ""
-    others = [model for model in others if is_below(model, bag)]
+    others = [model for model in others if _is_below(model, bag)]
     level = min(interval.mean for _, interval in bag.curve)
     left = _LEFT_PLATEAU * level
     text = (
-        f"{name(bag)} cannot tell in which order the tokens stand: to it a text is a bag of "
+        f"{_code(bag)} cannot tell in which order the tokens stand: to it a text is a bag of "
         f"words. The lowest perplexity it reaches is {level:,.1f}."
     )
     if not others:
@@ -60,24 +60,24 @@ def _race(models: Sequence[SeedAggregate]) -> str:
     able = [model for model in models if model.curve]
     if not able:
         return ""
-    baseline = next((model for model in able if model.contender[1:] == ("learned", "")), able[0])
-    others = [model for model in able if is_below(model, baseline)]
+    baseline = next((model for model in able if model.variant[1:] == ("learned", "")), able[0])
+    others = [model for model in able if _is_below(model, baseline)]
     updates, level = baseline.curve[-1]
     if not others:
         return ""
     return (
-        f"{name(baseline)} ends at perplexity {level.mean:,.1f} after {updates:,} updates. That "
+        f"{_code(baseline)} ends at perplexity {level.mean:,.1f} after {updates:,} updates. That "
         f"is reached by {_all(others, level.mean)}."
     )
 
 
 def _all(models: Iterable[SeedAggregate], level: float) -> str:
-    """Return who gets to a perplexity after how many updates, over the seeds."""
-    return ", ".join(f"{name(model)} {_when(model, level)}" for model in models)
+    """Format who reaches a perplexity after how many updates, over the seeds."""
+    return ", ".join(f"{_code(model)} {_when(model, level)}" for model in models)
 
 
 def _when(model: SeedAggregate, level: float) -> str:
-    arrivals = model.arrivals(level)
+    arrivals = [each.curve.first_below(level) for each in model.outcomes]
     known = sorted(updates for updates in arrivals if updates is not None)
     if not known:
         return "not in this run"
@@ -89,4 +89,14 @@ def _when(model: SeedAggregate, level: float) -> str:
 
 
 def _is_bag_of_words(model: SeedAggregate) -> bool:
-    return model.contender.position_encoding == "none" and not model.contender.directions
+    return model.variant.position_encoding == "none" and not model.variant.directions
+
+
+def _is_below(model: SeedAggregate, other: SeedAggregate) -> bool:
+    """Whether a model's perplexity is significantly lower than another's."""
+    found = compare(model.by_seed, other.by_seed)
+    return found.is_significant and found.interval.mean < 0
+
+
+def _code(model: SeedAggregate) -> str:
+    return f"`{model.variant.name}`"

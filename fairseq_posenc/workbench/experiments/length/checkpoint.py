@@ -42,7 +42,7 @@ class LoadedModel(NamedTuple):
 
 
 def load(
-    candidate: Variant,
+    variant: Variant,
     data: Path,
     dictionary: Dictionary,
     how: Computing = PLAIN,
@@ -50,7 +50,7 @@ def load(
     """Read a model from its checkpoint.
 
     Args:
-        candidate: which one, and with which positions.
+        variant: which one, and with which positions.
         data: folder of the text, whose dictionary must be the model's.
         dictionary: of that folder.
         how: on what, and in what, to compute.
@@ -59,19 +59,19 @@ def load(
         UserError: no checkpoint of a causal language model, a dictionary that is not the model's,
             or positions that it was not trained with.
     """
-    state = load_state(candidate.path, f"{candidate.name}:")
+    state = load_state(variant.path, f"{variant.name}:")
     settings = state["cfg"]
-    _refuse_other_tasks(candidate, settings.task)
-    _refuse_other_symbols(candidate, settings.task, data, dictionary)
+    _refuse_other_tasks(variant, settings.task)
+    _refuse_other_symbols(variant, settings.task, data, dictionary)
     # A checkpoint may have been trained with --init-positions; here it would hide a mistake.
     changes: dict[str, Any] = {"data": str(data), "init_positions": False}
-    if candidate.override is not None:
-        _refuse_other_encodings(candidate, candidate.override, settings.model)
-        changes["position_encoding"] = str(candidate.override)
+    if variant.override is not None:
+        _refuse_other_encodings(variant, variant.override, settings.model)
+        changes["position_encoding"] = str(variant.override)
         changes["position_encoding_decoder"] = None
-        override_positions(state["model"], candidate.override)
+        override_positions(state["model"], variant.override)
     overwrite_args_by_name(settings, changes)
-    model = _build(candidate, {**state, "args": None, "cfg": settings}, data, dictionary)
+    model = _build(variant, {**state, "args": None, "cfg": settings}, data, dictionary)
     ours = isinstance(model, PositionalLM)
     return LoadedModel(
         model=how.place(model),
@@ -83,40 +83,38 @@ def load(
 
 
 def _build(
-    candidate: Variant, state: dict[str, Any], data: Path, dictionary: Dictionary
+    variant: Variant, state: dict[str, Any], data: Path, dictionary: Dictionary
 ) -> FairseqLanguageModel:
-    path = str(candidate.path)
+    path = str(variant.path)
     try:
         (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([path], state=state)
     except UserError as error:
-        how = f" cannot be read with {candidate.override}" if candidate.override else ""
-        raise UserError(f"{candidate.name}: {path}{how}: {error}") from error
+        how = f" cannot be read with {variant.override}" if variant.override else ""
+        raise UserError(f"{variant.name}: {path}{how}: {error}") from error
     except RuntimeError as error:  # torch's, about sizes: all of them but one are the checkpoint's
         raise UserError(
-            f"{candidate.name}: {path} does not go with the {len(dictionary):,} symbols of "
+            f"{variant.name}: {path} does not go with the {len(dictionary):,} symbols of "
             f"{data / 'dict.txt'}: --data must have the dictionary that the model was trained with"
         ) from error
     return model
 
 
-def _refuse_other_tasks(candidate: Variant, task: Any) -> None:
+def _refuse_other_tasks(variant: Variant, task: Any) -> None:
     name = task._name
     if name != TASK:
         raise UserError(
-            f"{candidate.name}: {candidate.path} was trained for the task {name}; causal language "
+            f"{variant.name}: {variant.path} was trained for the task {name}; causal language "
             f"models, of the task {TASK}, are needed"
         )
     for option in _OTHER_TARGETS:
         if task.get(option):
             raise UserError(
-                f"{candidate.name}: {candidate.path} was trained with --{option.replace('_', '-')}"
+                f"{variant.name}: {variant.path} was trained with --{option.replace('_', '-')}"
                 ": only models that predict the next token, and nothing else, are supported"
             )
 
 
-def _refuse_other_symbols(
-    candidate: Variant, task: Any, data: Path, dictionary: Dictionary
-) -> None:
+def _refuse_other_symbols(variant: Variant, task: Any, data: Path, dictionary: Dictionary) -> None:
     """Refuse a dictionary of the same size with other symbols, if the trained one is still there.
 
     The figures would be nonsense, and nothing else would tell.
@@ -127,18 +125,18 @@ def _refuse_other_symbols(
     symbols = Dictionary.load(str(trained)).symbols
     if len(symbols) == len(dictionary) and symbols != dictionary.symbols:
         raise UserError(
-            f"{candidate.name}: {data / 'dict.txt'} and {trained}, which {candidate.path} was "
+            f"{variant.name}: {data / 'dict.txt'} and {trained}, which {variant.path} was "
             "trained with, differ: --data must have the dictionary that the model was trained with"
         )
 
 
-def _refuse_other_encodings(candidate: Variant, override: Spec, model: Any) -> None:
+def _refuse_other_encodings(variant: Variant, override: Spec, model: Any) -> None:
     """Allow changed options only: other encodings would give figures without a meaning."""
     if "position_encoding" not in model:
-        raise UserError(f"{candidate.name}: {candidate.path} is a model of fairseq's own: no @SPEC")
+        raise UserError(f"{variant.name}: {variant.path} is a model of fairseq's own: no @SPEC")
     trained = resolve(model).decoder
     if [item.name for item in override.items] != [item.name for item in trained.items]:
         raise UserError(
-            f"{candidate.name}: {candidate.path} was trained with {trained}; {override} is another "
+            f"{variant.name}: {variant.path} was trained with {trained}; {override} is another "
             "encoding, and @SPEC can change the options of the trained one only"
         )

@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     request = Request(list(args.lengths), _strides(args), args.max_tokens)
     _refuse_bad_stride(args, request)
     how = Computing.chosen(args.device, args.fp16, args.bf16)
-    candidates = parse_variants(args.models)
+    variants = parse_variants(args.models)
     dictionary = read_dictionary(args.data)
     stream = read_stream(args.data, args.split, dictionary)
     if (longest := request.lengths[-1]) > len(stream):
@@ -81,15 +81,15 @@ def run(args: argparse.Namespace) -> int:
         signals_as_keyboard_interrupt(CONTINUES),
         lock_output_folder(args.out, (REPORT, FIGURES, PICTURE)),
     ):
-        for candidate in candidates:  # so that a wrong one is told before the first is measured
-            load(candidate, args.data, dictionary)
+        for variant in variants:  # so that a wrong one is an error before the first is measured
+            load(variant, args.data, dictionary)
         say(f"{len(stream):,} tokens of {args.data / args.split}, all scored once for each figure")
         rows = []
-        for candidate in candidates:
-            loaded = load(candidate, args.data, dictionary, how)
-            inputs = _inputs(candidate, args, how)
-            scores = evaluate(loaded, stream, request, args.out / candidate.name, inputs)
-            rows.append(Row.of(candidate, loaded, scores))
+        for variant in variants:
+            loaded = load(variant, args.data, dictionary, how)
+            inputs = _inputs(variant, args, how)
+            scores = evaluate(loaded, stream, request, args.out / variant.name, inputs)
+            rows.append(Row.of(variant, loaded, scores))
         results = Results(args.data, args.split, len(stream), args.stride, rows)
         found = record(results)
         found.write(args.out / FIGURES)
@@ -105,12 +105,12 @@ def _strides(args: argparse.Namespace) -> dict[str, int | None]:
     return {mode: args.stride if mode == SLIDING else None for mode in modes}
 
 
-def _inputs(candidate: Variant, args: argparse.Namespace, how: Computing) -> Outputs:
-    """Return all that figures depend on, but for their lengths."""
+def _inputs(variant: Variant, args: argparse.Namespace, how: Computing) -> Outputs:
+    """Collect the inputs of the figures, without their lengths."""
     text = [args.data / name for name in ("dict.txt", f"{args.split}.idx", f"{args.split}.bin")]
     return {
-        "checkpoint": checksum(candidate.path),
-        "override": str(candidate.override),
+        "checkpoint": checksum(variant.path),
+        "override": str(variant.override),
         "text": [checksum(path) for path in text],
         "precision": str(how.dtype),
         "version": __version__,

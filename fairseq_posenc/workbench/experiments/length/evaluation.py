@@ -31,7 +31,7 @@ class Request(NamedTuple):
 def evaluate(
     loaded: LoadedModel, stream: Stream, request: Request, folder: Path, inputs: Outputs
 ) -> dict[str, dict[int, Score]]:
-    """Return a model's scores of each mode, by length.
+    """Compute a model's scores of each mode, by length.
 
     Args:
         loaded: the model.

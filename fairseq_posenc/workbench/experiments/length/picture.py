@@ -31,7 +31,7 @@ def draw(results: Results, path: Path) -> bool:
         axes.set_title(mode, loc="left", fontsize=12)
         _style_lengths(axes, results)
         pictures.style_values(axes, min(values) / _MARGIN, max(values) * _MARGIN, log=True)
-        _draw_lines(axes, [row.candidate.name for row in results.rows], lines[mode])
+        _draw_lines(axes, [row.variant.name for row in results.rows], lines[mode])
     panels[0].set_ylabel("perplexity per token", color=GREY)
     pictures.save(figure, path)
     return True

@@ -23,26 +23,24 @@ class Row(NamedTuple):
     """What came out for one model.
 
     Attributes:
-        candidate: what the user named.
+        variant: what the user named.
         encoding: its position encodings, or whose model it is.
         trained_length: tokens in a training sample.
         updates: training updates, if known.
         scores: of each mode, by length.
     """
 
-    candidate: Variant
+    variant: Variant
     encoding: str
     trained_length: int
     updates: int | None
     scores: dict[str, dict[int, Score]]
 
     @classmethod
-    def of(
-        cls, candidate: Variant, loaded: LoadedModel, scores: dict[str, dict[int, Score]]
-    ) -> Row:
-        """Return the row of a model, without the model itself."""
+    def of(cls, variant: Variant, loaded: LoadedModel, scores: dict[str, dict[int, Score]]) -> Row:
+        """Build the row of a model, without the model itself."""
         encoding = loaded.encoding or f"fairseq's {type(loaded.model).__name__}"
-        return cls(candidate, str(encoding), loaded.trained_length, loaded.updates, scores)
+        return cls(variant, str(encoding), loaded.trained_length, loaded.updates, scores)
 
 
 class Results(NamedTuple):
@@ -74,14 +72,14 @@ class Results(NamedTuple):
 
 
 def table(results: Results) -> str:
-    """Return the table of all models in Markdown, and the reasons for its dashes below it."""
+    """Format the table of all models in Markdown, and the reasons for its dashes below it."""
     rows = [
-        [row.candidate.name, mode, f"{row.trained_length:,}", *map(_cell, scores.values())]
+        [row.variant.name, mode, f"{row.trained_length:,}", *map(_cell, scores.values())]
         for row in results.rows
         for mode, scores in row.scores.items()
     ]
     header = ["model", "evaluation", "trained at", *(f"{n:,}" for n in results.lengths)]
-    notes = [f"- {row.candidate.name}: {note}" for row in results.rows for note in _refusals(row)]
+    notes = [f"- {row.variant.name}: {note}" for row in results.rows for note in _refusals(row)]
     return "\n".join([markdown.table(header, rows, "llr"), *([""] if notes else []), *notes])
 
 
@@ -90,7 +88,7 @@ def _cell(score: Score) -> str:
 
 
 def _refusals(row: Row) -> list[str]:
-    """Return why a model has dashes: of each mode the reason at the shortest length."""
+    """Explain a model's dashes: of each mode the reason at the shortest length."""
     refused = [
         next((score.refusal for score in scores.values() if score.refusal), "")
         for scores in row.scores.values()
@@ -129,12 +127,12 @@ def _introduction(results: Results) -> str:
 
 
 def record(results: Results) -> Record:
-    """Return all figures."""
+    """Collect all figures."""
     rows = [
         {
-            "model": row.candidate.name,
-            "checkpoint": str(row.candidate.path),
-            "override": str(row.candidate.override) if row.candidate.override else None,
+            "model": row.variant.name,
+            "checkpoint": str(row.variant.path),
+            "override": str(row.variant.override) if row.variant.override else None,
             "position_encoding": row.encoding,
             "trained_length": row.trained_length,
             "updates": row.updates,

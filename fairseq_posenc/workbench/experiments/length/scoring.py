@@ -87,7 +87,7 @@ def _check_limit(loaded: LoadedModel, length: int) -> None:
 
 @torch.no_grad()
 def log_probabilities(loaded: LoadedModel, stream: Stream, batch: list[Window]) -> Tensor:
-    """Return the natural logarithms of the probabilities of a batch's predicted tokens, ``(n,)``.
+    """Compute the natural logarithms of the probabilities of a batch's predicted tokens, ``(n,)``.
 
     Args:
         loaded: the model.

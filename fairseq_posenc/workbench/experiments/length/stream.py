@@ -27,16 +27,16 @@ class Stream(NamedTuple):
 
     @classmethod
     def of(cls, tokens: Tensor, eos: int) -> Stream:
-        """Return the stream of ``tokens``, ``(N,)``."""
+        """Build the stream of ``tokens``, ``(N,)``."""
         return cls(torch.cat([tokens.new_tensor([eos]), tokens[:-1]]), tokens)
 
     def __len__(self) -> int:
-        """Return N."""
+        """Count the tokens, N."""
         return len(self.targets)
 
 
 def read_dictionary(data: Path) -> Dictionary:
-    """Return the dictionary of a folder that ``fairseq-preprocess --only-source`` made.
+    """Read the dictionary of a folder that ``fairseq-preprocess --only-source`` made.
 
     Raises:
         UserError: there is none.
@@ -51,7 +51,7 @@ def read_dictionary(data: Path) -> Dictionary:
 
 
 def read_stream(data: Path, split: str, dictionary: Dictionary) -> Stream:
-    """Return all tokens of a split.
+    """Read all tokens of a split.
 
     Raises:
         UserError: the folder has no such split, or it is empty.

@@ -28,15 +28,15 @@ class Variant(NamedTuple):
 
 
 def parse_variants(texts: Sequence[str]) -> list[Variant]:
-    """Return the models of the command line.
+    """Parse the models of the command line.
 
     Raises:
         UserError: malformed, two of the same name, a file that does not exist, or a bad spec.
     """
-    return [_candidate(*each) for each in parse_named(texts, FORM, "models").items()]
+    return [_parse_variant(*each) for each in parse_named(texts, FORM, "models").items()]
 
 
-def _candidate(name: str, value: str) -> Variant:
+def _parse_variant(name: str, value: str) -> Variant:
     if not is_folder_name(name):
         raise UserError(f"{name!r}: the name must be one that a folder can have")
     path, at, spec = value.rpartition("@")

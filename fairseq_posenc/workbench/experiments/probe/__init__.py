@@ -3,7 +3,7 @@
 1. :mod:`~fairseq_posenc.workbench.experiments.probe.tasks` has a module for each task, which makes
    questions and answers.
 2. :mod:`~fairseq_posenc.workbench.experiments.probe.data` writes them as data of fairseq.
-3. :mod:`~fairseq_posenc.workbench.experiments.probe.pipeline` trains with ``fairseq-train`` and
+3. :mod:`~fairseq_posenc.workbench.experiments.probe.experiment` trains with ``fairseq-train`` and
    reads with ``fairseq-validate``, both with the criterion :mod:`~fairseq_posenc.tasks.answers`.
 4. :mod:`~fairseq_posenc.workbench.experiments.probe.report` writes the tables and the picture.
 """

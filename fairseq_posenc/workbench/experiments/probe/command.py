@@ -6,9 +6,8 @@ import argparse
 
 from fairseq_posenc import registry
 from fairseq_posenc.workbench.experiments.probe import tasks
-from fairseq_posenc.workbench.experiments.probe.data import BOTH, CAUSAL
+from fairseq_posenc.workbench.experiments.probe.experiment import TaskExperiment
 from fairseq_posenc.workbench.experiments.probe.picture import draw
-from fairseq_posenc.workbench.experiments.probe.pipeline import run_probe
 from fairseq_posenc.workbench.experiments.probe.report import (
     PICTURE,
     RECORD,
@@ -17,10 +16,9 @@ from fairseq_posenc.workbench.experiments.probe.report import (
     tables,
     write_report,
 )
-from fairseq_posenc.workbench.experiments.probe.results import Results
-from fairseq_posenc.workbench.experiments.probe.settings import Settings
+from fairseq_posenc.workbench.experiments.probe.settings import TaskSettings
 from fairseq_posenc.workbench.experiments.trainings import default_jobs
-from fairseq_posenc.workbench.experiments.variants import parse_variants
+from fairseq_posenc.workbench.experiments.variants import BOTH, CAUSAL, parse_variants
 from fairseq_posenc.workbench.results.pictures import can_draw
 from fairseq_posenc.workbench.running.interruption import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.locks import lock_output_folder
@@ -62,12 +60,12 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: wrong input, or a fairseq command that failed.
     """
-    settings, jobs = _settings(args), args.jobs or default_jobs()
+    settings = _settings(args)
     with (
         signals_as_keyboard_interrupt(CONTINUES),
         lock_output_folder(settings.out, (REPORT, PICTURE, RECORD)) as lock,
     ):
-        results = Results(settings, run_probe(settings, jobs, lock))
+        results = TaskExperiment(settings, lock).run()
         found = record(results)
         found.write(settings.out / RECORD)
         if drawn := can_draw():
@@ -78,19 +76,20 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _settings(args: argparse.Namespace) -> Settings:
+def _settings(args: argparse.Namespace) -> TaskSettings:
     names = tasks.names() if args.tasks == _ALL else args.tasks.split(",")
     encodings = args.encodings
     if encodings == _ALL:
         both = args.family == BOTH
         encodings = ",".join(registry.names_for(encoder=both, decoder=True))
-    return Settings(
+    return TaskSettings(
         out=args.out,
         family=args.family,
         tasks=tuple(tasks.get(name.strip()) for name in dict.fromkeys(names)),
-        contenders=parse_variants(encodings),
+        variants=parse_variants(encodings),
         seeds=args.seeds,
         updates=args.updates,
         trained=args.trained,
         lengths=args.lengths,
+        jobs=args.jobs or default_jobs(),
     )

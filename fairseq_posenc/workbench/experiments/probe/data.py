@@ -12,9 +12,9 @@ from fairseq.data.indexed_dataset import data_file_path, index_file_path, make_b
 
 from fairseq_posenc.tasks.answers import ASKS
 from fairseq_posenc.workbench.experiments.probe.tasks import Example, Task
+from fairseq_posenc.workbench.experiments.variants import BOTH
 from fairseq_posenc.workbench.running.stages import Outputs
 
-CAUSAL, BOTH = "causal-lm", "encoder-decoder"
 QUESTION, ANSWER = "question", "answer"  # fairseq's two languages, with an encoder
 DATA_SEED = 1
 EXAMPLES = {"train": 50_000, "valid": 200}
@@ -40,7 +40,7 @@ def write_reading(task: Task, family: str, lengths: Sequence[int], folder: Path)
 
 
 def split_name(length: int) -> str:
-    """Return the name of the split with questions of a length."""
+    """Name the split with questions of a length."""
     return f"length-{length}"
 
 

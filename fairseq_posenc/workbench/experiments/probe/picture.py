@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fairseq_posenc.workbench.experiments.probe.results import Results
+from fairseq_posenc.workbench.experiments.probe.results import TaskResults, share, share_by_seed
 from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.results.intervals import LEAST_SEEDS
 from fairseq_posenc.workbench.results.pictures import GREY, PALE
@@ -12,7 +12,7 @@ from fairseq_posenc.workbench.results.pictures import GREY, PALE
 _COLUMNS = 3
 
 
-def draw(results: Results, path: Path) -> None:
+def draw(results: TaskResults, path: Path) -> None:
     """Draw all tasks, with the seeds' intervals as bands, into a PNG file."""
     tasks, lengths = results.settings.tasks, sorted(results.settings.lengths)
     columns = min(_COLUMNS, len(tasks))
@@ -21,13 +21,13 @@ def draw(results: Results, path: Path) -> None:
     panels = figure.subplots(rows, columns, squeeze=False, sharex=True).flat
     for axes, task in zip(panels, tasks):
         axes.set_title(task.name, loc="left", fontsize=12)
-        styles = pictures.looks(results.models)
-        for model in results.models:
-            shares = [results.exact(task.name, model, [length]) for length in lengths]
-            style = styles[model]
-            axes.plot(lengths, [each.mean for each in shares], lw=1.8, label=model, **style)
+        styles = pictures.looks(results.settings.names)
+        for model in results.settings.variants:
+            shares = [share(results, task.name, model, [length]) for length in lengths]
+            style = styles[model.name]
+            axes.plot(lengths, [each.mean for each in shares], lw=1.8, label=model.name, **style)
             for length in lengths:
-                seeds = results.by_seed(task.name, model, [length]).values()
+                seeds = share_by_seed(results, task.name, model, [length]).values()
                 axes.plot([length] * len(seeds), list(seeds), "o", color=style["color"], ms=2)
             if len(results.settings.seeds) >= LEAST_SEEDS:
                 bounds = [each.low for each in shares], [each.high for each in shares]

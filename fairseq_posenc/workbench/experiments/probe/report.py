@@ -7,10 +7,16 @@ from pathlib import Path
 from statistics import fmean
 
 from fairseq_posenc.workbench.experiments.probe.data import READ
-from fairseq_posenc.workbench.experiments.probe.results import Results
+from fairseq_posenc.workbench.experiments.probe.results import (
+    TaskResults,
+    reciprocal_rank,
+    share,
+    share_by_seed,
+)
+from fairseq_posenc.workbench.experiments.variants import Variant
 from fairseq_posenc.workbench.results import markdown
 from fairseq_posenc.workbench.results.differences import RULE, Scale, compare, few_seeds
-from fairseq_posenc.workbench.results.intervals import NOTE, Interval
+from fairseq_posenc.workbench.results.intervals import NOTE
 from fairseq_posenc.workbench.results.record import Record, own_command
 from fairseq_posenc.workbench.running.files import write_whole
 from fairseq_posenc.workbench.running.progress import format_time
@@ -19,7 +25,7 @@ _SHARE = Scale("share of right answers", higher=True)
 REPORT, RECORD, PICTURE = "probe.md", "probe.json", "probe.png"
 
 
-def write_report(results: Results, drawn: bool) -> Path:
+def write_report(results: TaskResults, drawn: bool) -> Path:
     """Write tables, and the picture if there is one, as a page; return its path."""
     settings = results.settings
     parts = ["# Tasks with known answers", _introduction(results), tables(results)]
@@ -30,9 +36,9 @@ def write_report(results: Results, drawn: bool) -> Path:
     return path
 
 
-def _introduction(results: Results) -> str:
+def _introduction(results: TaskResults) -> str:
     settings = results.settings
-    known = [outcome.seconds for outcome in results.outcomes if outcome.seconds is not None]
+    known = [outcome.seconds for outcome in results.outcomes if not outcome.diverged]
     seconds = format_time(fmean(known)) if known else "-"
     return (
         f"Models ({settings.family}), each trained on one task for {settings.updates:,} updates "
@@ -44,79 +50,76 @@ def _introduction(results: Results) -> str:
     )
 
 
-def tables(results: Results) -> str:
-    """Return all tables and sentences."""
-    parts = []
-    if results.within:
-        parts += ["Lengths as in training:", _shares(results, results.within)]
-    if results.beyond:
+def tables(results: TaskResults) -> str:
+    """Format all tables and sentences."""
+    settings, parts = results.settings, []
+    if settings.within:
+        parts += ["Lengths as in training:", _shares(results, settings.within)]
+    if settings.beyond:
         parts += [
             "Longer than in training, and the mean over tasks of 1 / rank there (Kazemnejad et al. "
             "2023):",
-            _shares(results, results.beyond, ranks=True),
-            "\n".join(f"- {_best(results, task.name)}" for task in results.settings.tasks),
-            few_seeds(len(results.settings.seeds)) or "",
+            _shares(results, settings.beyond, ranks=True),
+            "\n".join(f"- {_best(results, task.name)}" for task in settings.tasks),
+            few_seeds(len(settings.seeds)) or "",
         ]
     return "\n\n".join(filter(None, parts))
 
 
-def _shares(results: Results, lengths: Sequence[int], ranks: bool = False) -> str:
+def _shares(results: TaskResults, lengths: Sequence[int], ranks: bool = False) -> str:
     tasks = [task.name for task in results.settings.tasks]
     header = ["encoding", *(["mean reciprocal rank"] if ranks else []), *tasks]
     rows = []
-    for model in results.models:
-        found = [results.reciprocal_rank(model)] if ranks else []
-        found += [results.exact(task, model, lengths) for task in tasks]
-        rows.append([f"`{model}`", *(each.show(2) for each in found)])
+    for model in results.settings.variants:
+        found = [reciprocal_rank(results, model)] if ranks else []
+        found += [share(results, task, model, lengths) for task in tasks]
+        rows.append([f"`{model.name}`", *(each.show(2) for each in found)])
     return markdown.table(header, rows)
 
 
-def _best(results: Results, task: str) -> str:
+def _best(results: TaskResults, task: str) -> str:
     """Say which models differ significantly from the best of a task, and which do not."""
-    shares = {model: results.exact(task, model, results.beyond) for model in results.models}
-    best = max(shares, key=lambda model: shares[model].mean)
-    seeds = {model: results.by_seed(task, model, results.beyond) for model in results.models}
-    found = {name: compare(seeds[best], seeds[name], _SHARE) for name in shares if name != best}
+    models, beyond = results.settings.variants, results.settings.beyond
+    seeds = {model: share_by_seed(results, task, model, beyond) for model in models}
+    best = max(models, key=lambda model: fmean(seeds[model].values()))
+    found = {each: compare(seeds[best], seeds[each], _SHARE) for each in models if each != best}
     below = [name for name, each in found.items() if each.is_significant]
     same = [name for name, each in found.items() if each.is_judged and not each.is_significant]
     parts = [f"significantly above {_names(below)}"] if below else []
     parts += [f"not significantly different from {_names(same)}"] if same else []
-    return f"{task}: `{best}` is {_and(shares[best], parts)}."
+    head = f"{task}: `{best.name}` is right in {fmean(seeds[best].values()):.0%}"
+    return ", ".join([head, *parts]) + "."
 
 
-def _and(share: Interval, parts: Sequence[str]) -> str:
-    return ", ".join([f"right in {share.mean:.0%}", *parts])
+def _names(models: Sequence[Variant]) -> str:
+    return ", ".join(f"`{model.name}`" for model in models)
 
 
-def _names(models: Sequence[str]) -> str:
-    return ", ".join(f"`{model}`" for model in models)
-
-
-def record(results: Results) -> Record:
-    """Return the figures: of each model, by task and length, and of all trainings."""
+def record(results: TaskResults) -> Record:
+    """Collect the figures of each model, by task and length, and of all trainings."""
     settings = results.settings
     models = [
         {
-            "model": contender.name,
-            "position_encoding": contender.position_encoding,
-            "attention_directions": contender.directions,
+            "model": variant.name,
+            "position_encoding": variant.position_encoding,
+            "attention_directions": variant.directions,
             "task": task.name,
             "length": length,
             "seeds": len(settings.seeds),
-            **results.exact(task.name, contender.name, [length]).figures("exact"),
+            **share(results, task.name, variant, [length]).figures("exact"),
         }
         for task in settings.tasks
-        for contender in settings.contenders
+        for variant in settings.variants
         for length in settings.lengths
     ]
     ranks = [
-        {"model": model, **results.reciprocal_rank(model).figures("mean_reciprocal_rank")}
-        for model in (results.models if results.beyond else [])
+        {"model": each.name, **reciprocal_rank(results, each).figures("mean_reciprocal_rank")}
+        for each in (settings.variants if settings.beyond else [])
     ]
     trainings = [
         {
-            **{"model": each.contender.name, "task": each.task, "seed": each.seed},
-            **{f"length_{length}": share for length, share in each.exact.items()},
+            **{"model": each.run.variant.name, "task": each.run.case, "seed": each.run.seed},
+            **{f"length_{n}": each.figures.get(str(n), 0.0) for n in settings.lengths},
             "seconds": each.seconds,
         }
         for each in results.outcomes

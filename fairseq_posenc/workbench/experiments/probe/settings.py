@@ -1,14 +1,16 @@
-"""What a probe is made of: the user's choices and the sizes of its models."""
+"""Settings of a probe: the user's choices and the sizes of its models."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.experiments.probe.data import ANSWER, BOTH, CAUSAL, QUESTION
+from fairseq_posenc.workbench.experiments.probe.data import ANSWER, QUESTION
 from fairseq_posenc.workbench.experiments.probe.tasks import Task
-from fairseq_posenc.workbench.experiments.variants import Variant, refuse_directions
+from fairseq_posenc.workbench.experiments.settings import Run, Settings
+from fairseq_posenc.workbench.experiments.variants import BOTH, CAUSAL
 
 POSITIONS = 1024  # of the models' tables, read or not; a text is at most twice a question, and ends
 LONGEST = 500
@@ -43,33 +45,57 @@ TRAIN_OPTIONS = {
 }
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The user's choices.
+@dataclass(frozen=True, kw_only=True)
+class TaskSettings(Settings):
+    """The user's choices for models that learn tasks with known answers.
 
     Attributes:
-        out: folder for all results.
-        family: one of ``TASKS``.
-        tasks: what is learned.
-        contenders: the models to compare.
-        seeds: of initial weights and order of the data; one training for each.
-        updates: number of training updates of each model.
+        tasks: the tasks; a training learns one.
         trained: the longest questions that are trained on.
         lengths: the lengths that are read.
     """
 
-    out: Path
-    family: str
+    case: ClassVar[str] = "task"
+    points: int = 10
     tasks: tuple[Task, ...]
-    contenders: tuple[Variant, ...]
-    seeds: tuple[int, ...]
-    updates: int
     trained: int
     lengths: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for option, value in (("--trained", self.trained), ("--lengths", max(self.lengths))):
             if value > LONGEST:
                 raise UserError(f"{option} {value}: must be at most {LONGEST:,}")
-        if self.family == CAUSAL:
-            refuse_directions(self.contenders)
+
+    @property
+    def runs(self) -> list[Run]:
+        """The trainings, each model on each task."""
+        pairs = [(task, variant) for task in self.tasks for variant in self.variants]
+        return [Run(variant, seed, task.name) for seed in self.seeds for task, variant in pairs]
+
+    def folder(self, run: Run) -> Path:
+        """Name the folder of a model's checkpoints and log."""
+        models = self.out / self.family / "models"
+        return models / run.case / run.variant.folder / f"seed-{run.seed}"
+
+    def task_data(self, task: str) -> Path:
+        """Name the folder of a task's data: what is trained on, and what is read."""
+        return self.out / self.family / "data" / task
+
+    def data(self, run: Run) -> Path:
+        """Name the data-bin of a model's task."""
+        return self.task_data(run.case) / "train"
+
+    def options(self, run: Run) -> list[str]:
+        """List the options of ``fairseq-train`` that define the model and what it learns."""
+        return [*TRAIN_OPTIONS[self.family], *run.variant.options]
+
+    @property
+    def within(self) -> list[int]:
+        """The lengths read that were trained on."""
+        return [length for length in self.lengths if length <= self.trained]
+
+    @property
+    def beyond(self) -> list[int]:
+        """The lengths read that are longer."""
+        return [length for length in self.lengths if length > self.trained]

@@ -13,13 +13,13 @@ from typing import NamedTuple, Optional
 
 from fairseq_posenc import registry
 from fairseq_posenc.analysis import catalogue
-from fairseq_posenc.workbench.experiments.settings import STACKS, option_value
+from fairseq_posenc.workbench.experiments.text_settings import STACKS, option_value
+from fairseq_posenc.workbench.experiments.variants import BOTH, CAUSAL, MASKED
 from fairseq_posenc.workbench.results.differences import PERPLEXITY, Scale, Values, compare
 from fairseq_posenc.workbench.results.intervals import Interval, interval, interval_of_perplexity
 from fairseq_posenc.workbench.results.record import Record, Row, read
 from fairseq_posenc.workbench.running.shipped import shipped
 
-MASKED, CAUSAL, BOTH = FAMILIES = ("masked-lm", "causal-lm", "encoder-decoder")
 NOT_MEASURED = "not measured"
 COMPARED = {MASKED: "masked_lm.json", CAUSAL: "causal_lm.json", BOTH: "translation.json"}
 LENGTHS = {CAUSAL: "causal_lm_length_seed_*.json"}  # a record for each seed

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.experiments.variants import FAMILIES
 from fairseq_posenc.workbench.results import markdown
 from fairseq_posenc.workbench.results.evidence import measured
 from fairseq_posenc.workbench.results.evidence.measured import Column
@@ -27,7 +28,7 @@ def page(path: Path) -> str:
     old = path.read_text(encoding="utf-8") if path.is_file() else ""
     if START not in old or END not in old:
         raise UserError(f"{path} has no line {START!r}, or none {END!r} after it")
-    parts = [part for family in measured.FAMILIES for part in _family(family)]
+    parts = [part for family in FAMILIES for part in _family(family)]
     before, rest = old.split(START, 1)
     return "\n\n".join([before + START, *parts, END + rest.split(END, 1)[1]])
 

@@ -33,12 +33,12 @@ class Task(NamedTuple):
 
 
 def names() -> list[str]:
-    """Return the names of all tasks."""
+    """List the names of all tasks."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
 def get(name: str) -> Task:
-    """Return a task.
+    """Look up a task.
 
     Raises:
         UserError: there is none of this name.

@@ -8,7 +8,7 @@ SYMBOLS = "0123456789+"
 
 
 def example(chance: random.Random, length: int) -> tuple[list[str], list[str]]:
-    """Return two numbers of the same number of digits, and their sum with a digit more."""
+    """Make two numbers of the same number of digits, and their sum with a digit more."""
     digits = max(1, length // 2)
     one, other = (chance.randrange(10**digits) for _ in range(2))
     question = f"{one:0{digits}}+{other:0{digits}}"

@@ -13,7 +13,7 @@ _WEIGHTS = (1, 8, 1)  # of writing, ignoring and reading: few writes are far bac
 
 
 def example(chance: random.Random, length: int) -> tuple[list[str], list[str]]:
-    """Return instructions with their bits, the last bit missing, and that bit."""
+    """Make instructions with their bits, the last bit missing, and that bit."""
     between = chance.choices("wir", _WEIGHTS, k=max(0, (length - 3) // 2))
     words, written = [], ""
     for instruction in ["w", *between]:

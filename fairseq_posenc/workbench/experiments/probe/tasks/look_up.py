@@ -10,7 +10,7 @@ SYMBOLS = ascii_lowercase + digits + ASK
 
 
 def example(chance: random.Random, length: int) -> tuple[list[str], list[str]]:
-    """Return letters and a place, and the letter there."""
+    """Make letters and a place, and the letter there."""
     letters = chance.choices(ascii_lowercase, k=length)
     place = chance.randrange(length)
     return [*letters, ASK, *f"{place:03}"], [letters[place]]

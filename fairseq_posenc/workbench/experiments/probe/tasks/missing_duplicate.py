@@ -13,7 +13,7 @@ SYMBOLS = ascii_lowercase + MISSING
 
 
 def example(chance: random.Random, length: int) -> tuple[list[str], list[str]]:
-    """Return a word and the word with a gap, and the letter that belongs there."""
+    """Make a word and the word with a gap, and the letter that belongs there."""
     word = chance.choices(ascii_lowercase, k=max(1, length // 2))
     gap = chance.randrange(len(word))
     return [*word, *word[:gap], MISSING, *word[gap + 1 :]], [word[gap]]

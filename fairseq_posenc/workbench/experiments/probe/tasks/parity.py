@@ -8,6 +8,6 @@ SYMBOLS = "01"
 
 
 def example(chance: random.Random, length: int) -> tuple[list[str], list[str]]:
-    """Return bits, and whether their sum is odd."""
+    """Make bits, and compute whether their sum is odd."""
     bits = chance.choices(SYMBOLS, k=length)
     return bits, [str(bits.count("1") % 2)]

@@ -15,7 +15,7 @@ SYMBOLS = [*_KEYS, *ascii_lowercase, ASK]
 
 
 def example(chance: random.Random, length: int) -> tuple[list[str], list[str]]:
-    """Return pairs of different keys and any values, then keys, and the values of these."""
+    """Make pairs of different keys and any values, then keys, and the values of these."""
     keys = chance.sample(_KEYS, min(max(1, length // 2), len(_KEYS)))
     values = dict(zip(keys, chance.choices(ascii_lowercase, k=len(keys))))
     asked = chance.sample(keys, min(_QUERIES, len(keys)))

@@ -7,6 +7,6 @@ from string import ascii_lowercase as SYMBOLS
 
 
 def example(chance: random.Random, length: int) -> tuple[list[str], list[str]]:
-    """Return letters, and the same sorted."""
+    """Make letters, and the same sorted."""
     letters = chance.choices(SYMBOLS, k=length)
     return letters, sorted(letters)

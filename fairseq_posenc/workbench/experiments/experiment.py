@@ -1,0 +1,90 @@
+"""An experiment of many small trainings; steps that are done are not repeated."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Generic, Optional
+
+from fairseq_posenc.version import __version__
+from fairseq_posenc.workbench.experiments.results import AnySettings, Outcome, Results
+from fairseq_posenc.workbench.experiments.settings import Run
+from fairseq_posenc.workbench.experiments.trainings import (
+    LOG,
+    Read,
+    Trial,
+    finished,
+    run_trials,
+    train_command,
+)
+from fairseq_posenc.workbench.running.logs import Curve, read_curve_file
+from fairseq_posenc.workbench.running.stages import Outputs, Stage
+
+Watch = Callable[[Callable[[], Results[AnySettings]]], None]
+
+
+class Experiment(ABC, Generic[AnySettings]):
+    """Trainings that share their data and differ in variant, seed and case.
+
+    Args:
+        settings: the user's choices.
+        lock: open file that the started programs keep open.
+    """
+
+    def __init__(self, settings: AnySettings, lock: int) -> None:
+        self.settings, self._lock = settings, lock
+
+    @abstractmethod
+    def prepare(self) -> Outputs:
+        """Make the data and return its figures."""
+
+    @abstractmethod
+    def trial(self, run: Run) -> Trial:
+        """Build a training and its measurement; called when the data is there."""
+
+    def run(self, watch: Optional[Watch[AnySettings]] = None) -> Results[AnySettings]:
+        """Do all steps and return the figures.
+
+        Args:
+            watch: called now and then, several times a second, with a function that reads the
+                results so far.
+
+        Raises:
+            UserError: bad data, or a command that failed.
+        """
+        data = self.prepare()
+        trials = {run: self.trial(run) for run in self.settings.runs}
+
+        def results() -> Results[AnySettings]:
+            outcomes, begun = _read(trials)
+            return Results(self.settings, outcomes, data, begun)
+
+        follow = (lambda: watch(results)) if watch else None
+        run_trials([*trials.values()], self.settings.jobs, self._lock, follow)
+        return results()
+
+    def _trial(self, run: Run, data: Stage, measure: Sequence[str], read: Read) -> Trial:
+        """Build the trial of a run on data that a stage made; see :class:`Trial`."""
+        settings = self.settings
+        inputs = {
+            "data": data.inputs,
+            "options": settings.options(run),
+            "seed": run.seed,
+            "version": __version__,
+        }
+        stage = Stage(settings.folder(run), inputs, settings.updates)
+        return Trial(settings.label(run), stage, train_command(settings, run), measure, read)
+
+
+def _read(trials: dict[Run, Trial]) -> tuple[list[Outcome], dict[Run, Curve]]:
+    """Read the outcomes of finished trainings, and the curves of those that have begun."""
+    outcomes, begun = [], {}
+    for run, trial in trials.items():
+        figures, log = finished(trial), trial.stage.folder / LOG
+        if figures is not None:
+            seconds, diverged = figures.pop("seconds", math.nan), figures.pop("diverged", 0)
+            outcomes.append(Outcome(run, figures, read_curve_file(log), seconds, diverged))
+        elif trial.stage.can_continue and log.is_file():
+            begun[run] = read_curve_file(log)
+    return outcomes, begun

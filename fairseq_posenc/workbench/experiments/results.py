@@ -1,0 +1,150 @@
+"""Results of an experiment: an outcome of each training, and the models over their seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeVar
+
+from fairseq_posenc.workbench.experiments.settings import Run, Settings
+from fairseq_posenc.workbench.experiments.variants import Variant
+from fairseq_posenc.workbench.results.intervals import (
+    Interval,
+    interval_of_perplexity,
+    where_all_have,
+)
+from fairseq_posenc.workbench.running.logs import Curve
+from fairseq_posenc.workbench.running.stages import Outputs
+
+AnySettings = TypeVar("AnySettings", bound=Settings)
+
+
+class Outcome(NamedTuple):
+    """What came out of one training.
+
+    Attributes:
+        run: the training.
+        figures: measured values by name: ``perplexity`` (infinite where the model cannot be read
+            at that length), shares by length, ``position_parameters``; empty if it diverged.
+        curve: its learning curve and speed.
+        seconds: time of the training; NaN if it diverged.
+        diverged: the update at which it diverged, 0 if it did not.
+    """
+
+    run: Run
+    figures: Outputs
+    curve: Curve = Curve([], 0.0)
+    seconds: float = math.nan
+    diverged: int = 0
+
+    @property
+    def perplexity(self) -> float:
+        """The perplexity on the validation text; NaN if the training diverged."""
+        return self.figures.get("perplexity", math.nan)
+
+
+class SeedAggregate(NamedTuple):
+    """A model at one learning rate, over its seeds."""
+
+    outcomes: Sequence[Outcome]
+
+    @property
+    def variant(self) -> Variant:
+        """The model."""
+        return self.outcomes[0].run.variant
+
+    @property
+    def lr(self) -> str:
+        """The learning rate."""
+        return self.outcomes[0].run.case
+
+    @property
+    def perplexity(self) -> Interval:
+        """The perplexity at the end."""
+        return interval_of_perplexity(outcome.perplexity for outcome in self.outcomes)
+
+    @property
+    def by_seed(self) -> dict[int, float]:
+        """The perplexity at the end, for each seed."""
+        return {outcome.run.seed: outcome.perplexity for outcome in self.outcomes}
+
+    @property
+    def order(self) -> tuple[bool, float]:
+        """A key that sorts models from the best on; without a number they come last."""
+        return math.isnan(self.perplexity.mean), self.perplexity.mean
+
+    @property
+    def diverged(self) -> dict[int, int]:
+        """The update at which it diverged, for each seed with which it did."""
+        return {each.run.seed: each.diverged for each in self.outcomes if each.diverged}
+
+    def show(self, digits: int) -> str:
+        """Format the perplexity for a table, or say where the model diverged."""
+        seeds = [f"{update:,} (seed {seed})" for seed, update in self.diverged.items()]
+        if seeds:
+            return f"diverged at update {', '.join(seeds)}"
+        return self.perplexity.show(digits) if self.is_read else "cannot be read"
+
+    @property
+    def is_read(self) -> bool:
+        """Whether it can be read at the length at which it is measured."""
+        return not math.isinf(self.perplexity.mean)
+
+    @property
+    def ended(self) -> list[Outcome]:
+        """The outcomes of the trainings that did not diverge."""
+        return [each for each in self.outcomes if not each.diverged]
+
+    @property
+    def curve(self) -> list[tuple[int, Interval]]:
+        """Updates and validation perplexity, where all seeds have one."""
+        curves = [outcome.curve.points for outcome in self.outcomes]
+        return where_all_have(curves, interval_of_perplexity)
+
+
+def aggregate(outcomes: Sequence[Outcome]) -> list[SeedAggregate]:
+    """Aggregate each model over its seeds, at the learning rate with the lowest mean loss."""
+    groups: dict[Variant, dict[str, list[Outcome]]] = {}
+    for each in outcomes:
+        groups.setdefault(each.run.variant, {}).setdefault(each.run.case, []).append(each)
+    return [
+        min(map(SeedAggregate, rates.values()), key=lambda each: each.order)
+        for rates in groups.values()
+    ]
+
+
+@dataclass(frozen=True)
+class Results(Generic[AnySettings]):
+    """Everything that came out of an experiment so far.
+
+    Attributes:
+        settings: the user's choices.
+        outcomes: one for each finished training.
+        data: figures of the data.
+        begun: learning curves of the trainings that have begun and are not finished.
+    """
+
+    settings: AnySettings
+    outcomes: Sequence[Outcome]
+    data: Outputs = field(default_factory=dict)
+    begun: Mapping[Run, Curve] = field(default_factory=dict)
+
+    @property
+    def models(self) -> list[SeedAggregate]:
+        """Each model over its seeds, at its best learning rate, in the user's order."""
+        return aggregate(self.outcomes)
+
+    @property
+    def missing(self) -> list[Run]:
+        """The trainings that are not finished."""
+        done = {each.run for each in self.outcomes}
+        return [run for run in self.settings.runs if run not in done]
+
+    def by_seed(self, figure: str, variant: Variant, case: str) -> dict[int, float]:
+        """Collect a figure of one model in one case for each seed; 0 where it diverged."""
+        return {
+            each.run.seed: each.figures.get(figure, 0.0)
+            for each in self.outcomes
+            if (each.run.variant, each.run.case) == (variant, case)
+        }

@@ -1,0 +1,145 @@
+"""Settings of language models that learn a text: the user's choices and the models' sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Optional
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.experiments.settings import Run, Settings
+from fairseq_posenc.workbench.experiments.variants import CAUSAL, MASKED
+
+# Or fairseq leaves out what remains of the last batch after a multiple of 8, in a score too.
+WHOLE = ("--required-batch-size-multiple", "1")
+
+# Small enough that two processor cores train a model in minutes, large enough that the loss
+# leaves the level of a bag of words. Dropout would only slow down runs that see each text a few
+# times. The schedule does not depend on the length of the run, so a longer run continues a shorter.
+_DATA = ("--sample-break-mode", "none", "--tokens-per-sample", "64", "--max-tokens", "3072", *WHOLE)
+_LEARNING = (
+    *("--dropout", "0", "--attention-dropout", "0"),
+    *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)"),
+    *("--lr-scheduler", "inverse_sqrt", "--warmup-updates", "200"),
+)
+
+
+def _sizes(stack: str) -> tuple[str, ...]:
+    return (
+        *(f"--{stack}-layers", "2", f"--{stack}-embed-dim", "128"),
+        *(f"--{stack}-ffn-embed-dim", "512", f"--{stack}-attention-heads", "4"),
+    )
+
+
+TASKS = {MASKED: "masked_lm", CAUSAL: "language_modeling"}
+STACKS = {MASKED: "encoder", CAUSAL: "decoder"}  # which has the layers, in names of options
+TRAIN_OPTIONS = {
+    MASKED: (
+        *("--task", TASKS[MASKED], "--criterion", "masked_lm", *_DATA),
+        *("--arch", "roberta_none_tiny", *_sizes(STACKS[MASKED]), *_LEARNING),
+    ),
+    CAUSAL: (
+        *("--task", TASKS[CAUSAL], "--criterion", "cross_entropy", *_DATA),
+        *("--arch", "transformer_lm_none_tiny", *_sizes(STACKS[CAUSAL]), *_LEARNING),
+    ),
+}
+
+LEARNING_RATE = "0.003"
+_FEWEST = 16  # sentencepieces
+
+# Options that the comparison sets itself, and what to use in their place.
+RESERVED = {
+    "--max-update": "use --updates",
+    "--max-epoch": "use --updates",
+    "--seed": "use --seeds",
+    "--position-encoding": "use --encodings",
+    "--attention-directions": "use --encodings",
+    "--lr": "use --lrs",
+    "--save-dir": "use --out",
+    "--user-dir": "it is set already",
+    "--task": "use --family",
+    "--log-format": "the learning curves are read from the log",
+    "--log-file": "the log is kept already",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSettings(Settings):
+    """The user's choices for language models that learn a text.
+
+    Attributes:
+        text: the user's text file, or None for Python's own documentation.
+        read: length at which a model is measured, in tokens, where it is not that of training.
+        lrs: learning rates, at the best of which a model is judged; one for each training.
+        vocab_size: number of sentencepieces.
+        train_args: options added to those of ``fairseq-train``; they win over the demo's.
+    """
+
+    case: ClassVar[str] = "learning rate"
+    family: str = MASKED
+    text: Optional[Path] = None
+    read: int = 0
+    lrs: tuple[str, ...] = (LEARNING_RATE,)
+    vocab_size: int
+    train_args: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.vocab_size < _FEWEST:
+            raise UserError(f"--vocab-size {self.vocab_size}: must be at least {_FEWEST}")
+        for lr in self.lrs:
+            if not _is_rate(lr):
+                raise UserError(f"--lrs {','.join(self.lrs)}: write numbers, as in 0.001,0.003")
+        if self.train_args and not self.train_args[0].startswith("-"):
+            raise UserError(f"{self.train_args[0]!r} is not an option; the folder is --out's")
+        for argument in self.train_args:
+            option = argument.split("=")[0]
+            if option in RESERVED:
+                raise UserError(f"-- {argument}: {option} cannot be set here; {RESERVED[option]}")
+
+    @property
+    def runs(self) -> list[Run]:
+        """The trainings, each model with each learning rate."""
+        pairs = [(variant, lr) for variant in self.variants for lr in self.lrs]
+        return [Run(variant, seed, lr) for seed in self.seeds for variant, lr in pairs]
+
+    def folder(self, run: Run) -> Path:
+        """Name the folder of a model's checkpoints and log."""
+        return self.out / "models" / run.variant.folder / f"lr-{run.case}-seed-{run.seed}"
+
+    def data(self, run: Optional[Run] = None) -> Path:
+        """Name the data-bin, which all models share."""
+        return self.out / "data" / "binary"
+
+    def options(self, run: Run) -> list[str]:
+        """List the options of ``fairseq-train`` that define the model and what it learns."""
+        ours = (*TRAIN_OPTIONS[self.family], *run.variant.options)
+        return [*ours, *self.train_args, "--lr", run.case]
+
+    def option(self, name: str) -> str:
+        """Look up the value that ``fairseq-train`` gets for an option."""
+        return option_value(self.family, self.train_args, name)
+
+    def size(self, name: str) -> str:
+        """Look up an option of the layers, as in ``embed-dim``."""
+        return self.option(f"--{STACKS[self.family]}-{name}")
+
+    @property
+    def trained(self) -> int:
+        """The length of training, in tokens."""
+        return int(self.option("--tokens-per-sample"))
+
+
+def option_value(family: str, train_args: Sequence[str], name: str) -> str:
+    """Look up the value of an option of ``fairseq-train`` in a comparison."""
+    words = [word for each in (*TRAIN_OPTIONS[family], *train_args) for word in each.split("=")]
+    return words[len(words) - words[::-1].index(name)]
+
+
+def _is_rate(text: str) -> bool:
+    try:
+        return 0 < float(text) < math.inf
+    except ValueError:
+        return False
