@@ -76,10 +76,10 @@ def training_points(curve: Curve) -> list[tuple[int, float]]:
 def find_stages(curve: Curve) -> Optional[Stages]:
     """Return the stages of a training's loss, None if it has no plateau with a dive after it.
 
-    The loss is taken as straight pieces (:func:`straight_pieces`). The dive is around the fastest
-    piece of all those after one that falls ``SLOW`` times slower, the plateau, which itself comes
-    after one ``SLOW`` times faster than it, the start. Dive and plateau are as long as pieces
-    follow each other that are at least, or at most, a ``SLOW``-th as fast as that fastest piece.
+    The loss is fitted with straight segments (:func:`straight_pieces`). The dive is the steepest
+    one that follows one at least ``SLOW`` times flatter (the plateau), which in turn follows one
+    ``SLOW`` times steeper (the start). The dive lasts while segments fall at least a ``SLOW``-th
+    as fast as that steepest one; the plateau is the flatter segments before it.
     A dive is ``LEAST`` of the loss's whole fall, along its pieces and from its beginning to its
     end: the way back from a jump, as over a hard stretch of text, is none.
     """
