@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     found = entries()
     width = max(len(entry.name) for entry in found)
     for name, acts_on, summary in found:
-        print(f"{name:<{width}}  {acts_on:<8}  {summary}")
+        print(f"{name:<{width}}  {acts_on:<8}  {summary.replace('``', '')}")
     return 0
 
 

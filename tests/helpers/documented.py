@@ -44,7 +44,7 @@ LEFT_OUT = {
 SMALLER = [
     (re.compile(r"hold-out=\d+"), "hold-out=1"),
     (re.compile(r"size=\d+GiB"), "size=1KiB"),
-    (re.compile(r"\blines=\d+"), "lines=20"),
+    (re.compile(r"\blines=\d+"), "lines=100"),
     (re.compile(r"(?<=for )(\w+ in)(?: [\w.]+)+?((?: [\w.]+){2})(?=;)"), r"\1\2"),
 ]
 

@@ -99,10 +99,6 @@ RECORDS = {
     "reliability.md": "as benchmarks.md; test_kills.py",
     "results/demo.md": "the record of a run; compare runs on other pages",
 }
-# Pages that are made alike; one that is causal and one without parameters run, as does the gallery.
-ALIKE = {f"encodings/{name}.md" for name in registry.names()} - {
-    f"encodings/{name}.md" for name in ("fire", "alibi")
-}
 
 
 def masked() -> Path:
@@ -129,21 +125,23 @@ def array_of_rope() -> Path:
 
 # What a page means by a name that others use for something else.
 OWN = {
-    "exchange.md": {"checkpoint_best.pt": glue.pretrained},
-    "inspect.md": {"checkpoint_best.pt": translation.checkpoint},
-    "gallery.md": {"checkpoints/t5/checkpoint_best.pt": translation.checkpoint},
-    "curves.md": {
+    "exchange.md": {
+        "checkpoint_best.pt": glue.pretrained,
+        "checkpoints/a_base/my/m4m/train.log": FILES["rope.log"],
+        "checkpoints/a_base/my/m4m/checkpoint_last.pt": masked,
+    },
+    "plots.md": {
+        name: translation.checkpoint
+        for name in ("checkpoint_best.pt", "checkpoints/t5/checkpoint_best.pt")
+    },
+    "compare.md": {
         name: FILES["rope.log"]
         for name in ("bert.log", "diff.log", "learned.log", "sinusoidal.log")
     }
     | {f"checkpoints/{name}/train.log": FILES["rope.log"] for name in ("bert", "diff")},
-    "tutorials/continue.md": {
-        "checkpoints/a_base/my/m4m/train.log": FILES["rope.log"],
-        "checkpoints/a_base/my/m4m/checkpoint_last.pt": masked,
-    },
-    "squad.md": {"runs/squad20/dev": unanswered},
+    "finetune.md": {"runs/squad20/dev": unanswered},
     "vectors/README.md": {"mine.npz": array_of_rope},
-    "report.md": {
+    "commands.md": {
         name: lambda: trained("masked_lm").save_dir
         for name in (
             *("checkpoints/b_small", "results", "lm-length", "curves"),
@@ -180,7 +178,7 @@ def test_what_is_left_out_is_there():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "page",
-    [path for path in WITH_COMMANDS if name_of(path) not in RECORDS.keys() | ALIKE],
+    [path for path in WITH_COMMANDS if name_of(path) not in RECORDS],
     ids=name_of,
 )
 def test_commands_of_a_page_run_one_after_the_other(page):

@@ -346,7 +346,7 @@ class TestStatements:
             "remain significant."
         )
         assert "The lowest perplexity it reaches is 100.2" in bag
-        assert "50% of that, 50.1, is reached by `learned` not in this run" in bag
+        assert "Time to 50% of that (50.1): `learned` not in this run" in bag
         assert "`m4m` after 200 updates" in bag
         assert "`learned` ends at perplexity 79.8 after 200 updates" in race
         assert "`decbert_diff` after 200 updates, `m4m` after 100 updates" in race

@@ -244,7 +244,7 @@ def test_the_command_tells_stages_and_epochs_and_draws_the_training(tmp_path, ca
     assert "| `bert` | 100 | 900 | 8,000 | 10,000 | 7,100 | 2." in text
     assert "| `diff` | 100 | 900 | 4,000 | 5,900 | 3,100 | 2." in text
     assert "| `none` | 100 | - | no dive after a plateau | - | - | 5." in text
-    assert "The dive is around the fastest piece" in text
+    assert "The dive is the steepest segment" in text
     assert "| 1 | 24." in text
     assert "`diff` at epoch 1 (update 10,000)" in text
     assert (out / "training.png").read_bytes().startswith(b"\x89PNG")

@@ -51,7 +51,7 @@ def _bag_of_words(bag: Optional[SeedAggregate], others: Sequence[SeedAggregate])
     )
     if not others:
         return f"{text} No other is significantly below it."
-    return f"{text} {_LEFT_PLATEAU:.0%} of that, {left:,.1f}, is reached by {_all(others, left)}."
+    return f"{text} Time to {_LEFT_PLATEAU:.0%} of that ({left:,.1f}): {_all(others, left)}."
 
 
 def _race(models: Sequence[SeedAggregate]) -> str:

@@ -28,10 +28,10 @@ Curves = Mapping[str, Curve]
 Trainings = Mapping[str, Sequence[Curve]]  # by name, one for each seed
 
 STAGES_NOTE = (
-    "The loss is taken as straight pieces, as many as its noise warrants. The dive is around the "
-    f"fastest piece of those after one that falls {SLOW} times slower (the plateau), which itself "
-    f"comes after one {SLOW} times faster (the start); it lasts while the loss falls at least "
-    f"1/{SLOW} as fast as there, and must be {LEAST:.0%} of the loss's whole fall."
+    "The loss is fitted with straight segments, as many as its noise warrants. The dive is the "
+    f"steepest segment that follows one at least {SLOW} times flatter (the plateau), which in turn "
+    f"follows one {SLOW} times steeper (the start); it lasts while the loss falls at least "
+    f"1/{SLOW} as fast, and must be {LEAST:.0%} of the loss's whole fall."
 )
 
 

@@ -42,18 +42,21 @@ def columns(family: str) -> list[Column]:
         *measured.early(family),
         *measured.costs(),
         measured.parameters(),
-        Column("fine-tuning", "", 0, {}),  # which nobody has measured over encodings
         measured.started(family),
     ]
-    return [column for column in found if column]
+    return [column for column in found if column and column.of]
 
 
 def table(family: str, names: Sequence[str]) -> str:
     """Return what is known of some encodings, in Markdown."""
     found = columns(family)
     header = ["encoding", *(column.title for column in found)]
-    rows = [[f"`{name}`", *(column.show(name) for column in found)] for name in names]
+    rows = [[f"`{name}`", *(_cell(column, name) for column in found)] for name in names]
     return markdown.table(header, rows)
+
+
+def _cell(column: Column, name: str) -> str:
+    return column.show(name) if name in column.of else "-"
 
 
 def _family(family: str) -> list[str]:
