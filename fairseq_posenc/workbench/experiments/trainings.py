@@ -106,16 +106,16 @@ def run_trials(
 
 def finished(trial: Trial) -> Optional[Outputs]:
     """Read the figures of a trial that is done from its folder; None if it is not."""
-    trained = trial.step.facts
+    trained = trial.step.outputs
     if trained is None or "diverged" in trained:
         return trained
-    measured = _measuring(trial).facts
+    measured = _measuring(trial).outputs
     return None if measured is None else {**trained, **measured}
 
 
 def _measuring(trial: Trial) -> Stage:
     step = trial.step
-    inputs = {"model": step.inputs, "updates": step.goal, "command": list(trial.measure)}
+    inputs = {"model": step.inputs, "updates": step.max_updates, "command": list(trial.measure)}
     return Stage(step.folder / "measured", inputs)
 
 
@@ -136,9 +136,11 @@ class _Work:
     def _train(self) -> Outputs:
         label, step, command = self._trial.label, self._trial.step, self._trial.train
         self._updates = updates_done(step.folder)
-        if self._updates < step.goal:  # else stopped between the end of the training and its stamp
+        if (
+            self._updates < step.max_updates
+        ):  # else stopped between the end of the training and its stamp
             where = f"to continue at update {self._updates:,}" if self._updates else ""
-            say(f"{label}: starting fairseq-train {where or f'for {step.goal:,} updates'}")
+            say(f"{label}: starting fairseq-train {where or f'for {step.max_updates:,} updates'}")
             ensure_last_checkpoint(step.folder)
             try:
                 self._run(command, step.folder / LOG, self._watch)
@@ -197,6 +199,6 @@ def _facts(folder: Path) -> Outputs:
 
 def _updates_left(trial: Trial) -> int:
     step = trial.step
-    if step.facts is not None:
+    if step.outputs is not None:
         return 0
-    return step.goal - (updates_done(step.folder) if step.can_continue else 0)
+    return step.max_updates - (updates_done(step.folder) if step.can_continue else 0)

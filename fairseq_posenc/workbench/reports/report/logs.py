@@ -9,8 +9,9 @@ from fairseq_posenc.workbench.results.loss_stages import find_stages, smoothed
 from fairseq_posenc.workbench.running.logs import Curve, read_curve_file
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes.reported import Figure
+from fairseq_posenc.workbench.training.train.identity import read_identity
 
-LOG, RUN = "train.log", "run.txt"  # what the training scripts write beside the checkpoints
+LOG = "train.log"  # which the training scripts write beside the checkpoints
 
 
 def read_log(folder: Path) -> Curve:
@@ -57,8 +58,5 @@ def of_translation(curve: Curve, task: str) -> dict[Figure, float]:
 
 def recipe_of(folder: Path) -> Optional[str]:
     """Return the recipe whose script made a folder, None if none did."""
-    file = folder / RUN
-    if not file.is_file():
-        return None
-    name = file.read_text(encoding="utf-8").split("\n", 1)[0].strip()
+    name = (read_identity(folder) or {}).get("recipe")
     return name if name in recipes.load()["pretraining"] else None

@@ -12,11 +12,18 @@ from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.programs import find_command
 from fairseq_posenc.workbench.running.progress import say
+from fairseq_posenc.workbench.running.stages import Stage
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes import Recipe
 from fairseq_posenc.workbench.training.train.data import Data, find_data
 from fairseq_posenc.workbench.training.train.devices import Devices, choose, share_batch
-from fairseq_posenc.workbench.training.train.identity import LAST, Identity, changes_of, options_of
+from fairseq_posenc.workbench.training.train.identity import (
+    LAST,
+    Identity,
+    changed_options,
+    parse_options,
+    read_identity,
+)
 
 USER_DIR = Path(fairseq_posenc.__file__).parent
 _SAID = {"update_epoch_batch_itr"}  # by fairseq's command line as --OPTION True
@@ -42,6 +49,11 @@ class Run(NamedTuple):
     recipe: Recipe
     init: Optional[Path]
 
+    @property
+    def stage(self) -> Stage:
+        """The folder's stamp: it continues with the same run only."""
+        return Stage(self.folder, self.identity._asdict())
+
     def full_command(self) -> list[str]:
         """Return the whole command, and say what the weights start from.
 
@@ -50,13 +62,14 @@ class Run(NamedTuple):
         Raises:
             UserError: the folder has another run, or there is nothing to start from.
         """
-        self.identity.refuse_another(self.folder)
+        begun = (self.folder / LAST).exists
+        self.stage.refuse_others(begun, read_identity(self.folder))
         say(self._start())
         start = ["--finetune-from-model", str(self.init)] if self.init else []
         return [*self.command, *start, *self.passed]
 
     def _start(self) -> str:
-        last, asked = self.folder / LAST, options_of(self.passed).keys()
+        last, asked = self.folder / LAST, parse_options(self.passed).keys()
         if last.exists():
             if "--restore-file" in asked:
                 raise UserError(
@@ -94,7 +107,7 @@ def runs(recipe: Recipe, encoding: str, args: Namespace, model: str = "") -> Ite
     spec, data = str(registry.parse(encoding)), find_data(args.data)
     _check(recipe, args)
     devices = choose(args, recipe.name)
-    identity = Identity(recipe.name, spec, data.name, model, changes_of(args.passed))
+    identity = Identity(recipe.name, spec, data.name, model, changed_options(args.passed))
     folder = args.out or identity.folder
     options = {
         **_model(recipe, model),
@@ -114,7 +127,7 @@ def runs(recipe: Recipe, encoding: str, args: Namespace, model: str = "") -> Ite
 
 
 def _check(recipe: Recipe, args: Namespace) -> None:
-    passed = options_of(args.passed)
+    passed = parse_options(args.passed)
     if "--save-dir" in passed:
         raise UserError("name the folder by --out, before the two dashes")
     if "--seed" in passed and (args.seeds or recipe.seeds):
@@ -135,7 +148,7 @@ def _model(recipe: Recipe, name: str) -> dict[str, Any]:
 
 def _batch(recipe: Recipe, devices: Devices, args: Namespace) -> dict[str, Any]:
     each, steps = share_batch(recipe, devices, args.per_gpu)
-    if _BATCH_OPTIONS & options_of(args.passed).keys():
+    if _BATCH_OPTIONS & parse_options(args.passed).keys():
         say("the options after the two dashes change the batch")
     size = "batch_size" if recipe.unit == "sequences" else "max_tokens"
     return {size: each, "update_freq": steps, "distributed_world_size": devices.world}
