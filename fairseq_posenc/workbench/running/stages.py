@@ -71,19 +71,16 @@ class Stage:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._write(None)
 
-    def refuse_others(self, begun: Callable[[], bool], old: Optional[Outputs] = None) -> None:
+    def refuse_others(self, begun: Callable[[], bool]) -> None:
         """Refuse a folder in which work with other inputs has begun.
 
         Args:
             begun: tells whether anything has been made there.
-            old: inputs from a file of the last version, which counts where there is no stamp.
 
         Raises:
-            UserError: names the differences.
+            UserError: names the differences; or the stamp is damaged.
         """
-        path = self.folder / STAMP
-        stamp = read_json(path) if path.exists() else {"inputs": old}
-        known = stamp.get("inputs") if isinstance(stamp, dict) else None
+        known = read_inputs(self.folder)
         if known is None or not (found := differences(known, self.inputs)) or not begun():
             return
         raise UserError(
@@ -97,3 +94,26 @@ class Stage:
     def _write(self, outputs: Optional[Outputs]) -> None:
         stamp = {"inputs": self.inputs, "goal": self.max_updates, "facts": outputs}
         write_whole(self.folder / STAMP, json.dumps(stamp, indent=1) + "\n")
+
+
+def read_inputs(folder: Path) -> Any:
+    """Read a folder's inputs from its stamp, or from what earlier versions wrote instead.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    if (stamp := folder / STAMP).exists():
+        content = read_json(stamp)
+        return content.get("inputs") if isinstance(content, dict) else None
+    if (run := folder / "run.json").exists():  # of glue
+        return read_json(run)
+    if (config := folder / "finetune.yaml").exists():  # of squad
+        from omegaconf import OmegaConf
+
+        return OmegaConf.to_container(OmegaConf.load(config))
+    if (note := folder / "run.txt").exists():  # of train
+        recipe, *lines = (note.read_text(encoding="utf-8") or "\n").splitlines()
+        facts = {name: value for name, _, value in (line.partition(" ") for line in lines)}
+        names = {name: facts.pop(name, "") for name in ("encoding", "data", "model")}
+        return {"recipe": recipe.strip(), **names, "changes": facts}
+    return None

@@ -310,6 +310,7 @@ def configured(monkeypatch, gpus=1, spec="m4m", version="1.1", *set_to):
         sizes=[50_265],
         dictionary=None,
         weights={},
+        fingerprint="",
     )
     path = find_recipe(data_bin)
     assert path.name == RECIPES[version]

@@ -13,15 +13,13 @@ from fairseq_posenc.tasks.glue.data import DataBin
 from fairseq_posenc.workbench.finetuning.glue.configuration import Grid, Settings
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
-from fairseq_posenc.workbench.running.files import read_json
 from fairseq_posenc.workbench.running.host import USER_DIR
 from fairseq_posenc.workbench.running.locks import lock_folder
-from fairseq_posenc.workbench.running.stages import STAMP, Stage
+from fairseq_posenc.workbench.running.stages import STAMP, Stage, read_inputs
 
 _NAMES = {"modified": "version of the checkpoint"}  # of fields, in messages
 _PLAIN = re.compile(r"[A-Za-z_./][\w./+-]*")
 RESULT = "result.json"  # written last
-_OLD_STAMP = "run.json"  # the plan of a run, in folders of earlier versions
 
 
 class Run(NamedTuple):
@@ -142,8 +140,8 @@ def prepare(run: Run, out: Path) -> bool:
         UserError: the folder has a run with other settings that has begun or is in use.
     """
     folder = run.folder(out)
-    stage, old = Stage(folder, run._asdict()), folder / _OLD_STAMP
-    stage.refuse_others(lambda: has_begun(folder), read_json(old) if old.exists() else None)
+    stage = Stage(folder, run._asdict())
+    stage.refuse_others(lambda: has_begun(folder))
     if not stage.is_claimed:
         with lock_folder(folder, "run"):
             stage.claim()
@@ -164,7 +162,8 @@ def list_runs(out: Path, like: Run) -> list[Run]:
         UserError: a run that has begun is of another model or protocol.
     """
     runs = []
-    folders = {path.parent for name in (STAMP, _OLD_STAMP) for path in out.glob(f"*/*/{name}")}
+    stamps = (STAMP, "run.json")  # the latter in folders of earlier versions
+    folders = {path.parent for name in stamps for path in out.glob(f"*/*/{name}")}
     for folder in sorted(folders):
         run = read_run(folder)
         names = ("protocol", "checkpoint", "modified")
@@ -185,9 +184,7 @@ def read_run(folder: Path) -> Run:
     Raises:
         UserError: its file holds none.
     """
-    stamp = folder / STAMP
-    content = {"inputs": read_json(folder / _OLD_STAMP)} if not stamp.exists() else read_json(stamp)
-    inputs = content.get("inputs") if isinstance(content, dict) else None
+    inputs = read_inputs(folder)
     if not isinstance(inputs, dict) or inputs.keys() != set(Run._fields):
         raise UserError(f"{folder}: has no run of glue; delete it")
     return Run(**inputs)

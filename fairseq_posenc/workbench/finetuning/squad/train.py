@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, cast
 
 from omegaconf import OmegaConf
 
@@ -46,21 +46,14 @@ def train(
     pretrained.check_dictionary(data_bin.dictionary)
     config = compose(pretrained, data_bin, out, yaml_file or find_recipe(data_bin), changes)
     with lock_folder(out) as lock:
-        path = out / CONFIG
-        stage = Stage(out, _to_plain(config))
-        # Folders of earlier versions have no stamp.
-        old = _to_plain(OmegaConf.load(path)) if path.exists() else None
-        stage.refuse_others(lambda: updates_done(out) > 0, old)
+        stage = Stage(out, cast("dict[str, Any]", OmegaConf.to_container(config)))
+        stage.refuse_others(lambda: updates_done(out) > 0)
         stage.claim()
-        write_whole(path, f"# @package _group_\n{OmegaConf.to_yaml(config)}")
+        write_whole(out / CONFIG, f"# @package _group_\n{OmegaConf.to_yaml(config)}")
         ensure_last_checkpoint(out)
         where = ["--config-dir", str(out.resolve()), "--config-name", Path(CONFIG).stem]
         run_logged(["fairseq-hydra-train", *where], out / LOG, lock, _show)
     return out / LAST
-
-
-def _to_plain(config: Any) -> Any:
-    return OmegaConf.to_container(config)
 
 
 def _show(line: str) -> None:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
-
-from fairseq_posenc.workbench.running.folders import read_object
-from fairseq_posenc.workbench.running.stages import STAMP
+from typing import NamedTuple
 
 LAST = "checkpoint_last.pt"
 _LONGEST = 100  # characters of a name, of the 255 that a file may have
@@ -51,19 +48,6 @@ class Identity(NamedTuple):
         new, old = (parent / separator.join([name, *changes]) for separator in ("--", ","))
         # Older folders have commas, which separate paths in other commands.
         return old if old.exists() and not new.exists() else new
-
-
-def read_identity(folder: Path) -> Optional[dict[str, Any]]:
-    """Read the identity of the run in a folder; None if no training of a recipe began there."""
-    if stamp := read_object(folder / STAMP):
-        return stamp.get("inputs")
-    note = folder / "run.txt"  # of earlier versions
-    if not note.is_file():
-        return None
-    recipe, *lines = (note.read_text(encoding="utf-8") or "\n").splitlines()
-    facts = {name: value for name, _, value in (line.partition(" ") for line in lines)}
-    names = {name: facts.pop(name, "") for name in ("encoding", "data", "model")}
-    return {"recipe": recipe, **names, "changes": facts}
 
 
 def parse_options(words: Sequence[str]) -> dict[str, str]:

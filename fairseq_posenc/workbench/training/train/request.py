@@ -22,7 +22,6 @@ from fairseq_posenc.workbench.training.train.identity import (
     Identity,
     changed_options,
     parse_options,
-    read_identity,
 )
 
 USER_DIR = Path(fairseq_posenc.__file__).parent
@@ -62,8 +61,7 @@ class Run(NamedTuple):
         Raises:
             UserError: the folder has another run, or there is nothing to start from.
         """
-        begun = (self.folder / LAST).exists
-        self.stage.refuse_others(begun, read_identity(self.folder))
+        self.stage.refuse_others((self.folder / LAST).exists)
         say(self._start())
         start = ["--finetune-from-model", str(self.init)] if self.init else []
         return [*self.command, *start, *self.passed]
