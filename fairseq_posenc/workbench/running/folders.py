@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Optional
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import sync, write_whole
-from fairseq_posenc.workbench.running.interruption import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.locks import LOCK, lock_output_folder
 from fairseq_posenc.workbench.running.progress import say
 
@@ -40,7 +40,7 @@ class Folder:
         self.partial = self._whole.with_name(f"{self._whole.name}.partial")
 
     def is_done(self) -> bool:
-        """Return whether the folder is there already, made from the same plan; say so if it is.
+        """Whether the folder is there already, made from the same plan; say so if it is.
 
         Raises:
             UserError: it was made otherwise, or by another program; or fairseq could not read it.
@@ -130,7 +130,7 @@ class Folder:
 
 
 def plan_of(folder: Path, called: str = "plan") -> Any:
-    """Return what a folder was made from, None if it does not tell."""
+    """Read the plan that a folder was made from; None if it has none."""
     return (read_object(folder / MANIFEST) or {}).get(called)
 
 

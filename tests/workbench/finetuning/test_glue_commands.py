@@ -28,7 +28,7 @@ from fairseq_posenc.workbench.finetuning.glue.plan import read_run
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.results import record
-from fairseq_posenc.workbench.running.interruption import STOPPED
+from fairseq_posenc.workbench.running.exit_codes import STOPPED
 from tests.helpers.commands import TRAINING, USER_DIR, new_directory, run, script, trained
 from tests.helpers.glue_files import COLOURS, start, train_pieces, write_task
 from tests.transformer.test_distributed import DISTRIBUTED, TORCHRUN

@@ -28,7 +28,7 @@ from fairseq_posenc.workbench import cli
 from fairseq_posenc.workbench.finetuning.squad.config import compose, find_recipe
 from fairseq_posenc.workbench.loading.families import FAMILIES
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
-from fairseq_posenc.workbench.running.interruption import STOPPED
+from fairseq_posenc.workbench.running.exit_codes import STOPPED
 from fairseq_posenc.workbench.running.locks import is_locked
 from tests.helpers.commands import new_directory, run, script
 from tests.helpers.programs import true_start

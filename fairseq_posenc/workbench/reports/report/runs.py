@@ -71,7 +71,7 @@ def _glue(path: Path, record: Record, recipe: Optional[str]) -> Run:
 
 
 def _figure(task: str, metric: str, split: str) -> Figure:
-    """Return the column's key; MNLI's two development sets are columns of their own."""
+    """Build the column's key; MNLI's two development sets are columns of their own."""
     stem, _, part = metric.rpartition("_")
     return (f"{task}-{part}", stem, split) if part in ("m", "mm") else (task, metric, split)
 
@@ -178,7 +178,7 @@ def read_if_there(checkpoint: Any, path: Path) -> Optional[Training]:
 
 
 def _recipe_of_m4m(training: Optional[Training]) -> str:
-    """Return the M4M paper's set-up that is the nearest."""
+    """Choose the nearest set-up of the M4M paper."""
     if training is not None and training.large:
         return "a_large"
     trained_on = training is not None and (training.released or training.start)

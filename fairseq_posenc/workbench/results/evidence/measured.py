@@ -17,7 +17,7 @@ from fairseq_posenc.workbench.experiments.settings import STACKS, option_value
 from fairseq_posenc.workbench.results.differences import PERPLEXITY, Scale, Values, compare
 from fairseq_posenc.workbench.results.intervals import Interval, interval, interval_of_perplexity
 from fairseq_posenc.workbench.results.record import Record, Row, read
-from fairseq_posenc.workbench.running.shipped import shipped
+from fairseq_posenc.workbench.running.files import shipped
 
 MASKED, CAUSAL, BOTH = FAMILIES = ("masked-lm", "causal-lm", "encoder-decoder")
 NOT_MEASURED = "not measured"

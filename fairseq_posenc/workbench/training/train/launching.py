@@ -63,6 +63,6 @@ def _replace(command: list[str], folder: Path) -> NoReturn:
 
 
 def _exit_code(child: int) -> int:
-    """Wait for a process; return its exit code, as shells tell it."""
+    """Wait for a process; return its exit code as shells do."""
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     return 128 - code if code < 0 else code

@@ -1,4 +1,4 @@
-"""A training that a user asked for: the command of each of its runs."""
+"""A requested training: the command of each of its runs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Run(NamedTuple):
         return Stage(self.folder, self.identity._asdict())
 
     def full_command(self) -> list[str]:
-        """Return the whole command, and say what the weights start from.
+        """Build the whole command, and say what the weights start from.
 
         They are never random by mistake, and a second call never starts again.
 
@@ -67,9 +67,9 @@ class Run(NamedTuple):
         return [*self.command, *start, *self.passed]
 
     def _start(self) -> str:
-        last, asked = self.folder / LAST, parse_options(self.passed).keys()
+        last, requested = self.folder / LAST, parse_options(self.passed).keys()
         if last.exists():
-            if "--restore-file" in asked:
+            if "--restore-file" in requested:
                 raise UserError(
                     f"{last} would be lost: leave --restore-file out to go on from it, or choose "
                     "another --out"
@@ -80,7 +80,7 @@ class Run(NamedTuple):
             if not self.init.is_file():
                 raise UserError(f"--init {self.init} does not exist")
             return f"starting from the weights of {self.init}; {goes}"
-        if asked & {"--restore-file", "--finetune-from-model"}:
+        if requested & {"--restore-file", "--finetune-from-model"}:
             return f"starting as its options for fairseq-train say; {goes}"
         if self.recipe.init.startswith("roberta"):
             raise UserError(
@@ -135,7 +135,7 @@ def _check(recipe: Recipe, args: Namespace) -> None:
 
 
 def _model(recipe: Recipe, name: str) -> dict[str, Any]:
-    """Return the architecture; some of DecBERT's have no name, and are told by their directions."""
+    """Choose the architecture; some of DecBERT's have no name, only directions."""
     if not name:
         return {"arch": recipe.arch}
     model = recipes.load()["models"][name]
@@ -155,7 +155,7 @@ def _batch(recipe: Recipe, devices: Devices, args: Namespace) -> dict[str, Any]:
 def _schedule(
     recipe: Recipe, data: Data, options: Mapping[str, Any], passed: list[str]
 ) -> dict[str, Any]:
-    """Return a schedule in updates, which fairseq counts, of one in epochs."""
+    """Convert a schedule in epochs to updates, which fairseq counts."""
     from fairseq_posenc.workbench.training.train.epochs import updates_per_epoch  # imports fairseq
 
     updates = updates_per_epoch([*_arguments(data, options), *passed])
@@ -175,7 +175,7 @@ def _launcher(devices: Devices) -> list[str]:
 
 
 def _arguments(data: Data, options: Mapping[str, Any]) -> list[str]:
-    """Return the arguments of fairseq-train."""
+    """Format the arguments of fairseq-train."""
     words = [data.path, "--user-dir", str(USER_DIR)]
     for name, value in options.items():
         words.append(f"--{name.replace('_', '-')}")
