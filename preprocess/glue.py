@@ -26,10 +26,13 @@ from binarize.vocabulary import PACKAGES, Vocabulary, add_vocabulary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.definitions import TASKS, WNLI, Task, parse_tasks
 from fairseq_posenc.workbench.finetuning.glue.submission import write_predictions
-from fairseq_posenc.workbench.running.exit_codes import run_main
+from fairseq_posenc.workbench.running.exit_codes import (
+    CONTINUES,
+    run_main,
+    signals_as_keyboard_interrupt,
+)
 from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.folders import Folder
-from fairseq_posenc.workbench.running.interruption import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.options import Parser
 from fairseq_posenc.workbench.running.progress import format_counts, say
 from fairseq_posenc.workbench.tokens.numbers import Encoder, Symbols

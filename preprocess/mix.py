@@ -26,9 +26,12 @@ from binarize.formats import check_format, describe_format
 from binarize.options import add_invalid_lines
 from binarize.shards import Part, find_files, parts_of_shard
 from binarize.sources import Input, combine_checksums
-from fairseq_posenc.workbench.running.exit_codes import run_main
+from fairseq_posenc.workbench.running.exit_codes import (
+    CONTINUES,
+    run_main,
+    signals_as_keyboard_interrupt,
+)
 from fairseq_posenc.workbench.running.folders import Folder
-from fairseq_posenc.workbench.running.interruption import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.options import Parser, add_workers, positive_int
 from fairseq_posenc.workbench.running.progress import format_counts
 from mixing.corpora import Corpus, parse_corpus

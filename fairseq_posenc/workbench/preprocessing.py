@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 
-from fairseq_posenc.workbench.running.shipped import shipped
+from fairseq_posenc.workbench.running.files import shipped
 
 FOLDER = shipped("preprocess")
 

@@ -13,9 +13,9 @@ from fairseq.data import Dictionary
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.dictionary import DICTIONARY, load_dictionary
+from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import checksum, written_whole
 from fairseq_posenc.workbench.running.folders import Folder
-from fairseq_posenc.workbench.running.interruption import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.progress import format_counts, say
 from fairseq_posenc.workbench.tokens.numbers import Symbols
 from fairseq_posenc.workbench.tokens.symbols import SymbolEncoder

@@ -18,7 +18,7 @@ from fairseq.data import Dictionary
 from fairseq.data.data_utils import load_indexed_dataset, post_process
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.interruption import STOPPED
+from fairseq_posenc.workbench.running.exit_codes import STOPPED
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAM = REPOSITORY / "preprocess" / "translation.py"

@@ -18,7 +18,7 @@ from fairseq_posenc import registry
 from fairseq_posenc.analysis import catalogue, listing
 from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.workbench import cli
-from fairseq_posenc.workbench.running.interruption import STOPPED, signals_as_keyboard_interrupt
+from fairseq_posenc.workbench.running.exit_codes import STOPPED, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.training.train.data import find_data
 from tests.helpers.commands import run, script, sentences, trained
 from tests.helpers.programs import BIN
@@ -79,10 +79,10 @@ def test_what_a_command_ends_with(error, code, monkeypatch, capsys):
 def python(code, *arguments, **streams):
     """Run Python code under the command line's rules for its end."""
     module = "fairseq_posenc.workbench.running.exit_codes"
-    ended = f"import sys; from {module} import ended, is_read\n{code}"
+    head = f"import sys; from {module} import run_main, is_read\n{code}"
     with tempfile.TemporaryFile("w+") as said:
         done = subprocess.run(
-            [sys.executable, "-c", f"{ended}\nsys.exit(ended(program))", *map(str, arguments)],
+            [sys.executable, "-c", f"{head}\nsys.exit(run_main(program))", *map(str, arguments)],
             **{"stdout": said, "stderr": said, **streams},
             check=False,
         )

@@ -27,7 +27,6 @@ from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.experiments.variants import parse_variants
 from fairseq_posenc.workbench.finetuning.glue.configuration import CONFIGS, read_settings
 from fairseq_posenc.workbench.finetuning.glue.plan import RESULT, Run, read_run
-from fairseq_posenc.workbench.finetuning.glue.plan import RUN as RUN_FILE
 from fairseq_posenc.workbench.finetuning.glue.summary import read_result
 from fairseq_posenc.workbench.finetuning.squad.data import read_odds, read_predictions, read_squad
 from fairseq_posenc.workbench.finetuning.squad.score import evaluate, unanswered
@@ -270,11 +269,17 @@ run_files = st.one_of(
 
 
 @made_up
-@given(run_files, values, st.one_of(values, st.dictionaries(st.just("metrics"), values)))
-def test_what_glue_goes_on_from(run, nested, result):
+@given(
+    run_files,
+    st.sampled_from(["run.json", "stamp.json"]),
+    values,
+    st.one_of(values, st.dictionaries(st.just("metrics"), values)),
+)
+def test_what_glue_goes_on_from(run, name, nested, result):
     folder = RUN.folder(written("").parent)
     folder.mkdir(parents=True)
-    (folder / RUN_FILE).write_text(json.dumps(run))
+    stamp = {"inputs": run} if name == "stamp.json" and run != nested else run
+    (folder / name).write_text(json.dumps(stamp))
     (folder / RESULT).write_text(json.dumps(result))
     with result_or_line():
         assert read_run(folder)._fields == Run._fields

@@ -16,8 +16,7 @@ from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.running.devices import choose_device, cores
 from fairseq_posenc.workbench.running.host import USER_DIR
 from fairseq_posenc.workbench.running.logs import parse_line
-from fairseq_posenc.workbench.running.parallel import run_parallel
-from fairseq_posenc.workbench.running.programs import run_logged
+from fairseq_posenc.workbench.running.programs import run_logged, run_parallel
 from fairseq_posenc.workbench.running.progress import bar, say
 from fairseq_posenc.workbench.running.stages import Outputs, Stage
 
@@ -104,16 +103,16 @@ def finished(trial: Trial) -> Optional[Outputs]:
     These are ``position_parameters``, ``seconds``, and those that were measured. A training that
     diverged has ``diverged`` alone, the update: it is an outcome too, and ends no other.
     """
-    trained = trial.stage.facts
+    trained = trial.stage.outputs
     if trained is None or "diverged" in trained:
         return trained
-    measured = _measuring(trial).facts
+    measured = _measuring(trial).outputs
     return None if measured is None else {**trained, **measured}
 
 
 def _measuring(trial: Trial) -> Stage:
     stage = trial.stage
-    inputs = {"model": stage.inputs, "updates": stage.goal, "command": list(trial.measure)}
+    inputs = {"model": stage.inputs, "updates": stage.max_updates, "command": list(trial.measure)}
     return Stage(stage.folder / "measured", inputs)
 
 
@@ -132,9 +131,11 @@ class _Work:
     def _train(self) -> Outputs:
         label, stage, command = self._trial.label, self._trial.stage, self._trial.train
         self._updates = updates_done(stage.folder)
-        if self._updates < stage.goal:  # else stopped between the end of the training and its stamp
+        if (
+            self._updates < stage.max_updates
+        ):  # else stopped between the end of the training and its stamp
             where = f"to continue at update {self._updates:,}" if self._updates else ""
-            say(f"{label}: starting fairseq-train {where or f'for {stage.goal:,} updates'}")
+            say(f"{label}: starting fairseq-train {where or f'for {stage.max_updates:,} updates'}")
             ensure_last_checkpoint(stage.folder)
             try:
                 self._run(command, stage.folder / LOG, self._watch)
@@ -193,6 +194,6 @@ def _facts(folder: Path) -> Outputs:
 
 def _updates_left(trial: Trial) -> int:
     stage = trial.stage
-    if stage.facts is not None:
+    if stage.outputs is not None:
         return 0
-    return stage.goal - (updates_done(stage.folder) if stage.can_continue else 0)
+    return stage.max_updates - (updates_done(stage.folder) if stage.can_continue else 0)

@@ -1,1 +1,1 @@
-"""How results are told: the record that every job writes, tables, pictures, stages of a loss."""
+"""Results: the record that every job writes, tables, pictures, stages of a loss."""

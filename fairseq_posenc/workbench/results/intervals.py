@@ -23,11 +23,11 @@ class Interval(NamedTuple):
     high: float
 
     def figures(self, name: str) -> dict[str, float]:
-        """Return mean and bounds by names for a record."""
+        """Collect mean and bounds by names for a record."""
         return {name: self.mean, f"{name}_low": self.low, f"{name}_high": self.high}
 
     def show(self, digits: int) -> str:
-        """Return the mean and, if there are any, the bounds."""
+        """Format the mean and, if there are any, the bounds."""
         mean = f"{self.mean:,.{digits}f}"
         if not math.isfinite(self.high - self.low):
             return mean
@@ -49,13 +49,13 @@ def interval(values: Iterable[float]) -> Interval:
 
 
 def interval_of_share(values: Iterable[float]) -> Interval:
-    """Return the mean of shares of a whole with its interval, which ends at 0 and 1."""
+    """Compute the mean of shares of a whole with its interval, which ends at 0 and 1."""
     mean, low, high = interval(values)
     return Interval(mean, max(low, 0.0), min(high, 1.0)) if math.isfinite(low) else interval([mean])
 
 
 def interval_of_perplexity(values: Iterable[float]) -> Interval:
-    """Return the perplexity of the mean loss, with the interval of that."""
+    """Compute the perplexity of the mean loss, with the interval of that."""
     known = [math.log(value) for value in values]
     mean, low, high = interval(known)
     return Interval(_exp(mean), math.exp(low), math.inf if high == math.inf else _exp(high))

@@ -26,12 +26,12 @@ _MARGIN = 1.08  # room above and below the lines
 
 
 def validation_line(curve: Curve) -> Line:
-    """Return the validation perplexity over updates."""
+    """Compute the validation perplexity over updates."""
     return sorted([*curve.points, *_no_numbers(curve.entries)])
 
 
 def training_line(curve: Curve) -> Line:
-    """Return the smoothed training loss in nats over updates."""
+    """Compute the smoothed training loss in nats over updates."""
     return sorted([*smoothed(curve), *_no_numbers(curve.training)])
 
 

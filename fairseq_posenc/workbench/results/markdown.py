@@ -20,7 +20,7 @@ def plain(text: str) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], align: str = "lr") -> str:
-    """Return a table.
+    """Format a table.
 
     Args:
         header: names of the columns.

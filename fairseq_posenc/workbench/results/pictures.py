@@ -24,7 +24,7 @@ _FEW_TICKS = 3
 
 
 def can_draw() -> bool:
-    """Return whether matplotlib, which is optional, is installed."""
+    """Whether matplotlib, which is optional, is installed."""
     # fairseq switches on everybody's messages; matplotlib's are long lists of fonts.
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
     try:
@@ -35,7 +35,7 @@ def can_draw() -> bool:
 
 
 def new_figure(width: float, height: float, dpi: int) -> Any:
-    """Return an empty figure of a size in inches; needs matplotlib."""
+    """Create an empty figure of a size in inches; needs matplotlib."""
     can_draw()
     from matplotlib import rcParams
     from matplotlib.figure import Figure
@@ -54,7 +54,7 @@ def save(figure: Any, path: Path) -> None:
 
 
 def look(number: int, colours: Sequence[str] = COLOURS) -> dict[str, str]:
-    """Return colour and style of a line by its number."""
+    """Choose colour and style of a line by its number."""
     return {
         "color": colours[number % len(colours)],
         "linestyle": STYLES[number // len(colours) % len(STYLES)],
@@ -93,7 +93,7 @@ def style_values(axes: Any, low: float, high: float, log: bool) -> None:
 
 
 def height(axes: Any, x: float, y: float) -> float:
-    """Return at which share of the height of axes, whose limits are set, a point is."""
+    """Compute the height of a point as a share of axes, whose limits are set."""
     share: float = axes.transAxes.inverted().transform(axes.transData.transform((x, y)))[1]
     return share
 
@@ -119,7 +119,7 @@ def label_ends(axes: Any, ends: Sequence[tuple[str, float, str]], room: float) -
 
 
 def plain_ticks(low: float, high: float) -> list[float]:
-    """Return round numbers between two positive limits, about evenly spaced on a log scale."""
+    """Choose round numbers between two positive limits, about evenly spaced on a log scale."""
     powers = [10.0**exponent for exponent in range(-3, 300) if 10.0**exponent <= high]
     ticks = [digit * power for power in powers for digit in _TICKS if low <= digit * power <= high]
     step = -(-len(ticks) // 10)  # ten are enough

@@ -53,7 +53,7 @@ class Record(NamedTuple):
         return next(iter(self.figures.values()), ())
 
     def text(self) -> str:
-        """Return the record as JSON, a line for each row."""
+        """Format the record as JSON, a line for each row."""
         head = {name: value for name, value in self._asdict().items() if name != "figures"}
         lines = [f" {json.dumps(name)}: {_json(value)}" for name, value in head.items()]
         tables = []
@@ -69,12 +69,12 @@ class Record(NamedTuple):
 
 
 def own_command() -> str:
-    """Return the line that started this program."""
+    """Build the line that started this program."""
     return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
 def read(path: Path) -> Record:
-    """Return the record of a file.
+    """Read the record of a file.
 
     Raises:
         RecordError: it is none, or one of another version.
@@ -145,7 +145,7 @@ def _is_value(value: object) -> bool:
 
 
 def _json(value: Any) -> str:
-    """Return JSON, in which there is no NaN and nothing infinite."""
+    """Format JSON without NaN and infinite values."""
     if isinstance(value, Mapping):
         value = {key: each if _is_finite(each) else None for key, each in value.items()}
     return json.dumps(value, ensure_ascii=False)

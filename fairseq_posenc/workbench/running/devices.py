@@ -1,4 +1,4 @@
-"""What there is to compute on."""
+"""Devices: processor cores, GPUs and the precision on them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 
 def choose_device(device: Optional[str] = None, fp16: bool = False) -> str:
-    """Return the device to compute on.
+    """Choose the device to compute on.
 
     Args:
-        device: what the user asked for; None for a GPU if there is one.
+        device: the requested device; None for a GPU if there is one.
         fp16: whether in half precision.
 
     Raises:
-        UserError: there is no such device, or half precision was asked for without a GPU.
+        UserError: there is no such device, or half precision was requested without a GPU.
     """
-    import torch  # the number of cores is asked for by programs that do without
+    import torch  # slow, and not needed for the number of cores
 
     available = torch.cuda.is_available()
     device = device or ("cuda" if available else "cpu")
@@ -34,11 +34,11 @@ def choose_device(device: Optional[str] = None, fp16: bool = False) -> str:
 
 
 class Computing(NamedTuple):
-    """On what a model runs, and in what.
+    """Device and precision of a model.
 
     Attributes:
         device: ``cpu`` or ``cuda``.
-        dtype: of its parameters; None for that which they have.
+        dtype: of its parameters; None leaves them as they are.
     """
 
     device: str = "cpu"
@@ -48,7 +48,7 @@ class Computing(NamedTuple):
     def chosen(
         cls, device: Optional[str] = None, fp16: bool = False, bf16: bool = False
     ) -> Computing:
-        """Return what ``--device``, ``--fp16`` and ``--bf16`` ask for; float32 without either.
+        """Choose from ``--device``, ``--fp16`` and ``--bf16``; float32 without either.
 
         Raises:
             UserError: see :func:`choose_device`.
@@ -59,7 +59,7 @@ class Computing(NamedTuple):
         return cls(choose_device(device, fp16), dtype)
 
     def place(self, model: Any) -> Any:
-        """Return a model on the device, in evaluation mode."""
+        """Move a model to the device, in evaluation mode."""
         return model.to(device=self.device, dtype=self.dtype).eval()
 
 
@@ -67,7 +67,7 @@ PLAIN = Computing()
 
 
 def hydra_words(args: Namespace, here: bool = True) -> list[str]:
-    """Return what ``--device``, ``--fp16`` and ``--bf16`` are in settings of fairseq's.
+    """Format ``--device``, ``--fp16`` and ``--bf16`` as overrides of fairseq's settings.
 
     Args:
         args: with these options.
@@ -86,7 +86,7 @@ def hydra_words(args: Namespace, here: bool = True) -> list[str]:
 
 
 def cores() -> int:
-    """Return how many processor cores this process may use, which may be fewer than there are."""
+    """Count the processor cores that this process may use, perhaps fewer than there are."""
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""How our programs end: their exit code, and a line on standard error for what went wrong.
+"""Exit codes, a line on standard error for an error, and signals as interruptions.
 
 0 is for success, 1 for a run that failed, 2 for a mistake of the user's, 130 for an interruption.
 """
@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any, Optional
 
 from fairseq_posenc.checkpoints.error_messages import exit_code, one_line
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.interruption import STOPPED
 
+STOPPED = 130  # what a shell reports after Ctrl-C
+CONTINUES = "the same command continues from here"
 _closed: set[int] = set()  # standard streams that nobody reads any more
 
 
@@ -28,7 +32,7 @@ def run_main(program: Callable[[], Optional[int]]) -> int:
     """
     _outlive_readers()
     try:
-        return _told(program)
+        return _run_reporting_errors(program)
     except KeyboardInterrupt as interruption:
         print(
             f"fairseq-posenc: {'; '.join(['stopped', *filter(None, interruption.args)])}",
@@ -38,7 +42,7 @@ def run_main(program: Callable[[], Optional[int]]) -> int:
 
 
 def is_read() -> bool:
-    """Return whether somebody may still read the standard output."""
+    """Whether the standard output may still have a reader."""
     return sys.__stdout__ is None or sys.__stdout__.fileno() not in _closed
 
 
@@ -79,12 +83,12 @@ def _outlive_readers() -> None:
 
 
 def _errors(stream: Any) -> str:
-    """Return what becomes of text that cannot be written: of file names that are not UTF-8."""
+    """Choose how to write text that cannot be encoded, as file names that are not UTF-8."""
     is_utf8 = stream.encoding.lower().startswith("utf")
     return "backslashreplace" if is_utf8 and stream.errors == "strict" else str(stream.errors)
 
 
-def _told(program: Callable[[], Optional[int]]) -> int:
+def _run_reporting_errors(program: Callable[[], Optional[int]]) -> int:
     try:
         try:
             _check_working_folder()
@@ -105,3 +109,36 @@ def _check_working_folder() -> None:
         os.getcwd()
     except FileNotFoundError:  # which libraries end with as soon as they are imported
         raise UserError("the working folder has been deleted; change to another one") from None
+
+
+class Ended(KeyboardInterrupt):
+    """``kill``, or a closed terminal; Ctrl-C is not of this class."""
+
+
+@contextmanager
+def signals_as_keyboard_interrupt(advice: str = "") -> Iterator[None]:
+    """Raise KeyboardInterrupt on ``kill`` and a closed terminal too, so that cleaning up runs.
+
+    Signals that are ignored stay so: that is what ``nohup`` is for.
+
+    Args:
+        advice: how to continue, printed after "stopped" unless the interruption has a text.
+
+    Raises:
+        KeyboardInterrupt: with the advice, which the command line prints.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise Ended
+
+    ends = (signal.SIGTERM, signal.SIGHUP)
+    changed = [number for number in ends if signal.getsignal(number) is signal.SIG_DFL]
+    for number in changed:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt as interruption:
+        raise KeyboardInterrupt(*(interruption.args or [advice])) from None
+    finally:
+        for number in changed:
+            signal.signal(number, signal.SIG_DFL)

@@ -16,10 +16,11 @@ from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.host.leftovers import temporary
 
 _BLOCK = 1 << 20  # bytes
+_PACKAGE = Path(__file__).resolve().parents[2]
 
 
 def checksum(path: Path, start: int = 0, end: int = sys.maxsize) -> str:
-    """Return the SHA-256 sum of a file, or of its bytes from start to end."""
+    """Compute the SHA-256 sum of a file, or of its bytes from start to end."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         file.seek(start)
@@ -30,10 +31,10 @@ def checksum(path: Path, start: int = 0, end: int = sys.maxsize) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """Read a file of JSON that a command wrote to go on from it.
+    """Read a JSON file from which a command continues.
 
     Raises:
-        UserError: it is damaged, or somebody else's.
+        UserError: it is damaged.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -75,3 +76,9 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def shipped(name: str) -> Path:
+    """Find a folder that is within the package in a wheel and beside it in a checkout."""
+    within = _PACKAGE / name
+    return within if within.is_dir() else _PACKAGE.parent / name

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Optional
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import sync, write_whole
-from fairseq_posenc.workbench.running.interruption import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.locks import LOCK, lock_output_folder
 from fairseq_posenc.workbench.running.progress import say
 
@@ -24,7 +24,7 @@ _CHECKSUM = re.compile(r"[0-9a-f]{64}")
 class Folder:
     """A folder that is filled under another name, and gets its own when it is whole.
 
-    A :class:`~fairseq_posenc.workbench.running.stages.Step` makes its folder anew where its inputs
+    A :class:`~fairseq_posenc.workbench.running.stages.Stage` makes its folder anew where its inputs
     changed; this is for data, which is never replaced.
 
     Args:
@@ -40,7 +40,7 @@ class Folder:
         self.partial = self._whole.with_name(f"{self._whole.name}.partial")
 
     def is_done(self) -> bool:
-        """Return whether the folder is there already, made from the same plan; say so if it is.
+        """Whether the folder is there already, made from the same plan; say so if it is.
 
         Raises:
             UserError: it was made otherwise, or by another program; or fairseq could not read it.
@@ -64,7 +64,7 @@ class Folder:
                 another plan.
         """
         with self._own():
-            saved = _read(self.partial / _PROGRESS)
+            saved = read_object(self.partial / _PROGRESS)
             if saved is not None:
                 self._compare(saved.get("plan"), self.partial)
             yield saved.get("done", {}) if saved else {}
@@ -130,12 +130,12 @@ class Folder:
 
 
 def plan_of(folder: Path, called: str = "plan") -> Any:
-    """Return what a folder was made from, None if it does not tell."""
-    return (_read(folder / MANIFEST) or {}).get(called)
+    """Read the plan that a folder was made from; None if it has none."""
+    return (read_object(folder / MANIFEST) or {}).get(called)
 
 
 def differences(old: Any, new: Any, name: str = "") -> list[str]:
-    """Return how two plans differ, in words; of files, whose checksums tell nobody, which."""
+    """List the differences of two plans in words: of files the names, not the checksums."""
     if isinstance(old, dict) and isinstance(new, dict):
         found: list[str] = []
         for key in dict.fromkeys([*new, *old]):
@@ -143,12 +143,15 @@ def differences(old: Any, new: Any, name: str = "") -> list[str]:
         return found
     if old == new:
         return []
+    if isinstance(old, list) and isinstance(new, list):  # as the words of a command
+        less, more = ([each for each in a if each not in b] for a, b in ((old, new), (new, old)))
+        old, new = (less, more) if less or more else (old, new)
     values = f"{old}, not {new}"
     return [name if _CHECKSUM.search(values) else f"{name}: {values}"]
 
 
-def _read(path: Path) -> Optional[dict[str, Any]]:
-    """Return what a JSON file holds, None where there is none of this program's."""
+def read_object(path: Path) -> Optional[dict[str, Any]]:
+    """Read a JSON object from a file; None without a file that holds one."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

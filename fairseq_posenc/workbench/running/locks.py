@@ -88,7 +88,7 @@ def lock_output_folder(folder: Path, known: Collection[str] = ()) -> Iterator[in
 
 
 def is_locked(folder: Path) -> bool:
-    """Return whether a run is at work in a folder; no where the file system has no locks."""
+    """Whether a run is at work in a folder; no where the file system has no locks."""
     try:
         lock = os.open(folder / LOCK, os.O_RDWR)
     except OSError:

@@ -15,12 +15,12 @@ from typing import NamedTuple, Optional
 # and `DATE | INFO | train_inner | epoch 001: 12 / 133 loss=9.1, ups=2.5, ...`. Under hydra they
 # begin with `[DATE][valid][INFO] - `.
 _KIND = r"(?:\| |\[)(train_inner|valid)(?: \||\]\[INFO\] -) "
-# What a line leads to that is cut off, as when the training was stopped, or somebody else's.
+# Errors of parsing a line that is cut off, or not of fairseq.
 _NOT_FAIRSEQS = (ValueError, TypeError, AttributeError, OverflowError, RecursionError)
 _JSON = re.compile(_KIND + r"(\{.*\})\s*$")
 _VALID = re.compile(_KIND + r"epoch (\d+) \| valid on .*? subset \|(.*)$")
 _TRAIN = re.compile(_KIND + r"epoch (\d+): +\d+ / (\d+) (.*)$")
-# What people want to see of it: figures, and what this package says.
+# Lines for people: figures, and messages of this package.
 _SHOWN = re.compile(
     r"(?:\]\[|\| )(train_inner|train|valid|fairseq_posenc\.\S+)(?:\]\[INFO\] - | \| )(.+)"
 )
@@ -36,8 +36,8 @@ class Line(NamedTuple):
 
     Attributes:
         kind: ``train_inner`` or ``valid``.
-        epoch: the one it was written in, from 1 on; 0 where the line does not tell.
-        updates_per_epoch: 0 where the line does not tell.
+        epoch: the one it was written in, from 1 on; 0 where the line does not say.
+        updates_per_epoch: 0 where the line does not say.
         figures: by name, without the ``valid_`` of validations.
     """
 
@@ -48,7 +48,7 @@ class Line(NamedTuple):
 
     @property
     def updates(self) -> int:
-        """Training updates so far; 0 where the line does not tell."""
+        """Training updates so far; 0 where the line does not say."""
         return int(float(self.figures.get("num_updates", 0)))
 
 
@@ -57,12 +57,12 @@ class Entry(NamedTuple):
 
     Attributes:
         kind: ``train_inner`` or ``valid``.
-        updates: training updates so far; 0 where the line does not tell.
+        updates: training updates so far; 0 where the line does not say.
         loss: in bits, since the line before (training), or over the whole validation text.
         perplexity: of the tokens; a label-smoothed loss is not what it is computed from.
         accuracy: of the tokens, in percent; None if the training does not report it.
         speed: tokens per second.
-        epoch: the one it was written in, from 1 on; 0 where the line does not tell.
+        epoch: the one it was written in, from 1 on; 0 where the line does not say.
     """
 
     kind: str
@@ -85,12 +85,12 @@ class Entry(NamedTuple):
 
 
 def bits_to_nats(bits: float) -> float:
-    """Return a loss of fairseq's, which are in bits, in nats."""
+    """Convert a loss of fairseq's, in bits, to nats."""
     return bits * math.log(2)
 
 
 class Curve(NamedTuple):
-    """What the log of one training tells.
+    """The figures of one training's log.
 
     Attributes:
         entries: those of validation, in the order of updates.
@@ -119,12 +119,12 @@ class Curve(NamedTuple):
         return {entry.epoch: entry for entry in self.entries if entry.is_finite and entry.epoch}
 
     def first_below(self, perplexity: float) -> Optional[int]:
-        """Return the updates of the first point at or below a perplexity, None if there is none."""
+        """Find the updates of the first point at or below a perplexity; None if there is none."""
         return next((updates for updates, value in self.points if value <= perplexity), None)
 
 
 def read_line(text: str) -> Optional[Line]:
-    """Return the figures of a line of the log, None if it has none."""
+    """Read the figures of a line of the log; None if it has none."""
     try:
         return _read_line(text)
     except _NOT_FAIRSEQS:
@@ -146,7 +146,7 @@ def _read_line(text: str) -> Optional[Line]:
 
 
 def parse_line(text: str) -> Optional[Entry]:
-    """Return what a line of the log tells of the loss, None if it has no figures."""
+    """Read the loss of a line of the log; None if it has no figures."""
     line = read_line(text)
     try:
         return line and _entry(line)
@@ -169,13 +169,13 @@ def _entry(line: Line) -> Entry:
 
 
 def format_progress(text: str) -> Optional[str]:
-    """Return what a line of the log tells people of the training, None if nothing."""
+    """Format a line of the log for people; None if it says nothing of the training."""
     found = _SHOWN.search(text)
     return f"{found[1].rpartition('.')[2]}: {found[2]}" if found else None
 
 
 def machine_facts(text: str) -> dict[str, str]:
-    """Return what a line tells of the machine: devices, gpu, gpu_total, checkpoint_seconds."""
+    """Read facts of the machine from a line: devices, gpu, gpu_total, checkpoint_seconds."""
     found = _FACTS.search(text)
     return {name: value for name, value in found.groupdict().items() if value} if found else {}
 

@@ -24,13 +24,13 @@ Settings = TypeVar("Settings")
 
 
 class Parser(ArgumentParser):
-    """A parser that tells a mistake as all else does: in a line. Texts stay as they are written."""
+    """A parser whose errors are a line, as all errors are. Texts stay as they are written."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings, formatter_class=RawDescriptionHelpFormatter)
 
     def parse_known_args(self, *words: Any, **settings: Any) -> Any:
-        """Parse; what a subcommand does not know is told by its name, not by that of the whole.
+        """Parse; an error names the subcommand, not the whole program.
 
         Raises:
             UserError: wrong options, or a word that is no text and could stand in no report.
@@ -61,22 +61,23 @@ def add_data(parser: ArgumentParser, what: str, required: bool = False) -> None:
     parser.add_argument("--data", type=data_path, metavar="DIR", required=required, help=what)
 
 
-def add_out(parser: ArgumentParser, default: Optional[str] = None, told: str = "") -> None:
+def add_out(parser: ArgumentParser, default: Optional[str] = None, computed: str = "") -> None:
     """Add ``--out``, the folder of the results.
 
     Args:
         parser: gets it.
         default: the folder without it.
-        told: where that depends on other options, its name; without either, ``--out`` is required.
+        computed: name of a default that depends on other options; without either default,
+            ``--out`` is required.
     """
     parser.add_argument(
         "--out",
         type=data_path,
         metavar="DIR",
         default=Path(default) if default else None,
-        required=not (default or told),
+        required=not (default or computed),
         help="folder of the results"
-        + (f" (default: {default or told})" if default or told else ""),
+        + (f" (default: {default or computed})" if default or computed else ""),
     )
 
 
@@ -101,25 +102,25 @@ def add_computing(parser: ArgumentParser, bf16: bool = True) -> None:
 
 def add_count(parser: ArgumentParser, name: str, text: str, default: Optional[int] = None) -> None:
     """Add an option that is a whole number of at least 1; ``text`` says what is counted."""
-    said = f"{text} (default: {default})" if default else text
-    parser.add_argument(name, type=positive_int, metavar="N", default=default, help=said)
+    text += f" (default: {default})" if default else ""
+    parser.add_argument(name, type=positive_int, metavar="N", default=default, help=text)
 
 
 def add_lengths(parser: ArgumentParser, text: str, default: str) -> None:
     """Add ``--lengths``; ``text`` says of what."""
-    said = f"{text} (default: {default})"
-    parser.add_argument("--lengths", type=positive_ints, metavar="N,N", default=default, help=said)
+    text += f" (default: {default})"
+    parser.add_argument("--lengths", type=positive_ints, metavar="N,N", default=default, help=text)
 
 
 def add_seeds(parser: ArgumentParser, default: Union[str, Sequence[int]]) -> None:
     """Add ``--seeds``; ``default`` is what is taken without it, or says it."""
-    told = default if isinstance(default, str) else ",".join(map(str, default))
+    text = default if isinstance(default, str) else ",".join(map(str, default))
     parser.add_argument(
         "--seeds",
         type=_seeds,
         metavar="N,N",
         default=None if isinstance(default, str) else default,
-        help=f"of all that is random, a run for each, as in 1,2,3 (default: {told})",
+        help=f"random seeds, one run per seed, as in 1,2,3 (default: {text})",
     )
 
 
@@ -186,7 +187,7 @@ def data_path(text: str) -> Path:
 
 
 def positive_int(text: str) -> int:
-    """Return a whole number of at least 1.
+    """Parse a whole number of at least 1.
 
     Raises:
         ArgumentTypeError: it is none.
@@ -197,7 +198,7 @@ def positive_int(text: str) -> int:
 
 
 def positive_ints(text: str) -> tuple[int, ...]:
-    """Return whole numbers of at least 1, separated by commas: each once, the smallest first.
+    """Parse whole numbers of at least 1, separated by commas; sort them, each once.
 
     Raises:
         ArgumentTypeError: it is none.
@@ -216,7 +217,7 @@ def _seeds(text: str) -> tuple[int, ...]:
 
 
 def parse_named(texts: Sequence[str], form: str, what: str) -> dict[str, str]:
-    """Return the values of arguments ``NAME=VALUE``, by name.
+    """Parse arguments ``NAME=VALUE`` into values by name.
 
     The name may be a spec itself, as in ``m4(max_distance=64)=model.pt``.
 
@@ -262,5 +263,5 @@ def _exist(paths: str) -> bool:
 
 
 def is_folder_name(name: str) -> bool:
-    """Return whether a folder can have a name that a user gave."""
+    """Whether a name can be that of a folder."""
     return "/" not in name and name not in (".", "..")

@@ -10,8 +10,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Optional
+from typing import Optional, TypeVar
 
 from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.host.leftovers import delete_temporary_folders
@@ -24,17 +25,19 @@ _SHOWN_LINES = 15
 _ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
 # How our own errors look, and those about options; under hydra; and from a process that the program
 # started. Nothing else in the log says more.
-_TOLD = re.compile(
+_USER_ERROR = re.compile(
     r"^(?:fairseq-[a-z-]+: error: |Error executing job with overrides: .*\n(?!fairseq-)"
     r"|fairseq_posenc\.errors\.(?:User|Run)Error: )(?!Traceback)(\S.*)",
     re.MULTILINE,
 )
 _PATIENCE = 10.0  # seconds between asking a program to end and ending it
 _RUNNING: set[subprocess.Popen[str]] = set()  # what the threads of this process have started
+_MOMENT = 0.2  # seconds; without a limit, signals would wait as well
+Result = TypeVar("Result")
 
 
 def find_command(name: str) -> str:
-    """Return the path of a console script, first of all beside the running Python.
+    """Find a console script, first beside the running Python.
 
     Raises:
         UserError: it is not installed.
@@ -47,12 +50,12 @@ def find_command(name: str) -> str:
 
 
 def find_user_error(output: str) -> Optional[str]:
-    """Return the message, a line, in which a command told a user's mistake; None if it did not.
+    """Find the line in which a command reported a user's mistake; None if it did not.
 
     Args:
         output: of the command, or its end.
     """
-    found = _TOLD.findall(output)
+    found = _USER_ERROR.findall(output)
     return found[-1] if found else None
 
 
@@ -129,7 +132,37 @@ def run_logged(
         raise RunError(_failure(command[0], status, log))
 
 
-def end_all() -> None:
+def run_parallel(
+    works: Sequence[Callable[[], Result]], jobs: int, watch: Optional[Callable[[], None]] = None
+) -> list[Result]:
+    """Do pieces of work that start programs, each in a thread; return their results in order.
+
+    Ctrl-C, or the first piece that fails, ends the programs of all and is raised.
+
+    Args:
+        works: the pieces, begun in this order.
+        jobs: how many at a time.
+        watch: called now and then, several times a second.
+    """
+    with ThreadPoolExecutor(jobs) as pool:
+        futures = [pool.submit(work) for work in works]
+        running = set(futures)
+        try:
+            while running:
+                done, running = wait(running, _MOMENT, FIRST_EXCEPTION)
+                for future in done:
+                    future.result()
+                if watch:
+                    watch()
+        finally:
+            for future in running:
+                future.cancel()
+            while wait(running, _MOMENT).not_done:  # a piece may have been about to start another
+                _end_all()
+    return [future.result() for future in futures]
+
+
+def _end_all() -> None:
     """End the programs that other threads run; each thread then finds that its own failed."""
     for process in list(_RUNNING):
         _end(process)
@@ -149,8 +182,8 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 def _failure(name: str, status: int, log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_SHOWN_LINES:]
-    if told := find_user_error("\n".join(lines)):
-        return f"{name}: {told} (its log: {log})"
+    if message := find_user_error("\n".join(lines)):
+        return f"{name}: {message} (its log: {log})"
     how = f"was ended by signal {-status}" if status < 0 else f"failed with exit status {status}"
     if status == -signal.SIGKILL:
         how += " (often for lack of memory)"

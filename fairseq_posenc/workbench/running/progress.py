@@ -1,4 +1,4 @@
-"""How far something is, told on standard error; standard output is for results."""
+"""Progress on standard error; standard output is for results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def say(text: str) -> None:
 
 
 def bar(label: str, total: int, unit: str) -> Any:
-    """Return tqdm's display of something that has a known length; nothing but on a terminal.
+    """Create tqdm's progress bar, which is shown on a terminal only.
 
     Args:
         label: what stands before it.
@@ -27,12 +27,12 @@ def bar(label: str, total: int, unit: str) -> Any:
 
 
 def format_counts(counts: Mapping[str, int]) -> str:
-    """Return counts in a line: ``1,200 items, 3 long lines``."""
+    """Format counts in a line: ``1,200 items, 3 long lines``."""
     return ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in counts.items())
 
 
 def format_time(seconds: float) -> str:
-    """Return a duration as people say it: ``45 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    """Format a duration: ``45 s``, ``3 min 20 s``, ``2 h 5 min``."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -1,4 +1,4 @@
-"""Steps that are done once: each notes what it was made from, and what came out."""
+"""Stages: work that is done once in a folder, which notes its inputs and its outputs."""
 
 from __future__ import annotations
 
@@ -8,38 +8,47 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Optional
 
-from fairseq_posenc.workbench.running.files import write_whole
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.running.files import read_json, write_whole
+from fairseq_posenc.workbench.running.folders import differences, read_object
 
-Outputs = dict[str, Any]  # figures that come out of a step, as JSON values
-_STAMP = "stamp.json"
+Outputs = dict[str, Any]  # figures that come out of a stage, as JSON values
+STAMP = "stamp.json"
 
 
 class Stage:
-    """A piece of work that fills a folder of its own, and a stamp in it that tells its inputs.
+    """A piece of work that fills a folder of its own, with a stamp of its inputs.
+
+    :meth:`do` starts afresh where the inputs have changed; a training that takes hours is rather
+    :meth:`claimed <claim>`, after :meth:`refuse_others`.
 
     Args:
-        folder: everything the step makes; emptied when the inputs have changed.
+        folder: everything the stage makes.
         inputs: all that the result depends on, as JSON values.
-        goal: how far to go, where a longer run continues a shorter one (updates of a training).
+        max_updates: updates of a training, where a longer one continues a shorter one.
     """
 
-    def __init__(self, folder: Path, inputs: Outputs, goal: int = 0) -> None:
+    def __init__(self, folder: Path, inputs: Outputs, max_updates: int = 0) -> None:
         self.folder = folder
         self.inputs = json.loads(json.dumps(inputs))  # tuples become lists, as in the stamp
-        self.goal = goal
+        self.max_updates = max_updates
 
     @property
-    def facts(self) -> Optional[Outputs]:
-        """What came out, or None if the step is not done."""
+    def outputs(self) -> Optional[Outputs]:
+        """What came out, or None if the stage is not done."""
         stamp = self._read()
-        done = self._is_same(stamp) and stamp.get("goal") == self.goal
+        done = self.is_claimed and stamp.get("goal") == self.max_updates
         return stamp.get("facts") if done else None
 
     @property
     def can_continue(self) -> bool:
         """Whether the folder holds a beginning that leads to this result."""
-        stamp = self._read()
-        return self._is_same(stamp) and stamp.get("goal", 0) <= self.goal
+        return self.is_claimed and self._read().get("goal", 0) <= self.max_updates
+
+    @property
+    def is_claimed(self) -> bool:
+        """Whether the folder's stamp has the same inputs."""
+        return self._read().get("inputs") == self.inputs
 
     def do(self, work: Callable[[], Outputs], keep_unfinished: bool = False) -> Outputs:
         """Do the work unless it is done; return what came out.
@@ -48,30 +57,63 @@ class Stage:
             work: fills the folder and returns figures.
             keep_unfinished: leave what an interrupted run with the same inputs made to ``work``.
         """
-        if (facts := self.facts) is not None:
-            return facts
+        if (outputs := self.outputs) is not None:
+            return outputs
         if not (keep_unfinished and self.can_continue):
             shutil.rmtree(self.folder, ignore_errors=True)
+        self.claim()
+        outputs = work()
+        self._write(outputs)
+        return outputs
+
+    def claim(self) -> None:
+        """Make the folder and note the inputs in it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._write(None)
-        facts = work()
-        self._write(facts)
-        return facts
 
-    def _is_same(self, stamp: Outputs) -> bool:
-        return stamp.get("inputs") == self.inputs
+    def refuse_others(self, begun: Callable[[], bool]) -> None:
+        """Refuse a folder in which work with other inputs has begun.
+
+        Args:
+            begun: tells whether anything has been made there.
+
+        Raises:
+            UserError: names the differences; or the stamp is damaged.
+        """
+        known = read_inputs(self.folder)
+        if known is None or not (found := differences(known, self.inputs)) or not begun():
+            return
+        raise UserError(
+            f"{self.folder} has a run with other settings ({'; '.join(found)}); choose another "
+            "--out, or delete it"
+        )
 
     def _read(self) -> Outputs:
-        try:
-            stamp = json.loads((self.folder / _STAMP).read_text(encoding="utf-8"))
-        except (
-            OSError,
-            ValueError,
-            RecursionError,
-        ):  # never begun, or stopped while the stamp was written
-            return {}
-        return stamp if isinstance(stamp, dict) else {}
+        return read_object(self.folder / STAMP) or {}  # or it was stopped while it was written
 
-    def _write(self, facts: Optional[Outputs]) -> None:
-        stamp = {"inputs": self.inputs, "goal": self.goal, "facts": facts}
-        write_whole(self.folder / _STAMP, json.dumps(stamp, indent=1) + "\n")
+    def _write(self, outputs: Optional[Outputs]) -> None:
+        stamp = {"inputs": self.inputs, "goal": self.max_updates, "facts": outputs}
+        write_whole(self.folder / STAMP, json.dumps(stamp, indent=1) + "\n")
+
+
+def read_inputs(folder: Path) -> Any:
+    """Read a folder's inputs from its stamp, or from what earlier versions wrote instead.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    if (stamp := folder / STAMP).exists():
+        content = read_json(stamp)
+        return content.get("inputs") if isinstance(content, dict) else None
+    if (run := folder / "run.json").exists():  # of glue
+        return read_json(run)
+    if (config := folder / "finetune.yaml").exists():  # of squad
+        from omegaconf import OmegaConf
+
+        return OmegaConf.to_container(OmegaConf.load(config))
+    if (note := folder / "run.txt").exists():  # of train
+        recipe, *lines = (note.read_text(encoding="utf-8") or "\n").splitlines()
+        facts = {name: value for name, _, value in (line.partition(" ") for line in lines)}
+        names = {name: facts.pop(name, "") for name in ("encoding", "data", "model")}
+        return {"recipe": recipe.strip(), **names, "changes": facts}
+    return None

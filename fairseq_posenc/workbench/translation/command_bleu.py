@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from fairseq_posenc.workbench.running.devices import choose_device
-from fairseq_posenc.workbench.running.interruption import CONTINUES, signals_as_keyboard_interrupt
+from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.locks import lock_output_folder
 from fairseq_posenc.workbench.running.options import (
     add_computing,

@@ -33,7 +33,7 @@ from fairseq_posenc.workbench.experiments.trainings import LOG, train_command
 from fairseq_posenc.workbench.experiments.variants import parse_variants
 from fairseq_posenc.workbench.results import pictures, record
 from fairseq_posenc.workbench.running import logs as curves
-from fairseq_posenc.workbench.running.interruption import STOPPED
+from fairseq_posenc.workbench.running.exit_codes import STOPPED
 from fairseq_posenc.workbench.running.logs import Curve, Entry
 from fairseq_posenc.workbench.running.options import Parser
 

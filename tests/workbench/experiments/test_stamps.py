@@ -37,7 +37,7 @@ def test_folders_and_stamps_are_those_of_the_last_version(name, tmp_path, monkey
 
     def do(stage: Stage, work: Any, keep_unfinished: bool = False) -> Any:
         folder = stage.folder
-        stages.setdefault(folder.as_posix(), {"inputs": stage.inputs, "goal": stage.goal})
+        stages.setdefault(folder.as_posix(), {"inputs": stage.inputs, "goal": stage.max_updates})
         folder.mkdir(parents=True, exist_ok=True)
         if folder.name == "text" or folder.parent.name == "rounds":
             facts = work()

@@ -13,8 +13,7 @@ import pytest
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments import trainings
 from fairseq_posenc.workbench.running import devices
-from fairseq_posenc.workbench.running.parallel import run_parallel
-from fairseq_posenc.workbench.running.programs import run_logged
+from fairseq_posenc.workbench.running.programs import run_logged, run_parallel
 
 PYTHON = Path(sys.executable).name
 

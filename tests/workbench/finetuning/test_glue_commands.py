@@ -28,7 +28,7 @@ from fairseq_posenc.workbench.finetuning.glue.plan import read_run
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.results import record
-from fairseq_posenc.workbench.running.interruption import STOPPED
+from fairseq_posenc.workbench.running.exit_codes import STOPPED
 from tests.helpers.commands import TRAINING, USER_DIR, new_directory, run, script, trained
 from tests.helpers.glue_files import COLOURS, start, train_pieces, write_task
 from tests.transformer.test_distributed import DISTRIBUTED, TORCHRUN
@@ -205,7 +205,7 @@ def test_finished_runs_are_not_made_again_and_not_mixed_with_others(capsys):
     assert [run["task"] for run in runs] == list(CHOSEN)
     assert main(arguments("m4m", *RATE, "--out", finished(), *QUICK)) == 2
     said = capsys.readouterr().err
-    assert "CoLA/lr0.003-seed1 has a run with other settings (different: " in said
+    assert "CoLA/lr0.003-seed1 has a run with other settings (" in said
     assert main(arguments("decbert", "--out", finished(), *QUICK)) == 2
     assert (
         "CoLA/lr0.003-seed1 has a run with another protocol; choose an" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -22,7 +23,13 @@ from fairseq_posenc.workbench.finetuning.glue.configuration import (
     read_settings,
 )
 from fairseq_posenc.workbench.finetuning.glue.evaluation import has_collapsed, measure
-from fairseq_posenc.workbench.finetuning.glue.plan import Run, format_override
+from fairseq_posenc.workbench.finetuning.glue.plan import (
+    Run,
+    format_override,
+    list_runs,
+    prepare,
+    read_run,
+)
 from fairseq_posenc.workbench.finetuning.glue.report import format_report
 from fairseq_posenc.workbench.finetuning.glue.submission import format_predictions
 from fairseq_posenc.workbench.finetuning.glue.summary import build_record, find_best
@@ -271,3 +278,22 @@ def test_the_report_has_both_sets_of_mnli():
     assert "| **mine** (best run) | 40.00 | 50.00 |" in text
     assert "| RoBERTa-M4M, `m4m`, table 5 | 87.82 | 87.59 |" in text
     assert "| Absolute, `learned`, table 2 | 81.25 |  |" in text
+
+
+def test_runs_of_earlier_versions_go_on_and_refuse_others(tmp_path):
+    """Their plan is run.json, which a stamp has replaced."""
+    run = Run("m4m", "RTE", 1e-5, 1, "accuracy", 9, "data", "model.pt", 0, ["train", "a=1"])
+    folder = run.folder(tmp_path)
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps(run._asdict()))
+    (folder / "result.json").touch()
+    assert read_run(folder) == run
+    assert list_runs(tmp_path, like=run) == [run]
+    other = run._replace(command=["train", "a=2"])
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"\(command: \['a=1'\], not \['a=2'\]\)"):
+            prepare(other, tmp_path)
+        assert prepare(run, tmp_path)  # which writes the stamp
+    (folder / "result.json").unlink()
+    assert not prepare(other, tmp_path)
+    assert read_run(folder) == other

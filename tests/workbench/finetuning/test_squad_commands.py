@@ -28,7 +28,7 @@ from fairseq_posenc.workbench import cli
 from fairseq_posenc.workbench.finetuning.squad.config import compose, find_recipe
 from fairseq_posenc.workbench.loading.families import FAMILIES
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
-from fairseq_posenc.workbench.running.interruption import STOPPED
+from fairseq_posenc.workbench.running.exit_codes import STOPPED
 from fairseq_posenc.workbench.running.locks import is_locked
 from tests.helpers.commands import new_directory, run, script
 from tests.helpers.programs import true_start
@@ -275,7 +275,9 @@ def test_wrong_input_is_told_in_one_line(tmp_path, capsys):
     assert "was not made by preprocess/squad.py" in told(capsys, *train, tmp_path)
     out, _ = trained()
     other = told(capsys, *train_words(out, **{"common.seed": 2}))
-    assert other.endswith("other settings (common, seed: 1, not 2); choose another --out")
+    assert other.endswith(
+        "other settings (common, seed: 1, not 2); choose another --out, or delete it"
+    )
     within = told(capsys, *train_words(tmp_path, **{"model.attention_directions": "up"}), code=1)
     assert within == (
         "fairseq-hydra-train: --attention-directions up: 'up' is none of both, lr, rl "

@@ -23,11 +23,13 @@ from fairseq_posenc.workbench.running.devices import Computing, choose_device, h
 from fairseq_posenc.workbench.running.folders import Folder
 
 
-class TestSteps:
+class TestStages:
     @staticmethod
-    def run(folder: Path, inputs: dict, goal: int = 0, **options: bool) -> tuple[list[str], dict]:
-        """Do a step that adds a line to a file; return whether it ran, and its facts."""
-        step = stages.Stage(folder, inputs, goal)
+    def run(
+        folder: Path, inputs: dict, max_updates: int = 0, **options: bool
+    ) -> tuple[list[str], dict]:
+        """Do a stage that adds a line to a file; return whether it ran, and its outputs."""
+        step = stages.Stage(folder, inputs, max_updates)
         ran = []
 
         def work() -> dict:
@@ -59,13 +61,30 @@ class TestSteps:
 
         with pytest.raises(KeyboardInterrupt):
             step.do(stop)
-        assert step.facts is None
+        assert step.outputs is None
         assert self.run(tmp_path / "s", {"a": 1}, keep_unfinished=keep)[0] == [left]
 
     def test_longer_run_continues_and_shorter_starts_afresh(self, tmp_path: Path) -> None:
-        self.run(tmp_path / "s", {}, goal=10)
-        assert self.run(tmp_path / "s", {}, goal=20, keep_unfinished=True)[0] == ["xx"]
-        assert self.run(tmp_path / "s", {}, goal=15, keep_unfinished=True)[0] == ["x"]
+        self.run(tmp_path / "s", {}, max_updates=10)
+        assert self.run(tmp_path / "s", {}, max_updates=20, keep_unfinished=True)[0] == ["xx"]
+        assert self.run(tmp_path / "s", {}, max_updates=15, keep_unfinished=True)[0] == ["x"]
+
+    def test_other_work_is_refused_once_it_has_begun(self, tmp_path: Path) -> None:
+        stage, other = (stages.Stage(tmp_path, {"lr": [1, n], "same": 0}) for n in (2, 3))
+        stage.refuse_others(lambda: True)
+        stage.claim()
+        stage.refuse_others(lambda: True)
+        other.refuse_others(lambda: False)
+        with pytest.raises(UserError, match=r"other settings \(lr: \[2\], not \[3\]\); choose"):
+            other.refuse_others(lambda: True)
+        (tmp_path / "stamp.json").write_text("{")
+        with pytest.raises(UserError, match=r"stamp.json: cannot be read"):
+            stage.refuse_others(lambda: True)
+        (tmp_path / "stamp.json").unlink()
+        (tmp_path / "finetune.yaml").write_text("lr: [1, 2]\nsame: 0\n")  # of earlier versions
+        stage.refuse_others(lambda: True)
+        with pytest.raises(UserError, match=r"other settings"):
+            other.refuse_others(lambda: True)
 
     @pytest.mark.parametrize("stamp", ["", "{", "[]", '{"inputs": {"a": 2}}'])
     def test_damaged_stamp_counts_as_not_done(self, tmp_path: Path, stamp: str) -> None:

@@ -16,7 +16,7 @@ from fairseq.utils import CudaEnvironment
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.results.record import read
-from fairseq_posenc.workbench.running.interruption import STOPPED
+from fairseq_posenc.workbench.running.exit_codes import STOPPED
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.plan.command import describe
 from fairseq_posenc.workbench.training.plan.probe import Watch

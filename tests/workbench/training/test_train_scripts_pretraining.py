@@ -417,10 +417,10 @@ def test_a_folder_goes_on_with_its_own_run_only(tmp_path):
     for directions in ("lr", "lr,lr,lr"):
         other = ["--", "--attention-directions", directions]
         told = refusal(*words, *same, *other, cwd=tmp_path)
-        assert f'this is with "--attention-directions {directions}"; choose' in told
+        assert f"(changes, --attention-directions: None, not {directions}); choose" in told
     words[2] = "none"
     told = refusal(*words, *same, cwd=tmp_path)
-    assert 'it was started with "encoding learned"; this is with "encoding none"' in told
+    assert "has a run with other settings (encoding: learned, not none)" in told
     (folder / "checkpoint_last.pt").unlink()  # what failed before it had one blocks nothing
     call(*words, *same, cwd=tmp_path)
 

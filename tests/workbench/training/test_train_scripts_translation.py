@@ -20,7 +20,7 @@ from fairseq.optim.sgd import SGD
 from omegaconf import OmegaConf
 
 from fairseq_posenc.transformer.options import resolve
-from fairseq_posenc.workbench.running.interruption import STOPPED
+from fairseq_posenc.workbench.running.exit_codes import STOPPED
 from tests.helpers.commands import USER_DIR, kill_in_training, pairs, run, script, train
 from tests.workbench.training.test_train_scripts_pretraining import call, refusal, settings
 

@@ -21,8 +21,8 @@ from fairseq_posenc.workbench.experiments.text_settings import TextSettings
 from fairseq_posenc.workbench.experiments.trainings import default_jobs
 from fairseq_posenc.workbench.experiments.variants import FAMILIES, parse_variants
 from fairseq_posenc.workbench.results.evidence import measured
+from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import write_whole
-from fairseq_posenc.workbench.running.interruption import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.locks import lock_output_folder
 from fairseq_posenc.workbench.running.options import (
     add_count,
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_seeds(parser, (1, 2, 3))
     add_count(parser, "--vocab-size", "number of sentencepieces", 512)
     add_jobs(parser, "one on each core, or on the GPU")
-    add_out(parser, told="choose-NAME for --text NAME.txt")
+    add_out(parser, computed="choose-NAME for --text NAME.txt")
     add_json(parser)
     add("train_args", nargs="*", metavar="-- OPTION", help="for fairseq-train, as in compare")
 

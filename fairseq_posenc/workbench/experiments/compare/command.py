@@ -20,7 +20,7 @@ from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment
 from fairseq_posenc.workbench.experiments.text_settings import LEARNING_RATE, TASKS, TextSettings
 from fairseq_posenc.workbench.experiments.trainings import default_jobs
 from fairseq_posenc.workbench.running.devices import choose_device
-from fairseq_posenc.workbench.running.interruption import CONTINUES, signals_as_keyboard_interrupt
+from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.locks import lock_output_folder
 from fairseq_posenc.workbench.running.options import (
     add_count,
@@ -36,7 +36,7 @@ _TOGETHER = 5  # trainings that share even a single core
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    add_out(parser, told="demo; compare-NAME for --text NAME.txt")
+    add_out(parser, computed="demo; compare-NAME for --text NAME.txt")
     parser.add_argument(
         "--text", type=Path, help="UTF-8 text file (default: the documentation inside Python)"
     )

@@ -22,8 +22,8 @@ from fairseq_posenc.workbench.experiments.length.stream import read_dictionary, 
 from fairseq_posenc.workbench.experiments.length.variants import Variant, parse_variants
 from fairseq_posenc.workbench.results.pictures import can_draw
 from fairseq_posenc.workbench.running.devices import Computing
+from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import checksum
-from fairseq_posenc.workbench.running.interruption import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.locks import lock_output_folder
 from fairseq_posenc.workbench.running.options import (
     add_computing,

@@ -10,8 +10,8 @@ from typing import Any
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.finetuning.glue.plan import RESULT, Run
 from fairseq_posenc.workbench.finetuning.glue.worker import work
+from fairseq_posenc.workbench.running.exit_codes import Ended
 from fairseq_posenc.workbench.running.files import write_whole
-from fairseq_posenc.workbench.running.interruption import Ended
 from fairseq_posenc.workbench.running.locks import is_locked
 from fairseq_posenc.workbench.running.programs import find_user_error
 from fairseq_posenc.workbench.running.progress import say

@@ -30,8 +30,8 @@ from fairseq_posenc.workbench.finetuning.glue.workers import Workers
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.results.record import Record
 from fairseq_posenc.workbench.running.devices import hydra_words
+from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import write_whole
-from fairseq_posenc.workbench.running.interruption import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.options import (
     add_computing,
     add_data,
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--learning-rates", help="peak learning rates, as in 1e-5,2e-5 (default: the paper's)")
     add_seeds(parser, "the paper's; one for m4m")
     add("--name", help="name of the model in the report (default: the checkpoint's folder)")
-    add_out(parser, told="glue-NAME-PROTOCOL")
+    add_out(parser, computed="glue-NAME-PROTOCOL")
     add_jobs(parser, "one on each GPU")
     add(
         "--submitit",

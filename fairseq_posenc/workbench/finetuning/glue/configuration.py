@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.definitions import Task
-from fairseq_posenc.workbench.running.shipped import shipped
+from fairseq_posenc.workbench.running.files import shipped
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes.composing import compose_file
 from fairseq_posenc.workbench.training.recipes.layouts import config_name

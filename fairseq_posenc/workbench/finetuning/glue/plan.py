@@ -13,13 +13,13 @@ from fairseq_posenc.tasks.glue.data import DataBin
 from fairseq_posenc.workbench.finetuning.glue.configuration import Grid, Settings
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
-from fairseq_posenc.workbench.running.files import read_json, write_whole
 from fairseq_posenc.workbench.running.host import USER_DIR
 from fairseq_posenc.workbench.running.locks import lock_folder
+from fairseq_posenc.workbench.running.stages import STAMP, Stage, read_inputs
 
 _NAMES = {"modified": "version of the checkpoint"}  # of fields, in messages
 _PLAIN = re.compile(r"[A-Za-z_./][\w./+-]*")
-RUN, RESULT = "run.json", "result.json"  # the run's plan; its result, written last
+RESULT = "result.json"  # written last
 
 
 class Run(NamedTuple):
@@ -134,20 +134,17 @@ def format_override(name: str, value: Any) -> str:
 
 
 def prepare(run: Run, out: Path) -> bool:
-    """Write the plan of a run into its folder unless it is there; return whether it is finished.
-
-    A run with other settings is replaced if it has made no updates.
+    """Note the plan of a run in its folder; return whether the run is finished.
 
     Raises:
         UserError: the folder has a run with other settings that has begun or is in use.
     """
     folder = run.folder(out)
-    old = read_run(folder) if (folder / RUN).exists() else None
-    if old not in (None, run) and has_begun(folder):
-        _refuse_other(old, run, folder)
-    if old != run:
+    stage = Stage(folder, run._asdict())
+    stage.refuse_others(lambda: has_begun(folder))
+    if not stage.is_claimed:
         with lock_folder(folder, "run"):
-            write_whole(folder / RUN, json.dumps(run._asdict(), indent=1) + "\n")
+            stage.claim()
     return (folder / RESULT).exists()
 
 
@@ -165,13 +162,15 @@ def list_runs(out: Path, like: Run) -> list[Run]:
         UserError: a run that has begun is of another model or protocol.
     """
     runs = []
-    for path in sorted(out.glob(f"*/*/{RUN}")):
-        run = read_run(path.parent)
+    stamps = (STAMP, "run.json")  # the latter in folders of earlier versions
+    folders = {path.parent for name in stamps for path in out.glob(f"*/*/{name}")}
+    for folder in sorted(folders):
+        run = read_run(folder)
         names = ("protocol", "checkpoint", "modified")
         other = [name for name in names if getattr(run, name) != getattr(like, name)]
-        if other and has_begun(path.parent):
+        if other and has_begun(folder):
             raise UserError(
-                f"{path.parent} has a run with another {_NAMES.get(other[0], other[0])}; choose "
+                f"{folder} has a run with another {_NAMES.get(other[0], other[0])}; choose "
                 "another --out, or delete it"
             )
         if not other:
@@ -185,16 +184,7 @@ def read_run(folder: Path) -> Run:
     Raises:
         UserError: its file holds none.
     """
-    content = read_json(folder / RUN)
-    if not isinstance(content, dict) or content.keys() != set(Run._fields):
-        raise UserError(f"{folder / RUN}: is no run of glue; delete its folder")
-    return Run(**content)
-
-
-def _refuse_other(old: Run, new: Run, folder: Path) -> None:
-    names = [name for name in new._fields if getattr(old, name) != getattr(new, name)]
-    words = sorted(set(old.command) ^ set(new.command)) if names == ["command"] else names
-    raise UserError(
-        f"{folder} has a run with other settings (different: {', '.join(words)}); choose another "
-        "--out, or delete it"
-    )
+    inputs = read_inputs(folder)
+    if not isinstance(inputs, dict) or inputs.keys() != set(Run._fields):
+        raise UserError(f"{folder}: has no run of glue; delete it")
+    return Run(**inputs)

@@ -23,9 +23,8 @@ from fairseq_posenc.workbench.finetuning.glue.evaluation import BEST, evaluate
 from fairseq_posenc.workbench.finetuning.glue.plan import RESULT, Run, format_override, read_run
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.running.devices import choose_device
-from fairseq_posenc.workbench.running.exit_codes import run_main
+from fairseq_posenc.workbench.running.exit_codes import run_main, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import read_json
-from fairseq_posenc.workbench.running.interruption import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.locks import lock_folder
 from fairseq_posenc.workbench.running.logs import read_line
 from fairseq_posenc.workbench.running.programs import run_logged

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from fairseq_posenc.workbench.finetuning.glue.plan import Run
-from fairseq_posenc.workbench.running.parallel import run_parallel
-from fairseq_posenc.workbench.running.programs import run_watched
+from fairseq_posenc.workbench.running.programs import run_parallel, run_watched
 from fairseq_posenc.workbench.running.progress import bar, say
 
 _WORKER = "fairseq_posenc.workbench.finetuning.glue.worker"

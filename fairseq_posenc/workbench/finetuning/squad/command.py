@@ -12,7 +12,7 @@ from fairseq_posenc.workbench.finetuning.squad.results import build_record, prin
 from fairseq_posenc.workbench.finetuning.squad.score import evaluate, unanswered
 from fairseq_posenc.workbench.finetuning.squad.train import train
 from fairseq_posenc.workbench.running.devices import hydra_words
-from fairseq_posenc.workbench.running.interruption import CONTINUES, signals_as_keyboard_interrupt
+from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.options import (
     add_computing,
     add_data,

@@ -13,8 +13,8 @@ from omegaconf import DictConfig, OmegaConf
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.squad.databin import DataBin
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
+from fairseq_posenc.workbench.running.files import shipped
 from fairseq_posenc.workbench.running.host import USER_DIR
-from fairseq_posenc.workbench.running.shipped import shipped
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes.composing import compose_file
 

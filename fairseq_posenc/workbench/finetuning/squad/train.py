@@ -8,22 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional, cast
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from fairseq_posenc.checkpoints.recovery import LAST, ensure_last_checkpoint
-from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.squad.databin import open_data_bin
 from fairseq_posenc.workbench.finetuning.squad.config import compose, find_recipe
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.loading.pretrained import read_pretrained
 from fairseq_posenc.workbench.running.files import write_whole
-from fairseq_posenc.workbench.running.folders import differences
 from fairseq_posenc.workbench.running.locks import lock_folder
 from fairseq_posenc.workbench.running.logs import format_progress
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
+from fairseq_posenc.workbench.running.stages import Stage
 
 CONFIG, LOG = "finetune.yaml", "train.log"
 
@@ -47,24 +46,14 @@ def train(
     pretrained.check_dictionary(data_bin.dictionary)
     config = compose(pretrained, data_bin, out, yaml_file or find_recipe(data_bin), changes)
     with lock_folder(out) as lock:
-        _write(config, out / CONFIG)
+        stage = Stage(out, cast("dict[str, Any]", OmegaConf.to_container(config)))
+        stage.refuse_others(lambda: updates_done(out) > 0)
+        stage.claim()
+        write_whole(out / CONFIG, f"# @package _group_\n{OmegaConf.to_yaml(config)}")
         ensure_last_checkpoint(out)
         where = ["--config-dir", str(out.resolve()), "--config-name", Path(CONFIG).stem]
         run_logged(["fairseq-hydra-train", *where], out / LOG, lock, _show)
     return out / LAST
-
-
-def _write(config: DictConfig, path: Path) -> None:
-    """Write the configuration; refuse it if a training has made updates with another one."""
-    if path.exists() and updates_done(path.parent):
-        before = OmegaConf.to_container(OmegaConf.load(path))
-        if found := differences(before, OmegaConf.to_container(config)):
-            raise UserError(
-                f"--out {path.parent}: holds a training with other settings ({found[0]}); choose "
-                "another --out"
-            )
-        return
-    write_whole(path, f"# @package _group_\n{OmegaConf.to_yaml(config)}")
 
 
 def _show(line: str) -> None:

@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _pictures(drawn: int) -> str:
-    """Return what is told of the pictures beside the tables."""
+    """Format the text on the pictures beside the tables."""
     if not can_draw():
         return " (matplotlib, for pictures, is missing)"
     return " and pictures" if drawn else " (nothing was logged in --updates, so no picture)"

@@ -1,6 +1,6 @@
 """Runs of one's own in the layouts of the papers' tables, with what differed.
 
-``search`` finds them, ``training`` reads what a checkpoint tells, ``runs`` the figures,
-``tables`` puts them beside the papers' numbers (``fairseq_posenc.workbench.training.recipes``),
-``differences`` says what was not as in the paper, ``markdown`` writes it down.
+``command`` finds results; ``checkpoint``, ``trainings`` and ``runs`` read them; ``tables`` sets
+them beside the papers' figures (``fairseq_posenc.workbench.training.recipes``), ``differences``
+lists the deviations from a paper's set-up, ``markdown`` formats all of it.
 """

@@ -1,16 +1,27 @@
-"""``fairseq-posenc report``."""
+"""``fairseq-posenc report``: finds the results that a user names, and reports them."""
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, Optional
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.reports.report.markdown import as_data, as_text
-from fairseq_posenc.workbench.reports.report.search import Found, find
-from fairseq_posenc.workbench.reports.report.tables import collect
+from fairseq_posenc.workbench.reports.report import checkpoint
+from fairseq_posenc.workbench.reports.report.markdown import format_report
+from fairseq_posenc.workbench.reports.report.runs import Run, read_runs
+from fairseq_posenc.workbench.reports.report.tables import collect, report_data
+from fairseq_posenc.workbench.reports.report.trainings import build_run
+from fairseq_posenc.workbench.results.record import Record, RecordError, read
 from fairseq_posenc.workbench.running.options import add_json
+from fairseq_posenc.workbench.running.progress import say
+from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes.reported import TABLES
+
+_STATE = ("stamp.json", "run.json", "result.json")  # from which commands continue
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,18 +45,97 @@ def run(args: argparse.Namespace) -> int:
     """Print the report.
 
     Raises:
-        UserError: see :mod:`~fairseq_posenc.workbench.reports.report.search` and ``tables``.
+        UserError: there are no results, no such table, or a checkpoint that cannot be read.
     """
     if not args.runs and args.tables is None:
         raise UserError("name runs, or the papers' tables to show with --tables")
     found = Found({}, {})
     for argument in args.runs:
-        found.add(find(argument))
+        found.add(find_results(argument))
     if args.runs and not (found.runs or found.records):
         raise UserError("all files were passed over: there is nothing to report")
     tables, others = collect(list(found.runs.values()), args.tables)
     if args.json:
-        print(json.dumps(as_data(tables, others, found.records), indent=2))
+        print(json.dumps(report_data(tables, others, found.records), indent=2))
     else:
-        print(as_text(tables, others, found.records))
+        print(format_report(tables, others, found.records))
     return 0
+
+
+class Found(NamedTuple):
+    """What an argument names.
+
+    Attributes:
+        runs: what may belong to a row of the papers, by file and name.
+        records: of all jobs, by file.
+    """
+
+    runs: dict[tuple[Path, str], Run]
+    records: dict[Path, Record]
+
+    def add(self, other: Found) -> None:
+        """Take in what another argument names; what is named twice counts once."""
+        self.runs.update(other.runs)
+        self.records.update(other.records)
+
+
+def find_results(argument: str) -> Found:
+    """Find the results of an argument, ``PATH`` or ``RECIPE=PATH``.
+
+    Files that are no record, or one of another version, are named on standard error.
+
+    Raises:
+        UserError: there is nothing at all, or a checkpoint that cannot be read.
+    """
+    recipe, equals, rest = argument.partition("=")
+    if equals and recipe in recipes.load()["pretraining"]:
+        path, given = Path(rest), recipe
+    else:
+        path, given = Path(argument), None
+    if not path.exists():
+        raise UserError(f"{path}: no such file or folder")
+    found, passed_over = Found({}, {}), defaultdict(list)
+    for each in _places(path):
+        try:
+            found.add(_read(each, given))
+        except RecordError as error:
+            passed_over[str(error)].append(each)
+    for reason, files in passed_over.items():
+        more = f" and {len(files) - 1:,} more" if len(files) > 1 else ""
+        say(f"passed over: {files[0]}{more}: {reason}")
+    if not (found.runs or found.records or passed_over):
+        raise UserError(
+            f"{path}: holds no results of a fairseq-posenc command, and no checkpoint of a "
+            "pre-training or translation model (checkpoint_last.pt)"
+        )
+    return found
+
+
+def _places(path: Path) -> Iterator[Path]:
+    """Yield what may be a result: files of JSON, and folders with checkpoints."""
+    if path.is_file():
+        yield path
+        return
+    for folder in [path, *sorted(each for each in path.rglob("*") if each.is_dir())]:
+        yield folder
+        yield from (file for file in sorted(folder.glob("*.json")) if file.name not in _STATE)
+
+
+def _read(path: Path, recipe: Optional[str]) -> Found:
+    if path.is_dir():
+        training = checkpoint.read_folder(path)
+        ours = training is not None and training.task in (*checkpoint.PRETRAINING, "translation")
+        runs = [build_run(path, training, recipe)] if training and ours else []
+        return Found(_by_name(runs), {})
+    if path.suffix == ".pt":
+        return Found(_by_name([build_run(path, checkpoint.read(path), recipe)]), {})
+    record = read(path)
+    try:
+        runs = read_runs(path, record, recipe)
+    except (LookupError, TypeError, ValueError) as error:
+        raise RecordError(f"not a whole record of {record.kind} ({error!r})") from error
+    return Found(_by_name(runs), {path.resolve(): record})
+
+
+def _by_name(runs: list[Run]) -> dict[tuple[Path, str], Run]:
+    return {(run.path.resolve(), run.name): run for run in runs}

@@ -1,4 +1,4 @@
-"""What was not in our runs as it was in the paper's."""
+"""Differences between our runs and the paper's."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import ast
 from collections.abc import Sequence
 from typing import Any, Optional
 
-from fairseq_posenc.workbench.reports.report.runs import Run
-from fairseq_posenc.workbench.reports.report.training import Training
-from fairseq_posenc.workbench.reports.report.trainings import TRANSLATION
+from fairseq_posenc.workbench.reports.report.checkpoint import Training
+from fairseq_posenc.workbench.reports.report.runs import TRANSLATION, Run
 from fairseq_posenc.workbench.training import recipes
 
 _NOT_COMPARED = {"task", "criterion", "max_update", "total_num_update", "seed"}
@@ -17,22 +16,22 @@ _GONE = "its pre-training is not known, as the checkpoint is not there"
 
 
 def differences(model: Sequence[Run], recipe_name: str) -> list[str]:
-    """Return what differed between one of our models, by its runs, and the paper's set-up.
+    """List the differences between one of our models, by its runs, and the paper's set-up.
 
-    Every line is made from the runs' own files; what they do not tell is said to be not known.
+    Every line comes from the runs' own files; what they do not hold is listed as not known.
     """
     training = next((run.training for run in model if run.training is not None), None)
     if recipe_name == TRANSLATION:
-        lines = [_GONE] if training is None else _of_translation(training)
+        lines = [_GONE] if training is None else _translation_lines(training)
         return list(dict.fromkeys([*lines, *(note for run in model for note in run.notes)]))
     recipe = recipes.pretraining(recipe_name)
-    lines = [_GONE] if training is None else _of_pretraining(training, recipe)
+    lines = [_GONE] if training is None else _pretraining_lines(training, recipe)
     for run in model:
-        lines += [*_of_fine_tuning(run), *run.notes]
+        lines += [*_fine_tuning_lines(run), *run.notes]
     return list(dict.fromkeys(lines))
 
 
-def _of_pretraining(training: Training, recipe: recipes.Recipe) -> list[str]:
+def _pretraining_lines(training: Training, recipe: recipes.Recipe) -> list[str]:
     settings, paper = training.settings, recipe.settings
     data = recipes.load()["pretraining"][recipe.name]["data"]["name"]
     start = str(training.start or "random")
@@ -44,12 +43,12 @@ def _of_pretraining(training: Training, recipe: recipes.Recipe) -> list[str]:
     batch = _batch(settings)
     if batch != f"{recipe.batch:,} sequences":
         lines.append(f"batch: {batch} (paper: {recipe.batch:,} sequences)")
-    lines += _of_settings(settings, paper)
+    lines += _setting_lines(settings, paper)
     lines.append(f"seed: {settings.get('seed', 'not known')} (paper: {paper.get('seed', '-')})")
     return lines
 
 
-def _of_settings(settings: dict[str, Any], paper: dict[str, Any]) -> list[str]:
+def _setting_lines(settings: dict[str, Any], paper: dict[str, Any]) -> list[str]:
     lines = []
     for name in sorted(paper.keys() - _NOT_COMPARED):
         if name not in settings:
@@ -59,18 +58,18 @@ def _of_settings(settings: dict[str, Any], paper: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _of_translation(training: Training) -> list[str]:
+def _translation_lines(training: Training) -> list[str]:
     settings, recipe = training.settings, recipes.load()["finetuning"]["translation"]["iwslt17"]
     return [
         f"data: {settings.get('data', 'not known')} (paper: IWSLT 2017, French to English)",
         f"updates: {training.updates:,}, batch: {_batch(settings)} (paper: not given)",
-        *_of_settings(settings, recipe["settings"]),
+        *_setting_lines(settings, recipe["settings"]),
         f"seed: {settings.get('seed', 'not known')} (paper: the best of 3 runs)",
     ]
 
 
 def _batch(settings: dict[str, Any]) -> str:
-    """Return the size of an update's batch on all GPUs; fairseq takes the lesser of two limits."""
+    """Format the batch of an update on all GPUs; fairseq takes the lesser of two limits."""
     steps = settings.get("update_freq") or [1]
     times = (steps[0] if isinstance(steps, list) else steps) * (
         settings.get("distributed_world_size") or 1
@@ -80,7 +79,7 @@ def _batch(settings: dict[str, Any]) -> str:
     return " or ".join(limits) if limits else "not known"
 
 
-def _of_fine_tuning(run: Run) -> list[str]:
+def _fine_tuning_lines(run: Run) -> list[str]:
     if run.kind != "glue" or run.record is None:
         return []
     recipe = recipes.load()["finetuning"]["glue"].get(run.record.data["protocol"], {})
@@ -95,7 +94,7 @@ def _of_fine_tuning(run: Run) -> list[str]:
 
 
 def _paper(recipe: dict[str, Any], task: str, key: str) -> Optional[list[float]]:
-    """Return the paper's learning rates or seeds for a task, None if it gives none."""
+    """Look up the paper's learning rates or seeds for a task; None if it gives none."""
     given = {**recipe.get("settings", {}), **recipe.get("per_task", {}).get(task, {})}
     return given.get({"learning_rate": "lr", "seed": "seeds"}[key])
 
@@ -109,7 +108,7 @@ def _show(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value in one form: fairseq writes pairs as text, lists or tuples."""
+    """Normalize a value: fairseq writes pairs as text, lists or tuples."""
     if isinstance(value, str) and value[:1] in "([":
         value = ast.literal_eval(value)
     return tuple(value) if isinstance(value, (list, tuple)) else value

@@ -1,23 +1,24 @@
-"""The report as text, and as data."""
+"""The report as text: tables, runs of no table, records of any kind."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
 from fairseq_posenc.workbench.reports.report.differences import differences
-from fairseq_posenc.workbench.reports.report.records import of_records
 from fairseq_posenc.workbench.reports.report.runs import Run
-from fairseq_posenc.workbench.reports.report.tables import Row, Table
+from fairseq_posenc.workbench.reports.report.tables import Table, format_figure
 from fairseq_posenc.workbench.results import markdown
 from fairseq_posenc.workbench.results.record import Record
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes.reported import Figure
 
 
-def as_text(tables: Sequence[Table], others: Sequence[Run], records: Mapping[Path, Record]) -> str:
-    """Return the report in Markdown."""
+def format_report(
+    tables: Sequence[Table], others: Sequence[Run], records: Mapping[Path, Record]
+) -> str:
+    """Format the report in Markdown."""
     letters = sorted({table.paper.id[0] for table in tables})
     papers = " ".join(f"{each}: {_paper(each)}." for each in letters)
     legend = f"Every cell is ours / the paper's; - where there is no figure. {papers}"
@@ -26,51 +27,9 @@ def as_text(tables: Sequence[Table], others: Sequence[Run], records: Mapping[Pat
         legend if tables else "",
         *(_table(table) for table in tables),
         _others(others),
-        *of_records(records),
+        *_records(records),
     ]
     return "\n\n".join(part for part in parts if part)
-
-
-def as_data(
-    tables: Sequence[Table], others: Sequence[Run], records: Mapping[Path, Record]
-) -> dict[str, Any]:
-    """Return the report as JSON values."""
-    return {
-        "tables": [
-            {
-                "id": table.paper.id,
-                "title": table.paper.title,
-                "columns": list(table.paper.columns),
-                "rows": [_row_as_data(table, row) for row in table.rows],
-                "note": table.paper.note,
-            }
-            for table in tables
-        ],
-        "others": [
-            {**_run_as_data(run), "figures": {_name(k): v for k, v in run.figures.items()}}
-            for run in others
-        ],
-        "records": [{"path": str(path), **each._asdict()} for path, each in records.items()],
-    }
-
-
-def _row_as_data(table: Table, row: Row) -> dict[str, Any]:
-    ours = [
-        {
-            "runs": [_run_as_data(run) for run in model],
-            "values": table.ours(model),
-            "differences": differences(model, model[0].recipe),
-        }
-        for model in row.models
-    ]
-    own = {"paper_texts": row.texts, "computed": row.computed}
-    known = {"name": row.name, "encoding": row.encoding, "paper": row.paper}
-    return {**known, "ours": ours, **own}
-
-
-def _run_as_data(run: Run) -> dict[str, Any]:
-    names = ("name", "kind", "recipe", "encoding", "directions", "notes")
-    return {**{name: getattr(run, name) for name in names}, "path": str(run.path)}
 
 
 def _paper(letter: str) -> str:
@@ -103,7 +62,7 @@ def _table(table: Table) -> str:
 
 
 def _examples() -> str:
-    """Return the report's example sentence, and what its models made of it."""
+    """List the report's example sentence and its models' outputs."""
     recipe = recipes.load()["finetuning"]["translation"]["iwslt17"]
     lines = [
         "The report's example; for a model of ours: `fairseq-posenc translate --checkpoint FILE "
@@ -148,12 +107,54 @@ def _about(run: Run) -> list[str]:
 
 
 def _figures(figures: Mapping[Figure, float]) -> str:
-    return ", ".join(f"{_name(key)} {value:.2f}" for key, value in figures.items()) or "no figures"
-
-
-def _name(figure: Figure) -> str:
-    return " ".join(part for part in figure if part)
+    return (
+        ", ".join(f"{format_figure(key)} {value:.2f}" for key, value in figures.items())
+        or "no figures"
+    )
 
 
 def _show(value: Optional[float], digits: int) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def _records(records: Mapping[Path, Record]) -> Iterator[str]:
+    """Format the records of each kind as a section."""
+    for kind in dict.fromkeys(record.kind for record in records.values()):
+        chosen = {path: each for path, each in records.items() if each.kind == kind}
+        yield markdown.plain(f"## Results of {kind}")
+        yield "\n".join(
+            f"{n}. {_about_record(*each)}" for n, each in enumerate(chosen.items(), start=1)
+        )
+        yield _record_table(
+            [(n, row) for n, each in enumerate(chosen.values(), start=1) for row in each.rows]
+        )
+
+
+def _about_record(path: Path, record: Record) -> str:
+    """Describe a record: its command, positions, seed and data."""
+    facts = {"positions": record.spec, "seed": record.seed, **record.data}
+    facts_text = "; ".join(
+        f"{name}: {_format_value(value)}" for name, value in facts.items() if value is not None
+    )
+    command = f", `{record.command}`" if record.command else ""
+    return markdown.plain(f"`{path.name}` in `{path.parent.name}`{command}: {facts_text}")
+
+
+def _record_table(rows: list[tuple[int, Mapping[str, Any]]]) -> str:
+    """Format the rows of several records, each with its number, with the columns that any has."""
+    columns = dict.fromkeys(
+        name for _, row in rows for name, value in row.items() if value not in (None, "")
+    )
+    numbers = [all(not isinstance(row.get(name), str) for _, row in rows) for name in columns]
+    cells = [[str(n), *(_format_value(row.get(name)) for name in columns)] for n, row in rows]
+    return markdown.table(["", *columns], cells, "r" + "".join("lr"[each] for each in numbers))
+
+
+def _format_value(value: Any) -> str:
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -6,9 +6,17 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-from fairseq_posenc.workbench.reports.report.training import PRETRAINING, Training, read
-from fairseq_posenc.workbench.results.record import Record
+from fairseq_posenc.workbench.reports.report.checkpoint import (
+    PRETRAINING,
+    Training,
+    read,
+    translation_task,
+)
+from fairseq_posenc.workbench.results.record import Record, Row
 from fairseq_posenc.workbench.training.recipes.reported import Figure
+
+TRANSLATION = "translation/iwslt17"  # the recipe of all translation models
+_METRICS = {"BLEU-4 on pieces, 0 to 1": "bleu", "BLEU": "sacreBLEU", "chrF2": "chrF2"}
 
 
 class Run(NamedTuple):
@@ -63,7 +71,7 @@ def _glue(path: Path, record: Record, recipe: Optional[str]) -> Run:
 
 
 def _figure(task: str, metric: str, split: str) -> Figure:
-    """Return the column's key; MNLI's two development sets are columns of their own."""
+    """Build the column's key; MNLI's two development sets are columns of their own."""
     stem, _, part = metric.rpartition("_")
     return (f"{task}-{part}", stem, split) if part in ("m", "mm") else (task, metric, split)
 
@@ -86,8 +94,49 @@ def _squad(path: Path, record: Record, recipe: Optional[str]) -> Run:
     return _evaluation(path, record, None, recipe, figures, [])
 
 
+def _bleu(path: Path, record: Record) -> list[Run]:
+    """Build a run for each system, with the scores of greedy search."""
+    return [
+        _bleu_run(path, row, record)
+        for row in record.figures["scores"]
+        if row["beam"] in (None, 1)  # the report's own test is greedy
+    ]
+
+
+def _bleu_run(path: Path, row: Row, record: Record) -> Run:
+    is_model = row["beam"] is not None and str(row["path"]).endswith(".pt")
+    training = read_if_there(row["path"], path) if is_model else None
+    task = translation_task(training)
+    figures = {(task, metric, "test"): row[name] for name, metric in _METRICS.items()}
+    return Run(
+        row["system"],
+        "bleu",
+        path,
+        TRANSLATION,
+        None if training is None else training.encoding,
+        None if training is None else training.directions,
+        {figure: float(value) for figure, value in figures.items() if value is not None},
+        training,
+        [f"sacreBLEU {row['BLEU']:.2f}"],
+        record,
+    )
+
+
 # By kind: from the file, its record, and the user's recipe.
-READERS = {"glue": _glue, "glue-test": _glue_test, "squad": _squad}
+_READERS = {"glue": _glue, "glue-test": _glue_test, "squad": _squad}
+
+
+def read_runs(path: Path, record: Record, recipe: Optional[str]) -> list[Run]:
+    """Build the runs of a record; none of a kind that belongs to no table.
+
+    Args:
+        path: the record's file.
+        record: its content.
+        recipe: the paper's set-up that the user says it stands for.
+    """
+    if record.kind == "bleu":
+        return _bleu(path, record)
+    return [_READERS[record.kind](path, record, recipe)] if record.kind in _READERS else []
 
 
 def _evaluation(
@@ -129,7 +178,7 @@ def read_if_there(checkpoint: Any, path: Path) -> Optional[Training]:
 
 
 def _recipe_of_m4m(training: Optional[Training]) -> str:
-    """Return the M4M paper's set-up that is the nearest."""
+    """Choose the nearest set-up of the M4M paper."""
     if training is not None and training.large:
         return "a_large"
     trained_on = training is not None and (training.released or training.start)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 from fairseq_posenc import registry
 from fairseq_posenc.analysis.catalogue import count_at_base_size
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.reports.report.differences import differences
 from fairseq_posenc.workbench.reports.report.runs import Run
+from fairseq_posenc.workbench.results.record import Record
 from fairseq_posenc.workbench.training.recipes.reported import TABLES, Figure, Reported, reported
 
 
@@ -45,7 +48,7 @@ class Table(NamedTuple):
         return [run for row in self.rows for model in row.models for run in model]
 
     def ours(self, model: Sequence[Run]) -> dict[str, float]:
-        """Return the figures of one of our models by column."""
+        """Select the figures of one of our models by column."""
         figures = {key: value for run in model for key, value in run.figures.items()}
         found = {name: figures[key] for name, key in self.paper.columns.items() if key in figures}
         others = [name for name, key in self.paper.columns.items() if key[0] != "average"]
@@ -56,7 +59,7 @@ class Table(NamedTuple):
 
 
 def collect(runs: Sequence[Run], wanted: Optional[str]) -> tuple[list[Table], list[Run]]:
-    """Return tables with the runs in place, and the runs that belong to none of all tables.
+    """Place the runs in the tables; return the tables and the runs that belong to none.
 
     Args:
         runs: of the user.
@@ -90,7 +93,7 @@ def _table(paper: Reported, runs: Sequence[Run]) -> Table:
 
 
 def _computed(columns: Mapping[str, Figure], encoding: str) -> dict[str, float]:
-    """Return the figures that follow from an encoding alone, by column."""
+    """Compute the figures that follow from an encoding alone, by column."""
     return {
         column: count_at_base_size(encoding) / 1000
         for column, figure in columns.items()
@@ -99,7 +102,7 @@ def _computed(columns: Mapping[str, Figure], encoding: str) -> dict[str, float]:
 
 
 def _models(row: dict[str, Any], columns: set[Figure], runs: Sequence[Run]) -> list[list[Run]]:
-    """Return the runs that belong to a row, those of one model together."""
+    """Group the runs that belong to a row by model."""
     models: dict[str, list[Run]] = {}
     for run in runs:
         if columns & run.figures.keys() and _belongs(run, row):
@@ -108,7 +111,7 @@ def _models(row: dict[str, Any], columns: set[Figure], runs: Sequence[Run]) -> l
 
 
 def _belongs(run: Run, row: dict[str, Any]) -> bool:
-    """Return whether a run is what a row is about.
+    """Whether a run has the recipe, encoding and directions of a row.
 
     Args:
         run: one of ours.
@@ -128,7 +131,7 @@ def _belongs(run: Run, row: dict[str, Any]) -> bool:
 
 
 def canonical(encoding: str) -> frozenset[Any]:
-    """Return what all spellings of a spec have in common: no options at their defaults."""
+    """Normalize a spec: no order of its items, no options at their defaults."""
     items = registry.parse(encoding).items
     return frozenset(
         (item.name, frozenset(o for o in item.options if o[1] != _default(item.name, o[0])))
@@ -141,8 +144,57 @@ def _default(name: str, option: str) -> Any:
 
 
 def _directions(text: str) -> tuple[str, ...]:
-    """Return the directions without those at the end that are both, which is the default."""
+    """Split directions; drop those at the end that are ``both``, the default."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     while parts and parts[-1] == "both":
         parts.pop()
     return tuple(parts)
+
+
+def report_data(
+    tables: Sequence[Table], others: Sequence[Run], records: Mapping[Path, Record]
+) -> dict[str, Any]:
+    """Build the report's JSON values."""
+    return {
+        "tables": [
+            {
+                "id": table.paper.id,
+                "title": table.paper.title,
+                "columns": list(table.paper.columns),
+                "rows": [_row_data(table, row) for row in table.rows],
+                "note": table.paper.note,
+            }
+            for table in tables
+        ],
+        "others": [
+            {
+                **_run_data(run),
+                "figures": {format_figure(k): v for k, v in run.figures.items()},
+            }
+            for run in others
+        ],
+        "records": [{"path": str(path), **each._asdict()} for path, each in records.items()],
+    }
+
+
+def _row_data(table: Table, row: Row) -> dict[str, Any]:
+    ours = [
+        {
+            "runs": [_run_data(run) for run in model],
+            "values": table.ours(model),
+            "differences": differences(model, model[0].recipe),
+        }
+        for model in row.models
+    ]
+    known = {"name": row.name, "encoding": row.encoding, "paper": row.paper, "ours": ours}
+    return {**known, "paper_texts": row.texts, "computed": row.computed}
+
+
+def _run_data(run: Run) -> dict[str, Any]:
+    names = ("name", "kind", "recipe", "encoding", "directions", "notes")
+    return {**{name: getattr(run, name) for name in names}, "path": str(run.path)}
+
+
+def format_figure(figure: Figure) -> str:
+    """Join the words of a figure: its task, metric and split."""
+    return " ".join(part for part in figure if part)

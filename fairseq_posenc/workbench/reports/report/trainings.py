@@ -1,25 +1,25 @@
-"""Trainings as runs: from their checkpoints, and from the logs beside them."""
+"""Trainings as runs: figures of their checkpoints, and of the logs beside them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Optional
 
-from fairseq_posenc.workbench.reports.report.logs import (
-    of_masked_lm,
-    of_translation,
-    read_log,
-    recipe_of,
-)
-from fairseq_posenc.workbench.reports.report.runs import Run
-from fairseq_posenc.workbench.reports.report.training import Training
+from fairseq_posenc.workbench.reports.report.checkpoint import Training, translation_task
+from fairseq_posenc.workbench.reports.report.runs import TRANSLATION, Run
+from fairseq_posenc.workbench.results.loss_stages import find_stages, smoothed
+from fairseq_posenc.workbench.running.logs import Curve, read_curve_file
+from fairseq_posenc.workbench.running.stages import read_inputs
+from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes.reported import Figure
 
-TRANSLATION = "translation/iwslt17"  # the recipe of all translation models
+LOG = "train.log"  # which the training scripts write beside the checkpoints
+_STAGES = ("start ends", "plateau ends", "dive ends", "length of the plateau")
+_LEVEL = "3.48"  # of DecBERT's figure 4
 
 
-def of_training(path: Path, training: Training, recipe: Optional[str]) -> Run:
-    """Return a training as a run, with its perplexity and what its log tells.
+def build_run(path: Path, training: Training, recipe: Optional[str]) -> Run:
+    """Build the run of a training, with its perplexity and the figures of its log.
 
     Args:
         path: folder or checkpoint.
@@ -34,7 +34,7 @@ def of_training(path: Path, training: Training, recipe: Optional[str]) -> Run:
         training.path.parent.name if whole else path.stem,
         "training" if training.task == "translation" else "pre-training",
         path,
-        recipe or recipe_of(training.path.parent) or usual,
+        recipe or _find_recipe(training.path.parent) or usual,
         training.encoding,
         training.directions,
         figures,
@@ -44,15 +44,15 @@ def of_training(path: Path, training: Training, recipe: Optional[str]) -> Run:
 
 
 def _figures(training: Training, whole: bool) -> tuple[dict[Figure, float], list[str]]:
-    """Return a training's figures, and what a reader has to know of them."""
-    log = read_log(training.path.parent if whole else Path("/nonexistent"))
+    """Collect a training's figures, and notes on them."""
+    log = _read_log(training.path.parent if whole else Path("/nonexistent"))
     if training.task == "translation":
-        figures = of_translation(log, translation_task(training))
+        figures = _translation_figures(log, translation_task(training))
         return figures, [] if figures else ["there is no train.log beside its checkpoint"]
     causal = training.task == "language_modeling"
     task = _corpus(training) if causal else "validation"
     notes = [] if task else ["the name of its data folder holds neither wikitext nor zh or chinese"]
-    figures = {} if causal else of_masked_lm(log)
+    figures = {} if causal else _masked_lm_figures(log)
     if training.perplexity is None:
         notes.append("its checkpoint has no validation loss")
     else:
@@ -61,18 +61,52 @@ def _figures(training: Training, whole: bool) -> tuple[dict[Figure, float], list
 
 
 def _corpus(training: Training) -> Optional[str]:
-    """Return the column of a language model's text, by the name of its data folder."""
-    name = _data_name(training)
+    """Name the column of a language model's text by its data folder."""
+    name = training.data_name
     if "wikitext" in name and "103" in name:
         return "WikiText-103"
     return "Chinese Wikipedia" if "zh" in name or "chinese" in name else None
 
 
-def translation_task(training: Optional[Training]) -> str:
-    """Return what a translation model is measured on, by the name of its data folder."""
-    name = "" if training is None else _data_name(training)
-    return "IWSLT2017 fr-en" if "iwslt" in name and "fr-en" in name else name or "another text"
+def _read_log(folder: Path) -> Curve:
+    """Read the curve of a training's log; an empty one without a log."""
+    log = folder / LOG
+    return read_curve_file(log) if log.is_file() else Curve([], 0.0)
 
 
-def _data_name(training: Training) -> str:
-    return Path(str(training.settings.get("data", "")).split(":")[0]).name.lower()
+def _masked_lm_figures(curve: Curve) -> dict[Figure, float]:
+    """Compute the last training loss, the stages, and when DecBERT's perplexity is reached."""
+    figures: dict[Figure, float] = {}
+    points = smoothed(curve)
+    if points:
+        figures["masked LM", "loss", "train"] = points[-1][1]
+    if stages := find_stages(curve):
+        length = stages.plateau - stages.start
+        for metric, updates in zip(_STAGES, (*stages, length)):
+            figures["pre-training", metric, "train"] = updates
+    for epoch, entry in curve.epochs.items():
+        # Rounded as the paper prints it.
+        if round(entry.perplexity, 2) <= float(_LEVEL):
+            reached = {"epoch": epoch, "update": entry.updates, "perplexity": entry.perplexity}
+            figures |= {(_LEVEL, metric, "valid"): value for metric, value in reached.items()}
+            break
+    return figures
+
+
+def _translation_figures(curve: Curve, task: str) -> dict[Figure, float]:
+    """Collect losses in nats and the accuracy as a share, as the report on IWSLT 2017 does."""
+    figures: dict[Figure, float] = {}
+    points = smoothed(curve)
+    if points:
+        figures[task, "loss", "train"] = points[-1][1]
+    if curve.points:
+        figures[task, "loss", "valid"] = curve.best.nats
+        if curve.best.accuracy is not None:
+            figures[task, "accuracy", "valid"] = curve.best.accuracy / 100
+    return figures
+
+
+def _find_recipe(folder: Path) -> Optional[str]:
+    """Find the recipe that a folder was trained with; None without one."""
+    name = (read_inputs(folder) or {}).get("recipe")
+    return name if name in recipes.load()["pretraining"] else None

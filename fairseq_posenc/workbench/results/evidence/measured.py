@@ -18,7 +18,7 @@ from fairseq_posenc.workbench.experiments.variants import BOTH, CAUSAL, MASKED
 from fairseq_posenc.workbench.results.differences import PERPLEXITY, Scale, Values, compare
 from fairseq_posenc.workbench.results.intervals import Interval, interval, interval_of_perplexity
 from fairseq_posenc.workbench.results.record import Record, Row, read
-from fairseq_posenc.workbench.running.shipped import shipped
+from fairseq_posenc.workbench.running.files import shipped
 
 NOT_MEASURED = "not measured"
 COMPARED = {MASKED: "masked_lm.json", CAUSAL: "causal_lm.json", BOTH: "translation.json"}

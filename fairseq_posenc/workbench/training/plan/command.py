@@ -11,7 +11,7 @@ from typing import Any, Optional
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.results.record import Record, own_command
-from fairseq_posenc.workbench.running.interruption import signals_as_keyboard_interrupt
+from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.locks import lock_folder
 from fairseq_posenc.workbench.running.options import add_count, add_json
 from fairseq_posenc.workbench.running.programs import run_logged
@@ -77,7 +77,7 @@ def _refuse_without_gpu(command: list[str]) -> None:
 
 
 def record(training: Training, plan: dict[str, Any]) -> Record:
-    """Return the record of a probe."""
+    """Build the record of a probe."""
     spec, data = training.position_encoding, {"training": shlex.join(training.command)}
     return Record("plan", {"plan": [plan]}, data, spec, training.seed, own_command())
 
@@ -121,13 +121,13 @@ def measure(training: Training, updates: int, log: Optional[Path] = None) -> dic
 
 
 def _existing(folder: Path) -> Path:
-    """Return the folder, or the nearest one above it that is there."""
+    """Find the folder, or the nearest one above it that is there."""
     folder = folder.absolute()
     return next(each for each in (folder, *folder.parents) if each.is_dir())
 
 
 def _duration(training: Training, figures: Measurements) -> dict[str, Any]:
-    """Return how long the training takes, and how long the paper's did."""
+    """Format the duration of the training and of the paper's."""
     ends = [training.max_update] if training.max_update else []
     if training.max_epoch:
         ends.append(training.max_epoch * figures.updates_per_epoch)
@@ -141,7 +141,7 @@ def _duration(training: Training, figures: Measurements) -> dict[str, Any]:
 
 
 def describe(plan: dict[str, Any]) -> str:
-    """Return the figures of :func:`measure` as text, a figure a line."""
+    """Format the figures of :func:`measure` as text, a figure a line."""
     device = f"{plan['devices']} x {plan['gpu']}" if plan["gpu"] else "the processor"
     memory = f"{plan['process_memory']:.1f} GiB in the largest process"
     if plan["gpu_memory"] is not None:
@@ -181,5 +181,5 @@ def _time(plan: dict[str, Any]) -> str:
 
 
 def _number(value: float) -> str:
-    """Return a number with three figures at least, never in powers of ten."""
+    """Format a number with three figures at least, never in powers of ten."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

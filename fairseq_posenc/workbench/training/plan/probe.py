@@ -84,7 +84,7 @@ class Watch:
         seconds = [now.time - then.time for then, now in zip(before, counted)]
         tokens = [update.values["wpb"] for update in counted]
         free = [each.values["gb_free"] for each in self.updates if "gb_free" in each.values]
-        numbers = {name: float(said) for name, said in self._machine.items() if name != "gpu"}
+        numbers = {name: float(value) for name, value in self._machine.items() if name != "gpu"}
         total = numbers.get("gpu_total")
         return Measurements(
             seconds_per_update=statistics.median(seconds),

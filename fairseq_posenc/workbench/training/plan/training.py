@@ -1,4 +1,4 @@
-"""The training that is asked about: a command, or what a training script would start."""
+"""The planned training: a command, or what a training script would start."""
 
 from __future__ import annotations
 
@@ -106,20 +106,20 @@ def _options(words: list[str]) -> argparse.Namespace:
 
 
 def _ask_script(words: Sequence[str]) -> list[str]:
-    """Return the command that a training script would start; show what it says beside it."""
+    """Ask a training script for its command; show its messages."""
     end = words.index("--") if "--" in words else len(words)
-    asked = [*words[:end], "--dry-run", *words[end:]]
+    command = [*words[:end], "--dry-run", *words[end:]]
     try:
-        done = subprocess.run(asked, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
         raise UserError(
             f"{words[0]}: {error.strerror or error}; give a training script and its arguments, or "
             f"a {TRAIN} command after --"
         ) from error
-    said = done.stderr.strip().splitlines()
+    lines = done.stderr.strip().splitlines()
     if done.returncode:
-        told = said[-1].removeprefix("fairseq-posenc: error: ") if said else ""
-        raise UserError(told or f"{shlex.join(asked)} failed")
+        message = lines[-1].removeprefix("fairseq-posenc: error: ") if lines else ""
+        raise UserError(message or f"{shlex.join(command)} failed")
     print(done.stderr, end="", file=sys.stderr)
     commands = [shlex.split(line) for line in done.stdout.splitlines()]
     commands = [command for command in commands if _trains(command)]

@@ -79,7 +79,7 @@ class Recipe(NamedTuple):
 
 @cache
 def load() -> dict[str, Any]:
-    """Return the contents of the file; see the head of this module."""
+    """Load the contents of the file; see the head of this module."""
     data: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
     entries = data["pretraining"]
     for name, entry in entries.items():  # one that another is like stands before it
@@ -104,17 +104,17 @@ def _are_tables(*values: Any) -> bool:
 
 
 def housekeeping(family: str) -> dict[str, Any]:
-    """Return the options that change no result, for a kind of model or of fine-tuning."""
+    """Collect the options that change no result, for a kind of model or of fine-tuning."""
     return {**load()["housekeeping"]["all"], **load()["housekeeping"][family]}
 
 
 def trainings() -> dict[str, Any]:
-    """Return what ``fairseq-posenc train`` knows: the entries of the file by name of the recipe."""
+    """Collect the recipes of ``fairseq-posenc train`` by name."""
     return {**load()["pretraining"], TRANSLATION: load()["finetuning"]["translation"]["iwslt17"]}
 
 
 def training(name: str) -> Recipe:
-    """Return a recipe by name.
+    """Build a recipe by name.
 
     Raises:
         UserError: there is none of that name.
@@ -123,7 +123,7 @@ def training(name: str) -> Recipe:
 
 
 def pretraining(name: str) -> Recipe:
-    """Return a recipe of pre-training by name.
+    """Build a recipe of pre-training by name.
 
     Raises:
         UserError: there is none of that name.
@@ -153,13 +153,13 @@ def _recipe(name: str, known: Mapping[str, Any]) -> Recipe:
 
 
 def model_of(directions: str) -> str:
-    """Return which of DecBERT's models has given directions in its first layers."""
+    """Name DecBERT's model that has given directions in its first layers."""
     models = load()["models"]
     return next(name for name, model in models.items() if model["directions"] == directions)
 
 
 def largest_share(batch: int, devices: int, most: int) -> Optional[int]:
-    """Return how much of a batch each device takes at a time, so that a number of steps make it.
+    """Compute the largest share of a device that divides the batch into whole steps.
 
     Args:
         batch: of all of them together.

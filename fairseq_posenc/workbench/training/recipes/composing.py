@@ -20,7 +20,7 @@ except ImportError:  # the hydra 1.0 that the official fairseq asks for
 
 
 def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:
-    """Return the configuration of a file and of those that it names.
+    """Compose the configuration of a file and of those that it names.
 
     After fairseq's ``hydra_init`` with the file's name it has fairseq's defaults too, and an
     override of what is not there is refused.

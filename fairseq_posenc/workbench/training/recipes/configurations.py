@@ -43,7 +43,7 @@ class Configuration(NamedTuple):
     Attributes:
         head: lines of comment.
         options: values by option of fairseq; the name of a model is ``arch``.
-        notes: what is said beside some of them.
+        notes: comments on some of them.
         shared: the file that has what several files share, without its ending; empty if none has.
     """
 

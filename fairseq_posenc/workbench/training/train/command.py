@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.interruption import CONTINUES, signals_as_keyboard_interrupt
+from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.options import add_computing, add_count, add_out, add_seeds
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.train import launching
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("recipe", choices=known, metavar="RECIPE", help="one of those below")
     add("encoding", metavar="ENCODING", help="spec of the positions (fairseq-posenc list)")
     _add_common(parser)
-    add_out(parser, told="checkpoints/RECIPE/DATA/, then the encoding and what was changed")
+    add_out(parser, computed="checkpoints/RECIPE/DATA/, then the encoding and what was changed")
     add("--init", type=Path, metavar="FILE", help="start checkpoint, of fairseq-posenc init")
     add("--model", choices=recipes.load()["models"], help="b_small, b_large: default bert")
     add_seeds(parser, "the recipe's, if it has several")

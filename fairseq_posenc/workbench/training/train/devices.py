@@ -18,7 +18,7 @@ class Devices(NamedTuple):
     Attributes:
         gpus: of each machine; 1 on the processor.
         nodes: machines.
-        meeting: what torchrun is told of the others; empty for a single process.
+        meeting: torchrun's options to find the others; empty for a single process.
         precision: an option of fairseq-train: ``--fp16``, ``--bf16`` or ``--cpu``.
     """
 
@@ -64,7 +64,7 @@ def choose(args: Namespace, name: str) -> Devices:
 
 
 def _visible(dry_run: bool) -> int:
-    """Return how many GPUs torch sees; CUDA_VISIBLE_DEVICES chooses them."""
+    """Count the GPUs that torch sees; CUDA_VISIBLE_DEVICES chooses them."""
     import torch  # which takes its time, and is not needed where the user says the number
 
     gpus = torch.cuda.device_count()
@@ -79,7 +79,7 @@ def _visible(dry_run: bool) -> int:
 
 
 def _slurm_head(nodes: int) -> str:
-    """Return where the nodes of a SLURM step meet: the first one; the job chooses the port."""
+    """Build the address of a SLURM step: its first node, and a port from the id of the job."""
     step = os.environ.get("SLURM_STEP_NODELIST")
     if not step:
         raise UserError(f"--nodes {nodes} needs --head HOST:PORT outside SLURM")
@@ -98,7 +98,7 @@ def share_batch(recipe: Recipe, devices: Devices, per_gpu: int | None) -> tuple[
     Args:
         recipe: has the batch, and what a GPU takes.
         devices: that share it.
-        per_gpu: what a GPU shall take, where the user said so. A GPU takes fewer sequences than the
+        per_gpu: the requested share of a GPU. A GPU takes fewer sequences than the
             recipe says where these do not divide the batch.
 
     Returns:

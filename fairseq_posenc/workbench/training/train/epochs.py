@@ -19,7 +19,7 @@ from fairseq_posenc.errors import UserError
 
 
 def updates_per_epoch(words: Sequence[str]) -> int:
-    """Return the number of updates of the first epoch.
+    """Count the updates of the first epoch.
 
     Args:
         words: the arguments of fairseq-train.

@@ -1,4 +1,4 @@
-"""What makes a run another one than others, and the name that its folder has from it."""
+"""The identity of a run: what its result depends on, and its folder's name from that."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fairseq_posenc.errors import UserError
-
-NOTE, LAST = "run.txt", "checkpoint_last.pt"
+LAST = "checkpoint_last.pt"
 _LONGEST = 100  # characters of a name, of the 255 that a file may have
 _AS_WRITTEN = str.maketrans({"(": "-", ":": "-", ",": "-", "/": "-", ")": None, " ": None})
-# Where a run goes on, how long, what it writes and how fast: not what comes out of it.
+# Where a run continues, its length, output and speed: these do not change its result.
 _SAME_RUN = (
     *("--restore-file", "--finetune-from-model", "--reset-", "--max-update", "--max-epoch"),
     *("--stop-time-hours", "--save-interval", "--keep-", "--no-epoch-checkpoints"),
@@ -22,14 +20,14 @@ _SAME_RUN = (
 
 
 class Identity(NamedTuple):
-    """A run, told apart from others.
+    """What the result of a run depends on.
 
     Attributes:
         recipe: its name.
         encoding: the spec, in its canonical form.
         data: a word for it.
         model: one of DecBERT's, or empty.
-        changes: the user's options for fairseq-train that make it another run, with their values.
+        changes: the user's options for fairseq-train that change its result, with their values.
     """
 
     recipe: str
@@ -51,30 +49,9 @@ class Identity(NamedTuple):
         # Older folders have commas, which separate paths in other commands.
         return old if old.exists() and not new.exists() else new
 
-    def lines(self) -> list[str]:
-        """Return it as it is noted in the folder."""
-        lines = [self.recipe, f"encoding {self.encoding}", f"data {self.data}"]
-        lines += [f"model {self.model}"] if self.model else []
-        return lines + [f"{key} {value}".strip() for key, value in self.changes.items()]
 
-    def refuse_another(self, folder: Path) -> None:
-        """Refuse a folder that has a checkpoint of another run.
-
-        Raises:
-            UserError: says what differs.
-        """
-        note = folder / NOTE
-        if not ((folder / LAST).exists() and note.exists()):
-            return
-        kept, now = set(note.read_text(encoding="utf-8").splitlines()), set(self.lines())
-        told = [f'it was started with "{line}"' for line in sorted(kept - now)]
-        told += [f'this is with "{line}"' for line in sorted(now - kept)]
-        if told:
-            raise UserError(f"{folder} holds another run: {'; '.join(told)}; choose another --out")
-
-
-def options_of(words: Sequence[str]) -> dict[str, str]:
-    """Return a user's options for fairseq-train and their values; of one given twice, the last."""
+def parse_options(words: Sequence[str]) -> dict[str, str]:
+    """Parse options for fairseq-train into their values; of one given twice, the last counts."""
     options: dict[str, str] = {}
     name = ""
     for word in words:
@@ -86,9 +63,9 @@ def options_of(words: Sequence[str]) -> dict[str, str]:
     return options
 
 
-def changes_of(words: Sequence[str]) -> dict[str, str]:
-    """Return those that make another run, in the order of their names."""
-    options = sorted(options_of(words).items())
+def changed_options(words: Sequence[str]) -> dict[str, str]:
+    """Select the options that change a run's result, sorted by name."""
+    options = sorted(parse_options(words).items())
     return {name: value for name, value in options if not name.startswith(_SAME_RUN)}
 
 
@@ -98,5 +75,5 @@ def _short(option: str, value: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a name without what shells and fairseq take for something else."""
+    """Replace the characters that shells and fairseq treat specially."""
     return text.translate(_AS_WRITTEN)

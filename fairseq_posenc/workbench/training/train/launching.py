@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from fairseq_posenc.workbench.training.train.identity import NOTE
 from fairseq_posenc.workbench.training.train.request import Run
 
 
@@ -44,8 +43,7 @@ def wait_for(run: Run) -> int:
 
 def _begin(run: Run) -> list[str]:
     command = run.full_command()
-    run.folder.mkdir(parents=True, exist_ok=True)
-    (run.folder / NOTE).write_text("\n".join(run.identity.lines()) + "\n", encoding="utf-8")
+    run.stage.claim()
     sys.stdout.flush()  # or a process that is forked would write it again
     return command
 
@@ -65,6 +63,6 @@ def _replace(command: list[str], folder: Path) -> NoReturn:
 
 
 def _exit_code(child: int) -> int:
-    """Wait for a process; return its exit code, as shells tell it."""
+    """Wait for a process; return its exit code as shells do."""
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     return 128 - code if code < 0 else code

@@ -1,4 +1,4 @@
-"""A training that a user asked for: the command of each of its runs."""
+"""A requested training: the command of each of its runs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,17 @@ from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.programs import find_command
 from fairseq_posenc.workbench.running.progress import say
+from fairseq_posenc.workbench.running.stages import Stage
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes import Recipe
 from fairseq_posenc.workbench.training.train.data import Data, find_data
 from fairseq_posenc.workbench.training.train.devices import Devices, choose, share_batch
-from fairseq_posenc.workbench.training.train.identity import LAST, Identity, changes_of, options_of
+from fairseq_posenc.workbench.training.train.identity import (
+    LAST,
+    Identity,
+    changed_options,
+    parse_options,
+)
 
 USER_DIR = Path(fairseq_posenc.__file__).parent
 _SAID = {"update_epoch_batch_itr"}  # by fairseq's command line as --OPTION True
@@ -42,23 +48,28 @@ class Run(NamedTuple):
     recipe: Recipe
     init: Optional[Path]
 
+    @property
+    def stage(self) -> Stage:
+        """The folder's stamp: it continues with the same run only."""
+        return Stage(self.folder, self.identity._asdict())
+
     def full_command(self) -> list[str]:
-        """Return the whole command, and say what the weights start from.
+        """Build the whole command, and say what the weights start from.
 
         They are never random by mistake, and a second call never starts again.
 
         Raises:
             UserError: the folder has another run, or there is nothing to start from.
         """
-        self.identity.refuse_another(self.folder)
+        self.stage.refuse_others((self.folder / LAST).exists)
         say(self._start())
         start = ["--finetune-from-model", str(self.init)] if self.init else []
         return [*self.command, *start, *self.passed]
 
     def _start(self) -> str:
-        last, asked = self.folder / LAST, options_of(self.passed).keys()
+        last, requested = self.folder / LAST, parse_options(self.passed).keys()
         if last.exists():
-            if "--restore-file" in asked:
+            if "--restore-file" in requested:
                 raise UserError(
                     f"{last} would be lost: leave --restore-file out to go on from it, or choose "
                     "another --out"
@@ -69,7 +80,7 @@ class Run(NamedTuple):
             if not self.init.is_file():
                 raise UserError(f"--init {self.init} does not exist")
             return f"starting from the weights of {self.init}; {goes}"
-        if asked & {"--restore-file", "--finetune-from-model"}:
+        if requested & {"--restore-file", "--finetune-from-model"}:
             return f"starting as its options for fairseq-train say; {goes}"
         if self.recipe.init.startswith("roberta"):
             raise UserError(
@@ -94,7 +105,7 @@ def runs(recipe: Recipe, encoding: str, args: Namespace, model: str = "") -> Ite
     spec, data = str(registry.parse(encoding)), find_data(args.data)
     _check(recipe, args)
     devices = choose(args, recipe.name)
-    identity = Identity(recipe.name, spec, data.name, model, changes_of(args.passed))
+    identity = Identity(recipe.name, spec, data.name, model, changed_options(args.passed))
     folder = args.out or identity.folder
     options = {
         **_model(recipe, model),
@@ -114,7 +125,7 @@ def runs(recipe: Recipe, encoding: str, args: Namespace, model: str = "") -> Ite
 
 
 def _check(recipe: Recipe, args: Namespace) -> None:
-    passed = options_of(args.passed)
+    passed = parse_options(args.passed)
     if "--save-dir" in passed:
         raise UserError("name the folder by --out, before the two dashes")
     if "--seed" in passed and (args.seeds or recipe.seeds):
@@ -124,7 +135,7 @@ def _check(recipe: Recipe, args: Namespace) -> None:
 
 
 def _model(recipe: Recipe, name: str) -> dict[str, Any]:
-    """Return the architecture; some of DecBERT's have no name, and are told by their directions."""
+    """Choose the architecture; some of DecBERT's have no name, only directions."""
     if not name:
         return {"arch": recipe.arch}
     model = recipes.load()["models"][name]
@@ -135,7 +146,7 @@ def _model(recipe: Recipe, name: str) -> dict[str, Any]:
 
 def _batch(recipe: Recipe, devices: Devices, args: Namespace) -> dict[str, Any]:
     each, steps = share_batch(recipe, devices, args.per_gpu)
-    if _BATCH_OPTIONS & options_of(args.passed).keys():
+    if _BATCH_OPTIONS & parse_options(args.passed).keys():
         say("the options after the two dashes change the batch")
     size = "batch_size" if recipe.unit == "sequences" else "max_tokens"
     return {size: each, "update_freq": steps, "distributed_world_size": devices.world}
@@ -144,7 +155,7 @@ def _batch(recipe: Recipe, devices: Devices, args: Namespace) -> dict[str, Any]:
 def _schedule(
     recipe: Recipe, data: Data, options: Mapping[str, Any], passed: list[str]
 ) -> dict[str, Any]:
-    """Return a schedule in updates, which fairseq counts, of one in epochs."""
+    """Convert a schedule in epochs to updates, which fairseq counts."""
     from fairseq_posenc.workbench.training.train.epochs import updates_per_epoch  # imports fairseq
 
     updates = updates_per_epoch([*_arguments(data, options), *passed])
@@ -164,7 +175,7 @@ def _launcher(devices: Devices) -> list[str]:
 
 
 def _arguments(data: Data, options: Mapping[str, Any]) -> list[str]:
-    """Return the arguments of fairseq-train."""
+    """Format the arguments of fairseq-train."""
     words = [data.path, "--user-dir", str(USER_DIR)]
     for name, value in options.items():
         words.append(f"--{name.replace('_', '-')}")

@@ -10,7 +10,7 @@ from fairseq_posenc.workbench.running.logs import bits_to_nats
 
 
 def best_losses(folder: Path) -> dict[Path, float]:
-    """Return the validation loss of each run's best checkpoint, in bits, the lowest first.
+    """Read the validation loss of each run's best checkpoint, in bits, the lowest first.
 
     Args:
         folder: with a folder for each run.

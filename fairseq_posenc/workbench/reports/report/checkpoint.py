@@ -56,6 +56,11 @@ class Training(NamedTuple):
         return str(self.settings.get("attention_directions") or "")
 
     @property
+    def data_name(self) -> str:
+        """Name of its data folder, in lower case."""
+        return Path(str(self.settings.get("data", "")).split(":")[0]).name.lower()
+
+    @property
     def large(self) -> bool:
         """Whether it has the size of RoBERTa-large."""
         sizes = (self.settings.get("encoder_layers"), self.settings.get("encoder_embed_dim"))
@@ -118,3 +123,9 @@ def _perplexity(settings: dict[str, Any], extra: dict[str, Any]) -> Optional[flo
     if best is None or metric not in ("loss", "ppl"):
         return None
     return float(2.0**best if metric == "loss" else best)  # fairseq's losses are in bits
+
+
+def translation_task(training: Optional[Training]) -> str:
+    """Name the test of a translation model by its data folder."""
+    name = "" if training is None else training.data_name
+    return "IWSLT2017 fr-en" if "iwslt" in name and "fr-en" in name else name or "another text"
