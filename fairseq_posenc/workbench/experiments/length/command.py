@@ -82,11 +82,11 @@ def run(args: argparse.Namespace) -> int:
         lock_output_folder(args.out, (REPORT, FIGURES, PICTURE)),
     ):
         for candidate in candidates:  # so that a wrong one is told before the first is measured
-            load(candidate, args.data, dictionary)
+            load(candidate, args.data)
         say(f"{len(stream):,} tokens of {args.data / args.split}, all scored once for each figure")
         rows = []
         for candidate in candidates:
-            loaded = load(candidate, args.data, dictionary, how)
+            loaded = load(candidate, args.data, how)
             inputs = _inputs(candidate, args, how)
             scores = evaluate(loaded, stream, request, args.out / candidate.name, inputs)
             rows.append(Row.of(candidate, loaded, scores))
