@@ -97,14 +97,7 @@ class Pretrained(NamedTuple):
         return {name: value for name, value in options.items() if value is not None}
 
     def check_dictionary(self, path: Path) -> None:
-        """Refuse tokens that mean something else to the model.
-
-        Args:
-            path: dictionary of the data that the model is to read.
-
-        Raises:
-            UserError: says how they differ.
-        """
+        """Refuse the dictionary of data that the model is to read; see TrainedDictionary."""
         trained = TrainedDictionary(self.path, self.symbols, self.fingerprint, self.dictionary)
         advice = "make the data with the vocabulary of the pre-training: --dict"
         trained.check(path, load_dictionary(path), advice)
