@@ -76,7 +76,7 @@ def test_a_program_that_has_imported_the_package_before(user_dir):
 
 QUIET = """
 import logging
-import fairseq_posenc.workbench.plots.load_model, fairseq_posenc.workbench.translation.translator
+import fairseq_posenc.workbench.loading.open_model, fairseq_posenc.workbench.translation.translator
 root = logging.getLogger()
 assert (root.handlers, root.level) == ([], logging.WARNING), root.handlers
 """

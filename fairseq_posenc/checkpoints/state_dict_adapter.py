@@ -19,7 +19,8 @@ logger = logging.getLogger(__name__)
 OWN = ".encodings."  # in the name of every position parameter, and in no other
 STOCK_SINUSOIDS = ("embed_positions._float_tensor", "embed_positions.weights")
 STOCK_SPEC = "sinusoidal(layout=fairseq)"
-STOCK_TABLE = "embed_positions.encodings.learned.table.weight"  # as it is called here
+STOCK_TABLE = "embed_positions.weight"  # fairseq's learned positions
+LEARNED_TABLE = "embed_positions.encodings.learned.table.weight"  # the same here
 # Beside the weights: copies of them, which encoder layers of fairseq 0.12.2 have for its fast path.
 COPIES = [
     f"{name}_{kind}"
@@ -52,8 +53,8 @@ class PositionCheckpoints(nn.Module):
             del state_dict[key]
         self._read = dict(state_dict)
         super().upgrade_state_dict_named(state_dict, name)  # type: ignore[misc]
-        for key in [key for key in state_dict if key.endswith("embed_positions.weight")]:
-            ours = f"{key[: -len('weight')]}encodings.learned.table.weight"
+        for key in [key for key in state_dict if key.endswith(STOCK_TABLE)]:
+            ours = key.removesuffix(STOCK_TABLE) + LEARNED_TABLE
             state_dict[ours] = state_dict.pop(key)[STOCK_OFFSET:]
 
     def _load_from_state_dict(
@@ -154,7 +155,7 @@ def _said(state_dict: dict[str, Any], stack: str, own: Identity) -> Identity | N
         del state_dict[mark]
     if marks:
         return own._replace(positions=STOCK_SPEC)
-    return own if own.positions == "learned" and stack + STOCK_TABLE in state_dict else None
+    return own if own.positions == "learned" and stack + LEARNED_TABLE in state_dict else None
 
 
 def _refuse_other_dictionary(state_dict: dict[str, Any], own: dict[str, Tensor]) -> None:

@@ -31,6 +31,7 @@ class Family(NamedTuple):
 
     Attributes:
         name: ``masked_lm``, ``causal_lm`` or ``translation``.
+        title: the name in a sentence.
         kind: the class.
         stock: fairseq's own, which it derives from.
         task: that it is trained for.
@@ -39,6 +40,7 @@ class Family(NamedTuple):
     """
 
     name: str
+    title: str
     kind: Any
     stock: Any
     task: str
@@ -48,18 +50,24 @@ class Family(NamedTuple):
 
 FAMILIES = (
     Family(
-        *("masked_lm", PositionalRoberta, RobertaModel, "masked_lm", "roberta_"),
+        *("masked_lm", "masked LM", PositionalRoberta, RobertaModel, "masked_lm", "roberta_"),
         {"encoder": "max_positions"},
     ),
     Family(
-        *("causal_lm", PositionalLM, TransformerLanguageModel, "language_modeling"),
+        *("causal_lm", "causal LM", PositionalLM, TransformerLanguageModel, "language_modeling"),
         *("transformer_lm_", {"decoder": "max_target_positions"}),
     ),
     Family(
-        *("translation", PositionalTransformer, TransformerModel, "translation", "transformer_"),
+        *("translation", "translation", PositionalTransformer, TransformerModel),
+        *("translation", "transformer_"),
         {"encoder": "max_source_positions", "decoder": "max_target_positions"},
     ),
 )
+
+
+def architecture(settings: Any) -> str:
+    """Read the name of an architecture off the settings of a model."""
+    return str(getattr(settings, "_name", None) or getattr(settings, "arch", None))
 
 
 def family_of(arch: str, stock: bool = False) -> Optional[Family]:

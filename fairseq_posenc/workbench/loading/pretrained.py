@@ -10,17 +10,21 @@ from fairseq.models import ARCH_CONFIG_REGISTRY
 from torch import Tensor
 
 from fairseq_posenc.checkpoints.identity import Identity, is_identity
-from fairseq_posenc.checkpoints.state_dict_adapter import STOCK_OFFSET, STOCK_SPEC
+from fairseq_posenc.checkpoints.state_dict_adapter import STOCK_OFFSET, STOCK_SPEC, STOCK_TABLE
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.registry import Spec, parse
 from fairseq_posenc.transformer.configuration import plain_args
-from fairseq_posenc.transformer.dictionary import DICTIONARY, fingerprint, load_dictionary
+from fairseq_posenc.transformer.dictionary import DICTIONARY, load_dictionary
 from fairseq_posenc.transformer.options import resolve
 from fairseq_posenc.workbench.loading.checkpoints import load_state
-from fairseq_posenc.workbench.loading.families import Family, family_of, model_options
+from fairseq_posenc.workbench.loading.dictionaries import EMBEDDINGS, TrainedDictionary
+from fairseq_posenc.workbench.loading.families import (
+    Family,
+    architecture,
+    family_of,
+    model_options,
+)
 
-STOCK_TABLE = ".embed_positions.weight"
-_EMBEDDINGS = ".embed_tokens.weight"
 # About how a checkpoint is loaded, or a training made; not about what the model is.
 NOT_THE_MODEL = {
     *("help", "init_positions", "load_checkpoint_heads", "position_backend"),
@@ -93,35 +97,10 @@ class Pretrained(NamedTuple):
         return {name: value for name, value in options.items() if value is not None}
 
     def check_dictionary(self, path: Path) -> None:
-        """Refuse tokens that mean something else to the model.
-
-        A checkpoint of an earlier version does not tell its symbols: then those of the same number
-        are found out only if the dictionary of the training is still there.
-
-        Args:
-            path: dictionary of the data that the model is to read.
-
-        Raises:
-            UserError: says how they differ.
-        """
-        ours = load_dictionary(path)
+        """Refuse the dictionary of data that the model is to read; see TrainedDictionary."""
+        trained = TrainedDictionary(self.path, self.symbols, self.fingerprint, self.dictionary)
         advice = "make the data with the vocabulary of the pre-training: --dict"
-        if len(ours) != self.symbols:
-            raise UserError(
-                f"{path} has {len(ours):,} symbols with <mask>, but {self.path} has "
-                f"{self.symbols:,}; {advice}"
-            )
-        theirs = self.dictionary
-        if theirs and theirs.is_file() and load_dictionary(theirs).symbols != ours.symbols:
-            raise UserError(
-                f"{path} has other symbols than {theirs}, which {self.path} was trained with; "
-                f"{advice}"
-            )
-        if self.fingerprint and self.fingerprint != fingerprint(ours):
-            raise UserError(
-                f"{path} has other symbols, or in another order, than the dictionary that "
-                f"{self.path} was trained with; {advice}"
-            )
+        trained.check(path, load_dictionary(path), advice)
 
 
 def read_pretrained(
@@ -141,7 +120,7 @@ def read_pretrained(
     state = load_state(path, option)
     settings, weights = state["cfg"], state["model"]
     args = Namespace(**vars(plain_args(settings.model)))
-    arch = str(getattr(args, "_name", None) or getattr(args, "arch", None))
+    arch = architecture(args)
     family = family_of(arch, stock=True)
     if family is None or not (any_family or family.name == "masked_lm"):
         kinds = "causal language model or encoder-decoder Transformer" if any_family else ""
@@ -149,7 +128,7 @@ def read_pretrained(
             f"{option} {path}: a model of the architecture {arch}, not a RoBERTa (roberta_... or "
             f"decbert_...){kinds and ', '}{kinds}"
         )
-    sizes = {name: each.size(0) for name, each in weights.items() if name.endswith(_EMBEDDINGS)}
+    sizes = {name: each.size(0) for name, each in weights.items() if name.endswith(EMBEDDINGS)}
     if not sizes:
         raise UserError(f"{option} {path}: holds no token embeddings")
     ARCH_CONFIG_REGISTRY[arch](args)  # old checkpoints lack options that came later

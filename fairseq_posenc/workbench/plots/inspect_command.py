@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.plots.load_model import load_model
-from fairseq_posenc.workbench.plots.model_inputs import read
+from fairseq_posenc.workbench.loading.open_model import open_model
+from fairseq_posenc.workbench.plots.model_inputs import read_text
 from fairseq_posenc.workbench.plots.page import Watched, inspect, page
 from fairseq_posenc.workbench.results.record import own_command
 from fairseq_posenc.workbench.running.files import write_whole
@@ -46,8 +46,8 @@ def run(args: argparse.Namespace) -> int:
     _refuse_bad_options(args)
     watched = []
     for path in args.checkpoint:
-        opened = load_model(path, args.data)
-        watched.append(inspect(opened, read(opened, args.text, args.target)))
+        opened = open_model(path, args.data)
+        watched.append(inspect(opened, read_text(opened, args.text, args.target)))
     text = page(watched, own_command())
     say(f"{args.out}: {len(text) / 1e6:.2f} MB, {' and '.join(map(_shape, watched))}")
     try:

@@ -11,7 +11,7 @@ from fairseq.dataclass.configs import GenerationConfig
 from torch import Tensor
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.plots.load_model import CAUSAL, TRANSLATION, LoadedModel
+from fairseq_posenc.workbench.loading.open_model import OpenModel
 from fairseq_posenc.workbench.plots.tokenize import TokenizedText, tokenize
 
 _BEAM = 5
@@ -29,7 +29,7 @@ class Reading(NamedTuple):
     run: Callable[[], Any]
 
 
-def read(opened: LoadedModel, text: str, target: Optional[str] = None) -> Reading:
+def read_text(opened: OpenModel, text: str, target: Optional[str] = None) -> Reading:
     """Return a text as a model reads it, batch of one.
 
     Args:
@@ -41,32 +41,32 @@ def read(opened: LoadedModel, text: str, target: Optional[str] = None) -> Readin
         UserError: a text has no symbol that the model knows, or is longer than the model can read,
             or there is a target although the model does not translate.
     """
-    if target is not None and opened.family != TRANSLATION:
-        raise UserError(f"--target is for translation; {opened.path} is a {opened.family}")
+    if target is not None and opened.family.name != "translation":
+        raise UserError(f"--target is for translation; {opened.path} is a {opened.family.title}")
     task, symbols = opened.task, opened.task.source_dictionary
     begin, end = (TokenizedText.of_ids([each], symbols) for each in (symbols.bos(), symbols.eos()))
-    if opened.family == TRANSLATION:
-        source = tokenize(text, "--text", opened.folder, symbols, task.cfg.source_lang) + end
+    if opened.family.name == "translation":
+        source = tokenize(text, "--text", opened.data, symbols, task.cfg.source_lang) + end
         return _pair(opened, source, target)
-    found = tokenize(text, "--text", opened.folder, symbols)
-    if opened.family == CAUSAL:
+    found = tokenize(text, "--text", opened.data, symbols)
+    if opened.family.name == "causal_lm":
         return _single(opened, "decoder", (begin if task.args.add_bos_token else end) + found)
     return _single(opened, "encoder", begin + found + end)
 
 
-def _single(opened: LoadedModel, stack: str, tokens: TokenizedText) -> Reading:
+def _single(opened: OpenModel, stack: str, tokens: TokenizedText) -> Reading:
     _refuse_long(opened, stack, tokens)
     return Reading({stack: tokens.labels}, lambda: _run(opened, _batch(tokens)))
 
 
-def _pair(opened: LoadedModel, source: TokenizedText, target: Optional[str]) -> Reading:
+def _pair(opened: OpenModel, source: TokenizedText, target: Optional[str]) -> Reading:
     """Return a source and what the decoder reads of its translation: a start, and all of it."""
     task, symbols = opened.task, opened.task.target_dictionary
     _refuse_long(opened, "encoder", source)
     if target is None:
         output = _translated(opened, source)
     else:
-        output = tokenize(target, "--target", opened.folder, symbols, task.cfg.target_lang)
+        output = tokenize(target, "--target", opened.data, symbols, task.cfg.target_lang)
     tokens = TokenizedText.of_ids([symbols.eos()], symbols) + output
     _refuse_long(opened, "decoder", tokens)
     lengths = torch.tensor([len(source.ids)])
@@ -76,7 +76,7 @@ def _pair(opened: LoadedModel, source: TokenizedText, target: Optional[str]) -> 
     )
 
 
-def _translated(opened: LoadedModel, source: TokenizedText) -> TokenizedText:
+def _translated(opened: OpenModel, source: TokenizedText) -> TokenizedText:
     generator = opened.task.build_generator([opened.model], GenerationConfig(beam=_BEAM))
     data = opened.task.build_dataset_for_inference([_batch(source)[0]], [len(source.ids)])
     with _telling(opened):
@@ -86,7 +86,7 @@ def _translated(opened: LoadedModel, source: TokenizedText) -> TokenizedText:
     return TokenizedText.of_ids(best["tokens"][:-1], opened.task.target_dictionary)
 
 
-def _run(opened: LoadedModel, *inputs: Tensor) -> Any:
+def _run(opened: OpenModel, *inputs: Tensor) -> Any:
     with _telling(opened):
         return opened.model(*inputs)
 
@@ -95,7 +95,7 @@ def _batch(tokens: TokenizedText) -> Tensor:
     return torch.tensor([tokens.ids])
 
 
-def _refuse_long(opened: LoadedModel, stack: str, tokens: TokenizedText) -> None:
+def _refuse_long(opened: OpenModel, stack: str, tokens: TokenizedText) -> None:
     """Refuse what a table of fairseq's own has no position for; our encodings know themselves."""
     if opened.positions[stack] is not None:
         return
@@ -108,7 +108,7 @@ def _refuse_long(opened: LoadedModel, stack: str, tokens: TokenizedText) -> None
 
 
 @contextmanager
-def _telling(opened: LoadedModel) -> Iterator[None]:
+def _telling(opened: OpenModel) -> Iterator[None]:
     """Name the checkpoint in what its model refuses."""
     try:
         yield

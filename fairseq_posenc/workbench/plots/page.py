@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.capture_attention import CapturedAttention, capture_attention
 from fairseq_posenc.version import __version__
-from fairseq_posenc.workbench.plots.load_model import LoadedModel
+from fairseq_posenc.workbench.loading.open_model import OpenModel
 from fairseq_posenc.workbench.plots.model_inputs import Reading
 from fairseq_posenc.workbench.plots.quantize import (
-    by_kind,
+    group_by_kind,
     planes,
     quantised,
     refuse_infinite,
@@ -42,7 +42,7 @@ class Watched(NamedTuple):
     codes: bytes
 
 
-def inspect(opened: LoadedModel, reading: Reading) -> Watched:
+def inspect(opened: OpenModel, reading: Reading) -> Watched:
     """Let a model read, and return what its attention did.
 
     Raises:
@@ -51,7 +51,7 @@ def inspect(opened: LoadedModel, reading: Reading) -> Watched:
     """
     _refuse_large(opened, reading)
     kinds, codes = [], bytearray()
-    for kind, layers in by_kind(capture_attention(opened.model, reading.run)).items():
+    for kind, layers in group_by_kind(capture_attention(opened.model, reading.run)).items():
         found = []
         seen = visible(layers)
         for plane in planes(layers):
@@ -64,7 +64,7 @@ def inspect(opened: LoadedModel, reading: Reading) -> Watched:
     facts = {
         "path": str(opened.path),
         "sha256": checksum(opened.path),
-        "family": opened.family,
+        "family": opened.family.title,
         "positions": opened.positions,
         "kinds": kinds,
     }
@@ -103,7 +103,7 @@ def _kind(kind: str, layers: Sequence[CapturedAttention], reading: Reading) -> d
     }
 
 
-def _refuse_large(opened: LoadedModel, reading: Reading) -> None:
+def _refuse_large(opened: OpenModel, reading: Reading) -> None:
     heads = sum(
         len(stack.layers) * stack.layers[0].self_attn.num_heads for stack in opened.stacks.values()
     )

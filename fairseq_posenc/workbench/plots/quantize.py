@@ -55,7 +55,7 @@ class Quantised(NamedTuple):
         )
 
 
-def by_kind(seen: Sequence[CapturedAttention]) -> dict[str, list[CapturedAttention]]:
+def group_by_kind(seen: Sequence[CapturedAttention]) -> dict[str, list[CapturedAttention]]:
     """Return the layers of each kind of attention: ``encoder``, ``decoder``, ``cross``."""
     found: dict[str, list[CapturedAttention]] = {}
     for attention in seen:

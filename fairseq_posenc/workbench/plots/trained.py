@@ -12,8 +12,9 @@ from torch import Tensor
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.capture_attention import CapturedAttention, capture_attention
-from fairseq_posenc.workbench.plots.load_model import load_model
-from fairseq_posenc.workbench.plots.model_inputs import read
+from fairseq_posenc.workbench.loading.open_model import open_model
+from fairseq_posenc.workbench.plots.model_inputs import read_text
+from fairseq_posenc.workbench.plots.quantize import group_by_kind
 from fairseq_posenc.workbench.plots.stacks import Stack, of_model
 
 _SENTENCES, _SEED = 16, 1
@@ -47,7 +48,7 @@ def open_stack(path: Path, data: Optional[Path], wanted: Optional[str]) -> tuple
     Raises:
         UserError: no such checkpoint or stack, or a model without positions of ours.
     """
-    model = load_model(path, data).model
+    model = open_model(path, data).model
     stacks = of_model(model)
     if not stacks:
         raise UserError(
@@ -72,11 +73,9 @@ def attention_to_text(
     Raises:
         UserError: no such checkpoint or attention, or a text that the model cannot read.
     """
-    opened = load_model(path, data)
-    reading = read(opened, text, target)
-    kinds: dict[str, list[CapturedAttention]] = {}
-    for each in capture_attention(opened.model, reading.run):
-        kinds.setdefault("cross" if each.cross else each.stack, []).append(each)
+    opened = open_model(path, data)
+    reading = read_text(opened, text, target)
+    kinds = group_by_kind(capture_attention(opened.model, reading.run))
     kind = _chosen(path, list(kinds), wanted)
     queries, keys = ("decoder", "encoder") if kind == "cross" else (kind, kind)
     return Seen(kind, kinds[kind], reading.labels[queries], reading.labels[keys])

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import NamedTuple, Optional, Union
 
-import torch
 from fairseq.data import data_utils
-from fairseq.tasks import TASK_REGISTRY
-from fairseq.tasks.translation import TranslationTask
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.loading.checkpoints import State, data_folder, load_state
+from fairseq_posenc.workbench.loading.checkpoints import State, load_state
+from fairseq_posenc.workbench.loading.dictionaries import OpenTask, open_task, translates
+from fairseq_posenc.workbench.loading.open_model import OpenModel, open_model
 
 
 class DataBin(NamedTuple):
@@ -77,9 +77,10 @@ def load_translation(path: Path, what: str = "--checkpoint") -> State:
         UserError: it is no file, is damaged, or was made by another task than translation.
     """
     state = load_state(path, what)
-    task = state["cfg"].task.get("_name")
-    if not issubclass(TASK_REGISTRY.get(task, object), TranslationTask):
-        raise UserError(f"{what} {path}: a model of the task {task!r}, not of translation")
+    task = state["cfg"].task
+    if not translates(task):
+        name = task.get("_name")
+        raise UserError(f"{what} {path}: a model of the task {name!r}, not of translation")
     return state
 
 
@@ -94,12 +95,32 @@ def data_bin(path: Path, state: State, given: Optional[Path] = None) -> DataBin:
     Raises:
         UserError: the folder does not exist or has other dictionaries.
     """
-    task = state["cfg"].task
-    folder = data_folder(path, state, given)
-    languages = task.source_lang, task.target_lang
-    found = DataBin(folder, *languages) if all(languages) else any_data_bin(folder)
-    _check_dictionaries(path, state["model"], found)
-    return found
+    return data_of(open_task(path, state, given))
+
+
+def data_of(opened: Union[OpenTask, OpenModel]) -> DataBin:
+    """Name the data folder and the languages of what was opened."""
+    return DataBin(opened.data, opened.task.cfg.source_lang, opened.task.cfg.target_lang)
+
+
+def open_ensemble(paths: Iterable[Path], data: Optional[Path] = None) -> list[OpenModel]:
+    """Open models that read one folder: the first's, unless ``data`` names another.
+
+    Raises:
+        UserError: there is none, one cannot be opened, or they translate between other languages.
+    """
+    opened: list[OpenModel] = []
+    for path in paths:
+        folder = opened[0].data if opened else data
+        opened.append(open_model(path, folder, state=load_translation(path)))
+        if data_of(opened[-1]) != data_of(opened[0]):
+            first, other = ("-".join(data_of(each)[1:]) for each in (opened[0], opened[-1]))
+            raise UserError(
+                f"--checkpoint {path}: translates {other}, and {opened[0].path} {first}"
+            )
+    if not opened:
+        raise UserError("no checkpoint to load")
+    return opened
 
 
 def any_data_bin(folder: Path) -> DataBin:
@@ -112,17 +133,3 @@ def any_data_bin(folder: Path) -> DataBin:
     if None in pair:
         raise UserError(f"--data {folder}: has no files of a language pair, such as test.fr-en.fr")
     return DataBin(folder, *pair)
-
-
-def _check_dictionaries(path: Path, model: dict[str, torch.Tensor], data: DataBin) -> None:
-    for stack, language in (("encoder", data.source), ("decoder", data.target)):
-        dictionary = data.dictionary(language)
-        if not dictionary.exists():
-            raise UserError(f"--data {data.folder}: holds no {dictionary.name}")
-        embeddings = model.get(f"{stack}.embed_tokens.weight")
-        size = len(TranslationTask.load_dictionary(str(dictionary)))
-        if embeddings is not None and embeddings.size(0) != size:
-            raise UserError(
-                f"--data {data.folder}: {dictionary.name} has {size} symbols, but {path} was "
-                f"trained with {embeddings.size(0)}; name the folder it was trained on"
-            )

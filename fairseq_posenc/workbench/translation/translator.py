@@ -9,8 +9,7 @@ from typing import Any, NamedTuple, Optional, Union
 from fairseq_posenc.workbench.running import host  # noqa: F401  (before fairseq: keeps it quiet)
 
 # isort: split
-from fairseq import checkpoint_utils, utils
-from fairseq import tasks as fairseq_tasks
+from fairseq import utils
 from fairseq.data.data_utils import post_process
 from fairseq.dataclass.configs import GenerationConfig
 from torch import Tensor, nn
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.devices import Computing
 from fairseq_posenc.workbench.tokens.pieces import Pieces
-from fairseq_posenc.workbench.translation.checkpoint import DataBin, data_bin, load_translation
+from fairseq_posenc.workbench.translation.checkpoint import data_of, open_ensemble
 
 
 class Hypothesis(NamedTuple):
@@ -81,21 +80,12 @@ class Translator:
             UserError: a file is missing, damaged or does not fit the others.
         """
         how = Computing.chosen(device, fp16, bf16)
-        found: Optional[DataBin] = None
-        task, models = None, []
-        for path in map(Path, checkpoints):
-            state = load_translation(path)
-            given = found.folder if found else Path(data) if data else None
-            found = data_bin(path, state, given)
-            task = task or _set_up_task(state["cfg"].task, found)
-            (model,), config = checkpoint_utils.load_model_ensemble(
-                [str(path)], task=task, state=state
-            )
-            how.place(model).prepare_for_inference_(config)
-            models.append(model)
-        if found is None:
-            raise UserError("no checkpoint to load")
-        return cls(task, models, found.pieces(found.source))
+        opened = open_ensemble(map(Path, checkpoints), Path(data) if data else None)
+        for each in opened:
+            how.place(each.model).prepare_for_inference_(each.settings)
+        folder = data_of(opened[0])
+        models = [each.model for each in opened]
+        return cls(opened[0].task, models, folder.pieces(folder.source))
 
     def translate(
         self,
@@ -167,9 +157,3 @@ class Translator:
         tokens = self.task.target_dictionary.string(found["tokens"])
         text = post_process(tokens, "sentencepiece")
         return Hypothesis(text, float(found["score"]), tuple(tokens.split()))
-
-
-def _set_up_task(config: Any, data: DataBin) -> Any:
-    config.data = str(data.folder)
-    config.source_lang, config.target_lang = data.source, data.target
-    return fairseq_tasks.setup_task(config)

@@ -219,9 +219,9 @@ def test_nothing_of_an_export_is_left_where_it_is_refused(tmp_path, capsys):
     assert "is there and not empty" in told(*mine, out=full)
     assert "no such file" in told("--checkpoint", tmp_path / "none.pt")
     assert "say with --tokens" in told("--checkpoint", trained.path)
-    assert "name the folder that has it with --data" in told(*mine, "--data", tmp_path)
+    assert f"--data {tmp_path}: holds no dict.txt; name the" in told(*mine, "--data", tmp_path)
     (trained.data / "dict.txt").unlink()
-    assert "the dictionary of" in told(*mine)
+    assert "holds no dict.txt" in told(*mine)
     stock = checkpoint("masked_lm", "none")
     state = torch.load(stock.path)
     state["cfg"]["model"].arch = state["cfg"]["model"]._name = "roberta"  # fairseq's own

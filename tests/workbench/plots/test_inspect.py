@@ -17,13 +17,14 @@ import torch
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.capture_attention import CapturedAttention, capture_attention
 from fairseq_posenc.workbench.cli import main
+from fairseq_posenc.workbench.loading.families import FAMILIES
+from fairseq_posenc.workbench.loading.open_model import OpenModel, open_model
 from fairseq_posenc.workbench.plots import page
-from fairseq_posenc.workbench.plots.load_model import LoadedModel, load_model
-from fairseq_posenc.workbench.plots.model_inputs import Reading, read
+from fairseq_posenc.workbench.plots.model_inputs import Reading, read_text
 from fairseq_posenc.workbench.plots.quantize import FINE, LEVELS, quantised, visible
 from fairseq_posenc.workbench.plots.tokenize import tokenize
 from fairseq_posenc.workbench.tokens.learning import learn_pieces
-from tests.helpers.commands import new_directory, pairs, run, sentences, train, trained
+from tests.helpers.commands import USER_DIR, new_directory, pairs, run, sentences, train, trained
 from tests.helpers.tiny_models import logits, make_dictionary, make_model
 
 slow = pytest.mark.slow
@@ -40,13 +41,14 @@ NARROW = {
 }
 
 
-def watched_model(family: str, model, labels: list[str]) -> tuple[LoadedModel, Reading]:
+def watched_model(family: str, model, labels: list[str]) -> tuple[OpenModel, Reading]:
     """Return a model and random tokens with labels as if they had come from a checkpoint."""
     path = new_directory() / "model.pt"
     path.write_bytes(b"a model")
     tokens = torch.randint(4, 20, (1, len(labels)))
     reading = Reading({"encoder": labels, "decoder": labels}, lambda: logits(model, family, tokens))
-    return LoadedModel(path, family, model, None, path.parent), reading
+    (kind,) = (each for each in FAMILIES if each.name == family)
+    return OpenModel(path, kind, model, None, {}, path.parent, {}), reading
 
 
 def content_of(html: str) -> tuple[dict, np.ndarray]:
@@ -130,8 +132,8 @@ def inspected(family: str) -> str:
 
 
 def attention(family: str) -> list[CapturedAttention]:
-    opened = load_model(trained(family).save_dir / "checkpoint_last.pt")
-    return capture_attention(opened.model, read(opened, TEXT).run)
+    opened = open_model(trained(family).save_dir / "checkpoint_last.pt")
+    return capture_attention(opened.model, read_text(opened, TEXT).run)
 
 
 PARTS = ["content", "position", "both"]
@@ -198,19 +200,19 @@ def test_models_of_fairseqs_own_show_weights_and_scores(family):
     save_dir = train(
         family, *STOCK[family], *NARROW[family], "--max-update", 1, user_dir=None
     ).save_dir
-    opened = load_model(save_dir / "checkpoint_last.pt")
+    opened = open_model(save_dir / "checkpoint_last.pt")
     assert set(opened.positions.values()) == {None}
-    watched = page.inspect(opened, read(opened, TEXT))
+    watched = page.inspect(opened, read_text(opened, TEXT))
     for kind in watched.facts["kinds"]:
         assert [plane["name"] for plane in kind["planes"]] == ["weight", *PARTS]
     with pytest.raises(UserError, match=r"reads 1[0-9]* tokens, and the text has"):
-        read(opened, " ".join(["w1"] * 1100))
+        read_text(opened, " ".join(["w1"] * 1100))
     state = torch.load(save_dir / "checkpoint_last.pt")
     broken = next(value for name, value in state["model"].items() if name.endswith("k_proj.weight"))
     broken[0, 0] = torch.nan
     torch.save(state, save_dir / "broken.pt")
     with pytest.raises(UserError, match=r"broken.pt: the checkpoint is damaged.*1 of .* NaN"):
-        load_model(save_dir / "broken.pt")
+        open_model(save_dir / "broken.pt")
 
 
 @pytest.mark.parametrize(("spec", "limit"), [("m4m", 5e6), ("rope+m4", 5e6), ("t5", 2e6)])
@@ -265,22 +267,22 @@ def test_without_a_tokenizer_symbols_stand_between_spaces(tmp_path):
 
 @slow
 def test_the_models_own_translation_is_read_where_none_is_given():
-    opened = load_model(trained("translation").save_dir / "checkpoint_last.pt")
-    own = read(opened, TEXT)
+    opened = open_model(trained("translation").save_dir / "checkpoint_last.pt")
+    own = read_text(opened, TEXT)
     assert own.labels["encoder"] == [*TEXT.split(), "</s>"]
     start, *tokens = own.labels["decoder"]
     assert start == "</s>"
     assert tokens
     generated = run(
         "fairseq-interactive",
-        opened.folder,
-        *("--user-dir", page.__file__.rpartition("/workbench")[0]),
+        opened.data,
+        *("--user-dir", USER_DIR),
         *("--path", opened.path, "--beam", 5),
         given=TEXT + "\n",
     )
     (line,) = (line for line in generated.out.splitlines() if line.startswith("H-0"))
     assert tokens == line.split("\t")[2].split()
-    given = read(opened, TEXT, " ".join(tokens))
+    given = read_text(opened, TEXT, " ".join(tokens))
     assert given.labels == own.labels
 
 
@@ -327,13 +329,13 @@ def test_another_dictionary_is_refused(capsys):
     with open(folder / "dict.txt", "a") as file:
         file.write("more 1\n")
     masked = trained("masked_lm").save_dir / "checkpoint_last.pt"
-    assert "has a dictionary of" in refusal(capsys, masked, "--data", folder)
+    assert "dict.txt has" in refusal(capsys, masked, "--data", folder)
     folder = new_directory() / "bin"
     shutil.copytree(pairs(), folder)
     with open(folder / "dict.tgt.txt", "a") as file:
         file.write("more 1\n")
     translating = trained("translation").save_dir / "checkpoint_last.pt"
-    assert "decoder.embed_tokens" in refusal(capsys, translating, "--data", folder)
+    assert "dict.tgt.txt has" in refusal(capsys, translating, "--data", folder)
 
 
 @slow

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import sentencepiece
@@ -28,6 +29,7 @@ from fairseq_posenc.workbench.results.record import read
 from fairseq_posenc.workbench.tokens.lines import arriving_lines
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.translation import Translator
+from fairseq_posenc.workbench.translation import checkpoint as checkpoints
 from fairseq_posenc.workbench.translation.average import average_checkpoints
 from fairseq_posenc.workbench.translation.checkpoint import any_data_bin
 from fairseq_posenc.workbench.translation.piece_bleu import NAME, PieceBleu
@@ -771,3 +773,17 @@ def test_what_is_to_be_evaluated_must_be_there(capsys, tmp_path, monkeypatch):
         raw() / "test.en",
     )
     assert "has no split 'other' of fr and en" in message
+
+
+def test_an_ensemble_translates_between_the_same_languages(monkeypatch):
+    def opened(path, folder, state):
+        source, target = path.stem.split("-")
+        task = SimpleNamespace(cfg=SimpleNamespace(source_lang=source, target_lang=target))
+        return SimpleNamespace(path=path, data=folder, task=task)
+
+    monkeypatch.setattr(checkpoints, "load_translation", lambda path: {})
+    monkeypatch.setattr(checkpoints, "open_model", opened)
+    paths = [Path("fr-en.pt"), Path("x", "fr-en.pt"), Path("en-fr.pt")]
+    assert len(checkpoints.open_ensemble(paths[:2], Path("bin"))) == 2
+    with pytest.raises(UserError, match=r"en-fr.pt: translates en-fr, and fr-en.pt fr-en"):
+        checkpoints.open_ensemble(paths, Path("bin"))

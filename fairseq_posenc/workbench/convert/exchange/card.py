@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fairseq_posenc.version import __version__
-from fairseq_posenc.workbench.convert.exchange.trained import Trained
+from fairseq_posenc.workbench.loading.open_model import OpenModel
 from fairseq_posenc.workbench.results.markdown import plain
 
 _CARD = """---
@@ -90,7 +90,7 @@ def graph_usage(outputs: Sequence[str]) -> str:
     return _GRAPH.format(outputs=", ".join(outputs) if len(outputs) > 1 else f"({outputs[0]},)")
 
 
-def card(trained: Trained, target: str, usage: str, notes: Sequence[str], labels: Labels) -> str:
+def card(trained: OpenModel, target: str, usage: str, notes: Sequence[str], labels: Labels) -> str:
     """Return the text of README.md.
 
     Args:
@@ -101,7 +101,7 @@ def card(trained: Trained, target: str, usage: str, notes: Sequence[str], labels
         labels: what its user says of it.
     """
     task = trained.settings.task
-    translates = trained.family == "translation"
+    translates = trained.family.name == "translation"
     languages = labels.languages or ((task.source_lang, task.target_lang) if translates else ())
     encodes = target == "onnx" and translates
     rows = [(f"positions, {side}", f"`{s.identity.told()}`") for side, s in trained.stacks.items()]
@@ -124,7 +124,7 @@ def card(trained: Trained, target: str, usage: str, notes: Sequence[str], labels
     )
 
 
-def _figures(trained: Trained) -> list[tuple[str, str]]:
+def _figures(trained: OpenModel) -> list[tuple[str, str]]:
     """Return what the checkpoint says of its training."""
     history = trained.state.get("optimizer_history") or [{}]
     found = [("updates", f"{history[-1].get('num_updates', 0):,}")]

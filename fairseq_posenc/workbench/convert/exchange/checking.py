@@ -14,7 +14,7 @@ from torch import Tensor
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.convert.comparing import relative, scores, sentences
 from fairseq_posenc.workbench.convert.exchange.folder import CODE
-from fairseq_posenc.workbench.convert.exchange.trained import Trained
+from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 
 def read_back(folder: Path, architecture: str) -> Any:
@@ -53,7 +53,7 @@ def read_back(folder: Path, architecture: str) -> Any:
 
 
 @torch.no_grad()
-def largest_difference(trained: Trained, model: Any) -> float:
+def largest_difference(trained: OpenModel, model: Any) -> float:
     """Return the largest difference of scores, in parts of the largest one.
 
     Args:
@@ -67,10 +67,10 @@ def largest_difference(trained: Trained, model: Any) -> float:
     return max(_difference(trained, model, *sentences(trained.model, side)) for side in sides)
 
 
-def _difference(trained: Trained, model: Any, *tokens: Tensor) -> float:
+def _difference(trained: OpenModel, model: Any, *tokens: Tensor) -> float:
     ours = outputs(trained, *tokens)
     names = ("input_ids", "decoder_input_ids")
-    masks = {} if trained.family == "translation" else {"attention_mask": tokens[0].ne(1).long()}
+    masks = {} if trained.head == "translation" else {"attention_mask": tokens[0].ne(1).long()}
     found = model(**dict(zip(names, tokens)), **masks)
     if trained.head == "spans":
         theirs = torch.stack([found.start_logits, found.end_logits], -1)
@@ -82,7 +82,7 @@ def _difference(trained: Trained, model: Any, *tokens: Tensor) -> float:
     return relative(ours, theirs)
 
 
-def outputs(trained: Trained, *tokens: Tensor) -> Tensor:
+def outputs(trained: OpenModel, *tokens: Tensor) -> Tensor:
     """Return fairseq's scores, ``(B, T, ...)``; of classes ``(B, classes)``."""
     model = trained.model
     if trained.head == "spans":

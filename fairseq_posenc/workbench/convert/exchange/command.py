@@ -44,9 +44,14 @@ def run_export(options: argparse.Namespace) -> int:
         _ask_for("onnx", "onnx", "onnxruntime", "onnxscript")
     from fairseq_posenc.workbench.convert.exchange.card import Labels
     from fairseq_posenc.workbench.convert.exchange.exporting import export
-    from fairseq_posenc.workbench.convert.exchange.trained import open_trained
+    from fairseq_posenc.workbench.loading.open_model import open_model
 
-    trained = open_trained(options.checkpoint, options.data)
+    trained = open_model(options.checkpoint, options.data)
+    if not isinstance(trained.model, trained.family.kind):
+        raise UserError(
+            f"--checkpoint {trained.path}: a {type(trained.model).__name__}, and this is for "
+            "models of fairseq_posenc; fairseq-posenc swap makes one of it"
+        )
     labels = Labels(options.license, tuple(filter(None, options.language.split(","))))
     print("\n".join(export(trained, options.to, options.tokens, options.out, labels)))
     return 0

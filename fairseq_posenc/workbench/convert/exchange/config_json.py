@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fairseq_posenc.workbench.convert.exchange.trained import Trained
+from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 ARCHITECTURES = {
     "masked_lm": "PosencForMaskedLM",
@@ -42,7 +42,7 @@ _NAMES = (
 )
 
 
-def exported(trained: Trained) -> dict[str, Tensor]:
+def exported(trained: OpenModel) -> dict[str, Tensor]:
     """Return the weights by the names of ``modeling/``, each with memory of its own.
 
     What a fine-tuned model has of its pre-training's head stays behind, and tied output embeddings
@@ -67,14 +67,15 @@ def name_there(name: str) -> str:
     return name
 
 
-def configuration(trained: Trained) -> dict[str, Any]:
+def configuration(trained: OpenModel) -> dict[str, Any]:
     """Return config.json, without what depends on the tokenizer."""
-    args: Any = trained.model.decoder.cfg if trained.family != "masked_lm" else trained.model.args
+    masked = trained.family.name == "masked_lm"
+    args: Any = trained.model.args if masked else trained.model.decoder.cfg
     head = "pooler_activation_fn" if trained.head == "classes" else "activation_fn"
     activation = str(getattr(args, head))
     stacks = {f"{side}_stack": _stack(stack, side) for side, stack in trained.stacks.items()}
     last = list(trained.stacks.values())[-1]
-    heads = HEADS if trained.family == "masked_lm" else (trained.family,)
+    heads = HEADS if masked else (trained.head,)
     module = "modeling_fairseq_posenc"
     autos = {
         auto: f"{module}.{ARCHITECTURES[head]}"
@@ -87,14 +88,14 @@ def configuration(trained: Trained) -> dict[str, Any]:
         "auto_map": {"AutoConfig": f"{module}.PosencConfig", **autos},
         "tied_output": trained.tied,
         "head_activation": ACTIVATIONS.get(activation, activation),
-        "is_encoder_decoder": trained.family == "translation",
+        "is_encoder_decoder": trained.family.name == "translation",
         "pad_token_id": last.padding_idx,
         "eos_token_id": last.eos_idx,
         "bos_token_id": 0,
         "dtype": "float32",
         **stacks,
     }
-    if trained.family == "translation":
+    if trained.family.name == "translation":
         found["decoder_start_token_id"] = last.eos_idx
     if trained.head == "classes":
         (classifier,) = trained.model.classification_heads.values()
@@ -103,7 +104,7 @@ def configuration(trained: Trained) -> dict[str, Any]:
     return found
 
 
-def generation(trained: Trained) -> dict[str, Any]:
+def generation(trained: OpenModel) -> dict[str, Any]:
     """Return generation_config.json: the search of ``fairseq-generate`` with its own defaults."""
     last = list(trained.stacks.values())[-1]
     found: dict[str, Any] = {
@@ -111,7 +112,7 @@ def generation(trained: Trained) -> dict[str, Any]:
         "eos_token_id": last.eos_idx,
         "pad_token_id": last.padding_idx,
     }
-    if trained.family == "translation":
+    if trained.family.name == "translation":
         # As fairseq's, a target has a token beside </s>, and no padding.
         found |= {
             "decoder_start_token_id": last.eos_idx,
@@ -155,7 +156,7 @@ def _stack(stack: Any, side: str) -> dict[str, Any]:
     }
 
 
-def _labels(trained: Trained, classes: int) -> dict[str, str]:
+def _labels(trained: OpenModel, classes: int) -> dict[str, str]:
     """Return the names of the classes, from the dictionary of the labels if there is one."""
     path = trained.data / "label" / "dict.txt"
     names = [line.split()[0] for line in path.read_text().splitlines()] if path.is_file() else []

@@ -29,12 +29,12 @@ from fairseq_posenc.workbench.convert.exchange.folder import (
     write_tokenizer,
 )
 from fairseq_posenc.workbench.convert.exchange.hf_mapping import as_native
-from fairseq_posenc.workbench.convert.exchange.trained import Trained
 from fairseq_posenc.workbench.loading.families import model_options
+from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 
 def export(
-    trained: Trained, target: str, given: str | None, out: Path, labels: Labels
+    trained: OpenModel, target: str, given: str | None, out: Path, labels: Labels
 ) -> list[str]:
     """Write a folder that transformers reads, and compare the two models.
 
@@ -60,7 +60,7 @@ def export(
     return [f"wrote {out}: {what}", *notes]
 
 
-def _write_graph(trained: Trained, folder: Path, notes: list[str], labels: Labels) -> str:
+def _write_graph(trained: OpenModel, folder: Path, notes: list[str], labels: Labels) -> str:
     """Write an ONNX graph with its card; return what it gives."""
     from fairseq_posenc.workbench.convert.exchange.graph import (
         GRAPH,
@@ -71,16 +71,16 @@ def _write_graph(trained: Trained, folder: Path, notes: list[str], labels: Label
     notes.append(f"equal to {difference:.1e} of the largest number, on padded sentences")
     text = card(trained, "onnx", graph_usage(names), notes, labels)
     (folder / "README.md").write_text(text, encoding="utf-8")
-    what = "the encoder of a translation model" if trained.family == "translation" else GRAPH
+    what = "the encoder of a translation model" if trained.family.name == "translation" else GRAPH
     return f"{what}, with {' and '.join(names)}"
 
 
 def _write_for_transformers(
-    trained: Trained, target: str, unknown: int, folder: Path, notes: list[str], labels: Labels
+    trained: OpenModel, target: str, unknown: int, folder: Path, notes: list[str], labels: Labels
 ) -> str:
     """Write what transformers reads, and what the way back needs; return the class."""
     config = _write_model(trained, target, unknown, folder, notes)
-    if trained.family != "masked_lm":
+    if trained.family.name != "masked_lm":
         write_json(folder / "generation_config.json", generation(trained))
     text = card(trained, target, model_usage(config), notes, labels)
     (folder / "README.md").write_text(text, encoding="utf-8")
@@ -91,7 +91,7 @@ def _write_for_transformers(
 
 
 def _write_model(
-    trained: Trained, target: str, unknown: int, folder: Path, notes: list[str]
+    trained: OpenModel, target: str, unknown: int, folder: Path, notes: list[str]
 ) -> dict[str, Any]:
     """Write configuration, weights, and code if transformers has none; return the configuration."""
     config, weights = configuration(trained), exported(trained)
@@ -113,7 +113,7 @@ def _write_model(
     return config
 
 
-def _compare(trained: Trained, folder: Path, config: dict[str, Any], notes: list[str]) -> str:
+def _compare(trained: OpenModel, folder: Path, config: dict[str, Any], notes: list[str]) -> str:
     """Note how equal a written model is to the trained one; return why it is not, or nothing."""
     (name,) = config["architectures"]
     difference = largest_difference(trained, read_back(folder, name))
@@ -126,16 +126,16 @@ def _compare(trained: Trained, folder: Path, config: dict[str, Any], notes: list
     return ""
 
 
-def _write_tokenizers(trained: Trained, given: str | None, folder: Path) -> tuple[int, list[str]]:
+def _write_tokenizers(trained: OpenModel, given: str | None, folder: Path) -> tuple[int, list[str]]:
     """Write a tokenizer for each language; return how many pieces have no symbol, and notes."""
     notes, unknown = [], 0
-    template = trained.family
+    template = trained.family.name
     if template == "causal_lm" and trained.settings.task.get("add_bos_token"):
         template = "causal_lm with <s>"
-    pads = "left" if trained.family == "causal_lm" else "right"
+    pads = "left" if trained.family.name == "causal_lm" else "right"
     longest = min(stack.max_positions() for stack in trained.stacks.values())
     for name, place in _places(trained, folder).items():
-        language = "" if trained.family != "translation" else name.split(".")[1]
+        language = "" if trained.family.name != "translation" else name.split(".")[1]
         way = tokens.find_way(given, trained.data, language)
         if way == "none":
             return 0, ["no tokenizer"]
@@ -150,7 +150,7 @@ def _write_tokenizers(trained: Trained, given: str | None, folder: Path) -> tupl
     return unknown, notes
 
 
-def _places(trained: Trained, folder: Path) -> dict[str, Path]:
+def _places(trained: OpenModel, folder: Path) -> dict[str, Path]:
     """Return the folder of the tokenizer of each dictionary that there is need of."""
     first, *more = trained.dictionaries
     symbols = trained.dictionaries[first].symbols
@@ -158,10 +158,10 @@ def _places(trained: Trained, folder: Path) -> dict[str, Path]:
     return {first: folder, **{name: folder / TARGET for name in others}}
 
 
-def _options(trained: Trained) -> dict[str, Any]:
+def _options(trained: OpenModel) -> dict[str, Any]:
     """Return what an import needs, in config.json, which every save of transformers keeps."""
     model, task = (_plain(trained.settings[name]) for name in ("model", "task"))
-    if trained.family != "causal_lm":  # whose configuration has no other options
+    if trained.family.name != "causal_lm":  # whose configuration has no other options
         names = {"_name", *(option.dest for option in model_options(model["_name"]))}
         model = {name: value for name, value in model.items() if name in names}
     kept: dict[str, Any] = {"model": model, "task": {**task, "data": "."}}

@@ -23,7 +23,7 @@ from fairseq_posenc.workbench.convert.exchange.config_json import (
 from fairseq_posenc.workbench.convert.exchange.modeling import configuration as settings
 from fairseq_posenc.workbench.convert.exchange.modeling import heads
 from fairseq_posenc.workbench.convert.exchange.modeling.stack import Stack
-from fairseq_posenc.workbench.convert.exchange.trained import Trained
+from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 GRAPH = "model.onnx"
 INPUTS = ("input_ids", "attention_mask")
@@ -43,7 +43,7 @@ class _Encoder(nn.Module):
         return tuple(found[name] for name in self.names)
 
 
-def write_graph(trained: Trained, folder: Path) -> tuple[tuple[str, ...], float]:
+def write_graph(trained: OpenModel, folder: Path) -> tuple[tuple[str, ...], float]:
     """Write a model as a graph, and compare the two.
 
     Args:
@@ -56,7 +56,7 @@ def write_graph(trained: Trained, folder: Path) -> tuple[tuple[str, ...], float]
     Raises:
         UserError: a model that is no encoder, one with what ONNX has not, or the two differ.
     """
-    if trained.family == "causal_lm":
+    if trained.family.name == "causal_lm":
         raise UserError(
             "--to onnx: for encoders; a causal language model writes token by token with caches, "
             "which one graph has not: --to hf makes a folder whose generate does"
@@ -85,10 +85,10 @@ def write_graph(trained: Trained, folder: Path) -> tuple[tuple[str, ...], float]
     return names, difference
 
 
-def _model(trained: Trained) -> nn.Module:
+def _model(trained: OpenModel) -> nn.Module:
     """Return the model as exported folders have it; of a translation model, its encoder."""
     config, weights = configuration(trained), exported(trained)
-    if trained.family == "translation":
+    if trained.family.name == "translation":
         model: nn.Module = Stack(settings.StackConfig(**config["encoder_stack"]))
         start = "encoder."
         weights = {n.removeprefix(start): w for n, w in weights.items() if n.startswith(start)}
@@ -99,7 +99,7 @@ def _model(trained: Trained) -> nn.Module:
 
 
 @contextlib.contextmanager
-def _told_in_a_line(trained: Trained) -> Iterator[None]:
+def _told_in_a_line(trained: OpenModel) -> Iterator[None]:
     """Tell why a model cannot become a graph: torch tells it in a page."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
@@ -120,7 +120,7 @@ def _told_in_a_line(trained: Trained) -> Iterator[None]:
 
 
 @torch.no_grad()
-def _largest_difference(trained: Trained, session: Any) -> float:
+def _largest_difference(trained: OpenModel, session: Any) -> float:
     """Return the largest difference on padded sentences of two lengths, in parts of the largest."""
     found = []
     for side in ("right",) if trained.head == "classes" else ("right", "left"):
@@ -138,9 +138,9 @@ def _largest_difference(trained: Trained, session: Any) -> float:
     return max(found)
 
 
-def _outputs(trained: Trained, tokens: Tensor) -> Tensor:
+def _outputs(trained: OpenModel, tokens: Tensor) -> Tensor:
     """Return fairseq's numbers for a graph's: scores, or a source encoded, ``(B, T, C)``."""
-    if trained.family != "translation":
+    if trained.family.name != "translation":
         return outputs(trained, tokens)
     encoder = trained.model.encoder
     encoded = encoder(tokens, tokens.ne(encoder.padding_idx).sum(1))

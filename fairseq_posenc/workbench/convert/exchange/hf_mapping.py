@@ -15,8 +15,8 @@ from fairseq_posenc.workbench.convert.exchange.encoding_maps import HFClass, Par
 from fairseq_posenc.workbench.convert.exchange.folder import FAIRSEQ
 from fairseq_posenc.workbench.convert.exchange.fused_qkv import joined
 from fairseq_posenc.workbench.convert.exchange.param_names import LAYOUTS, Layout
-from fairseq_posenc.workbench.convert.exchange.trained import Trained
 from fairseq_posenc.workbench.loading.families import stacks_of
+from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 _OWN = (
     r"(?:encoder|decoder)\."
@@ -39,7 +39,7 @@ class Export(NamedTuple):
 
 
 def as_native(
-    trained: Trained, config: dict[str, Any], weights: dict[str, Tensor], version: int | None
+    trained: OpenModel, config: dict[str, Any], weights: dict[str, Tensor], version: int | None
 ) -> tuple[Export | None, str]:
     """Return a model as a class of transformers has it, or why none has.
 
@@ -77,7 +77,7 @@ def encodings_of(stack: Any) -> list[Encoding]:
     return [encoding for place in places for encoding in place.each()]
 
 
-def _why_not(trained: Trained, config: dict[str, Any], layout: Layout) -> str:
+def _why_not(trained: OpenModel, config: dict[str, Any], layout: Layout) -> str:
     """Return what a model has that a native one has not, an empty string if nothing."""
     stack = config[layout.style.stack]
     activation = layout.activations.get(trained.head)

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple, Optional
 
 from torch import Tensor
 
-from fairseq_posenc.checkpoints.state_dict_adapter import OWN, STOCK_OFFSET
+from fairseq_posenc.checkpoints.state_dict_adapter import OWN, STOCK_OFFSET, STOCK_TABLE
 from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.registry import Spec
 from fairseq_posenc.workbench.convert.swap.extending import RULES, Rule, lengthened
-from fairseq_posenc.workbench.loading.pretrained import STOCK_TABLE, Pretrained
+from fairseq_posenc.workbench.loading.pretrained import Pretrained
 
 _FREE = ("max_distance", "scale_factor")  # options that leave a parameter's meaning as it is
 

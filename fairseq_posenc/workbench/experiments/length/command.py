@@ -82,11 +82,11 @@ def run(args: argparse.Namespace) -> int:
         lock_output_folder(args.out, (REPORT, FIGURES, PICTURE)),
     ):
         for variant in variants:  # so that a wrong one is an error before the first is measured
-            load(variant, args.data, dictionary)
+            load(variant, args.data)
         say(f"{len(stream):,} tokens of {args.data / args.split}, all scored once for each figure")
         rows = []
         for variant in variants:
-            loaded = load(variant, args.data, dictionary, how)
+            loaded = load(variant, args.data, how)
             inputs = _inputs(variant, args, how)
             scores = evaluate(loaded, stream, request, args.out / variant.name, inputs)
             rows.append(Row.of(variant, loaded, scores))

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fairseq import checkpoint_utils, utils
-from fairseq.dataclass.utils import overwrite_args_by_name
+from fairseq import utils
 from torch import Tensor
 
 from fairseq_posenc.checkpoints.recovery import LAST
@@ -19,7 +18,8 @@ from fairseq_posenc.tasks.glue.data import open_data
 from fairseq_posenc.tasks.glue.definitions import Task
 from fairseq_posenc.workbench.finetuning.glue.plan import RESULT, Run
 from fairseq_posenc.workbench.finetuning.glue.submission import write_submission
-from fairseq_posenc.workbench.loading.checkpoints import load_state, updates_of, write_state
+from fairseq_posenc.workbench.loading.checkpoints import updates_of, write_state
+from fairseq_posenc.workbench.loading.open_model import open_model
 from fairseq_posenc.workbench.running.devices import choose_device
 from fairseq_posenc.workbench.running.files import write_whole
 
@@ -35,25 +35,21 @@ def evaluate(run: Run, folder: Path) -> None:
     optimizer's state, two thirds of its size, and the last checkpoint is deleted.
     """
     path = folder / BEST
-    state = load_state(path, "best checkpoint")
-    overwrite_args_by_name(state["cfg"], {"data": run.data})
-    (model,), _, fairseq_task = checkpoint_utils.load_model_ensemble_and_task(
-        [str(path)], state=state
-    )
-    model = model.float().eval().to(choose_device())
-    data = open_data(Path(run.data))
+    opened = open_model(path, Path(run.data), option="best checkpoint")
+    model = opened.model.to(choose_device())
+    data = open_data(opened.data)
     splits = data.task.valid_splits
     figures, collapsed = {}, False
     for suffix, split in zip(_SUFFIXES if len(splits) > 1 else ("",), splits):
-        outputs, labels = predict(model, fairseq_task, split)
+        outputs, labels = predict(model, opened.task, split)
         found = measure(data.task, outputs, labels)
         figures.update({f"{name}{suffix}": value for name, value in found.items()})
         collapsed |= has_collapsed(data.task, outputs, found)
     for name, split in zip(data.task.submission, data.task.test_splits):
         if split in data.splits:
-            outputs, _ = predict(model, fairseq_task, split)
+            outputs, _ = predict(model, opened.task, split)
             write_submission(folder / "submission", name, data, split, outputs)
-    result = {"update": updates_of(state), "metrics": figures, "collapsed": collapsed}
+    result = {"update": updates_of(opened.state), "metrics": figures, "collapsed": collapsed}
     # Before the checkpoints shrink, because the training could not continue from them.
     write_whole(folder / RESULT, json.dumps(result, indent=1) + "\n")
     write_state({**open_mapped(path), "last_optimizer_state": None}, path)

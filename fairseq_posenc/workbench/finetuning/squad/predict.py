@@ -7,12 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 import torch
-from fairseq import checkpoint_utils
 from fairseq.data import Dictionary, data_utils
-from fairseq.dataclass.utils import overwrite_args_by_name
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.tasks.squad.databin import open_data_bin
 from fairseq_posenc.workbench.finetuning.squad.data import Question
 from fairseq_posenc.workbench.finetuning.squad.databin import Encoder
 from fairseq_posenc.workbench.finetuning.squad.spans import (
@@ -22,7 +19,8 @@ from fairseq_posenc.workbench.finetuning.squad.spans import (
     combine_windows,
 )
 from fairseq_posenc.workbench.finetuning.squad.windows import Window
-from fairseq_posenc.workbench.loading.checkpoints import State, data_folder, load_state
+from fairseq_posenc.workbench.loading.checkpoints import State, load_state
+from fairseq_posenc.workbench.loading.open_model import open_model
 from fairseq_posenc.workbench.running.devices import PLAIN, Computing
 from fairseq_posenc.workbench.running.progress import bar
 from fairseq_posenc.workbench.tokens.tokenizer import load_tokenizer
@@ -66,14 +64,10 @@ class Predictor:
             raise UserError(
                 f"--checkpoint {path}: was not fine-tuned on SQuAD; use fairseq-posenc squad train"
             )
-        folder = data_folder(path, state, data)
-        data_bin = open_data_bin(folder)
-        overwrite_args_by_name(state["cfg"], {"data": str(folder), "init_positions": False})
-        (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], state=state)
-        model = how.place(model)
-        tokenizer = load_tokenizer(folder, task.dictionary)
-        encoder = Encoder(tokenizer, task.dictionary, data_bin.limits)
-        return cls(model, encoder, task.dictionary, data_bin.version)
+        opened = open_model(path, data, state=state)
+        dictionary, data_bin = opened.task.dictionary, opened.task.data_bin
+        encoder = Encoder(load_tokenizer(opened.data, dictionary), dictionary, data_bin.limits)
+        return cls(how.place(opened.model), encoder, dictionary, data_bin.version)
 
     def predict(self, questions: Sequence[Question], max_tokens: int = 8192) -> list[Prediction]:
         """Answer questions.

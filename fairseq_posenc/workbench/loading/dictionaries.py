@@ -1,0 +1,133 @@
+"""The dictionaries of a trained model, checked against what its checkpoint says of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+from fairseq import tasks as fairseq_tasks
+from fairseq.data import Dictionary, data_utils
+from fairseq.dataclass.utils import overwrite_args_by_name
+from fairseq.tasks import TASK_REGISTRY
+from fairseq.tasks.translation import TranslationTask
+from fairseq.utils import split_paths
+
+from fairseq_posenc.checkpoints.identity import Identity, is_identity
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.transformer.dictionary import DICTIONARY, fingerprint, load_dictionary
+from fairseq_posenc.workbench.loading.checkpoints import State, data_folder
+
+EMBEDDINGS = "embed_tokens.weight"
+_ADVICE = "--data must have the dictionary that the model was trained with"
+
+
+class TrainedDictionary(NamedTuple):
+    """A dictionary of a training, as far as its checkpoint tells.
+
+    Attributes:
+        checkpoint: file of the trained model.
+        size: number of symbols; None without token embeddings.
+        fingerprint: hash of its symbols; None in checkpoints of fairseq and of earlier versions.
+        file: where the training read it, which may be gone; None if that is not known.
+    """
+
+    checkpoint: Path
+    size: Optional[int]
+    fingerprint: Optional[str]
+    file: Optional[Path]
+
+    def check(self, file: Path, dictionary: Dictionary, advice: str) -> None:
+        """Refuse a dictionary whose symbols mean something else to the model.
+
+        Args:
+            file: of the dictionary.
+            dictionary: read from it.
+            advice: what to do about another one.
+
+        Raises:
+            UserError: its size, its symbols or their order differ.
+        """
+        masked = "<mask>" in dictionary
+        if self.size not in (None, len(dictionary)):
+            raise UserError(
+                f"{file} has {len(dictionary):,} symbols{' with <mask>' if masked else ''}, but "
+                f"{self.checkpoint} has {self.size:,}; {advice}"
+            )
+        known = self.fingerprint
+        if known is None and self.file and self.file.is_file():
+            known = fingerprint(load_dictionary(self.file, masked))
+        if known not in (None, fingerprint(dictionary)):
+            raise UserError(
+                f"{file} has other symbols, or in another order, than the dictionary that "
+                f"{self.checkpoint} was trained with; {advice}"
+            )
+
+
+class OpenTask(NamedTuple):
+    """The task of a trained model, set up on its data.
+
+    Attributes:
+        task: fairseq's.
+        data: the data-bin, with the files of the dictionaries and of what cut the text.
+        dictionaries: by the name of their file; that of the source first.
+    """
+
+    task: Any
+    data: Path
+    dictionaries: dict[str, Dictionary]
+
+
+def translates(settings: Any) -> bool:
+    """Check whether the settings of a task are those of a translation."""
+    return issubclass(TASK_REGISTRY.get(settings.get("_name"), object), TranslationTask)
+
+
+def open_task(path: Path, state: State, data: Optional[Path] = None) -> OpenTask:
+    """Set up the task of a checkpoint; its settings then name what is read.
+
+    Args:
+        path: the checkpoint, for messages.
+        state: what it holds.
+        data: folder with its dictionaries; None for the one that it was trained on.
+
+    Raises:
+        UserError: no such folder, no dictionary, or another one than that of the training.
+    """
+    settings = state["cfg"]
+    trained = Path(split_paths(str(settings.task.get("data")))[0])
+    folder = data_folder(path, state, data)
+    files = _files(settings.task, folder)
+    for name in files:
+        if not (folder / name).is_file():
+            raise UserError(
+                f"--data {folder}: holds no {name}; name the folder that {path} was trained on, "
+                "or a copy of its dictionaries and of what cut its text"
+            )
+    overwrite_args_by_name(settings, {"data": str(folder)})
+    task = fairseq_tasks.setup_task(settings.task)
+    dictionaries = dict(zip(files, (task.source_dictionary, task.target_dictionary)))
+    for stack, name in zip(("encoder.", "decoder.") if len(files) > 1 else ("",), files):
+        known = _trained_dictionary(path, state, stack, trained / name)
+        known.check(folder / name, dictionaries[name], _ADVICE)
+    return OpenTask(task, folder, dictionaries)
+
+
+def _files(settings: Any, folder: Path) -> list[str]:
+    """List a task's dictionaries in its data folder, the source's first, and fill in languages."""
+    if not translates(settings):
+        return [f"input0/{DICTIONARY}" if (folder / "input0").is_dir() else DICTIONARY]
+    pair = settings.source_lang, settings.target_lang
+    if not all(pair):
+        pair = data_utils.infer_language_pair(str(folder))
+    if not all(pair):
+        raise UserError(f"--data {folder}: has no files of a language pair, such as test.fr-en.fr")
+    settings.source_lang, settings.target_lang = pair
+    return [f"dict.{language}.txt" for language in pair]
+
+
+def _trained_dictionary(path: Path, state: State, stack: str, file: Path) -> TrainedDictionary:
+    weights = {name: each for name, each in state["model"].items() if name.startswith(stack)}
+    sizes = [weights[name].size(0) for name in weights if name.endswith(EMBEDDINGS)]
+    identities = [Identity.decoded(weights[name]) for name in weights if is_identity(name)]
+    known = next((each.meaning.dictionary for each in identities), None)
+    return TrainedDictionary(path, sizes[0] if sizes else None, known, file)

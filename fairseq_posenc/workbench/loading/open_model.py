@@ -1,0 +1,139 @@
+"""A trained model of any family, fairseq's own too, opened with its task and dictionaries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+from fairseq_posenc.workbench.running import host  # noqa: F401  (before fairseq: keeps it quiet)
+
+# isort: split
+from fairseq import checkpoint_utils
+from fairseq.data import Dictionary
+from fairseq.dataclass.utils import overwrite_args_by_name
+from torch import Tensor
+
+from fairseq_posenc.checkpoints.identity import override_positions
+from fairseq_posenc.checkpoints.weights import refuse_broken_weights
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.registry import Spec
+from fairseq_posenc.workbench.loading.checkpoints import State, load_state
+from fairseq_posenc.workbench.loading.dictionaries import open_task
+from fairseq_posenc.workbench.loading.families import (
+    FAMILIES,
+    NO_WEIGHTS,
+    Family,
+    architecture,
+    family_of,
+    stacks_of,
+)
+
+
+class OpenModel(NamedTuple):
+    """A trained model and what it was trained with.
+
+    Attributes:
+        path: its checkpoint.
+        family: of models.
+        model: in float32, in evaluation mode, on the CPU.
+        task: fairseq's, with the dictionaries.
+        state: the checkpoint, as fairseq upgrades it.
+        data: the data-bin, with the files of the dictionaries and of what cut the text.
+        dictionaries: by the name of their file; that of the source first.
+    """
+
+    path: Path
+    family: Family
+    model: Any
+    task: Any
+    state: State
+    data: Path
+    dictionaries: dict[str, Dictionary]
+
+    @property
+    def settings(self) -> Any:
+        """The configuration of its training."""
+        return self.state["cfg"]
+
+    @property
+    def stacks(self) -> dict[str, Any]:
+        """Its stacks, called ``encoder`` and ``decoder``."""
+        return dict(stacks_of(self.model))
+
+    @property
+    def positions(self) -> dict[str, Optional[str]]:
+        """The position encodings of each stack; None where they are fairseq's own."""
+        return {
+            name: str(stack.assembly.spec) if hasattr(stack, "assembly") else None
+            for name, stack in self.stacks.items()
+        }
+
+    @property
+    def head(self) -> str:
+        """What a model of ours was trained for: ``spans``, ``classes``, or its family."""
+        if self.family.name != "masked_lm":
+            return self.family.name
+        if self.model.span_head is not None:
+            return "spans"
+        return "classes" if self.model.classification_heads else "masked_lm"
+
+    @property
+    def tied(self) -> bool:
+        """Whether the output embeddings are those of the input."""
+        if self.family.name == "masked_lm":
+            encoder = self.model.encoder
+            return encoder.lm_head.weight is encoder.sentence_encoder.embed_tokens.weight
+        decoder = self.model.decoder
+        return decoder.output_projection.weight is decoder.embed_tokens.weight
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """Its parameters by fairseq's names; what is no weight is left out."""
+        state: dict[str, Tensor] = self.model.state_dict()
+        return {name: state[name] for name in state if not name.endswith(NO_WEIGHTS)}
+
+
+def open_model(
+    path: Path,
+    data: Optional[Path] = None,
+    *,
+    option: str = "--checkpoint",
+    state: Optional[State] = None,
+    spec: Optional[Spec] = None,
+) -> OpenModel:
+    """Open a model.
+
+    Args:
+        path: its checkpoint.
+        data: folder with its dictionaries; None for the one that it was trained on.
+        option: that named the checkpoint, for messages.
+        state: what the checkpoint holds, where the caller has read it to check more.
+        spec: positions to read it with, in place of those that it was trained with.
+
+    Raises:
+        UserError: no whole checkpoint of one of the families, weights that are no numbers, no
+            dictionary or another one, or positions that do not fit the weights.
+    """
+    state = load_state(path, option) if state is None else state
+    arch = architecture(state["cfg"].model)
+    family = family_of(arch, stock=True)
+    if family is None:
+        kinds = ", ".join(each.title for each in FAMILIES)
+        raise UserError(f"{option} {path}: a model of the kind {arch}; those of {kinds} are read")
+    task, folder, dictionaries = open_task(path, state, data)
+    # A checkpoint may have been trained with --init-positions; here it would hide a mistake.
+    changes: dict[str, Any] = {"init_positions": False}
+    if spec is not None:
+        changes |= {"position_encoding": str(spec), "position_encoding_decoder": None}
+    try:
+        if spec is not None:
+            override_positions(state["model"], spec)
+        overwrite_args_by_name(state["cfg"], changes)
+        (model,), _ = checkpoint_utils.load_model_ensemble(
+            [str(path)], task=task, state={**state, "args": None}
+        )
+        refuse_broken_weights(state["model"], model.state_dict())  # fairseq's own do not
+    except UserError as error:
+        how = f" cannot be read with {spec}" if spec else ""
+        raise UserError(f"{option} {path}{how}: {error}") from error
+    return OpenModel(path, family, model.float().eval(), task, state, folder, dictionaries)
