@@ -105,12 +105,13 @@ def open_trained(path: Path, data: Path | None) -> Trained:
 
 
 def _dictionaries(task: Any, folder: Path) -> list[str]:
-    """Return the files of a task's dictionaries in its data folder."""
+    """Name the files of a task's dictionaries in its data folder; complete its languages."""
     if task._name == "translation":
         pair = task.source_lang, task.target_lang
         if not all(pair):
             pair = data_utils.infer_language_pair(str(folder))
         if not all(pair):
             raise UserError(f"--data {folder}: has no files of a language pair, as test.fr-en.fr")
+        task.source_lang, task.target_lang = pair  # fairseq keeps what it infers to itself
         return [f"dict.{language}.txt" for language in pair]
     return ["input0/dict.txt" if (folder / "input0").is_dir() else "dict.txt"]
