@@ -33,6 +33,8 @@ def open_mapped(path: Path) -> dict[str, Any]:
     refuse_swelling(path)
     mapped = zipfile.is_zipfile(path)  # not before torch 1.6
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    if not isinstance(state, dict):
+        raise TypeError(f"a {type(state).__name__} in the place of a mapping")
     _refuse_hollow(state)
     check_settings(state)
     return state

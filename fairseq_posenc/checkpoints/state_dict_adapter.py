@@ -70,7 +70,6 @@ class PositionCheckpoints(nn.Module):
         refuse_broken_weights(state_dict, own)
         _refuse_other_dictionary(state_dict, own)
         changes = self._match_identities(state_dict, prefix)
-        refuse_untied(state_dict, own)
         longer = self._extend_tables(state_dict, prefix)
         moved = _match(state_dict, {k: v for k, v in own.items() if is_position_parameter(k)})
         changes += moved
@@ -79,6 +78,7 @@ class PositionCheckpoints(nn.Module):
                 "the checkpoint's positions are not the model's (--init-positions accepts this and "
                 f"starts the model's own fresh): {'; '.join(changes)}"
             )
+        refuse_untied(state_dict, own)
         refuse_optimizer(longer + moved)
         for change in changes:
             logger.warning("--init-positions: %s", change)

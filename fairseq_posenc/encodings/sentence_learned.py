@@ -25,10 +25,10 @@ class SentenceLearned(Learned):
         Huang et al. (2021), "Multiplicative Position-aware Transformer Models for Language
         Understanding", arXiv:2109.12788, section 5.2 ("real absolute positions").
     Differs:
-        the ends of sentences are read from the model's input, since fairseq's masked language
-        modelling hands a model nothing else. A masked ``</s>`` (about one in eight) ends no
-        sentence there: counting goes on until the next. A row without ``<s>``, as a source in
-        translation, has its first token at 0.
+        the ends of sentences are read from the model's input. A masked ``</s>`` (about one in
+        eight) ends a sentence only if the masked LM is trained with ``include_target_tokens``, as
+        the recipe ``a_none`` does; else counting goes on until the next. A row without ``<s>``, as
+        a source in translation, has its first token at 0.
     """
 
     def embed(self, positions: Positions) -> Tensor:

@@ -18,6 +18,7 @@ from fairseq_posenc import registry
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
 from fairseq_posenc.transformer.configuration import announce, stack_config
 from fairseq_posenc.transformer.dropout import RetainedDropout
+from fairseq_posenc.transformer.forward_context import set_context
 from fairseq_posenc.transformer.heads import SpanHead
 from fairseq_posenc.transformer.options import add_position_args
 from fairseq_posenc.transformer.stacks import PositionalEncoder
@@ -35,6 +36,25 @@ class PositionalRobertaEncoder(RobertaEncoder):
         encoder = PositionalEncoder(stack_config(args), dictionary, embed_tokens)
         encoder.apply(init_bert_params)
         return encoder
+
+    def forward(
+        self, src_tokens: Tensor, *args: Any, target_tokens: Tensor | None = None, **kwargs: Any
+    ) -> Any:
+        """Encode tokens as fairseq's RoBERTa does; a masked end of a sentence still ends it.
+
+        Args:
+            src_tokens: ``[B, T]``.
+            *args: of fairseq's encoder.
+            target_tokens: ``[B, T]``, what masks stand for, from ``--include-target-tokens``.
+                Encodings of positions alone see the ends of sentences among it.
+            **kwargs: of fairseq's encoder.
+        """
+        if target_tokens is None:
+            return super().forward(src_tokens, *args, **kwargs)
+        stack: Any = self.sentence_encoder
+        unmasked = src_tokens.masked_fill(target_tokens.eq(stack.eos_idx), stack.eos_idx)
+        with set_context(stack.shared(unmasked, unmasked.size(1))):
+            return super().forward(src_tokens, *args, **kwargs)
 
 
 @register_model("positional_roberta")

@@ -22,7 +22,7 @@ from fairseq_posenc.positions import Positions, may_sync
 from fairseq_posenc.registry import Spec
 from fairseq_posenc.transformer.attention import IncrementalState
 from fairseq_posenc.transformer.decoding import cached_terms, lookahead_positions, span_of_step
-from fairseq_posenc.transformer.forward_context import inject_context, set_context
+from fairseq_posenc.transformer.forward_context import current_context, inject_context, set_context
 from fairseq_posenc.transformer.layers import (
     InputPositions,
     PositionalDecoderLayer,
@@ -147,7 +147,8 @@ class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
 
     def forward(self, src_tokens: Tensor, *args: Any, **kwargs: Any) -> dict[str, list[Tensor]]:
         """Encode ``src_tokens``, ``(B, S)``; arguments and result are fairseq's."""
-        with set_context(self.shared(src_tokens, src_tokens.size(1))):
+        # A masked LM may know its positions already, from the text without masks.
+        with set_context(current_context() or self.shared(src_tokens, src_tokens.size(1))):
             encoded: dict[str, list[Tensor]] = super().forward(src_tokens, *args, **kwargs)
             return encoded
 

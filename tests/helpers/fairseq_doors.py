@@ -1,13 +1,14 @@
 """Every place of the installed fairseq that evaluates, imports or opens what something names.
 
-``fairseq_doors.json`` is the reviewed list: of each place, what keeps a checkpoint's settings out.
+``fairseq_doors.json`` is the reviewed list: of each place of fairseq-fixed 0.12.3.1 and of the
+official 0.12.2, what keeps a checkpoint's settings out.
 """
 
 from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import fairseq
@@ -27,11 +28,15 @@ COVERED: dict[str, str] = json.loads(
 )
 
 
-def find_doors() -> dict[str, ast.Call]:
-    """Return the calls, by file and text."""
+def installed() -> list[Path]:
+    """Return the folders of fairseq's packages."""
+    return [Path(str(package.__file__)).parent for package in (fairseq, fairseq_cli)]
+
+
+def find_doors(packages: Iterable[Path]) -> dict[str, ast.Call]:
+    """Search the modules of packages; return the calls, by file and text."""
     found = {}
-    for package in (fairseq, fairseq_cli):
-        top = Path(str(package.__file__)).parent
+    for top in packages:
         for path in sorted(top.rglob("*.py")):
             inside = path.relative_to(top)
             if inside.parts[0] == "examples":  # programs of papers, which no command imports

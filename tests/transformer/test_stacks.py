@@ -7,6 +7,7 @@ import pickle
 
 import pytest
 import torch
+from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 
 from fairseq_posenc import registry
 from fairseq_posenc.analysis import catalogue
@@ -20,6 +21,7 @@ from fairseq_posenc.transformer import decoding
 from fairseq_posenc.transformer.attention import PositionalAttention
 from fairseq_posenc.transformer.forward_context import set_context
 from tests.helpers import oracles
+from tests.helpers.commands import sentences
 from tests.helpers.tiny_models import (
     ARCHITECTURES,
     COMPOSITIONS,
@@ -41,7 +43,7 @@ CASES = [
 ]
 CROSS = "rope(cross_attention=true)"
 DECODING = [case for case in CASES if case[0] != "masked_lm"]
-PAD = 1
+PAD, EOS = 1, 2
 
 
 def has_parameters(spec: str) -> bool:
@@ -414,3 +416,29 @@ def test_the_start_line_says_what_is_on(caplog):
         "encoder position encoding: learned+m4m | directions: lr x1 rl x1 both x1 | "
         "backend: auto | position parameters: 1,896" in caplog.text
     )
+
+
+def test_a_masked_end_of_a_sentence_ends_it_where_the_task_hands_out_what_it_masks():
+    """Positions are those of the unmasked text, in training as fairseq's task makes its batches."""
+    settings = MaskedLMConfig(data=str(sentences()), mask_prob=0.4, seed=1)
+    settings.include_target_tokens, settings.tokens_per_sample = True, 24
+    task = MaskedLMTask.setup_task(settings)
+    task.load_dataset("valid")
+    data = task.dataset("valid")
+    batch = data.collater([data[index] for index in range(len(data))])
+    given, target = batch["net_input"], batch["target"]
+    tokens = given["src_tokens"]
+    whole = torch.where(target.eq(PAD), tokens, target)
+    assert whole.ne(tokens).logical_and(whole.eq(EOS)).any(), "no end is masked: change the seed"
+    model = make_model("masked_lm", position_encoding="sentence_learned")
+    seen, shown = [], []
+    stack = model.encoder.sentence_encoder
+    stack.embed_positions.register_forward_hook(lambda *call: seen.append(call[2]))
+    stack.embed_tokens.register_forward_hook(lambda *call: shown.append(call[1][0]))
+    small = {name: value.clamp(max=23) for name, value in given.items() if name != "src_lengths"}
+    model(**{**given, **small})
+    model(whole.clamp(max=23))
+    model(small["src_tokens"])
+    assert torch.equal(seen[0], seen[1])
+    assert torch.equal(shown[0], small["src_tokens"]), "the model must not see what is masked"
+    assert not torch.equal(seen[0], seen[2])

@@ -125,6 +125,8 @@ class Generation:
             *("--path", ":".join(map(str, self._checkpoints)), "--gen-subset", options.subset),
             *("--beam", str(search.beam), "--lenpen", str(search.length_penalty)),
             *("--remove-bpe", "sentencepiece", "--results-path", str(folder)),
+            # The vectors that training began with: their files are not needed any more.
+            *("--model-overrides", "{'encoder_embed_path': None, 'decoder_embed_path': None}"),
             *("--max-tokens", str(options.max_tokens), "--batch-size", str(batch_size)),
             *("--required-batch-size-multiple", "1", "--num-workers", "0", "--no-progress-bar"),
             # What fairseq-generate takes for its parts; it ignores --num-shards and --shard-id.

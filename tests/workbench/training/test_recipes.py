@@ -226,8 +226,8 @@ def test_fine_tuning_has_a_schedule_for_every_task():
 
 def test_the_data_is_part_of_an_installation():
     """The loader finds the file beside itself, whatever the working directory."""
-    program = "from fairseq_posenc.workbench.training import recipes\n"
-    program += "print(len(recipes.load()['pretraining']))"
+    module = "fairseq_posenc.workbench.training.recipes"
+    program = f"from {module} import load; print(len(load()['pretraining']))"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd="/", capture_output=True, text=True, check=True
     )
