@@ -59,7 +59,7 @@ class Assembly(NamedTuple):
             The terms of a single token, without values (on the device "meta").
 
         Raises:
-            UserError: says what cannot.
+            UserError: names them.
         """
         self.check_size()
         token = _one_token()
@@ -76,10 +76,10 @@ class Assembly(NamedTuple):
             least: numbers that are made whatever the spec.
 
         Raises:
-            UserError: says how large they would be.
+            UserError: states their size.
         """
         needed = 4 * max(least, sum(self.parameters(layers).values()))
-        if not hasattr(os, "sysconf"):  # on Windows nothing is known, and torch will tell
+        if not hasattr(os, "sysconf"):  # on Windows nothing is known, and torch itself fails
             return
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if needed > memory:

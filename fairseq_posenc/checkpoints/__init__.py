@@ -1,1 +1,1 @@
-"""What a checkpoint is and says: read safely, identified, adapted to a model, recovered."""
+"""Checkpoints: safe loading, the identity of weights, adapting to a model, recovery."""

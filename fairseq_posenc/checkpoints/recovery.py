@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from fairseq_posenc.checkpoints.safe_loading import is_torn, open_mapped
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.host.leftovers import temporary
+from fairseq_posenc.host.leftovers import temporary_file
 
 logger = logging.getLogger(__name__)
 LAST = "checkpoint_last.pt"
@@ -34,7 +34,7 @@ class WholeCheckpoint(NamedTuple):
 
 
 def newest_checkpoint(folder: Path) -> WholeCheckpoint | None:
-    """Return the newest whole checkpoint of a training's folder, None if there is none."""
+    """Find the newest whole checkpoint of a training's folder; None if there is none."""
     files = folder.iterdir() if folder.is_dir() else ()
     return max(filter(None, map(_read, files)), default=None)
 
@@ -58,7 +58,7 @@ def restore_last(last: Path) -> None:
             f"{last} was not written to its end, and no whole checkpoint of the training lies "
             "beside it: remove it to start from the beginning"
         )
-    with temporary(last.parent, last.name) as new:  # other processes may be at the same
+    with temporary_file(last.parent, last.name) as new:  # other processes may be at the same
         shutil.copyfile(found.path, new)
         os.replace(new, last)
     logger.warning(
@@ -68,7 +68,7 @@ def restore_last(last: Path) -> None:
 
 
 def _read(path: Path) -> WholeCheckpoint | None:
-    """Return what a checkpoint is of, None if it is none that a training can go on from."""
+    """Read a checkpoint's updates; None if no training can go on from it."""
     if not _NAMES.fullmatch(path.name):
         return None
     try:  # only the settings are read

@@ -1,4 +1,4 @@
-"""Checkpoints read without running code, and told in one line where they cannot be.
+"""Safe loading of checkpoints: no code of theirs runs, and every error is one line.
 
 torch reads only tensors and plain settings from a checkpoint (``weights_only``), and fairseq writes
 ``argparse.Namespace`` into it. Allowing that one class makes every command work while a file that
@@ -25,10 +25,10 @@ _PICKLE = b"\x80"  # how a checkpoint of torch before 1.6 begins, which is no ar
 
 
 def open_mapped(path: Path) -> dict[str, Any]:
-    """Return what a checkpoint holds, its tensors mapped into memory: read once they are used.
+    """Load a checkpoint with its tensors mapped into memory: they are read when they are used.
 
     Raises:
-        Exception: it is none, or would run code; what it is depends on what the file holds.
+        Exception: no checkpoint, or one that would run code; the type depends on the file.
     """
     refuse_swelling(path)
     mapped = zipfile.is_zipfile(path)  # not before torch 1.6
@@ -41,7 +41,7 @@ def open_mapped(path: Path) -> dict[str, Any]:
 
 
 def is_torn(path: Path) -> bool:
-    """Return whether a file is the beginning of a checkpoint only, or nothing at all.
+    """Check whether a file is empty, or a checkpoint that was not written to its end.
 
     The table of an archive's contents is at its end.
     """
@@ -50,7 +50,7 @@ def is_torn(path: Path) -> bool:
 
 
 def _refuse_hollow(state: Any) -> None:
-    """Refuse tensors that say that they have more numbers than are stored for them.
+    """Refuse tensors that claim more numbers than are stored for them.
 
     With a stride of 0 a file of a few bytes has as many as it likes, and all that is done with them
     takes as long as if they were there. No training writes such tensors.
@@ -72,7 +72,7 @@ def _refuse_hollow(state: Any) -> None:
 
 
 def refuse_swelling(path: Path) -> None:
-    """Refuse an archive that says that it holds more than it is long: torch compresses nothing.
+    """Refuse an archive that claims to hold more than its length: torch compresses nothing.
 
     Raises:
         UserError: so many bytes would have filled the memory before anything else could be checked.
@@ -89,7 +89,7 @@ def refuse_swelling(path: Path) -> None:
 
 @contextmanager
 def readable_errors(what: str) -> Iterator[None]:
-    """Tell in one line why a checkpoint cannot be read.
+    """Convert every error of reading a checkpoint to one line.
 
     Args:
         what: the file, as a user knows it: ``--checkpoint PATH``.

@@ -1,4 +1,4 @@
-"""Checkpoints whose position parameters differ from the model's, and those of stock fairseq."""
+"""Adapts state dicts with other position parameters than the model's, and stock fairseq's."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ STOCK_OFFSET = 2  # rows before position 0: padding_idx + 1, and fairseq's paddi
 
 
 def is_position_parameter(name: str) -> bool:
-    """Return whether a state-dict key belongs to a position encoding."""
+    """Check whether a state-dict key belongs to a position encoding."""
     return OWN in name
 
 
 def is_copy(name: str) -> bool:
-    """Return whether a state-dict key is one of fairseq 0.12.2's copies of an encoder's weights."""
+    """Check whether a state-dict key is one of fairseq 0.12.2's copies of encoder weights."""
     return _COPY.search(name) is not None
 
 
@@ -108,9 +108,9 @@ class PositionCheckpoints(nn.Module):
         return changes
 
     def _match_identities(self, state_dict: dict[str, Any], prefix: str) -> list[str]:
-        """Compare what the checkpoint says of each stack; return how positions differ.
+        """Compare the identities of each stack; return how positions differ.
 
-        Where they do, the model's own are what the state dict says afterwards.
+        Where they do, the state dict gets the model's own.
 
         Raises:
             UserError: the weights were trained with other settings than those of positions.
@@ -120,20 +120,25 @@ class PositionCheckpoints(nn.Module):
             own = getattr(stack, "identity", None)
             if not isinstance(own, Identity):
                 continue
-            theirs = _said(state_dict, f"{prefix}{name}.", own)
+            theirs = _read_identity(state_dict, f"{prefix}{name}.", own)
             if theirs is None:
                 theirs = own
                 logger.warning(
                     f"{name}: the checkpoint is of a version that did not write down its "
                     f"positions, and is taken for one of {own.positions}"
                 )
-            others += [f"{name}: {each}" for each in theirs.meaning.differences(own.meaning)]
-            if unknown := theirs.meaning.unknown(own.meaning):
+            others += [
+                f"{name}: {each}"
+                for each in theirs.weight_settings.differences(own.weight_settings)
+            ]
+            if unknown := theirs.weight_settings.unknown_beside(own.weight_settings):
                 logger.info("%s: the checkpoint does not say its %s", name, ", ".join(unknown))
             found = theirs.differences(own, stack.layers_kept)
             changes += [f"{name}: {difference}" for difference in found]
-            now = (own if found else theirs)._replace(meaning=theirs.meaning.completed(own.meaning))
-            state_dict[f"{prefix}{name}.{KEY}"] = now.encoded()
+            now = (own if found else theirs)._replace(
+                weight_settings=theirs.weight_settings.filled_from(own.weight_settings)
+            )
+            state_dict[f"{prefix}{name}.{KEY}"] = now.to_tensor()
         if others:
             raise UserError(
                 f"the checkpoint's weights mean something else in this model: {'; '.join(others)}; "
@@ -142,14 +147,13 @@ class PositionCheckpoints(nn.Module):
         return changes
 
 
-def _said(state_dict: dict[str, Any], stack: str, own: Identity) -> Identity | None:
-    """Return what a checkpoint says of a stack, None if nothing.
+def _read_identity(state_dict: dict[str, Any], stack: str, own: Identity) -> Identity | None:
+    """Read the identity of a stack from a checkpoint; None if it has none.
 
-    fairseq's own models say it by a table of learned positions, or by a mark of sinusoids, which is
-    removed.
+    fairseq's own have a table of learned positions, or a mark of sinusoids, which is removed.
     """
     if stack + KEY in state_dict:
-        return Identity.decoded(state_dict[stack + KEY])
+        return Identity.from_tensor(state_dict[stack + KEY])
     marks = [stack + name for name in STOCK_SINUSOIDS if stack + name in state_dict]
     for mark in marks:
         del state_dict[mark]

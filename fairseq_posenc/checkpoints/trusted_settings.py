@@ -64,7 +64,7 @@ def check_settings(state: Any) -> None:
     for name in ("", *_MAPPINGS) if cfg is not None else ():
         section = _contents(cfg).get(name) if name else cfg
         if section is not None and not isinstance(section, (dict, Namespace)):
-            raise UserError(f"its {name or 'settings'} are no settings, but {_quoted(section)}")
+            raise UserError(f"its {name or 'settings'} are no settings, but {_quote(section)}")
     for place, name, value, _ in _settings(state):
         if name == "_target_" or (isinstance(value, str) and "${" in value):
             _refuse(place, value)
@@ -72,7 +72,7 @@ def check_settings(state: Any) -> None:
             _refuse(place, value)
         if name in _LAYERS and value and not re.fullmatch(r"\d+(,\d+)*", str(value)):
             raise UserError(
-                f"its setting {_shown(place)} is no list of layers, as 0,2,4: {_quoted(value)}"
+                f"its setting {_name(place)} is no list of layers, as 0,2,4: {_quote(value)}"
             )
 
 
@@ -86,7 +86,7 @@ def refuse_files(state: Any) -> None:
         words = " ".join(sys.argv[1:]).replace("-", "_")
         if name not in words:
             raise UserError(
-                f"its setting {_shown(place)} names a file, {_quoted(value)}, which fairseq would "
+                f"its setting {_name(place)} names a file, {_quote(value)}, which fairseq would "
                 f"open; take it away with --model-overrides \"{{'{name}': None}}\" (its numbers "
                 "are in the checkpoint), or name the setting on the command line of the training"
             )
@@ -102,7 +102,7 @@ def forget_files(state: Any) -> None:
 
 
 def is_literal(text: str) -> bool:
-    """Return whether Python evaluates a text to numbers, words, and lists and mappings of them.
+    """Check whether Python evaluates a text to numbers, words, and lists and mappings of them.
 
     That is what ``ast.literal_eval`` takes, and what fairseq's own architectures have besides:
     sums of lists, and lists that are repeated, as in ``[(512, 3)] * 4 + [(256, 1)]``.
@@ -132,7 +132,7 @@ def _is_constant(node: ast.expr) -> bool:
 
 
 def _repeats(product: ast.BinOp) -> bool:
-    """Return whether a product is no longer than what an architecture has."""
+    """Check whether a product is no longer than an architecture's."""
     factors = [ast.literal_eval(each) for each in (product.left, product.right)]
     return all(not isinstance(each, int) or each <= _MOST_REPEATS for each in factors)
 
@@ -157,7 +157,7 @@ def _settings(state: Any) -> Iterator[_Setting]:
 
 
 def _files(state: Any) -> list[_Setting]:
-    """Return the settings of models and tasks that name a file; older checkpoints have one list."""
+    """List the settings of models and tasks that name a file; older checkpoints have one list."""
     found = []
     for each in _settings(state):
         start, _, rest = each.place.partition(".")
@@ -173,16 +173,16 @@ def _contents(section: Any) -> dict[Any, Any]:
     return vars(section) if isinstance(section, Namespace) else section
 
 
-def _shown(place: str) -> str:
+def _name(place: str) -> str:
     return place.removeprefix("cfg.")
 
 
-def _quoted(value: Any) -> str:
+def _quote(value: Any) -> str:
     return repr(shortened(" ".join(str(value).split())))
 
 
 def _refuse(place: str, value: Any) -> None:
     raise UserError(
-        f"its setting {_shown(place)} would be run as code: {_quoted(value)}. Only literals "
+        f"its setting {_name(place)} would be run as code: {_quote(value)}. Only literals "
         "(numbers, words, lists of them) are taken there; use a file from a source you trust."
     )

@@ -22,7 +22,7 @@ def refuse_broken_weights(state_dict: dict[str, Any], own: dict[str, Tensor]) ->
     """
     for name in own:
         if name in state_dict and own[name].is_floating_point():
-            wrong = _wrong(state_dict[name])
+            wrong = _describe_damage(state_dict[name])
             if wrong:
                 raise UserError(
                     f"the checkpoint is damaged, or of a training that diverged: {name} {wrong}"
@@ -41,11 +41,13 @@ def refuse_untied(state_dict: dict[str, Any], own: dict[str, Tensor]) -> None:
     """
     first: dict[int, str] = {}
     for name in own:
-        if name not in state_dict or place(state_dict[name]) == place(own[name]):
+        if name not in state_dict or storage_address(state_dict[name]) == storage_address(
+            own[name]
+        ):
             continue  # the model's own, which starts fresh
-        other = first.setdefault(place(own[name]), name)
+        other = first.setdefault(storage_address(own[name]), name)
         pair = state_dict[other], state_dict[name]
-        if place(pair[0]) != place(pair[1]) and not torch.equal(*pair):
+        if storage_address(pair[0]) != storage_address(pair[1]) and not torch.equal(*pair):
             raise UserError(
                 f"the checkpoint's {name} is not its {other}, and this model shares them: build it "
                 "as it was trained (--no-share-decoder-input-output-embed for a causal LM, "
@@ -53,13 +55,13 @@ def refuse_untied(state_dict: dict[str, Any], own: dict[str, Tensor]) -> None:
             )
 
 
-def place(x: Tensor) -> int:
-    """Return where the storage of a tensor begins: the same for tensors that share it."""
+def storage_address(x: Tensor) -> int:
+    """Get the address of a tensor's storage, which is the same for tensors that share it."""
     return x.untyped_storage().data_ptr()
 
 
-def _wrong(weight: Any) -> str | None:
-    """Return what is wrong with a tensor, None if nothing is."""
+def _describe_damage(weight: Any) -> str | None:
+    """Describe the damage of a tensor; None for a whole one."""
     if not isinstance(weight, Tensor):
         return f"is no tensor, but of the type {type(weight).__name__}"
     if not weight.is_floating_point():

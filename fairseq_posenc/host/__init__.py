@@ -1,1 +1,1 @@
-"""What fairseq's commands need mended: numpy's old names, guards against lost runs, start-up."""
+"""Start-up of fairseq's commands: guards against lost runs, and numpy's old names."""

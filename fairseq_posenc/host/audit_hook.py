@@ -1,8 +1,7 @@
-"""Hears what fairseq is about to evaluate, and which checkpoint it is about to open.
+"""An audit hook that checks every text fairseq compiles, and every checkpoint it opens.
 
-Python tells its audit hooks of both before it does them, whatever command, model or task asks for
-it, and does not do it where a hook raises. So nothing of fairseq has to be patched, and no path
-through it is forgotten.
+Python calls audit hooks before either, for every command, model and task, and stops where a hook
+raises. So nothing of fairseq is patched, and no path through it is forgotten.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ from fairseq_posenc.checkpoints.trusted_settings import is_literal, refuse_files
 from fairseq_posenc.errors import UserError, shortened
 
 _READER = "load_checkpoint_to_cpu"  # opens the checkpoints of all of fairseq's commands
-_hears: list[bool] = []
+_installed: list[bool] = []
 
 
 def audit_fairseq() -> None:
     """Keep fairseq from running a setting as code, and from reading a checkpoint unchecked."""
-    if not _hears:
-        _hears.append(True)
-        sys.addaudithook(_hear)
+    if not _installed:
+        _installed.append(True)
+        sys.addaudithook(_check_event)
 
 
-def _hear(event: str, given: tuple[Any, ...]) -> None:
-    """Check what is about to happen, if it is fairseq that asks for it."""
+def _check_event(event: str, given: tuple[Any, ...]) -> None:
+    """Check the event if fairseq causes it."""
     if event not in ("compile", "open"):
         return
     caller = sys._getframe(1)
@@ -54,7 +53,7 @@ def refuse_broken(path: Path) -> None:
     Nothing of it stays in memory, and of its tensors nothing is read.
 
     Raises:
-        UserError: says what is wrong with it.
+        UserError: names the damage.
     """
     if path.is_file():
         with readable_errors(str(path)):

@@ -1,4 +1,4 @@
-"""What to say of a training that stopped because its numbers were no longer finite."""
+"""The message of a training that stopped because its numbers were no longer finite."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Largest(NamedTuple):
 
 
 def explain_divergence(error: BaseException) -> str | None:
-    """Return a line on a training that diverged, with update, layer, encoding and largest score.
+    """Explain a training that diverged in a line: update, layer, encoding and largest score.
 
     fairseq stops with a :class:`FloatingPointError` and no more than that, or fails when it looks
     for the cause; its trainer, with model and batch, is still in the frames that the error passed.
@@ -41,17 +41,17 @@ def explain_divergence(error: BaseException) -> str | None:
             for frame, _ in traceback.walk_tb(link.__traceback__):
                 trainer, samples = frame.f_locals.get("self"), frame.f_locals.get("samples")
                 if isinstance(trainer, Trainer) and samples:
-                    return _told(link, trainer, samples)
+                    return _format_message(link, trainer, samples)
     return None
 
 
 def parse_stop_update(message: str) -> int:
-    """Return the update at which a training diverged, from what it told; 0 if it tells none."""
+    """Parse the update at which a training diverged from its message; 0 if it has none."""
     found = _STOPPED.search(message)
     return int(found[1].replace(",", "")) if found else 0
 
 
-def _told(error: BaseException, trainer: Trainer, samples: list[Any]) -> str:
+def _format_message(error: BaseException, trainer: Trainer, samples: list[Any]) -> str:
     return (
         f"training stopped at update {trainer.get_num_updates() + 1:,}: {error}; "
         f"{_largest(trainer, samples)}the checkpoints in "
@@ -61,7 +61,7 @@ def _told(error: BaseException, trainer: Trainer, samples: list[Any]) -> str:
 
 
 def _largest(trainer: Trainer, samples: list[Any]) -> str:
-    """Return what is told of the scores in the batch that the training stopped at."""
+    """Describe the largest score in the batch that the training stopped at."""
     model = trainer.get_model().eval()
     specs = {
         "decoder" if isinstance(stack, TransformerDecoderBase) else "encoder": stack.assembly.spec
@@ -73,7 +73,7 @@ def _largest(trainer: Trainer, samples: list[Any]) -> str:
     for sample in samples:
         prepared, _ = trainer._prepare_sample(sample)
         for sentence in _sentences(prepared["net_input"]):
-            found += _of_sentence(model, sentence)
+            found += _largest_by_layer(model, sentence)
     if not found:
         return ""
     broken = [each for each in found if not math.isfinite(each.score)]
@@ -88,7 +88,7 @@ def _largest(trainer: Trainer, samples: list[Any]) -> str:
     return f"the largest attention score is {first.score:.3g}, in {where}; "
 
 
-def _of_sentence(model: nn.Module, sentence: dict[str, Any]) -> Iterator[_Largest]:
+def _largest_by_layer(model: nn.Module, sentence: dict[str, Any]) -> Iterator[_Largest]:
     for attention in capture_attention(model, lambda: model(**sentence)):
         if attention.split is not None:
             by_head = attention.split.scores.abs().amax((0, 2, 3))

@@ -18,7 +18,7 @@ _ALIVE = "fairseq-posenc-is-alive"
 
 
 @contextmanager
-def temporary(folder: Path, name: str) -> Iterator[Path]:
+def temporary_file(folder: Path, name: str) -> Iterator[Path]:
     """Make a file ``NAME.posenc-XXXXXXXX``, and delete it if it is still there at the end.
 
     What killed processes left under such a name is deleted first: a process locks what it makes as
@@ -61,7 +61,7 @@ def delete_temporary_folders() -> None:
 
 
 def _make(folder: Path, name: str) -> tuple[Path, int]:
-    """Return a new file, and its open lock."""
+    """Create a file, and lock it."""
     while True:
         path = folder / f"{name}{_MARK}{secrets.token_hex(4)}"
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)

@@ -25,7 +25,7 @@ _LOADED = re.compile(r"Loaded checkpoint (.+) \(epoch \d+ @ (\d+) updates\)", re
 
 
 class _CheckpointGuard(logging.Filter):
-    """Stops fairseq before it loses a run, told by what it logs.
+    """Stops fairseq before it loses a run, by what it logs.
 
     fairseq has no hook between reading its options and training, nor one before a checkpoint is
     read or written. But its command logs the configuration itself, wherever an option came from,
@@ -45,14 +45,14 @@ class _CheckpointGuard(logging.Filter):
             # ranks could go on.
             record.msg.checkpoint.load_checkpoint_on_all_dp_ranks = True
         elif record.name == TRAINER:
-            self._hear(record.getMessage())
+            self._check_message(record.getMessage())
         elif record.name == WRITER and record.getMessage().startswith("Traceback"):
-            return False  # fairseq raises it as well, and then a line tells it
-        # The guard needs to hear INFO; the user need not, if LOGLEVEL says so.
+            return False  # fairseq raises it as well, and that ends in a line
+        # The guard needs INFO; LOGLEVEL decides what the user sees.
         package = logging.getLogger(record.name.partition(".")[0])
         return record.levelno >= package.getEffectiveLevel()
 
-    def _hear(self, message: str) -> None:
+    def _check_message(self, message: str) -> None:
         missing = message.partition("No existing checkpoint found ")[2]
         target = message.partition("Saving checkpoint to ")[2]
         source = message.partition("Preparing to load checkpoint ")[2]
@@ -68,7 +68,7 @@ class _CheckpointGuard(logging.Filter):
 
 
 def _is_first_start(path: Path, settings: DictConfig | None) -> bool:
-    """Return whether nobody asked for a file: fairseq then looks for its own last checkpoint."""
+    """Check whether fairseq looks for its own last checkpoint, as no other was requested."""
     if settings is None:  # a program with a trainer of its own
         return path.name.startswith("checkpoint_last") and path.parent.is_dir()
     if settings.checkpoint.restore_file != CheckpointConfig.restore_file:
@@ -77,7 +77,7 @@ def _is_first_start(path: Path, settings: DictConfig | None) -> bool:
 
 
 def _refuse_fresh_start(path: Path, settings: DictConfig | None) -> None:
-    """Refuse to train from random weights where a checkpoint was asked for."""
+    """Refuse to train from random weights where a checkpoint was requested."""
     if not _is_first_start(path, settings):
         what = "is a folder" if path.is_dir() else "does not exist"
         raise UserError(
@@ -139,6 +139,6 @@ def install_log_guard() -> None:
         return
     guard = _CheckpointGuard()
     for name in (TRAINER, WRITER, *(f"fairseq_cli.{command}" for command in _COMMANDS)):
-        heard = logging.getLogger(name)
-        heard.setLevel(logging.INFO)
-        heard.addFilter(guard)
+        source_logger = logging.getLogger(name)
+        source_logger.setLevel(logging.INFO)
+        source_logger.addFilter(guard)

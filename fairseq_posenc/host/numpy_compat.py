@@ -1,4 +1,7 @@
-"""What fairseq's code still asks of numpy, and today's numpy no longer has."""
+"""Names that fairseq 0.12 uses and numpy has dropped: all that this package replaces anywhere.
+
+:func:`~fairseq_posenc.host.startup.prepare` installs them when fairseq loads the plugin.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,7 @@ NAMES = {"compat": SimpleNamespace(long=int), "float": float}
 
 
 def install_numpy_names() -> None:
-    """Give numpy back the names that it lacks, and fairseq's buckets their percentiles.
-
-    What numpy has stays as it is.
-    """
+    """Add the names that numpy lacks, and replace ``get_buckets`` in fairseq's three modules."""
     for name, value in NAMES.items():
         if name not in vars(np):
             setattr(np, name, value)
@@ -28,10 +28,10 @@ def install_numpy_names() -> None:
 
 
 def _buckets(sizes: Any, num_buckets: int) -> Any:
-    """Return the upper ends of buckets of about as many sentences each, as fairseq does.
+    """Compute the upper ends of buckets of about as many sentences each, as fairseq does.
 
-    fairseq names the method of the percentiles by the argument ``interpolation``, which numpy 2.4
-    no longer knows (``--num-batch-buckets``).
+    fairseq calls ``percentile(interpolation=...)``, which numpy 2.4 no longer knows
+    (``--num-batch-buckets``).
     """
     shares = np.linspace(0, 100, num_buckets + 1)
     return np.unique(np.percentile(sizes, shares, method="lower")[1:])

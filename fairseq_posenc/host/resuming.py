@@ -1,4 +1,4 @@
-"""What a resumed training changes: the log names it, and the optimizer's state must still fit."""
+"""Resumed trainings: changed settings are logged, and the optimizer's state must still fit."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def changes(before: Any, now: Any) -> list[str]:
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a training by name, without those of how it is run."""
+    """Flatten the settings of a training by name, without those of how it is run."""
     run = {name for key in settings if key not in _SECTIONS for name in _section(settings, key)}
     found: dict[str, Any] = {}
     for key in _SECTIONS:

@@ -1,4 +1,4 @@
-"""One training at a time in a ``--save-dir``, and who holds a lock."""
+"""A lock that allows one training at a time in a ``--save-dir``, and its holder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def lock_save_dir(settings: DictConfig) -> None:
     workers of a data loader would inherit and keep for some seconds after a kill.
 
     Raises:
-        UserError: another training writes its checkpoints there; says which.
+        UserError: another training writes its checkpoints there; names it.
     """
     folder = Path(settings.checkpoint.save_dir).resolve()
     rank = settings.distributed_training.distributed_rank
@@ -49,12 +49,12 @@ def lock_save_dir(settings: DictConfig) -> None:
 
 
 def write_holder(lock: int) -> None:
-    """Write into a lock's file whose it is now."""
+    """Write this process as the holder into a lock's file."""
     now = time.strftime("%Y-%m-%d %H:%M:%S")
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"process {os.getpid()} on {socket.gethostname()}, since {now},".encode(), 0)
 
 
 def read_holder(lock: int) -> str:
-    """Return whose a lock is: process, machine and since when."""
+    """Read the holder of a lock: process, machine and since when."""
     return os.pread(lock, 200, 0).decode() or "another process"

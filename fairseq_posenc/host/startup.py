@@ -33,12 +33,12 @@ def prepare() -> None:
     install_excepthook()
     share_temporary_folder()
     if HydraConfig.initialized():
-        # Else hydra prints an error itself and ends the program: the hook would not be asked.
+        # Else hydra prints an error itself and ends the program: the hook would not be called.
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")
 
 
 def install_excepthook() -> None:
-    """Make fairseq's commands end with one line, not a stack trace, where one tells all."""
+    """Make fairseq's commands end with one line, not a stack trace, on a known error."""
     previous = sys.excepthook
     if getattr(previous, "_fairseq_posenc", False):
         return

@@ -115,7 +115,9 @@ class PositionalLM(PositionCheckpoints, RetainedDropout, TransformerLanguageMode
         model.positions_for_bos = more
         # What the data has, not what the model was built for: fairseq-eval-lm has options of both.
         adds_bos = task_option(task, "add_bos_token", args.add_bos_token)
-        decoder.meaning = decoder.meaning._replace(add_bos_token="on" if adds_bos else "off")
+        decoder.weight_settings = decoder.weight_settings._replace(
+            add_bos_token="on" if adds_bos else "off"
+        )
         model.init_positions = decoder.cfg.position.init_positions
         announce(decoder=decoder)
         return model
@@ -132,7 +134,7 @@ class PositionalLM(PositionCheckpoints, RetainedDropout, TransformerLanguageMode
 
 
 def _shares_embeddings(args: Any) -> bool:
-    """Return whether one matrix is input and output embeddings, where there is one to share.
+    """Check whether input and output embeddings are one matrix, where there is one to share.
 
     Raises:
         UserError: the two have other widths.
@@ -149,7 +151,7 @@ def _shares_embeddings(args: Any) -> bool:
 
 
 def _positions_for_bos(args: Any) -> int:
-    """Return how many positions a table needs beyond the tokens of a sample.
+    """Count the positions that a table needs beyond the tokens of a sample.
 
     ``--add-bos-token`` puts ``<s>`` before a block that is ``--tokens-per-sample`` long already.
     Stock fairseq's learned positions end there with an IndexError.

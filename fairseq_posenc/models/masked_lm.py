@@ -32,7 +32,7 @@ class PositionalRobertaEncoder(RobertaEncoder):
     def build_encoder(
         self, args: Any, dictionary: Any, embed_tokens: nn.Embedding
     ) -> PositionalEncoder:
-        """Return the stack with BERT's initialisation; position parameters keep their own."""
+        """Build the stack with BERT's initialisation; position parameters keep their own."""
         encoder = PositionalEncoder(stack_config(args), dictionary, embed_tokens)
         encoder.apply(init_bert_params)
         return encoder
@@ -103,11 +103,13 @@ class PositionalRoberta(PositionCheckpoints, RetainedDropout, RobertaModel):
         return model
 
     def register_classification_head(self, name: str, *args: Any, **kwargs: Any) -> None:
-        """Add a head for classes, whose activation the checkpoint says from then on."""
+        """Add a head for classes, whose activation is stored in checkpoints from then on."""
         super().register_classification_head(name, *args, **kwargs)
         model: Any = self
         stack = model.encoder.sentence_encoder
-        stack.meaning = stack.meaning._replace(pooler=model.args.pooler_activation_fn)
+        stack.weight_settings = stack.weight_settings._replace(
+            pooler=model.args.pooler_activation_fn
+        )
 
     def register_span_head(self) -> None:
         """Add a head that scores where an answer begins and ends; for the task squad."""
@@ -118,7 +120,7 @@ class PositionalRoberta(PositionCheckpoints, RetainedDropout, RobertaModel):
     def forward(
         self, src_tokens: Tensor, *args: Any, span_scores: bool = False, **kwargs: Any
     ) -> Any:
-        """Return what fairseq's RoBERTa returns, or the two scores of the span head.
+        """Run fairseq's RoBERTa, or compute the two scores of the span head.
 
         Args:
             src_tokens: ``[B, T]``.
@@ -135,7 +137,7 @@ class PositionalRoberta(PositionCheckpoints, RetainedDropout, RobertaModel):
         return self.span_head(features, src_tokens.eq(encoder.dictionary.pad()))
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
-        """Let a span head start fresh on a checkpoint without one; drop one not asked for."""
+        """Let a span head start fresh on a checkpoint without one; drop one that is not used."""
         super().upgrade_state_dict_named(state_dict, name)
         prefix = f"{name}.span_head." if name else "span_head."
         own = {} if self.span_head is None else self.span_head.state_dict(prefix=prefix)

@@ -33,7 +33,9 @@ class PositionalTransformer(PositionCheckpoints, RetainedDropout, TransformerMod
         model: Any = super().build_model(plain_args(args), task)
         model.init_positions = model.encoder.cfg.position.init_positions
         for stack, option in (model.encoder, "source_lang"), (model.decoder, "target_lang"):
-            stack.meaning = stack.meaning._replace(language=task_option(task, option))
+            stack.weight_settings = stack.weight_settings._replace(
+                language=task_option(task, option)
+            )
         announce(encoder=model.encoder, decoder=model.decoder)
         built: PositionalTransformer = model
         return built
@@ -42,14 +44,14 @@ class PositionalTransformer(PositionCheckpoints, RetainedDropout, TransformerMod
     def build_encoder(
         cls, args: Any, src_dict: Any, embed_tokens: nn.Embedding
     ) -> PositionalEncoder:
-        """Return our encoder."""
+        """Build our encoder."""
         return PositionalEncoder(stack_config(args), src_dict, embed_tokens)
 
     @classmethod
     def build_decoder(
         cls, args: Any, tgt_dict: Any, embed_tokens: nn.Embedding
     ) -> PositionalDecoder:
-        """Return our decoder."""
+        """Build our decoder."""
         config = stack_config(args)
         return PositionalDecoder(
             config, tgt_dict, embed_tokens, no_encoder_attn=config.no_cross_attention

@@ -12,7 +12,7 @@ from fairseq_posenc.backends import attend, reference
 from fairseq_posenc.backends.base import Mask
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.modules.stack_positions import StackPositions, positions_of
+from fairseq_posenc.modules.stack_positions import StackPositions, positions_from_padding
 from fairseq_posenc.positions import Positions, Span
 
 
@@ -34,17 +34,17 @@ class PositionEncoding(StackPositions):
         self.layer = self.assembly.build_layer()
 
     def parameter_counts(self) -> dict[str, int]:
-        """Return the size of each trained parameter by name: input, shared by layers, per layer."""
+        """Count each trained parameter by name: input, shared by layers, per layer."""
         return {name: parameter.numel() for name, parameter in self.named_parameters()}
 
     def embed(self, embeddings: Tensor, key_padding_mask: Optional[Tensor] = None) -> Tensor:
-        """Return token embeddings ``(batch, length, embed_dim)`` with the input encoding added."""
+        """Add the input encoding to token embeddings ``(batch, length, embed_dim)``."""
         return self(embeddings, key_padding_mask)[0]
 
     def scores(
         self, query: Tensor, key: Tensor, key_padding_mask: Optional[Tensor] = None
     ) -> Tensor:
-        """Return the attention scores before masks and softmax.
+        """Compute the attention scores before masks and softmax.
 
         Args:
             query: projected queries of the last tokens, unscaled, ``(batch, heads, tgt_len,
@@ -68,7 +68,7 @@ class PositionEncoding(StackPositions):
         dropout: float = 0.0,
         backend: str = "auto",
     ) -> Tensor:
-        """Return the attended values ``(batch, heads, tgt_len, head_dim)``; see :meth:`scores`.
+        """Compute the attended values ``(batch, heads, tgt_len, head_dim)``; see :meth:`scores`.
 
         Args:
             query: as for :meth:`scores`.
@@ -86,7 +86,7 @@ class PositionEncoding(StackPositions):
 
     @torch.no_grad()
     def distance_curve(self, reach: int, samples: int = 64, seed: int = 0) -> Tensor:
-        """Return how the score of equal contents changes with their distance.
+        """Compute the score of equal contents at each distance.
 
         The mean score of a query and a key made from the same random vector, ``distance`` apart,
         over ``samples`` vectors; what stands at the input is added to the vector first.
@@ -121,11 +121,11 @@ class PositionEncoding(StackPositions):
                 f"query {tuple(query.shape)} and key {tuple(key.shape)} must both be (batch, "
                 f"{dims.num_heads} heads, length, {dims.head_dim}), the queries of the last tokens"
             )
-        positions = positions_of(batch, src_len, tgt_len, key_padding_mask, query.device)
+        positions = positions_from_padding(batch, src_len, tgt_len, key_padding_mask, query.device)
         shared = Shared.compute(self.shared, positions)
         query, _ = shared.rotate(query, query)
-        everywhere = self.shared.rotation(positions.ids)
-        key = key if everywhere is None else everywhere.rotate_keys(key)
+        key_rotation = self.shared.rotation(positions.ids)
+        key = key if key_rotation is None else key_rotation.rotate_keys(key)
         terms = shared.terms | self.layer.terms(
             Span.from_lengths(tgt_len, src_len, query.device), positions
         )

@@ -1,8 +1,8 @@
-"""Self-attention of one layer, with position encodings."""
+"""Self-attention of one layer, with position encodings, and the core of all such modules."""
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from fairseq_posenc.assembly import Shared
 from fairseq_posenc.backends import attend
 from fairseq_posenc.backends.base import DIRECTIONS
+from fairseq_posenc.encodings.base import Encodings
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.stack_positions import StackPositions
 from fairseq_posenc.positions import Positions, Span
@@ -17,7 +19,56 @@ from fairseq_posenc.positions import Positions, Span
 Cache = dict[str, Tensor]  # keys, rotated, and values of earlier steps
 
 
-class SelfAttention(nn.Module):
+class SelfAttentionCore:
+    """Projections, rotations and terms of self-attention, for modules of any library to mix in.
+
+    Attributes:
+        batch_first: whether inputs and outputs are ``(B, T, C)``, else ``(T, B, C)``.
+        num_heads: H.
+        encodings: of the layer.
+    """
+
+    batch_first = True
+    if TYPE_CHECKING:  # torch.jit evaluates the annotations of a class, and knows few types
+        num_heads: int
+        encodings: Encodings
+        q_proj: nn.Linear
+        k_proj: nn.Linear
+        v_proj: nn.Linear
+        out_proj: nn.Linear
+
+    def project(self, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
+        """Project tokens to rotated queries and keys, and values, each ``(B, H, T, D)``."""
+        query, key, value = (
+            self.split_heads(projection(x))
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        return (*shared.rotate(query, key), value)
+
+    def terms(self, span: Span, shared: Shared) -> Terms:
+        """Combine the terms of the stack and of this layer, with their rows projected to heads."""
+        terms = shared.terms | self.encodings.terms(span, shared.positions)
+
+        def project(projection: nn.Module, rows: Tensor) -> Tensor:
+            return projection(rows).unflatten(-1, (self.num_heads, -1)).transpose(0, 1)  # [H, R, D]
+
+        return terms.projected(
+            lambda rows: project(self.q_proj, rows), lambda rows: project(self.k_proj, rows)
+        )
+
+    def split_heads(self, x: Tensor) -> Tensor:
+        """Split the last dimension of ``(B, T, C)`` or ``(T, B, C)`` into heads."""
+        heads = x.unflatten(-1, (self.num_heads, -1))
+        return heads.permute((0, 2, 1, 3) if self.batch_first else (1, 2, 0, 3))  # [B, H, T, D]
+
+    def merge_heads(self, attended: Tensor) -> Tensor:
+        """Merge the heads of ``(B, H, T, D)``, and project them to the layer's output."""
+        merged = attended.permute((0, 2, 1, 3) if self.batch_first else (2, 0, 1, 3)).flatten(2)
+        output: Tensor = self.out_proj(merged)  # [B, T, C]
+        return output
+
+
+class SelfAttention(SelfAttentionCore, nn.Module):
     """Multi-head self-attention of one layer, with position encodings.
 
     Parameters have the names of fairseq's, so that weights can be carried over.
@@ -77,38 +128,27 @@ class SelfAttention(nn.Module):
         Raises:
             UserError: the positions are of other tokens than those in the cache and ``x``.
         """
-        query, key, value = (self._heads(p(x)) for p in (self.q_proj, self.k_proj, self.v_proj))
-        query, key = shared.rotate(query, key)
+        query, key, value = self.project(x, shared)
         self._check_past(shared.positions, x.size(1), cache)
         if cache is not None:
             if cache:
-                key = torch.cat([cache["key"], key], dim=2)
+                key = torch.cat([cache["key"], key], dim=2)  # [B, H, S, D]
                 value = torch.cat([cache["value"], value], dim=2)
             cache.update(key=key, value=value)
-        positions = shared.positions
-        span = Span.from_lengths(query.size(2), key.size(2), x.device)
-        terms = shared.terms | self.encodings.terms(span, positions)
-        terms = terms.projected(
-            lambda rows: self._heads(self.q_proj(rows)[None])[0],
-            lambda rows: self._heads(self.k_proj(rows)[None])[0],
-        )
+        terms = self.terms(Span.from_lengths(query.size(2), key.size(2), x.device), shared)
         mask = shared.mask(self.direction)
         dropout = self.dropout if self.training else 0.0
         attended, weights = attend(
             query, key, value, terms, mask, dropout, need_weights, self.backend
         )
-        return self.out_proj(attended.transpose(1, 2).flatten(2)), weights
+        return self.merge_heads(attended), weights
 
     @staticmethod
     def _check_past(positions: Positions, tgt_len: int, cache: Optional[Cache]) -> None:
-        kept = cache["key"].size(2) if cache else 0
-        said = positions.tokens.size(1) - positions.tgt_len
-        if kept != said or tgt_len != positions.tgt_len:
+        cached = cache["key"].size(2) if cache else 0
+        past = positions.tokens.size(1) - positions.tgt_len
+        if cached != past or tgt_len != positions.tgt_len:
             raise UserError(
-                f"{kept} tokens are in the cache and {tgt_len} are new, but their positions were "
-                f"made for past={said} and {positions.tgt_len} new: positions(embeddings, past=...)"
+                f"{cached} tokens are in the cache and {tgt_len} are new, but their positions were "
+                f"made for past={past} and {positions.tgt_len} new: positions(embeddings, past=...)"
             )
-
-    def _heads(self, x: Tensor) -> Tensor:
-        """Return ``(batch, heads, length, head_dim)`` of ``(batch, length, embed_dim)``."""
-        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)

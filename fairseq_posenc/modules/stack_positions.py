@@ -66,19 +66,19 @@ class StackPositions(nn.Module):
             UserError: position ids that do not fit, or beside encodings of the scores.
         """
         batch, tgt_len = embeddings.shape[:2]
-        positions = positions_of(
+        positions = positions_from_padding(
             batch, past + tgt_len, tgt_len, key_padding_mask, embeddings.device
         )
         if position_ids is not None:
-            positions = self._placed(positions, position_ids)
+            positions = self._with_ids(positions, position_ids)
         for encoding in self.input.each() if self.input is not None else ():
             vectors = encoding.embed(positions)
             if vectors is not None:
                 embeddings = embeddings + vectors.type_as(embeddings)
         return embeddings, Shared.compute(self.shared, positions)
 
-    def _placed(self, positions: Positions, ids: Tensor) -> Positions:
-        """Return the positions of tokens that a caller has counted."""
+    def _with_ids(self, positions: Positions, ids: Tensor) -> Positions:
+        """Replace the position of each token by a caller's ids."""
         batch, src_len = positions.tokens.shape
         if ids.dim() != 2 or ids.size(0) not in (1, batch) or ids.size(1) != positions.tgt_len:
             raise UserError(
@@ -96,10 +96,10 @@ class StackPositions(nn.Module):
         return positions._replace(ids=ids, left_padded=True, longest=longest)
 
 
-def positions_of(
+def positions_from_padding(
     batch: int, src_len: int, tgt_len: int, padding: Optional[Tensor], device: torch.device
 ) -> Positions:
-    """Return the positions of ``(batch, src_len)`` tokens, of which only the padding is known."""
+    """Compute the positions of ``(batch, src_len)`` tokens from their padding alone."""
     tokens = torch.full((batch, src_len), TOKEN, device=device)
     if padding is not None:
         tokens = tokens.masked_fill(padding.to(device), PADDING)

@@ -17,6 +17,7 @@ from fairseq_posenc.backends.base import Mask
 from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.modules.self_attention import SelfAttentionCore
 from fairseq_posenc.positions import Positions, Span
 from fairseq_posenc.transformer.decoding import cached_terms, lookahead_positions, slice_for_step
 from fairseq_posenc.transformer.forward_context import current_context
@@ -24,7 +25,7 @@ from fairseq_posenc.transformer.forward_context import current_context
 IncrementalState = Optional[dict[str, dict[str, Optional[Tensor]]]]
 
 
-class PositionalAttention(MultiheadAttention):
+class PositionalAttention(SelfAttentionCore, MultiheadAttention):
     """fairseq's self-attention with position encodings, directions and a choice of backend.
 
     It stays a subclass because decoder layers, the BERT initialisation and beam search rely on
@@ -38,6 +39,8 @@ class PositionalAttention(MultiheadAttention):
         backend: ``auto`` or the name of a backend.
         **kwargs: fairseq's own.
     """
+
+    batch_first = False
 
     def __init__(
         self,
@@ -101,25 +104,25 @@ class PositionalAttention(MultiheadAttention):
         if static_kv or before_softmax:
             raise UserError("static_kv and before_softmax have no meaning in self-attention here")
         need_weights = need_weights or need_head_weights
-        q, k, v = (self._split_heads(p(query)) for p in (self.q_proj, self.k_proj, self.v_proj))
         cache = self._get_input_buffer(incremental_state)
         shared = current_context() or self._without_stack(query, cache, key_padding_mask)
-        q, k = shared.rotate(q, k)
+        q, k, v = self.project(query, shared)
         if incremental_state is not None:
             k, v, key_padding_mask = self._extend_cache(
                 incremental_state, cache, k, v, key_padding_mask
             )
-        terms = self._terms(incremental_state, q.size(2), k.size(2), shared)
+        terms = self._step_terms(incremental_state, q.size(2), k.size(2), shared)
         mask = self._mask(key_padding_mask, attn_mask, shared)
         attended, weights = attend(
             q, k, v, terms, mask, self._dropout(), need_weights, self.backend
         )
-        out = self.out_proj(attended.permute(2, 0, 1, 3).reshape(query.shape))  # [T, B, C]
         if weights is not None:
             weights = weights.transpose(0, 1) if need_head_weights else weights.mean(1)
-        return out, weights
+        return self.merge_heads(attended), weights
 
-    def _terms(self, state: IncrementalState, tgt_len: int, src_len: int, shared: Shared) -> Terms:
+    def _step_terms(
+        self, state: IncrementalState, tgt_len: int, src_len: int, shared: Shared
+    ) -> Terms:
         positions, span = shared.positions, shared.span
         if span is None:
             return self.terms(Span.from_lengths(tgt_len, src_len, positions.tokens.device), shared)
@@ -134,21 +137,6 @@ class PositionalAttention(MultiheadAttention):
         )
         return slice_for_step(steps, src_len)
 
-    def terms(self, span: Span, shared: Shared) -> Terms:
-        """Return the terms of this layer's encodings, and the shared ones, as one."""
-        terms = shared.terms | self.encodings.terms(span, shared.positions)
-
-        def through(projection: Any, rows: Tensor) -> Tensor:
-            return self._split_heads(projection(rows[:, None]))[0]  # a batch of one
-
-        return terms.projected(
-            lambda rows: through(self.q_proj, rows), lambda rows: through(self.k_proj, rows)
-        )
-
-    def _split_heads(self, x: Tensor) -> Tensor:
-        """Return ``(B, H, T, D)`` of ``(T, B, C)``."""
-        return x.view(*x.shape[:2], self.num_heads, self.head_dim).permute(1, 2, 0, 3)
-
     def _extend_cache(
         self,
         incremental_state: IncrementalState,
@@ -157,7 +145,7 @@ class PositionalAttention(MultiheadAttention):
         value: Tensor,
         key_padding_mask: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return keys, values and padding of the whole prefix, and keep them for the next step.
+        """Append keys, values and padding to those of earlier steps, and cache them for the next.
 
         The format is fairseq's, so its beam reordering works on it; keys are stored rotated.
         """
@@ -179,7 +167,7 @@ class PositionalAttention(MultiheadAttention):
     def _mask(
         self, key_padding_mask: Tensor | None, attn_mask: Tensor | None, shared: Shared
     ) -> Mask:
-        """Return fairseq's masks and this layer's direction as one."""
+        """Combine fairseq's masks with this layer's direction."""
         padding = None if key_padding_mask is None else key_padding_mask.bool()
         if attn_mask is None:
             return Mask(self.direction, padding, None, shared.cache)
@@ -193,7 +181,7 @@ class PositionalAttention(MultiheadAttention):
     def _without_stack(
         self, query: Tensor, cache: dict[str, Tensor | None], key_padding_mask: Tensor | None
     ) -> Shared:
-        """Return positions for a call outside a stack, where only the padding is known."""
+        """Compute the position state of a call outside a stack, where only padding is known."""
         past = cache.get("prev_key")
         tgt_len, batch = query.shape[:2]
         if key_padding_mask is None or past is not None:

@@ -1,4 +1,4 @@
-"""The attention of every layer and head in a forward pass, with the parts of its scores."""
+"""Captures the attention of every layer and head in a forward pass, and the parts of its scores."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Hook = Callable[..., Any]
 
 
 class CapturedAttention(NamedTuple):
-    """What one layer did.
+    """Weights and scores of one attention.
 
     Attributes:
         stack: ``encoder`` or ``decoder``.
@@ -45,7 +45,7 @@ class CapturedAttention(NamedTuple):
 
 @torch.no_grad()
 def capture_attention(model: nn.Module, run: Callable[[], Any]) -> list[CapturedAttention]:
-    """Return what every attention did in a full forward pass, stack by stack.
+    """Capture the weights and scores of every attention in a full forward pass, stack by stack.
 
     Args:
         model: of any family, in evaluation mode.
@@ -82,12 +82,12 @@ def _note(place: re.Match[str], seen: list[CapturedAttention]) -> Hook:
 
 
 def _split(attention: MultiheadAttention, queries: Tensor, keys: Tensor) -> Split:
-    """Return the parts of the scores for what came in, ``(T, B, C)`` and ``(S, B, C)``."""
+    """Split the scores of inputs ``(T, B, C)`` and ``(S, B, C)`` into their parts."""
     query, key = (
         # Not by calling the projection: that of rotary cross-attention rotates.
         F.linear(x, projection.weight, projection.bias)
         .unflatten(-1, (attention.num_heads, -1))
-        .permute(1, 2, 0, 3)
+        .permute(1, 2, 0, 3)  # [B, H, T or S, D]
         for x, projection in ((queries, attention.q_proj), (keys, attention.k_proj))
     )
     shared = current_context()

@@ -1,4 +1,4 @@
-"""What the three families share: configuration, start-up line, and architecture names."""
+"""Configuration and start-up line of all three families."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def plain_args(args: Any) -> Any:
-    """Return ``args`` as a namespace if hydra made it, whose unknown keys fairseq would drop."""
+    """Convert hydra's ``args``, whose unknown keys fairseq would drop, to a namespace."""
     if not OmegaConf.is_config(args):
         return args
     values: Any = OmegaConf.to_container(args, resolve=True)
@@ -26,7 +26,7 @@ def plain_args(args: Any) -> Any:
 
 
 def stack_config(args: Any) -> TransformerConfig:
-    """Return fairseq's configuration of a stack, with our options, parsed, as ``position``.
+    """Build fairseq's configuration of a stack, with our options, parsed, as ``position``.
 
     Raises:
         UserError: an option that cannot be read.
@@ -68,7 +68,7 @@ def check_activations(args: Any) -> None:
 
 
 def announce(**stacks: Any) -> None:
-    """Say in one line which positions are on.
+    """Log the positions of each stack in one line.
 
     Args:
         **stacks: its encoder and decoder.

@@ -40,24 +40,16 @@ class RotaryCrossAttention(MultiheadAttention):
 
     def forward(
         self,
-        query: Tensor,
-        key: Tensor | None,
-        value: Tensor | None,
-        key_padding_mask: Tensor | None = None,
+        *args: Any,
         incremental_state: IncrementalState = None,
-        need_weights: bool = True,
         static_kv: bool = False,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend as fairseq's class does: ``(T, B, C)`` in and out.
 
         Args:
-            query: of the decoder.
-            key: the encoder's output ``(S, B, C)``.
-            value: the same.
-            key_padding_mask: padding of the source, ``(B, S)``.
+            *args: fairseq's own.
             incremental_state: fairseq's caches.
-            need_weights: also return the weights.
             static_kv: the keys are the same at every step, as always in fairseq's decoders.
             **kwargs: fairseq's own.
 
@@ -67,21 +59,13 @@ class RotaryCrossAttention(MultiheadAttention):
         if not static_kv and incremental_state is None:
             # fairseq would then use torch's function, which takes weights and calls no projection.
             raise UserError("rotary encoder-decoder attention must be called with static_kv=True")
-        attended: tuple[Tensor, Tensor | None] = super().forward(
-            query,
-            key,
-            value,
-            key_padding_mask=key_padding_mask,
-            incremental_state=incremental_state,
-            need_weights=need_weights,
-            static_kv=static_kv,
-            **kwargs,
-        )
+        kwargs.update(incremental_state=incremental_state, static_kv=static_kv)
+        attended: tuple[Tensor, Tensor | None] = super().forward(*args, **kwargs)
         return attended
 
 
 class RotatedProjection(nn.Linear):
-    """A projection to queries or keys, rotated by what the forward pass knows of their positions.
+    """A projection to queries or keys, rotated by the current position state.
 
     Args:
         plain: the projection, whose parameters become this one's.
@@ -97,12 +81,12 @@ class RotatedProjection(nn.Linear):
         self.of_source = of_source
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``(T, B, C)`` of the same."""
+        """Project ``(T, B, C)`` and rotate each head."""
         projected = super().forward(x)
         heads = projected.unflatten(-1, (-1, self.head_dim)).permute(1, 2, 0, 3)  # [B, H, T, D]
-        return self._rotated(heads).permute(2, 0, 1, 3).reshape(projected.shape)
+        return self._rotate(heads).permute(2, 0, 1, 3).reshape(projected.shape)
 
-    def _rotated(self, heads: Tensor) -> Tensor:
+    def _rotate(self, heads: Tensor) -> Tensor:
         shared = current_context()
         rotation = None if shared is None else shared.source if self.of_source else shared.rotation
         if rotation is None:

@@ -1,4 +1,4 @@
-"""Terms of a generation: computed for many steps at once, and cut to size at each.
+"""Terms of a generation: computed for many steps at once, and sliced at each.
 
 A step has one key more than the one before, so by distance it needs the rows of that, and one more.
 A bias by pair is computed for the queries of the steps to come. What is kept lives in fairseq's
@@ -19,7 +19,7 @@ STEPS = 32  # terms are computed for a multiple of so many keys
 
 
 def span_of_step(positions: Positions, limit: int) -> Span:
-    """Return the distances from a last query to all keys, and room for steps to come.
+    """Compute the distances from a last query to all keys, with room for later steps.
 
     Args:
         positions: of the step.
@@ -33,13 +33,13 @@ def span_of_step(positions: Positions, limit: int) -> Span:
 
 
 def cached_terms(state: Any, key: str, span: Span, compute: Callable[[Span], Terms]) -> Terms:
-    """Return the terms of a span, computed when a generation first asks for it.
+    """Get the terms of a span from the cache, or compute them.
 
     Args:
         state: fairseq's incremental state.
         key: of the terms in it.
         span: see :func:`span_of_step`.
-        compute: gives them.
+        compute: computes them.
     """
     if key not in state or state[key][0] != span:
         state[key] = span, compute(span)
@@ -48,7 +48,7 @@ def cached_terms(state: Any, key: str, span: Span, compute: Callable[[Span], Ter
 
 
 def lookahead_positions(positions: Positions, span: Span) -> Positions:
-    """Return the positions of a span's keys, the coming ones as padding; its last are queries."""
+    """Extend positions to a span's keys, later ones as padding; the last are queries."""
     keys = 1 - span.low
     tokens = F.pad(
         positions.tokens, (0, keys - positions.tokens.size(1)), value=positions.padding_idx
@@ -70,7 +70,7 @@ def slice_for_step(terms: Terms, src_len: int) -> Terms:
         else:
             queries, keys = tensor.shape[2:]
             query = queries - 1 - (keys - src_len)
-            now[name] = tensor[:, :, query : query + 1, :src_len]
+            now[name] = tensor[:, :, query : query + 1, :src_len]  # [B, H, 1, S]
     if terms.first is not None:
         now["first"] = terms.first[:, :src_len]
     return terms._replace(**now)

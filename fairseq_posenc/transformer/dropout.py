@@ -26,14 +26,14 @@ class RetainedDropout(nn.Module):
         super().make_generation_fast_(**kwargs)  # type: ignore[misc]
 
 
-def _owners(model: nn.Module, asked: Any) -> list[str]:
-    """Return which classes that own a dropout are meant.
+def _owners(model: nn.Module, requested: Any) -> list[str]:
+    """Look up the classes that own a dropout by fairseq's names.
 
     Args:
         model: whose modules are looked through.
-        asked: names of classes, or one text with all of them, as the command line gives it.
+        requested: names of classes, or one text with all of them, as the command line gives it.
     """
-    names = re.findall(r"\w+", asked) if isinstance(asked, str) else list(asked)
+    names = re.findall(r"\w+", requested) if isinstance(requested, str) else list(requested)
     known: dict[str, set[str]] = {}
     for owner in model.modules():
         own = {each.module_name for each in owner.children() if isinstance(each, FairseqDropout)}

@@ -1,10 +1,9 @@
-"""How what a forward pass knows of its positions reaches layers that fairseq calls without it.
+"""Delivers the per-forward position state (`Shared`) to the layers.
 
-A stack has it carried, by its thread, to a hook before each of its layers, and the hook hands it to
-the layer as arguments: as such it is there again when a layer under activation checkpointing runs a
-second time, in the backward pass. Nothing is kept on modules: threads do not meet, a layer holds no
-model, and nothing of a forward pass survives it. A thread's variable, as ``torch.compile`` does not
-follow a :class:`~contextvars.ContextVar`.
+fairseq calls layers with fixed arguments, so a stack stores the state in a thread-local (no
+``ContextVar``, which ``torch.compile`` cannot trace) and a forward-pre-hook adds it as keyword
+arguments. Activation checkpointing passes these to the layer again in the backward pass. No module
+keeps the state, so it ends with the forward pass.
 """
 
 from __future__ import annotations
@@ -21,39 +20,39 @@ from fairseq_posenc.encodings.terms import TERMS
 from fairseq_posenc.errors import UserError
 
 
-class _Carrier(threading.local):
+class _Context(threading.local):
     def __init__(self) -> None:
         self.shared: Shared | None = None
 
 
-_carrier = _Carrier()
+_context = _Context()
 
 
 def current_context() -> Shared | None:
-    """Return what the forward pass that this is a part of knows of its positions."""
-    return _carrier.shared
+    """Get the position state of the current forward pass; None outside a stack."""
+    return _context.shared
 
 
 @contextmanager
 def set_context(shared: Shared | None) -> Iterator[None]:
-    """Let the modules that are called inside know of the positions."""
-    before = _carrier.shared
-    _carrier.shared = shared
+    """Make a position state the current one for the modules called inside."""
+    before = _context.shared
+    _context.shared = shared
     try:
         yield
     finally:
-        _carrier.shared = before
+        _context.shared = before
 
 
 def inject_context(
     layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Add what is carried to the arguments of a layer: a forward pre-hook.
+    """Add the current position state to a layer's arguments: a forward-pre-hook.
 
     Terms come one by one, as ``shared_NAME``: tensors inside a tuple would lose their gradients
     under activation checkpointing.
     """
-    shared = _carrier.shared
+    shared = _context.shared
     if shared is None:
         raise UserError("the layers were called past their stack's forward: no positions known")
     tensors = {f"shared_{name}": tensor for name, _, tensor in shared.terms.given()}
@@ -62,7 +61,7 @@ def inject_context(
 
 
 def collect_context(shared: Shared | None, kwargs: dict[str, Any]) -> Shared | None:
-    """Return what a layer was handed over, and take its terms out of the other arguments."""
+    """Rebuild the position state from a layer's arguments; removes the terms from ``kwargs``."""
     if shared is None:
         return None
     tensors = {name: kwargs.pop(f"shared_{name}", None) for name in TERMS}

@@ -18,7 +18,7 @@ class SpanHead(nn.Module):
         self.scores = nn.Linear(embed_dim, 2)
 
     def forward(self, features: Tensor, padding: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the scores of being the first and the last token, in float32.
+        """Score each token as the first and as the last of an answer, in float32.
 
         Args:
             features: ``[B, T, C]``, of any precision.

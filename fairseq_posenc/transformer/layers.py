@@ -42,7 +42,7 @@ class InputPositions(nn.Module):
         self.register_buffer("like", torch.zeros(()), persistent=False)
 
     def forward(self, tokens: Tensor, incremental_state: IncrementalState = None) -> Tensor:
-        """Return vectors ``(B or 1, T, C)``; those of the last token alone when decoding."""
+        """Compute vectors ``(B or 1, T, C)``; those of the last token alone when decoding."""
         shared = current_context()
         if shared is None:  # outside a stack
             tgt_len = tokens.size(1) if incremental_state is None else 1
@@ -55,18 +55,34 @@ class InputPositions(nn.Module):
 
 
 class _PositionalLayer:
-    """Lets a layer's attentions know what its stack handed over."""
+    """Makes the position state in a layer's arguments the current one for its attentions."""
+
+    embed_dim: int
+    quant_noise: float
+    quant_noise_block_size: int
 
     def forward(self, *args: Any, shared: Shared | None = None, **kwargs: Any) -> Any:
         """Run fairseq's layer.
 
         Args:
             *args: fairseq's own.
-            shared: what the forward pass computes once for all layers.
+            shared: position state of the forward pass.
             **kwargs: fairseq's own, and the shared terms one by one.
         """
         with set_context(collect_context(shared, kwargs)):
             return super().forward(*args, **kwargs)  # type: ignore[misc]
+
+    def _attention(self, kind: Any, cfg: Any, stack: Any, **kwargs: Any) -> Any:
+        """Build an attention of a kind, with fairseq's options of the stack."""
+        return kind(
+            self.embed_dim,
+            stack.attention_heads,
+            dropout=cfg.attention_dropout,
+            q_noise=self.quant_noise,
+            qn_block_size=self.quant_noise_block_size,
+            xformers_att_config=stack.xformers_att_config,
+            **kwargs,
+        )
 
 
 class PositionalEncoderLayer(_PositionalLayer, TransformerEncoderLayerBase):
@@ -85,16 +101,13 @@ class PositionalEncoderLayer(_PositionalLayer, TransformerEncoderLayerBase):
         nn.Module._load_from_state_dict(self, state_dict, prefix, *args)
 
     def build_self_attention(self, embed_dim: int, cfg: Any) -> PositionalAttention:
-        """Return the layer's attention with encodings of its own."""
-        return PositionalAttention(
-            embed_dim,
-            cfg.encoder.attention_heads,
-            Assembly(cfg.position.encoder, encoder_dims(cfg)).build_layer(),
+        """Build self-attention with encodings of its own."""
+        return self._attention(
+            PositionalAttention,
+            cfg,
+            cfg.encoder,
+            encodings=Assembly(cfg.position.encoder, encoder_dims(cfg)).build_layer(),
             backend=cfg.position.backend,
-            dropout=cfg.attention_dropout,
-            q_noise=self.quant_noise,
-            qn_block_size=self.quant_noise_block_size,
-            xformers_att_config=cfg.encoder.xformers_att_config,
         )
 
 
@@ -107,57 +120,46 @@ class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
     def build_self_attention(
         self, embed_dim: int, cfg: Any, add_bias_kv: bool = False, add_zero_attn: bool = False
     ) -> PositionalAttention:
-        """Return the layer's attention with encodings of its own."""
+        """Build self-attention with encodings of its own."""
         if cfg.cross_self_attention:
             raise UserError("--cross-self-attention mixes two sequences: positions have no meaning")
-        return PositionalAttention(
-            embed_dim,
-            cfg.decoder.attention_heads,
-            Assembly(cfg.position.decoder, decoder_dims(cfg)).build_layer(),
+        return self._attention(
+            PositionalAttention,
+            cfg,
+            cfg.decoder,
+            encodings=Assembly(cfg.position.decoder, decoder_dims(cfg)).build_layer(),
             backend=cfg.position.backend,
-            dropout=cfg.attention_dropout,
             add_bias_kv=add_bias_kv,
             add_zero_attn=add_zero_attn,
-            q_noise=self.quant_noise,
-            qn_block_size=self.quant_noise_block_size,
-            xformers_att_config=cfg.decoder.xformers_att_config,
         )
 
     def build_encoder_attention(self, embed_dim: int, cfg: Any) -> nn.Module:
-        """Return fairseq's cross-attention, or the rotary one."""
+        """Build fairseq's cross-attention, or the rotary one."""
         if not rotates_source(cfg.position.decoder):
             stock: nn.Module = super().build_encoder_attention(embed_dim, cfg)
             return stock
-        return RotaryCrossAttention(
-            embed_dim,
-            cfg.decoder.attention_heads,
-            kdim=cfg.encoder.embed_dim,
-            vdim=cfg.encoder.embed_dim,
-            dropout=cfg.attention_dropout,
-            q_noise=self.quant_noise,
-            qn_block_size=self.quant_noise_block_size,
-            xformers_att_config=cfg.encoder.xformers_att_config,
-        )
+        width = cfg.encoder.embed_dim
+        return self._attention(RotaryCrossAttention, cfg, cfg.decoder, kdim=width, vdim=width)
 
 
 def encoder_dims(cfg: Any) -> Dims:
-    """Return the sizes of the encoder's encodings from fairseq's configuration."""
+    """Read the sizes of the encoder's encodings from fairseq's configuration."""
     return Dims(cfg.encoder.embed_dim, cfg.encoder.attention_heads, cfg.max_source_positions)
 
 
 def decoder_dims(cfg: Any) -> Dims:
-    """Return the sizes of the decoder's encodings from fairseq's configuration."""
+    """Read the sizes of the decoder's encodings from fairseq's configuration."""
     return Dims(
         cfg.decoder.embed_dim, cfg.decoder.attention_heads, cfg.max_target_positions, causal=True
     )
 
 
 def rotates_source(spec: Spec) -> bool:
-    """Return whether an encoding also rotates queries and keys between decoder and encoder."""
+    """Check whether an encoding also rotates queries and keys between decoder and encoder."""
     return any(dict(item.options).get("cross_attention") for item in spec.items)
 
 
-def wrapped(layer: nn.Module, cfg: Any) -> nn.Module:
+def wrap_layer(layer: nn.Module, cfg: Any) -> nn.Module:
     """Apply activation checkpointing and FSDP to a layer, as fairseq's stacks do."""
     if cfg.checkpoint_activations:
         layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)

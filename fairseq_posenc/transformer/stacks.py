@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fairseq_posenc.assembly import Assembly, Shared
 from fairseq_posenc.checkpoints.identity import Identity
-from fairseq_posenc.checkpoints.meaning import Meaning
+from fairseq_posenc.checkpoints.weight_settings import WeightSettings
 from fairseq_posenc.encodings.base import Dims, Encoding
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.errors import UserError
@@ -30,18 +30,18 @@ from fairseq_posenc.transformer.layers import (
     decoder_dims,
     encoder_dims,
     rotates_source,
-    wrapped,
+    wrap_layer,
 )
 
 
 class _PositionalStack:
-    """What encoder and decoder share: installing encodings, and what a forward pass computes."""
+    """Base of encoder and decoder: installs encodings, and computes the position state."""
 
     layers: nn.ModuleList
     embed_positions: nn.Module | None
     padding_idx: int
     layers_kept: list[int] | None = None
-    meaning: Meaning
+    weight_settings: WeightSettings
     _get_full_incremental_state_key: Callable[[str], str]
 
     def install(
@@ -71,27 +71,29 @@ class _PositionalStack:
 
     @property
     def identity(self) -> Identity:
-        """What the weights of this stack are for."""
+        """Positions and settings that the weights of this stack are for."""
         spec, dims = self.assembly
         directions = () if dims.causal else self.directions  # all layers of a decoder see the past
-        return Identity.of(str(spec), directions, dims.trained_length, self.meaning)
+        return Identity.from_directions(
+            str(spec), directions, dims.trained_length, self.weight_settings
+        )
 
     def get_extra_state(self) -> Tensor:
-        """Return what the state dict says beside the parameters: the identity."""
-        return self.identity.encoded()
+        """Encode the identity, which the state dict has beside the parameters."""
+        return self.identity.to_tensor()
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Take on what loaded weights are for; that they fit has been seen to."""
-        said = Identity.decoded(state)
-        length = said.trained_length
-        self.meaning = self.meaning.completed(said.meaning)
+        """Take over the identity of loaded weights, whose fit was checked before."""
+        loaded = Identity.from_tensor(state)
+        length = loaded.trained_length
+        self.weight_settings = self.weight_settings.filled_from(loaded.weight_settings)
         self.assembly = self.assembly.trained_at(length)
         for module in cast(nn.Module, self).modules():
             if isinstance(module, Encoding):
                 module.trained_at(length)
 
     def shared(self, tokens: Tensor, tgt_len: int, state: IncrementalState = None) -> Shared:
-        """Return what a forward pass computes once for all of its layers.
+        """Compute the position state of a forward pass, once for all of its layers.
 
         Args:
             tokens: ``(B, S)``, the whole prefix when decoding.
@@ -132,7 +134,7 @@ class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
         assembly = _assembly(cfg.position.encoder, encoder_dims(cfg), cfg.encoder.layers)
         super().__init__(cfg, dictionary, embed_tokens, return_fc)
         self.layers_kept = _layers_kept(cfg.encoder.layers_to_keep)
-        self.meaning = Meaning.of(cfg, cfg.encoder, dictionary)
+        self.weight_settings = WeightSettings.from_config(cfg, cfg.encoder, dictionary)
         options = cfg.position
         self.install(
             assembly,
@@ -142,8 +144,8 @@ class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
         )
 
     def build_encoder_layer(self, cfg: Any) -> nn.Module:
-        """Return a layer, wrapped as fairseq does."""
-        return wrapped(PositionalEncoderLayer(cfg, return_fc=self.return_fc), cfg)
+        """Build a layer, wrapped as fairseq does."""
+        return wrap_layer(PositionalEncoderLayer(cfg, return_fc=self.return_fc), cfg)
 
     def forward(self, src_tokens: Tensor, *args: Any, **kwargs: Any) -> dict[str, list[Tensor]]:
         """Encode ``src_tokens``, ``(B, S)``; arguments and result are fairseq's."""
@@ -174,14 +176,14 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
     ) -> None:
         assembly = _assembly(cfg.position.decoder, decoder_dims(cfg), cfg.decoder.layers)
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
-        self.meaning = Meaning.of(cfg, cfg.decoder, dictionary)
+        self.weight_settings = WeightSettings.from_config(cfg, cfg.decoder, dictionary)
         every_layer = ("lr",) * len(self.layers)
         self.install(assembly, dictionary.eos(), every_layer, cfg.position.backend)
         self.rotates_source = rotates_source(cfg.position.decoder)
 
     def build_decoder_layer(self, cfg: Any, no_encoder_attn: bool = False) -> nn.Module:
-        """Return a layer, wrapped as fairseq does."""
-        return wrapped(PositionalDecoderLayer(cfg, no_encoder_attn), cfg)
+        """Build a layer, wrapped as fairseq does."""
+        return wrap_layer(PositionalDecoderLayer(cfg, no_encoder_attn), cfg)
 
     def extract_features(
         self,
@@ -217,10 +219,10 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
             return features
 
     def buffered_future_mask(self, tensor: Tensor) -> None:
-        """Return no mask: the layers' direction says it, without a matrix of pairs."""
+        """Build no mask: the layers' direction replaces it, without a matrix of pairs."""
 
     def _source_rotation(self, encoder_out: dict[str, list[Tensor]]) -> Rotation | None:
-        """Return the rotation of the source's keys, which later steps have in their caches."""
+        """Compute the rotation of the source's keys, which later steps have in their caches."""
         (states,) = encoder_out["encoder_out"]  # [S, B, C]
         padding = encoder_out["encoder_padding_mask"]
         tokens = padding[0].long() if padding else states.new_zeros(states.shape[1::-1]).long()
@@ -242,21 +244,21 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
 
 
 def _assembly(spec: Spec, dims: Dims, layers: int) -> Assembly:
-    """Return the assembly of a stack whose tables fit into memory, as does fairseq's own."""
+    """Build the assembly of a stack; its tables and fairseq's own must fit into memory."""
     assembly = Assembly(spec, dims)
     assembly.check_size(layers, least=dims.max_positions * dims.embed_dim)
     return assembly
 
 
 def _layers_kept(layers_to_keep: str | None) -> list[int] | None:
-    """Return the layers that fairseq's LayerDrop pruning keeps; None without pruning."""
+    """List the layers that fairseq's LayerDrop pruning keeps; None without pruning."""
     if not layers_to_keep:
         return None
     return sorted(int(index) for index in layers_to_keep.split(","))
 
 
 def _directions_kept(directions: tuple[str, ...], layers: list[int] | None) -> tuple[str, ...]:
-    """Return the directions of the layers that are kept."""
+    """Select the directions of the layers that are kept."""
     if layers is None:
         return directions
     return tuple(directions[i] if i < len(directions) else "both" for i in layers)

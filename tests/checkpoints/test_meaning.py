@@ -91,13 +91,13 @@ def test_what_a_model_does_not_know_is_kept_as_the_checkpoint_says_it():
     """Models that swap and import build have no dictionary and no language."""
     model = make_model("translation", position_encoding="rope")
     ((_, encoder), _) = stacks_of(model)
-    known = encoder.meaning._replace(language="de")
+    known = encoder.weight_settings._replace(language="de")
     state = model.state_dict()
-    state["encoder._extra_state"] = encoder.identity._replace(meaning=known).encoded()
-    encoder.meaning = encoder.meaning._replace(dictionary=None)
+    state["encoder._extra_state"] = encoder.identity._replace(weight_settings=known).to_tensor()
+    encoder.weight_settings = encoder.weight_settings._replace(dictionary=None)
     model.load_state_dict(state)
-    assert encoder.meaning == known
-    encoder.meaning = encoder.meaning._replace(language="en")
+    assert encoder.weight_settings == known
+    encoder.weight_settings = encoder.weight_settings._replace(language="en")
     with pytest.raises(UserError, match="encoder: trained with language de, the model has languag"):
         model.load_state_dict(state)
 
@@ -109,13 +109,13 @@ def test_a_field_of_another_kind_is_refused(wrong):
     content = {"positions": "rope", "directions": "", "trained_length": 24, **wrong}
     state = torch.tensor([ord(x) for x in json.dumps(content)])
     with pytest.raises(UserError, match=f"cannot be read: {next(iter(wrong))} is"):
-        Identity.decoded(state)
+        Identity.from_tensor(state)
 
 
 def test_an_identity_without_the_new_fields_is_as_it_was():
     old = Identity("rope", "lr", 24)
-    assert Identity.decoded(old.encoded()) == old
-    assert "heads" not in "".join(map(chr, old.encoded().tolist()))
+    assert Identity.from_tensor(old.to_tensor()) == old
+    assert "heads" not in "".join(map(chr, old.to_tensor().tolist()))
 
 
 def test_averages_of_other_meanings_are_refused_and_of_two_versions_made():
@@ -355,13 +355,13 @@ def test_a_swapped_model_keeps_its_meaning_and_its_dictionary(tmp_path):
     words = ["--checkpoint", source, "--position-encoding", "m4m", "--out", out]
     run("fairseq-posenc", "swap", *words)
     said = [
-        Identity.decoded(value)
+        Identity.from_tensor(value)
         for path in (source, out)
         for name, value in torch.load(path)["model"].items()
         if is_identity(name)
     ]
-    assert said[0].meaning == said[1].meaning
-    assert said[0].meaning.dictionary is not None
+    assert said[0].weight_settings == said[1].weight_settings
+    assert said[0].weight_settings.dictionary is not None
     assert said[1].positions == "m4m"
 
 

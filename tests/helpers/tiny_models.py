@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from fairseq_posenc import registry
 from fairseq_posenc.checkpoints.identity import Identity, is_identity
-from fairseq_posenc.checkpoints.meaning import Meaning
+from fairseq_posenc.checkpoints.weight_settings import WeightSettings
 from fairseq_posenc.workbench.running import host  # noqa: F401  (registers models and tasks)
 
 ARCHITECTURES = {
@@ -148,7 +148,7 @@ def make_model(family: str, arch: str | None = None, **options):
 def of_the_last_version(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return a state whose identities say their positions, and nothing more."""
     return {
-        name: Identity.decoded(value)._replace(meaning=Meaning()).encoded()
+        name: Identity.from_tensor(value)._replace(weight_settings=WeightSettings()).to_tensor()
         if is_identity(name)
         else value
         for name, value in state.items()

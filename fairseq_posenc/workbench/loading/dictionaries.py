@@ -128,6 +128,6 @@ def _files(settings: Any, folder: Path) -> list[str]:
 def _trained_dictionary(path: Path, state: State, stack: str, file: Path) -> TrainedDictionary:
     weights = {name: each for name, each in state["model"].items() if name.startswith(stack)}
     sizes = [weights[name].size(0) for name in weights if name.endswith(EMBEDDINGS)]
-    identities = [Identity.decoded(weights[name]) for name in weights if is_identity(name)]
-    known = next((each.meaning.dictionary for each in identities), None)
+    identities = [Identity.from_tensor(weights[name]) for name in weights if is_identity(name)]
+    known = next((each.weight_settings.dictionary for each in identities), None)
     return TrainedDictionary(path, sizes[0] if sizes else None, known, file)

@@ -133,7 +133,7 @@ def read_pretrained(
         raise UserError(f"{option} {path}: holds no token embeddings")
     ARCH_CONFIG_REGISTRY[arch](args)  # old checkpoints lack options that came later
     data = settings.task.get("data")
-    said = [Identity.decoded(weights[name]) for name in sorted(filter(is_identity, weights))]
+    said = [Identity.from_tensor(weights[name]) for name in sorted(filter(is_identity, weights))]
     return Pretrained(
         path=path,
         settings=settings,
@@ -144,7 +144,9 @@ def read_pretrained(
         positions=_positions(args, settings, family, weights),
         sizes=[sizes[name] for name in sorted(sizes, reverse=True)],  # encoder before decoder
         dictionary=Path(str(data).split(":")[0], DICTIONARY) if data else None,
-        fingerprint=said[-1].meaning.dictionary if said else None,  # an encoder's comes last
+        fingerprint=said[-1].weight_settings.dictionary
+        if said
+        else None,  # an encoder's comes last
         weights=weights if with_weights else {},
     )
 

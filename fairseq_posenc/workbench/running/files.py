@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_posenc.errors import UserError, shortened
-from fairseq_posenc.host.leftovers import temporary
+from fairseq_posenc.host.leftovers import temporary_file
 
 _BLOCK = 1 << 20  # bytes
 _PACKAGE = Path(__file__).resolve().parents[2]
@@ -55,7 +55,7 @@ def written_whole(path: Path) -> Iterator[Path]:
     if path.exists() and not path.is_file():
         yield path
         return
-    with temporary(path.parent, path.name) as new:
+    with temporary_file(path.parent, path.name) as new:
         yield new
         if path.is_file() and not path.is_symlink():
             shutil.copymode(path, new)

@@ -73,10 +73,10 @@ def _check_same(first: Path, old: dict[str, Tensor], path: Path, new: dict[str, 
     for name in filter(is_identity, old):
         if name not in new:
             continue
-        ours, theirs = (Identity.decoded(model[name]) for model in (old, new))
-        unlike = ours.meaning.differences(theirs.meaning, "and with")
-        if ours.told() != theirs.told():
-            unlike.insert(0, f"{ours.told()}, and {theirs.told()}")
+        ours, theirs = (Identity.from_tensor(model[name]) for model in (old, new))
+        unlike = ours.weight_settings.differences(theirs.weight_settings, "and with")
+        if ours.describe() != theirs.describe():
+            unlike.insert(0, f"{ours.describe()}, and {theirs.describe()}")
         if unlike:
             raise UserError(f"{first} and {path} are not of one model: {'; '.join(unlike)}")
     shapes, others = (

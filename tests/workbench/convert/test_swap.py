@@ -98,7 +98,7 @@ def test_any_positions_become_any_others(family, old, new, capsys):
         for name in weights(one).keys() - others(one).keys():
             assert fates[name] == fate
     (stack, *_) = [name for name in torch.load(swapped.path)["model"] if is_identity(name)]
-    assert Identity.decoded(torch.load(swapped.path)["model"][stack]).positions == new
+    assert Identity.from_tensor(torch.load(swapped.path)["model"][stack]).positions == new
 
 
 def test_the_decoder_may_have_other_positions():

@@ -104,7 +104,9 @@ def card(trained: OpenModel, target: str, usage: str, notes: Sequence[str], labe
     translates = trained.family.name == "translation"
     languages = labels.languages or ((task.source_lang, task.target_lang) if translates else ())
     encodes = target == "onnx" and translates
-    rows = [(f"positions, {side}", f"`{s.identity.told()}`") for side, s in trained.stacks.items()]
+    rows = [
+        (f"positions, {side}", f"`{s.identity.describe()}`") for side, s in trained.stacks.items()
+    ]
     rows.append(("parameters", f"{sum(each.numel() for each in trained.model.parameters()):,}"))
     rows.append(("architecture in fairseq", f"`{trained.settings.model._name}`"))
     rows.append(("data", f"`{trained.data.resolve().name}`"))

@@ -87,7 +87,7 @@ def run_import(options: argparse.Namespace) -> int:
     built = build(folder)
     weights = load(folder, built)
     write_state(fresh_training_state(built.settings, weights), options.out)
-    stacks = [f"{name} {stack.identity.told()}" for name, stack in stacks_of(built.model)]
+    stacks = [f"{name} {stack.identity.describe()}" for name, stack in stacks_of(built.model)]
     print(f"wrote {options.out}: {len(folder.weights):,} tensors; {'; '.join(stacks)}")
     if built.head in ("classes", "spans"):
         print("its head for masked tokens is not in the folder: here it is zeros")

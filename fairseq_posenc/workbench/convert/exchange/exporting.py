@@ -165,7 +165,9 @@ def _options(trained: OpenModel) -> dict[str, Any]:
         names = {"_name", *(option.dest for option in model_options(model["_name"]))}
         model = {name: value for name, value in model.items() if name in names}
     kept: dict[str, Any] = {"model": model, "task": {**task, "data": "."}}
-    kept["meanings"] = {side: stack.meaning._asdict() for side, stack in trained.stacks.items()}
+    kept["meanings"] = {
+        side: stack.weight_settings._asdict() for side, stack in trained.stacks.items()
+    }
     if trained.head == "classes":
         (kept["head_name"],) = trained.model.classification_heads
     return kept

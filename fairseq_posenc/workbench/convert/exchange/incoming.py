@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fairseq_posenc.checkpoints.meaning import Meaning
 from fairseq_posenc.checkpoints.safe_loading import readable_errors
 from fairseq_posenc.checkpoints.trusted_settings import check_settings, refuse_files
+from fairseq_posenc.checkpoints.weight_settings import WeightSettings
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.workbench.convert.exchange.folder import CODE, CONFIG, FAIRSEQ, WEIGHTS, code
 from fairseq_posenc.workbench.convert.exchange.from_hf_config import settings_of
@@ -204,12 +204,12 @@ def _restate(folder: Folder, built: Built) -> None:
     config, meanings = folder.config, (folder.settings or {}).get("meanings") or {}
     for side, stack in stacks_of(built.model):
         try:
-            meaning = Meaning.decoded(meanings.get(side) or {})
+            meaning = WeightSettings.parse(meanings.get(side) or {})
         except (AttributeError, TypeError) as error:
             raise UserError(f"{folder.path / FAIRSEQ}: cannot be read: {error}") from None
-        if others := meaning.differences(stack.meaning):
+        if others := meaning.differences(stack.weight_settings):
             raise UserError(f"{folder.path / FAIRSEQ}: {side}: {'; '.join(others)}")
-        stack.meaning = stack.meaning.completed(meaning)
+        stack.weight_settings = stack.weight_settings.filled_from(meaning)
         said = config.get(f"{side}_stack")
         if said:
             items = {item.name: dict(item.options) for item in stack.assembly.spec.items}
@@ -220,4 +220,4 @@ def _restate(folder: Folder, built: Built) -> None:
                     "attention directions"
                 )
             identity = stack.identity._replace(trained_length=int(said["trained_on"]))
-            stack.set_extra_state(identity.encoded())
+            stack.set_extra_state(identity.to_tensor())

@@ -74,7 +74,7 @@ def match(source: Pretrained, model: Any, extend: Optional[Rule]) -> Start:
     permuted = {}
     for stack in stacks:
         permuted.update(reordered(stack.prefix, stack.module, stack.spec, weights))
-        weights[f"{stack.prefix}{KEY}"] = _identity(stack, theirs).encoded()
+        weights[f"{stack.prefix}{KEY}"] = _identity(stack, theirs).to_tensor()
     accounts = []
     for name in filter(_is_position, own):
         stack = next(each for each in stacks if name.startswith(each.prefix))
@@ -123,15 +123,15 @@ def _is_apart(name: str) -> bool:
 
 
 def _identity(stack: Stack, theirs: Mapping[str, Tensor]) -> Identity:
-    """Return what the start says of a stack: the source's meaning, with the start's positions.
+    """Combine the settings of the source's weights with the positions of the start.
 
     Of encodings that the source had, what depends on the trained length, such as a scaling's ramp,
     is to be for the length that was trained.
     """
     state, now = theirs.get(f"{stack.prefix}{KEY}"), stack.module.identity
-    said = None if state is None else Identity.decoded(state)
+    said = None if state is None else Identity.from_tensor(state)
     if said is not None:
-        now = now._replace(meaning=said.meaning)
+        now = now._replace(weight_settings=said.weight_settings)
     both = {item.name for item in stack.spec.items} & {
         item.name for item in stack.module.assembly.spec.items
     }

@@ -13,6 +13,7 @@ from fairseq_posenc.backends.base import AttentionCall, Mask
 from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.modules.self_attention import SelfAttentionCore
 from fairseq_posenc.positions import Span
 from fairseq_posenc.workbench.convert.exchange.modeling.configuration import StackConfig
 
@@ -25,48 +26,39 @@ class Memory(NamedTuple):
     rotation: Optional[Rotation] = None
 
 
-class Attention(nn.Module):
+class Attention(SelfAttentionCore, nn.Module):
     """Multi-head self-attention of a layer, with position encodings.
 
     Args:
         config: of the stack.
         layer: its number.
         encodings: of this layer.
+        kv_dim: width of the inputs of keys and values; by default the queries'.
     """
 
-    def __init__(self, config: StackConfig, layer: int, encodings: Encodings) -> None:
+    def __init__(
+        self, config: StackConfig, layer: int, encodings: Encodings, kv_dim: Optional[int] = None
+    ) -> None:
         super().__init__()
         self.layer, self.num_heads = layer, config.num_heads
         self.direction = config.directions[layer]
         self.dropout = config.attention_dropout
         self.encodings = encodings
-        width, memory_width = config.embed_dim, self.width_of_keys(config)
+        width, kv_dim = config.embed_dim, kv_dim or config.embed_dim
         self.q_proj, self.out_proj = nn.Linear(width, width), nn.Linear(width, width)
-        self.k_proj, self.v_proj = (nn.Linear(memory_width, width) for _ in range(2))
-
-    def width_of_keys(self, config: StackConfig) -> int:
-        """Return the width of what keys and values are made from."""
-        return config.embed_dim
+        self.k_proj, self.v_proj = (nn.Linear(kv_dim, width) for _ in range(2))
 
     def forward(
         self, x: Tensor, shared: Shared, cache: Optional[Cache], need_weights: bool
     ) -> tuple[Tensor, Optional[Tensor]]:
-        """Attend to all tokens up to now; return ``(B, T, C)``, and weights if asked for."""
-        query, key, value = (self.heads(p(x)) for p in (self.q_proj, self.k_proj, self.v_proj))
-        query, key = shared.rotate(query, key)
+        """Attend to all tokens up to now: ``(B, T, C)`` in and out, and the weights on demand."""
+        query, key, value = self.project(x, shared)
         if isinstance(cache, EncoderDecoderCache):
             cache = cache.self_attention_cache
         if cache is not None:
-            key, value = cache.update(key, value, self.layer)
-        positions = shared.positions
-        span = Span.from_lengths(query.size(2), key.size(2), x.device)
-        terms = shared.terms | self.encodings.terms(span, positions)
-        terms = terms.projected(
-            lambda rows: self.heads(self.q_proj(rows)[None])[0],
-            lambda rows: self.heads(self.k_proj(rows)[None])[0],
-        )
-        mask = shared.mask(self.direction)
-        return self.attend(query, key, value, terms, mask, need_weights)
+            key, value = cache.update(key, value, self.layer)  # [B, H, S, D]
+        terms = self.terms(Span.from_lengths(query.size(2), key.size(2), x.device), shared)
+        return self.attend(query, key, value, terms, shared.mask(self.direction), need_weights)
 
     def attend(
         self,
@@ -82,20 +74,11 @@ class Attention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         call = AttentionCall(query, key, value, terms, mask, dropout, need_weights)
         attended, weights = attend(call)
-        return self.out_proj(attended.transpose(1, 2).flatten(2)), weights
-
-    def heads(self, x: Tensor) -> Tensor:
-        """Return ``(B, H, T, D)`` of ``(B, T, C)``."""
-        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        return self.merge_heads(attended), weights
 
 
 class CrossAttention(Attention):
     """Attention of a decoder's layer to the encoder's output."""
-
-    def width_of_keys(self, config: StackConfig) -> int:
-        """Return the encoder's width."""
-        assert config.memory_dim is not None
-        return config.memory_dim
 
     def forward(  # type: ignore[override]
         self,
@@ -106,14 +89,14 @@ class CrossAttention(Attention):
         memory: Memory,
     ) -> tuple[Tensor, Optional[Tensor]]:
         """Attend to the memory, whose keys and values a generation computes once."""
-        query = self.heads(self.q_proj(x))
+        query = self.split_heads(self.q_proj(x))
         if memory.rotation is not None and shared.rotation is not None:
             query = shared.rotation.rotate_queries(query)
         if cache is not None and cache.is_updated.get(self.layer):
             kept = cache.cross_attention_cache.layers[self.layer]
             key, value = kept.keys, kept.values
         else:
-            key, value = (self.heads(p(memory.states)) for p in (self.k_proj, self.v_proj))
+            key, value = (self.split_heads(p(memory.states)) for p in (self.k_proj, self.v_proj))
             if memory.rotation is not None:
                 key = memory.rotation.rotate_keys(key)
             if cache is not None:

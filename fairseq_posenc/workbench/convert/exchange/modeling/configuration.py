@@ -61,8 +61,8 @@ class StackConfig(NamedTuple):
     attention_dropout: float = 0.0
     activation_dropout: float = 0.0
 
-    def encodings_at(self, place: str) -> Encodings:
-        """Return new encodings of the input, of the whole stack, or of a layer."""
+    def build_encodings(self, place: str) -> Encodings:
+        """Build the encodings of the input, of the whole stack, or of a layer."""
         dims = Dims(
             self.embed_dim, self.num_heads, self.max_positions, self.causal, self.trained_on
         )

@@ -23,6 +23,8 @@ from fairseq_posenc.workbench.convert.exchange.modeling.stack import Stack
 class DecoderModel(PosencModel, GenerationMixin):
     """Base of the models with a decoder."""
 
+    step_input = "input_ids"  # the argument that takes the new tokens of a step
+
     def add_head(self, config: PosencConfig) -> None:
         """Add output embeddings, unless those of the input serve."""
         if not config.tied_output:
@@ -35,14 +37,27 @@ class DecoderModel(PosencModel, GenerationMixin):
             head.weight, head.out_features = nn.Parameter(resized(head.weight, size)), size
 
     def scores(self, x: Tensor) -> Tensor:
-        """Return scores ``(B, T, symbols)`` of the decoder's output."""
+        """Score the symbols, ``(B, T, symbols)``, from the decoder's output."""
         if self.config.tied_output:
             return F.linear(x, self.decoder.embed_tokens.weight)
         return self.output_projection(x)
 
+    def prepare_inputs_for_generation(
+        self, input_ids: Tensor, past_key_values: Optional[Cache] = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Select the inputs of the next step: tokens that no cache has, and the prefix."""
+        past = 0 if past_key_values is None else past_key_values.get_seq_length()
+        given = ("attention_mask", "encoder_outputs", "use_cache")
+        return {
+            self.step_input: input_ids[:, past:],
+            "prefix_ids": input_ids,
+            "past_key_values": past_key_values,
+            **{name: kwargs[name] for name in given if name in kwargs},
+        }
+
 
 class PosencForCausalLM(DecoderModel):
-    """Says what the next token is."""
+    """Predicts the next token."""
 
     def forward(
         self,
@@ -54,7 +69,7 @@ class PosencForCausalLM(DecoderModel):
         labels: Optional[Tensor] = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithCrossAttentions:
-        """Return scores ``(B, T, symbols)``; see :meth:`Stack.forward`."""
+        """Compute scores ``(B, T, symbols)``; see :meth:`Stack.forward`."""
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache()
         found = self.decoder(
@@ -69,29 +84,14 @@ class PosencForCausalLM(DecoderModel):
             attentions=found.attentions,
         )
 
-    def prepare_inputs_for_generation(
-        self,
-        input_ids: Tensor,
-        past_key_values: Optional[Cache] = None,
-        attention_mask: Optional[Tensor] = None,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
-        """Return the arguments of the next step: what is not in the cache, and the whole prefix."""
-        past = 0 if past_key_values is None else past_key_values.get_seq_length()
-        return {
-            "input_ids": input_ids[:, past:],
-            "prefix_ids": input_ids,
-            "attention_mask": attention_mask,
-            "past_key_values": past_key_values,
-            "use_cache": kwargs.get("use_cache"),
-        }
-
 
 class PosencForSeq2SeqLM(DecoderModel):
     """Translates."""
 
+    step_input = "decoder_input_ids"
+
     def get_encoder(self, *args: Any, **kwargs: Any) -> Stack:
-        """Return the encoder, which a generation runs once."""
+        """Get the encoder, which a generation runs once."""
         return self.encoder
 
     def forward(
@@ -107,10 +107,10 @@ class PosencForSeq2SeqLM(DecoderModel):
         labels: Optional[Tensor] = None,
         **kwargs: Any,
     ) -> Seq2SeqLMOutput:
-        """Return scores ``(B, T, symbols)``; see :meth:`Stack.forward`.
+        """Compute scores ``(B, T, symbols)``; see :meth:`Stack.forward`.
 
         Args:
-            input_ids: the source; its padding is that symbol, or what the mask says.
+            input_ids: the source; its padding is that symbol, or is given by the mask.
             attention_mask: of the source.
             decoder_input_ids: the target, which begins with ``</s>``; by default from the labels.
             decoder_attention_mask: of the target.
@@ -149,22 +149,3 @@ class PosencForSeq2SeqLM(DecoderModel):
             cross_attentions=found.cross_attentions,
             encoder_last_hidden_state=encoder_outputs[0],
         )
-
-    def prepare_inputs_for_generation(
-        self,
-        input_ids: Tensor,
-        past_key_values: Optional[Cache] = None,
-        attention_mask: Optional[Tensor] = None,
-        encoder_outputs: Optional[BaseModelOutput] = None,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
-        """Return the arguments of the next step; the target is what is generated."""
-        past = 0 if past_key_values is None else past_key_values.get_seq_length()
-        return {
-            "decoder_input_ids": input_ids[:, past:],
-            "prefix_ids": input_ids,
-            "attention_mask": attention_mask,
-            "encoder_outputs": encoder_outputs,
-            "past_key_values": past_key_values,
-            "use_cache": kwargs.get("use_cache"),
-        }

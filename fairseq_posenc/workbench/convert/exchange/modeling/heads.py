@@ -73,7 +73,7 @@ class PosencModel(PreTrainedModel):
         return {name: stack for name, stack in found.items() if stack is not None}
 
     def get_input_embeddings(self) -> nn.Module:
-        """Return the token embeddings that a user's symbols go through."""
+        """Get the token embeddings of a user's input."""
         return next(iter(self.stacks.values())).embed_tokens
 
     def set_input_embeddings(self, value: nn.Embedding) -> None:
@@ -118,14 +118,14 @@ class PosencModel(PreTrainedModel):
 
 
 def head_loss(logits: Tensor, labels: Optional[Tensor]) -> Optional[Tensor]:
-    """Return the cross entropy of ``(..., symbols)`` where labels are not -100."""
+    """Compute the cross entropy of ``(..., symbols)`` where labels are not -100."""
     if labels is None:
         return None
     return F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), ignore_index=-100)
 
 
 def resized(weight: Tensor, size: int) -> Tensor:
-    """Return the first ``size`` rows of a weight, those that it has not as zeros."""
+    """Cut a weight to ``size`` rows, or pad it with zeros."""
     kept = weight.detach()[:size]
     more = kept.new_zeros(size - kept.size(0), *kept.shape[1:])
     return torch.cat([kept, more])
@@ -144,13 +144,13 @@ class LMHead(nn.Module):
             self.weight = nn.Parameter(torch.zeros(config.vocab_size, config.hidden_size))
 
     def forward(self, x: Tensor, embeddings: Tensor) -> Tensor:
-        """Return scores ``(B, T, symbols)``; ``embeddings`` serve where they are tied."""
+        """Compute scores ``(B, T, symbols)``; ``embeddings`` serve where they are tied."""
         x = self.layer_norm(self.activation(self.dense(x)))
         return F.linear(x, getattr(self, "weight", embeddings), self.bias)
 
 
 class PosencForMaskedLM(PosencModel):
-    """Says what stands under ``<mask>``."""
+    """Predicts the token under each ``<mask>``."""
 
     def add_head(self, config: PosencConfig) -> None:
         """Add RoBERTa's head."""
@@ -170,7 +170,7 @@ class PosencForMaskedLM(PosencModel):
         labels: Optional[Tensor] = None,
         **kwargs: Any,
     ) -> MaskedLMOutput:
-        """Return scores ``(B, T, symbols)``; see :meth:`Stack.forward`."""
+        """Compute scores ``(B, T, symbols)``; see :meth:`Stack.forward`."""
         found = self.encoder(input_ids, attention_mask, **kwargs)
         logits = self.lm_head(found.last_hidden_state, self.encoder.embed_tokens.weight)
         return MaskedLMOutput(
@@ -191,7 +191,7 @@ class ClassificationHead(nn.Module):
         self.out_proj = nn.Linear(config.hidden_size, config.num_labels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return scores ``(B, classes)``."""
+        """Compute scores ``(B, classes)``."""
         return self.out_proj(self.activation(self.dense(x[:, 0])))
 
 
@@ -209,7 +209,7 @@ class PosencForSequenceClassification(PosencModel):
         labels: Optional[Tensor] = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutput:
-        """Return scores ``(B, classes)``; see :meth:`Stack.forward`."""
+        """Compute scores ``(B, classes)``; see :meth:`Stack.forward`."""
         found = self.encoder(input_ids, attention_mask, **kwargs)
         logits = self.classifier(found.last_hidden_state)
         loss = None
@@ -240,7 +240,7 @@ class PosencForQuestionAnswering(PosencModel):
         end_positions: Optional[Tensor] = None,
         **kwargs: Any,
     ) -> QuestionAnsweringModelOutput:
-        """Return two scores ``(B, T)``, -inf at padding; see :meth:`Stack.forward`."""
+        """Compute two scores ``(B, T)``, -inf at padding; see :meth:`Stack.forward`."""
         found = self.encoder(input_ids, attention_mask, **kwargs)
         padding = input_ids.eq(self.config.pad_token_id)
         if attention_mask is not None:

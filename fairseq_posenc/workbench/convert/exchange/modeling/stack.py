@@ -30,10 +30,10 @@ class Layer(GradientCheckpointingLayer):
         super().__init__()
         width = config.embed_dim
         self.norm_before = config.norm_before
-        self.self_attn = Attention(config, number, config.encodings_at("layer"))
+        self.self_attn = Attention(config, number, config.build_encodings("layer"))
         self.self_attn_layer_norm = nn.LayerNorm(width)
         if config.memory_dim is not None:
-            self.encoder_attn = CrossAttention(config, number, Encodings())
+            self.encoder_attn = CrossAttention(config, number, Encodings(), config.memory_dim)
             self.encoder_attn_layer_norm = nn.LayerNorm(width)
         self.fc1, self.fc2 = nn.Linear(width, config.ffn_dim), nn.Linear(config.ffn_dim, width)
         self.final_layer_norm = nn.LayerNorm(width)
@@ -49,7 +49,7 @@ class Layer(GradientCheckpointingLayer):
         need_weights: bool,
         memory: Optional[Memory],
     ) -> tuple[Tensor, Optional[Tensor], Optional[Tensor]]:
-        """Return ``(B, T, C)``, and the weights of both attentions."""
+        """Compute ``(B, T, C)``, and the weights of both attentions."""
         common: tuple[Any, ...] = (shared, cache, need_weights)
         found, weights = self.self_attn(self._before(x, self.self_attn_layer_norm), *common)
         x = self._after(x, found, self.self_attn_layer_norm)
@@ -83,8 +83,8 @@ class Stack(nn.Module):
         super().__init__()
         self.config, width = config, config.embed_dim
         self.embed_tokens = nn.Embedding(config.vocab_size, width, config.padding_idx)
-        self.positions = config.encodings_at("input")
-        self.encodings = config.encodings_at("stack")
+        self.positions = config.build_encodings("input")
+        self.encodings = config.build_encodings("stack")
         self.layernorm_embedding = nn.LayerNorm(width) if config.embedding_norm else None
         self.layers = nn.ModuleList(Layer(config, number) for number in range(config.num_layers))
         self.layer_norm = nn.LayerNorm(width) if config.final_norm else None
@@ -103,7 +103,7 @@ class Stack(nn.Module):
         output_hidden_states: bool = False,
         **kwargs: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """Return the output of the last layer, ``(B, T, C)``.
+        """Compute the output of the last layer, ``(B, T, C)``.
 
         Args:
             input_ids: symbols, ``(B, T)``: the last T of S.

@@ -1,4 +1,4 @@
-"""What gives the weights of a stack their meaning beside positions, names and shapes."""
+"""Settings that change what weights compute, but no name or shape of a tensor."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _PHRASES = {
 }
 
 
-class Meaning(NamedTuple):
-    """Settings of a stack that change what its weights compute, but no name or shape of a tensor.
+class WeightSettings(NamedTuple):
+    """Settings of a stack's weights that no name or shape of a tensor shows, positions excepted.
 
     A field is None where it is not known, or where the stack has no such thing.
 
@@ -44,7 +44,7 @@ class Meaning(NamedTuple):
     dictionary: str | None = None
 
     @classmethod
-    def of(cls, cfg: Any, layers: Any, dictionary: Any) -> Meaning:
+    def from_config(cls, cfg: Any, layers: Any, dictionary: Any) -> WeightSettings:
         """Read the settings of a stack.
 
         Args:
@@ -62,7 +62,7 @@ class Meaning(NamedTuple):
         )
 
     @classmethod
-    def decoded(cls, content: dict[str, Any]) -> Meaning:
+    def parse(cls, content: dict[str, Any]) -> WeightSettings:
         """Check the fields that a checkpoint has; those of earlier versions lack some or all.
 
         Raises:
@@ -74,16 +74,16 @@ class Meaning(NamedTuple):
                 raise TypeError(f"{name} is {value!r}")
         return cls(**found)
 
-    def completed(self, other: Meaning) -> Meaning:
+    def filled_from(self, other: WeightSettings) -> WeightSettings:
         """Fill in the fields that are not known from ``other``."""
         return other._replace(**{n: x for n, x in self._asdict().items() if x is not None})
 
-    def unknown(self, model: Meaning) -> list[str]:
-        """List the fields that a model has and the weights do not say."""
+    def unknown_beside(self, model: WeightSettings) -> list[str]:
+        """List the fields that are known of a model, but not of the weights."""
         fields = zip(self._fields, self, model)
         return [name for name, ours, theirs in fields if ours is None and theirs is not None]
 
-    def differences(self, model: Meaning, other: str = "the model has") -> list[str]:
+    def differences(self, model: WeightSettings, other: str = "the model has") -> list[str]:
         """Compare the fields that both sides know, in words.
 
         Args:
