@@ -70,7 +70,8 @@ def check_settings(state: Any) -> None:
             _refuse(place, value)
         if name in EVALUATED and isinstance(value, str) and not is_literal(value):
             _refuse(place, value)
-        if name in _LAYERS and value and not re.fullmatch(r"\d+(,\d+)*", str(value)):
+        listed = isinstance(value, str) and re.fullmatch(r"\d+(,\d+)*", value)
+        if name in _LAYERS and value and not listed:
             raise UserError(
                 f"its setting {_name(place)} is no list of layers, as 0,2,4: {_quote(value)}"
             )

@@ -63,6 +63,7 @@ def wait(connection: socket.socket) -> None:
     for number in SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, lambda number, frame: connection.send(bytes([number])))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     told = connection.recv(2, socket.MSG_WAITALL)
     if not told:
         sys.exit("the fork server has ended")
@@ -92,6 +93,7 @@ def main(program: str, words: list) -> None:
         server += ".plugin"
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(server)
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until wait() can pass them on
         start(connection, os.path.join(folder, "python"), words)
         wait(connection)
 

@@ -236,7 +236,11 @@ def test_nothing_of_an_export_is_left_where_it_is_refused(tmp_path, capsys):
 @pytest.mark.parametrize("name", ["config.json", "fairseq.json", "model.safetensors"])
 def test_a_pipe_is_not_waited_for(name, capsys):
     folder = export(checkpoint("causal_lm", "none"))
-    (folder / name).unlink()
+    (folder / name).unlink(missing_ok=True)
+    if name == "fairseq.json":  # of older exports
+        config = json.loads((folder / "config.json").read_text())
+        del config["fairseq"]
+        (folder / "config.json").write_text(json.dumps(config))
     os.mkfifo(folder / name)
     assert f"{name}: " in refused(folder, capsys)
 
@@ -280,15 +284,21 @@ PAYLOAD = "__import__('os').mkdir('it-ran') or [5]"
         ("translation", "task", {"source_lang": "${oc.env:HOME}"}),
     ],
 )
+@pytest.mark.parametrize("older", [False, True], ids=["config.json", "fairseq.json"])
 def test_the_options_of_a_folder_run_nothing_and_open_nothing(
-    family, part, change, tmp_path, monkeypatch, capsys
+    family, part, change, older, tmp_path, monkeypatch, capsys
 ):
     folder = export(checkpoint(family, "none"))
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")  # opening it would wait for ever
-    path = folder / "fairseq.json"
-    kept = json.loads(path.read_text())
-    path.write_text(json.dumps({**kept, part: {**kept[part], **change}}))
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    kept = config.pop("fairseq")
+    options = {**kept, part: {**kept[part], **change}}
+    if older:
+        path.write_text(json.dumps(config))
+        path = folder / "fairseq.json"
+    path.write_text(json.dumps(options if older else {**config, "fairseq": options}))
     told = refused(folder, capsys)
     assert f"{path}: its setting {part}.{[*change][-1]}" in told
     assert not Path("it-ran").exists()
@@ -298,10 +308,12 @@ def test_the_options_of_a_folder_run_nothing_and_open_nothing(
 @pytest.mark.parametrize("task", ["masked_lm", "language_modeling", "translation", "glue", "squad"])
 def test_another_tasks_name_is_one_line(family, task, capsys):
     folder = export(checkpoint(family, "none"))
-    path = folder / "fairseq.json"
-    kept = json.loads(path.read_text())
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    kept = config["fairseq"]
     own = kept["task"]["_name"] == task
-    path.write_text(json.dumps({**kept, "task": {**kept["task"], "_name": task}}))
+    kept["task"]["_name"] = task
+    path.write_text(json.dumps(config))
     fits = own or (family == "masked_lm" and task in ("glue", "squad"))
     import_(folder, code=0 if fits else 2)
     assert fits or "its model is of" in capsys.readouterr().err
@@ -323,9 +335,9 @@ def test_what_an_export_keeps_for_the_way_back_is_checked(capsys):
         ("model", {"attention_directions": "lr"}, "or other attention directions"),
         ("model", {"position_encoding": "shaw"}, "tensors of the model are not there"),
         ("task", {"_name": "bart"}, "its model is of a task that is none of masked_lm"),
-        ("model", {"activation_fn": "relu"}, "trained with activation gelu, the model has activ"),
+        ("model", {"activation_fn": "relu"}, "gelu in its head, where a model of fairseq"),
         ("meanings", {"encoder": {"heads": 2}}, "trained with 2 heads, the model has 4 heads"),
-        ("meanings", {"encoder": 3}, "fairseq.json: cannot be read"),
+        ("meanings", {"encoder": 3}, "config.json: cannot be read"),
     ):
         options = {**kept, part: {**kept[part], **change}}
         path.write_text(json.dumps({**config, "fairseq": options}))

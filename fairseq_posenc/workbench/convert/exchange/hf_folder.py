@@ -34,6 +34,11 @@ class Folder(NamedTuple):
     settings: dict[str, Any] | None
     weights: dict[str, Tensor]
 
+    @property
+    def source(self) -> Path:
+        """Name the file of the settings."""
+        return self.path / (CONFIG if FAIRSEQ in self.config or not self.settings else _OLDER)
+
 
 def read_folder(path: Path) -> Folder:
     """Read a folder; no code in it is run.

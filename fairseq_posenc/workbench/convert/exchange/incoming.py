@@ -52,22 +52,22 @@ def build(folder: Folder) -> Built:
     """
     _refuse_other_code(folder)
     own = folder.settings or settings_of(folder.config, folder.path)
-    with readable_errors(str(folder.path / FAIRSEQ)):
+    with readable_errors(str(folder.source)):
         check_settings({"cfg": own})
         refuse_files({"cfg": own})
     given, task = own.get("model"), own.get("task")
     if not isinstance(given, dict) or not isinstance(task, dict):
-        raise UserError(f"{folder.path / FAIRSEQ}: has no options of a model and of its task")
+        raise UserError(f"{folder.source}: has no options of a model and of its task")
     arch = str(given.get("_name") or given.get("arch"))
     family = family_of(arch)
     if family is None:
         raise UserError(f"{folder.path}: {shortened(arch)} is no architecture of fairseq_posenc")
-    if folder.settings:
-        own = retrained(own, folder)
-        given, task = own["model"], own["task"]
     tasks = (family.task, *_FINE_TUNING.get(family.name, ()))
     if task.get("_name") not in tasks:
         raise UserError(f"{folder.path}: its model is of a task that is none of {', '.join(tasks)}")
+    if folder.settings:
+        own = retrained(own, folder)
+        given, task = own["model"], own["task"]
     config = defaults(arch, task["_name"])
     plain = isinstance(config["model"], dict)
     values = {**(config["model"] if plain else vars(config["model"])), **given}
@@ -206,9 +206,9 @@ def _restate(folder: Folder, built: Built) -> None:
         try:
             meaning = WeightSettings.parse(meanings.get(side) or {})
         except (AttributeError, TypeError) as error:
-            raise UserError(f"{folder.path / FAIRSEQ}: cannot be read: {error}") from None
+            raise UserError(f"{folder.source}: cannot be read: {error}") from None
         if others := meaning.differences(stack.weight_settings):
-            raise UserError(f"{folder.path / FAIRSEQ}: {side}: {'; '.join(others)}")
+            raise UserError(f"{folder.source}: {side}: {'; '.join(others)}")
         stack.weight_settings = stack.weight_settings.filled_from(meaning)
         said = config.get(f"{side}_stack")
         if said:
