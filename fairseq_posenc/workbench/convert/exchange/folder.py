@@ -63,13 +63,16 @@ def write_model(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]
 def code(config: dict[str, Any]) -> str:
     """Return the code of a model: its classes, its encodings, and what those need."""
     classes = {name.rpartition(".")[2] for name in config["auto_map"].values()}
-    stacks = [config[key] for key in ("encoder_stack", "decoder_stack") if key in config]
-    encodings = [registry.get(name) for stack in stacks for name in stack["positions"]]
+    # A training in transformers writes the stack that a model lacks as null.
+    stacks = [config[key] for key in ("encoder_stack", "decoder_stack") if config.get(key)]
+    # It also sorts what it saves, so the order of encodings is that of their names.
+    names = [sorted(stack["positions"]) for stack in stacks]
+    encodings = [registry.get(name) for each in names for name in each]
     wanted = [Symbol(each.__module__, each.__name__) for each in encodings]
     for source in ("configuration", "heads", "generation"):
         name = f"fairseq_posenc.workbench.convert.exchange.modeling.{source}"
         wanted += [Symbol(name, each) for each in module(name).definitions if each in classes]
-    spec = " and ".join(dict.fromkeys("+".join(stack["positions"]) for stack in stacks))
+    spec = " and ".join(dict.fromkeys(map("+".join, names)))
     return standalone(_TITLE.format(spec=spec, version=__version__), wanted)
 
 
