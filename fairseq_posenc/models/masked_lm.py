@@ -37,25 +37,6 @@ class PositionalRobertaEncoder(RobertaEncoder):
         encoder.apply(init_bert_params)
         return encoder
 
-    def forward(
-        self, src_tokens: Tensor, *args: Any, target_tokens: Tensor | None = None, **kwargs: Any
-    ) -> Any:
-        """Encode tokens as fairseq's RoBERTa does; a masked end of a sentence still ends it.
-
-        Args:
-            src_tokens: ``[B, T]``.
-            *args: of fairseq's encoder.
-            target_tokens: ``[B, T]``, what masks stand for, from ``--include-target-tokens``.
-                Encodings of positions alone see the ends of sentences among it.
-            **kwargs: of fairseq's encoder.
-        """
-        if target_tokens is None:
-            return super().forward(src_tokens, *args, **kwargs)
-        stack: Any = self.sentence_encoder
-        unmasked = src_tokens.masked_fill(target_tokens.eq(stack.eos_idx), stack.eos_idx)
-        with set_context(stack.shared(unmasked, unmasked.size(1))):
-            return super().forward(src_tokens, *args, **kwargs)
-
 
 @register_model("positional_roberta")
 class PositionalRoberta(PositionCheckpoints, RetainedDropout, RobertaModel):
@@ -127,8 +108,14 @@ class PositionalRoberta(PositionCheckpoints, RetainedDropout, RobertaModel):
             *args: of fairseq's model.
             span_scores: whether to return the scores of each token as the first and as the last of
                 an answer, each ``[B, T]`` in float32.
-            **kwargs: of fairseq's model.
+            **kwargs: of fairseq's model; with ``--include-target-tokens`` also ``target_tokens``
+                ``[B, T]``, what masks stand for: a masked end of a sentence still ends it.
         """
+        if (targets := kwargs.pop("target_tokens", None)) is not None:
+            stack: Any = self.encoder.sentence_encoder  # type: ignore[union-attr]
+            unmasked = src_tokens.masked_fill(targets.eq(stack.eos_idx), stack.eos_idx)
+            with set_context(stack.shared(unmasked, unmasked.size(1))):
+                return self(src_tokens, *args, span_scores=span_scores, **kwargs)
         if not span_scores:
             return super().forward(src_tokens, *args, **kwargs)
         assert self.span_head is not None, "register_span_head() first"
