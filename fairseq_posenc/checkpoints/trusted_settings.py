@@ -84,8 +84,7 @@ def refuse_files(state: Any) -> None:
         UserError: names setting and file, and how to go on.
     """
     for place, name, value, _ in _files(state):
-        words = " ".join(sys.argv[1:]).replace("-", "_")
-        if name not in words:
+        if not _is_named(name, sys.argv[1:]):
             raise UserError(
                 f"its setting {_name(place)} names a file, {_quote(value)}, which fairseq would "
                 f"open; take it away with --model-overrides \"{{'{name}': None}}\" (its numbers "
@@ -172,6 +171,19 @@ def _files(state: Any) -> list[_Setting]:
 
 def _contents(section: Any) -> dict[Any, Any]:
     return vars(section) if isinstance(section, Namespace) else section
+
+
+def _is_named(setting: str, words: list[str]) -> bool:
+    """Check whether a command line sets it: ``--x``, ``model.x=`` or ``{'x': ...}``.
+
+    A file may be called like a setting, so its name anywhere proves nothing.
+    """
+    option = "--" + setting.replace("_", "-")
+    override = rf"""(\+*([\w@/]+\.)*{setting}=.*|\s*\{{.*['"]{setting}['"]\s*:.*)"""
+    return any(
+        word.replace("_", "-").partition("=")[0] == option or re.fullmatch(override, word, re.S)
+        for word in (each.removeprefix("--model-overrides=") for each in words)
+    )
 
 
 def _name(place: str) -> str:

@@ -279,7 +279,15 @@ def test_a_setting_that_the_command_line_names_is_the_users(tmp_path, monkeypatc
     monkeypatch.setattr(sys, "argv", ["fairseq-generate", "DATA"])
     with pytest.raises(UserError, match=r"args.encoder_embed_path names a file, 'vectors.txt'"):
         refuse_broken(path)
-    for word in ("--encoder-embed-path", "{'encoder_embed_path': None}"):
+    for word in (path.with_name("encoder_embed_path.pt"), "--encoder-embed", "{'x': 'y'}"):
+        monkeypatch.setattr(sys, "argv", ["fairseq-generate", "DATA", str(word)])
+        with pytest.raises(UserError, match=r"names a file"):
+            refuse_broken(path)
+    for word in (
+        *("--encoder-embed-path", "--encoder-embed-path=vectors.txt", "--encoder_embed_path"),
+        *("{'encoder_embed_path': None}", "--model-overrides={'encoder_embed_path':None}"),
+        *("model.encoder_embed_path=vectors.txt", "+model.encoder_embed_path=null"),
+    ):
         monkeypatch.setattr(sys, "argv", ["fairseq-generate", "DATA", word])
         refuse_broken(path)
 
