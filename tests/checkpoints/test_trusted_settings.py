@@ -179,6 +179,24 @@ ALONE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "setting", ["activation_dropout", "encoder_layerdrop", "tokens_per_sample"]
+)
+@pytest.mark.parametrize("command", ["inspect", "export", "plot"])
+def test_settings_of_another_type_are_one_line(
+    command, setting, secret, tmp_path, monkeypatch, capsys
+):
+    state = torch.load(source("masked_lm"), weights_only=True)
+    section = state["cfg"]["task" if setting == "seed" else "model"]
+    (vars(section) if isinstance(section, Namespace) else section)[setting] = "many"
+    torch.save(state, tmp_path / "file.pt")
+    message = start(command, tmp_path / "file.pt", capsys, monkeypatch)
+    assert message
+    assert f"{tmp_path / 'file.pt'}: no model can be built of its settings" in message
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("fault", ALONE)
 @pytest.mark.parametrize(("command", "kind"), CASES)
 def test_settings_of_another_form_are_one_line(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tempfile
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Optional
 
@@ -14,7 +16,7 @@ from fairseq.utils import split_paths
 from fairseq_posenc.checkpoints.recovery import newest_checkpoint
 from fairseq_posenc.checkpoints.safe_loading import open_mapped, readable_errors
 from fairseq_posenc.checkpoints.trusted_settings import forget_files
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.workbench.running import host  # noqa: F401  (registers models and tasks)
 from fairseq_posenc.workbench.running.files import written_whole
 
@@ -54,6 +56,22 @@ def _upgraded(state: State) -> State:
         torch.save(state, path)
         found: State = checkpoint_utils.load_checkpoint_to_cpu(str(path))
     return found
+
+
+@contextmanager
+def refuse_unusable_settings(place: str) -> Iterator[None]:
+    """Turn what goes wrong inside, where fairseq builds something of settings, into one line.
+
+    Args:
+        place: where the settings stand, for the message.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except (TypeError, ValueError, AttributeError, KeyError, AssertionError) as error:
+        reason = shortened(" ".join(str(error).split()))
+        raise UserError(f"{place}: no model can be built of its settings: {reason}") from error
 
 
 def write_state(state: State, path: Path) -> None:

@@ -17,7 +17,11 @@ from fairseq_posenc.checkpoints.identity import override_positions
 from fairseq_posenc.checkpoints.weights import refuse_broken_weights
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.registry import Spec
-from fairseq_posenc.workbench.loading.checkpoints import State, load_state
+from fairseq_posenc.workbench.loading.checkpoints import (
+    State,
+    load_state,
+    refuse_unusable_settings,
+)
 from fairseq_posenc.workbench.loading.dictionaries import open_task
 from fairseq_posenc.workbench.loading.families import (
     FAMILIES,
@@ -120,20 +124,21 @@ def open_model(
     if family is None:
         kinds = ", ".join(each.title for each in FAMILIES)
         raise UserError(f"{option} {path}: a model of the kind {arch}; those of {kinds} are read")
-    task, folder, dictionaries = open_task(path, state, data)
     # A checkpoint may have been trained with --init-positions; here it would hide a mistake.
     changes: dict[str, Any] = {"init_positions": False}
     if spec is not None:
         changes |= {"position_encoding": str(spec), "position_encoding_decoder": None}
-    try:
-        if spec is not None:
-            override_positions(state["model"], spec)
-        overwrite_args_by_name(state["cfg"], changes)
-        (model,), _ = checkpoint_utils.load_model_ensemble(
-            [str(path)], task=task, state={**state, "args": None}
-        )
-        refuse_broken_weights(state["model"], model.state_dict())  # fairseq's own do not
-    except UserError as error:
-        how = f" cannot be read with {spec}" if spec else ""
-        raise UserError(f"{option} {path}{how}: {error}") from error
+    with refuse_unusable_settings(f"{option} {path}"):
+        task, folder, dictionaries = open_task(path, state, data)
+        try:
+            if spec is not None:
+                override_positions(state["model"], spec)
+            overwrite_args_by_name(state["cfg"], changes)
+            (model,), _ = checkpoint_utils.load_model_ensemble(
+                [str(path)], task=task, state={**state, "args": None}
+            )
+            refuse_broken_weights(state["model"], model.state_dict())  # fairseq's own do not
+        except UserError as error:
+            how = f" cannot be read with {spec}" if spec else ""
+            raise UserError(f"{option} {path}{how}: {error}") from error
     return OpenModel(path, family, model.float().eval(), task, state, folder, dictionaries)

@@ -18,6 +18,7 @@ from fairseq_posenc.workbench.convert.exchange.fused_qkv import separated
 from fairseq_posenc.workbench.convert.exchange.hf_folder import Folder
 from fairseq_posenc.workbench.convert.exchange.hf_mapping import collect
 from fairseq_posenc.workbench.convert.exchange.retrained import retrained
+from fairseq_posenc.workbench.loading.checkpoints import refuse_unusable_settings
 from fairseq_posenc.workbench.loading.families import NO_WEIGHTS, defaults, family_of, stacks_of
 from fairseq_posenc.workbench.loading.families import build as build_model
 
@@ -73,11 +74,9 @@ def build(folder: Folder) -> Built:
     values = {**(config["model"] if plain else vars(config["model"])), **given}
     _refuse_other_sizes({**values, "classes": own.get("classes")}, folder)
     symbols = _symbols(folder)
-    try:
+    with refuse_unusable_settings(str(folder.path)):
         model = build_model({**values, "_name": arch}, symbols)
         _add_head(model, own)
-    except (TypeError, ValueError, AttributeError, KeyError, AssertionError) as error:
-        raise UserError(f"{folder.path}: no model can be built of its settings: {error}") from None
     config["model"] = values if plain else Namespace(**values)
     config["task"] = {**config["task"], **task, "data": str(folder.path)}
     before = (folder.settings or own)["model"]
