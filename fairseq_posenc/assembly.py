@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
-from functools import cache
+from collections import Counter
+from collections.abc import Callable
+from functools import cache, reduce
+from operator import or_
 from typing import NamedTuple
 
 import torch
@@ -11,12 +14,12 @@ from torch import Tensor
 
 from fairseq_posenc.backends import check
 from fairseq_posenc.backends.base import Mask, PerForwardCache
-from fairseq_posenc.encodings.base import Dims, Encodings
+from fairseq_posenc.encodings.base import Dims, Encoding, Encodings
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
-from fairseq_posenc.registry import Spec, build
+from fairseq_posenc.registry import Item, Spec, build, name_modules
 
 
 class Assembly(NamedTuple):
@@ -33,30 +36,34 @@ class Assembly(NamedTuple):
     def build_input(self) -> Encodings | None:
         """Build the encodings that add vectors to the token embeddings; None where none does."""
         token = _one_token()
-        drafts = _draft(self, "input").each()
-        adds = any(encoding.embed(token) is not None for encoding in drafts)
-        return build(self.spec.select("input"), self.dims) if adds else None
+        adds = any(self._draft(item).embed(token) is not None for item in self.spec.input)
+        return build(name_modules(self.spec.input), self.dims) if adds else None
 
     def build_stack(self) -> Encodings:
-        """Build the encodings that all layers share."""
-        return build(self.spec.select("stack"), self.dims)
+        """Build the encodings that layers share."""
+        built, shared = build(self.spec.shared, self.dims), self.spec.shared
+        built.kinds = tuple(
+            tuple(name for name, item in shared.items() if item in kind) for kind in self.spec.kinds
+        )
+        return built
 
-    def build_layer(self) -> Encodings:
-        """Build the encodings of one layer."""
-        return build(self.spec.select("layer"), self.dims)
+    def build_layer(self, index: int = 0) -> Encodings:
+        """Build the encodings of one layer's own, counted from 0."""
+        return build(self.spec.own(index), self.dims)
 
     def trained_at(self, length: int) -> Assembly:
         """Describe the same stack with weights that were trained at a length."""
         return self._replace(dims=self.dims._replace(trained_on=length))
 
-    def check(self, backend: str) -> Terms:
-        """Refuse encodings that cannot work together, or not on a backend; return their terms.
+    def check(self, backend: str) -> list[Terms]:
+        """Refuse encodings that cannot work together, or not on a backend; compute their terms.
 
         Args:
             backend: ``auto``, or one that must be used.
 
         Returns:
-            The terms of a single token, without values (on the device "meta").
+            The terms of a single token, without values (on the device "meta"), for each of the
+            spec's kinds of layers.
 
         Raises:
             UserError: names them.
@@ -64,9 +71,12 @@ class Assembly(NamedTuple):
         self.check_size()
         token = _one_token()
         span = Span.from_lengths(1, 1, token.tokens.device)
-        terms = _draft(self, "stack").terms(span, token) | _draft(self, "layer").terms(span, token)
-        check(backend, terms.unprojected(self.dims.num_heads), self.dims.head_dim)
-        return terms
+        kinds = []
+        for layer in self.spec.kinds:
+            terms = reduce(or_, (self._draft(item).terms(span, token) for item in layer), Terms())
+            check(backend, terms.unprojected(self.dims.num_heads), self.dims.head_dim)
+            kinds.append(terms)
+        return kinds
 
     def check_size(self, layers: int = 1, least: int = 0) -> None:
         """Refuse tables that this machine's memory cannot hold, before any is made.
@@ -94,22 +104,26 @@ class Assembly(NamedTuple):
 
         ``layers.*`` stands for each of the layers.
         """
-        sizes = {}
-        for place, prefix, modules in (
-            ("input", "embed_positions.", 1),
-            ("stack", "", 1),
-            ("layer", "layers.*.self_attn.", layers),
-        ):
-            for name, parameter in _draft(self, place).named_parameters():
-                sizes[f"{prefix}encodings.{name}"] = parameter.numel() * modules
-        return sizes
+        sizes: Counter[str] = Counter()
+        places = [("embed_positions.", name_modules(self.spec.input))]
+        places += [("", self.spec.shared)]
+        places += [("layers.*.self_attn.", self.spec.own(index)) for index in range(layers)]
+        for prefix, items in places:
+            for module, item in items.items():
+                for name, parameter in self._draft(item).named_parameters():
+                    sizes[f"{prefix}encodings.{module}.{name}"] += parameter.numel()
+        return dict(sizes)
+
+    def _draft(self, item: Item) -> Encoding:
+        return _draft(item, self.dims)
 
 
 @cache
-def _draft(assembly: Assembly, place: str) -> Encodings:
-    """Build the encodings of a place once, for questions: shapes without memory or values."""
+def _draft(item: Item, dims: Dims) -> Encoding:
+    """Build an encoding once, for questions: shapes without memory or values."""
     with torch.device("meta"):
-        return build(assembly.spec.select(place), assembly.dims)
+        (encoding,) = build(name_modules([item]), dims).each()
+        return encoding
 
 
 def _one_token() -> Positions:
@@ -130,6 +144,7 @@ class Shared(NamedTuple):
         source: of the source's keys, for rotary encoder-decoder attention.
         span: of the terms, where they have room for later steps of decoding.
         cache: of values that the first layer computes for all.
+        kinds: where layers differ, the state of each kind of them (see :meth:`of_kind`).
     """
 
     positions: Positions
@@ -138,19 +153,56 @@ class Shared(NamedTuple):
     source: Rotation | None = None
     span: Span | None = None
     cache: PerForwardCache | None = None
+    kinds: tuple[Shared, ...] = ()
 
     @classmethod
-    def compute(cls, encodings: Encodings, positions: Positions) -> Shared:
-        """Compute the position state from the encodings of a stack.
+    def compute(
+        cls,
+        encodings: Encodings,
+        positions: Positions,
+        span: Span | None = None,
+        terms_of: Callable[[str, Encoding], Terms] | None = None,
+    ) -> Shared:
+        """Compute the position state from the encodings of a stack, each of them once.
 
         Args:
             encodings: of :meth:`Assembly.build_stack`.
             positions: of the tokens.
+            span: of the terms, where they have room for later steps of decoding.
+            terms_of: computes the terms of an encoding by its name; by default those of the tokens.
         """
         tokens = positions.tokens
-        span = Span.from_lengths(positions.tgt_len, tokens.size(1), tokens.device)
-        rotation = encodings.rotation(positions.queries(positions.ids))
-        return cls(positions, encodings.terms(span, positions), rotation, cache=PerForwardCache())
+        now = Span.from_lengths(positions.tgt_len, tokens.size(1), tokens.device)
+        named = encodings.named()
+        ids = positions.queries(positions.ids)
+        rotations = {name: encoding.rotation(ids) for name, encoding in named.items()}
+        terms = {
+            name: terms_of(name, encoding) if terms_of else encoding.terms(now, positions)
+            for name, encoding in named.items()
+        }
+        states = [
+            cls(
+                positions,
+                reduce(or_, (terms[name] for name in names), Terms()),
+                next((rotations[name] for name in names if rotations[name] is not None), None),
+                span=span,
+                cache=None if span else PerForwardCache(),
+            )
+            for names in encodings.kinds
+        ]
+        return states[0] if len(states) == 1 else cls(positions, kinds=tuple(states))
+
+    def of_kind(self, kind: int) -> Shared:
+        """Select the state of a kind of layer (see :class:`~fairseq_posenc.registry.Spec`)."""
+        return self.kinds[kind] if self.kinds else self
+
+    def with_source(self, encodings: Encodings, ids: Tensor) -> Shared:
+        """Add the rotation of the source's keys at positions ``ids``, ``(B or 1, S)``."""
+        states = [
+            state._replace(source=encodings.rotation(ids, kind))
+            for kind, state in enumerate(self.kinds or (self,))
+        ]
+        return self._replace(kinds=tuple(states)) if self.kinds else states[0]
 
     def rotate(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Rotate query and key of the last T tokens, both ``(B, H, T, D)``."""

@@ -3,9 +3,14 @@
 A spec is what a user writes: names joined by ``+``, options in brackets, as in
 ``learned+m4m(max_distance=128)``. ``+reset`` is short for ``reset=true`` of the encoding before it.
 
+Layers may differ: specs joined by ``,`` are those of successive layers, ``3*`` repeats one, and the
+list is repeated over the stack. In ``3*rope,none`` every fourth layer has no positions. An encoding
+of the input holds for the whole stack, wherever it is written.
+
 Specs of one meaning have one canonical form, which checkpoints carry: options in the order of the
 constructor, without those that have their default; encodings of the input first, then rotations,
-then those of the scores, by name; ``none`` only where nothing else is.
+then those of the scores, by name; ``none`` only where nothing else is; the shortest list of layers,
+and the encoding of the input with the first of them.
 """
 
 from __future__ import annotations
@@ -15,7 +20,9 @@ import inspect
 import math
 import pkgutil
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from itertools import chain, groupby
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -26,7 +33,9 @@ from fairseq_posenc.errors import UserError, shortened
 # DecBERT's named settings: directions of the first layers, each with learned positions or without.
 DECBERT = {"decbert_same": "lr,lr", "decbert_diff": "lr,rl"}
 _ITEM = re.compile(r"\s*([a-z0-9_]+)\s*(?:\(([^()]*)\))?\s*")
+_REPEATED = re.compile(r"\s*(\d{1,6})\s*\*(.*)", re.DOTALL)
 _LONGEST = 1000  # characters of a spec; all encodings together have fewer
+_MOST_LAYERS = 1000
 # What numbers can be: beyond, tables fit into no memory, and scores into no number.
 _WHOLE = (1, 1_000_000)
 _FACTOR = (1e-6, 1e12)
@@ -50,20 +59,85 @@ class Item(NamedTuple):
         return f"{self.name}({values})" if values else self.name
 
 
+Layer = tuple[Item, ...]  # the encodings of one layer, those of the input excepted
+
+
 class Spec(NamedTuple):
-    """A parsed spec; ``str()`` gives its canonical form."""
+    """A parsed spec; ``str()`` gives its canonical form.
 
-    items: tuple[Item, ...]
+    Attributes:
+        input: the encodings of the input.
+        layers: those of successive layers, repeated over the stack.
+    """
 
-    def select(self, place: str) -> Spec:
-        """Select the encodings whose modules live at a place.
+    input: Layer
+    layers: tuple[Layer, ...]
 
-        ``input``: beside the token embeddings; ``stack``: one for all layers; ``layer``: one each.
+    @classmethod
+    def uniform(cls, items: Layer) -> Spec:
+        """Make the spec of a stack whose layers are all alike."""
+        at_input = tuple(item for item in items if module_place(get(item.name)) == "input")
+        in_layers = tuple(item for item in items if item not in at_input)
+        return cls(tuple(item for item in at_input if item.name != "none"), (in_layers,))
+
+    @property
+    def items(self) -> Layer:
+        """All encodings, each once; ``none`` only where nothing else is."""
+        return tuple(dict.fromkeys([*self.input, *chain(*self.layers)])) or (Item("none"),)
+
+    @property
+    def kinds(self) -> tuple[Layer, ...]:
+        """The layers that differ, each once."""
+        return tuple(dict.fromkeys(self.layers))
+
+    @property
+    def shared(self) -> dict[str, Item]:
+        """The encodings of which all layers share one module, by its name in the stack."""
+        return name_modules(item for item in self.items if module_place(get(item.name)) == "stack")
+
+    def own(self, index: int) -> dict[str, Item]:
+        """Select the encodings of which a layer has a module of its own, by name.
+
+        Args:
+            index: of the layer, from 0.
         """
-        return Spec(tuple(item for item in self.items if module_place(get(item.name)) == place))
+        layer = self.layers[index % len(self.layers)]
+        return name_modules(item for item in layer if module_place(get(item.name)) == "layer")
+
+    def kind(self, index: int) -> int:
+        """Look up which of :attr:`kinds` a layer is of."""
+        return self.kinds.index(self.layers[index % len(self.layers)])
+
+    def keep(self, layers: Sequence[int]) -> Spec:
+        """Describe the stack that has only some of the layers."""
+        return self._replace(layers=_period([self.layers[i % len(self.layers)] for i in layers]))
+
+    def each(self) -> list[Spec]:
+        """Split the list of layers into the specs of single layers."""
+        return [self.keep([index]) for index in range(len(self.layers))]
+
+    def check_length(self, layers: int) -> None:
+        """Refuse a list of layers that is longer than the stack.
+
+        Raises:
+            UserError: states both lengths.
+        """
+        if len(self.layers) > layers:
+            raise UserError(
+                f"position encoding {shortened(str(self))!r} is a list of {len(self.layers)} "
+                f"layers, but the stack has {layers}: shorten it to what is repeated"
+            )
 
     def __str__(self) -> str:
-        return "+".join(map(str, self.items))
+        texts = ["+".join(map(str, layer)) for layer in self.layers]
+        first = "+".join(map(str, self.input))
+        runs = []
+        for text, same in groupby(texts):
+            if first:
+                text, first = f"{first}+{text}" if text else first, ""
+            count = len(list(same))
+            runs.append(f"{count}*{text or 'none'}" if count > 1 else text or "none")
+        return ",".join(runs)
 
 
 def module_place(cls: type[Encoding]) -> str:
@@ -126,26 +200,50 @@ def parse(text: str) -> Spec:
         raise UserError(
             f"position encoding {shortened(text)!r}: longer than {_LONGEST:,} characters"
         )
+    layers: list[list[Item]] = []
+    for part in re.split(r",(?![^(]*\))", text):
+        repeated = _REPEATED.fullmatch(part)
+        count, one = (int(repeated[1]), repeated[2]) if repeated else (1, part)
+        if not 1 <= count <= _MOST_LAYERS - len(layers):
+            raise UserError(
+                f"position encoding {shortened(text)!r}: name from 1 to {_MOST_LAYERS:,} layers"
+            )
+        layers += [_parse_layer(one, text)] * count
+    layers = [[item for item in layer if item.name != "none"] for layer in layers]
+    at_input = dict.fromkeys(x for x in chain(*layers) if module_place(get(x.name)) == "input")
+    in_layers = [sorted(set(layer) - at_input.keys(), key=_order) for layer in layers]
+    for layer in in_layers:
+        _refuse_double([*at_input, *layer])
+    return Spec(tuple(at_input), _period([tuple(layer) for layer in in_layers]))
+
+
+def _parse_layer(part: str, text: str) -> list[Item]:
+    """Parse the spec of one layer, a part of ``text``."""
     items: list[tuple[str, dict[str, Any]]] = []
-    for part in re.split(r"\+(?![^(]*\))", text):
-        match = _ITEM.fullmatch(part)
+    for one in re.split(r"\+(?![^(]*\))", part):
+        match = _ITEM.fullmatch(one)
         if match is None:
             raise UserError(
                 f"cannot read position encoding {shortened(text)!r}: expected names joined by '+', "
-                "each with options as in m4m(max_distance=128)"
+                "each with options as in m4m(max_distance=128); layers that differ joined by ',' "
+                "as in 3*rope,none"
             )
         name, written = match.groups()
         if name == "reset":
             _apply_reset(items, text)
         else:
             items.append((name, _parse_options(name, written or "")))
-    spec = Spec(tuple(Item.canonical(name, values) for name, values in items))
-    _refuse_double(spec)
-    return _sort_items(spec)
+    found = [Item.canonical(name, values) for name, values in items]
+    _refuse_double(found)
+    return found
 
 
-def build(spec: Spec, dims: Dims) -> Encodings:
+def build(items: Spec | Mapping[str, Item], dims: Dims) -> Encodings:
     """Build new encodings, their parameters drawn.
+
+    Args:
+        items: by the names of their modules, or all those of a spec.
+        dims: sizes of the stack.
 
     Raises:
         UserError: sizes that an encoding cannot work with, or terms that cannot be combined.
@@ -161,20 +259,38 @@ def build(spec: Spec, dims: Dims) -> Encodings:
         raise UserError(
             f"width {dims.embed_dim} cannot be divided among {dims.num_heads} attention heads"
         )
+    if isinstance(items, Spec):
+        items = name_modules(items.items)
     built = Encodings(
-        {item.name: get(item.name)(dims, **dict(item.options)) for item in spec.items}
+        {key: get(item.name)(dims, **dict(item.options)) for key, item in items.items()}
     )
     for encoding in built.each():
         encoding.reset_parameters()
     return built
 
 
-def _sort_items(spec: Spec) -> Spec:
-    """Sort the items by place and name; ``none`` stays only where it is alone."""
-    items = [item for item in spec.items if item.name != "none"] or list(spec.items)
-    places = get_args(get_type_hints(Encoding)["acts_on"])[0]
-    order = get_args(places)
-    return Spec(tuple(sorted(items, key=lambda x: (order.index(get(x.name).acts_on), x.name))))
+def _order(item: Item) -> tuple[int, str]:
+    """Order items by place and name."""
+    places = get_args(get_args(get_type_hints(Encoding)["acts_on"])[0])
+    return places.index(get(item.name).acts_on), item.name
+
+
+def name_modules(items: Iterable[Item]) -> dict[str, Item]:
+    """Name the modules of items, which may be of one encoding with other options: rope, rope_2."""
+    named: dict[str, Item] = {}
+    for item in items:
+        same = sum(other.name == item.name for other in named.values())
+        named[f"{item.name}_{same + 1}" if same else item.name] = item
+    return named
+
+
+def _period(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+    """Find the shortest list of layers that gives this one when it is repeated."""
+    size = len(layers)
+    for period in range(1, size + 1):
+        if size % period == 0 and list(layers[:period]) * (size // period) == list(layers):
+            break
+    return tuple(layers[:period])
 
 
 def _apply_reset(items: list[tuple[str, dict[str, Any]]], text: str) -> None:
@@ -220,10 +336,10 @@ def _convert(name: str, key: str, value: str, kind: Any) -> Any:
         if value.lower() in ("true", "false"):
             return value.lower() == "true"
         raise UserError(f"{name}({key}={shortened(value)}): write true or false")
-    return _number(name, key, value, kind) if kind in (int, float) else kind(value)
+    return _read_number(name, key, value, kind) if kind in (int, float) else kind(value)
 
 
-def _number(name: str, key: str, text: str, kind: type) -> float:
+def _read_number(name: str, key: str, text: str, kind: type) -> float:
     """Parse a number: all of them are sizes, distances or factors, so above 0."""
     written = f"{name}({key}={shortened(text)})"
     try:
@@ -240,15 +356,16 @@ def _number(name: str, key: str, text: str, kind: type) -> float:
     return number
 
 
-def _refuse_double(spec: Spec) -> None:
+def _refuse_double(items: Sequence[Item]) -> None:
     seen: dict[str, str] = {}
-    for item in spec.items:
+    written = shortened("+".join(map(str, items)))
+    for item in items:
         place = get(item.name).acts_on
         if item.name in seen.values():
-            raise UserError(f"{shortened(str(spec))}: {item.name} is named twice")
+            raise UserError(f"{written}: {item.name} is named twice")
         if place != "scores" and place in seen:
             raise UserError(
-                f"{shortened(str(spec))}: {seen[place]} and {item.name} both act on the {place}; "
+                f"{written}: {seen[place]} and {item.name} both act on the {place}; "
                 "choose one of them"
             )
         seen[place if place != "scores" else item.name] = item.name

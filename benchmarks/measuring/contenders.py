@@ -87,7 +87,7 @@ def layer_and_shared(spec: str, dims: Dims) -> tuple[Encodings, Encodings]:
     weights, which processors are slow at.
     """
     parsed = registry.parse(spec)
-    parts = [registry.build(parsed.select(place), dims) for place in ("layer", "stack")]
+    parts = [registry.build(items, dims) for items in (parsed.own(0), parsed.shared)]
     for part in parts:
         for parameter in part.parameters():
             torch.nn.init.normal_(parameter, std=TABLE_STD)

@@ -85,14 +85,15 @@ class Identity(NamedTuple):
             model: identity of the model.
             layers: those that it has of the trained ones; None for all.
         """
-        directions = self.directions
+        positions, directions = self.positions, self.directions
         if layers is not None:
+            positions = str(parse(positions).keep(layers))
             old = directions.split(",")
             kept = tuple(old[i] if i < len(old) else "both" for i in layers)
             directions = ",".join(_strip_both(kept))
         found = []
-        if self.positions != model.positions:
-            found.append(f"trained with {self.positions}, the model has {model.positions}")
+        if positions != model.positions:
+            found.append(f"trained with {positions}, the model has {model.positions}")
         if directions != model.directions:
             ours, theirs = (x or "both" for x in (directions, model.directions))
             found.append(f"trained with attention directions {ours}, the model has {theirs}")

@@ -12,7 +12,7 @@ Shape legend, for all docstrings and for comments such as ``# [B, H, T, D]``:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import reduce
 from operator import or_
 from typing import ClassVar, Literal, NamedTuple, Optional, TypeVar
@@ -140,15 +140,38 @@ def register(name: str) -> Callable[[EncodingClass], EncodingClass]:
 
 
 class Encodings(nn.ModuleDict):
-    """Encodings that work together, by name."""
+    """Encodings that work together, by name.
+
+    Where the layers of a stack differ, each kind of layer takes part in some of them.
+
+    Args:
+        encodings: by name.
+
+    Attributes:
+        kinds: for each kind of layer, the names of its encodings; by default all are of one kind.
+    """
+
+    def __init__(self, encodings: Mapping[str, Encoding]) -> None:
+        super().__init__(encodings)
+        self.kinds: tuple[tuple[str, ...], ...] = (tuple(encodings),)
+
+    def named(self) -> dict[str, Encoding]:
+        """Look up the encodings by name, in the order of their spec."""
+        return {name: each for name, each in self.items() if isinstance(each, Encoding)}
 
     def each(self) -> list[Encoding]:
         """List the encodings in the order of their spec."""
-        return [encoding for encoding in self.values() if isinstance(encoding, Encoding)]
+        return list(self.named().values())
 
-    def rotation(self, ids: Tensor) -> Rotation | None:
-        """Compute the rotation of the one that rotates (see :meth:`Encoding.rotation`), or None."""
-        found = (encoding.rotation(ids) for encoding in self.each())
+    def select(self, kind: int) -> Encodings:
+        """Select the encodings of a kind of layer; the modules are the same."""
+        named = self.named()
+        return Encodings({name: named[name] for name in self.kinds[kind]})
+
+    def rotation(self, ids: Tensor, kind: int = 0) -> Rotation | None:
+        """Compute the rotation of a kind of layer (see :meth:`Encoding.rotation`), or None."""
+        named = self.named()
+        found = (named[name].rotation(ids) for name in self.kinds[kind])
         return next((rotation for rotation in found if rotation is not None), None)
 
     def terms(self, span: Span, positions: Positions) -> Terms:

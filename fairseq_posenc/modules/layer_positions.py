@@ -33,21 +33,23 @@ class LayerPositions(nn.Module):
 
     Args:
         positions: of the stack that the layer is in; not a part of this module.
+        layer: of the stack, from 0; for a spec whose layers differ.
 
     Raises:
         UserError: the encodings need queries, keys or values themselves.
     """
 
-    def __init__(self, positions: StackPositions) -> None:
+    def __init__(self, positions: StackPositions, layer: int = 0) -> None:
         super().__init__()
-        terms = positions.assembly.check("auto")
+        self.kind = positions.assembly.spec.kind(layer)
+        terms = positions.assembly.check("auto")[self.kind]
         if terms.product or any(terms.given("table", "values")) or terms.channel_gain is not None:
             raise UserError(
                 f"{positions.assembly.spec}: its scores are more than a rotated dot product, a "
                 "factor and a bias for each distance: take a SelfAttention"
             )
         self.scale = score_scale(terms, positions.assembly.dims.head_dim)
-        self.encodings = positions.assembly.build_layer()
+        self.encodings = positions.assembly.build_layer(layer)
 
     def bias(self, shared: Shared) -> Tensor | None:
         """Add this to the scaled scores, before masks and softmax.
@@ -109,4 +111,4 @@ class LayerPositions(nn.Module):
         span = Span.from_lengths(
             positions.tgt_len, positions.tokens.size(1), positions.tokens.device
         )
-        return shared.terms | self.encodings.terms(span, positions)
+        return shared.of_kind(self.kind).terms | self.encodings.terms(span, positions)

@@ -31,6 +31,7 @@ class PositionEncoding(StackPositions):
         causal: bool = False,
     ) -> None:
         super().__init__(spec, embed_dim, num_heads, max_positions, causal)
+        self.assembly.spec.check_length(1)
         self.layer = self.assembly.build_layer()
 
     def parameter_counts(self) -> dict[str, int]:

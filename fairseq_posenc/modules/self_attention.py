@@ -80,6 +80,7 @@ class SelfAttention(SelfAttentionCore, nn.Module):
             default ``lr`` in a causal stack, else ``both``.
         backend: ``auto``, or the name of one that must be used.
         bias: whether the projections have biases.
+        layer: of the stack, from 0; for a spec whose layers differ.
 
     Raises:
         UserError: an unknown direction, or a backend that cannot compute the encodings.
@@ -92,6 +93,7 @@ class SelfAttention(SelfAttentionCore, nn.Module):
         direction: Optional[str] = None,
         backend: str = "auto",
         bias: bool = True,
+        layer: int = 0,
     ) -> None:
         super().__init__()
         dims = positions.assembly.dims
@@ -107,7 +109,8 @@ class SelfAttention(SelfAttentionCore, nn.Module):
         self.q_proj, self.k_proj, self.v_proj, self.out_proj = (
             nn.Linear(width, width, bias) for _ in range(4)
         )
-        self.encodings = positions.assembly.build_layer()
+        self.encodings = positions.assembly.build_layer(layer)
+        self.kind = positions.assembly.spec.kind(layer)
 
     def forward(
         self, x: Tensor, shared: Shared, cache: Optional[Cache] = None, need_weights: bool = False
@@ -128,6 +131,7 @@ class SelfAttention(SelfAttentionCore, nn.Module):
         Raises:
             UserError: the positions are of other tokens than those in the cache and ``x``.
         """
+        shared = shared.of_kind(self.kind)
         query, key, value = self.project(x, shared)
         self._check_past(shared.positions, x.size(1), cache)
         if cache is not None:

@@ -21,7 +21,8 @@ class StackPositions(nn.Module):
     """The positions of a stack of layers: what is added at its input, and what its layers share.
 
     Args:
-        spec: encodings by name, joined by +, such as ``learned+m4m(max_distance=128)``.
+        spec: encodings by name, joined by +, such as ``learned+m4m(max_distance=128)``; layers that
+            differ joined by commas, such as ``3*rope,none``.
         embed_dim: width of the model.
         num_heads: number of attention heads.
         max_positions: longest sequence; trained tables have their size from it.

@@ -37,6 +37,7 @@ class PositionalAttention(SelfAttentionCore, MultiheadAttention):
         encodings: the encodings of this layer, those of the input excepted.
         direction: ``both``, ``lr`` or ``rl`` (see :class:`~fairseq_posenc.backends.base.Mask`).
         backend: ``auto`` or the name of a backend.
+        kind: which of the stack's kinds of layers this one is (see :class:`Shared`).
         **kwargs: fairseq's own.
     """
 
@@ -49,6 +50,7 @@ class PositionalAttention(SelfAttentionCore, MultiheadAttention):
         encodings: Encodings,
         direction: str = "both",
         backend: str = "auto",
+        kind: int = 0,
         **kwargs: Any,
     ) -> None:
         super().__init__(embed_dim, num_heads, self_attention=True, **kwargs)
@@ -57,6 +59,7 @@ class PositionalAttention(SelfAttentionCore, MultiheadAttention):
         self.encodings = encodings
         self.direction = direction
         self.backend = backend
+        self.kind = kind
 
     def __prepare_scriptable__(self) -> None:
         """Refuse ``torch.jit.script``, which asks this of every part of a model.

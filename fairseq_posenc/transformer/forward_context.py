@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -52,9 +52,9 @@ def inject_context(
     Terms come one by one, as ``shared_NAME``: tensors inside a tuple would lose their gradients
     under activation checkpointing.
     """
-    shared = _context.shared
-    if shared is None:
+    if _context.shared is None:
         raise UserError("the layers were called past their stack's forward: no positions known")
+    shared = _context.shared.of_kind(cast(Any, layer).self_attn.kind)
     tensors = {f"shared_{name}": tensor for name, _, tensor in shared.terms.given()}
     bare = shared.terms._replace(**dict.fromkeys(TERMS))  # type: ignore[arg-type]
     return args, {**kwargs, "shared": shared._replace(terms=bare), **tensors}

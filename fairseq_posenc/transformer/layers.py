@@ -72,9 +72,9 @@ class _PositionalLayer:
         with set_context(collect_context(shared, kwargs)):
             return super().forward(*args, **kwargs)  # type: ignore[misc]
 
-    def _attention(self, kind: Any, cfg: Any, stack: Any, **kwargs: Any) -> Any:
-        """Build an attention of a kind, with fairseq's options of the stack."""
-        return kind(
+    def _attention(self, attention: Any, cfg: Any, stack: Any, **kwargs: Any) -> Any:
+        """Build an attention of a class, with fairseq's options of the stack."""
+        return attention(
             self.embed_dim,
             stack.attention_heads,
             dropout=cfg.attention_dropout,
@@ -86,9 +86,16 @@ class _PositionalLayer:
 
 
 class PositionalEncoderLayer(_PositionalLayer, TransformerEncoderLayerBase):
-    """fairseq's encoder layer with our self-attention."""
+    """fairseq's encoder layer with our self-attention.
 
-    def __init__(self, cfg: Any, return_fc: bool = False) -> None:
+    Args:
+        cfg: fairseq's TransformerConfig, with our options as ``cfg.position``.
+        return_fc: fairseq's own.
+        index: of the layer, from 0.
+    """
+
+    def __init__(self, cfg: Any, return_fc: bool = False, index: int = 0) -> None:
+        self.index = index  # fairseq's constructor builds the attention
         super().__init__(cfg, return_fc)
         # fairseq 0.12.2 skips self_attn in evaluation on its fast path: positions would vanish.
         # The copies would be parameters that nothing trains, which DDP refuses.
@@ -106,8 +113,9 @@ class PositionalEncoderLayer(_PositionalLayer, TransformerEncoderLayerBase):
             PositionalAttention,
             cfg,
             cfg.encoder,
-            encodings=Assembly(cfg.position.encoder, encoder_dims(cfg)).build_layer(),
+            encodings=Assembly(cfg.position.encoder, encoder_dims(cfg)).build_layer(self.index),
             backend=cfg.position.backend,
+            kind=cfg.position.encoder.kind(self.index),
         )
 
 
@@ -115,7 +123,16 @@ class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
     """fairseq's decoder layer with our self-attention.
 
     Cross-attention is fairseq's own, unless an encoding asks for rotations in it.
+
+    Args:
+        cfg: fairseq's TransformerConfig, with our options as ``cfg.position``.
+        no_encoder_attn: True for a language model.
+        index: of the layer, from 0.
     """
+
+    def __init__(self, cfg: Any, no_encoder_attn: bool = False, index: int = 0) -> None:
+        self.index = index  # fairseq's constructor builds the attentions
+        super().__init__(cfg, no_encoder_attn)
 
     def build_self_attention(
         self, embed_dim: int, cfg: Any, add_bias_kv: bool = False, add_zero_attn: bool = False
@@ -127,15 +144,16 @@ class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
             PositionalAttention,
             cfg,
             cfg.decoder,
-            encodings=Assembly(cfg.position.decoder, decoder_dims(cfg)).build_layer(),
+            encodings=Assembly(cfg.position.decoder, decoder_dims(cfg)).build_layer(self.index),
             backend=cfg.position.backend,
+            kind=cfg.position.decoder.kind(self.index),
             add_bias_kv=add_bias_kv,
             add_zero_attn=add_zero_attn,
         )
 
     def build_encoder_attention(self, embed_dim: int, cfg: Any) -> nn.Module:
         """Build fairseq's cross-attention, or the rotary one."""
-        if not rotates_source(cfg.position.decoder):
+        if not rotates_source(cfg.position.decoder.keep([self.index])):
             stock: nn.Module = super().build_encoder_attention(embed_dim, cfg)
             return stock
         width = cfg.encoder.embed_dim

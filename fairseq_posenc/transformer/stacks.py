@@ -16,7 +16,7 @@ from fairseq_posenc.assembly import Assembly, Shared
 from fairseq_posenc.checkpoints.identity import Identity
 from fairseq_posenc.checkpoints.weight_settings import WeightSettings
 from fairseq_posenc.encodings.base import Dims, Encoding
-from fairseq_posenc.encodings.rotation import Rotation
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, may_sync
 from fairseq_posenc.registry import Spec
@@ -41,6 +41,7 @@ class _PositionalStack:
     embed_positions: nn.Module | None
     padding_idx: int
     layers_kept: list[int] | None = None
+    layers_built = 0  # fairseq numbers none
     weight_settings: WeightSettings
     _get_full_incremental_state_key: Callable[[str], str]
 
@@ -53,7 +54,7 @@ class _PositionalStack:
                 f"--attention-directions names {len(directions)} layers, but there are "
                 f"{len(self.layers)}"
             )
-        terms = assembly.check(backend)
+        kinds = assembly.check(backend)
         self.assembly, self.backend, self.eos_idx = assembly, backend, eos_idx
         at_input = assembly.build_input()
         self.embed_positions = (
@@ -66,8 +67,8 @@ class _PositionalStack:
             layer.self_attn.direction = direction
             layer.register_forward_pre_hook(inject_context, with_kwargs=True)
         # What depends on distance alone can be kept from step to step of any generation.
-        self.by_distance = terms.pair_bias is None and terms.first is None
-        self.resets = terms.first is not None
+        self.by_distance = all(each.pair_bias is None and each.first is None for each in kinds)
+        self.resets = any(each.first is not None for each in kinds)
 
     @property
     def identity(self) -> Identity:
@@ -108,14 +109,17 @@ class _PositionalStack:
         if state is None or not (self.by_distance or not positions.left_padded):
             return Shared.compute(self.encodings, positions)
         span = span_of_step(positions, self.assembly.dims.max_positions)
-        terms = cached_terms(
-            state,
-            self._get_full_incremental_state_key("terms"),
-            span,
-            lambda span: self.encodings.terms(span, lookahead_positions(positions, span)),
-        )
-        rotation = self.encodings.rotation(positions.queries(positions.ids))
-        return Shared(positions, terms, rotation, span=span)
+
+        def terms_of(name: str, encoding: Encoding) -> Terms:
+            key = self._get_full_incremental_state_key(f"terms.{name}")
+            return cached_terms(
+                state,
+                key,
+                span,
+                lambda span: encoding.terms(span, lookahead_positions(positions, span)),
+            )
+
+        return Shared.compute(self.encodings, positions, span, terms_of)
 
 
 class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
@@ -131,9 +135,12 @@ class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
     def __init__(
         self, cfg: Any, dictionary: Any, embed_tokens: nn.Embedding, return_fc: bool = False
     ) -> None:
-        assembly = _assembly(cfg.position.encoder, encoder_dims(cfg), cfg.encoder.layers)
+        kept = _layers_kept(cfg.encoder.layers_to_keep)
+        spec = _spec_kept(cfg.position.encoder, kept, cfg.encoder.layers)
+        cfg.position = cfg.position._replace(encoder=spec)  # of which layers are built
+        assembly = _assembly(spec, encoder_dims(cfg), cfg.encoder.layers)
         super().__init__(cfg, dictionary, embed_tokens, return_fc)
-        self.layers_kept = _layers_kept(cfg.encoder.layers_to_keep)
+        self.layers_kept = kept
         self.weight_settings = WeightSettings.from_config(cfg, cfg.encoder, dictionary)
         options = cfg.position
         self.install(
@@ -145,7 +152,9 @@ class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
 
     def build_encoder_layer(self, cfg: Any) -> nn.Module:
         """Build a layer, wrapped as fairseq does."""
-        return wrap_layer(PositionalEncoderLayer(cfg, return_fc=self.return_fc), cfg)
+        self.layers_built += 1
+        layer = PositionalEncoderLayer(cfg, self.return_fc, self.layers_built - 1)
+        return wrap_layer(layer, cfg)
 
     def forward(self, src_tokens: Tensor, *args: Any, **kwargs: Any) -> dict[str, list[Tensor]]:
         """Encode ``src_tokens``, ``(B, S)``; arguments and result are fairseq's."""
@@ -174,16 +183,22 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         no_encoder_attn: bool = False,
         output_projection: nn.Module | None = None,
     ) -> None:
-        assembly = _assembly(cfg.position.decoder, decoder_dims(cfg), cfg.decoder.layers)
+        kept = _layers_kept(cfg.decoder.layers_to_keep)
+        spec = _spec_kept(cfg.position.decoder, kept, cfg.decoder.layers)
+        cfg.position = cfg.position._replace(decoder=spec)  # of which layers are built
+        assembly = _assembly(spec, decoder_dims(cfg), cfg.decoder.layers)
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
+        self.layers_kept = kept
         self.weight_settings = WeightSettings.from_config(cfg, cfg.decoder, dictionary)
         every_layer = ("lr",) * len(self.layers)
         self.install(assembly, dictionary.eos(), every_layer, cfg.position.backend)
-        self.rotates_source = rotates_source(cfg.position.decoder)
+        self.rotates_source = rotates_source(spec)
 
     def build_decoder_layer(self, cfg: Any, no_encoder_attn: bool = False) -> nn.Module:
         """Build a layer, wrapped as fairseq does."""
-        return wrap_layer(PositionalDecoderLayer(cfg, no_encoder_attn), cfg)
+        self.layers_built += 1
+        layer = PositionalDecoderLayer(cfg, no_encoder_attn, self.layers_built - 1)
+        return wrap_layer(layer, cfg)
 
     def extract_features(
         self,
@@ -211,7 +226,7 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
             and encoder_out is not None
             and tgt_len == prev_output_tokens.size(1)
         ):
-            shared = shared._replace(source=self._source_rotation(encoder_out))
+            shared = shared.with_source(self.encodings, self._source_ids(encoder_out))
         with set_context(shared):
             features: tuple[Tensor, dict[str, Any]] = super().extract_features(
                 prev_output_tokens, encoder_out, incremental_state, False, *args, **kwargs
@@ -221,15 +236,15 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
     def buffered_future_mask(self, tensor: Tensor) -> None:
         """Build no mask: the layers' direction replaces it, without a matrix of pairs."""
 
-    def _source_rotation(self, encoder_out: dict[str, list[Tensor]]) -> Rotation | None:
-        """Compute the rotation of the source's keys, which later steps have in their caches."""
+    def _source_ids(self, encoder_out: dict[str, list[Tensor]]) -> Tensor:
+        """Number the source's tokens, whose keys later steps have in their caches, rotated."""
         (states,) = encoder_out["encoder_out"]  # [S, B, C]
         padding = encoder_out["encoder_padding_mask"]
         tokens = padding[0].long() if padding else states.new_zeros(states.shape[1::-1]).long()
         positions = Positions.from_tokens(
             tokens, padding_idx=1, eos_idx=-1, tgt_len=0, inspect_padding=False
         )
-        return self.encodings.rotation(positions.ids)
+        return positions.ids
 
     def _check_step(self, tokens: Tensor, state: Any) -> None:
         """Refuse to decode a token whose predecessors have not been decoded."""
@@ -255,6 +270,14 @@ def _layers_kept(layers_to_keep: str | None) -> list[int] | None:
     if not layers_to_keep:
         return None
     return sorted(int(index) for index in layers_to_keep.split(","))
+
+
+def _spec_kept(spec: Spec, kept: list[int] | None, layers: int) -> Spec:
+    """Select the encodings of the layers that are kept; a list must not exceed the stack."""
+    if kept is not None:
+        return spec.keep(kept)
+    spec.check_length(layers)
+    return spec
 
 
 def _directions_kept(directions: tuple[str, ...], layers: list[int] | None) -> tuple[str, ...]:

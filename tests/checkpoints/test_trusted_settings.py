@@ -187,7 +187,7 @@ def test_settings_of_another_type_are_one_line(
     command, setting, secret, tmp_path, monkeypatch, capsys
 ):
     state = torch.load(source("masked_lm"), weights_only=True)
-    section = state["cfg"]["task" if setting == "seed" else "model"]
+    section = state["cfg"]["task" if setting == "tokens_per_sample" else "model"]
     (vars(section) if isinstance(section, Namespace) else section)[setting] = "many"
     torch.save(state, tmp_path / "file.pt")
     message = start(command, tmp_path / "file.pt", capsys, monkeypatch)

@@ -252,7 +252,7 @@ def test_a_part_of_odd_heads_can_be_rotated():
 
 def test_values_by_distance_go_with_any_scale():
     parsed = registry.parse("shaw(scale_factor=2)+shaw_values")
-    assert Assembly(parsed, DIMS).check("auto").scale_factor == 2
+    assert Assembly(parsed, DIMS).check("auto")[0].scale_factor == 2
 
 
 def test_xpos_is_finite_in_fp16_at_both_ends_of_a_long_sequence():

@@ -83,6 +83,13 @@ COMPOSITIONS = [
     "tupe_shared(reset=true)",
     "m4m+alibi",
 ]
+# Layers that differ: some without positions, with tables of their own, with one shared by some.
+PATTERNS = [
+    "rope,none",
+    "learned+m4m,t5",
+    "t5,alibi+t5(num_buckets=16)",
+    "m4(reset=true),rope(base=500)",
+]
 NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
 
 

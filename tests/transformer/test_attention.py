@@ -23,8 +23,7 @@ def make(spec: str, direction: str = "both", backend: str = "auto", **kwargs):
     dims = DIMS._replace(causal=needs_causal(spec))
     parsed = registry.parse(spec)
     # Shared encodings too are put into the layer here: a stack only passes their terms on.
-    scored = registry.Spec(parsed.select("layer").items + parsed.select("stack").items)
-    built = registry.build(scored, dims)
+    built = registry.build({**parsed.own(0), **parsed.shared}, dims)
     attention = PositionalAttention(16, 2, built, direction, backend, **kwargs).double().eval()
     for parameter in attention.parameters():
         torch.nn.init.normal_(parameter, std=0.4)

@@ -25,6 +25,7 @@ from tests.helpers.commands import sentences
 from tests.helpers.tiny_models import (
     ARCHITECTURES,
     COMPOSITIONS,
+    PATTERNS,
     STOCK,
     logits,
     make_model,
@@ -33,7 +34,7 @@ from tests.helpers.tiny_models import (
 )
 
 FAMILIES = list(ARCHITECTURES)
-SPECS = [*registry.names(), *COMPOSITIONS, "sinusoidal(layout=fairseq)"]
+SPECS = [*registry.names(), *COMPOSITIONS, *PATTERNS, "sinusoidal(layout=fairseq)"]
 # Every encoding in every family that it has a meaning in; options are tested on the attention.
 CASES = [
     (family, spec)
@@ -369,6 +370,15 @@ def test_a_causal_lms_inner_sizes_follow_its_width():
 BAD_OPTIONS = [
     ("masked_lm", {"position_encoding": "alibbi"}, "unknown position encoding 'alibbi'; known: "),
     ("masked_lm", {"position_encoding": "m4(max=3)"}, "m4 has no option 'max=3'; its options: max"),
+    ("masked_lm", {"position_encoding": "learned,sinusoidal"}, "both act on the input"),
+    ("masked_lm", {"position_encoding": "3*rope,none"}, "a list of 4 layers, but the stack has 3"),
+    ("causal_lm", {"position_encoding": "2*rope,none"}, "a list of 3 layers, but the stack has 2"),
+    ("masked_lm", {"position_encoding": "rope,xpos"}, "xpos is for causal models"),
+    (
+        "masked_lm",
+        {"position_encoding": "rope,m4m", "position_backend": "sdpa"},
+        "position backend sdpa cannot compute this",
+    ),
     ("masked_lm", {"position_encoding": "learned+sinusoidal"}, "both act on the input"),
     ("masked_lm", {"position_encoding": "m4+m4m"}, "query table"),
     ("masked_lm", {"attention_directions": "lr,up"}, "'up' is none of both, lr, rl"),

@@ -13,6 +13,7 @@ from fairseq_posenc.assembly import Shared
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.registry import parse
 
 _TOKEN, _PADDING, _END = 3, 1, 2
 _SEED = 1
@@ -34,7 +35,7 @@ class Stack(NamedTuple):
     @property
     def spec(self) -> str:
         """The position encodings."""
-        return str(self.layers[0].assembly.spec)
+        return str(parse(",".join(str(layer.assembly.spec) for layer in self.layers)))
 
     @property
     def num_heads(self) -> int:
@@ -54,7 +55,8 @@ class Stack(NamedTuple):
     @property
     def differ(self) -> bool:
         """Whether layers have encodings of their own."""
-        return bool(self.layers[0].layer.each())
+        specs = {layer.assembly.spec for layer in self.layers}
+        return len(specs) > 1 or bool(self.layers[0].layer.each())
 
     def where(self, layer: int) -> str:
         """Return in words whose encodings a layer's are; layers are counted from 0."""
@@ -75,15 +77,18 @@ class Stack(NamedTuple):
 
 
 def of_spec(spec: str, embed_dim: int, num_heads: int, max_positions: int, causal: bool) -> Stack:
-    """Return a stack of one layer as it is before training.
+    """Return the layers of a spec as they are before training.
 
     Raises:
         UserError: a spec that cannot be read or has no meaning, or sizes that do not fit.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
-        positions = PositionEncoding(spec, embed_dim, num_heads, max_positions, causal)
-    return Stack("decoder" if causal else "encoder", [positions.eval()], [])
+        layers = [
+            PositionEncoding(layer, embed_dim, num_heads, max_positions, causal).eval()
+            for layer in map(str, parse(spec).each())
+        ]
+    return Stack("decoder" if causal else "encoder", layers, [])
 
 
 def of_model(model: nn.Module) -> dict[str, Stack]:
@@ -128,13 +133,15 @@ def _of_trained(stack: Any) -> Stack:
     layers, projections = [], []
     for index in range(len(stack.layers)):  # iterating would apply LayerDrop
         attention = stack.layers[index].self_attn
+        own = spec.keep([index])
         positions = PositionEncoding(
-            str(spec), dims.embed_dim, dims.num_heads, dims.max_positions, dims.causal
+            str(own), dims.embed_dim, dims.num_heads, dims.max_positions, dims.causal
         )
         at_input = stack.embed_positions
-        positions.assembly = stack.assembly
+        positions.assembly = stack.assembly._replace(spec=own)
         positions.input = None if at_input is None else at_input.encodings
-        positions.shared, positions.layer = stack.encodings, attention.encodings
+        positions.shared = stack.encodings.select(attention.kind)
+        positions.layer = attention.encodings
         layers.append(positions.eval())
         query, key = (
             projection.weight.detach().unflatten(0, (dims.num_heads, -1))

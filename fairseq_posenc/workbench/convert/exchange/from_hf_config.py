@@ -73,4 +73,4 @@ def _positions(model: str, config: dict[str, Any], path: Path) -> tuple[Spec, in
     found = parse_positions(model, config)
     if found is None:
         raise UserError(f"{path}: the positions of its {model} are none that the package has")
-    return Spec((Item.canonical(found.name, dict(found.options)),)), found.max_positions
+    return Spec.uniform((Item.canonical(found.name, dict(found.options)),)), found.max_positions

@@ -7,15 +7,17 @@ long as it is one. Rotations name the coordinates that are a pair.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Optional
+from itertools import product
+from typing import Any, Optional, cast
 
 import torch
 from torch import Tensor
 
 from fairseq_posenc import registry
+from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.rope import Rope
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.registry import Item, Spec
+from fairseq_posenc.registry import Item, Layer, Spec
 
 
 def reordered(
@@ -33,47 +35,55 @@ def reordered(
         UserError: another encoding of the stack has vectors that queries or keys are multiplied by.
     """
     dims, spec = stack.assembly.dims, stack.assembly.spec
-    before, now = _rotary(registry.build(old, dims)), _rotary(registry.build(spec, dims))
-    if before is None or now is None or before.rotated != now.rotated:
-        return {}
-    if before.layout == now.layout:
-        return {}
-    _refuse_vectors(stack)
-    index = torch.empty_like(now.order())
-    index[now.order()] = before.order()
-    crosses = getattr(stack, "rotates_source", False)
-    heads = dims.num_heads
+    attentions = ["self_attn"]
+    if getattr(stack, "rotates_source", False):
+        attentions.append("encoder_attn")
     found = {}
-    for name in _projections(prefix, len(stack.layers), crosses):
-        for kind in ("weight", "bias"):
-            weight = weights[f"{name}.{kind}"]
-            rows = weight.unflatten(0, (heads, -1))[:, index]  # [H, D, ...]
-            found[f"{name}.{kind}"] = rows.flatten(0, 1)
+    for layer in range(len(stack.layers)):
+        before, now = (_rotary(each, layer, dims) for each in (old, spec))
+        if before is None or now is None or before.rotated != now.rotated:
+            continue
+        if before.layout == now.layout:
+            continue
+        _refuse_vectors(stack)
+        index = torch.empty_like(now.order())
+        index[now.order()] = before.order()
+        for name in _projections(f"{prefix}layers.{layer}", attentions):
+            rows = weights[name].unflatten(0, (dims.num_heads, -1))[:, index]  # [H, D, ...]
+            found[name] = rows.flatten(0, 1)
     return found
 
 
 def without_layout(spec: Spec) -> Spec:
     """Return positions, each rotation of which has the layout that is its default."""
-    items = ({key: value for key, value in item.options if key != "layout"} for item in spec.items)
-    return Spec(tuple(Item.canonical(item.name, rest) for item, rest in zip(spec.items, items)))
+
+    def plain(layer: Layer) -> Layer:
+        options = (dict(item.options) for item in layer)
+        without = ({key: x for key, x in each.items() if key != "layout"} for each in options)
+        return tuple(Item.canonical(item.name, each) for item, each in zip(layer, without))
+
+    layers = tuple(map(plain, spec.layers))
+    return Spec(plain(spec.input), layers).keep(range(len(layers)))
 
 
-def _rotary(encodings: registry.Encodings) -> Optional[Rope]:
-    return next((each for each in encodings.each() if isinstance(each, Rope)), None)
+def _rotary(spec: Spec, layer: int, dims: Dims) -> Optional[Rope]:
+    """Build the rotary encoding of a layer, if it has one."""
+    for item in spec.keep([layer]).items:
+        if issubclass(registry.get(item.name), Rope):
+            (built,) = registry.build({item.name: item}, dims).each()
+            return cast(Rope, built)
+    return None
 
 
-def _projections(prefix: str, layers: int, crosses: bool) -> Iterator[str]:
-    attentions = ("self_attn", "encoder_attn") if crosses else ("self_attn",)
-    for layer in range(layers):
-        for attention in attentions:
-            for part in ("q_proj", "k_proj"):
-                yield f"{prefix}layers.{layer}.{attention}.{part}"
+def _projections(layer: str, attentions: list[str]) -> Iterator[str]:
+    """Name the parameters that make a layer's queries and keys."""
+    for attention, part in product(attentions, ("q_proj", "k_proj")):
+        yield from (f"{layer}.{attention}.{part}.{kind}" for kind in ("weight", "bias"))
 
 
 def _refuse_vectors(stack: Any) -> None:
     """Refuse an order of coordinates that vectors of another encoding do not have."""
-    terms = stack.assembly.check("auto")
-    if not terms.content_only:
+    if not all(terms.content_only for terms in stack.assembly.check("auto")):
         raise UserError(
             f"{stack.assembly.spec}: the layout of pairs can be changed beside encodings that add "
             "numbers to the scores, not beside those whose vectors meet queries or keys"

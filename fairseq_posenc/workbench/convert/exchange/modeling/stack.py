@@ -33,7 +33,7 @@ class Layer(GradientCheckpointingLayer):
         self.self_attn = Attention(config, number, config.build_encodings("layer"))
         self.self_attn_layer_norm = nn.LayerNorm(width)
         if config.memory_dim is not None:
-            self.encoder_attn = CrossAttention(config, number, Encodings(), config.memory_dim)
+            self.encoder_attn = CrossAttention(config, number, Encodings({}), config.memory_dim)
             self.encoder_attn_layer_norm = nn.LayerNorm(width)
         self.fc1, self.fc2 = nn.Linear(width, config.ffn_dim), nn.Linear(config.ffn_dim, width)
         self.final_layer_norm = nn.LayerNorm(width)

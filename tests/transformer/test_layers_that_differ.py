@@ -1,0 +1,148 @@
+"""Layers that differ: each computes what the formulas of its own encodings say."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+import pytest
+import torch
+
+from fairseq_posenc import registry
+from fairseq_posenc.api import SelfAttention, StackPositions
+from fairseq_posenc.errors import UserError
+from tests.helpers import oracles
+from tests.helpers.formulas import awake, their_scores
+from tests.helpers.tiny_models import (
+    ARCHITECTURES,
+    PATTERNS,
+    make_model,
+    make_tokens,
+    needs_causal,
+)
+
+LENGTH = 17  # beyond the 16 keys that kernels handle apart
+ALL = [*PATTERNS, "3*rope,none", "2*m4m,xpos", "rope,rope(base=500),m4(reset=true),alibi+m4m"]
+
+
+@torch.no_grad()
+def by_formula(attention, encodings, spec, x, direction):
+    """Attend one sentence ``(length, 16)`` in float64, by the oracle of the layer's encodings."""
+
+    def heads(projection):
+        return projection(x).view(len(x), 2, 8).transpose(0, 1)
+
+    query, key, value = (heads(p) for p in (attention.q_proj, attention.k_proj, attention.v_proj))
+    projections = {"project_query": attention.q_proj, "project_key": attention.k_proj}
+    scores = their_scores(encodings, spec, query, key, **projections)
+    attended = oracles.attention(scores, value, oracles.allowed(direction, len(x), len(x)))
+    return attention.out_proj(attended.transpose(0, 1).reshape(len(x), 16))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("spec", ALL)
+def test_each_layer_equals_the_formula_of_its_encodings(spec, causal):
+    if (needs_causal(spec) and not causal) or ("t5" in spec and causal):
+        return  # the oracle of t5 has the buckets of encoders
+    direction = "lr" if causal else "both"
+    positions = awake(StackPositions(spec, 16, 2, max_positions=20, causal=causal)).double()
+    parsed = registry.parse(spec)
+    embeddings = torch.randn(3, LENGTH, 16, dtype=torch.float64)
+    padding = torch.zeros(3, LENGTH, dtype=torch.bool)
+    padding[1, -2:] = True
+    padding[2, :2] = True
+    x, shared = positions(embeddings, padding)
+    for index in range(8):
+        layer = SelfAttention(positions, layer=index).double().eval()
+        awake(layer.encodings)
+        found, _ = layer(x, shared)
+        own = parsed.keep([index])
+        modules = dict(layer.encodings.items())
+        for name, item in parsed.shared.items():
+            if item in own.items:
+                modules[item.name] = positions.shared[name]
+        for row in range(3):
+            real = ~padding[row]
+            expected = by_formula(layer, modules, str(own), x[row, real], direction)
+            torch.testing.assert_close(found[row, real], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_what_some_layers_share_is_one_module_computed_once(monkeypatch):
+    positions = StackPositions("t5,none,t5+alibi,t5(num_buckets=16)", 16, 2, max_positions=20)
+    computed = []
+    cls = registry.get("t5")
+    terms = cls.terms
+    monkeypatch.setattr(cls, "terms", lambda self, *a: (computed.append(self), terms(self, *a))[1])
+    assert list(positions.shared) == ["t5", "alibi", "t5_2"]
+    positions(torch.zeros(1, 5, 16))
+    assert [id(each) for each in computed] == [id(positions.shared[n]) for n in ("t5", "t5_2")]
+
+
+@pytest.mark.parametrize(
+    ("written", "canonical"),
+    [
+        ("rope,none", "rope,none"),
+        ("rope , rope,rope,  none", "3*rope,none"),
+        ("3*rope,1*none,rope,2*rope,none", "3*rope,none"),
+        ("rope,rope", "rope"),
+        ("2*none", "none"),
+        ("none,learned", "learned"),
+        ("2*learned+m4m,none", "2*learned+m4m,none"),
+        ("m4m,m4m,learned", "2*learned+m4m,none"),
+        ("alibi+rope,m4(max_distance=3,per_head=true)", None),
+    ],
+)
+def test_specs_have_one_canonical_form(written, canonical):
+    spec = registry.parse(written)
+    if canonical is not None:
+        assert str(spec) == canonical
+    assert registry.parse(str(spec)) == spec
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("0*rope", "name from 1 to 1,000 layers"),
+        ("999*rope,2*none", "name from 1 to 1,000 layers"),
+        ("999999*rope", "name from 1 to 1,000 layers"),
+        ("rope,", "cannot read position encoding"),
+        ("3*", "cannot read position encoding"),
+        ("x*rope", "cannot read position encoding"),
+        ("rope,rop", "unknown position encoding 'rop'"),
+        ("learned,sinusoidal", "learned and sinusoidal both act on the input"),
+        ("rope,rope+xpos", "rope and xpos both act on the rotation"),
+    ],
+)
+def test_lists_that_cannot_be_read_are_one_line(written, message):
+    with pytest.raises(UserError, match=message):
+        registry.parse(written)
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_another_pattern_is_not_taken_for_the_trained_one(family):
+    trained = make_model(family, position_encoding="rope,none").state_dict()
+    other = make_model(family, position_encoding="none,rope")
+    with pytest.raises(UserError, match="trained with rope,none, the model has none,rope"):
+        other.load_state_dict(trained)
+
+
+def test_pruned_layers_keep_their_encodings():
+    whole = make_model("masked_lm", position_encoding="rope,none,m4m")
+    given = {"arch": "roberta_none_tiny", "encoder_layers_to_keep": "0,2"}
+    pruned = make_model(
+        "masked_lm", position_encoding="rope,none,m4m", encoder_layers_to_keep="0,2"
+    )
+    pruned.load_state_dict(whole.state_dict(), model_cfg=Namespace(**given))
+    stack = pruned.encoder.sentence_encoder
+    assert stack.identity.positions == "rope,m4m"
+    assert [list(layer.self_attn.encodings) for layer in stack.layers] == [[], ["m4m"]]
+
+
+def test_directions_are_a_list_of_their_own():
+    """Both lists begin with the first layer; that of directions ends with ``both``."""
+    model = make_model("masked_lm", position_encoding="rope,none", attention_directions="lr")
+    stack = model.encoder.sentence_encoder
+    assert stack.directions == ("lr", "both", "both")
+    assert stack.identity.describe().startswith("trained with rope,none, attention directions lr")
+    tokens = make_tokens()
+    moved = torch.cat([torch.full((3, 2), 1), tokens], 1)
+    torch.testing.assert_close(model(moved)[0][:, 2:], model(tokens)[0], rtol=1e-5, atol=1e-5)
