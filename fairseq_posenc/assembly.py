@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from functools import cache, reduce
-from operator import or_
+from operator import and_, or_
 from typing import NamedTuple
 
 import torch
@@ -15,11 +15,12 @@ from torch import Tensor
 from fairseq_posenc.backends import check
 from fairseq_posenc.backends.base import Mask, PerForwardCache
 from fairseq_posenc.encodings.base import Dims, Encoding, Encodings
+from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
-from fairseq_posenc.registry import Item, Spec, build, name_modules
+from fairseq_posenc.registry import Item, Spec, build, get, name_modules
 
 
 class Assembly(NamedTuple):
@@ -74,7 +75,8 @@ class Assembly(NamedTuple):
         kinds = []
         for layer in self.spec.kinds:
             terms = reduce(or_, (self._draft(item).terms(span, token) for item in layer), Terms())
-            check(backend, terms.unprojected(self.dims.num_heads), self.dims.head_dim)
+            limited = any(get(item.name).acts_on == "mask" for item in layer)
+            check(backend, terms.unprojected(self.dims.num_heads), self.dims.head_dim, limited)
             kinds.append(terms)
         return kinds
 
@@ -142,6 +144,7 @@ class Shared(NamedTuple):
         terms: those that all layers share.
         rotation: of the queries and keys of the last T tokens, or None.
         source: of the source's keys, for rotary encoder-decoder attention.
+        locality: of the keys that a query may see.
         span: of the terms, where they have room for later steps of decoding.
         cache: of values that the first layer computes for all.
         kinds: where layers differ, the state of each kind of them (see :meth:`of_kind`).
@@ -151,6 +154,7 @@ class Shared(NamedTuple):
     terms: Terms = Terms()
     rotation: Rotation | None = None
     source: Rotation | None = None
+    locality: Locality = Locality()
     span: Span | None = None
     cache: PerForwardCache | None = None
     kinds: tuple[Shared, ...] = ()
@@ -180,11 +184,13 @@ class Shared(NamedTuple):
             name: terms_of(name, encoding) if terms_of else encoding.terms(now, positions)
             for name, encoding in named.items()
         }
+        limits = {name: encoding.locality(positions) for name, encoding in named.items()}
         states = [
             cls(
                 positions,
                 reduce(or_, (terms[name] for name in names), Terms()),
                 next((rotations[name] for name in names if rotations[name] is not None), None),
+                locality=reduce(and_, (limits[name] for name in names), Locality()),
                 span=span,
                 cache=None if span else PerForwardCache(),
             )
@@ -213,6 +219,6 @@ class Shared(NamedTuple):
     def mask(self, direction: str) -> Mask:
         """Make the mask of a direction and the padding among the tokens."""
         positions = self.positions
-        mask = Mask(direction, cache=self.cache)
+        mask = Mask(direction, cache=self.cache, locality=self.locality)
         padding = mask.cached("padding", (positions.tokens,), lambda: positions.padding)
         return mask._replace(key_padding=padding)

@@ -154,9 +154,15 @@ def _scan() -> None:
 
 
 def names() -> list[str]:
-    """List the names of all encodings, sorted."""
+    """List the names of all encodings, sorted; what only limits the keys is none."""
     _scan()
-    return sorted(ENCODINGS)
+    return sorted(name for name, cls in ENCODINGS.items() if cls.acts_on != "mask")
+
+
+def mask_names() -> list[str]:
+    """List the names of what limits the keys that a query sees, sorted."""
+    _scan()
+    return sorted(name for name, cls in ENCODINGS.items() if cls.acts_on == "mask")
 
 
 def names_for(*, encoder: bool = False, decoder: bool = False) -> list[str]:
@@ -173,7 +179,8 @@ def get(name: str) -> type[Encoding]:
     _scan()
     if name not in ENCODINGS:
         raise UserError(
-            f"unknown position encoding {shortened(name)!r}; known: {', '.join(names())}"
+            f"unknown position encoding {shortened(name)!r}; known: {', '.join(names())}; "
+            f"limits of attention: {', '.join(mask_names())}"
         )
     return ENCODINGS[name]
 
@@ -363,12 +370,13 @@ def _refuse_double(items: Sequence[Item]) -> None:
         place = get(item.name).acts_on
         if item.name in seen.values():
             raise UserError(f"{written}: {item.name} is named twice")
-        if place != "scores" and place in seen:
+        several = place in ("scores", "mask")
+        if not several and place in seen:
             raise UserError(
                 f"{written}: {seen[place]} and {item.name} both act on the {place}; "
                 "choose one of them"
             )
-        seen[place if place != "scores" else item.name] = item.name
+        seen[item.name if several else place] = item.name
 
 
 def _format_value(value: Any) -> str:

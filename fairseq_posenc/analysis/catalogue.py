@@ -95,6 +95,7 @@ def run_count(args: argparse.Namespace) -> int:
     dims = Dims(args.embed_dim, args.heads, args.max_positions, args.decoder)
     if args.layers < 1:
         raise UserError(f"--layers {args.layers}: must be at least 1")
+    spec.check_length(args.layers)
     sizes = Assembly(spec, dims).parameters(args.layers)
     total = sum(sizes.values())
     if args.json:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Optional, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.terms import Terms
 
 DIRECTIONS = ("both", "lr", "rl")
@@ -58,6 +59,7 @@ class Mask(NamedTuple):
         key_padding: ``(B, S)`` of bool, True for padding, or None.
         pairs: ``(T, S)`` of bool, True where a query must not see a key, or None.
         cache: of the forward pass; None outside of one.
+        locality: limits of the keys.
 
     Source: DecBERT, arXiv:2204.08688, for layers with a direction. The diagonal is never masked
     by a direction.
@@ -67,6 +69,7 @@ class Mask(NamedTuple):
     key_padding: Tensor | None = None
     pairs: Tensor | None = None
     cache: Optional[PerForwardCache] = None
+    locality: Locality = Locality()
 
     @property
     def may_hide_all(self) -> bool:
@@ -75,8 +78,40 @@ class Mask(NamedTuple):
 
     def forbidden(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor | None:
         """Combine all masks: True hides a key, ``(B or 1, 1, T or 1, S)``; None hides none."""
-        deps = (self.direction, self.key_padding, self.pairs, tgt_len, src_len, device)
+        deps = (*self[:3], *self.locality, tgt_len, src_len, device)
         return self.cached("forbidden", deps, lambda: self._combine(tgt_len, src_len, device))
+
+    def hides_distances(self, distances: Tensor) -> Tensor:
+        """Check which signed distances from a query to a key are hidden; bool of their shape."""
+        reach = self.locality.reach(self.direction)
+        hidden = torch.zeros_like(distances, dtype=torch.bool)
+        if self.direction != "both":
+            hidden = distances > 0 if self.direction == "lr" else distances < 0
+        return hidden if reach is None else hidden | (distances.abs() > reach)
+
+    def visible_ranges(
+        self, tgt_len: int, src_len: int, device: torch.device
+    ) -> tuple[Tensor, Tensor] | None:
+        """Compute the first and last key that each query may see, ``(B or 1, T)`` each.
+
+        Padding is left out of account. None where a segment's tokens do not stand together.
+        """
+        here = torch.arange(src_len - tgt_len, src_len, device=device).unsqueeze(0)  # [1, T]
+        low, high = torch.zeros_like(here), torch.full_like(here, src_len - 1)
+        if (reach := self.locality.reach(self.direction)) is not None:
+            low, high = (here - reach).clamp(min=0), (here + reach).clamp(max=src_len - 1)
+        if (segments := self.locality.segments) is not None:
+            if bool((segments.diff(dim=1) < 0).any()):
+                return None
+            ours = segments[:, src_len - tgt_len :].contiguous()
+            low = torch.maximum(low, torch.searchsorted(segments.contiguous(), ours))
+            last = torch.searchsorted(segments.contiguous(), ours, right=True) - 1
+            high = torch.minimum(high, last)
+        if self.direction == "lr":
+            high = high.minimum(here)
+        elif self.direction == "rl":
+            low = low.maximum(here)
+        return low, high
 
     def cached(self, key: str, deps: tuple[object, ...], compute: Callable[[], _T]) -> _T:
         """Compute a value once for a forward pass; see :meth:`PerForwardCache.get`."""
@@ -84,12 +119,18 @@ class Mask(NamedTuple):
 
     def _combine(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor | None:
         parts = []
-        if self.direction == "rl" or (self.direction == "lr" and tgt_len > 1):
-            ones = torch.ones(tgt_len, src_len, dtype=torch.bool, device=device)  # [T, S]
-            diagonal = src_len - tgt_len
-            parts.append(
-                ones.triu(diagonal + 1) if self.direction == "lr" else ones.tril(diagonal - 1)
-            )
+        if (
+            self.direction == "rl"
+            or (self.direction == "lr" and tgt_len > 1)
+            or self.locality.window is not None
+        ):
+            distances = torch.arange(src_len, device=device) - torch.arange(
+                src_len - tgt_len, src_len, device=device
+            ).unsqueeze(1)  # [T, S]
+            parts.append(self.hides_distances(distances))
+        if (segments := self.locality.segments) is not None:
+            own = segments[:, src_len - tgt_len :, None]  # [B or 1, T, 1]
+            parts.append(own.ne(segments[:, None])[:, None])  # [B or 1, 1, T, S]
         if self.pairs is not None:
             parts.append(self.pairs)
         if self.key_padding is not None:
@@ -110,6 +151,7 @@ class CallFeatures(NamedTuple):
         src_len: S.
         head_dim: D.
         padded: whether a mask differs from sentence to sentence.
+        limited: whether a window or segments hide keys.
         dropout: whether weights are dropped.
         need_weights: whether the weights are asked for.
     """
@@ -120,6 +162,7 @@ class CallFeatures(NamedTuple):
     src_len: int = 512
     head_dim: int = 64
     padded: bool = False
+    limited: bool = False
     dropout: bool = False
     need_weights: bool = False
 
@@ -155,6 +198,7 @@ class AttentionCall(NamedTuple):
             self.key.size(2),
             self.query.size(3),
             self.mask.key_padding is not None,
+            self.mask.locality.limits,
             self.dropout > 0,
             self.need_weights,
         )

@@ -48,13 +48,14 @@ def available() -> dict[str, str]:
     return {name: backend.unavailable() for name, backend in BACKENDS.items()}
 
 
-def check(requested: str, terms: Terms, head_dim: int) -> None:
+def check(requested: str, terms: Terms, head_dim: int, limited: bool = False) -> None:
     """Refuse a requested backend that cannot compute ``terms`` at all.
 
     Args:
         requested: ``auto`` or the name of a backend.
         terms: with rows projected.
         head_dim: D.
+        limited: whether a window or segments hide keys.
 
     Raises:
         UserError: it cannot, cannot run on this machine, or is unknown.
@@ -66,7 +67,7 @@ def check(requested: str, terms: Terms, head_dim: int) -> None:
     backend = BACKENDS[requested]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     why_not = backend.unavailable() or backend.refuses(
-        terms, CallFeatures(device, head_dim=head_dim)
+        terms, CallFeatures(device, head_dim=head_dim, limited=limited)
     )
     if why_not:
         raise UserError(f"position backend {requested} cannot compute this: {why_not}")
@@ -140,6 +141,8 @@ def _rank_on_cpu(terms: Terms, call: CallFeatures) -> tuple[list[str], str]:
         return (["sdpa", "reference"] if terms.content_only else ["reference"]), reason
     if not terms.content_only:
         return ["blocked", "reference"], "no matrix of scores by distance"
+    if call.limited:
+        return ["blocked", "sdpa", "reference"], "hidden keys are left out"
     if call.dropout:
         return ["blocked", "sdpa", "reference"], "torch's attention is slow to drop weights"
     biases = [x for x in (terms.bias, terms.pair_bias) if x is not None]
@@ -153,6 +156,8 @@ def _rank_on_cpu(terms: Terms, call: CallFeatures) -> tuple[list[str], str]:
 
 def _rank_on_gpu(terms: Terms, call: CallFeatures) -> tuple[list[str], str]:
     """Rank backends, with the reason: kernels of ours only where a measurement says they win."""
+    if call.limited and call.tgt_len > 1:
+        return ["blocked", "sdpa", "reference"], "hidden keys are left out"
     if terms.content_only and terms.bias is None and terms.pair_bias is None:
         return ["sdpa", "reference"], "a plain dot product"
     if call.tgt_len == 1:

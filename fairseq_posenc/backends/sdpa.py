@@ -17,6 +17,7 @@ from fairseq_posenc.backends.base import (
 )
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.positions import Span
 
 
 def unavailable() -> str:
@@ -37,7 +38,8 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """See :class:`~fairseq_posenc.backends.base.Backend`."""
     query, key, value, terms, mask, dropout, _ = call
     sizes = query.size(2), key.size(2)
-    of = (terms.bias, terms.pair_bias, terms.first, *mask[:3], *sizes, query.dtype, query.device)
+    masks = (*mask[:3], *mask.locality)
+    of = (terms.bias, terms.pair_bias, terms.first, *masks, *sizes, query.dtype, query.device)
     ready = mask.cached("sdpa", of, lambda: _prepare_mask(terms, mask, query, *sizes))
     if terms.bias is None and terms.pair_bias is None:
         return _attend(query, key, value, ready, terms, dropout), None
@@ -70,7 +72,7 @@ def _prepare_mask(
     if bias is not None:
         # torch does not check: with float64 queries it reads a float32 bias as float64.
         bias = bias.to(torch.promote_types(query.dtype, torch.float32))
-    plain = bias is None and not mask.may_hide_all
+    plain = bias is None and not mask.may_hide_all and not mask.locality.limits
     # torch aligns its causal mask with the first key, so it serves square scores only.
     causal = plain and mask.direction == "lr" and tgt_len == src_len
     forbidden = None if causal else mask.forbidden(tgt_len, src_len, query.device)
@@ -104,16 +106,9 @@ def _sum_biases(terms: Terms, mask: Mask, tgt_len: int, src_len: int) -> tuple[T
     if terms.bias is None:
         return terms.pair_bias, mask
     table = at_least_fp32(terms.bias)
-    if terms.first is None and not mask.may_hide_all:
-        table, mask = _hide_direction(table, mask.direction, tgt_len, src_len), Mask()
+    if terms.first is None and not mask.may_hide_all and mask.locality.segments is None:
+        span = Span.from_lengths(tgt_len, src_len, table.device)
+        hidden = mask.hides_distances(span.distances())  # [R]
+        table, mask = table.masked_fill(hidden, -torch.inf), Mask()
     bias = expand_by_distance(table, tgt_len, src_len, terms.first)
     return bias if terms.pair_bias is None else bias + terms.pair_bias, mask
-
-
-def _hide_direction(table: Tensor, direction: str, tgt_len: int, src_len: int) -> Tensor:
-    """Fill the distances of ``(G, R)`` that a direction hides with -inf."""
-    if direction == "lr":
-        return F.pad(table[:, :src_len], (0, tgt_len - 1), value=-torch.inf)
-    if direction == "rl":
-        return F.pad(table[:, src_len - 1 :], (src_len - 1, 0), value=-torch.inf)
-    return table

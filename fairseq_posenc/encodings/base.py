@@ -19,6 +19,7 @@ from typing import ClassVar, Literal, NamedTuple, Optional, TypeVar
 
 from torch import Tensor, nn
 
+from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Cost, Terms
 from fairseq_posenc.errors import UserError
@@ -69,7 +70,7 @@ class Encoding(nn.Module):
     """
 
     name: ClassVar[str]  # set by `register`
-    acts_on: ClassVar[Literal["input", "rotation", "scores"]]
+    acts_on: ClassVar[Literal["input", "rotation", "scores", "mask"]]
     shared: ClassVar[bool] = False  # True: one module for all layers, else one for each layer
     causal_only: ClassVar[str] = ""  # why only causal models can use it; empty: encoders too
     cost: ClassVar[Cost] = Cost()  # of a layer, beyond that of its terms
@@ -115,6 +116,10 @@ class Encoding(nn.Module):
             positions: the tokens' positions, for terms that are no function of distance.
         """
         return Terms()
+
+    def locality(self, positions: Positions) -> Locality:
+        """Limit the keys that a query may see; by default there is no limit."""
+        return Locality()
 
     @classmethod
     def parameter_count(cls, dims: Dims, layers: int) -> int:

@@ -9,11 +9,10 @@ from torch import Tensor
 
 from fairseq_posenc.assembly import Shared
 from fairseq_posenc.backends import attend, reference
-from fairseq_posenc.backends.base import Mask
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.stack_positions import StackPositions, positions_from_padding
-from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.positions import Span
 
 
 class PositionEncoding(StackPositions):
@@ -80,9 +79,8 @@ class PositionEncoding(StackPositions):
             dropout: probability of dropping a weight.
             backend: ``auto``, or the name of one that must be used.
         """
-        query, key, terms, positions = self._prepare(query, key, key_padding_mask)
-        causal = self.assembly.dims.causal
-        mask = Mask(direction or ("lr" if causal else "both"), positions.padding)
+        query, key, terms, shared = self._prepare(query, key, key_padding_mask)
+        mask = shared.mask(direction or ("lr" if self.assembly.dims.causal else "both"))
         return attend(query, key, value, terms, mask, dropout, requested=backend)[0]
 
     @torch.no_grad()
@@ -112,7 +110,7 @@ class PositionEncoding(StackPositions):
 
     def _prepare(
         self, query: Tensor, key: Tensor, key_padding_mask: Optional[Tensor]
-    ) -> tuple[Tensor, Tensor, Terms, Positions]:
+    ) -> tuple[Tensor, Tensor, Terms, Shared]:
         dims = self.assembly.dims
         batch, _, tgt_len, _ = query.shape
         src_len = key.size(2)
@@ -130,4 +128,4 @@ class PositionEncoding(StackPositions):
         terms = shared.terms | self.layer.terms(
             Span.from_lengths(tgt_len, src_len, query.device), positions
         )
-        return query, key, terms.unprojected(dims.num_heads), positions
+        return query, key, terms.unprojected(dims.num_heads), shared

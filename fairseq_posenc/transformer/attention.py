@@ -173,9 +173,9 @@ class PositionalAttention(SelfAttentionCore, MultiheadAttention):
         """Combine fairseq's masks with this layer's direction."""
         padding = None if key_padding_mask is None else key_padding_mask.bool()
         if attn_mask is None:
-            return Mask(self.direction, padding, None, shared.cache)
+            return Mask(self.direction, padding, None, shared.cache, shared.locality)
         # Additive masks only ever mean "not this pair"; values such as -1e8 could be beaten.
-        return Mask(self.direction, padding, attn_mask.bool(), shared.cache)
+        return Mask(self.direction, padding, attn_mask.bool(), shared.cache, shared.locality)
 
     def _dropout(self) -> float:
         module = self.dropout_module
@@ -193,5 +193,5 @@ class PositionalAttention(SelfAttentionCore, MultiheadAttention):
         else:
             tokens = key_padding_mask.long()
         positions = Positions.from_tokens(tokens, padding_idx=1, eos_idx=-1, tgt_len=tgt_len)
-        rotation = self.encodings.rotation(positions.queries(positions.ids))
-        return Shared(positions, rotation=rotation)
+        # The terms of this layer's own are added with all others.
+        return Shared.compute(self.encodings, positions)._replace(terms=Terms())

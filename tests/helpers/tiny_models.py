@@ -95,9 +95,8 @@ NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.
 
 def needs_causal(spec: str) -> bool:
     """Return whether a spec has a meaning in decoders alone."""
-    encoder = registry.names_for(encoder=True)
     parsed = registry.parse(spec)
-    return "causal" in spec or not all(item.name in encoder for item in parsed.items)
+    return "causal" in spec or any(registry.get(item.name).causal_only for item in parsed.items)
 
 
 def specs(*places: str) -> list[str]:

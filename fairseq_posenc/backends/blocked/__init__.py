@@ -19,8 +19,9 @@ from fairseq_posenc.backends.blocked.geometry import Geometry, Rule
 from fairseq_posenc.backends.blocked.operands import (
     Operands,
     build_mask_bias,
-    direction_rows,
     find_fully_masked,
+    hidden_rows,
+    lay_out_segments,
     pad_table,
     reverse_queries,
 )
@@ -56,7 +57,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     if torch.is_autocast_enabled(query.device.type):
         with torch.autocast(query.device.type, enabled=False):
             return attend(call)
-    geometry = Geometry.from_call(query, key.size(2), mask.direction, terms)
+    geometry = Geometry.from_call(query, key.size(2), mask, terms)
     given = Operands(at_least_fp32(query), at_least_fp32(key), at_least_fp32(value))
     rule, given = _prepare_operands(geometry, given, terms, mask, dropout)
     learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
@@ -79,8 +80,9 @@ def _prepare_operands(
         by_name["key_seeds"] = draw(*of_each, keys, device=device)
     first, pair_bias = terms.first, terms.pair_bias
     given = given._replace(
+        **lay_out_segments(geometry, mask),
         first=None if first is None else find_first_tokens(first, geometry.batch, geometry.heads),
-        direction=direction_rows(geometry, device),
+        distance_bias=hidden_rows(geometry, mask, device),
         pair_bias=None
         if pair_bias is None
         else reverse_queries(at_least_fp32(pair_bias), *geometry.missing),

@@ -8,10 +8,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fairseq_posenc.backends.base import Mask
 from fairseq_posenc.encodings.terms import Terms
 
 # By measurement: queries of a block, and pairs of a block for each thread.
 QUERIES, PAIRS, PAIRS_GPU = 512, 2**19, 2**27
+FEWEST = 64  # queries of a block, where each sees few keys
 
 
 class Rule(NamedTuple):
@@ -84,6 +86,8 @@ class Geometry(NamedTuple):
         direction: see :class:`~fairseq_posenc.backends.base.Mask`.
         per_head: whether a table differs from head to head.
         block_pairs: how many pairs of queries and keys make a block.
+        visible: for each query the first and the last key that any sentence shows it, where a
+            window or segments hide others; None where a direction alone does.
     """
 
     batch: int
@@ -94,15 +98,16 @@ class Geometry(NamedTuple):
     direction: str
     per_head: bool
     block_pairs: int
+    visible: tuple[list[int], list[int]] | None = None
 
     @classmethod
-    def from_call(cls, query: Tensor, src_len: int, direction: str, terms: Terms) -> Geometry:
+    def from_call(cls, query: Tensor, src_len: int, mask: Mask, terms: Terms) -> Geometry:
         """Choose the division of a call.
 
         Args:
             query: ``(B, H, T, D)``.
             src_len: S.
-            direction: of the mask.
+            mask: which keys a query may see.
             terms: of the encodings, added to the scores.
         """
         tables = [(term, x) for _, term, x in terms.given() if term.rows is not None]
@@ -118,9 +123,10 @@ class Geometry(NamedTuple):
             tgt_len,
             src_len,
             tile if any(term.has_vectors for term, _ in tables) else 1,
-            direction,
+            mask.direction,
             any(term.per_head(x) for term, x in tables),
             PAIRS * torch.get_num_threads() if on_cpu else PAIRS_GPU,
+            _visible_keys(mask, tgt_len, src_len, query.device),
         )
 
     @property
@@ -155,7 +161,10 @@ class Geometry(NamedTuple):
         for start in range(0, tgt_len, queries):
             end = min(start + queries, tgt_len)
             low, high = 0, src_len
-            if self.direction == "lr":
+            if self.visible is not None:
+                first, last = (max(self.tgt_len - each, 0) for each in (end, start + 1))
+                low, high = self.visible[0][first], self.visible[1][last] + 1
+            elif self.direction == "lr":
                 high = max(self.src_len - start, 1)
             elif self.direction == "rl":
                 low = max(self.src_len - end, 0)
@@ -165,8 +174,36 @@ class Geometry(NamedTuple):
     def _sizes(self) -> tuple[int, int, int]:
         """Choose the numbers of sentences, heads and queries of a block."""
         tgt_len, src_len = self.padded
-        queries = max(min(QUERIES, tgt_len) // self.tile, 1) * self.tile
+        queries = min(QUERIES, tgt_len)
+        if self.visible is not None:
+            # A block has the keys of all its queries, so many queries would see few of them.
+            widest = max(high - low + 1 for low, high in zip(*self.visible))
+            queries = min(queries, max(widest // 4, FEWEST))
+            src_len = min(src_len, widest + queries)
+        queries = max(queries // self.tile, 1) * self.tile
         heads = max(self.block_pairs // (queries * src_len), 1)
         if heads < self.heads or self.per_head:
             return 1, min(heads, self.heads), queries
         return min(heads // self.heads, self.batch), self.heads, queries
+
+
+def _visible_keys(
+    mask: Mask, tgt_len: int, src_len: int, device: torch.device
+) -> tuple[list[int], list[int]] | None:
+    """Compute the first and the last key that each query sees in any sentence."""
+    if not mask.locality.limits:
+        return None
+    deps = (mask.direction, *mask.locality, tgt_len, src_len, device)
+    return mask.cached("visible", deps, lambda: _read_ranges(mask, tgt_len, src_len, device))
+
+
+def _read_ranges(
+    mask: Mask, tgt_len: int, src_len: int, device: torch.device
+) -> tuple[list[int], list[int]] | None:
+    # A window is known without a look at the device.
+    place = torch.device("cpu") if mask.locality.segments is None else device
+    ranges = mask.visible_ranges(tgt_len, src_len, place)
+    if ranges is None:
+        return None
+    low, high = ranges
+    return low.amin(0).tolist(), high.amax(0).tolist()

@@ -11,11 +11,12 @@ from torch.nn import functional as F
 
 from fairseq_posenc.backends.base import Mask
 from fairseq_posenc.backends.blocked.geometry import Chunk, Geometry
+from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.precision import at_least_fp32
 
 # What a pair that may not attend has added: absorbs any score, and three of them are still finite.
 FORBIDDEN = -1e38
-BY_DISTANCE = {"query_table", "key_table", "gain", "bias", "value_table", "direction"}
+BY_DISTANCE = {"query_table", "key_table", "gain", "bias", "value_table", "distance_bias"}
 BY_PAIR = {"pair_bias", "masked"}
 
 
@@ -34,10 +35,12 @@ class Operands(NamedTuple):
         value_table: ``(G, R, D)``.
         gain: ``(G, R)``.
         bias: ``(G, R)``.
-        direction: the bias of a direction, ``(1, R)``.
+        distance_bias: of a direction and a window, ``(1, R)``.
         pair_bias: ``(B or 1, G, T, S)``.
         masked: the bias of padding and forbidden pairs, ``(B or 1, 1, T or 1, S)``.
         fully_masked: the queries that may see no key, ``(B, 1, T, 1)``, in their own order.
+        query_segments: ``(B, H, T)``; a query sees keys of its own segment.
+        key_segments: ``(B, H, S)``.
     """
 
     query: Tensor
@@ -51,10 +54,12 @@ class Operands(NamedTuple):
     value_table: Tensor | None = None
     gain: Tensor | None = None
     bias: Tensor | None = None
-    direction: Tensor | None = None
+    distance_bias: Tensor | None = None
     pair_bias: Tensor | None = None
     masked: Tensor | None = None
     fully_masked: Tensor | None = None
+    query_segments: Tensor | None = None
+    key_segments: Tensor | None = None
 
     def select_chunk(self, chunk: Chunk) -> Operands:
         """Select a chunk's part, as views: ``(c, ...)``, tables of its heads, pairs by sentence."""
@@ -97,19 +102,33 @@ def pad_table(table: Tensor, geometry: Geometry) -> Tensor:
     return table.contiguous()
 
 
-def direction_rows(geometry: Geometry, device: torch.device) -> Tensor | None:
-    """Compute the bias of a direction, ``(1, R)``: -1e38 at the distances that it hides."""
-    if geometry.direction == "both":
+def hidden_rows(geometry: Geometry, mask: Mask, device: torch.device) -> Tensor | None:
+    """Compute the bias of a direction and a window, ``(1, R)``: -1e38 at hidden distances."""
+    if mask.direction == "both" and mask.locality.window is None:
         return None
     rows = torch.arange(sum(geometry.padded) - 1, device=device)[None]  # [1, R]
-    here = geometry.src_len - 1
-    return _forbid(rows > here if geometry.direction == "lr" else rows < here)
+    return _forbid(mask.hides_distances(rows - (geometry.src_len - 1)))
+
+
+def lay_out_segments(geometry: Geometry, mask: Mask) -> dict[str, Tensor]:
+    """Lay out the segments of queries, the last one first, and of keys; nothing without them."""
+    segments = mask.locality.segments
+    if segments is None:
+        return {}
+    segments = segments[:, None].expand(geometry.batch, geometry.heads, -1)  # [B, H, S]
+    queries = segments[..., geometry.src_len - geometry.tgt_len :].flip(-1)
+    return {
+        name: F.pad(x, (0, missing))
+        for name, x, missing in zip(
+            ("query_segments", "key_segments"), (queries, segments), geometry.missing
+        )
+    }
 
 
 def build_mask_bias(mask: Mask, geometry: Geometry, device: torch.device) -> Tensor | None:
     """Compute the bias of padding and forbidden pairs, ``(B or 1, 1, T or 1, S)``."""
     sizes, (queries, keys) = (geometry.tgt_len, geometry.src_len), geometry.missing
-    forbidden = mask._replace(direction="both").forbidden(*sizes, device)
+    forbidden = mask._replace(direction="both", locality=Locality()).forbidden(*sizes, device)
     if forbidden is None:
         if not keys:
             return None
@@ -127,14 +146,15 @@ def find_fully_masked(mask: Mask, geometry: Geometry) -> Tensor | None:
         return forbidden.all(-1, keepdim=True)
     if mask.key_padding is None:
         return None  # the diagonal is never masked
-    real = ~mask.key_padding
-    if mask.direction == "lr":
-        seen = real.cummax(1).values  # [B, S]
-    elif mask.direction == "rl":
-        seen = real.flip(1).cummax(1).values.flip(1)
-    else:
-        seen = real.any(1, keepdim=True).expand_as(real)
-    return ~seen[:, None, src_len - tgt_len :, None]  # [B, 1, T, 1]
+    ranges = mask.visible_ranges(tgt_len, src_len, mask.key_padding.device)
+    if ranges is None:
+        forbidden = mask.forbidden(tgt_len, src_len, mask.key_padding.device)
+        assert forbidden is not None
+        return forbidden.all(-1, keepdim=True)
+    low, high = (each.expand(len(mask.key_padding), -1) for each in ranges)  # [B, T]
+    counted = F.pad((~mask.key_padding).cumsum(1), (1, 0))  # real keys before each, [B, S + 1]
+    seen = counted.gather(1, high + 1) > counted.gather(1, low)
+    return ~seen[:, None, :, None]  # [B, 1, T, 1]
 
 
 def _forbid(forbidden: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fairseq_posenc.backends.blocked import dropout
 from fairseq_posenc.backends.blocked.geometry import Block, Chunk, Geometry, Rule
-from fairseq_posenc.backends.blocked.operands import Operands
+from fairseq_posenc.backends.blocked.operands import FORBIDDEN, Operands
 from fairseq_posenc.backends.blocked.reset import KEY, QUERY, ResetLines, add_reset_rows, reset_rows
 from fairseq_posenc.backends.blocked.skew import (
     KEYS,
@@ -240,8 +240,12 @@ class Scores:
             if given.bias is not None:
                 of_line = of_line + given.bias[:, row, None, None]  # [c, M, 1] or [c, 1, W]
             line.put(scores, of_line)
-        if given.direction is not None:
-            scores.add_(view_by_distance(given.direction, block))
+        if given.distance_bias is not None:
+            scores.add_(view_by_distance(given.distance_bias, block))
+        of_queries, of_keys = given.query_segments, given.key_segments
+        if of_queries is not None and of_keys is not None:
+            own = of_queries[:, block.queries, None]  # [c, M, 1]
+            scores.masked_fill_(own.ne(of_keys[:, None, block.keys]), FORBIDDEN)
         for added in (given.pair_bias, given.masked):
             if added is not None:
                 self.chunk.split_sentences(scores).add_(block.select_pairs(added))

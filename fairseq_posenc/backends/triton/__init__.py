@@ -55,6 +55,8 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
         return "no matrix product computes a gain for each channel"
     if terms.pair_bias is not None:
         return "a bias for each pair of tokens is no function of their distance"
+    if call.limited:
+        return "its kernels have no windows, chunks or documents"
     if terms.content_rows is not None:
         return "the rows have not been projected yet"
     return ""

@@ -12,6 +12,7 @@ from fairseq_posenc.registry import DECBERT, parse
 MASKED, CAUSAL, BOTH = FAMILIES = ("masked-lm", "causal-lm", "encoder-decoder")
 DEFAULT = "none,learned,rope,alibi,m4m"
 
+_BETWEEN = re.compile(r",(?![^(]*\))")  # commas outside of brackets
 # Name -> spec and directions: DecBERT's settings, each with learned positions and without.
 SHORTHANDS = {
     **{name: ("learned", directions) for name, directions in DECBERT.items()},
@@ -35,7 +36,8 @@ class Variant(NamedTuple):
     @property
     def folder(self) -> str:
         """The name as a folder name that needs no quoting in a shell."""
-        return self.name.replace(" ", "").replace("(", "-").replace(")", "")
+        name = _BETWEEN.sub("--", self.name.replace(" ", "")).replace("*", "x")
+        return name.replace("(", "-").replace(")", "")
 
     @property
     def options(self) -> list[str]:
@@ -45,12 +47,17 @@ class Variant(NamedTuple):
 
 
 def split_list(text: str) -> list[str]:
-    """Split at the commas outside of brackets."""
-    return [item.strip() for item in re.split(r",(?![^(]*\))", text)]
+    """Split a list of specs at its semicolons, or, where it has none, at commas.
+
+    Commas in the brackets of options separate nothing. Specs that differ from layer to layer have
+    commas of their own, as in ``none;3*rope,none``.
+    """
+    items = text.split(";") if ";" in text else _BETWEEN.split(text)
+    return [item.strip() for item in items]
 
 
 def parse_variants(text: str) -> tuple[Variant, ...]:
-    """Parse a comma-separated list of specs and short names.
+    """Parse a list of specs and short names; see :func:`split_list`.
 
     Raises:
         UserError: an item is empty, unknown or malformed, or means the same model as another.

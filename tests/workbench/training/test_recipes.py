@@ -12,7 +12,6 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY
 
 from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.reports.report.tables import canonical
 from fairseq_posenc.workbench.training import recipes
 from tests.helpers.tiny_models import make_model
 
@@ -183,8 +182,8 @@ def test_tupe_is_trained_with_the_reset_as_in_equation_15():
         *(row["position_encoding"] for table in REPORTED.values() for row in table["rows"]),
         *(run["position_encoding"] for each in DATA["ablations"].values() for run in each["runs"]),
     ]
-    found = [canonical(spec) for spec in every if "tupe" in spec]
-    assert found == [canonical("tupe+reset")] * 2
+    found = [registry.parse(spec) for spec in every if "tupe" in spec]
+    assert found == [registry.parse("tupe+reset")] * 2
 
 
 @pytest.mark.parametrize(("source", "protocol"), DATA["finetuning"]["glue"].items())

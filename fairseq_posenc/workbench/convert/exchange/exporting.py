@@ -51,6 +51,7 @@ def export(
     Raises:
         UserError: see the parts' own; or the models differ.
     """
+    _refuse_layers_that_differ(trained)
     with whole(out) as folder:
         unknown, notes = _write_tokenizers(trained, given, folder)
         if target == "onnx":
@@ -58,6 +59,15 @@ def export(
         else:
             what = _write_for_transformers(trained, target, unknown, folder, notes, labels)
     return [f"wrote {out}: {what}", *notes]
+
+
+def _refuse_layers_that_differ(trained: OpenModel) -> None:
+    for stack in trained.stacks.values():
+        if hasattr(stack, "assembly") and len(stack.assembly.spec.kinds) > 1:
+            raise UserError(
+                f"{trained.path}: its layers have different positions ({stack.assembly.spec}), "
+                "which the exported code has no form for: export models whose layers are alike"
+            )
 
 
 def _write_graph(trained: OpenModel, folder: Path, notes: list[str], labels: Labels) -> str:

@@ -49,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--encodings",
         default=variants.DEFAULT,
-        help="models to compare, separated by commas: position-encoding specs such as "
-        "'learned+m4m(max_distance=64)', or "
+        help="models to compare, separated by commas (or semicolons, where a spec has commas): "
+        "position-encoding specs such as 'learned+m4m(max_distance=64)', or "
         + ", ".join(variants.SHORTHANDS)
         + " (default: %(default)s)",
     )

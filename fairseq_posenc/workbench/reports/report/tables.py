@@ -119,7 +119,7 @@ def _belongs(run: Run, row: dict[str, Any]) -> bool:
     """
     if run.recipe != row["recipe"] or run.encoding is None:
         return False
-    if canonical(run.encoding) != canonical(row["position_encoding"]):
+    if registry.parse(run.encoding) != registry.parse(row["position_encoding"]):
         return False
     is_released = run.training is not None and run.training.released
     if row["released"] not in (None, is_released):
@@ -128,19 +128,6 @@ def _belongs(run: Run, row: dict[str, Any]) -> bool:
         return not _directions(run.directions or "")
     known = run.directions is not None
     return known and _directions(run.directions or "") == _directions(row["attention_directions"])
-
-
-def canonical(encoding: str) -> frozenset[Any]:
-    """Normalize a spec: no order of its items, no options at their defaults."""
-    items = registry.parse(encoding).items
-    return frozenset(
-        (item.name, frozenset(o for o in item.options if o[1] != _default(item.name, o[0])))
-        for item in items
-    )
-
-
-def _default(name: str, option: str) -> Any:
-    return registry.options(name)[option].default
 
 
 def _directions(text: str) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 LAST = "checkpoint_last.pt"
 _LONGEST = 100  # characters of a name, of the 255 that a file may have
-_AS_WRITTEN = str.maketrans({"(": "-", ":": "-", ",": "-", "/": "-", ")": None, " ": None})
+_AS_WRITTEN = str.maketrans({**dict.fromkeys("(:,/", "-"), "*": "x", ")": None, " ": None})
 # Where a run continues, its length, output and speed: these do not change its result.
 _SAME_RUN = (
     *("--restore-file", "--finetune-from-model", "--reset-", "--max-update", "--max-epoch"),

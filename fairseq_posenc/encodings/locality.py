@@ -1,0 +1,40 @@
+"""Limits of the keys that a query sees, as data: windows and segments."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Optional
+
+from torch import Tensor
+
+
+class Locality(NamedTuple):
+    """The keys that a query may see, beside what directions and padding say.
+
+    Attributes:
+        window: W. A query with a direction sees W keys, itself among them; one without sees keys
+            at most W // 2 away. None for no limit.
+        segments: ``(B or 1, S)`` of int64; a query sees the keys that have its number. None for no
+            limit.
+    """
+
+    window: Optional[int] = None
+    segments: Optional[Tensor] = None
+
+    @property
+    def limits(self) -> bool:
+        """Whether a query may not see every key that its direction allows."""
+        return self.window is not None or self.segments is not None
+
+    def reach(self, direction: str) -> int | None:
+        """Compute the largest distance to a visible key, or None for no limit."""
+        if self.window is None:
+            return None
+        return self.window // 2 if direction == "both" else self.window - 1
+
+    def __and__(self, other: Locality) -> Locality:
+        """Limit the keys by both."""
+        windows = [each.window for each in (self, other) if each.window is not None]
+        ours, theirs = self.segments, other.segments
+        if ours is not None and theirs is not None:
+            ours = ours * (theirs.amax() + 1) + theirs  # one number for each pair of numbers
+        return Locality(min(windows, default=None), theirs if ours is None else ours)

@@ -1,0 +1,44 @@
+"""Sliding windows: a query sees only keys near it."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from fairseq_posenc.encodings.base import Dims, Encoding, register
+from fairseq_posenc.encodings.locality import Locality
+from fairseq_posenc.positions import Positions
+
+
+@register("window")
+class Window(Encoding):
+    """Each query sees only the keys of a window around it.
+
+    Equation:
+        causal: key j is visible to query i if i - W < j <= i, so W keys with its own; in an
+        encoder: if abs(j - i) <= W // 2.
+    Shapes:
+        no tensors.
+    Parameters:
+        0
+    Source:
+        Beltagy et al. (2020), "Longformer", arXiv:2004.05150, section 3.1; the bounds are those of
+        Mistral (causal) and of ModernBERT (encoders).
+    Differs:
+        an encoder's layer with a direction has W keys on that side, itself among them.
+    """
+
+    acts_on: ClassVar[Literal["mask"]] = "mask"
+    shared: ClassVar[bool] = True
+
+    def __init__(self, dims: Dims, *, size: int = 512) -> None:
+        super().__init__(dims)
+        self.size = size
+
+    def locality(self, positions: Positions) -> Locality:
+        """Limit the distance of keys. Padding lies outside of sentences and moves no token."""
+        return Locality(window=self.size)
+
+    @classmethod
+    def parameter_count(cls, dims: Dims, layers: int) -> int:
+        """Count none."""
+        return 0

@@ -1,0 +1,225 @@
+"""Windows and chunks: each query sees the keys that their definitions name, on every backend."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fairseq_posenc.api import SelfAttention, StackPositions
+from fairseq_posenc.backends import blocked
+from fairseq_posenc.backends.base import AttentionCall, Mask
+from fairseq_posenc.encodings.locality import Locality
+from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.errors import UserError
+from tests.helpers import oracles
+from tests.helpers.formulas import their_scores
+from tests.helpers.tiny_models import COMPOSITIONS, make_model, make_tokens, needs_causal, specs
+from tests.transformer.test_attention import make
+
+SPECS = ["none", *specs("scores", "rotation"), *COMPOSITIONS]
+WITHOUT_VALUES = [spec for spec in SPECS if "values" not in spec]
+BOTH_LIMITS = "window(size=4)+chunk(size=3)"
+LIMITS = ["window(size=1)", "window(size=4)", "window(size=5)", "chunk(size=4)"]
+LENGTH = 17
+PAD = 1
+
+
+def is_visible(limits: str, direction: str, i: int, j: int) -> bool:
+    """Say whether query ``i`` sees key ``j``, both counted from the first real token."""
+    if (direction == "lr" and j > i) or (direction == "rl" and j < i):
+        return False
+    for limit in limits.split("+"):
+        name, size = limit.rstrip(")").split("(size=")
+        if name == "chunk" and i // int(size) != j // int(size):
+            return False
+        if name == "window" and direction == "lr" and not i - int(size) < j <= i:
+            return False
+        if name == "window" and direction == "rl" and not i <= j < i + int(size):
+            return False
+        if name == "window" and direction == "both" and abs(j - i) > int(size) // 2:
+            return False
+    return True
+
+
+def visible(limits: str, direction: str, length: int) -> torch.Tensor:
+    return torch.tensor(
+        [[is_visible(limits, direction, i, j) for j in range(length)] for i in range(length)]
+    )
+
+
+@torch.no_grad()
+def formula(attention, spec, limits, x, direction):
+    """Attend one sentence without padding ``(length, 16)`` by the oracles."""
+
+    def heads(projection):
+        return projection(x).view(len(x), 2, 8).transpose(0, 1)
+
+    query, key, value = (heads(p) for p in (attention.q_proj, attention.k_proj, attention.v_proj))
+    projections = {"project_query": attention.q_proj, "project_key": attention.k_proj}
+    scores = their_scores(attention.encodings, spec, query, key, **projections)
+    attended = oracles.attention(scores, value, visible(limits, direction, len(x)))
+    return attention.out_proj(attended.transpose(0, 1).reshape(len(x), 16))
+
+
+@pytest.mark.parametrize(
+    ("limits", "backend"), [*((limit, "auto") for limit in LIMITS[1:]), (BOTH_LIMITS, "reference")]
+)
+@pytest.mark.parametrize("spec", WITHOUT_VALUES)
+def test_equals_the_formula_with_padding_on_either_side(spec, limits, backend, monkeypatch):
+    monkeypatch.setattr("fairseq_posenc.backends.planner.SHORT", 0)  # so that `auto` takes blocks
+    x = torch.randn(LENGTH, 3, 16, dtype=torch.float64)
+    padding = torch.zeros(3, LENGTH, dtype=torch.bool)
+    padding[1, -2:] = True
+    padding[2, :3] = True
+    for direction in ("both", "lr", "rl"):
+        attention = make(f"{spec}+{limits}", direction, backend)
+        ours, _ = attention(x, x, x, key_padding_mask=padding)
+        for b in range(3):
+            real = ~padding[b]
+            theirs = formula(attention, spec, limits, x[real, b], direction)
+            torch.testing.assert_close(ours[real, b], theirs, rtol=1e-5, atol=1e-5)
+        assert ours.isfinite().all()
+
+
+@pytest.mark.parametrize("direction", ["both", "lr", "rl"])
+@pytest.mark.parametrize("limits", ["window(size=40)", "chunk(size=50)", "window(size=90)"])
+@pytest.mark.parametrize(
+    "spec", ["none", "m4m", "shaw+shaw_values", "t5", "m4(reset=true)", "tupe(reset=true)"]
+)
+def test_blocks_and_their_gradients_equal_the_references(spec, limits, direction):
+    """Several blocks, tiles that are skipped, padding, and lengths that fill no tile."""
+    length = 333
+    padding = torch.zeros(2, length, dtype=torch.bool)
+    padding[0, -30:] = True
+    padding[1, :60] = True
+    inputs = torch.randn(2, length, 16, dtype=torch.float64)
+    causal = direction == "lr"
+    positions = StackPositions(f"{spec}+{limits}", 16, 2, length, causal).double()
+    layers = {
+        name: SelfAttention(positions, direction=direction, backend=name).double()
+        for name in ("reference", "blocked")
+    }
+    layers["blocked"].load_state_dict(layers["reference"].state_dict())
+    found = {}
+    for name, layer in layers.items():
+        x = inputs.clone().requires_grad_()
+        positions.zero_grad()
+        out, _ = layer(*positions(x, padding))
+        (out * torch.linspace(-1, 1, 16, dtype=torch.float64)).sum().backward()
+        parameters = {**dict(layer.named_parameters()), **dict(positions.named_parameters())}
+        grads = {key: p.grad.clone() for key, p in parameters.items() if p.grad is not None}
+        found[name] = {"out": out, "x": x.grad, **grads}
+    assert found["blocked"].keys() == found["reference"].keys()
+    for key, expected in found["reference"].items():
+        torch.testing.assert_close(found["blocked"][key], expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("direction", ["both", "lr", "rl"])
+def test_blocks_leave_out_hidden_keys(direction, monkeypatch):
+    pairs = []
+    from_call = blocked.Geometry.from_call
+    monkeypatch.setattr(
+        blocked.Geometry,
+        "from_call",
+        lambda *args: (pairs.append((made := from_call(*args)).pairs), made)[1],
+    )
+    query = torch.randn(1, 1, 4096, 8)
+    chunks = torch.arange(4096)[None] // 256
+    for locality in (Locality(), Locality(window=256), Locality(segments=chunks)):
+        mask = Mask(direction, locality=locality)
+        blocked.attend(AttentionCall(query, query, query, Terms(), mask))
+    whole, *limited = pairs
+    assert all(each < whole / 5 for each in limited)
+
+
+@pytest.mark.parametrize("family", ["causal_lm", "translation"])
+@pytest.mark.parametrize("limits", ["window(size=3)", "chunk(size=3)", BOTH_LIMITS])
+@pytest.mark.parametrize("spec", ["rope", "t5", "m4+reset", "learned+shaw"])
+def test_decoding_equals_the_full_pass(spec, limits, family):
+    model = make_model(family, position_encoding=f"{spec}+{limits},none")
+    source = make_tokens(2)
+    source[1, -2:] = PAD
+    encoder_out = None
+    if family == "translation":
+        encoder_out = model.encoder(source, source.ne(PAD).sum(1))
+    prefix = torch.full((2, 1), 2)
+    state: dict = {}
+    for _ in range(8):
+        step = model.decoder(prefix, encoder_out=encoder_out, incremental_state=state)[0]
+        full = model.decoder(prefix, encoder_out=encoder_out)[0]
+        torch.testing.assert_close(step[:, -1], full[:, -1], rtol=1e-5, atol=1e-5)
+        order = torch.tensor([0, 0]) if family == "causal_lm" else torch.tensor([0, 1])
+        model.decoder.reorder_incremental_state_scripting(state, order)
+        prefix = torch.cat([prefix[order], torch.randint(4, 24, (2, 1))], 1)
+
+
+@pytest.mark.parametrize("family", ["masked_lm", "causal_lm", "translation"])
+@pytest.mark.parametrize("limits", LIMITS)
+def test_padding_on_either_side_changes_nothing(family, limits):
+    model = make_model(family, position_encoding=f"learned+m4+{limits},rope+{limits}")
+    tokens = make_tokens()
+
+    def logits(tokens):
+        if family == "translation":
+            return model(tokens, tokens.ne(PAD).sum(1), tokens)[0]
+        return model(tokens)[0]
+
+    alone = logits(tokens)
+    padding = torch.full((3, 4), PAD)
+    right = logits(torch.cat([tokens, padding], 1))[:, :-4]
+    left = logits(torch.cat([padding, tokens], 1))[:, 4:]
+    torch.testing.assert_close(right, alone, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(left, alone, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("limits", ["window(size=40)", "chunk(size=50)"])
+def test_half_precision_is_close_to_float64(limits, dtype):
+    attention = make(f"t5+{limits}", "lr").to(dtype).double()
+    x = torch.randn(200, 2, 16).to(dtype)
+    exact, _ = attention(x.double(), None, None)
+    half, _ = attention.to(dtype)(x, None, None)
+    error = (half.double() - exact).abs().max() / exact.abs().max()
+    assert error < {torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
+
+
+def test_dropout_drops_the_same_weights_in_the_backward_pass():
+    """The output is linear in the values, with the weights that were left."""
+    query, key = torch.randn(2, 1, 2, 300, 8)
+    value = torch.randn(1, 2, 300, 8, requires_grad=True)
+    mask = Mask("lr", locality=Locality(window=64))
+    out = blocked.attend(AttentionCall(query, key, value, Terms(), mask, dropout=0.3))[0]
+    (grad,) = torch.autograd.grad(out, value, out.detach())
+    torch.testing.assert_close((grad * value).sum(), out.square().sum(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("rope+window(size=0)", "size must be at least 1, not 0"),
+        ("rope+window(size=-3)", "size must be at least 1, not -3"),
+        ("rope+window(width=3)", "window has no option 'width=3'; its options: size"),
+        ("window+window(size=3)", "window is named twice"),
+        ("chunk(size=x)", "expected a whole number"),
+    ],
+)
+def test_bad_limits_are_one_line(spec, message):
+    with pytest.raises(UserError, match=message):
+        make_model("masked_lm", position_encoding=spec)
+
+
+def test_triton_cannot_be_required():
+    with pytest.raises(UserError, match=r"no windows, chunks or documents|it runs on a GPU|CUDA"):
+        make_model("masked_lm", position_encoding="m4+window", position_backend="triton")
+
+
+def test_another_window_is_not_taken_for_the_trained_one():
+    trained = make_model("masked_lm", position_encoding="rope+window(size=8)").state_dict()
+    other = make_model("masked_lm", position_encoding="rope+window(size=16)")
+    with pytest.raises(UserError, match=r"trained with rope\+window\(size=8\), the model has"):
+        other.load_state_dict(trained)
+
+
+def test_encoders_refuse_causal_encodings_beside_limits():
+    assert needs_causal("xpos+window")
+    assert not needs_causal("rope+window(size=3),none")
