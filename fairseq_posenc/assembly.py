@@ -20,7 +20,7 @@ from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
-from fairseq_posenc.registry import Item, Spec, build, get, name_modules
+from fairseq_posenc.registry import Item, Spec, build, name_modules
 
 
 class Assembly(NamedTuple):
@@ -44,7 +44,8 @@ class Assembly(NamedTuple):
         """Build the encodings that layers share."""
         built, shared = build(self.spec.shared, self.dims), self.spec.shared
         built.kinds = tuple(
-            tuple(name for name, item in shared.items() if item in kind) for kind in self.spec.kinds
+            tuple(name for name, item in shared.items() if item in (*self.spec.whole, *kind))
+            for kind in self.spec.kinds
         )
         return built
 
@@ -75,8 +76,9 @@ class Assembly(NamedTuple):
         kinds = []
         for layer in self.spec.kinds:
             terms = reduce(or_, (self._draft(item).terms(span, token) for item in layer), Terms())
-            limited = any(get(item.name).acts_on == "mask" for item in layer)
-            check(backend, terms.unprojected(self.dims.num_heads), self.dims.head_dim, limited)
+            items = [*self.spec.whole, *layer]
+            limits = reduce(and_, (self._draft(item).locality(token) for item in items), Locality())
+            check(backend, terms.unprojected(self.dims.num_heads), self.dims.head_dim, limits)
             kinds.append(terms)
         return kinds
 
@@ -175,6 +177,7 @@ class Shared(NamedTuple):
             span: of the terms, where they have room for later steps of decoding.
             terms_of: computes the terms of an encoding by its name; by default those of the tokens.
         """
+        positions = encodings.number(positions)
         tokens = positions.tokens
         now = Span.from_lengths(positions.tgt_len, tokens.size(1), tokens.device)
         named = encodings.named()

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fairseq_posenc.errors import UserError
 
@@ -62,6 +63,8 @@ class Positions(NamedTuple):
         left_padded: whether padding comes before a real token in any row, or could.
         longest: the most real tokens of a row, or a bound of it.
         first: result of :meth:`is_first`, once computed for all layers.
+        document_starts: ``(B, S)``, the number of real tokens before each token's document, where
+            a row has several; ``ids`` are then counted in the document.
     """
 
     tokens: Tensor
@@ -73,6 +76,7 @@ class Positions(NamedTuple):
     left_padded: bool
     longest: int
     first: Tensor | None = None
+    document_starts: Tensor | None = None
 
     @classmethod
     def from_tokens(
@@ -106,6 +110,31 @@ class Positions(NamedTuple):
         padded = missing > 0
         ids = counted if padded else ids
         return cls(tokens, ids, padding_idx, eos_idx, tgt_len, padded, left > 0, longest)
+
+    def split_documents(self, empty: bool, causal: bool) -> Positions:
+        """Let positions start anew with each document, by the ends of sentences.
+
+        Args:
+            empty: a document ends where an end of a sentence follows another, else at each end.
+            causal: an end begins the next document, else it is the last token of its own.
+        """
+        if self.document_starts is not None:
+            return self
+        begins = self.tokens.eq(self.eos_idx)  # [B, S]
+        if empty:
+            begins = begins & F.pad(begins, (1, 0))[:, :-1]
+        return self.begin_documents(begins if causal else F.pad(begins, (1, 0))[:, :-1])
+
+    def begin_documents(self, begins: Tensor) -> Positions:
+        """Let positions start anew at tokens, ``(B, S)`` of bool, that begin a document."""
+        real = self.tokens.ne(self.padding_idx)
+        ids = self.ids.expand_as(self.tokens)  # [B, S]
+        begins = begins & real
+        starts = torch.where(begins, ids, torch.zeros_like(ids)).cummax(1).values
+        first = begins | (real & real.cumsum(1).eq(1))
+        return self._replace(
+            ids=ids - starts, left_padded=True, first=first, document_starts=starts
+        )
 
     @property
     def padding(self) -> Tensor | None:
@@ -149,10 +178,13 @@ class Positions(NamedTuple):
 
         Source: the "real absolute positions" of Huang et al. (2021), section 5.2.
         """
-        ids = self.ids.expand_as(self.tokens)  # [B, S]
-        ends = torch.where(self.tokens.eq(self.eos_idx), ids, torch.zeros_like(ids))
-        last_end = torch.zeros_like(ids)  # before the token, or where the row begins
-        last_end[:, 1:] = ends[:, :-1].cummax(1).values
+        start = torch.zeros_like(self.tokens)  # of the row, or of the document
+        if self.document_starts is not None:
+            start = self.document_starts
+        ids = self.ids + start  # [B, S]
+        ends = torch.where(self.tokens.eq(self.eos_idx), ids, start)
+        last_end = start.clone()  # before the token, or where the row begins
+        last_end[:, 1:] = torch.maximum(start[:, 1:], ends[:, :-1].cummax(1).values)
         return ids - last_end
 
     def is_first(self) -> Tensor:

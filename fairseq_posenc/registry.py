@@ -5,12 +5,12 @@ A spec is what a user writes: names joined by ``+``, options in brackets, as in
 
 Layers may differ: specs joined by ``,`` are those of successive layers, ``3*`` repeats one, and the
 list is repeated over the stack. In ``3*rope,none`` every fourth layer has no positions. An encoding
-of the input holds for the whole stack, wherever it is written.
+of the input and ``documents`` hold for the whole stack, wherever they are written.
 
 Specs of one meaning have one canonical form, which checkpoints carry: options in the order of the
 constructor, without those that have their default; encodings of the input first, then rotations,
-then those of the scores, by name; ``none`` only where nothing else is; the shortest list of layers,
-and the encoding of the input with the first of them.
+those of the scores and limits of attention, by name; ``none`` only where nothing else is; the
+shortest list of layers, and what holds for the whole stack with the first of them.
 """
 
 from __future__ import annotations
@@ -66,24 +66,29 @@ class Spec(NamedTuple):
     """A parsed spec; ``str()`` gives its canonical form.
 
     Attributes:
-        input: the encodings of the input.
-        layers: those of successive layers, repeated over the stack.
+        whole: what holds for the whole stack: encodings of the input, and documents.
+        layers: the encodings of successive layers, repeated over the stack.
     """
 
-    input: Layer
+    whole: Layer
     layers: tuple[Layer, ...]
 
     @classmethod
     def uniform(cls, items: Layer) -> Spec:
         """Make the spec of a stack whose layers are all alike."""
-        at_input = tuple(item for item in items if module_place(get(item.name)) == "input")
-        in_layers = tuple(item for item in items if item not in at_input)
-        return cls(tuple(item for item in at_input if item.name != "none"), (in_layers,))
+        items = tuple(item for item in items if item.name != "none")
+        whole = tuple(item for item in items if _holds_for_all(item))
+        return cls(whole, (tuple(item for item in items if item not in whole),))
 
     @property
     def items(self) -> Layer:
         """All encodings, each once; ``none`` only where nothing else is."""
-        return tuple(dict.fromkeys([*self.input, *chain(*self.layers)])) or (Item("none"),)
+        return tuple(dict.fromkeys([*self.whole, *chain(*self.layers)])) or (Item("none"),)
+
+    @property
+    def input(self) -> Layer:
+        """The encodings of the input."""
+        return tuple(item for item in self.whole if module_place(get(item.name)) == "input")
 
     @property
     def kinds(self) -> tuple[Layer, ...]:
@@ -129,14 +134,11 @@ class Spec(NamedTuple):
             )
 
     def __str__(self) -> str:
-        texts = ["+".join(map(str, layer)) for layer in self.layers]
-        first = "+".join(map(str, self.input))
         runs = []
-        for text, same in groupby(texts):
-            if first:
-                text, first = f"{first}+{text}" if text else first, ""
-            count = len(list(same))
-            runs.append(f"{count}*{text or 'none'}" if count > 1 else text or "none")
+        for index, (layer, same) in enumerate(groupby(self.layers)):
+            items = (*self.input, *layer, *self.whole[len(self.input) :]) if index == 0 else layer
+            text, count = "+".join(map(str, items)) or "none", len(list(same))
+            runs.append(f"{count}*{text}" if count > 1 else text)
         return ",".join(runs)
 
 
@@ -217,11 +219,11 @@ def parse(text: str) -> Spec:
             )
         layers += [_parse_layer(one, text)] * count
     layers = [[item for item in layer if item.name != "none"] for layer in layers]
-    at_input = dict.fromkeys(x for x in chain(*layers) if module_place(get(x.name)) == "input")
-    in_layers = [sorted(set(layer) - at_input.keys(), key=_order) for layer in layers]
+    whole = sorted({item for item in chain(*layers) if _holds_for_all(item)}, key=_order)
+    in_layers = [sorted(set(layer).difference(whole), key=_order) for layer in layers]
     for layer in in_layers:
-        _refuse_double([*at_input, *layer])
-    return Spec(tuple(at_input), _period([tuple(layer) for layer in in_layers]))
+        _refuse_double([*whole, *layer])
+    return Spec(tuple(whole), _period([tuple(layer) for layer in in_layers]))
 
 
 def _parse_layer(part: str, text: str) -> list[Item]:
@@ -274,6 +276,11 @@ def build(items: Spec | Mapping[str, Item], dims: Dims) -> Encodings:
     for encoding in built.each():
         encoding.reset_parameters()
     return built
+
+
+def _holds_for_all(item: Item) -> bool:
+    cls = get(item.name)
+    return cls.acts_on == "input" or cls.whole_stack
 
 
 def _order(item: Item) -> tuple[int, str]:

@@ -152,6 +152,7 @@ class CallFeatures(NamedTuple):
         head_dim: D.
         padded: whether a mask differs from sentence to sentence.
         limited: whether a window or segments hide keys.
+        documents: whether each row has several documents, each with a first token.
         dropout: whether weights are dropped.
         need_weights: whether the weights are asked for.
     """
@@ -163,6 +164,7 @@ class CallFeatures(NamedTuple):
     head_dim: int = 64
     padded: bool = False
     limited: bool = False
+    documents: bool = False
     dropout: bool = False
     need_weights: bool = False
 
@@ -199,6 +201,7 @@ class AttentionCall(NamedTuple):
             self.query.size(3),
             self.mask.key_padding is not None,
             self.mask.locality.limits,
+            self.mask.locality.documents,
             self.dropout > 0,
             self.need_weights,
         )

@@ -15,6 +15,7 @@ from torch import Tensor
 from fairseq_posenc.backends import blocked, reference, sdpa, triton
 from fairseq_posenc.backends.base import AttentionCall, Backend, CallFeatures, Mask
 from fairseq_posenc.backends.triton import recorded
+from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.rotation import is_exporting
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
@@ -27,6 +28,7 @@ BACKENDS: dict[str, Backend] = {
     "blocked": blocked,
     "reference": reference,
 }
+NO_LIMITS = Locality()
 SHORT = 48  # keys up to which a block is not worth its setting up, on a CPU
 _logged: set[tuple[object, ...]] = set()
 
@@ -48,14 +50,14 @@ def available() -> dict[str, str]:
     return {name: backend.unavailable() for name, backend in BACKENDS.items()}
 
 
-def check(requested: str, terms: Terms, head_dim: int, limited: bool = False) -> None:
+def check(requested: str, terms: Terms, head_dim: int, locality: Locality = NO_LIMITS) -> None:
     """Refuse a requested backend that cannot compute ``terms`` at all.
 
     Args:
         requested: ``auto`` or the name of a backend.
         terms: with rows projected.
         head_dim: D.
-        limited: whether a window or segments hide keys.
+        locality: limits of the keys.
 
     Raises:
         UserError: it cannot, cannot run on this machine, or is unknown.
@@ -67,7 +69,13 @@ def check(requested: str, terms: Terms, head_dim: int, limited: bool = False) ->
     backend = BACKENDS[requested]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     why_not = backend.unavailable() or backend.refuses(
-        terms, CallFeatures(device, head_dim=head_dim, limited=limited)
+        terms,
+        CallFeatures(
+            device,
+            head_dim=head_dim,
+            limited=locality.limits or locality.documents,
+            documents=locality.documents,
+        ),
     )
     if why_not:
         raise UserError(f"position backend {requested} cannot compute this: {why_not}")

@@ -72,6 +72,7 @@ class Encoding(nn.Module):
     name: ClassVar[str]  # set by `register`
     acts_on: ClassVar[Literal["input", "rotation", "scores", "mask"]]
     shared: ClassVar[bool] = False  # True: one module for all layers, else one for each layer
+    whole_stack: ClassVar[bool] = False  # True: holds for all layers, in whichever it is written
     causal_only: ClassVar[str] = ""  # why only causal models can use it; empty: encoders too
     cost: ClassVar[Cost] = Cost()  # of a layer, beyond that of its terms
 
@@ -116,6 +117,10 @@ class Encoding(nn.Module):
             positions: the tokens' positions, for terms that are no function of distance.
         """
         return Terms()
+
+    def number(self, positions: Positions) -> Positions:
+        """Number the tokens of a call; by default as they are."""
+        return positions
 
     def locality(self, positions: Positions) -> Locality:
         """Limit the keys that a query may see; by default there is no limit."""
@@ -178,6 +183,10 @@ class Encodings(nn.ModuleDict):
         named = self.named()
         found = (named[name].rotation(ids) for name in self.kinds[kind])
         return next((rotation for rotation in found if rotation is not None), None)
+
+    def number(self, positions: Positions) -> Positions:
+        """Number the tokens of a call (see :meth:`Encoding.number`)."""
+        return reduce(lambda found, each: each.number(found), self.each(), positions)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Combine the terms of all encodings (see :meth:`Encoding.terms`)."""

@@ -15,10 +15,12 @@ class Locality(NamedTuple):
             at most W // 2 away. None for no limit.
         segments: ``(B or 1, S)`` of int64; a query sees the keys that have its number. None for no
             limit.
+        documents: whether segments are documents, each with a first token of its own.
     """
 
     window: Optional[int] = None
     segments: Optional[Tensor] = None
+    documents: bool = False
 
     @property
     def limits(self) -> bool:
@@ -37,4 +39,5 @@ class Locality(NamedTuple):
         ours, theirs = self.segments, other.segments
         if ours is not None and theirs is not None:
             ours = ours * (theirs.amax() + 1) + theirs  # one number for each pair of numbers
-        return Locality(min(windows, default=None), theirs if ours is None else ours)
+        segments = theirs if ours is None else ours
+        return Locality(min(windows, default=None), segments, self.documents or other.documents)

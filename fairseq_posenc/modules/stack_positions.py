@@ -52,6 +52,7 @@ class StackPositions(nn.Module):
         key_padding_mask: Optional[Tensor] = None,
         past: int = 0,
         position_ids: Optional[Tensor] = None,
+        document_ids: Optional[Tensor] = None,
     ) -> tuple[Tensor, Shared]:
         """Add the input encoding to embeddings, and compute what every layer is given.
 
@@ -62,14 +63,18 @@ class StackPositions(nn.Module):
             past: number of earlier tokens, whose keys and values are in the caches.
             position_ids: the position of each of these tokens, ``(batch or 1, tgt_len)``; by
                 default tokens are counted from 0.
+            document_ids: for a spec with ``documents``, the number of the document of each token,
+                earlier ones included, ``(batch, past + tgt_len)``.
 
         Raises:
-            UserError: position ids that do not fit, or beside encodings of the scores.
+            UserError: ids that do not fit; position ids beside encodings of the scores; document
+                ids without ``documents``, or the other way round.
         """
         batch, tgt_len = embeddings.shape[:2]
         positions = positions_from_padding(
             batch, past + tgt_len, tgt_len, key_padding_mask, embeddings.device
         )
+        positions = self._split_documents(positions, document_ids)
         if position_ids is not None:
             positions = self._with_ids(positions, position_ids)
         for encoding in self.input.each() if self.input is not None else ():
@@ -77,6 +82,23 @@ class StackPositions(nn.Module):
             if vectors is not None:
                 embeddings = embeddings + vectors.type_as(embeddings)
         return embeddings, Shared.compute(self.shared, positions)
+
+    def _split_documents(self, positions: Positions, ids: Optional[Tensor]) -> Positions:
+        """Let positions start anew where the number of the document changes."""
+        packed = any(item.name == "documents" for item in self.assembly.spec.whole)
+        if packed != (ids is not None):
+            raise UserError(
+                "documents: give document_ids, the number of each token's document"
+                if packed
+                else f"document_ids: the spec {self.assembly.spec} must have +documents"
+            )
+        if ids is None:
+            return positions
+        if ids.shape != positions.tokens.shape:
+            raise UserError(
+                f"document_ids {tuple(ids.shape)} must be {tuple(positions.tokens.shape)}"
+            )
+        return positions.begin_documents(F.pad(ids.diff(dim=1).ne(0), (1, 0)))
 
     def _with_ids(self, positions: Positions, ids: Tensor) -> Positions:
         """Replace the position of each token by a caller's ids."""

@@ -103,6 +103,7 @@ class _PositionalStack:
         """
         inspect = may_sync(tokens.device, decoding=state is not None)
         positions = Positions.from_tokens(tokens, self.padding_idx, self.eos_idx, tgt_len, inspect)
+        positions = self.encodings.number(positions)
         if self.resets:
             positions = positions._replace(first=positions.is_first())
         # What pairs add can be kept too, where all sentences begin together.

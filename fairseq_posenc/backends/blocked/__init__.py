@@ -44,6 +44,8 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
     """Explain why this backend cannot compute such terms; empty if it can."""
     if call.need_weights:
         return "it does not keep the attention weights"
+    if terms.first is not None and call.documents:
+        return "it resets one first token in a row, and each document has one"
     if terms.channel_gain is not None and call.tgt_len > 1:
         return "no matrix product computes a gain for each channel"
     return ""

@@ -63,7 +63,7 @@ def without_layout(spec: Spec) -> Spec:
         return tuple(Item.canonical(item.name, each) for item, each in zip(layer, without))
 
     layers = tuple(map(plain, spec.layers))
-    return Spec(plain(spec.input), layers).keep(range(len(layers)))
+    return Spec(plain(spec.whole), layers).keep(range(len(layers)))
 
 
 def _rotary(spec: Spec, layer: int, dims: Dims) -> Optional[Rope]:

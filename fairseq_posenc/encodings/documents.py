@@ -1,0 +1,53 @@
+"""Packed documents: blocks of several documents that do not see each other."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from fairseq_posenc.encodings.base import Dims, Encoding, register
+from fairseq_posenc.encodings.locality import Locality
+from fairseq_posenc.positions import Positions
+
+
+@register("documents")
+class Documents(Encoding):
+    """Positions start anew with each document of a block, and attention stays inside it.
+
+    Equation:
+        key j is visible to query i only if both are of one document; p_i counts the real tokens
+        of the document before i.
+    Shapes:
+        no tensors.
+    Parameters:
+        0
+    Source:
+        Krell et al. (2021), "Efficient Sequence Packing without Cross-contamination",
+        arXiv:2107.02027, sections 3.2.2 and 3.2.3.
+    Differs:
+        ends are found in the tokens. ``end=eos``: every end of a sentence, ``</s>``.
+        ``end=empty``: the ``</s>`` of an empty line, so one that follows another. In an encoder
+        it is the last token of its document, in a causal model the first of the next, as
+        fairseq's blocks put it before the token that it predicts. An end that a masked LM masks
+        ends a document only if it is trained with ``include_target_tokens``.
+    """
+
+    acts_on: ClassVar[Literal["mask"]] = "mask"
+    shared: ClassVar[bool] = True
+    whole_stack: ClassVar[bool] = True
+
+    def __init__(self, dims: Dims, *, end: Literal["eos", "empty"] = "eos") -> None:
+        super().__init__(dims)
+        self.end = end
+
+    def number(self, positions: Positions) -> Positions:
+        """Let positions start anew with each document."""
+        return positions.split_documents(self.end == "empty", self.dims.causal)
+
+    def locality(self, positions: Positions) -> Locality:
+        """Limit attention to the tokens of one document."""
+        return Locality(segments=positions.document_starts, documents=True)
+
+    @classmethod
+    def parameter_count(cls, dims: Dims, layers: int) -> int:
+        """Count none."""
+        return 0

@@ -1,0 +1,110 @@
+"""Packed documents: each gives in a block what it gives alone."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import pytest
+import torch
+
+from fairseq_posenc.api import PositionEncoding, SelfAttention, StackPositions
+from fairseq_posenc.errors import UserError
+from tests.helpers.tiny_models import (
+    COMPOSITIONS,
+    PATTERNS,
+    make_model,
+    needs_causal,
+    specs,
+)
+
+PAD, EOS = 1, 2
+SPECS = ["none", *specs("input", "scores", "rotation"), *COMPOSITIONS, *PATTERNS]
+# Documents of an encoder end with </s>; those of a causal model begin with it.
+DOCUMENTS = [[0, 5, 6, 7, EOS], [8, 9, EOS], [10, 11, 12, 13, EOS]]
+CAUSAL = [[EOS, 5, 6, 7], [EOS, 8, 9], [EOS, 10, 11, 12, 13]]
+# The same, where an empty line ends a document.
+BY_EMPTY = [[0, 5, EOS, 6, EOS, EOS], [8, EOS, 9, EOS, EOS], [10, 11, EOS]]
+CAUSAL_BY_EMPTY = [[EOS, 5, EOS, 6, EOS], [EOS, 8, EOS, 9, EOS], [EOS, 10, 11, EOS]]
+
+
+def awake(model):
+    for name, parameter in model.named_parameters():
+        if ".encodings." in name:
+            torch.nn.init.normal_(parameter, std=0.5)
+            if name.endswith((".r1", ".r2")):
+                parameter.data.abs_().add_(0.1)
+    return model.double()
+
+
+@pytest.mark.parametrize("end", ["eos", "empty"])
+@pytest.mark.parametrize("family", ["masked_lm", "causal_lm"])
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_document_in_a_block_gives_what_it_gives_alone(spec, family, end):
+    if needs_causal(spec) and family == "masked_lm":
+        return
+    causal = family == "causal_lm"
+    by_end = {"eos": (DOCUMENTS, CAUSAL), "empty": (BY_EMPTY, CAUSAL_BY_EMPTY)}
+    documents = by_end[end][causal]
+    model = awake(make_model(family, position_encoding=f"{spec}+documents(end={end})"))
+    block = list(chain(*documents))
+    rows = torch.tensor([[PAD] * 3 + block, block + [PAD] * 3], dtype=torch.long)
+    outputs = model(rows)[0]
+    for row, start in ((0, 3), (1, 0)):
+        for document in documents:
+            alone = model(torch.tensor([document]))[0][0]
+            together = outputs[row, start : start + len(document)]
+            torch.testing.assert_close(together, alone, rtol=1e-9, atol=1e-9)
+            start += len(document)
+
+
+@pytest.mark.parametrize("spec", ["rope", "t5", "m4+reset", "learned+m4m", "fire", "tupe+reset"])
+def test_decoding_equals_the_full_pass(spec):
+    model = awake(make_model("causal_lm", position_encoding=f"{spec}+documents"))
+    tokens = torch.tensor([list(chain(*CAUSAL)), [EOS, 5, EOS, 6, EOS, 7, 8, 9, 10, 11, EOS, 12]])
+    state: dict = {}
+    for length in range(1, tokens.size(1) + 1):
+        step = model.decoder(tokens[:, :length], incremental_state=state)[0][:, -1]
+        full = model.decoder(tokens[:, :length])[0][:, -1]
+        torch.testing.assert_close(step, full, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "spec", ["rope+documents", "m4m+documents,t5", "t5+documents+window(size=3)"]
+)
+def test_the_library_is_given_the_documents(spec):
+    positions = StackPositions(spec, 16, 2, max_positions=20)
+    layer = SelfAttention(positions).eval()
+    x = torch.randn(1, 9, 16)
+    ids = torch.tensor([[7, 7, 7, 7, 3, 3, 3, 4, 4]])
+    found, _ = layer(*positions(x, document_ids=ids))
+    for start, stop in ((0, 4), (4, 7), (7, 9)):
+        own = torch.zeros(1, stop - start, dtype=torch.long)
+        alone, _ = layer(*positions(x[:, start:stop], document_ids=own))
+        torch.testing.assert_close(found[:, start:stop], alone, rtol=1e-5, atol=1e-6)
+
+
+def test_documents_hold_for_the_whole_stack():
+    model = make_model("masked_lm", position_encoding="rope,none+documents")
+    stack = model.encoder.sentence_encoder
+    assert stack.identity.positions == "rope+documents,none"
+    for kind in (0, 1):
+        tokens = torch.tensor([list(chain(*DOCUMENTS))])
+        assert stack.shared(tokens, tokens.size(1)).of_kind(kind).locality.documents
+
+
+@pytest.mark.parametrize("backend", ["blocked", "triton"])
+def test_what_a_backend_cannot_reset_is_refused(backend):
+    with pytest.raises(UserError, match=r"each document has one|no windows|GPU|CUDA"):
+        make_model("masked_lm", position_encoding="m4+reset+documents", position_backend=backend)
+
+
+def test_missing_and_needless_document_ids_are_one_line():
+    x = torch.zeros(1, 4, 16)
+    with pytest.raises(UserError, match="documents: give document_ids"):
+        StackPositions("rope+documents", 16, 2)(x)
+    with pytest.raises(UserError, match=r"must have \+documents"):
+        StackPositions("rope", 16, 2)(x, document_ids=torch.zeros(1, 4))
+    with pytest.raises(UserError, match=r"document_ids \(1, 3\) must be \(1, 4\)"):
+        StackPositions("rope+documents", 16, 2)(x, document_ids=torch.zeros(1, 3))
+    with pytest.raises(UserError, match="choose one of eos, empty"):
+        PositionEncoding("rope+documents(end=x)", 16, 2)
