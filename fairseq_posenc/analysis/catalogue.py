@@ -51,13 +51,10 @@ def page(name: str) -> Page:
     return Page(_one_line(parts[0]), *(_one_line(sections[heading]) for heading in HEADINGS))
 
 
-def families(name: str) -> str:
-    """Name the stacks that an encoding works in: encoders, decoders, or both."""
-    sides = {
-        "encoders": name in registry.names_for(encoder=True),
-        "decoders": name in registry.names_for(decoder=True),
-    }
-    return " and ".join(side for side, has_meaning in sides.items() if has_meaning)
+def families(spec: str) -> str:
+    """Name the stacks that a spec works in: decoders, or encoders and decoders."""
+    causal = any(registry.get(item.name).causal_only for item in registry.parse(spec).items)
+    return "decoders" if causal else "encoders and decoders"
 
 
 def count(spec: registry.Spec, dims: Dims, layers: int) -> int:

@@ -65,5 +65,5 @@ def _parts(name: str) -> list[Cost]:
 
 def terms_of(name: str) -> Terms:
     """Compute the terms of a single token."""
-    causal = name not in registry.names_for(encoder=True)
-    return Assembly(registry.parse(name), Dims(8, 2, 4, causal)).check("auto")[0]
+    dims = Dims(8, 2, 4, causal=bool(registry.get(name).causal_only))
+    return Assembly(registry.parse(name), dims).check("auto")[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -204,6 +205,25 @@ def test_the_code_needs_nothing_of_the_package_and_is_the_same_again():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("target", ["hf", "onnx"])
+@pytest.mark.parametrize(
+    ("spec", "what"),
+    [
+        ("rope,none", "rope,none has layers that differ"),
+        ("rope+window(size=8)", r"rope\+window\(size=8\) has window"),
+        ("m4m+documents", r"m4m\+documents has documents"),
+    ],
+)
+def test_what_exported_code_has_no_form_for_is_one_line(spec, what, target, capsys):
+    trained = checkpoint("causal_lm", spec)
+    out = new_directory() / "out"
+    words = ["--checkpoint", trained.path, "--tokens", "words"]
+    assert main(["export", "--to", target, "--out", str(out), *map(str, words)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(f"{what}, which an exported model cannot have yet", line)
+    assert not out.exists()
+
+
 @pytest.mark.skipif(not OTHERS, reason="POSENC_TRANSFORMERS names no other Python")
 @pytest.mark.parametrize("python", OTHERS)
 @pytest.mark.parametrize(("family", "spec", "more"), HARD)

@@ -9,6 +9,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.registry import get
 from fairseq_posenc.workbench.convert.comparing import ALLOWED
 from fairseq_posenc.workbench.convert.exchange import tokens
 from fairseq_posenc.workbench.convert.exchange.card import Labels, card, graph_usage, model_usage
@@ -51,7 +52,7 @@ def export(
     Raises:
         UserError: see the parts' own; or the models differ.
     """
-    _refuse_layers_that_differ(trained)
+    _refuse_patterns(trained)
     with whole(out) as folder:
         unknown, notes = _write_tokenizers(trained, given, folder)
         if target == "onnx":
@@ -61,12 +62,17 @@ def export(
     return [f"wrote {out}: {what}", *notes]
 
 
-def _refuse_layers_that_differ(trained: OpenModel) -> None:
+def _refuse_patterns(trained: OpenModel) -> None:
+    """Refuse layers that differ and limits of attention, which exported code has no form for."""
     for stack in trained.stacks.values():
-        if hasattr(stack, "assembly") and len(stack.assembly.spec.kinds) > 1:
+        if not hasattr(stack, "assembly"):
+            continue
+        spec = stack.assembly.spec
+        limits = [item.name for item in spec.items if get(item.name).acts_on == "mask"]
+        if limits or len(spec.kinds) > 1:
+            what = " and ".join(limits) or "layers that differ"
             raise UserError(
-                f"{trained.path}: its layers have different positions ({stack.assembly.spec}), "
-                "which the exported code has no form for: export models whose layers are alike"
+                f"{trained.path}: {spec} has {what}, which an exported model cannot have yet"
             )
 
 
