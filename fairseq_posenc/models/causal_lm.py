@@ -180,3 +180,5 @@ def _register(name: str, **defaults: Any) -> None:
 for _encoding in registry.names_for(decoder=True):
     _register(f"transformer_lm_{_encoding}", position_encoding=_encoding)
     _register(f"transformer_lm_{_encoding}_tiny", position_encoding=_encoding, **TINY)
+# SmolLM3's: every fourth layer has no positions.
+_register("transformer_lm_smol", position_encoding="3*rope(base=2000000,layout=half),none")

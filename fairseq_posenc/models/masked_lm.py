@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from argparse import ArgumentParser
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Optional
 
 from fairseq.models import register_model, register_model_architecture
@@ -154,10 +154,14 @@ SIZES: dict[str, Callable[[Any], None]] = {
 
 # The hybrids of the M4M paper (arXiv:2109.12788, table 2).
 HYBRIDS = {"roberta_learned_m4m": "learned+m4m", "roberta_m4_reset": "m4+reset"}
+# ModernBERT's (arXiv:2412.13663): every third layer sees all tokens, the others those near.
+MODERN = "rope(base=160000,layout=half),2*rope(layout=half)+window(size=128)"
 
 
-def _register(name: str, spec: str, directions: str = "") -> None:
-    for suffix, set_size in SIZES.items():
+def _register(
+    name: str, spec: str, directions: str = "", sizes: Iterable[str] = tuple(SIZES)
+) -> None:
+    for suffix, set_size in ((suffix, SIZES[suffix]) for suffix in sizes):
 
         def architecture(args: Any, set_size: Callable[[Any], None] = set_size) -> None:
             args.position_encoding = getattr(args, "position_encoding", spec)
@@ -171,6 +175,7 @@ for _encoding in registry.names_for(encoder=True):
     _register(f"roberta_{_encoding}", _encoding)
 for _name, _spec in HYBRIDS.items():
     _register(_name, _spec)
+_register("roberta_modern", MODERN, sizes=("", "_large"))  # a tiny one has only two layers
 for _name, _directions in registry.DECBERT.items():
     _register(_name, "learned", _directions)
     _register(f"{_name}_nope", "none", _directions)

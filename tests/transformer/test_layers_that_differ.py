@@ -146,3 +146,17 @@ def test_directions_are_a_list_of_their_own():
     tokens = make_tokens()
     moved = torch.cat([torch.full((3, 2), 1), tokens], 1)
     torch.testing.assert_close(model(moved)[0][:, 2:], model(tokens)[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "arch", "layers"),
+    [
+        ("masked_lm", "roberta_modern", "rope(base=160000,layout=half),2*rope(layout=half)+w"),
+        ("causal_lm", "transformer_lm_smol", "3*rope(base=2000000,layout=half),none"),
+    ],
+)
+def test_architectures_are_named_after_what_they_are(family, arch, layers):
+    side = "encoder" if family == "masked_lm" else "decoder"
+    model = make_model(family, arch, **{f"{side}_layers": 4})
+    stack = model.encoder.sentence_encoder if side == "encoder" else model.decoder
+    assert stack.identity.positions.startswith(layers)

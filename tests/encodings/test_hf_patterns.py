@@ -1,0 +1,107 @@
+"""Models of transformers whose layers differ: each attention equals the library's, by its layer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fairseq_posenc.api import SelfAttention, StackPositions
+
+transformers = pytest.importorskip("transformers")
+WIDTH, HEADS, LAYERS = 32, 4, 8
+SIZES = {
+    "hidden_size": WIDTH,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": HEADS,
+    "num_hidden_layers": LAYERS,
+    "intermediate_size": 48,
+    "vocab_size": 50,
+    "max_position_embeddings": 64,
+    "pad_token_id": 1,
+    "attn_implementation": "eager",
+}
+
+
+def smollm3():
+    config = transformers.SmolLM3Config(**SIZES, rope_theta=2e6, head_dim=8)
+    return "3*rope(base=2000000,layout=half),none", transformers.SmolLM3Model(config)
+
+
+def cohere2():
+    config = transformers.Cohere2Config(**SIZES, sliding_window=6, head_dim=8)
+    return "3*rope+window(size=6),none", transformers.Cohere2Model(config)
+
+
+def mistral():
+    config = transformers.MistralConfig(**SIZES, sliding_window=5, head_dim=8)
+    return "rope(layout=half)+window(size=5)", transformers.MistralModel(config)
+
+
+def llama4():
+    dense = {"interleave_moe_layer_step": 99, "intermediate_size_mlp": 48, "num_local_experts": 1}
+    plain = {**dense, "use_qk_norm": False, "attn_temperature_tuning": False}
+    config = transformers.Llama4TextConfig(
+        **SIZES, **plain, attention_chunk_size=5, head_dim=8, rope_theta=500000.0
+    )
+    return "3*rope(base=500000)+chunk(size=5),none", transformers.Llama4TextModel(config)
+
+
+def modernbert():
+    sizes = {name: x for name, x in SIZES.items() if name != "num_key_value_heads"}
+    config = transformers.ModernBertConfig(**sizes, local_attention=8, reference_compile=False)
+    spec = "rope(base=160000,layout=half),2*rope(layout=half)+window(size=8)"
+    return spec, transformers.ModernBertModel(config)
+
+
+MODELS = {"smollm3": smollm3, "cohere2": cohere2, "mistral": mistral, "llama4": llama4}
+
+
+def attended(model, padding):
+    """Run a model; return what each of its attentions was given, and what it gave."""
+    found = []
+
+    def note(module, args, kwargs, output):
+        found.append((kwargs.get("hidden_states", args[0] if args else None), output[0]))
+
+    layers = model.layers
+    attentions = [getattr(layer, "self_attn", None) or layer.attn for layer in layers]
+    for attention in attentions:
+        attention.register_forward_hook(note, with_kwargs=True)
+    tokens = torch.randint(3, 50, padding.shape).masked_fill(padding, 1)
+    with torch.no_grad():
+        model.eval()(input_ids=tokens, attention_mask=(~padding).long())
+    return attentions, found
+
+
+def ours(positions, index, theirs, causal):
+    layer = SelfAttention(positions, layer=index, bias=False).eval()
+    if causal:
+        parts = [theirs.q_proj, theirs.k_proj, theirs.v_proj, theirs.o_proj]
+        weights = [part.weight for part in parts]
+    else:
+        weights = [*theirs.Wqkv.weight.chunk(3), theirs.Wo.weight]
+    mine = (layer.q_proj, layer.k_proj, layer.v_proj, layer.out_proj)
+    for part, weight in zip(mine, weights):
+        part.weight.data.copy_(weight)
+    return layer
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("name", [*MODELS, "modernbert"])
+def test_each_attention_equals_the_librarys(name, side):
+    torch.manual_seed(1)
+    causal = name != "modernbert"
+    spec, model = MODELS[name]() if causal else modernbert()
+    padding = torch.zeros(2, 23, dtype=torch.bool)
+    if side == "right":
+        padding[1, -4:] = True
+    else:
+        padding[1, :4] = True
+    attentions, found = attended(model, padding)
+    assert len(found) == LAYERS
+    positions = StackPositions(spec, WIDTH, HEADS, max_positions=64, causal=causal)
+    _, shared = positions(torch.zeros(2, 23, WIDTH), padding)
+    for index, (theirs, (given, expected)) in enumerate(zip(attentions, found)):
+        mine, _ = ours(positions, index, theirs, causal)(given, shared)
+        real = ~padding
+        torch.testing.assert_close(mine[real], expected[real], rtol=1e-5, atol=1e-5)
