@@ -24,7 +24,8 @@ class PositionConfig(FairseqDataclass):
         default="learned",
         metadata={
             "help": "position encodings, joined by '+', options in brackets, as in "
-            "'learned+m4m(max_distance=128)'; 'none' for no positions"
+            "'learned+m4m(max_distance=128)'; 'none' for no positions; layers that differ joined "
+            "by ',', as in '3*rope+window(size=512),none'"
         },
     )
     position_encoding_decoder: Optional[str] = field(

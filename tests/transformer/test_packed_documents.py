@@ -9,6 +9,7 @@ import torch
 
 from fairseq_posenc.api import PositionEncoding, SelfAttention, StackPositions
 from fairseq_posenc.errors import UserError
+from tests.helpers.commands import train
 from tests.helpers.tiny_models import (
     COMPOSITIONS,
     PATTERNS,
@@ -108,3 +109,27 @@ def test_missing_and_needless_document_ids_are_one_line():
         StackPositions("rope+documents", 16, 2)(x, document_ids=torch.zeros(1, 3))
     with pytest.raises(UserError, match="choose one of eos, empty"):
         PositionEncoding("rope+documents(end=x)", 16, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "mode", "more"),
+    [
+        ("masked_lm", "complete", ["--include-target-tokens"]),
+        ("masked_lm", "none", ["--include-target-tokens"]),
+        ("causal_lm", "complete", []),
+        ("causal_lm", "none", []),
+        ("causal_lm", "eos", []),
+    ],
+)
+def test_fairseq_trains_and_resumes_on_blocks(family, mode, more, tmp_path):
+    spec = "rope+window(size=4)+documents,t5"
+    options = ["--position-encoding", spec, "--sample-break-mode", mode, *more]
+    done = train(family, *options, "--max-update", 2, save_dir=tmp_path)
+    (line,) = done.run.positions()
+    assert line.startswith("rope+window(size=4)+documents,t5 | directions")
+    again = train(family, *options, "--max-update", 4, save_dir=tmp_path)
+    assert "Loaded checkpoint" in again.run.log
+    other = ["--position-encoding", "rope+documents,t5"]
+    refused = train(family, *options, *other, "--max-update", 6, save_dir=tmp_path, fails=True)
+    assert f"trained with {spec}, the model has rope+documents,t5" in refused.run.log
