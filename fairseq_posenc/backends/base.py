@@ -81,6 +81,13 @@ class Mask(NamedTuple):
         deps = (*self[:3], *self.locality, tgt_len, src_len, device)
         return self.cached("forbidden", deps, lambda: self._combine(tgt_len, src_len, device))
 
+    def without_needless_window(self, src_len: int) -> Mask:
+        """Drop a window that reaches over all keys: plain attention may be faster."""
+        reach = self.locality.reach(self.direction)
+        if reach is None or reach < src_len - 1:
+            return self
+        return self._replace(locality=self.locality._replace(window=None))
+
     def hides_distances(self, distances: Tensor) -> Tensor:
         """Check which signed distances from a query to a key are hidden; bool of their shape."""
         reach = self.locality.reach(self.direction)

@@ -120,6 +120,7 @@ def attend(
     requested: str = "auto",
 ) -> tuple[Tensor, Tensor | None]:
     """Attend on the backend that :func:`choose` chooses; see :class:`AttentionCall`."""
+    mask = mask.without_needless_window(key.size(2))
     call = AttentionCall(query, key, value, terms, mask, dropout, need_weights)
     return choose(requested, terms, call.features).backend.attend(call)
 
@@ -164,8 +165,6 @@ def _rank_on_cpu(terms: Terms, call: CallFeatures) -> tuple[list[str], str]:
 
 def _rank_on_gpu(terms: Terms, call: CallFeatures) -> tuple[list[str], str]:
     """Rank backends, with the reason: kernels of ours only where a measurement says they win."""
-    if call.limited and call.tgt_len > 1:
-        return ["blocked", "sdpa", "reference"], "hidden keys are left out"
     if terms.content_only and terms.bias is None and terms.pair_bias is None:
         return ["sdpa", "reference"], "a plain dot product"
     if call.tgt_len == 1:

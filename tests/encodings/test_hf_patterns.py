@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fairseq_posenc.api import SelfAttention, StackPositions
+from fairseq_posenc import registry
+from fairseq_posenc.api import PositionEncoding, SelfAttention, StackPositions
 
 transformers = pytest.importorskip("transformers")
 WIDTH, HEADS, LAYERS = 32, 4, 8
@@ -105,3 +106,29 @@ def test_each_attention_equals_the_librarys(name, side):
         mine, _ = ours(positions, index, theirs, causal)(given, shared)
         real = ~padding
         torch.testing.assert_close(mine[real], expected[real], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_gemma_3s_attention_equals_the_librarys_between_its_norms(side):
+    """Queries and keys are normed before they are rotated: they are made by the model itself."""
+    torch.manual_seed(1)
+    spec = "5*rope(layout=half)+window(size=6),rope(base=1000000,layout=half)"
+    config = transformers.Gemma3TextConfig(
+        **SIZES, sliding_window=6, head_dim=8, query_pre_attn_scalar=8
+    )
+    model = transformers.Gemma3TextModel(config)
+    padding = torch.zeros(2, 23, dtype=torch.bool)
+    padding[1, -4:] = side == "right"
+    padding[1, :4] = side == "left"
+    attentions, found = attended(model, padding)
+    parsed = registry.parse(spec)
+    for index, (theirs, (given, expected)) in enumerate(zip(attentions, found)):
+        heads = (
+            projection(given).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            for projection in (theirs.q_proj, theirs.k_proj, theirs.v_proj)
+        )
+        query, key, value = heads
+        positions = PositionEncoding(str(parsed.keep([index])), WIDTH, HEADS, 64, causal=True)
+        mine = positions.attend(theirs.q_norm(query), theirs.k_norm(key), value, padding)
+        mine = theirs.o_proj(mine.transpose(1, 2).flatten(2))
+        torch.testing.assert_close(mine[~padding], expected[~padding], rtol=1e-5, atol=1e-5)

@@ -84,7 +84,8 @@ def test_equals_the_formula_with_padding_on_either_side(spec, limits, backend, m
 @pytest.mark.parametrize("direction", ["both", "lr", "rl"])
 @pytest.mark.parametrize("limits", ["window(size=40)", "chunk(size=50)", "window(size=90)"])
 @pytest.mark.parametrize(
-    "spec", ["none", "m4m", "shaw+shaw_values", "t5", "m4(reset=true)", "tupe(reset=true)"]
+    "spec",
+    ["none", "m4m", "shaw+shaw_values", "t5", "m4(reset=true)", "tupe(reset=true)", "tupe_shared"],
 )
 def test_blocks_and_their_gradients_equal_the_references(spec, limits, direction):
     """Several blocks, tiles that are skipped, padding, and lengths that fill no tile."""
@@ -112,6 +113,33 @@ def test_blocks_and_their_gradients_equal_the_references(spec, limits, direction
     assert found["blocked"].keys() == found["reference"].keys()
     for key, expected in found["reference"].items():
         torch.testing.assert_close(found["blocked"][key], expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("spec", ["none", "m4m", "t5", "fire", "tupe_shared"])
+def test_blocks_of_documents_and_their_gradients_equal_the_references(spec):
+    length = 333
+    ids = torch.stack([torch.arange(length) // 70, torch.arange(length) // 113])
+    positions = StackPositions(f"{spec}+documents", 16, 2, length, causal=True).double()
+    layers = [SelfAttention(positions, backend=name).double() for name in ("reference", "blocked")]
+    layers[1].load_state_dict(layers[0].state_dict())
+    inputs, found = torch.randn(2, length, 16, dtype=torch.float64), []
+    for layer in layers:
+        x = inputs.clone().requires_grad_()
+        positions.zero_grad()
+        out, _ = layer(*positions(x, document_ids=ids))
+        (out * torch.linspace(-1, 1, 16, dtype=torch.float64)).sum().backward()
+        parameters = [*layer.parameters(), *positions.parameters()]
+        found.append([out, x.grad, *(p.grad.clone() for p in parameters if p.grad is not None)])
+    for reference, blocks in zip(*found):
+        torch.testing.assert_close(blocks, reference, rtol=1e-6, atol=1e-6)
+
+
+def test_a_window_over_all_keys_is_none():
+    for direction, needless in (("lr", 9), ("rl", 9), ("both", 16)):
+        mask = Mask(direction, locality=Locality(window=needless))
+        assert not mask.without_needless_window(src_len=9).locality.limits
+        smaller = Mask(direction, locality=Locality(window=needless - 1))
+        assert smaller.without_needless_window(src_len=9).locality.limits
 
 
 @pytest.mark.parametrize("direction", ["both", "lr", "rl"])
