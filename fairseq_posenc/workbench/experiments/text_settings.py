@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar, Optional
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.registry import parse
 from fairseq_posenc.workbench.experiments.settings import Run, Settings
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, MASKED
 
@@ -98,6 +99,9 @@ class TextSettings(Settings):
             option = argument.split("=")[0]
             if option in RESERVED:
                 raise UserError(f"-- {argument}: {option} cannot be set here; {RESERVED[option]}")
+        layers = self.size("layers")
+        for variant in self.variants if layers.isdigit() else ():
+            parse(variant.position_encoding).check_length(int(layers))
 
     @property
     def runs(self) -> list[Run]:

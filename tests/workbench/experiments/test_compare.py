@@ -126,6 +126,18 @@ class TestContenders:
         assert variant.folder == "learned+m4m-max_distance=64"
         assert shlex.quote(variant.folder) == variant.folder
 
+    def test_specs_with_commas_are_separated_by_semicolons(self) -> None:
+        variants = parse_variants("none; 3*rope,none;m4m(max_distance=3,per_head=true)")
+        assert [each.position_encoding for each in variants[:2]] == ["none", "3*rope,none"]
+        assert variants[1].folder == "3xrope--none"
+        assert shlex.quote(variants[1].folder) == variants[1].folder
+
+    def test_a_list_of_layers_fits_the_stack(self, tmp_path: Path) -> None:
+        deeper = {"train_args": ("--encoder-layers", "4")}
+        assert make_settings(tmp_path, "none;3*rope,none", **deeper).runs
+        with pytest.raises(UserError, match="is a list of 4 layers, but the stack has 2"):
+            make_settings(tmp_path, "none;3*rope,none")
+
     @pytest.mark.parametrize(
         ("text", "message"),
         [
