@@ -36,6 +36,7 @@ DATA = {
     "glue": ["--tasks", "CoLA", "--max-tokens", "40"],
     "translation": ["--vocab-size", "72"],
 }
+SPEC = "--position-encoding"
 # The sizes of what a training starts from.
 START = ["--max-positions", "48", "--tokens-per-sample", "48", "--encoder-layers", "2"]
 START += ["--encoder-embed-dim", "64", "--encoder-ffn-embed-dim", "128"]
@@ -43,11 +44,11 @@ START += ["--encoder-attention-heads", "4"]
 FEWER = {"--encodings": 3, "--tasks": 1}  # of the values of a list, so many from the end
 
 
-def sizes(arch: str) -> list[str]:
+def sizes(arch: str, layers: int = 1) -> list[str]:
     """Return options for a tiny model of an architecture's family."""
     masked, causal = arch.startswith(("roberta", "decbert")), arch.startswith("transformer_lm")
     stacks = ["encoder"] if masked else ["decoder"] if causal else ["encoder", "decoder"]
-    size = {"layers": 1, "embed-dim": 16, "ffn-embed-dim": 16, "attention-heads": 2}
+    size = {"layers": layers, "embed-dim": 16, "ffn-embed-dim": 16, "attention-heads": 2}
     found = [
         word for stack in stacks for n, v in size.items() for word in (f"--{stack}-{n}", str(v))
     ]
@@ -61,7 +62,9 @@ def less(program: str, words: list[str]) -> list[str]:
     if program == "fairseq-train":
         arch = words[words.index("--arch") + 1]
         words = [word for word in words if word != "--fp16"]  # needs a GPU
-        words = [*words, *sizes(arch), "--max-update", "1", "--cpu", "--num-workers", "0"]
+        spec = words[words.index(SPEC) + 1] if SPEC in words else "none"
+        layers = 4 if "," in spec else 1  # room for a list of layers
+        words = [*words, *sizes(arch, layers), "--max-update", "1", "--cpu", "--num-workers", "0"]
         return [*words, "--required-batch-size-multiple", "1"]
     if program == "python":
         name = os.path.basename(words[0])[: -len(".py")]
