@@ -57,7 +57,6 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     add("--lengths", nargs="+", type=int, default=LENGTHS, help="n (default: 128 to 4096)")
     layers = "of scope model (default: 2 on the CPU, 12 on a GPU)"
     add("--layers", type=int, help=layers)
-    add("--flex", action="store_true", help="FlexAttention as a rival, on a GPU without dropout")
     add("--quick", action="store_true", help="one table of a layer in less than a minute")
     docs = "measure nothing; write docs/benchmarks.md anew from docs/results"
     add("--write-docs", action="store_true", help=docs)
@@ -89,7 +88,7 @@ def measure(args: argparse.Namespace) -> list[results.Row]:
     rows: list[results.Row] = []
     for scope, case in cases(args):
         print(f"{scope} {case.mode} n={case.length} ...", file=sys.stderr, flush=True)
-        rows += compare(scope, case, encodings, backends, args.flex, budget)
+        rows += compare(scope, case, encodings, backends, budget)
     return rows
 
 

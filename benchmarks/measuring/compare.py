@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
-from fairseq_posenc.backends.planner import BACKENDS
-from measuring import flex, timing
+from measuring import timing
 from measuring.contenders import STOCK, Contender, contenders
 from measuring.memory import peak
 from measuring.results import Row
@@ -30,7 +28,6 @@ def compare(
     case: Case,
     encodings: Sequence[str],
     backends: Sequence[str],
-    with_flex: bool,
     budget: Budget,
 ) -> list[Row]:
     """Return the rows of a case, stock first.
@@ -40,12 +37,8 @@ def compare(
         case: sizes and mode.
         encodings: specs.
         backends: names, or ``auto``.
-        with_flex: let FlexAttention compete, if it can.
         budget: how long to measure.
     """
-    if with_flex and _flex_can(scope, case):
-        BACKENDS["flex"] = flex
-        backends = [*backends, "flex"]
     group = contenders(encodings, backends, case.dims, case.call)
     groups = chunks(group) if scope == "model" else [group]
     rows: dict[tuple[str, str], Row] = {}
@@ -65,19 +58,6 @@ def chunks(group: list[Contender]) -> list[list[Contender]]:
         used = {each.backend for each in part}
         with_plain.append([*(each for each in plain if each.backend in used), *part])
     return with_plain or [plain]
-
-
-def _flex_can(scope: str, case: Case) -> bool:
-    why_not = ""
-    if case.device.type != "cuda":
-        why_not = "on the CPU it has no backward pass"
-    elif case.dropout:
-        why_not = "it has no dropout; add --dropout 0"
-    elif scope == "model":
-        why_not = "it competes as an operation and in a layer"
-    if why_not:
-        print(f"no rows for FlexAttention: {why_not}", file=sys.stderr, flush=True)
-    return not why_not
 
 
 def _rows(scope: str, case: Case, everyone: list[Contender], budget: Budget) -> list[Row]:

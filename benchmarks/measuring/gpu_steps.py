@@ -66,7 +66,7 @@ def first() -> list[Step]:
         _measure("layers", 75, BF16, "0.1", "--lengths 128 512 2048 --batch 8", NAMES, BOTH),
         _measure("updates", 55, BF16, "0.1", "--length 512 --batch 8", NAMES),
         _measure("layers", 30, BF16, "0.1", "--lengths 8192 --batch 1", NAMES),
-        _measure("layers", 70, BF16, "0", f"--lengths {EACH} --batch 1 --flex", RIVALS),
+        _measure("layers", 70, BF16, "0", f"--lengths {EACH} --batch 1", RIVALS, "auto flex"),
         *(_updates(BF16, "0.1", length, FEW) for length in (2048, 128, 8192)),
         _measure("layers", 25, FP16, "0.1", f"--lengths {EACH} --batch 1", FEW),
         _measure("layers", 25, BF16, "0.1", f"--lengths {EACH} --batch 1", FEW, EAGER),

@@ -64,6 +64,7 @@ class Case(NamedTuple):
             self.length,
             self.dims.head_dim,
             dropout=self.dropout > 0,
+            learns=self.mode == "training",
         )
 
 

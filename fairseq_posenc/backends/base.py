@@ -161,6 +161,7 @@ class CallFeatures(NamedTuple):
         limited: whether a window or segments hide keys.
         documents: whether each row has several documents, each with a first token.
         dropout: whether weights are dropped.
+        learns: whether there will be a backward pass.
         need_weights: whether the weights are asked for.
     """
 
@@ -173,6 +174,7 @@ class CallFeatures(NamedTuple):
     limited: bool = False
     documents: bool = False
     dropout: bool = False
+    learns: bool = False
     need_weights: bool = False
 
 
@@ -210,6 +212,7 @@ class AttentionCall(NamedTuple):
             self.mask.locality.limits,
             self.mask.locality.documents,
             self.dropout > 0,
+            torch.is_grad_enabled() and any(x.requires_grad for x in self[:3]),
             self.need_weights,
         )
 

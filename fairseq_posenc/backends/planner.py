@@ -1,7 +1,7 @@
 """The choice of the backend of a call, with the reason.
 
-The order for a CPU is measured (``benchmarks/attention.py``). On a GPU, kernels of ours are chosen
-only where a benchmark on such a GPU is recorded.
+The order for a CPU is measured (``benchmarks/attention.py``). On a GPU, our kernels and
+FlexAttention are chosen only where a benchmark on such a GPU is recorded.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fairseq_posenc.backends import blocked, reference, sdpa, triton
+from fairseq_posenc.backends import blocked, flex, recorded, reference, sdpa, triton
 from fairseq_posenc.backends.base import AttentionCall, Backend, CallFeatures, Mask
-from fairseq_posenc.backends.triton import recorded
 from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.rotation import is_exporting
 from fairseq_posenc.encodings.terms import Terms
@@ -24,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 BACKENDS: dict[str, Backend] = {
     "triton": triton,
+    "flex": flex,
     "sdpa": sdpa,
     "blocked": blocked,
     "reference": reference,
@@ -164,16 +164,14 @@ def _rank_on_cpu(terms: Terms, call: CallFeatures) -> tuple[list[str], str]:
 
 
 def _rank_on_gpu(terms: Terms, call: CallFeatures) -> tuple[list[str], str]:
-    """Rank backends, with the reason: kernels of ours only where a measurement says they win."""
+    """Rank backends, with the reason: compiled kernels only where a measurement says they win."""
     if terms.content_only and terms.bias is None and terms.pair_bias is None:
         return ["sdpa", "reference"], "a plain dot product"
     if call.tgt_len == 1:
         return ["sdpa", "reference"], "a single query"
-    chip = recorded.chip()
-    why_not = recorded.why_not(terms, call, chip)
-    if why_not:
-        return ["sdpa", "blocked", "reference"], f"not triton: {why_not}"
-    return ["triton", "sdpa", "blocked", "reference"], f"the fastest in a benchmark on {chip}"
+    winner, reason = recorded.winner(terms, call, recorded.chip())
+    others = ["sdpa", "blocked", "reference"]
+    return ([winner, *others], reason) if winner else (others, f"not triton, not flex: {reason}")
 
 
 def _log_once(plan: Plan, terms: Terms, call: CallFeatures) -> None:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import torch
 from torch import Tensor, nn
 
 from fairseq_posenc.assembly import Shared
+from fairseq_posenc.backends import flex
 from fairseq_posenc.backends.base import expand_by_distance, score_scale
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.stack_positions import StackPositions
 from fairseq_posenc.positions import Span
-
-ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class LayerPositions(nn.Module):
@@ -72,7 +68,7 @@ class LayerPositions(nn.Module):
         bias = expand_by_distance(at_least_fp32(terms.bias), tgt_len, src_len, terms.first)
         return bias if terms.pair_bias is None else bias + at_least_fp32(terms.pair_bias)
 
-    def score_mod(self, shared: Shared) -> ScoreMod:
+    def score_mod(self, shared: Shared) -> flex.ScoreMod:
         """Build the function that ``torch.nn.attention.flex_attention`` takes as ``score_mod``.
 
         Give it :attr:`scale`, too. No matrix of scores is made.
@@ -80,31 +76,9 @@ class LayerPositions(nn.Module):
         Args:
             shared: what the stack's positions returned for this forward pass.
         """
-        terms, tgt_len = self._terms(shared), shared.positions.tgt_len
-        past = shared.positions.tokens.size(1) - tgt_len
-
-        def of_pair(table: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            row = k - q + tgt_len - 1
-            if (first := terms.first) is not None:
-                b = b if first.size(0) > 1 else torch.zeros_like(b)
-                rows = table.size(1)
-                row = torch.where(first[b, k], rows - 1, row)
-                row = torch.where(first[b, q + past], rows - 2, row)
-            return table[h if table.size(0) > 1 else torch.zeros_like(h), row]
-
-        def modified(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            if terms.gain is not None:
-                score = score * of_pair(terms.gain, b, h, q, k)
-            if terms.bias is not None:
-                score = score + of_pair(terms.bias, b, h, q, k)
-            if (pairs := terms.pair_bias) is not None:
-                one, group = (
-                    torch.zeros_like(x) if n == 1 else x for x, n in zip((b, h), pairs.shape)
-                )
-                score = score + pairs[one, group, q, k]
-            return score
-
-        return modified
+        positions = shared.positions
+        sizes = positions.tgt_len, positions.tokens.size(1)
+        return flex.score_mod(self._terms(shared), *sizes, positions.tokens.device)
 
     def _terms(self, shared: Shared) -> Terms:
         positions = shared.positions

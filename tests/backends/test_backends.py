@@ -25,8 +25,8 @@ from tests.helpers.tiny_models import logits, make_model, make_tokens
 
 B, H, T, D = 3, 2, 37, 4
 ROWS = 2 * T - 1
-# Triton's kernels have tests of their own: off a GPU they would need its interpreter, in all tests.
-HERE = [name for name in BACKENDS if name != "triton"]
+# Compiled kernels have tests of their own.
+HERE = [name for name in BACKENDS if name not in ("flex", "triton")]
 FAST = [name for name in HERE if name != "reference"]
 
 
@@ -510,7 +510,7 @@ def test_attention_weights_come_from_the_reference_even_if_another_is_required()
 
 
 def test_unknown_backend_is_an_error_that_lists_the_known():
-    with pytest.raises(UserError, match="unknown backend 'fast'; known: auto, triton, sdpa, "):
+    with pytest.raises(UserError, match="unknown backend 'fast'; known: auto, triton, flex, sdpa"):
         check("fast", Terms(), D)
 
 

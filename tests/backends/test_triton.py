@@ -15,10 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from fairseq_posenc.backends import choose, reference
+from fairseq_posenc.backends import choose, recorded, reference
 from fairseq_posenc.backends import triton as backend
 from fairseq_posenc.backends.base import DIRECTIONS, AttentionCall, CallFeatures, Mask
-from fairseq_posenc.backends.triton import recorded, resets
+from fairseq_posenc.backends.triton import resets
 from fairseq_posenc.encodings.terms import Terms
 from tests.helpers.programs import true_start
 from tests.helpers.tiny_models import logits, make_model, make_tokens
@@ -467,7 +467,7 @@ def test_says_why_it_cannot_run_here(monkeypatch):
     assert backend.unavailable() == "triton is not installed"
 
 
-WON = recorded.Record("sm_90", frozenset({"query_table"}), True, 256, 2048, "a_file.json")
+WON = recorded.Record("triton", "sm_90", frozenset({"query_table"}), True, 256, 2048, "a_file.json")
 TABLE, BIAS = Terms(query_table=torch.ones(1, 1023, 64)), Terms(bias=torch.ones(1, 1023))
 PLANS = {
     "won": ("sm_90", TABLE, 512, "triton", "the fastest in a benchmark on sm_90"),

@@ -20,14 +20,13 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from fairseq_posenc import registry  # noqa: E402
 from fairseq_posenc.backends import available, reference  # noqa: E402
-from fairseq_posenc.backends.base import AttentionCall, Mask  # noqa: E402
+from fairseq_posenc.backends.base import Mask  # noqa: E402
 from fairseq_posenc.checkpoints.state_dict_adapter import is_copy  # noqa: E402
 from fairseq_posenc.encodings.distance_table import DistanceTable  # noqa: E402
-from fairseq_posenc.encodings.terms import Terms  # noqa: E402
 from fairseq_posenc.errors import UserError  # noqa: E402
 from fairseq_posenc.positions import Span  # noqa: E402
 from generate import speed  # noqa: E402
-from measuring import families, flex, flops, page, results, timing  # noqa: E402
+from measuring import families, flops, page, results, timing  # noqa: E402
 from measuring.commands import prepare  # noqa: E402
 from measuring.compare import Budget, compare  # noqa: E402
 from measuring.contenders import (  # noqa: E402
@@ -35,7 +34,6 @@ from measuring.contenders import (  # noqa: E402
     Contender,
     backend_names,
     contenders,
-    positions_of,
 )
 from measuring.memory import peak  # noqa: E402
 from measuring.scopes import SCOPES, Case, layer, layer_and_modules, operation  # noqa: E402
@@ -56,7 +54,7 @@ def _short(monkeypatch):
 
 
 def rows(scope: str = "layer", case: Case = TINY, encodings=("rope", "m4m"), backends=("auto",)):
-    return compare(scope, case, encodings, backends, False, QUICKLY)
+    return compare(scope, case, encodings, backends, QUICKLY)
 
 
 @pytest.mark.parametrize("mode", ["forward", "training"])
@@ -212,29 +210,13 @@ def test_the_formula_of_model_flops_counts_the_matrix_products(family):
     assert counter.get_total_flops() == pytest.approx(expected, rel=0.02)
 
 
-@pytest.mark.parametrize("name", ["alibi", "t5", "tupe", "m2", "shaw", "m4", "m4m", "deberta_v2"])
-def test_flex_attention_computes_the_same(name):
-    """Uncompiled, as it can run on the CPU."""
-    encodings = registry.build(registry.parse(name), TINY.dims)
-    for parameter in encodings.parameters():
-        torch.nn.init.normal_(parameter)
-    positions = positions_of(TINY.batch, TINY.length, CPU)
-    terms = encodings.terms(
-        Span.from_lengths(TINY.length, TINY.length, CPU), positions
-    ).unprojected(4)
-    query, key, value = (torch.randn(TINY.batch, 4, TINY.length, 8) for _ in range(3))
-    assert flex.refuses(terms, TINY.call) == ""
-    ours, _ = flex.attend(AttentionCall(query, key, value, terms, Mask()))
-    theirs, _ = reference.attend(AttentionCall(query, key, value, terms, Mask()))
-    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
-
-
 def test_flex_attention_is_left_out_aloud(capsys):
-    found = compare("op", TINY, ["rope"], ["auto"], True, QUICKLY)
+    case = TINY._replace(mode="training", dropout=0.0)
+    found = compare("op", case, ["rope"], ["auto", "flex"], QUICKLY)
     assert "flex" not in {row.backend for row in found}
-    assert "FlexAttention: on the CPU it has no backward pass" in capsys.readouterr().err
-    with pytest.raises(UserError, match="without dropout"):
-        flex.attend(AttentionCall(*[torch.zeros(1, 1, 2, 4)] * 3, Terms(), Mask(), dropout=0.1))
+    assert (
+        "no row for rope on flex: on a CPU FlexAttention has no backward" in capsys.readouterr().err
+    )
 
 
 def test_a_device_that_is_not_there_is_told(monkeypatch):
@@ -244,7 +226,7 @@ def test_a_device_that_is_not_there_is_told(monkeypatch):
 
 
 def test_an_unknown_backend_is_told():
-    with pytest.raises(UserError, match="unknown backend 'fast'; known: auto, all, triton, sdpa"):
+    with pytest.raises(UserError, match="unknown backend 'fast'; known: auto, all, triton, flex"):
         backend_names(["fast"])
 
 

@@ -1,6 +1,6 @@
-"""Recorded chips, terms and lengths for which these kernels are the fastest backend.
+"""Recorded GPUs, terms and lengths for which a kernel of ours, or FlexAttention, is the fastest.
 
-The planner takes them there, and nowhere else. A record is added with the figures that prove it:
+The planner takes it there, and nowhere else. A record is added with the figures that prove it:
 ``make gpu`` measures them, and ``docs/gpu.md`` says how.
 """
 
@@ -16,9 +16,10 @@ from fairseq_posenc.encodings.terms import Terms
 
 
 class Record(NamedTuple):
-    """One measurement that these kernels won, forward and backward together.
+    """One measurement that a backend won, forward and backward together.
 
     Attributes:
+        backend: ``triton`` or ``flex``.
         chip: such as ``sm_90``.
         terms: fields of :class:`~fairseq_posenc.encodings.terms.Terms` that were on, by name, with
             ``product`` if they were multiplied. A reset needs records of its own (``first``).
@@ -28,6 +29,7 @@ class Record(NamedTuple):
         source: the file with the figures, in ``docs/results``.
     """
 
+    backend: str
     chip: str
     terms: frozenset[str]
     dropout: bool
@@ -53,15 +55,16 @@ def parts(terms: Terms) -> frozenset[str]:
     return frozenset(on | {"product"} if terms.product else on)
 
 
-def why_not(terms: Terms, call: CallFeatures, chip: str) -> str:
-    """Explain why no record covers a call; empty if one does."""
+def winner(terms: Terms, call: CallFeatures, chip: str) -> tuple[str, str]:
+    """Find the backend that a record names for a call, or an empty name; with the reason."""
     here = [record for record in RECORDED if record.chip == chip]
     if not here:
-        return f"no recorded benchmark for {chip}"
+        return "", f"no recorded benchmark for {chip}"
     kind = parts(terms), call.dropout
     same = [record for record in here if (record.terms, record.dropout) == kind]
     if not same:
-        return f"no recorded benchmark of such terms for {chip}"
-    if not any(record.shortest <= call.src_len <= record.longest for record in same):
-        return f"no recorded benchmark of such a length for {chip}"
-    return ""
+        return "", f"no recorded benchmark of such terms for {chip}"
+    for record in same:
+        if record.shortest <= call.src_len <= record.longest:
+            return record.backend, f"the fastest in a benchmark on {chip}"
+    return "", f"no recorded benchmark of such a length for {chip}"

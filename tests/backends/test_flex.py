@@ -1,0 +1,152 @@
+"""The backend on torch's FlexAttention: against the reference, uncompiled and compiled."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.utils import counters
+from torch.nn.attention.flex_attention import flex_attention
+
+from fairseq_posenc.backends import choose, flex, reference
+from fairseq_posenc.backends.base import AttentionCall, CallFeatures, Mask
+from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.modules.position_encoding import PositionEncoding
+from fairseq_posenc.registry import names_for
+from tests.helpers.tiny_models import needs_causal
+
+LIMITS = ["none+window(size=6)", "m4m+window(size=6)", "t5+chunk(size=5)", "deberta+window(size=9)"]
+RESETS = ["tupe+reset", "m4+reset", "deberta+reset"]
+REFUSED = {"m3": "channel", "shaw_values": "table of values"}
+SERVED = [name for name in names_for(encoder=False) if name not in REFUSED]
+MODELS = [
+    (spec, causal)
+    for spec in (*SERVED, *LIMITS, *RESETS)
+    for causal in ((True,) if needs_causal(spec) else (False, True))
+]
+
+
+def _call(
+    spec: str, batch: int, length: int, causal: bool, left: bool, tgt_len: int = 0
+) -> AttentionCall:
+    torch.manual_seed(batch + length)
+    layer = PositionEncoding(spec, 32, 4, 512, causal)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    query, key, value = (torch.randn(batch, 4, length, 8) for _ in range(3))
+    query = query[:, :, -tgt_len:]
+    padding = torch.zeros(batch, length, dtype=torch.bool)
+    for row in range(1, batch):
+        padding[row, : 2 * row] = left
+        padding[row, length - 2 * row :] = not left
+    with torch.no_grad():
+        query, key, terms, shared = layer._prepare(query, key, padding)
+    return AttentionCall(query, key, value, terms, shared.mask("lr" if causal else "both"))
+
+
+def _largest_difference(call: AttentionCall) -> float:
+    with torch.no_grad():
+        found, none = flex.attend(call)
+        expected, _ = reference.attend(call)
+    assert none is None
+    assert found.dtype == call.value.dtype
+    padding = call.mask.key_padding
+    assert padding is not None
+    real: Tensor = ~padding[:, None, -found.size(2) :, None]
+    assert not found.isnan().any()
+    return float(((found.float() - expected.float()).abs() * real).max())
+
+
+@pytest.fixture
+def uncompiled(monkeypatch):
+    """Let torch compute the same functions without a kernel, for each pair."""
+    monkeypatch.setattr(flex, "_compiled", lambda: flex_attention)
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize(("spec", "causal"), MODELS)
+def test_functions_of_scores_and_masks(spec, causal, left, uncompiled):
+    assert _largest_difference(_call(spec, 3, 19, causal, left)) < 1e-5
+
+
+@pytest.mark.parametrize("spec", ["m4m", "t5", "tupe+reset", "none+window(size=6)"])
+def test_steps_of_decoding(spec, uncompiled):
+    assert _largest_difference(_call(spec, 3, 19, True, True, tgt_len=1)) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_scores_of_16_bits_are_added_up_in_32(dtype, uncompiled):
+    call = _call("m4m", 3, 19, True, True)
+    query, key, value = (x.to(dtype) for x in call[:3])
+    found = _largest_difference(call._replace(query=query, key=key, value=value))
+    assert found < 4 * torch.finfo(dtype).eps
+
+
+def test_a_query_that_sees_no_key_gets_zeros(uncompiled):
+    padding = torch.ones(1, 5, dtype=torch.bool)
+    call = AttentionCall(*(torch.randn(1, 2, 5, 8) for _ in range(3)), Terms(), Mask("lr", padding))
+    with torch.no_grad():
+        assert not flex.attend(call)[0].any()
+
+
+def test_pairs_that_must_not_see_each_other(uncompiled):
+    pairs = torch.rand(7, 7).lt(0.4) & ~torch.eye(7, dtype=torch.bool)
+    call = AttentionCall(
+        *(torch.randn(2, 2, 7, 8) for _ in range(3)), Terms(), Mask("both", None, pairs)
+    )
+    with torch.no_grad():
+        torch.testing.assert_close(flex.attend(call)[0], reference.attend(call)[0])
+
+
+@pytest.mark.slow
+def test_kernels_skip_tiles_and_serve_new_lengths():
+    """Windows over several tiles; lengths of as many tiles, and other batches, compile nothing."""
+    spec = "m4m+window(size=40)"
+    for batch, length in ((3, 300), (2, 317), (5, 384)):
+        for causal in (True, False):
+            assert _largest_difference(_call(spec, batch, length, causal, True)) < 1e-5
+            if (batch, causal) == (3, False):
+                before = dict(counters["stats"])
+    assert counters["stats"]["unique_graphs"] == before["unique_graphs"]
+
+
+@pytest.mark.slow
+def test_a_kernel_for_documents_and_a_reset():
+    call = _call("tupe+reset", 2, 260, True, False)
+    segments = torch.arange(260)[None] // 90
+    limits = call.mask.locality._replace(segments=segments)
+    assert _largest_difference(call._replace(mask=call.mask._replace(locality=limits))) < 1e-5
+
+
+def test_lengths_are_rounded_to_few():
+    assert [flex.rounded_length(n) for n in (1, 2, 128, 129, 1024, 1025, 4097)] == [
+        1,
+        128,
+        128,
+        256,
+        1024,
+        1280,
+        5120,
+    ]
+    assert len({flex.rounded_length(n) for n in range(1, 16_385)}) < 40
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"dropout": True}, "FlexAttention has no dropout: set --attention-dropout 0"),
+        ({"learns": True}, "on a CPU FlexAttention has no backward pass: train with another"),
+        ({"dtype": torch.float64}, "on a CPU FlexAttention has no float64"),
+    ],
+)
+def test_what_it_cannot_do_is_said_in_a_line(changes, reason):
+    with pytest.raises(UserError, match="position backend flex cannot compute this: " + reason):
+        choose("flex", Terms(), CallFeatures(**changes))
+    assert choose("flex", Terms(), CallFeatures(need_weights=True)).name == "reference"
+
+
+@pytest.mark.parametrize("spec", REFUSED)
+def test_terms_that_it_cannot_compute_are_refused(spec):
+    terms = _call(spec, 1, 3, True, False).terms
+    assert REFUSED[spec] in flex.refuses(terms, CallFeatures())
