@@ -22,7 +22,14 @@ from __future__ import annotations
 
 from fairseq_posenc.modules.layer_positions import LayerPositions
 from fairseq_posenc.modules.position_encoding import PositionEncoding
-from fairseq_posenc.modules.self_attention import Cache, SelfAttention
+from fairseq_posenc.modules.self_attention import Cache, CrossAttention, SelfAttention
 from fairseq_posenc.modules.stack_positions import StackPositions
 
-__all__ = ["Cache", "LayerPositions", "PositionEncoding", "SelfAttention", "StackPositions"]
+__all__ = [
+    "Cache",
+    "CrossAttention",
+    "LayerPositions",
+    "PositionEncoding",
+    "SelfAttention",
+    "StackPositions",
+]

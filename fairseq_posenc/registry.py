@@ -261,10 +261,11 @@ def build(items: Spec | Mapping[str, Item], dims: Dims) -> Encodings:
         ("width", dims.embed_dim),
         ("number of attention heads", dims.num_heads),
         ("number of positions", dims.max_positions),
+        ("width of a head", dims.head_dim),
     ):
         if size < 1:
             raise UserError(f"the {what} must be at least 1, not {size}")
-    if dims.embed_dim % dims.num_heads:
+    if dims.own_head_dim is None and dims.embed_dim % dims.num_heads:
         raise UserError(
             f"width {dims.embed_dim} cannot be divided among {dims.num_heads} attention heads"
         )

@@ -18,7 +18,13 @@ from torch.nn.attention.flex_attention import flex_attention
 
 import fairseq_posenc
 from fairseq_posenc import api, registry
-from fairseq_posenc.api import LayerPositions, PositionEncoding, SelfAttention, StackPositions
+from fairseq_posenc.api import (
+    CrossAttention,
+    LayerPositions,
+    PositionEncoding,
+    SelfAttention,
+    StackPositions,
+)
 from fairseq_posenc.backends import available
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.attention import PositionalAttention
@@ -380,3 +386,94 @@ def test_parts_that_are_not_enough_are_refused():
     positions = StackPositions("m2", 16, 2)
     with pytest.raises(UserError, match="take score_mod"):
         LayerPositions(positions).bias(positions(torch.randn(1, 3, 16))[1])
+
+
+def repeated(layer: SelfAttention, groups: int) -> dict[str, torch.Tensor]:
+    """Return the weights of a layer with grouped queries as those of one whose heads are all."""
+    weights = dict(layer.state_dict())
+    for name in ("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias"):
+        heads = weights[name].unflatten(0, (-1, layer.head_dim))
+        weights[name] = heads.repeat_interleave(groups, 0).flatten(0, 1)
+    return weights
+
+
+@pytest.mark.parametrize("spec", [s for s in SPECS if s != "sentence_learned+m4"])
+def test_grouped_queries_equal_repeated_heads(spec):
+    """Also step by step; heads have a width of their own; the cache holds the fewer heads."""
+    positions = awake(StackPositions(spec, 24, 4, 12, causal=True, head_dim=8)).eval()
+    few = awake(SelfAttention(positions, num_key_value_heads=2)).eval()
+    all_heads = SelfAttention(positions).eval()
+    all_heads.load_state_dict(repeated(few, 2))
+    embeddings = torch.randn(2, 9, 24)
+    found = few(*positions(embeddings))[0]
+    torch.testing.assert_close(found, all_heads(*positions(embeddings))[0], rtol=1e-5, atol=1e-5)
+    cache: dict = {}
+    for i in range(9):
+        step = few(*positions(embeddings[:, i : i + 1], past=i), cache)[0]
+        torch.testing.assert_close(step[:, 0], found[:, i], rtol=1e-5, atol=1e-4)
+    assert cache["key"].shape == (2, 2, 9, 8)
+
+
+@pytest.mark.parametrize("limit", ["window(size=4)", "chunk(size=4)"])
+@pytest.mark.parametrize("spec", ["rope", "t5", "m4m", "tupe", "tupe+reset", "fire", "deberta"])
+def test_a_cache_drops_the_keys_that_no_query_will_see(spec, limit):
+    positions = awake(StackPositions(f"{spec}+{limit}", 16, 2, 24, causal=True)).eval()
+    layer = awake(SelfAttention(positions, backend="reference")).eval()
+    embeddings, padding = torch.randn(3, 15, 16), torch.zeros(3, 15, dtype=torch.bool)
+    padding[1, :2], padding[2, :5] = True, True
+    full = layer(*positions(embeddings, padding))[0]
+    cache: dict = {}
+    steps = [slice(0, 6), *(slice(i, i + 1) for i in range(6, 12)), slice(12, 15)]
+    for step in steps:
+        x, shared = positions(embeddings[:, step], padding[:, : step.stop], past=step.start)
+        found = layer(x, shared, cache)[0]
+        real = ~padding[:, step]
+        torch.testing.assert_close(found[real], full[:, step][real], rtol=1e-5, atol=1e-5)
+        assert cache["key"].size(2) == 3
+    with pytest.raises(UserError, match="15 tokens are in the cache"):
+        layer(*positions(embeddings[:, :1], past=3), cache)
+
+
+@pytest.mark.parametrize("spec", ["none", "m4m", "rope", "rope(cross_attention=true)"])
+@pytest.mark.parametrize("kv_heads", [None, 1])
+def test_attention_to_a_source(spec, kv_heads):
+    """Against the equation; a generation computes the source's keys once."""
+    positions = StackPositions(spec, 16, 2, 12, causal=True)
+    layer = CrossAttention(positions, source_dim=6, num_key_value_heads=kv_heads).eval()
+    x, source = torch.randn(3, 5, 16), torch.randn(3, 7, 6)
+    padding = torch.zeros(3, 7, dtype=torch.bool)
+    padding[1, 5:], padding[2] = True, True
+    _, shared = positions(x, source_length=7)
+    found, weights = layer(x, source, shared, padding, need_weights=True)
+
+    def heads(projected: torch.Tensor) -> torch.Tensor:
+        return projected.unflatten(-1, (-1, 8)).transpose(1, 2).double()
+
+    query, key = heads(layer.q_proj(x)), heads(layer.k_proj(source))
+    value = heads(layer.v_proj(source))
+    if "cross" in spec:
+        query, key = (
+            positions.shared.rotation(torch.arange(n)[None]).rotate_queries(y)
+            for n, y in ((5, query), (7, key))
+        )
+    scores = (query @ key.transpose(-1, -2)) / 8**0.5
+    expected = scores.masked_fill(padding[:, None, None], -torch.inf).softmax(-1).nan_to_num(0.0)
+    torch.testing.assert_close(weights, expected.float().expand(3, 2, 5, 7))
+    attended = (expected @ value).transpose(1, 2).flatten(2).float()
+    torch.testing.assert_close(found, layer.out_proj(attended), rtol=1e-5, atol=1e-5)
+    cache: dict = {}
+    for i in range(5):
+        _, shared = positions(x[:, i : i + 1], past=i, source_length=7)
+        step = layer(x[:, i : i + 1], source if i == 0 else None, shared, padding, cache)[0]
+        torch.testing.assert_close(step[:, 0], found[:, i], rtol=1e-5, atol=1e-5)
+
+
+def test_heads_and_sources_that_do_not_fit_are_refused():
+    with pytest.raises(UserError, match="num_key_value_heads=3 must divide the 4 heads"):
+        SelfAttention(StackPositions("rope", 16, 4), num_key_value_heads=3)
+    with pytest.raises(UserError, match="the width of a head must be at least 1, not -2"):
+        StackPositions("rope", 16, 4, head_dim=-2)
+    positions = StackPositions("rope(cross_attention=true)", 16, 2, causal=True)
+    layer, x = CrossAttention(positions), torch.randn(1, 3, 16)
+    with pytest.raises(UserError, match="source_length"):
+        layer(x, x, positions(x)[1])

@@ -88,6 +88,17 @@ class Mask(NamedTuple):
             return self
         return self._replace(locality=self.locality._replace(window=None))
 
+    def without_first_keys(self, count: int) -> Mask:
+        """Leave out the first keys, of which a cache has dropped ``count``."""
+        if not count:
+            return self
+
+        def rest(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x[:, count:]
+
+        limits = self.locality._replace(segments=rest(self.locality.segments))
+        return Mask(self.direction, rest(self.key_padding), rest(self.pairs), None, limits)
+
     def hides_distances(self, distances: Tensor) -> Tensor:
         """Check which signed distances from a query to a key are hidden; bool of their shape."""
         reach = self.locality.reach(self.direction)

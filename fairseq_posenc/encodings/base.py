@@ -38,6 +38,7 @@ class Dims(NamedTuple):
         causal: whether queries see no later keys.
         trained_on: the length that the weights were trained at, which what depends on it (a
             scaling's ramp, logarithmic buckets) keeps when tables are made longer; None for n.
+        own_head_dim: D where it is not C / H.
     """
 
     embed_dim: int
@@ -45,11 +46,17 @@ class Dims(NamedTuple):
     max_positions: int
     causal: bool = False
     trained_on: Optional[int] = None
+    own_head_dim: Optional[int] = None
 
     @property
     def head_dim(self) -> int:
         """D, the width of one head."""
-        return self.embed_dim // self.num_heads
+        return self.own_head_dim or self.embed_dim // self.num_heads
+
+    @property
+    def heads_dim(self) -> int:
+        """H * D, the width of all heads side by side."""
+        return self.num_heads * self.head_dim
 
     @property
     def trained_length(self) -> int:

@@ -16,11 +16,13 @@ class Locality(NamedTuple):
         segments: ``(B or 1, S)`` of int64; a query sees the keys that have its number. None for no
             limit.
         documents: whether segments are documents, each with a first token of its own.
+        longest: the most tokens of a segment, if that is known.
     """
 
     window: Optional[int] = None
     segments: Optional[Tensor] = None
     documents: bool = False
+    longest: Optional[int] = None
 
     @property
     def limits(self) -> bool:
@@ -33,11 +35,22 @@ class Locality(NamedTuple):
             return None
         return self.window // 2 if direction == "both" else self.window - 1
 
+    def needed_keys(self) -> int | None:
+        """Count the keys that later queries of a causal model may see; None for all."""
+        known = [size for size in (self.window, self.longest) if size is not None]
+        return min(known) - 1 if known else None
+
     def __and__(self, other: Locality) -> Locality:
         """Limit the keys by both."""
         windows = [each.window for each in (self, other) if each.window is not None]
+        longest = [each.longest for each in (self, other) if each.longest is not None]
         ours, theirs = self.segments, other.segments
         if ours is not None and theirs is not None:
             ours = ours * (theirs.amax() + 1) + theirs  # one number for each pair of numbers
         segments = theirs if ours is None else ours
-        return Locality(min(windows, default=None), segments, self.documents or other.documents)
+        return Locality(
+            min(windows, default=None),
+            segments,
+            self.documents or other.documents,
+            min(longest, default=None),
+        )

@@ -12,7 +12,7 @@ The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Annotated, Literal, NamedTuple, Optional, get_args, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, Optional, get_args, get_type_hints
 
 from torch import Tensor
 
@@ -171,6 +171,18 @@ class Terms(NamedTuple):
             return self
         tables = Terms(query_table=as_keys(rows), key_table=as_queries(rows))  # [H, R, D]
         return self._replace(content_rows=None) | tables
+
+    def without_first_keys(self, count: int) -> Terms:
+        """Leave out the first keys, of which a cache has dropped ``count``."""
+        if not count:
+            return self
+        now: dict[str, Any] = {}
+        for name, term, tensor in self.given():
+            dim = tensor.dim() - 1 if term.rows is None else term.rows
+            now[name] = tensor.narrow(dim, count, tensor.size(dim) - count)
+        if self.first is not None:
+            now["first"] = self.first[:, count:]
+        return self._replace(**now)
 
     def unprojected(self, num_heads: int) -> Terms:
         """Split content rows into heads as tables, for use without a layer's projections."""

@@ -36,7 +36,7 @@ class TransformerXL(Encoding):
     def __init__(self, dims: Dims, *, scale_factor: float = 1.0) -> None:
         super().__init__(dims)
         self.scale_factor = scale_factor
-        self.projection = nn.Parameter(torch.empty(dims.embed_dim, dims.embed_dim))
+        self.projection = nn.Parameter(torch.empty(dims.heads_dim, dims.embed_dim))
         self.u = nn.Parameter(torch.empty(dims.num_heads, dims.head_dim))
         self.v = nn.Parameter(torch.empty(dims.num_heads, dims.head_dim))
         self.sinusoids = Sinusoidal(dims)
@@ -62,4 +62,4 @@ class TransformerXL(Encoding):
     @classmethod
     def parameter_count(cls, dims: Dims, layers: int) -> int:
         """Count m * (C^2 + 2 * C)."""
-        return layers * (dims.embed_dim**2 + 2 * dims.embed_dim)
+        return layers * (dims.embed_dim + 2) * dims.heads_dim

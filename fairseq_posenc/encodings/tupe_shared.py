@@ -58,10 +58,10 @@ class TupeShared(Encoding):
         self.positions = nn.Parameter(torch.empty(dims.max_positions + 1, width))
         self.norm_weight = nn.Parameter(torch.empty(width))
         self.norm_bias = nn.Parameter(torch.empty(width))
-        self.query_weight = nn.Parameter(torch.empty(width, width))
-        self.query_bias = nn.Parameter(torch.empty(width))
-        self.key_weight = nn.Parameter(torch.empty(width, width))
-        self.key_bias = nn.Parameter(torch.empty(width))
+        self.query_weight = nn.Parameter(torch.empty(dims.heads_dim, width))
+        self.query_bias = nn.Parameter(torch.empty(dims.heads_dim))
+        self.key_weight = nn.Parameter(torch.empty(dims.heads_dim, width))
+        self.key_bias = nn.Parameter(torch.empty(dims.heads_dim))
         self.buckets = nn.Parameter(torch.empty(dims.num_heads, num_buckets + 1))
 
     @property
@@ -124,5 +124,5 @@ class TupeShared(Encoding):
     @classmethod
     def parameter_count(cls, dims: Dims, layers: int) -> int:
         """Count (n+1) * C + 2 * C + 2 * (C^2 + C) + 33 * h."""
-        width = dims.embed_dim
-        return (dims.max_positions + 3) * width + 2 * (width**2 + width) + 33 * dims.num_heads
+        projections = 2 * (dims.embed_dim + 1) * dims.heads_dim
+        return (dims.max_positions + 3) * dims.embed_dim + projections + 33 * dims.num_heads

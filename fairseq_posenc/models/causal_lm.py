@@ -22,6 +22,7 @@ from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints, i
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.registry import parse
 from fairseq_posenc.transformer.configuration import announce, stack_config, task_option
+from fairseq_posenc.transformer.document_ends import check_document_ends
 from fairseq_posenc.transformer.dropout import RetainedDropout
 from fairseq_posenc.transformer.options import PositionConfig
 from fairseq_posenc.transformer.stacks import PositionalDecoder
@@ -119,6 +120,7 @@ class PositionalLM(PositionCheckpoints, RetainedDropout, TransformerLanguageMode
             add_bos_token="on" if adds_bos else "off"
         )
         model.init_positions = decoder.cfg.position.init_positions
+        check_document_ends(decoder.assembly.spec, task)
         announce(decoder=decoder)
         return model
 

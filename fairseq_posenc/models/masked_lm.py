@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fairseq_posenc import registry
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
 from fairseq_posenc.transformer.configuration import announce, stack_config
+from fairseq_posenc.transformer.document_ends import check_document_ends
 from fairseq_posenc.transformer.dropout import RetainedDropout
 from fairseq_posenc.transformer.forward_context import set_context
 from fairseq_posenc.transformer.heads import SpanHead
@@ -80,6 +81,7 @@ class PositionalRoberta(PositionCheckpoints, RetainedDropout, RobertaModel):
         model = cls(args, encoder)
         stack = encoder.sentence_encoder
         model.init_positions = stack.cfg.position.init_positions
+        check_document_ends(stack.assembly.spec, task)
         announce(encoder=stack)
         return model
 

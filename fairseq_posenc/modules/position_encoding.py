@@ -28,8 +28,9 @@ class PositionEncoding(StackPositions):
         num_heads: int,
         max_positions: int = 512,
         causal: bool = False,
+        head_dim: Optional[int] = None,
     ) -> None:
-        super().__init__(spec, embed_dim, num_heads, max_positions, causal)
+        super().__init__(spec, embed_dim, num_heads, max_positions, causal, head_dim)
         self.assembly.spec.check_length(1)
         self.layer = self.assembly.build_layer()
 

@@ -27,6 +27,7 @@ class StackPositions(nn.Module):
         num_heads: number of attention heads.
         max_positions: longest sequence; trained tables have their size from it.
         causal: True for a decoder, whose queries see no later keys.
+        head_dim: width of a head; by default ``embed_dim / num_heads``.
 
     Raises:
         UserError: a spec that cannot be read or has no meaning, or sizes that do not fit.
@@ -39,9 +40,11 @@ class StackPositions(nn.Module):
         num_heads: int,
         max_positions: int = 512,
         causal: bool = False,
+        head_dim: Optional[int] = None,
     ) -> None:
         super().__init__()
-        self.assembly = Assembly(parse(spec), Dims(embed_dim, num_heads, max_positions, causal))
+        dims = Dims(embed_dim, num_heads, max_positions, causal, own_head_dim=head_dim)
+        self.assembly = Assembly(parse(spec), dims)
         self.assembly.check("auto")
         self.input = self.assembly.build_input()
         self.shared = self.assembly.build_stack()
@@ -53,6 +56,7 @@ class StackPositions(nn.Module):
         past: int = 0,
         position_ids: Optional[Tensor] = None,
         document_ids: Optional[Tensor] = None,
+        source_length: Optional[int] = None,
     ) -> tuple[Tensor, Shared]:
         """Add the input encoding to embeddings, and compute what every layer is given.
 
@@ -65,6 +69,8 @@ class StackPositions(nn.Module):
                 default tokens are counted from 0.
             document_ids: for a spec with ``documents``, the number of the document of each token,
                 earlier ones included, ``(batch, past + tgt_len)``.
+            source_length: tokens of an encoder's output, for a :class:`CrossAttention` that
+                rotates its keys; they are counted from 0.
 
         Raises:
             UserError: ids that do not fit; position ids beside encodings of the scores; document
@@ -81,7 +87,11 @@ class StackPositions(nn.Module):
             vectors = encoding.embed(positions)
             if vectors is not None:
                 embeddings = embeddings + vectors.type_as(embeddings)
-        return embeddings, Shared.compute(self.shared, positions)
+        shared = Shared.compute(self.shared, positions)
+        if source_length is not None:
+            ids = torch.arange(source_length, device=embeddings.device)
+            shared = shared.with_source(self.shared, ids[None])
+        return embeddings, shared
 
     def _split_documents(self, positions: Positions, ids: Optional[Tensor]) -> Positions:
         """Let positions start anew where the number of the document changes."""

@@ -112,10 +112,10 @@ class PositionalAttention(SelfAttentionCore, MultiheadAttention):
         q, k, v = self.project(query, shared)
         if incremental_state is not None:
             k, v, key_padding_mask = self._extend_cache(
-                incremental_state, cache, k, v, key_padding_mask
+                incremental_state, cache, k, v, key_padding_mask, shared
             )
         terms = self._step_terms(incremental_state, q.size(2), k.size(2), shared)
-        mask = self._mask(key_padding_mask, attn_mask, shared)
+        mask = self._mask(key_padding_mask, attn_mask, shared, k.size(2))
         attended, weights = attend(
             q, k, v, terms, mask, self._dropout(), need_weights, self.backend
         )
@@ -127,8 +127,11 @@ class PositionalAttention(SelfAttentionCore, MultiheadAttention):
         self, state: IncrementalState, tgt_len: int, src_len: int, shared: Shared
     ) -> Terms:
         positions, span = shared.positions, shared.span
+        tokens = positions.tokens.size(1)
+        dropped = tokens - src_len
         if span is None:
-            return self.terms(Span.from_lengths(tgt_len, src_len, positions.tokens.device), shared)
+            span = Span.from_lengths(tgt_len, tokens, positions.tokens.device)
+            return self.terms(span, shared).without_first_keys(dropped)
         key = self._get_full_incremental_state_key("terms")
         steps = cached_terms(
             state,
@@ -138,7 +141,7 @@ class PositionalAttention(SelfAttentionCore, MultiheadAttention):
                 span, shared._replace(positions=lookahead_positions(positions, span))
             ),
         )
-        return slice_for_step(steps, src_len)
+        return slice_for_step(steps, tokens).without_first_keys(dropped)
 
     def _extend_cache(
         self,
@@ -147,10 +150,12 @@ class PositionalAttention(SelfAttentionCore, MultiheadAttention):
         key: Tensor,
         value: Tensor,
         key_padding_mask: Tensor | None,
+        shared: Shared,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Append keys, values and padding to those of earlier steps, and cache them for the next.
 
-        The format is fairseq's, so its beam reordering works on it; keys are stored rotated.
+        The format is fairseq's, so its beam reordering works on it; keys are stored rotated. Those
+        that lie before a window are dropped.
         """
         past_key, past_value = cache.get("prev_key"), cache.get("prev_value")
         if past_key is not None and past_value is not None:
@@ -163,19 +168,31 @@ class PositionalAttention(SelfAttentionCore, MultiheadAttention):
             src_len=key.size(2),
             static_kv=False,
         )
-        buffer = {"prev_key": key, "prev_value": value, "prev_key_padding_mask": padding}
+        needed = shared.locality.needed_keys() if current_context() else None
+        first = 0 if needed is None else max(key.size(2) - needed, 0)
+        buffer = {
+            "prev_key": key[:, :, first:],
+            "prev_value": value[:, :, first:],
+            "prev_key_padding_mask": None if padding is None else padding[:, first:],
+        }
         self._set_input_buffer(incremental_state, buffer)
         return key, value, padding
 
     def _mask(
-        self, key_padding_mask: Tensor | None, attn_mask: Tensor | None, shared: Shared
+        self,
+        key_padding_mask: Tensor | None,
+        attn_mask: Tensor | None,
+        shared: Shared,
+        src_len: int,
     ) -> Mask:
-        """Combine fairseq's masks with this layer's direction."""
+        """Combine fairseq's masks with this layer's direction and limits."""
         padding = None if key_padding_mask is None else key_padding_mask.bool()
-        if attn_mask is None:
-            return Mask(self.direction, padding, None, shared.cache, shared.locality)
         # Additive masks only ever mean "not this pair"; values such as -1e8 could be beaten.
-        return Mask(self.direction, padding, attn_mask.bool(), shared.cache, shared.locality)
+        pairs = None if attn_mask is None else attn_mask.bool()
+        limits = shared.locality
+        if limits.segments is not None:  # of the keys that a cache has not dropped
+            limits = limits._replace(segments=limits.segments[:, -src_len:])
+        return Mask(self.direction, padding, pairs, shared.cache, limits)
 
     def _dropout(self) -> float:
         module = self.dropout_module

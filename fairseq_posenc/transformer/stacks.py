@@ -250,13 +250,14 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
     def _check_step(self, tokens: Tensor, state: Any) -> None:
         """Refuse to decode a token whose predecessors have not been decoded."""
         layer: Any = self.layers[0]
-        cached = layer.self_attn._get_input_buffer(state).get("prev_key")
-        steps = 0 if cached is None else cached.size(2)
+        key = layer.self_attn._get_full_incremental_state_key("steps")
+        steps = state.get(key, 0)  # the cached keys may be fewer
         if tokens.size(1) != steps + 1:
             raise UserError(
                 f"{tokens.size(1)} tokens were given to decode after {steps}: with an incremental "
                 "state, decode token by token, from the first"
             )
+        state[key] = tokens.size(1)
 
 
 def _assembly(spec: Spec, dims: Dims, layers: int) -> Assembly:

@@ -133,3 +133,13 @@ def test_fairseq_trains_and_resumes_on_blocks(family, mode, more, tmp_path):
     other = ["--position-encoding", "rope+documents,t5"]
     refused = train(family, *options, *other, "--max-update", 6, save_dir=tmp_path, fails=True)
     assert f"trained with {spec}, the model has rope+documents,t5" in refused.run.log
+
+
+@pytest.mark.slow
+def test_text_that_does_not_say_where_documents_end_is_refused(tmp_path):
+    by_empty = ["--position-encoding", "rope+documents(end=empty)"]
+    refused = train("causal_lm", *by_empty, "--max-update", 1, save_dir=tmp_path, fails=True)
+    assert "documents(end=empty): no line of" in refused.run.log
+    masked = ["--position-encoding", "rope+documents"]
+    refused = train("masked_lm", *masked, "--max-update", 1, save_dir=tmp_path, fails=True)
+    assert "a masked </s> would not end its document" in refused.run.log

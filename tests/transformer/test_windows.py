@@ -162,7 +162,7 @@ def test_blocks_leave_out_hidden_keys(direction, monkeypatch):
 
 @pytest.mark.parametrize("family", ["causal_lm", "translation"])
 @pytest.mark.parametrize("limits", ["window(size=3)", "chunk(size=3)", BOTH_LIMITS])
-@pytest.mark.parametrize("spec", ["rope", "t5", "m4+reset", "learned+shaw"])
+@pytest.mark.parametrize("spec", ["rope", "t5", "m4+reset", "learned+shaw", "tupe"])
 def test_decoding_equals_the_full_pass(spec, limits, family):
     model = make_model(family, position_encoding=f"{spec}+{limits},none")
     source = make_tokens(2)
@@ -179,6 +179,10 @@ def test_decoding_equals_the_full_pass(spec, limits, family):
         order = torch.tensor([0, 0]) if family == "causal_lm" else torch.tensor([0, 1])
         model.decoder.reorder_incremental_state_scripting(state, order)
         prefix = torch.cat([prefix[order], torch.randint(4, 24, (2, 1))], 1)
+    # The layers with limits have kept what later queries will see, the others everything.
+    own = [key for key, x in state.items() if isinstance(x, dict) and "prev_key" in x]
+    lengths = {state[key]["prev_key"].size(2) for key in own}
+    assert lengths - {source.size(1)} == {2, 8}
 
 
 @pytest.mark.parametrize("family", ["masked_lm", "causal_lm", "translation"])
@@ -202,13 +206,14 @@ def test_padding_on_either_side_changes_nothing(family, limits):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("limits", ["window(size=40)", "chunk(size=50)"])
-def test_half_precision_is_close_to_float64(limits, dtype):
-    attention = make(f"t5+{limits}", "lr").to(dtype).double()
+@pytest.mark.parametrize("spec", ["none", "t5", "rope", "m4m", "deberta_v2"])
+def test_half_precision_is_close_to_float64(spec, limits, dtype):
+    attention = make(f"{spec}+{limits}", "lr").to(dtype).double()
     x = torch.randn(200, 2, 16).to(dtype)
     exact, _ = attention(x.double(), None, None)
     half, _ = attention.to(dtype)(x, None, None)
     error = (half.double() - exact).abs().max() / exact.abs().max()
-    assert error < {torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
+    assert error < {torch.float16: 8e-3, torch.bfloat16: 6e-2}[dtype]
 
 
 def test_dropout_drops_the_same_weights_in_the_backward_pass():

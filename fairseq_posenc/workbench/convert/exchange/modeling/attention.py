@@ -41,6 +41,7 @@ class Attention(SelfAttentionCore, nn.Module):
     ) -> None:
         super().__init__()
         self.layer, self.num_heads = layer, config.num_heads
+        self.head_dim = config.embed_dim // config.num_heads
         self.direction = config.directions[layer]
         self.dropout = config.attention_dropout
         self.encodings = encodings

@@ -1,0 +1,47 @@
+"""A check that a data-bin says where its documents end, for the encoding ``documents``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from fairseq.data import data_utils
+from fairseq.tasks.language_modeling import LanguageModelingTask
+from fairseq.tasks.masked_lm import MaskedLMTask
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.registry import Spec
+
+
+def check_document_ends(spec: Spec, task: Any) -> None:
+    """Refuse to train on text in which the ends of documents cannot be told.
+
+    Args:
+        spec: of the stack.
+        task: fairseq's, before it has loaded data; only those of language models are looked at.
+
+    Raises:
+        UserError: a masked LM would not see ends that are masked, or no line of the text is empty
+            or none ends with ``</s>``.
+    """
+    ends = [dict(item.options).get("end", "eos") for item in spec.whole if item.name == "documents"]
+    if not ends or not isinstance(task, (LanguageModelingTask, MaskedLMTask)):
+        return
+    settings: Any = getattr(task, "cfg", None) or getattr(task, "args", None)
+    if isinstance(task, MaskedLMTask) and not settings.include_target_tokens:
+        raise UserError(
+            "documents: a masked </s> would not end its document; add --include-target-tokens"
+        )
+    train = Path((settings.data or "").split(os.pathsep)[0]) / "train"
+    lines = data_utils.load_indexed_dataset(str(train), task.source_dictionary)
+    if not lines:
+        return  # evaluation of other splits
+    if lines[0][-1] != task.source_dictionary.eos():
+        raise UserError(f"documents: the lines of {train} do not end with </s>")
+    if ends == ["empty"] and not (lines.sizes == 1).any():
+        raise UserError(
+            f"documents(end=empty): no line of {train} is empty, so nothing says where a document "
+            "ends; prepare the text with an empty line after each, or end documents at each line: "
+            "documents"
+        )
