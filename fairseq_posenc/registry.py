@@ -39,6 +39,7 @@ _MOST_LAYERS = 1000
 # What numbers can be: beyond, tables fit into no memory, and scores into no number.
 _WHOLE = (1, 1_000_000)
 _FACTOR = (1e-6, 1e12)
+_BESIDE = ("softmax", "mask")  # what goes with an encoding
 
 
 class Item(NamedTuple):
@@ -156,15 +157,15 @@ def _scan() -> None:
 
 
 def names() -> list[str]:
-    """List the names of all encodings, sorted; what only limits the keys is none."""
+    """List the names of all encodings, sorted; those that go with one are none."""
     _scan()
-    return sorted(name for name, cls in ENCODINGS.items() if cls.acts_on != "mask")
+    return sorted(name for name, cls in ENCODINGS.items() if cls.acts_on not in _BESIDE)
 
 
-def mask_names() -> list[str]:
-    """List the names of what limits the keys that a query sees, sorted."""
+def names_beside() -> list[str]:
+    """List the names of what goes with an encoding, sorted: limits of the keys, temperatures."""
     _scan()
-    return sorted(name for name, cls in ENCODINGS.items() if cls.acts_on == "mask")
+    return sorted(name for name, cls in ENCODINGS.items() if cls.acts_on in _BESIDE)
 
 
 def names_for(*, encoder: bool = False, decoder: bool = False) -> list[str]:
@@ -182,7 +183,7 @@ def get(name: str) -> type[Encoding]:
     if name not in ENCODINGS:
         raise UserError(
             f"unknown position encoding {shortened(name)!r}; known: {', '.join(names())}; "
-            f"limits of attention: {', '.join(mask_names())}"
+            f"beside them: {', '.join(names_beside())}"
         )
     return ENCODINGS[name]
 
@@ -261,7 +262,7 @@ def build(items: Spec | Mapping[str, Item], dims: Dims) -> Encodings:
         ("width", dims.embed_dim),
         ("number of attention heads", dims.num_heads),
         ("number of positions", dims.max_positions),
-        ("width of a head", dims.head_dim),
+        ("width of a head", 1 if dims.own_head_dim is None else dims.own_head_dim),
     ):
         if size < 1:
             raise UserError(f"the {what} must be at least 1, not {size}")
@@ -378,7 +379,7 @@ def _refuse_double(items: Sequence[Item]) -> None:
         place = get(item.name).acts_on
         if item.name in seen.values():
             raise UserError(f"{written}: {item.name} is named twice")
-        several = place in ("scores", "mask")
+        several = place in ("scores", "softmax", "mask")
         if not several and place in seen:
             raise UserError(
                 f"{written}: {seen[place]} and {item.name} both act on the {place}; "

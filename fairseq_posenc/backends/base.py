@@ -9,8 +9,10 @@ from typing import Any, NamedTuple, Optional, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fairseq_posenc.encodings.locality import Locality
+from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.terms import Terms
 
 DIRECTIONS = ("both", "lr", "rl")
@@ -131,9 +133,27 @@ class Mask(NamedTuple):
             low = low.maximum(here)
         return low, high
 
+    def count_visible(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor:
+        """Count the keys that each query may see, ``(B or 1, T)``."""
+        deps = (*self[:3], *self.locality, tgt_len, src_len, device)
+        return self.cached("visible", deps, lambda: self._count(tgt_len, src_len, device))
+
     def cached(self, key: str, deps: tuple[object, ...], compute: Callable[[], _T]) -> _T:
         """Compute a value once for a forward pass; see :meth:`PerForwardCache.get`."""
         return compute() if self.cache is None else self.cache.get(key, deps, compute)
+
+    def _count(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor:
+        ranges = self.visible_ranges(tgt_len, src_len, device)
+        if self.pairs is not None or ranges is None:
+            forbidden = self.forbidden(tgt_len, src_len, device)
+            assert forbidden is not None
+            return (~forbidden).sum(-1)[:, 0].expand(-1, tgt_len)
+        low, high = ranges
+        if self.key_padding is None:
+            return high - low + 1
+        low, high = (each.expand(len(self.key_padding), -1) for each in ranges)  # [B, T]
+        real_before = F.pad((~self.key_padding).cumsum(1), (1, 0))  # [B, S + 1]
+        return real_before.gather(1, high + 1) - real_before.gather(1, low)
 
     def _combine(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor | None:
         parts = []
@@ -209,6 +229,17 @@ class AttentionCall(NamedTuple):
     mask: Mask = Mask()
     dropout: float = 0.0
     need_weights: bool = False
+
+    def temperature(self) -> Tensor | None:
+        """Compute the factor of all scores of each query, ``(B or 1, G, T)``, or None for 1."""
+        terms, found = self.terms, self.terms.temperature
+        if terms.log_visible is None:
+            return found
+        counts = self.mask.count_visible(self.query.size(2), self.key.size(2), self.query.device)
+        # The factor of a single visible key is 0, and its weight 1 all the same.
+        logarithms = counts.clamp(min=1).to(at_least_fp32(self.query).dtype).log()[:, None]
+        by_count = at_least_fp32(terms.log_visible)[None, :, None] * logarithms
+        return by_count if found is None else found * by_count
 
     @property
     def features(self) -> CallFeatures:

@@ -41,11 +41,13 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
     if call.need_weights:
         return "it does not return the attention weights"
     if call.dropout:
-        return "FlexAttention has no dropout: set --attention-dropout 0"
+        return "FlexAttention has no dropout of weights"
     if call.device == "cpu" and call.learns:
         return "on a CPU FlexAttention has no backward pass: train with another"
     if call.device == "cpu" and call.dtype == torch.float64:
         return "on a CPU FlexAttention has no float64"
+    if call.device == "cpu" and terms.sink is not None:
+        return "on a CPU FlexAttention does not say of what sum a sink takes its share"
     if terms.channel_gain is not None:
         return "a gain for each channel is inside the dot product, where score_mod does not reach"
     if terms.value_table is not None:
@@ -66,8 +68,17 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     query = F.pad(query, (0, 0, 0, sizes[0] - tgt_len))
     key, value = (F.pad(x, (0, 0, 0, sizes[1] - src_len)) for x in (key, value))
     with torch.autocast(query.device.type, enabled=False):
-        modify = score_mod(terms, tgt_len, src_len, query.device, mask, query, key)
-        attended = _run(query, key, value, modify, blocks, score_scale(terms, query.size(-1)))
+        modify = score_mod(
+            terms, tgt_len, src_len, query.device, mask, query, key, call.temperature()
+        )
+        scale = score_scale(terms, query.size(-1))
+        if terms.sink is None:
+            attended = _run(query, key, value, modify, blocks, scale=scale)
+        else:  # it takes its share of the weights
+            found = _run(query, key, value, modify, blocks, scale=scale, return_lse=True)
+            attended, logsumexp = found
+            left = torch.sigmoid(logsumexp - at_least_fp32(terms.sink)[:, None])  # [B, H, T]
+            attended = (attended * left[..., None]).type_as(value)
     return attended[:, :, :tgt_len], None
 
 
@@ -93,7 +104,11 @@ def _select_sentence(call: AttentionCall, index: int) -> AttentionCall:
         query=call.query[index : index + 1],
         key=call.key[index : index + 1],
         value=call.value[index : index + 1],
-        terms=terms._replace(pair_bias=row(terms.pair_bias), first=row(terms.first)),
+        terms=terms._replace(
+            pair_bias=row(terms.pair_bias),
+            first=row(terms.first),
+            temperature=row(terms.temperature),
+        ),
         mask=mask._replace(key_padding=row(mask.key_padding), locality=limits),
     )
 
@@ -104,19 +119,17 @@ def _compiled() -> Any:
 
 
 def _run(
-    query: Tensor, key: Tensor, value: Tensor, modify: ScoreMod, blocks: BlockMask, scale: float
-) -> Tensor:
-    attended: Tensor
+    query: Tensor, key: Tensor, value: Tensor, modify: ScoreMod, blocks: BlockMask, **more: Any
+) -> Any:
+    """Attend by the compiled function; ``more`` is its own."""
     if torch.compiler.is_compiling():
-        attended = flex_attention(query, key, value, modify, blocks, scale)
-        return attended
+        return flex_attention(query, key, value, modify, blocks, **more)
     _let_vary(query, key, value)
     limits = torch._dynamo.config.patch(
         recompile_limit=KERNELS, accumulated_recompile_limit=KERNELS, automatic_dynamic_shapes=False
     )
     with limits:
-        attended = _compiled()(query, key, value, modify, blocks, scale)
-    return attended
+        return _compiled()(query, key, value, modify, blocks, **more)
 
 
 def _let_vary(*tensors: Tensor | None) -> None:
@@ -158,6 +171,7 @@ def score_mod(
     mask: Mask = _ALL,
     query: Tensor | None = None,
     key: Tensor | None = None,
+    temperature: Tensor | None = None,
 ) -> ScoreMod:
     """Make the function of a scaled score that FlexAttention takes.
 
@@ -169,6 +183,7 @@ def score_mod(
         mask: rows of distances that it hides are left out.
         query: ``(B, H, T, D)``, filled up to the kernel's length; for terms that have a table.
         key: ``(B, H, S, D)``, likewise.
+        temperature: ``(B or 1, G, T)``, multiplies all scores of a query.
     """
     queries = tgt_len if query is None else query.size(2)
     keys = src_len if key is None else key.size(2)
@@ -199,7 +214,9 @@ def score_mod(
         first_query = F.pad(first[:, src_len - tgt_len :], (0, queries - tgt_len))
         first_key = F.pad(first, (0, keys - src_len))
         _let_vary(first_query, first_key)
-    _let_vary(by_query, by_key, pair_bias)
+    if temperature is not None:
+        temperature = F.pad(temperature, (0, queries - tgt_len))
+    _let_vary(by_query, by_key, pair_bias, temperature)
 
     def pick(table: Tensor, dim: int, index: Tensor) -> Tensor:
         return index if table.size(dim) > 1 else torch.zeros_like(index)
@@ -221,6 +238,8 @@ def score_mod(
             score = score + bias[pick(bias, 0, h), row]
         if pair_bias is not None:
             score = score + pair_bias[pick(pair_bias, 0, b), pick(pair_bias, 1, h), i, j]
+        if temperature is not None:
+            score = score * temperature[pick(temperature, 0, b), pick(temperature, 1, h), i]
         return score
 
     return modify

@@ -44,7 +44,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     if torch.is_autocast_enabled(query.device.type):
         with torch.autocast(query.device.type, enabled=False):
             return attend(call)
-    weights = softmax(scores(query, key, terms, mask), mask)
+    weights = softmax(scores(query, key, terms, mask), mask, terms.sink)
     dropped = F.dropout(weights, dropout) if dropout else weights
     attended = dropped.type_as(value) @ value  # [B, H, T, D]
     if terms.value_table is not None:
@@ -55,7 +55,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
 def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = _ALL) -> Tensor:
     """Compute the scores before masks and softmax, ``(B, H, T, S)`` in float32 or float64.
 
-    Of the mask only the cache of the forward pass is used.
+    The mask hides nothing here: it is counted for temperatures, and has the forward pass's cache.
     """
     assert terms.content_rows is None, "a layer projects them first"
     query, key = at_least_fp32(query), at_least_fp32(key)
@@ -76,7 +76,8 @@ def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = _ALL) -> Tenso
         combined = combined + made
     if terms.pair_bias is not None:
         combined = combined + at_least_fp32(terms.pair_bias)
-    return combined
+    temperature = AttentionCall(query, key, key, terms, mask).temperature()
+    return combined if temperature is None else combined * temperature[..., None]
 
 
 def _many_query_terms(
@@ -129,16 +130,27 @@ def _single_query_terms(query: Tensor, key: Tensor, terms: Terms) -> tuple[Tenso
     return content, table_terms
 
 
-def softmax(scores: Tensor, mask: Mask) -> Tensor:
+def softmax(scores: Tensor, mask: Mask, sink: Tensor | None = None) -> Tensor:
     """Mask and normalise scores ``(B, H, T, S)``; a query that may see no key gets zeros.
 
     Masks come last: they are applied to the whole score, and never multiplied.
+
+    Args:
+        scores: of queries and keys.
+        mask: which keys a query may see.
+        sink: see :class:`~fairseq_posenc.encodings.terms.Terms`.
     """
-    forbidden = mask.forbidden(scores.size(2), scores.size(3), scores.device)
+    src_len = scores.size(3)
+    forbidden = mask.forbidden(scores.size(2), src_len, scores.device)
+    if forbidden is not None:
+        # A finite fill, then exact zeros: a row of -inf would give NaN, also in the gradient.
+        scores = scores.masked_fill(forbidden, torch.finfo(scores.dtype).min)
+    if sink is not None:
+        column = sink.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, column], -1)  # [B, H, T, S + 1]
+    weights = scores.softmax(-1)[..., :src_len]
     if forbidden is None:
-        return scores.softmax(-1)
-    # A finite fill, then exact zeros: a row of -inf would give NaN, also in the gradient.
-    weights = scores.masked_fill(forbidden, torch.finfo(scores.dtype).min).softmax(-1)
+        return weights
     return weights.masked_fill(forbidden, 0.0) if mask.may_hide_all else weights
 
 

@@ -31,6 +31,8 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
         return "it does not return the attention weights"
     if not terms.content_only:
         return "the scores are more than a dot product and a bias"
+    if terms.has_temperature and (terms.bias is not None or terms.pair_bias is not None):
+        return "a temperature multiplies the bias as well"
     return ""
 
 
@@ -38,9 +40,15 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """See :class:`~fairseq_posenc.backends.base.Backend`."""
     query, key, value, terms, mask, dropout, _ = call
     sizes = query.size(2), key.size(2)
+    temperature = call.temperature()
+    if temperature is not None:
+        query = (at_least_fp32(query) * temperature[..., None]).type_as(query)
     masks = (*mask[:3], *mask.locality)
     of = (terms.bias, terms.pair_bias, terms.first, *masks, *sizes, query.dtype, query.device)
     ready = mask.cached("sdpa", of, lambda: _prepare_mask(terms, mask, query, *sizes))
+    if terms.sink is not None:
+        ready = _add_sink(ready, terms.sink, query, *sizes)
+        key, value = (F.pad(x, (0, 0, 0, 1)) for x in (key, value))
     if terms.bias is None and terms.pair_bias is None:
         return _attend(query, key, value, ready, terms, dropout), None
     # Scores in float32. With 16-bit queries torch adds such a bias on some devices only, and there
@@ -87,6 +95,21 @@ def _prepare_mask(
             bias = torch.zeros((), dtype=query.dtype, device=query.device)
         bias = bias.masked_fill(forbidden, -torch.inf)
     return _PreparedMask(bias, causal, fully_masked)
+
+
+def _add_sink(
+    ready: _PreparedMask, sink: Tensor, query: Tensor, tgt_len: int, src_len: int
+) -> _PreparedMask:
+    """Add a key of zeros whose bias is the sink, and which every query sees."""
+    bias = ready.bias
+    if bias is None:
+        bias = torch.zeros((), dtype=query.dtype, device=query.device)
+    bias = bias.expand(query.size(0), query.size(1), tgt_len, src_len)
+    if ready.causal:
+        future = torch.ones(tgt_len, src_len, dtype=torch.bool, device=query.device).triu(1)
+        bias = bias.masked_fill(future, -torch.inf)
+    column = sink.to(bias.dtype)[None, :, None, None].expand(*bias.shape[:3], 1)
+    return _PreparedMask(torch.cat([bias, column], -1), False, ready.fully_masked)
 
 
 def _attend(

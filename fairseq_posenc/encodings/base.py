@@ -77,7 +77,7 @@ class Encoding(nn.Module):
     """
 
     name: ClassVar[str]  # set by `register`
-    acts_on: ClassVar[Literal["input", "rotation", "scores", "mask"]]
+    acts_on: ClassVar[Literal["input", "rotation", "scores", "softmax", "mask"]]
     shared: ClassVar[bool] = False  # True: one module for all layers, else one for each layer
     whole_stack: ClassVar[bool] = False  # True: holds for all layers, in whichever it is written
     causal_only: ClassVar[str] = ""  # why only causal models can use it; empty: encoders too

@@ -88,6 +88,10 @@ class Terms(NamedTuple):
         product: combine by product in place of the sum.
         scale_factor: c of the scale 1/sqrt(c * D); None leaves it to the others (1 if none says).
         first: ``(B or 1, S)`` of bool, the first real token of each row; None means no reset.
+        temperature: ``(B or 1, G, T)``, multiplies all scores of a query.
+        log_visible: ``(G,)``; the scores of a query are also multiplied by this times the logarithm
+            of the number of keys that the query may see.
+        sink: ``(G,)``, a score that takes part in the softmax, and whose weight is dropped.
     """
 
     query_table: Annotated[Optional[Tensor], Term("GRD", "table", _TABLE_COST)] = None
@@ -116,6 +120,9 @@ class Terms(NamedTuple):
     product: bool = False
     scale_factor: Optional[float] = None
     first: Optional[Tensor] = None
+    temperature: Optional[Tensor] = None
+    log_visible: Optional[Tensor] = None
+    sink: Optional[Tensor] = None
 
     def given(self, *places: str) -> Iterator[tuple[str, Term, Tensor]]:
         """Yield name, description and tensor of the terms that there are.
@@ -132,6 +139,11 @@ class Terms(NamedTuple):
     def content_only(self) -> bool:
         """Whether attention is a plain scaled dot product, with or without a bias."""
         return not self.product and not any(self.given("content", "table", "values"))
+
+    @property
+    def has_temperature(self) -> bool:
+        """Whether all scores of a query are multiplied by a number of its own."""
+        return self.temperature is not None or self.log_visible is not None
 
     @property
     def multiplies(self) -> bool:
@@ -155,6 +167,9 @@ class Terms(NamedTuple):
             product=self.product or other.product,
             scale_factor=_same_scale(self.scale_factor, other.scale_factor),
             first=self.first if self.first is not None else other.first,
+            temperature=_only("temperature", self.temperature, other.temperature),
+            log_visible=_only("temperature", self.log_visible, other.log_visible),
+            sink=_only("sink", self.sink, other.sink),
         )
 
     def projected(
@@ -203,12 +218,15 @@ TERMS: dict[str, Term] = {
 
 def _joined(name: str, ours: Tensor | None, theirs: Tensor | None) -> Tensor | None:
     """Combine one term of two encodings: biases add up, of any other there can be one."""
-    if ours is None or theirs is None:
-        return ours if ours is not None else theirs
-    if TERMS[name].enters == "bias":
+    if ours is not None and theirs is not None and TERMS[name].enters == "bias":
         return ours + theirs
-    what = name.replace("_", " ")
-    raise UserError(f"two encodings both bring a {what} to the scores: choose one of them")
+    return _only(name.replace("_", " "), ours, theirs)
+
+
+def _only(what: str, ours: Tensor | None, theirs: Tensor | None) -> Tensor | None:
+    if ours is not None and theirs is not None:
+        raise UserError(f"two encodings both bring a {what} to the scores: choose one of them")
+    return ours if ours is not None else theirs
 
 
 def _same_scale(ours: float | None, theirs: float | None) -> float | None:

@@ -39,7 +39,9 @@ class LayerPositions(nn.Module):
         super().__init__()
         self.kind = positions.assembly.spec.kind(layer)
         terms = positions.assembly.check("auto")[self.kind]
-        if terms.product or any(terms.given("table", "values")) or terms.channel_gain is not None:
+        of_softmax = terms.has_temperature or terms.sink is not None
+        of_vectors = any(terms.given("table", "values")) or terms.channel_gain is not None
+        if terms.product or of_vectors or of_softmax:
             raise UserError(
                 f"{positions.assembly.spec}: its scores are more than a rotated dot product, a "
                 "factor and a bias for each distance: take a SelfAttention"

@@ -56,8 +56,9 @@ class PositionEncoding(StackPositions):
         Returns:
             ``(batch, heads, tgt_len, src_len)``, in float32 at least.
         """
-        query, key, terms, _ = self._prepare(query, key, key_padding_mask)
-        return reference.scores(query, key, terms)
+        query, key, terms, shared = self._prepare(query, key, key_padding_mask)
+        mask = shared.mask("lr" if self.assembly.dims.causal else "both")
+        return reference.scores(query, key, terms, mask)
 
     def attend(
         self,

@@ -141,7 +141,9 @@ class PositionalAttention(SelfAttentionCore, MultiheadAttention):
                 span, shared._replace(positions=lookahead_positions(positions, span))
             ),
         )
-        return slice_for_step(steps, tokens).without_first_keys(dropped)
+        # A temperature is a number for each query, so those of later steps are not at hand.
+        now = slice_for_step(steps, tokens)._replace(temperature=shared.terms.temperature)
+        return now.without_first_keys(dropped)
 
     def _extend_cache(
         self,

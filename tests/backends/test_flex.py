@@ -135,7 +135,7 @@ def test_lengths_are_rounded_to_few():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"dropout": True}, "FlexAttention has no dropout: set --attention-dropout 0"),
+        ({"dropout": True}, "FlexAttention has no dropout of weights"),
         ({"learns": True}, "on a CPU FlexAttention has no backward pass: train with another"),
         ({"dtype": torch.float64}, "on a CPU FlexAttention has no float64"),
     ],

@@ -13,7 +13,7 @@ WIDTH, HEADS, LAYERS = 32, 4, 8
 SIZES = {
     "hidden_size": WIDTH,
     "num_attention_heads": HEADS,
-    "num_key_value_heads": HEADS,
+    "num_key_value_heads": 2,
     "num_hidden_layers": LAYERS,
     "intermediate_size": 48,
     "vocab_size": 50,
@@ -38,13 +38,24 @@ def mistral():
     return "rope(layout=half)+window(size=5)", transformers.MistralModel(config)
 
 
-def llama4():
+def llama4(temperature=False):
     dense = {"interleave_moe_layer_step": 99, "intermediate_size_mlp": 48, "num_local_experts": 1}
-    plain = {**dense, "use_qk_norm": False, "attn_temperature_tuning": False}
+    plain = {**dense, "use_qk_norm": False, "attn_temperature_tuning": temperature}
     config = transformers.Llama4TextConfig(
-        **SIZES, **plain, attention_chunk_size=5, head_dim=8, rope_theta=500000.0
+        **SIZES, **plain, attention_chunk_size=5, head_dim=8, rope_theta=500000.0, floor_scale=4
     )
-    return "3*rope(base=500000)+chunk(size=5),none", transformers.Llama4TextModel(config)
+    without_rope = "llama4(length=4)" if temperature else "none"
+    return f"3*rope(base=500000)+chunk(size=5),{without_rope}", transformers.Llama4TextModel(config)
+
+
+def gpt_oss():
+    more = {"sliding_window": 6, "head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1}
+    config = transformers.GptOssConfig(**SIZES, **more, rope_theta=150000.0, rope_scaling=None)
+    model = transformers.GptOssModel(config)
+    for layer in model.layers:
+        torch.nn.init.normal_(layer.self_attn.sinks)
+    rope = "rope(base=150000,layout=half)+sink"
+    return f"{rope}+window(size=6),{rope}", model
 
 
 def modernbert():
@@ -54,7 +65,13 @@ def modernbert():
     return spec, transformers.ModernBertModel(config)
 
 
-MODELS = {"smollm3": smollm3, "cohere2": cohere2, "mistral": mistral, "llama4": llama4}
+MODELS = {
+    "smollm3": smollm3,
+    "cohere2": cohere2,
+    "mistral": mistral,
+    "llama4": llama4,
+    "gpt_oss": gpt_oss,
+}
 
 
 def attended(model, padding):
@@ -75,15 +92,20 @@ def attended(model, padding):
 
 
 def ours(positions, index, theirs, causal):
-    layer = SelfAttention(positions, layer=index, bias=False).eval()
+    sinks = getattr(theirs, "sinks", None)
+    layer = SelfAttention(
+        positions, layer=index, bias=sinks is not None, num_key_value_heads=2 if causal else None
+    ).eval()
+    mine = (layer.q_proj, layer.k_proj, layer.v_proj, layer.out_proj)
     if causal:
         parts = [theirs.q_proj, theirs.k_proj, theirs.v_proj, theirs.o_proj]
-        weights = [part.weight for part in parts]
+        for part, their_part in zip(mine, parts):
+            part.load_state_dict(their_part.state_dict())
     else:
-        weights = [*theirs.Wqkv.weight.chunk(3), theirs.Wo.weight]
-    mine = (layer.q_proj, layer.k_proj, layer.v_proj, layer.out_proj)
-    for part, weight in zip(mine, weights):
-        part.weight.data.copy_(weight)
+        for part, weight in zip(mine, [*theirs.Wqkv.weight.chunk(3), theirs.Wo.weight]):
+            part.weight.data.copy_(weight)
+    if sinks is not None:
+        layer.encodings["sink"].score.data.copy_(sinks)
     return layer
 
 
@@ -98,6 +120,21 @@ def test_each_attention_equals_the_librarys(name, side):
         padding[1, -4:] = True
     else:
         padding[1, :4] = True
+    compare(spec, model, padding, causal)
+
+
+def test_llama_4s_temperature_equals_the_librarys():
+    """With padding on the right: on the left it shifts transformers' positions, and not ours."""
+    torch.manual_seed(1)
+    spec, model = llama4(temperature=True)
+    padding = torch.zeros(2, 23, dtype=torch.bool)
+    padding[1, -4:] = True
+    compare(spec, model, padding, causal=True)
+    with pytest.raises(AssertionError, match="not close"):
+        compare(spec, model, padding.flip(1), causal=True)
+
+
+def compare(spec, model, padding, causal):
     attentions, found = attended(model, padding)
     assert len(found) == LAYERS
     positions = StackPositions(spec, WIDTH, HEADS, max_positions=64, causal=causal)
@@ -123,12 +160,12 @@ def test_gemma_3s_attention_equals_the_librarys_between_its_norms(side):
     attentions, found = attended(model, padding)
     parsed = registry.parse(spec)
     for index, (theirs, (given, expected)) in enumerate(zip(attentions, found)):
-        heads = (
-            projection(given).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        query, key, value = (
+            projection(given).unflatten(-1, (-1, 8)).transpose(1, 2)
             for projection in (theirs.q_proj, theirs.k_proj, theirs.v_proj)
         )
-        query, key, value = heads
+        key, value = (x.repeat_interleave(2, 1) for x in (theirs.k_norm(key), value))
         positions = PositionEncoding(str(parsed.keep([index])), WIDTH, HEADS, 64, causal=True)
-        mine = positions.attend(theirs.q_norm(query), theirs.k_norm(key), value, padding)
+        mine = positions.attend(theirs.q_norm(query), key, value, padding)
         mine = theirs.o_proj(mine.transpose(1, 2).flatten(2))
         torch.testing.assert_close(mine[~padding], expected[~padding], rtol=1e-5, atol=1e-5)

@@ -22,6 +22,7 @@ from fairseq_posenc.backends.blocked.operands import (
     find_fully_masked,
     hidden_rows,
     lay_out_segments,
+    lay_out_softmax,
     pad_table,
     reverse_queries,
 )
@@ -62,8 +63,12 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     geometry = Geometry.from_call(query, key.size(2), mask, terms)
     given = Operands(at_least_fp32(query), at_least_fp32(key), at_least_fp32(value))
     rule, given = _prepare_operands(geometry, given, terms, mask, dropout)
+    given = given._replace(**lay_out_softmax(geometry, call))
     learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
-    rule = rule._replace(holds=learns and _held_bytes(geometry, rule, given) <= HELD_BYTES)
+    # The gradient of a temperature takes the scores, which are not held.
+    scores = given.temperature is not None and given.temperature.requires_grad
+    holds = learns and not scores and _held_bytes(geometry, rule, given) <= HELD_BYTES
+    rule = rule._replace(holds=holds)
     return BlockedAttention.apply(geometry, rule, *given).type_as(query), None
 
 

@@ -117,8 +117,13 @@ def _sum_gradients(ctx: Any, grad: Tensor) -> Operands:
             of_scores = values.add_gradients(left, of_gathered[:, block.queries], of_totals)
             # Of the softmax: weights * (their gradient - its mean), where it was not dropped.
             of_scores.mul_(left).addcmul_(weights, of_mean[:, block.queries], value=-1)
+            if of_totals.sink is not None:
+                dropped = 1 - weights.sum(-1)  # [c, M]
+                of_sink = dropped * of_mean[:, block.queries, 0]
+                of_totals.sink.sub_(of_sink.sum(1, keepdim=True))
             del weights, left  # their memory is needed
-            state = state._replace(weights=None)
+            scores.add_temperature_gradient(block, state, of_scores, of_totals)
+            state = state._replace(weights=None, scores=None)
             scores.add_gradients(block, state, of_scores, of_totals)
     return totals
 

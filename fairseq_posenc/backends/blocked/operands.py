@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_posenc.backends.base import Mask
+from fairseq_posenc.backends.base import AttentionCall, Mask
 from fairseq_posenc.backends.blocked.geometry import Chunk, Geometry
 from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.precision import at_least_fp32
@@ -41,6 +41,8 @@ class Operands(NamedTuple):
         fully_masked: the queries that may see no key, ``(B, 1, T, 1)``, in their own order.
         query_segments: ``(B, H, T)``; a query sees keys of its own segment.
         key_segments: ``(B, H, S)``.
+        temperature: multiplies all scores of a query, ``(B, H, T)``.
+        sink: a score beside those of the keys, ``(B, H, 1)``.
     """
 
     query: Tensor
@@ -60,6 +62,8 @@ class Operands(NamedTuple):
     fully_masked: Tensor | None = None
     query_segments: Tensor | None = None
     key_segments: Tensor | None = None
+    temperature: Tensor | None = None
+    sink: Tensor | None = None
 
     def select_chunk(self, chunk: Chunk) -> Operands:
         """Select a chunk's part, as views: ``(c, ...)``, tables of its heads, pairs by sentence."""
@@ -125,6 +129,17 @@ def lay_out_segments(geometry: Geometry, mask: Mask) -> dict[str, Tensor]:
     }
 
 
+def lay_out_softmax(geometry: Geometry, call: AttentionCall) -> dict[str, Tensor]:
+    """Lay out temperatures, the last query's first, and sinks; nothing without them."""
+    found, each = {}, (geometry.batch, geometry.heads, -1)
+    if (temperature := call.temperature()) is not None:
+        reversed_ = F.pad(at_least_fp32(temperature).flip(-1), (0, geometry.missing[0]))
+        found["temperature"] = reversed_.expand(each)
+    if (sink := call.terms.sink) is not None:
+        found["sink"] = at_least_fp32(sink)[None, :, None].expand(each)
+    return found
+
+
 def build_mask_bias(mask: Mask, geometry: Geometry, device: torch.device) -> Tensor | None:
     """Compute the bias of padding and forbidden pairs, ``(B or 1, 1, T or 1, S)``."""
     sizes, (queries, keys) = (geometry.tgt_len, geometry.src_len), geometry.missing
@@ -139,22 +154,11 @@ def build_mask_bias(mask: Mask, geometry: Geometry, device: torch.device) -> Ten
 
 def find_fully_masked(mask: Mask, geometry: Geometry) -> Tensor | None:
     """Find the queries that may see no key, ``(B or 1, 1, T, 1)``; None where all see one."""
-    tgt_len, src_len = geometry.tgt_len, geometry.src_len
-    if mask.pairs is not None:
-        forbidden = mask.forbidden(tgt_len, src_len, mask.pairs.device)
-        assert forbidden is not None
-        return forbidden.all(-1, keepdim=True)
-    if mask.key_padding is None:
+    some = mask.pairs if mask.key_padding is None else mask.key_padding
+    if some is None:
         return None  # the diagonal is never masked
-    ranges = mask.visible_ranges(tgt_len, src_len, mask.key_padding.device)
-    if ranges is None:
-        forbidden = mask.forbidden(tgt_len, src_len, mask.key_padding.device)
-        assert forbidden is not None
-        return forbidden.all(-1, keepdim=True)
-    low, high = (each.expand(len(mask.key_padding), -1) for each in ranges)  # [B, T]
-    counted = F.pad((~mask.key_padding).cumsum(1), (1, 0))  # real keys before each, [B, S + 1]
-    seen = counted.gather(1, high + 1) > counted.gather(1, low)
-    return ~seen[:, None, :, None]  # [B, 1, T, 1]
+    counts = mask.count_visible(geometry.tgt_len, geometry.src_len, some.device)  # [B or 1, T]
+    return counts.eq(0)[:, None, :, None]  # [B, 1, T, 1]
 
 
 def _forbid(forbidden: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ class BlockState(NamedTuple):
         query_term: products of queries and their table.
         key_term: products of keys and theirs.
         weights: after the softmax; with a minus sign those that are dropped.
+        scores: before a temperature multiplies them; never held.
     """
 
     content: Tensor | None = None
@@ -40,11 +41,12 @@ class BlockState(NamedTuple):
     query_term: Tensor | None = None
     key_term: Tensor | None = None
     weights: Tensor | None = None
+    scores: Tensor | None = None
 
     def held(self, rule: Rule) -> BlockState:
         """Select the tensors for a backward pass: factors of a product, or weights of a sum."""
         if rule.product:
-            return self._replace(gain=None, weights=None)
+            return self._replace(gain=None, weights=None, scores=None)
         content = None if self.gain is None else self.content
         return BlockState(content, weights=self.weights)
 
@@ -105,12 +107,12 @@ class Scores:
             return state
         if state.content is None:
             state = self._compute_factors(block, state.gain)
-        weights = self._compute_weights(block, state)
+        weights, scores = self._compute_weights(block, state)
         of_queries, of_keys = self.operands.query_seeds, self.operands.key_seeds
         if of_queries is not None and of_keys is not None:
             seeds = of_queries[:, :, block.queries].transpose(0, 1), of_keys[:, block.keys]
             weights = dropout.sign_dropped(weights, self.rule.dropout, *seeds)
-        return state._replace(weights=weights)
+        return state._replace(weights=weights, scores=scores)
 
     def reset_lines(self, block: Block) -> ResetLines | None:
         """Locate the first token's scores in a block; None without a reset."""
@@ -144,6 +146,18 @@ class Scores:
         if lines is not None:
             self._add_reset_gradients(block, lines, at_reset, grad, totals)
         self._add_table_gradients(block, state, grad, totals)
+
+    def add_temperature_gradient(
+        self, block: Block, state: BlockState, grad: Tensor, totals: Operands
+    ) -> None:
+        """Add the gradient of temperatures, and turn ``grad`` into that of the scores before."""
+        temperature = self.operands.temperature
+        if temperature is None:
+            return
+        if totals.temperature is not None:
+            assert state.scores is not None, "scores are computed again where it learns"
+            totals.temperature[:, block.queries] += (grad * state.scores).sum(-1)
+        grad.mul_(temperature[:, block.queries, None])
 
     def _add_table_gradients(
         self, block: Block, state: BlockState, grad: Tensor, totals: Operands
@@ -228,7 +242,8 @@ class Scores:
             key_term = None if key_term is None else key_term.flatten(2, 3)  # [c, M, W]
         return BlockState(query @ key.transpose(1, 2), gain, query_term, key_term)
 
-    def _compute_weights(self, block: Block, factors: BlockState) -> Tensor:
+    def _compute_weights(self, block: Block, factors: BlockState) -> tuple[Tensor, Tensor | None]:
+        """Compute the weights, and return the scores that a temperature multiplies."""
         given, product, lines = self.operands, self.rule.product, self.reset_lines(block)
         # Before a sum overwrites the content.
         at_reset = () if lines is None else self._reset_factors(block, factors, lines)
@@ -240,13 +255,20 @@ class Scores:
             if given.bias is not None:
                 of_line = of_line + given.bias[:, row, None, None]  # [c, M, 1] or [c, 1, W]
             line.put(scores, of_line)
+        if given.pair_bias is not None:
+            self.chunk.split_sentences(scores).add_(block.select_pairs(given.pair_bias))
+        before = None
+        if given.temperature is not None:
+            before, scores = scores, scores * given.temperature[:, block.queries, None]
         if given.distance_bias is not None:
             scores.add_(view_by_distance(given.distance_bias, block))
         of_queries, of_keys = given.query_segments, given.key_segments
         if of_queries is not None and of_keys is not None:
             own = of_queries[:, block.queries, None]  # [c, M, 1]
             scores.masked_fill_(own.ne(of_keys[:, None, block.keys]), FORBIDDEN)
-        for added in (given.pair_bias, given.masked):
-            if added is not None:
-                self.chunk.split_sentences(scores).add_(block.select_pairs(added))
-        return scores.softmax(-1)
+        if given.masked is not None:
+            self.chunk.split_sentences(scores).add_(block.select_pairs(given.masked))
+        if given.sink is None:
+            return scores.softmax(-1), before
+        column = given.sink[:, :, None].expand(-1, scores.size(1), -1)  # [c, M, 1]
+        return torch.cat([scores, column], -1).softmax(-1)[..., :-1], before

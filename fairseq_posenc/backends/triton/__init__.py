@@ -43,6 +43,8 @@ def unavailable() -> str:
 
 def refuses(terms: Terms, call: CallFeatures) -> str:
     """Explain why these kernels cannot compute such a call; empty if they can."""
+    if terms.has_temperature or terms.sink is not None:
+        return "these kernels know no temperature and no sink"
     if call.need_weights:
         return "it does not keep the attention weights"
     if call.device != "cuda" and not _interpreted():

@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.registry import get
+from fairseq_posenc.registry import names_beside
 from fairseq_posenc.workbench.convert.comparing import ALLOWED
 from fairseq_posenc.workbench.convert.exchange import tokens
 from fairseq_posenc.workbench.convert.exchange.card import Labels, card, graph_usage, model_usage
@@ -63,12 +63,12 @@ def export(
 
 
 def _refuse_patterns(trained: OpenModel) -> None:
-    """Refuse layers that differ and limits of attention, which exported code has no form for."""
+    """Refuse layers that differ and what goes beside encodings: no form of it is exported."""
     for stack in trained.stacks.values():
         if not hasattr(stack, "assembly"):
             continue
         spec = stack.assembly.spec
-        limits = [item.name for item in spec.items if get(item.name).acts_on == "mask"]
+        limits = [item.name for item in spec.items if item.name in names_beside()]
         if limits or len(spec.kinds) > 1:
             what = " and ".join(limits) or "layers that differ"
             raise UserError(

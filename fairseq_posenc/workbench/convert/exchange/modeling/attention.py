@@ -71,9 +71,9 @@ class Attention(SelfAttentionCore, nn.Module):
         need_weights: bool,
     ) -> tuple[Tensor, Optional[Tensor]]:
         """Attend with torch's kernels where the scores are a dot product and a bias."""
-        attend = sdpa.attend if terms.content_only and not need_weights else reference.attend
         dropout = self.dropout if self.training else 0.0
         call = AttentionCall(query, key, value, terms, mask, dropout, need_weights)
+        attend = reference.attend if sdpa.refuses(terms, call.features) else sdpa.attend
         attended, weights = attend(call)
         return self.merge_heads(attended), weights
 

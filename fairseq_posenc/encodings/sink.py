@@ -1,0 +1,76 @@
+"""Attention sinks: a score in the denominator of the softmax that attends to nothing."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal, Optional
+
+import torch
+from torch import nn
+
+from fairseq_posenc.encodings.base import Dims, Encoding, register
+from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.errors import UserError, shortened
+from fairseq_posenc.positions import Positions, Span
+
+
+class Score(float):
+    """A finite number, of any sign."""
+
+    def __new__(cls, text: str | float) -> Score:
+        """Read a number.
+
+        Raises:
+            UserError: it is none, or not finite.
+        """
+        try:
+            number = super().__new__(cls, text)
+        except ValueError:
+            number = super().__new__(cls, math.nan)
+        if not math.isfinite(number):
+            raise UserError(f"sink(value={shortened(str(text))}): expected a finite number")
+        return number
+
+
+@register("sink")
+class Sink(Encoding):
+    """A score of each head takes part in the softmax, and its weight is dropped.
+
+    Equation:
+        w_ij = exp(e_ij) / (exp(s_h) + sum_t exp(e_it)), where s_h is trained for each head and
+        layer, or has a fixed ``value``.
+    Shapes:
+        s ``(H,)`` in each layer; it starts at 0.
+    Parameters:
+        m * h; none with a value
+    Source:
+        gpt-oss (``sinks``); Miller (2023), "Attention Is Off By One", which is ``sink(value=0)``.
+    Differs:
+        a query that sees no key gets zeros.
+    """
+
+    acts_on: ClassVar[Literal["softmax"]] = "softmax"
+
+    def __init__(self, dims: Dims, *, value: Optional[Score] = None) -> None:
+        super().__init__(dims)
+        self.value = value
+        if value is None:
+            self.score = nn.Parameter(torch.empty(dims.num_heads))
+        else:
+            self.register_buffer(
+                "score", torch.full((dims.num_heads,), float(value)), persistent=False
+            )
+
+    def reset_parameters(self) -> None:
+        """Start at 0."""
+        if self.value is None:
+            nn.init.zeros_(self.score)
+
+    def terms(self, span: Span, positions: Positions) -> Terms:
+        """Bring the score."""
+        return Terms(sink=self.score)
+
+    @classmethod
+    def parameter_count(cls, dims: Dims, layers: int) -> int:
+        """Count m * h."""
+        return layers * dims.num_heads

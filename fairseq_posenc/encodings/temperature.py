@@ -1,0 +1,32 @@
+"""What temperatures that grow with the position have in common."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from fairseq_posenc.encodings.base import Dims, Encoding
+from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.positions import Positions, Span
+
+
+class Temperature(Encoding):
+    """A factor of all scores of a query, by its position; without parameters."""
+
+    acts_on: ClassVar[Literal["softmax"]] = "softmax"
+    shared: ClassVar[bool] = True
+
+    def factors(self, positions: Tensor) -> Tensor:
+        """Compute the factors at positions ``(B or 1, T)``, counted from 0, in float32."""
+        raise NotImplementedError
+
+    def terms(self, span: Span, positions: Positions) -> Terms:
+        """Multiply all scores of a query."""
+        factors = self.factors(positions.queries(positions.ids).float())
+        return Terms(temperature=factors.unsqueeze(1))
+
+    @classmethod
+    def parameter_count(cls, dims: Dims, layers: int) -> int:
+        """Count none."""
+        return 0

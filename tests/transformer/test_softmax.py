@@ -1,0 +1,259 @@
+"""Temperatures and sinks: what they make of the softmax, on every backend and in every family."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import flex_attention
+
+from fairseq_posenc.api import LayerPositions, PositionEncoding, SelfAttention, StackPositions
+from fairseq_posenc.backends import check, flex
+from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.registry import names_beside
+from tests.helpers.formulas import awake, their_scores
+from tests.helpers.tiny_models import (
+    COMPOSITIONS,
+    logits,
+    make_model,
+    make_tokens,
+    needs_causal,
+    specs,
+)
+from tests.transformer.test_windows import is_visible
+
+PAD, HEADS, WIDTH, LENGTH = 1, 2, 16, 17
+SPECS = [s for s in ("none", *specs("scores", "rotation"), *COMPOSITIONS) if "values" not in s]
+OF_SOFTMAX = [
+    "ssmax",
+    "logn(length=5)",
+    "llama4(length=4)",
+    "ministral3(beta=0.3,length=3)",
+    "sink",
+    "sink(value=0)",
+    "ssmax+sink",
+    "ssmax+window(size=4)",
+    "llama4(length=3)+sink+chunk(size=5)",
+]
+FEW = ["none", "rope", "t5", "m4m", "deberta", "tupe+reset", "m2"]
+
+
+def temperature(spec: str, i: int, visible: int, factor: float) -> float:
+    """Return the factor of the scores of query i, by the papers' formulas, one by one."""
+    found = 1.0
+    if "ssmax" in spec:
+        found *= factor * math.log(visible)
+    if "logn(length=5)" in spec:
+        found *= max(1.0, math.log(i + 1) / math.log(5))
+    for length in (3, 4):
+        if f"llama4(length={length})" in spec:
+            found *= 1 + 0.1 * math.log(1 + math.floor((i + 1) / length))
+    if "ministral3(beta=0.3,length=3)" in spec:
+        found *= 1 + 0.3 * math.log(1 + math.floor(i / 3))
+    return found
+
+
+def softmax(spec: str, scores: torch.Tensor, layer, direction: str) -> torch.Tensor:
+    """Return the weights of one sentence, ``(heads, length, length)``, pair by pair."""
+    limits = [x for x in spec.split("+") if x.startswith(("window", "chunk"))]
+    weights = torch.zeros_like(scores)
+    for h in range(HEADS):
+        factor = float(layer["ssmax"].factor[h]) if "ssmax" in layer else 1.0
+        sink = float(layer["sink"].score[h]) if "sink" in layer else -math.inf
+        for i in range(scores.size(1)):
+            keys = range(scores.size(2))
+            seen = [
+                j
+                for j in keys
+                if all(is_visible(limit, direction, i, j) for limit in limits or ["chunk(size=99)"])
+            ]
+            tau = temperature(spec, i, len(seen), factor)
+            powers = {j: math.exp(tau * float(scores[h, i, j])) for j in seen}
+            total = sum(powers.values()) + math.exp(sink)
+            for j in seen:
+                weights[h, i, j] = powers[j] / total
+    return weights
+
+
+def attended(spec: str, backend: str, causal: bool, direction: str):
+    """Return what a layer gives with padding on both sides, the formula's, and what is real."""
+    torch.manual_seed(3)
+    encoding = awake(PositionEncoding(spec, WIDTH, HEADS, 20, causal)).double()
+    query, key, value = torch.randn(3, 3, HEADS, LENGTH, 8, dtype=torch.float64).unbind()
+    padding = torch.zeros(3, LENGTH, dtype=torch.bool)
+    padding[1, :4], padding[2, -3:] = True, True
+    with torch.no_grad():
+        ours = encoding.attend(query, key, value, padding, direction, backend=backend)
+        modules = {**encoding.shared.named(), **encoding.layer.named()}
+        expected = torch.zeros_like(ours)
+        built = torch.nn.ModuleDict(modules)
+        for b in range(3):
+            real = ~padding[b]
+            plain = "+".join(x for x in spec.split("+") if x.split("(")[0] not in names_beside())
+            scores = their_scores(built, plain or "none", query[b, :, real], key[b, :, real])
+            expected[b, :, real] = softmax(spec, scores, built, direction) @ value[b, :, real]
+    return ours, expected, ~padding
+
+
+@pytest.mark.parametrize("backend", ["reference", "blocked", "sdpa", "flex"])
+@pytest.mark.parametrize("softmax_spec", OF_SOFTMAX)
+def test_equals_the_formula_on_every_backend(softmax_spec, backend, monkeypatch):
+    monkeypatch.setattr(flex, "_compiled", lambda: flex_attention)
+    monkeypatch.setattr(flex, "refuses", lambda terms, call: "")  # float64, uncompiled
+    for spec in FEW:
+        whole = f"{spec}+{softmax_spec}"
+        biased = spec in ("t5", "tupe+reset") and "sink" not in softmax_spec.split("+")[0]
+        if backend == "sdpa" and (spec in ("m4m", "deberta", "m2") or biased):
+            continue  # which it refuses
+        if backend == "sdpa" and spec in ("t5", "tupe+reset") and softmax_spec != "sink":
+            continue
+        for direction in ("both", "lr", "rl"):
+            ours, expected, real = attended(whole, backend, False, direction)
+            kept = real[:, None, :, None]
+            torch.testing.assert_close(ours * kept, expected * kept, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("softmax_spec", ["ssmax+sink", "logn(length=5)"])
+@pytest.mark.parametrize("spec", SPECS)
+def test_equals_the_formula_with_every_encoding(spec, softmax_spec):
+    causal = needs_causal(spec)
+    whole = f"{spec}+{softmax_spec}"
+    ours, expected, real = attended(whole, "auto", causal, "lr" if causal else "both")
+    kept = real[:, None, :, None]
+    torch.testing.assert_close(ours * kept, expected * kept, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("softmax_spec", OF_SOFTMAX)
+@pytest.mark.parametrize("spec", FEW)
+def test_gradients_on_every_backend_are_those_of_the_equation(spec, softmax_spec):
+    torch.manual_seed(3)
+    layer = awake(PositionEncoding(f"{spec}+{softmax_spec}", WIDTH, HEADS, 96, True)).double()
+    inputs = [torch.randn(2, HEADS, 70, 8, dtype=torch.float64).requires_grad_() for _ in range(3)]
+    padding = torch.zeros(2, 70, dtype=torch.bool)
+    padding[0, :4], padding[1, -5:] = True, True
+    weights = torch.randn(2, HEADS, 70, 8, dtype=torch.float64) * ~padding[:, None, :, None]
+    inputs += layer.parameters()
+
+    def gradients(backend: str) -> tuple:
+        attended = layer.attend(*inputs[:3], padding, backend=backend)
+        return torch.autograd.grad((attended * weights).sum(), inputs, allow_unused=True)
+
+    expected = gradients("reference")
+    for backend in ("blocked", "sdpa"):
+        try:
+            found = gradients(backend)
+        except UserError:
+            assert backend == "sdpa"
+            continue
+        for ours, theirs in zip(found, expected):
+            torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-8)
+
+
+def test_dropout_acts_on_what_the_sink_has_left():
+    layer = PositionEncoding("none+sink(value=1)", WIDTH, HEADS, causal=True)
+    query, key = torch.zeros(2, 1, HEADS, 400, 8)
+    value = torch.ones(1, HEADS, 400, 8)
+    seen = torch.arange(1, 401)
+    left = seen / (seen + math.e)
+    for backend in ("reference", "blocked", "sdpa"):
+        torch.manual_seed(0)
+        dropped = layer.attend(query, key, value, dropout=0.4, backend=backend)[0, :, :, 0]
+        assert (dropped - left).abs().max() > 0.01
+        assert dropped[:, 200:].mean() == pytest.approx(float(left[200:].mean()), abs=0.02)
+
+
+@pytest.mark.parametrize("family", ["causal_lm", "translation"])
+@pytest.mark.parametrize("softmax_spec", OF_SOFTMAX)
+def test_decoding_with_beams_equals_the_full_pass(softmax_spec, family):
+    model = make_model(family, position_encoding=f"t5+{softmax_spec},tupe+{softmax_spec}")
+    awake(model.decoder)
+    source = make_tokens(2)
+    source[1, -2:] = PAD
+    encoder_out = None
+    if family == "translation":
+        encoder_out = model.encoder(source, source.ne(PAD).sum(1))
+    prefix = torch.full((2, 1), 2)
+    state: dict = {}
+    for step in range(9):
+        found = model.decoder(prefix, encoder_out=encoder_out, incremental_state=state)[0]
+        full = model.decoder(prefix, encoder_out=encoder_out)[0]
+        torch.testing.assert_close(found[:, -1], full[:, -1], rtol=1e-4, atol=1e-4)
+        order = torch.tensor([1, 1] if step == 2 and family == "causal_lm" else [0, 1])
+        model.decoder.reorder_incremental_state_scripting(state, order)
+        prefix = torch.cat([prefix[order], torch.randint(4, 24, (2, 1))], 1)
+
+
+@pytest.mark.parametrize("family", ["masked_lm", "causal_lm"])
+@pytest.mark.parametrize("softmax_spec", OF_SOFTMAX)
+def test_padding_and_documents_change_nothing(softmax_spec, family):
+    """A document in a block, with padding on either side, gives what it gives alone."""
+    model = make_model(family, position_encoding=f"rope+{softmax_spec}+documents,m4m")
+    awake(model)
+    first, second = ([0, 5, 6, 7, 2], [8, 9, 10, 2])
+    if family == "causal_lm":
+        first, second = ([2, 5, 6, 7, 11], [2, 9, 10, 4])
+    alone = [logits(model, family, torch.tensor([part]))[0] for part in (first, second)]
+    rows = [[*first, *second, PAD, PAD], [PAD, PAD, *first, *second]]
+    for row, start in zip(rows, (0, 2)):
+        block = logits(model, family, torch.tensor([row]))[0][start : start + 9]
+        torch.testing.assert_close(block, torch.cat(alone), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("softmax_spec", OF_SOFTMAX)
+def test_half_precision_is_close_to_float64(softmax_spec, dtype):
+    for spec in ("none", "t5", "m4m"):
+        torch.manual_seed(3)
+        positions = StackPositions(f"{spec}+{softmax_spec}", WIDTH, HEADS, 64, causal=True)
+        layer = SelfAttention(positions).to(dtype)
+        positions.to(dtype)
+        x = torch.randn(2, 60, WIDTH).to(dtype)
+        half = layer(*positions(x))[0]
+        exact = layer.double()(*positions.double()(x.double()))[0]
+        error = (half.double() - exact).abs().max() / exact.abs().max()
+        assert error < {torch.float16: 8e-3, torch.bfloat16: 6e-2}[dtype]
+
+
+def test_scalable_softmax_starts_as_plain_attention_on_average():
+    for causal, counts in ((True, torch.arange(1, 513)), (False, torch.tensor([512]))):
+        layer = PositionEncoding("ssmax", WIDTH, HEADS, 512, causal)
+        factors = layer.layer["ssmax"].factor[0] * counts.log()
+        assert float(factors.mean()) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_a_fixed_sink_has_no_parameters_and_a_trained_one_a_number_for_each_head():
+    assert not list(PositionEncoding("sink(value=-2.5)", WIDTH, HEADS).parameters())
+    assert PositionEncoding("sink", WIDTH, HEADS).parameter_counts() == {"layer.sink.score": HEADS}
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("rope+sink(value=x)", r"sink\(value=x\): expected a finite number"),
+        ("rope+sink(value=inf)", "expected a finite number"),
+        ("sink+sink(value=0)", "sink is named twice"),
+        ("logn+llama4", "two encodings both bring a temperature to the scores"),
+        ("llama4(beta=0)", "beta must be a finite number above 0, not 0"),
+    ],
+)
+def test_what_cannot_be_is_one_line(spec, message):
+    with pytest.raises(UserError, match=message):
+        PositionEncoding(spec, WIDTH, HEADS)
+
+
+def test_what_backends_and_parts_cannot_do_is_one_line():
+    with pytest.raises(UserError, match="sdpa cannot compute this: a temperature multiplies"):
+        check("sdpa", Terms(bias=torch.ones(1, 1), log_visible=torch.ones(2)), 8)
+    with pytest.raises(UserError, match="triton cannot compute this"):
+        check("triton", Terms(sink=torch.ones(2)), 8)
+    with pytest.raises(UserError, match="take a SelfAttention"):
+        LayerPositions(StackPositions("rope+ssmax", WIDTH, HEADS))
+
+
+@pytest.mark.parametrize("softmax_spec", ["ssmax", "sink", "logn"])
+def test_another_softmax_is_not_taken_for_the_trained_one(softmax_spec):
+    trained = make_model("causal_lm", position_encoding=f"rope+{softmax_spec}")
+    with pytest.raises(UserError, match=f"rope\\+{softmax_spec}, the model has rope"):
+        make_model("causal_lm", position_encoding="rope").load_state_dict(trained.state_dict())
