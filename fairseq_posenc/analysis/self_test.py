@@ -98,9 +98,19 @@ def _evaluate_equation(
     scores = combined / math.sqrt((terms.scale_factor or 1.0) * q.size(-1)) + look_up(terms.bias)
     if terms.pair_bias is not None:
         scores = scores + terms.pair_bias[0].double().cpu()
+    visible = torch.ones(LENGTH, LENGTH).tril() if causal else torch.ones(LENGTH, LENGTH)
+    if terms.temperature is not None:
+        scores = scores * terms.temperature[0, :, :, None].double().cpu()
+    if terms.log_visible is not None:
+        factors = terms.log_visible.double().cpu()[:, None] * visible.sum(1).log()  # [H, T]
+        scores = scores * factors[..., None]
     if causal:
         scores = scores.masked_fill(torch.ones(LENGTH, LENGTH).triu(1).bool(), -math.inf)
-    return (scores.softmax(-1)[..., None] * (v[:, None] + look_up(terms.value_table))).sum(2)
+    if terms.sink is not None:
+        column = terms.sink.double().cpu()[:, None, None].expand(-1, LENGTH, 1)
+        scores = torch.cat([scores, column], -1)
+    weights = scores.softmax(-1)[..., :LENGTH]
+    return (weights[..., None] * (v[:, None] + look_up(terms.value_table))).sum(2)
 
 
 def _index_pairs(terms: Terms) -> Tensor:

@@ -2,9 +2,10 @@
 
 With q_i and k_j the (rotated) query and key and r = j - i their distance, the score is::
 
-    e_ij = scale * combine(gain_r * q_i.k_j,  q_i.Q_r,  k_j.K_r)  +  bias_r  +  bias_ij
+    e_ij = tau_i * (scale * combine(gain_r * q_i.k_j,  q_i.Q_r,  k_j.K_r)  +  bias_r  +  bias_ij)
 
-where combine is a sum or a product, scale = 1 / sqrt(scale_factor * head_dim).
+where combine is a sum or a product, scale = 1 / sqrt(scale_factor * head_dim), and tau_i is the
+query's temperature, 1 by default. A sink is one more score in the softmax, with a value of zeros.
 
 The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 """

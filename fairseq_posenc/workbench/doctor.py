@@ -121,23 +121,26 @@ def _user_dir() -> Finding:
     return Finding("--user-dir", None, f"{PACKAGE}; after `make install`, its name will do")
 
 
+OF_SOFTMAX = ("ssmax", "logn(length=2)", "sink")  # each changes 6 tokens
+
+
 def self_test() -> Finding:
     """Try every encoding on every backend that runs here and does not refuse it."""
     began = time.monotonic()
     # FlexAttention compiles a kernel for each encoding, for seconds.
     backends = [name for name, why in available().items() if not why and name != "flex"]
     encoders = registry.names_for(encoder=True)
-    for name in registry.names():
-        resets = [f"{name}+reset"] if "reset" in registry.options(name) else []
-        for spec in [name, *resets]:
-            try:
-                found = errors(spec, backends, causal=name not in encoders)
-            except Exception as error:  # whatever it is, the report has to say it
-                return Finding("self-test", False, f"{spec}: {type(error).__name__}: {error}")
-            for part, difference in found.items():
-                if not difference < TOLERANCE:  # so that NaN fails
-                    text = f"{spec} on {part} is off by {difference:.1e}"
-                    return Finding("self-test", False, text)
+    resets = [f"{name}+reset" for name in registry.names() if "reset" in registry.options(name)]
+    for spec in (*registry.names(), *resets, *OF_SOFTMAX):
+        causal = spec in registry.names() and spec not in encoders
+        try:
+            found = errors(spec, backends, causal)
+        except Exception as error:  # whatever it is, the report has to say it
+            return Finding("self-test", False, f"{spec}: {type(error).__name__}: {error}")
+        for part, difference in found.items():
+            if not difference < TOLERANCE:  # so that NaN fails
+                text = f"{spec} on {part} is off by {difference:.1e}"
+                return Finding("self-test", False, text)
     seconds = time.monotonic() - began
     text = f"attention on {', '.join(backends)} agrees with float64 for the terms of"
     return Finding("self-test", True, f"{text} {len(registry.names())} encodings ({seconds:.1f} s)")
