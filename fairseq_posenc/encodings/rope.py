@@ -2,47 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from fairseq_posenc.encodings.base import Dims, Encoding, register
+from fairseq_posenc.encodings.rope_scaling import Scaling
 from fairseq_posenc.encodings.rotation import Rotation, is_exporting
 from fairseq_posenc.encodings.terms import Cost
-from fairseq_posenc.errors import UserError, shortened
-
-_STRONGEST = 1_000_000  # of all factors; the longest inputs are less than so much longer
-
-
-class Scaling(str):
-    """The scaling of angles for inputs longer than trained: ``none`` or ``KIND:FACTOR``.
-
-    Raises:
-        UserError: neither.
-    """
-
-    def __new__(cls, text: str = "none") -> Scaling:
-        """Normalise the text: ``yarn:4`` for ``yarn:4.0``, ``none`` for ``yarn:1``."""
-        kind, _, factor = text.partition(":")
-        try:
-            if text == "none":
-                return super().__new__(cls, text)
-            if kind in ("linear", "ntk", "yarn") and 1 <= float(factor) <= _STRONGEST:
-                number = f"{float(factor):.15g}"
-                return super().__new__(cls, "none" if number == "1" else f"{kind}:{number}")
-        except ValueError:
-            pass
-        raise UserError(
-            f"rope(scaling={shortened(text)}): write none, linear:F, ntk:F or yarn:F with a factor "
-            f"F of at least 1, and at most {_STRONGEST:,}: not infinite"
-        )
-
-    def parts(self) -> tuple[str, float]:
-        """Split the text into kind and factor."""
-        kind, _, factor = self.partition(":")
-        return kind, float(factor or 1)
+from fairseq_posenc.errors import UserError
 
 
 @register("rope")
@@ -58,13 +27,17 @@ class Rope(Encoding):
         0
     Source:
         Su et al. (2021), "RoFormer", arXiv:2104.09864, section 3.2.2. ``layout=half`` pairs
-        coordinate t with t + d/2, as GPT-NeoX and LLaMA do. Scalings: ``linear:F`` Chen et al.
-        (2023), arXiv:2306.15595; ``ntk:F`` raises the base by F^(d/(d-2)); ``yarn:F`` Peng et al.
-        (2023), arXiv:2309.00071.
+        coordinate t with t + d/2, as GPT-NeoX and LLaMA do. Scalings, of factor F:
+        ``linear`` Chen et al. (2023), arXiv:2306.15595; ``ntk`` raises the base by F^(d/(d-2)),
+        ``dynamic`` by (F n/L - F + 1)^(d/(d-2)); ``yarn`` Peng et al. (2023), arXiv:2309.00071;
+        ``llama3`` Llama 3.1; ``longrope`` Ding et al. (2024), arXiv:2402.13753; ``proportional``
+        Barbero et al. (2024), arXiv:2410.06205.
     Differs:
-        nothing. ``fraction`` rotates only the first part of each head; ``cross_attention``, in the
-        decoder of a translation model, also rotates queries by their target position and the
-        source's keys by theirs.
+        the length n of ``dynamic`` and ``longrope`` is the number of positions that the model has
+        room for, whatever the input, so that neither neighbours nor padding change a sentence and
+        decoding equals the full pass. ``fraction`` rotates only the first part of each head;
+        ``cross_attention``, in the decoder of a translation model, also rotates queries by their
+        target position and the source's keys by theirs.
     """
 
     acts_on: ClassVar[Literal["rotation"]] = "rotation"
@@ -93,12 +66,8 @@ class Rope(Encoding):
             raise UserError(f"{self.name}(base={base:g}): the base must be more than 1")
         self.layout = layout
         self.base = base
-        self.scaling, self.factor = Scaling(scaling).parts()  # configurations hold a plain text
-        if self.scaling == "ntk" and self.rotated == 2:
-            raise UserError(
-                f"{self.name}(scaling={scaling}) slows all pairs of coordinates but the first, and "
-                f"{fraction:g} of a head of size {dims.head_dim} has one: rotate at least 4"
-            )
+        self.scaling = Scaling(scaling).read()  # configurations hold a plain text
+        self.scaling.check(self.name, self.rotated)
         # As whole numbers, which `.half()` leaves alone: fp16 cannot even count beyond 2048.
         self.register_buffer("bits", self._frequencies().view(torch.int32), persistent=False)
 
@@ -110,8 +79,8 @@ class Rope(Encoding):
     def rotation(self, ids: Tensor) -> Rotation:
         """Compute the rotation at positions ``ids``, ``(B or 1, T)``, in float32."""
         angles = ids[:, None, :, None] * self.frequencies  # [B or 1, 1, T, rotated/2]
-        gain = 0.1 * math.log(self.factor) + 1.0 if self.scaling == "yarn" else 1.0
-        return Rotation(torch.polar(torch.full_like(angles, gain), angles), self.layout == "half")
+        gains = torch.full_like(angles, self.scaling.gain(self.dims))
+        return Rotation(torch.polar(gains, angles), self.layout == "half")
 
     def order(self) -> Tensor:
         """Order a head's coordinates, ``(D,)``, by the pairs that are rotated."""
@@ -128,31 +97,7 @@ class Rope(Encoding):
         return self.bits.view(torch.float32)
 
     def _frequencies(self) -> Tensor:
-        width = self.rotated
-        exponents = torch.arange(0, width, 2, dtype=torch.float32) / width  # [rotated/2]
-        base = self.base
-        if self.scaling == "ntk":
-            base *= self.factor ** (width / (width - 2))
-        frequencies = base**-exponents
-        if self.scaling == "linear":
-            return frequencies / self.factor
-        if self.scaling == "yarn":
-            keep = self._yarn_ramp(width)
-            return frequencies * keep + frequencies / self.factor * (1 - keep)
-        return frequencies
-
-    def _yarn_ramp(self, width: int) -> Tensor:
-        """Ramp from 1 for pairs that turn often within the trained length to 0 for slow ones."""
-
-        def pair_with(turns: float) -> float:
-            length = self.dims.trained_length / (turns * 2 * math.pi)
-            return width * math.log(length) / (2 * math.log(self.base))
-
-        low = max(math.floor(pair_with(32)), 0)
-        high = min(math.ceil(pair_with(1)), width - 1)
-        pairs = torch.arange(width // 2, dtype=torch.float32)
-        ramp = (pairs - low) / max(high - low, 0.001)
-        return 1 - ramp.clamp(0, 1)
+        return self.scaling.frequencies(self.base, self.rotated, self.dims)
 
     @classmethod
     def parameter_count(cls, dims: Dims, layers: int) -> int:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.encodings.base import Dims, register
-from fairseq_posenc.encodings.rope import Rope, Scaling
+from fairseq_posenc.encodings.rope import Rope
+from fairseq_posenc.encodings.rope_scaling import Scaling
 from fairseq_posenc.encodings.rotation import Rotation
 
 

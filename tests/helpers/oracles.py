@@ -564,43 +564,97 @@ def rope_frequency(t: int, width: int, options: dict) -> float:
     * "ntk:F": the base becomes base * F^(width / (width - 2)), so that the fastest pair keeps
       its frequency and the slowest one is divided by F.
     * "yarn:F" (Peng et al. 2023, in the form that Hugging Face computes): pairs that turn more
-      than 32 times in the original length options["max_positions"] keep their frequency, pairs
-      that turn less than once are divided by F, with a linear ramp over the pairs between.
+      than 32 times (beta_fast) in the original length options["max_positions"] (length) keep
+      their frequency, pairs that turn less than once (beta_slow) are divided by F, with a linear
+      ramp over the pairs between; its ends are whole numbers unless truncate=false.
+    * "dynamic:F": as ntk, with F n / length - (F - 1) in place of F where the model has room for
+      n = options["max_positions"] > length positions.
+    * "llama3:F": wavelengths below length / high (4) stay, those above length / low (1) are
+      multiplied by F, with a line in 1 / wavelength between.
+    * "longrope:F:short=...:long=...": each pair has a divisor of its own, from the second list
+      where the model has room for more than length positions.
+    * "proportional:F:part=p": the first int(p width // 2) pairs turn, divided by F; no other.
+
+    Settings follow the factor, as in "yarn:4:beta_fast=16:length=512".
     """
     base = options.get("base", 10000.0)
-    scaling = options.get("scaling", "none")
-    if scaling == "none":
+    kind, factor, settings = read_scaling(options)
+    length = int(settings.get("length", options.get("max_positions", 0)))
+    if kind == "none":
         return base ** (-2 * t / width)
-    kind, text = scaling.split(":")
-    factor = float(text)
+    if kind == "dynamic":
+        n = options["max_positions"]
+        grown = factor * n / length - (factor - 1) if n > length else 1.0
+        return (base * grown ** (width / (width - 2))) ** (-2 * t / width)
+    if kind == "llama3":
+        frequency = base ** (-2 * t / width)
+        wavelength = 2 * math.pi / frequency
+        few, many = float(settings.get("low", 1)), float(settings.get("high", 4))
+        if wavelength < length / many:
+            return frequency
+        if wavelength > length / few:
+            return frequency / factor
+        smooth = (length / wavelength - few) / (many - few)
+        return (1 - smooth) * frequency / factor + smooth * frequency
+    if kind == "longrope":
+        divisors = settings["long" if options["max_positions"] > length else "short"].split("/")
+        return base ** (-2 * t / width) / float(divisors[t])
+    if kind == "proportional":
+        turning = int(float(settings.get("part", 1)) * width // 2)
+        return base ** (-2 * t / width) / factor if t < turning else 0.0
     if kind == "linear":
         return base ** (-2 * t / width) / factor
     if kind == "ntk":
         return (base * factor ** (width / (width - 2))) ** (-2 * t / width)
     if kind == "yarn":
-        original = options["max_positions"]
         # The (real) pair number at which a pair turns `turns` times in the original length.
         fast, slow = (
-            width * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
-            for turns in (32, 1)
+            width * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
+            for turns in (
+                float(settings.get("beta_fast", 32)),
+                float(settings.get("beta_slow", 1)),
+            )
         )
-        low = max(math.floor(fast), 0)
-        high: float = min(math.ceil(slow), width - 1)
+        if settings.get("truncate") != "false":
+            fast, slow = math.floor(fast), math.ceil(slow)
+        low = max(fast, 0)
+        high: float = min(slow, width - 1)
         if low == high:
             high += 0.001
         ramp = min(max((t - low) / (high - low), 0), 1)  # 0: as trained, 1: divided by F
         trained = base ** (-2 * t / width)
         return trained * (1 - ramp) + trained / factor * ramp
-    raise ValueError(f"unknown scaling {scaling!r}")
+    raise ValueError(f"unknown scaling {options['scaling']!r}")
+
+
+def read_scaling(options: dict) -> tuple[str, float, dict[str, str]]:
+    """Split options["scaling"] into its kind, its factor and its settings."""
+    kind, *rest = options.get("scaling", "none").split(":")
+    factor = float(rest[0]) if rest else 1.0
+    return kind, factor, dict(setting.split("=") for setting in rest[1:])
 
 
 def rope_attention_factor(options: dict) -> float:
-    """Return what cosines and sines are multiplied by: 0.1 ln(F) + 1 under YaRN, else 1."""
-    scaling = options.get("scaling", "none")
-    if scaling.startswith("yarn:"):
-        factor = float(scaling.split(":")[1])
-        return 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
-    return 1.0
+    """Return what cosines and sines are multiplied by: 1, but for YaRN and LongRoPE.
+
+    It is the setting attention_factor, if there is one. YaRN: 0.1 ln(F) + 1, or that with a factor
+    mscale over that with a factor mscale_all_dim. LongRoPE: sqrt(1 + ln F / ln length).
+    """
+    kind, factor, settings = read_scaling(options)
+    if kind not in ("yarn", "longrope"):
+        return 1.0
+    if "attention_factor" in settings:
+        return float(settings["attention_factor"])
+    if kind == "longrope":
+        length = int(settings.get("length", options.get("max_positions", 0)))
+        return math.sqrt(1 + math.log(factor) / math.log(length))
+    if "mscale" in settings and "mscale_all_dim" in settings:
+        above, below = (
+            0.1 * float(settings[name]) * math.log(factor) + 1
+            for name in ("mscale", "mscale_all_dim")
+        )
+        return above / below
+    return 0.1 * math.log(factor) + 1.0
 
 
 def rope(x: Tensor, positions: list[int] | Tensor, options: dict) -> Tensor:

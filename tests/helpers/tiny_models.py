@@ -64,7 +64,7 @@ OPTION_VALUES = {
     "reset": ["true"],
     "base": ["500"],
     "fraction": ["0.5"],
-    "scaling": ["linear:4", "ntk:4", "yarn:4"],
+    "scaling": ["linear:4", "ntk:4", "yarn:4", "llama3:4:length=9"],
     "tie_projections": ["true"],
     "cross_attention": ["true"],
     "num_buckets": ["16"],

@@ -109,6 +109,29 @@ CASES = {
     "rope_fraction": Case("rope(fraction=0.5)", "frequencies of the rotated part"),
     "rope_base": Case("rope(base=500)"),
     "rope_linear": Case("rope(scaling=linear:4)", tgt_len=2, src_len=40, max_positions=16),
+    "rope_dynamic": Case(
+        "rope(scaling=dynamic:2:length=16)", "of the model's length", src_len=40, max_positions=40
+    ),
+    "rope_llama3": Case(
+        "rope(scaling=llama3:8:length=16)", tgt_len=2, src_len=40, max_positions=40, width=16
+    ),
+    "rope_longrope": Case(
+        "rope(scaling=longrope:4:short=1/1/1/1:long=1/1.5/2/4:length=16)",
+        "the second list, for a model with room for more",
+        tgt_len=2,
+        src_len=40,
+        max_positions=40,
+    ),
+    "rope_proportional": Case(
+        "rope(scaling=proportional:1:part=0.5)", "half of the pairs turn", tgt_len=2, src_len=40
+    ),
+    "rope_yarn_settings": Case(
+        "rope(scaling=yarn:4:beta_fast=8:beta_slow=2:mscale=0.707:mscale_all_dim=1:truncate=false)",
+        "no whole pairs",
+        tgt_len=2,
+        src_len=40,
+        max_positions=16,
+    ),
     "rope_ntk": Case("rope(scaling=ntk:4)", tgt_len=2, src_len=40, max_positions=16),
     "rope_yarn": Case(
         "rope(scaling=yarn:4)",

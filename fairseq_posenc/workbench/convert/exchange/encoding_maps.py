@@ -184,7 +184,7 @@ def _is_plain_deberta(config: dict[str, Any]) -> bool:
 def _find_rope(encoding: Rope) -> list[HFClass]:
     """RoFormer, which has a table of all angles as in the paper, or GPT-NeoX for halves."""
     rows = encoding.dims.max_positions
-    if encoding.scaling != "none":
+    if encoding.scaling.kind != "none":
         return []
     if encoding.layout == "half":
         base, part = float(encoding.base), encoding.rotated / encoding.dims.head_dim

@@ -1,0 +1,231 @@
+"""Scalings of rotary positions, for inputs longer than those of the training."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from fairseq_posenc.encodings.base import Dims
+from fairseq_posenc.errors import UserError, shortened
+
+_STRONGEST = 1_000_000  # of all factors; the longest inputs are less than so much longer
+_LENGTHS = (1, 1_000_000_000)
+# The settings of each kind beside its factor, with their defaults.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "linear": {},
+    "ntk": {},
+    "dynamic": {"length": None},
+    "yarn": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "attention_factor": None,
+        "mscale": None,
+        "mscale_all_dim": None,
+        "truncate": True,
+        "length": None,
+    },
+    "llama3": {"low": 1.0, "high": 4.0, "length": None},
+    "longrope": {"short": (), "long": (), "attention_factor": None, "length": None},
+    "proportional": {"part": 1.0},
+}
+_PLAIN_AT_ONE = ("linear", "ntk", "yarn", "llama3")
+
+
+class Scaling(str):
+    """``none``, or ``KIND:FACTOR``, with settings behind: ``yarn:4:beta_fast=16:truncate=false``.
+
+    Numbers of a list are separated by slashes: ``longrope:4:short=1/1:long=1.5/4``.
+
+    Raises:
+        UserError: it is neither, or a setting is unknown or no such number.
+    """
+
+    def __new__(cls, text: str = "none") -> Scaling:
+        """Normalise the text: ``yarn:4`` for ``yarn:4.0``, ``none`` for ``yarn:1``."""
+        if text == "none":
+            return super().__new__(cls, text)
+        kind, _, rest = text.partition(":")
+        number, *written = rest.split(":")
+        factor = _number(number)
+        if kind not in SETTINGS or factor is None or not 1 <= factor <= _STRONGEST:
+            raise UserError(
+                f"rope(scaling={shortened(text)}): write none or KIND:F, with a factor F of at "
+                f"least 1, and at most {_STRONGEST:,}, and one of these kinds: {', '.join(SETTINGS)}"
+            )
+        settings = dict(_read_setting(kind, each, text) for each in written)
+        known = SETTINGS[kind]
+        for name, default in known.items():
+            if default == () and name not in settings:
+                raise UserError(f"rope(scaling={shortened(text)}): {kind} needs {name}")
+        parts = [f"{kind}:{factor:.15g}"]
+        parts += [
+            f"{name}={_format(settings[name])}"
+            for name, default in known.items()
+            if settings.get(name, default) != default
+        ]
+        plain = factor == 1 and kind in _PLAIN_AT_ONE and len(parts) == 1
+        return super().__new__(cls, "none" if plain else ":".join(parts))
+
+    def read(self) -> ScalingSettings:
+        """Split the text into kind, factor and settings, defaults included."""
+        kind, _, rest = self.partition(":")
+        if kind == "none":
+            return ScalingSettings(kind, 1.0, {})
+        number, *written = rest.split(":")
+        given = dict(_read_setting(kind, each, self) for each in written)
+        return ScalingSettings(kind, float(number), {**SETTINGS[kind], **given})
+
+
+class ScalingSettings(NamedTuple):
+    """A scaling that was read.
+
+    The trained length L is that of the setting ``length``, or else the model's. What depends on the
+    length n of the input (``dynamic``, ``longrope``) takes the positions that the model has room
+    for, so that neither neighbours nor padding change a sentence, and decoding equals the full
+    pass.
+
+    Attributes:
+        kind: ``none`` or one of :data:`SETTINGS`.
+        factor: F.
+        settings: by name.
+    """
+
+    kind: str
+    factor: float
+    settings: dict[str, Any]
+
+    def check(self, name: str, rotated: int) -> None:
+        """Refuse widths that the kind cannot scale.
+
+        Args:
+            name: of the encoding.
+            rotated: coordinates of a head that are rotated.
+
+        Raises:
+            UserError: says why.
+        """
+        if self.kind in ("ntk", "dynamic") and rotated == 2:
+            raise UserError(
+                f"{name}(scaling={self.kind}:{self.factor:g}) slows all pairs of coordinates but "
+                "the first, and here a head has one: rotate at least 4 coordinates"
+            )
+        for each in ("short", "long"):
+            if self.kind == "longrope" and len(self.settings[each]) != rotated // 2:
+                raise UserError(
+                    f"{name}(scaling=longrope): {each} has {len(self.settings[each])} numbers, and "
+                    f"{rotated // 2} pairs of coordinates are rotated"
+                )
+
+    def frequencies(self, base: float, width: int, dims: Dims) -> Tensor:
+        """Compute the angle per position of each pair, ``(width / 2,)``, in float32."""
+        exponents = torch.arange(0, width, 2, dtype=torch.float32) / width  # [width/2]
+        longer = dims.max_positions > self._length(dims)
+        if self.kind == "ntk":
+            base *= self.factor ** (width / (width - 2))
+        elif self.kind == "dynamic" and longer:
+            growth = self.factor * dims.max_positions / self._length(dims) - (self.factor - 1)
+            base *= growth ** (width / (width - 2))
+        frequencies = base**-exponents
+        if self.kind == "linear":
+            return frequencies / self.factor
+        if self.kind == "yarn":
+            keep = self._yarn_ramp(base, width, dims)
+            return frequencies * keep + frequencies / self.factor * (1 - keep)
+        if self.kind == "llama3":
+            keep = self._llama3_ramp(frequencies, dims)
+            return frequencies * keep + frequencies / self.factor * (1 - keep)
+        if self.kind == "longrope":
+            return frequencies / torch.tensor(self.settings["long" if longer else "short"])
+        if self.kind == "proportional":
+            turning = int(self.settings["part"] * width // 2)
+            return (frequencies / self.factor) * (torch.arange(width // 2) < turning)
+        return frequencies
+
+    def gain(self, dims: Dims) -> float:
+        """Compute what cosines and sines are multiplied by."""
+        if self.kind not in ("yarn", "longrope"):
+            return 1.0
+        if (given := self.settings["attention_factor"]) is not None:
+            return float(given)
+        if self.kind == "longrope":
+            growth = math.log(self.factor) / math.log(self._length(dims))
+            return math.sqrt(1 + growth)
+        scales = self.settings["mscale"], self.settings["mscale_all_dim"]
+        if None in scales:
+            return self._magnitude(1.0)
+        return self._magnitude(scales[0]) / self._magnitude(scales[1])
+
+    def _magnitude(self, scale: float) -> float:
+        return 0.1 * scale * math.log(self.factor) + 1.0
+
+    def _length(self, dims: Dims) -> int:
+        length: Optional[int] = self.settings.get("length")
+        return length or dims.trained_length
+
+    def _yarn_ramp(self, base: float, width: int, dims: Dims) -> Tensor:
+        """Ramp from 1 for pairs that turn often within the trained length to 0 for slow ones."""
+
+        def pair_with(turns: float) -> float:
+            length = self._length(dims) / (turns * 2 * math.pi)
+            return width * math.log(length) / (2 * math.log(base))
+
+        low, high = (pair_with(self.settings[name]) for name in ("beta_fast", "beta_slow"))
+        if self.settings["truncate"]:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, width - 1)
+        pairs = torch.arange(width // 2, dtype=torch.float32)
+        ramp = (pairs - low) / max(high - low, 0.001)
+        return 1 - ramp.clamp(0, 1)
+
+    def _llama3_ramp(self, frequencies: Tensor, dims: Dims) -> Tensor:
+        """Ramp from 1 for pairs that turn ``high`` times in the trained length to 0 for ``low``."""
+        turns = frequencies * self._length(dims) / (2 * math.pi)
+        low, high = self.settings["low"], self.settings["high"]
+        return ((turns - low) / (high - low)).clamp(0, 1)
+
+
+def _read_setting(kind: str, written: str, text: str) -> tuple[str, Any]:
+    name, _, value = written.partition("=")
+    known = SETTINGS[kind]
+    where = f"rope(scaling={shortened(text)})"
+    if name not in known:
+        raise UserError(
+            f"{where}: {kind} has no setting {shortened(written)!r}; its settings: "
+            f"{', '.join(known) or 'none'}"
+        )
+    if name == "truncate":
+        if value not in ("true", "false"):
+            raise UserError(f"{where}: truncate is true or false")
+        return name, value == "true"
+    numbers = [_number(each) for each in value.split("/")]
+    if None in numbers or (known[name] != () and len(numbers) > 1):
+        raise UserError(f"{where}: {shortened(written)!r} is no number above 0")
+    if known[name] == ():
+        return name, tuple(numbers)
+    (number,) = numbers
+    assert number is not None
+    if name == "length":
+        if not number.is_integer() or not _LENGTHS[0] <= number <= _LENGTHS[1]:
+            raise UserError(f"{where}: length must be a whole number, at least {_LENGTHS[0]}")
+        return name, int(number)
+    if name == "part" and number > 1:
+        raise UserError(f"{where}: part must be at most 1")
+    return name, number
+
+
+def _number(text: str) -> float | None:
+    """Read a finite number above 0, or None."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if 0 < number < math.inf else None
+
+
+def _format(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "/".join(f"{x:.15g}" for x in (value if isinstance(value, tuple) else (value,)))
