@@ -111,7 +111,7 @@ COMMAND = """
 import sys
 sys.path[:] = [path for path in sys.path if "site-packages" not in path] + sys.argv[1:]
 from fairseq_posenc.workbench.cli import main
-codes = [main(words.split()) for words in ("list", "compare --text x.txt", "curves x.log")]
+codes = [main(words.split()) for words in ("list", "compare --text x.txt", "learning-curves x.log")]
 from fairseq_posenc.user_dir import register
 try:
     register()

@@ -53,7 +53,7 @@ class Scaling(str):
         if kind not in SETTINGS or factor is None or not 1 <= factor <= _STRONGEST:
             raise UserError(
                 f"rope(scaling={shortened(text)}): write none or KIND:F, with a factor F of at "
-                f"least 1, and at most {_STRONGEST:,}, and one of these kinds: {', '.join(SETTINGS)}"
+                f"least 1, at most {_STRONGEST:,}, and one of these kinds: {', '.join(SETTINGS)}"
             )
         settings = dict(_read_setting(kind, each, text) for each in written)
         known = SETTINGS[kind]

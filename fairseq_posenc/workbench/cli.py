@@ -81,7 +81,9 @@ GROUPS: dict[str, dict[str, Command]] = {
             "train on tasks with known answers, and test beyond the trained length",
             ".experiments.probe.command",
         ),
-        "curves": Command("plot learning curves from training logs", ".reports.curves.command"),
+        "learning-curves": Command(
+            "plot learning curves from training logs", ".reports.curves.command"
+        ),
     },
     "prepare and train": {
         "preprocess": Command("binarize texts for fairseq", ".preprocessing"),
@@ -149,6 +151,7 @@ GROUPS: dict[str, dict[str, Command]] = {
     },
 }
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
+RENAMED = {"curves": "learning-curves"}  # goes on for a release
 
 _COMPLETING = "_ARGCOMPLETE"  # set by the function that argcomplete gives a shell
 
@@ -161,6 +164,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     words = _words() if argv is None else list(argv)
     chosen = next((word for word in words if not word.startswith("-")), None)
+    if chosen in RENAMED:
+        words[words.index(chosen)] = RENAMED[chosen]
+        print(f"'{chosen}' is called '{RENAMED[chosen]}' now", file=sys.stderr)
+        chosen = RENAMED[chosen]
     if chosen is not None and chosen not in COMMANDS and _COMPLETING not in os.environ:
         raise UserError(_unknown(chosen))
     parser = Parser(

@@ -21,9 +21,9 @@ EXAMPLES = {
         "fairseq-posenc choose --family causal-lm --length 1024 --trained 512",
         "fairseq-posenc choose --family masked-lm --length 64 --text book.txt --budget 30m",
     ],
-    "curves": [
-        "fairseq-posenc curves rope=rope.log alibi=alibi.log",
-        "fairseq-posenc curves rope=rope.log --updates 0:16000 --out begin",
+    "learning-curves": [
+        "fairseq-posenc learning-curves rope=rope.log alibi=alibi.log",
+        "fairseq-posenc learning-curves rope=rope.log --updates 0:16000 --out begin",
     ],
     "translate": [
         'fairseq-posenc translate --checkpoint fr-en.pt --data data-bin/fr-en "Un homme dort."',
@@ -107,7 +107,7 @@ EXAMPLES = {
     ],
     "plot": [
         "fairseq-posenc plot table --encoding sinusoidal --out sinusoidal.png",
-        "fairseq-posenc plot curves --checkpoint alibi.pt --out alibi.svg",
+        "fairseq-posenc plot scores --checkpoint alibi.pt --out alibi.svg",
         "fairseq-posenc plot attention --checkpoint rope.pt --text 'w1 w2 w3' --out rope.png",
     ],
     "inspect": [

@@ -151,7 +151,7 @@ COMMANDS = {
     ),
     "export": ours("export", "--checkpoint", "CHECKPOINT", "--to", "hf", "--out", "out"),
     "inspect": ours("inspect", "--checkpoint", "CHECKPOINT", "--text", "w1 w2"),
-    "plot": ours("plot", "curves", "--checkpoint", "CHECKPOINT", "--out", "a.png"),
+    "plot": ours("plot", "scores", "--checkpoint", "CHECKPOINT", "--out", "a.png"),
     "glue": ours(
         *("glue", "--checkpoint", "CHECKPOINT", "--data", lambda: glue.data() / "glue"),
         *("--protocol", "m4m", "--tasks", "CoLA", "--out", "out"),

@@ -142,7 +142,7 @@ def test_scalings_have_one_canonical_form(written, canonical):
 @pytest.mark.parametrize(
     ("scaling", "message"),
     [
-        ("dynamic:0.5", "a factor F of at least 1, and at most 1,000,000"),
+        ("dynamic:0.5", "a factor F of at least 1, at most 1,000,000"),
         ("yarns:4", "one of these kinds: linear, ntk, dynamic, yarn, llama3, longrope"),
         ("yarn:4:beta=3", "yarn has no setting 'beta=3'; its settings: beta_fast"),
         ("linear:4:length=3", "linear has no setting 'length=3'; its settings: none"),

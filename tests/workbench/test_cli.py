@@ -30,6 +30,15 @@ def interrupted(*_):
     raise KeyboardInterrupt
 
 
+def test_a_former_name_goes_on_and_names_the_present_one(capsys, tmp_path):
+    assert cli.main(["curves", str(tmp_path / "x.log")]) == 2
+    assert "'curves' is called 'learning-curves' now" in capsys.readouterr().err
+    picture = tmp_path / "alibi.png"
+    words = ["plot", "curves", "--encoding", "alibi", "--reach", "3", "--out", str(picture)]
+    assert cli.main(words) == 0
+    assert picture.exists()
+
+
 @pytest.mark.parametrize("name", cli.COMMANDS)
 @pytest.mark.parametrize("where", ["add_arguments", "run"])
 def test_ctrl_c_is_one_line_in_every_command(name, where, monkeypatch, capsys):
@@ -162,7 +171,7 @@ def test_a_deleted_working_folder_is_a_line(tmp_path):
         (["lm-length", "--data", "a:b", "x=y"], "--data: 'a:b': fairseq splits names at ':'"),
         (["compare", "--out", "a:b"], "--out: 'a:b': fairseq splits names at ':'"),
         (["swap", "--checkpoint", "a\nb", "--out", "c"], "'a\\nb' has a control character"),
-        (["curves", "\x1b[31mred=log"], "'\\x1b[31mred=log' has a control character"),
+        (["learning-curves", "\x1b[31mred=log"], "'\\x1b[31mred=log' has a control character"),
     ],
     ids=["half a character", "data", "out", "path", "name"],
 )
@@ -258,7 +267,7 @@ def test_a_training_that_fails_is_a_failed_run_and_no_mistake(tmp_path):
     [
         ["bleu"],
         ["compare", "--text"],
-        ["curves"],
+        ["learning-curves"],
         ["glue", "--data", "x", "--protocol", "m4m", "--checkpoint"],
         ["init", "--arch", "roberta_m4m", "--out", "x", "--from"],
         ["lm-length", "--data", "x"],

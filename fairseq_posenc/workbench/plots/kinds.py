@@ -119,7 +119,7 @@ KINDS = {
         reach=48,
     ),
     "decay": Kind("the bound of rope's scores against distance", _decay, reach=256),
-    "curves": Kind("scores, biases and gains by distance, head and layer", _curves, reach=32),
+    "scores": Kind("scores, biases and gains by distance, head and layer", _curves, reach=32),
     "attention": Kind("attention to a text, by layer and head", _attention, 1, False, "must"),
     "distance": Kind("mean attention to a text by distance", _distance, 1, False, "must"),
     "difference": Kind(

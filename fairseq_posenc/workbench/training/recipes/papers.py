@@ -150,7 +150,7 @@ def _evaluations(table: Entry) -> Iterator[str]:
         if any(column["task"] == f"SQuAD{version}" for column in columns):
             yield from _squad(version)
     if _FROM_LOG & {(column["metric"], column["split"]) for column in columns}:
-        yield "fairseq-posenc curves NAME=FOLDER/train.log"
+        yield "fairseq-posenc learning-curves NAME=FOLDER/train.log"
     if table["source"] == "fr_en":
         yield "fairseq-posenc bleu --data DATA-BIN NAME=CHECKPOINT"
         yield "fairseq-posenc translate --checkpoint CHECKPOINT --example"
