@@ -28,13 +28,14 @@ class Command(NamedTuple):
             ``run``.
         part: of a module with several commands, whose functions are ``add_PART_arguments`` and
             ``run_PART``.
-        passes: whether what follows ``--`` is for another program; ``run`` gets it as ``passed``.
+        passes: what the words after ``--`` are, which another program gets; ``run`` finds them as
+            ``args.passed``.
     """
 
     help: str
     module: str
     part: str = ""
-    passes: bool = False
+    passes: str = ""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add its options to a parser."""
@@ -76,29 +77,33 @@ GROUPS: dict[str, dict[str, Command]] = {
         "compare": Command(
             "train models that differ only in their positions on a text, and report",
             ".experiments.compare.command",
+            passes="options for fairseq-train, as in -- --encoder-layers 6",
         ),
         "probe": Command(
             "train on tasks with known answers, and test beyond the trained length",
             ".experiments.probe.command",
         ),
-        "curves": Command("plot learning curves from training logs", ".reports.curves.command"),
+        "learning-curves": Command(
+            "plot learning curves from training logs", ".reports.curves.command"
+        ),
     },
     "prepare and train": {
         "preprocess": Command("binarize texts for fairseq", ".preprocessing"),
         "plan": Command(
             "estimate speed, memory and duration of a training from its first updates",
             ".training.plan.command",
+            passes="a fairseq-train command, or options for what a script starts",
         ),
-        "train": Command(
+        "train-recipe": Command(
             "train a model of the papers' recipes, with any encoding",
             ".training.train.command",
-            passes=True,
+            passes="options for fairseq-train, which override the recipe's",
         ),
         "ablation": Command(
             "train the models of one of the papers' ablations",
             ".training.train.command",
             "ablation",
-            passes=True,
+            passes="options for fairseq-train, which override the recipe's",
         ),
     },
     "fine-tune and evaluate": {
@@ -124,12 +129,6 @@ GROUPS: dict[str, dict[str, Command]] = {
         "swap": Command(
             "replace the positions of a trained model of any family",
             ".convert.swap.command",
-            "swap",
-        ),
-        "init": Command(
-            "make a start checkpoint of another architecture from a trained RoBERTa",
-            ".convert.swap.command",
-            "init",
         ),
         "export": Command(
             "write a model for Hugging Face's transformers, or ONNX",
@@ -149,6 +148,13 @@ GROUPS: dict[str, dict[str, Command]] = {
     },
 }
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
+# Old name -> new name; the old ones go on for one release.
+RENAMED = {
+    ("curves",): ("learning-curves",),
+    ("train",): ("train-recipe",),
+    ("init",): ("swap",),
+    ("plot", "curves"): ("plot", "scores"),
+}
 
 _COMPLETING = "_ARGCOMPLETE"  # set by the function that argcomplete gives a shell
 
@@ -159,7 +165,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    words = _words() if argv is None else list(argv)
+    words = _words() if argv is None else _rename(argv)
     chosen = next((word for word in words if not word.startswith("-")), None)
     if chosen is not None and chosen not in COMMANDS and _COMPLETING not in os.environ:
         raise UserError(_unknown(chosen))
@@ -175,7 +181,8 @@ def _run(argv: Sequence[str] | None) -> int:
     logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", ".*torch.jit.script", FutureWarning)
     for name, command in COMMANDS.items():
-        subparser = subparsers.add_parser(name, description=command.help)
+        passes = f"; after --: {command.passes}" if command.passes else ""
+        subparser = subparsers.add_parser(name, description=command.help + passes)
         if name == chosen:
             command.add_arguments(subparser)
             show_examples(subparser, EXAMPLES[name])
@@ -213,4 +220,17 @@ def _words() -> list[str]:
     """Return what follows the program's name, on the line that a shell asks about if it does."""
     if _COMPLETING in os.environ:
         return os.environ["COMP_LINE"].split()[1:]
-    return sys.argv[1:]
+    return _rename(sys.argv[1:])
+
+
+def _rename(words: Sequence[str]) -> list[str]:
+    """Replace an old name of a command by today's, with a warning."""
+    for old, new in RENAMED.items():
+        if tuple(words[: len(old)]) == old:
+            print(
+                f"fairseq-posenc: warning: '{' '.join(old)}' is now '{' '.join(new)}'; the old "
+                "name works until the next release",
+                file=sys.stderr,
+            )
+            return [*new, *words[len(old) :]]
+    return list(words)

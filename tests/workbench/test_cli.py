@@ -162,7 +162,7 @@ def test_a_deleted_working_folder_is_a_line(tmp_path):
         (["lm-length", "--data", "a:b", "x=y"], "--data: 'a:b': fairseq splits names at ':'"),
         (["compare", "--out", "a:b"], "--out: 'a:b': fairseq splits names at ':'"),
         (["swap", "--checkpoint", "a\nb", "--out", "c"], "'a\\nb' has a control character"),
-        (["curves", "\x1b[31mred=log"], "'\\x1b[31mred=log' has a control character"),
+        (["learning-curves", "\x1b[31mred=log"], "'\\x1b[31mred=log' has a control character"),
     ],
     ids=["half a character", "data", "out", "path", "name"],
 )
@@ -258,9 +258,9 @@ def test_a_training_that_fails_is_a_failed_run_and_no_mistake(tmp_path):
     [
         ["bleu"],
         ["compare", "--text"],
-        ["curves"],
+        ["learning-curves"],
         ["glue", "--data", "x", "--protocol", "m4m", "--checkpoint"],
-        ["init", "--arch", "roberta_m4m", "--out", "x", "--from"],
+        ["swap", "--arch", "roberta_m4m", "--out", "x", "--checkpoint"],
         ["lm-length", "--data", "x"],
         ["plan"],
         ["report"],
@@ -277,6 +277,17 @@ def test_endless_arguments_are_one_short_line(command, text, capsys, monkeypatch
     assert told.startswith("fairseq-posenc: error: ")
     assert told.count("\n") == 1
     assert len(told) < 1000
+
+
+@pytest.mark.parametrize("old", cli.RENAMED, ids=" ".join)
+def test_an_old_name_is_a_warning_and_the_new_command(old, capsys):
+    new = cli.RENAMED[old]
+    with pytest.raises(SystemExit, match="0"):
+        cli.main([*old, "--help"])
+    shown = capsys.readouterr()
+    assert shown.out.startswith(f"usage: fairseq-posenc {' '.join(new)} ")
+    (line,) = shown.err.splitlines()
+    assert f"'{' '.join(old)}' is now '{' '.join(new)}'" in line
 
 
 @pytest.mark.parametrize("words", [["--help"], ["user-dir"], ["list"]], ids=lambda words: words[0])

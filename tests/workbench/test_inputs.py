@@ -315,7 +315,7 @@ def test_names_of_curves(name, file, title):
     (folder / file).write_text(LOG)
     words = [f"{name}={folder / file}", "--title", title, "--out", str(folder / "out")]
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        status = main(["curves", *words])
+        status = main(["learning-curves", *words])
     assert status in (0, 2)
     if status == 0:
         one_text_of_lines((folder / "out" / "curves.md").read_text())

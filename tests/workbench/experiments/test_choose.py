@@ -99,7 +99,7 @@ def test_a_training_is_recommended_only_by_models_that_learned(unigram, recommen
     text = report.describe_rounds(simulated.run(), simulated._settings, unigram)
     assert text.startswith("Measured: masked-lm models of 2 layers of width 128 on ")
     assert "Two seeds are shown and not judged" in text
-    assert ("fairseq-posenc train a_small rope" in text) == recommended
+    assert ("fairseq-posenc train-recipe a_small rope" in text) == recommended
     assert ("No model is recommended" in text) != recommended
 
 
@@ -163,7 +163,7 @@ def test_candidates_are_trained_on_a_text_and_read_further(tmp_path):
     assert first.stdout.startswith("Measured: causal-lm models of 2 layers of width 16 on ")
     assert "cannot be read" in first.stdout
     assert "No model is recommended" in first.stdout  # after so few updates
-    assert "fairseq-posenc train" not in first.stdout
+    assert "fairseq-posenc train-recipe" not in first.stdout
     second = subprocess.run(call, capture_output=True, encoding="utf-8", check=True)
     assert second.stdout == first.stdout
     assert "fairseq-train" not in second.stderr

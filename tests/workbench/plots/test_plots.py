@@ -331,7 +331,7 @@ class TestDifference:
 
 SPEC_PLOTS = [
     *("table --encoding learned", "map --encoding learned", "products --encoding sinusoidal"),
-    *("decay --encoding rope", "curves --encoding alibi --reach 8", "table --encoding fire"),
+    *("decay --encoding rope", "scores --encoding alibi --reach 8", "table --encoding fire"),
 ]
 
 
@@ -365,8 +365,8 @@ class TestCommand:
             ("table --encoding m4 --stack decoder", "--stack decoder: --encoding has one"),
             ("table --checkpoint missing.pt", "missing.pt: no such file"),
             ("table --checkpoint x.pt --heads 4", "--heads goes with --encoding"),
-            ("curves --encoding alibi --head 5", "--head 5: alibi has heads 1 to 4"),
-            ("curves --encoding alibi --reach 0", "--reach: must be a whole number of at least 1"),
+            ("scores --encoding alibi --head 5", "--head 5: alibi has heads 1 to 4"),
+            ("scores --encoding alibi --reach 0", "--reach: must be a whole number of at least 1"),
             ("map --encoding raffel", "no table has rows of several numbers"),
             ("products --encoding alibi", "alibi adds no vectors at the input"),
             ("decay --encoding t5", "t5 is not rope"),
@@ -420,12 +420,12 @@ class TestPage:
 
 WORDS = "w1 w2 w3 w4 w5"
 TRAINED_PLOTS = {
-    "masked_lm": ["table", "map --layer 1", "curves --reach 8", f"attention --text '{WORDS}'"],
-    "causal_lm": ["products --layer 1 2", "decay", "curves", f"distance --text '{WORDS}'"],
+    "masked_lm": ["table", "map --layer 1", "scores --reach 8", f"attention --text '{WORDS}'"],
+    "causal_lm": ["products --layer 1 2", "decay", "scores", f"distance --text '{WORDS}'"],
     "translation": [
         f"attention --text '{WORDS}' --stack cross",
         f"distance --text '{WORDS}' --target 'w5 w4' --stack decoder --head 1",
-        "curves --stack decoder --reach 6",
+        "scores --stack decoder --reach 6",
     ],
 }
 

@@ -72,7 +72,10 @@ def test_the_command_writes_table_and_picture(tmp_path, capsys):
     first, second = write(tmp_path / "a.log", 7, 5, 6), write(tmp_path / "b.log", 8, 4)
     out = tmp_path / "out"
     assert (
-        main(["curves", f"m4(max_distance=64)={first}", f"rope={second}", "--out", str(out)]) == 0
+        main(
+            ["learning-curves", f"m4(max_distance=64)={first}", f"rope={second}", "--out", str(out)]
+        )
+        == 0
     )
     text = (out / "curves.md").read_text()
     assert "| `m4(max_distance=64)` | 300 | 200 | 5.000 | 3.466 | 32.00 | 1,234 |" in text
@@ -96,7 +99,7 @@ def test_bad_input_is_one_line(words, says, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.log").write_text("")
     write(tmp_path / "full.log", 5)
-    assert main(["curves", *words]) == 2
+    assert main(["learning-curves", *words]) == 2
     said = capsys.readouterr().err
     assert says in said
     assert said.count("\n") == 1
@@ -239,7 +242,7 @@ def test_the_command_tells_stages_and_epochs_and_draws_the_training(tmp_path, ca
         for name, corners in (("bert", BERT), ("diff", DECBERT), ("none", BAG_OF_WORDS))
     ]
     out = tmp_path / "out"
-    assert main(["curves", *logs, "--out", str(out), "--updates", "0:16000"]) == 0
+    assert main(["learning-curves", *logs, "--out", str(out), "--updates", "0:16000"]) == 0
     text = (out / "curves.md").read_text()
     assert "| `bert` | 100 | 900 | 8,000 | 10,000 | 7,100 | 2." in text
     assert "| `diff` | 100 | 900 | 4,000 | 5,900 | 3,100 | 2." in text
@@ -271,7 +274,7 @@ def test_seeds_have_means_with_intervals(tmp_path, capsys):
     none = training_log(tmp_path / "none.log", BAG_OF_WORDS, noise=0.0)
     out = tmp_path / "out"
     words = [f"bert={','.join(logs)}", f"none={none}", f"mixed={logs[0]},{none}"]
-    assert main(["curves", *words, "--out", str(out)]) == 0
+    assert main(["learning-curves", *words, "--out", str(out)]) == 0
     text = (out / "curves.md").read_text()
     assert "| `bert 2` | 100 | 1,000 | 7,000 | 9,000 | 6,000 |" in text
     assert "| `none` | 100 | - |" in text
@@ -296,7 +299,7 @@ def test_a_folder_that_train_names_is_read_alone_and_among_seeds(name, tmp_path,
         log.parent.mkdir(parents=True)
         write(log, 5.0, 4.0)
     words = [f"a={logs[0]},{logs[1]}", f"b={logs[1]}", "--out", str(tmp_path / "out")]
-    assert main(["curves", *words]) == 0
+    assert main(["learning-curves", *words]) == 0
     data = read(tmp_path / "out" / "curves.json").data
     assert data == {"a": f"{logs[0]},{logs[1]}", "b": str(logs[1])}
 
@@ -327,7 +330,7 @@ def test_a_loss_that_is_no_number_is_said_and_left_out(number, tmp_path, capsys)
     found = [5.0, 4.0, 3.0]
     found[number] = math.nan
     log = write(tmp_path / "a.log", *found)
-    assert main(["curves", f"a={log}", "--out", str(tmp_path / "out")]) == 0
+    assert main(["learning-curves", f"a={log}", "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
     where = 100 * (number + 1)
     assert (
@@ -341,15 +344,15 @@ def test_a_loss_that_is_no_number_is_said_and_left_out(number, tmp_path, capsys)
 
 def test_a_training_that_diverged_at_once_stands_beside_the_others(tmp_path, capsys):
     logs = [f"a={write(tmp_path / 'a.log', math.nan, math.nan)}"]
-    assert main(["curves", *logs, "--out", str(tmp_path / "out")]) == 0
+    assert main(["learning-curves", *logs, "--out", str(tmp_path / "out")]) == 0
     assert not (tmp_path / "out" / "curves.png").exists()  # which would be empty
     logs.append(f"b={write(tmp_path / 'b.log', 5, 4)}")
-    assert main(["curves", *logs, "--out", str(tmp_path / "out")]) == 0
+    assert main(["learning-curves", *logs, "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
     assert "| `a` | 200 | - | - | - | - | 1,234 |" in said
     assert "`a` diverged: the validation loss is nan at update 100 first" in said
     assert "| `b` | 200 | 200 | 4.000 | 2.773 | 16.00 | 1,234 |" in said
-    assert main(["curves", *logs, "--out", str(tmp_path / "out"), "--json"]) == 0
+    assert main(["learning-curves", *logs, "--out", str(tmp_path / "out"), "--json"]) == 0
     (tmp_path / "printed.json").write_text(capsys.readouterr().out)
     diverged, whole = read(tmp_path / "printed.json").rows
     assert (diverged["best_at"], diverged["loss_bits"], diverged["diverged_at"]) == (
@@ -414,7 +417,7 @@ def test_a_tick_is_labelled_by_what_it_is(last, tmp_path, monkeypatch):
 def test_a_folder_that_cannot_be_made_is_one_line(under, tmp_path, capsys):
     log = write(tmp_path / "a.log", 5)
     out = f"{log}{under}"
-    assert main(["curves", f"a={log}", "--out", out]) == 2
+    assert main(["learning-curves", f"a={log}", "--out", out]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"fairseq-posenc: error: --out {out}: ")
     assert said.endswith("; name another folder\n")
@@ -422,7 +425,7 @@ def test_a_folder_that_cannot_be_made_is_one_line(under, tmp_path, capsys):
 
 def test_a_wrong_part_of_the_training_is_one_line(tmp_path, capsys):
     log = write(tmp_path / "a.log", 5)
-    assert main(["curves", f"a={log}", "--updates", "16k"]) == 2
+    assert main(["learning-curves", f"a={log}", "--updates", "16k"]) == 2
     assert "--updates 16k: write FIRST:LAST" in capsys.readouterr().err
 
 
@@ -435,7 +438,14 @@ def test_the_recipes_log_often_enough_to_see_the_stages():
 def test_names_with_dollar_signs_are_drawn_as_they_are(tmp_path, capsys):
     """Between two of them matplotlib looks for TeX, and knows no such symbol."""
     log = write(tmp_path / "log", 3, 2)
-    words = ["curves", rf"$\nope$={log}", "--title", r"$\nope$ and $2", "--out", str(tmp_path)]
+    words = [
+        "learning-curves",
+        rf"$\nope$={log}",
+        "--title",
+        r"$\nope$ and $2",
+        "--out",
+        str(tmp_path),
+    ]
     assert main(words) == 0
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert r"`$\nope$`" in capsys.readouterr().out

@@ -1,1 +1,1 @@
-"""Learning curves of trainings, from their logs: what ``fairseq-posenc curves`` shows."""
+"""Learning curves of trainings, from their logs: what ``fairseq-posenc learning-curves`` shows."""

@@ -127,7 +127,7 @@ def _training(row: Entry) -> str:
         return f"train_scripts/translation_iwslt17.sh {quoted} DATA-BIN"
     size = "_large" if recipe == "a_large" else ""
     start = recipes.load()["pretraining"][recipe]["init"]
-    init = f"fairseq-posenc init --from {start}/model.pt --arch roberta_{encoding}{size}"
+    init = f"fairseq-posenc swap --checkpoint {start}/model.pt --arch roberta_{encoding}{size}"
     if row.get("released"):
         return f"{init} --out CHECKPOINT"
     command = f"train_scripts/{recipe}.sh {quoted} DATA-BIN"
@@ -150,7 +150,7 @@ def _evaluations(table: Entry) -> Iterator[str]:
         if any(column["task"] == f"SQuAD{version}" for column in columns):
             yield from _squad(version)
     if _FROM_LOG & {(column["metric"], column["split"]) for column in columns}:
-        yield "fairseq-posenc curves NAME=FOLDER/train.log"
+        yield "fairseq-posenc learning-curves NAME=FOLDER/train.log"
     if table["source"] == "fr_en":
         yield "fairseq-posenc bleu --data DATA-BIN NAME=CHECKPOINT"
         yield "fairseq-posenc translate --checkpoint CHECKPOINT --example"

@@ -85,7 +85,7 @@ class Run(NamedTuple):
         if self.recipe.init.startswith("roberta"):
             raise UserError(
                 "this model starts from a released RoBERTa: --init CHECKPOINT, which "
-                "'fairseq-posenc init' makes"
+                "'fairseq-posenc swap' makes"
             )
         return f"starting from new weights; {goes}"
 
