@@ -34,16 +34,14 @@ from fairseq_posenc.backends.base import CallFeatures
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.results.markdown import table
 from fairseq_posenc.workbench.running.stages import write_whole
-from measuring.commands import DTYPES, add_common, prepare, report, told
+from measuring.commands import DTYPES, add_common, new_parser, prepare, report, told
 from measuring.contenders import Contender, backend_names, contenders
 from measuring.families import FAMILIES, Whole, trainer_of
 
 
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     add_common(parser, ["shaw", "m4", "m4m"])
     parser.add_argument("--updates", type=int, default=300, help="(default: 300)")
     parser.add_argument("--length", type=int, default=128, help="(default: 128)")

@@ -73,6 +73,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "choose": Command(
             "recommend an encoding, from measurements or by training on a text",
             ".experiments.choose.command",
+            passes="options for fairseq-train, as in -- --encoder-layers 6",
         ),
         "compare": Command(
             "train models that differ only in their positions on a text, and report",
