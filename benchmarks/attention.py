@@ -22,7 +22,7 @@ from collections.abc import Iterator
 
 from fairseq_posenc import registry
 from measuring import page, results
-from measuring.commands import DTYPES, add_common, new_parser, own_command, prepare, told
+from measuring.commands import DTYPES, add_common, exit_on_error, new_parser, own_command, prepare
 from measuring.compare import Budget, compare
 from measuring.contenders import backend_names
 from measuring.machine import machine
@@ -111,4 +111,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    told(main)
+    exit_on_error(main)

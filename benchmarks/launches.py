@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fairseq_posenc import registry
 from fairseq_posenc.backends.planner import BACKENDS
 from fairseq_posenc.workbench.results.markdown import table
-from measuring.commands import new_parser, told
+from measuring.commands import exit_on_error, new_parser
 from measuring.contenders import STOCK, Contender
 from measuring.families import FAMILIES, Whole, build
 
@@ -137,4 +137,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    told(main)
+    exit_on_error(main)

@@ -21,7 +21,7 @@ import torch
 
 from fairseq_posenc.api import SelfAttention, StackPositions
 from fairseq_posenc.errors import UserError
-from measuring.commands import new_parser, told
+from measuring.commands import exit_on_error, new_parser
 from measuring.machine import machine
 
 WIDTH, HEADS = 256, 4
@@ -109,4 +109,4 @@ def _peak() -> int:
 
 
 if __name__ == "__main__":
-    told(main)
+    exit_on_error(main)

@@ -99,10 +99,10 @@ def run_script(
         prepare(args)
         report(args, script, measure(args), table)
 
-    told(main)
+    exit_on_error(main)
 
 
-def told(main: Callable[[], None]) -> None:
+def exit_on_error(main: Callable[[], None]) -> None:
     """Run a script; tell a user's mistake in one line."""
     try:
         main()
