@@ -16,7 +16,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.examples import EXAMPLES
 from fairseq_posenc.workbench.running.exit_codes import run_main
-from fairseq_posenc.workbench.running.options import Parser, show_examples
+from fairseq_posenc.workbench.running.options import Parser, parse_with_passed, show_examples
 
 
 class Command(NamedTuple):
@@ -191,11 +191,8 @@ def _run(argv: Sequence[str] | None) -> int:
         import argcomplete  # not needed for anything else
 
         argcomplete.autocomplete(parser)  # ends the program
-    end = len(words)
-    if chosen in COMMANDS and COMMANDS[chosen].passes and "--" in words:
-        end = words.index("--")
-    args = parser.parse_args(words[:end])
-    args.passed = words[end + 1 :]
+    passes = chosen in COMMANDS and COMMANDS[chosen].passes
+    args = parse_with_passed(parser, words) if passes else parser.parse_args(words)
     logging.basicConfig()  # or importing fairseq does it, now or later, and turns everything on
     logging.getLogger().setLevel(logging.WARNING)
     return COMMANDS[args.command].run(args)
