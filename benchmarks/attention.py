@@ -22,7 +22,7 @@ from collections.abc import Iterator
 
 from fairseq_posenc import registry
 from measuring import page, results
-from measuring.commands import DTYPES, add_common, own_command, prepare, told
+from measuring.commands import DTYPES, add_common, exit_on_error, new_parser, own_command, prepare
 from measuring.compare import Budget, compare
 from measuring.contenders import backend_names
 from measuring.machine import machine
@@ -44,9 +44,7 @@ QUICK_SECONDS = 12.0  # for timing; the rest is for starting, warming up and mem
 
 def parse_args(words: list[str]) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     add_common(parser, FEW)
     add = parser.add_argument
     add("--scopes", nargs="+", choices=SCOPES, default=["layer"], help="(default: layer)")
@@ -112,4 +110,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    told(main)
+    exit_on_error(main)

@@ -15,7 +15,6 @@ if __name__ == "__main__":
     begin()
 
 import argparse
-import sys
 from statistics import median
 from typing import Any
 
@@ -23,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from fairseq_posenc.errors import UserError
 from measuring import page, timing
-from measuring.commands import DTYPES, add_common, prepare, report, told
+from measuring.commands import DTYPES, add_common, new_parser, run_script
 from measuring.contenders import STOCK, contenders
 from measuring.scopes import SCOPES, Case
 
@@ -36,9 +35,7 @@ PARTS = {
 
 def parse_args(words: list[str]) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     add_common(parser, ["none", "shaw", "m4m"])
     add = parser.add_argument
     add("--scope", choices=["op", "layer"], default="layer", help="(default: layer)")
@@ -95,12 +92,5 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> None:
-    """Measure, print, and keep the figures."""
-    args = parse_args(sys.argv[1:])
-    prepare(args)
-    report(args, "breakdown", measure(args), page.breakdown_table)
-
-
 if __name__ == "__main__":
-    told(main)
+    run_script("breakdown", parse_args, measure, page.breakdown_table)

@@ -17,7 +17,6 @@ if __name__ == "__main__":
     begin()
 
 import argparse
-import sys
 from statistics import median
 from typing import Any
 
@@ -27,7 +26,7 @@ from torch import Tensor
 
 from fairseq_posenc import registry
 from measuring import page, timing
-from measuring.commands import DTYPES, add_common, prepare, report, told
+from measuring.commands import DTYPES, add_common, new_parser, run_script
 from measuring.contenders import STOCK, Contender
 from measuring.families import FAMILIES, Whole, build
 
@@ -37,9 +36,7 @@ BATCH = {"cpu": 4, "cuda": 64}
 
 def parse_args(words: list[str]) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     add_common(parser, ["learned", "rope", "alibi", "shaw", "m4m"])
     add = parser.add_argument
     add("--size", choices=["tiny", "base", "large"], default="base", help="(default: base)")
@@ -126,12 +123,5 @@ def speed(rounds: list[list[float]], turn: int) -> float:
     return median((each[turn - 1] + each[turn + 1]) / 2 / each[turn] for each in rounds)
 
 
-def main() -> None:
-    """Measure, print, and keep the figures."""
-    args = parse_args(sys.argv[1:])
-    prepare(args)
-    report(args, "generate", measure(args), page.generate_table)
-
-
 if __name__ == "__main__":
-    told(main)
+    run_script("generate", parse_args, measure, page.generate_table)

@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fairseq_posenc import registry
 from fairseq_posenc.backends.planner import BACKENDS
 from fairseq_posenc.workbench.results.markdown import table
-from measuring.commands import told
+from measuring.commands import exit_on_error, new_parser
 from measuring.contenders import STOCK, Contender
 from measuring.families import FAMILIES, Whole, build
 
@@ -118,9 +118,7 @@ def _cell(value: Any) -> str:
 
 def parse_args(words: list[str]) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     add = parser.add_argument
     add("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES), help="(default: all)")
     add("--encodings", nargs="+", default=ENCODINGS, metavar="SPEC", help="specs")
@@ -139,4 +137,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    told(main)
+    exit_on_error(main)

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_posenc.workbench.results.markdown import table
-from fairseq_posenc.workbench.running.devices import cores
+from fairseq_posenc.workbench.running.devices import cores, processor_name
 from fairseq_posenc.workbench.running.options import positive_int
 
 PROGRAM = Path(__file__).parents[1] / "preprocess" / "plain_text.py"
@@ -100,15 +100,9 @@ def processor_seconds() -> float:
 
 def describe_machine() -> str:
     """Return a line about what the figures were measured on."""
-    info = Path("/proc/cpuinfo")
-    names = [
-        line.partition(":")[2].strip()
-        for line in (info.read_text().splitlines() if info.exists() else [])
-        if line.startswith("model name")
-    ]
     packages = ", ".join(f"{name} {version(name)}" for name in ("fairseq-fixed", "tiktoken"))
     return (
-        f"{names[0] if names else platform.processor()}, {cores()} cores, load "
+        f"{processor_name()}, {cores()} cores, load "
         f"{os.getloadavg()[0]:.1f} before the run; Python {platform.python_version()}, {packages}"
     )
 

@@ -15,7 +15,6 @@ if __name__ == "__main__":
     begin()
 
 import argparse
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -28,16 +27,14 @@ from torch import nn
 from fairseq_posenc.encodings.distance_table import DistanceTable
 from fairseq_posenc.errors import UserError
 from measuring import page, timing
-from measuring.commands import DTYPES, add_common, prepare, report, told
+from measuring.commands import DTYPES, add_common, new_parser, prepare, run_script
 from measuring.contenders import Contender, contenders
 from measuring.scopes import Case, layer_and_modules
 
 
 def parse_args(words: list[str]) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     add_common(parser, ["raffel", "shaw", "m4", "m4m", "deberta", "tupe"])
     add = parser.add_argument
     add("--length", type=int, default=512, help="n (default: 512)")
@@ -118,12 +115,5 @@ def rows_of(
     return rows
 
 
-def main() -> None:
-    """Measure, print, and keep the figures."""
-    args = parse_args(sys.argv[1:])
-    prepare(args)
-    report(args, "reset", measure(args), page.reset_table)
-
-
 if __name__ == "__main__":
-    told(main)
+    run_script("reset", parse_args, measure, page.reset_table)

@@ -34,16 +34,14 @@ from fairseq_posenc.backends.base import CallFeatures
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.results.markdown import table
 from fairseq_posenc.workbench.running.stages import write_whole
-from measuring.commands import DTYPES, add_common, prepare, report, told
+from measuring.commands import DTYPES, add_common, exit_on_error, new_parser, prepare, report
 from measuring.contenders import Contender, backend_names, contenders
 from measuring.families import FAMILIES, Whole, trainer_of
 
 
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     add_common(parser, ["shaw", "m4", "m4m"])
     parser.add_argument("--updates", type=int, default=300, help="(default: 300)")
     parser.add_argument("--length", type=int, default=128, help="(default: 128)")
@@ -116,7 +114,7 @@ def rows_table(rows: list[dict[str, Any]]) -> str:
     return table(header, ([str(x) for x in row.values()] for row in rows), "lllr")
 
 
-def asked(args: argparse.Namespace, family: str) -> tuple[Whole, list[Contender]]:
+def requested(args: argparse.Namespace, family: str) -> tuple[Whole, list[Contender]]:
     """Return the sizes of a family's model, and who trains it."""
     shared = args.length, args.batch or 8, args.dropout, DTYPES[args.dtype], args.device
     whole = Whole(family, FAMILIES[family].sizes["tiny"], *shared, vocabulary=1_000)
@@ -135,7 +133,7 @@ def main() -> None:
     rows = json.loads(args.record.read_text(encoding="utf-8")) if known else []
     done = {(row["family"], row["encoding"], row["backend"]) for row in rows}
     for family in args.families:
-        whole, everyone = asked(args, family)
+        whole, everyone = requested(args, family)
         text = read(args.text, whole) if args.text else None
         for contender in everyone:
             if (family, *contender) in done:
@@ -154,4 +152,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    told(main)
+    exit_on_error(main)

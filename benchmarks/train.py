@@ -21,7 +21,7 @@ from typing import Any
 from fairseq_posenc import registry
 from fairseq_posenc.backends.base import CallFeatures
 from measuring import page, timing
-from measuring.commands import DTYPES, add_common, prepare, report, told
+from measuring.commands import DTYPES, add_common, new_parser, run_script
 from measuring.compare import chunks
 from measuring.contenders import STOCK, Contender, backend_names, contenders
 from measuring.families import FAMILIES, Whole, build, training_step
@@ -30,9 +30,7 @@ from measuring.flops import ceiling, model_flops
 
 def parse_args(words: list[str]) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     add_common(parser, ["learned", "rope", "shaw", "m4m"])
     add = parser.add_argument
     add("--family", choices=FAMILIES, default="masked_lm", help="(default: masked_lm)")
@@ -109,12 +107,5 @@ def _rows(
     return rows
 
 
-def main() -> None:
-    """Measure, print, and keep the figures."""
-    args = parse_args(sys.argv[1:])
-    prepare(args)
-    report(args, "train", measure(args), page.train_table)
-
-
 if __name__ == "__main__":
-    told(main)
+    run_script("train", parse_args, measure, page.train_table)

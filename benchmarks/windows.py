@@ -21,7 +21,7 @@ import torch
 
 from fairseq_posenc.api import SelfAttention, StackPositions
 from fairseq_posenc.errors import UserError
-from measuring.commands import told
+from measuring.commands import exit_on_error, new_parser
 from measuring.machine import machine
 
 WIDTH, HEADS = 256, 4
@@ -29,9 +29,7 @@ WIDTH, HEADS = 256, 4
 
 def parse_args(words: list[str]) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     add = parser.add_argument
     add("--encodings", nargs="+", default=["none", "rope", "m4m"], metavar="SPEC")
     add("--lengths", nargs="+", type=int, default=[2048, 8192], metavar="N", help="tokens")
@@ -111,4 +109,4 @@ def _peak() -> int:
 
 
 if __name__ == "__main__":
-    told(main)
+    exit_on_error(main)

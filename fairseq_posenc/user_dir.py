@@ -10,6 +10,7 @@ from pathlib import Path
 from fairseq_posenc.checkpoints.error_messages import one_line
 from fairseq_posenc.errors import UserError
 
+USER_DIR = Path(__file__).resolve().parent
 MODULES = (
     *("tasks.answers", "tasks.glue", "tasks.squad"),
     *("models.masked_lm", "models.causal_lm", "models.translation"),
@@ -53,5 +54,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the directory."""
-    print(Path(__file__).resolve().parent)
+    print(USER_DIR)
     return 0

@@ -20,6 +20,13 @@ from measuring.machine import machine
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
+def new_parser(description: str | None) -> argparse.ArgumentParser:
+    """Make a parser whose help shows the script's docstring as it is written."""
+    return argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
 def add_common(parser: argparse.ArgumentParser, encodings: list[str]) -> None:
     """Add the options that all benchmarks have."""
     add = parser.add_argument
@@ -79,7 +86,23 @@ def report(
         page.keep(results.Result(*line))
 
 
-def told(main: Callable[[], None]) -> None:
+def run_script(
+    script: str,
+    parse_args: Callable[[list[str]], argparse.Namespace],
+    measure: Callable[[argparse.Namespace], list[dict[str, Any]]],
+    table: Callable[[list[dict[str, Any]]], str],
+) -> None:
+    """Read the command line, measure, print, and keep the figures; see :func:`report`."""
+
+    def main() -> None:
+        args = parse_args(sys.argv[1:])
+        prepare(args)
+        report(args, script, measure(args), table)
+
+    exit_on_error(main)
+
+
+def exit_on_error(main: Callable[[], None]) -> None:
     """Run a script; tell a user's mistake in one line."""
     try:
         main()

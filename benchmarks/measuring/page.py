@@ -120,58 +120,64 @@ def _by_length(rows: Rows, cell: Callable[[dict[str, Any]], str]) -> str:
     return table(["encoding", "backend", *(f"n = {n:,}" for n in lengths)], cells, "llr")
 
 
-def generate_table(rows: Rows) -> str:
-    """Return the table of the speed of beam search."""
-    header = ["encoding", "backend", "tokens/s", "speed / `sinusoidal`"]
+def _backend_table(rows: Rows, columns: dict[str, str]) -> str:
+    """Format a line for each encoding and backend; columns are formats of a row, by title."""
     cells = [
         [
-            *(f"`{row['encoding']}`", row["backend"]),
-            *(f"{row['tokens_per_second']:,.1f}", f"{row['ratio']:.3f}"),
+            f"`{row['encoding']}`",
+            row["backend"],
+            *(each.format_map(row) for each in columns.values()),
         ]
         for row in rows
     ]
-    return table(header, cells, "llr")
+    return table(["encoding", "backend", *columns], cells, "llr")
+
+
+def _times(rows: Rows, factor: float, *names: str) -> Rows:
+    """Multiply some figures of each row, to change their unit."""
+    return [{**row, **{name: row[name] * factor for name in names}} for row in rows]
+
+
+def generate_table(rows: Rows) -> str:
+    """Format the speed of beam search."""
+    columns = {"tokens/s": "{tokens_per_second:,.1f}", "speed / `sinusoidal`": "{ratio:.3f}"}
+    return _backend_table(rows, columns)
 
 
 def train_table(rows: Rows) -> str:
-    """Return the table of whole updates."""
-    header = ["encoding", "backend", "tokens/s", "time / stock", "TFLOP/s", "utilisation"]
-    cells = [
-        [
-            *(f"`{row['encoding']}`", row["backend"], f"{row['tokens_per_second']:,.0f}"),
-            *(f"{row['ratio']:.3f}", f"{row['flops'] / 1e12:.4g}", f"{row['utilisation']:.1%}"),
-        ]
-        for row in rows
-    ]
-    return table(header, cells, "llr")
+    """Format the speed of whole updates."""
+    columns = {
+        "tokens/s": "{tokens_per_second:,.0f}",
+        "time / stock": "{ratio:.3f}",
+        "TFLOP/s": "{flops:.4g}",
+        "utilisation": "{utilisation:.1%}",
+    }
+    return _backend_table(_times(rows, 1e-12, "flops"), columns)
 
 
 def breakdown_table(rows: Rows) -> str:
-    """Return the table of where the time goes."""
-    parts = ["seconds", "products", "random", "softmax", "rest"]
-    header = ["encoding", "backend", "time / stock", "ms", "matrix products"]
-    header += ["random numbers", "softmax", "the rest"]
-    cells = [
-        [
-            *(f"`{row['encoding']}`", row["backend"], f"{row['ratio']:.2f}"),
-            *(f"{row[part] * 1e3:,.1f}" for part in parts),
-        ]
-        for row in rows
-    ]
-    return table(header, cells, "llr")
+    """Format where the time goes."""
+    parts = {
+        "ms": "seconds",
+        "matrix products": "products",
+        "random numbers": "random",
+        "softmax": "softmax",
+        "the rest": "rest",
+    }
+    columns = {title: f"{{{name}:,.1f}}" for title, name in parts.items()}
+    in_ms = _times(rows, 1e3, *parts.values())
+    return _backend_table(in_ms, {"time / stock": "{ratio:.2f}", **columns})
 
 
 def reset_table(rows: Rows) -> str:
-    """Return the table of what a reset costs."""
-    header = ["encoding", "backend", "ms", "time with a reset / without", "lowest", "highest"]
-    cells = [
-        [
-            *(f"`{row['encoding']}`", row["backend"], f"{row['seconds'] * 1e3:,.1f}"),
-            *(f"{row[part]:.3f}" for part in ("ratio", "lowest", "highest")),
-        ]
-        for row in rows
-    ]
-    return table(header, cells, "llr")
+    """Format what a reset costs."""
+    columns = {
+        "ms": "{seconds:,.1f}",
+        "time with a reset / without": "{ratio:.3f}",
+        "lowest": "{lowest:.3f}",
+        "highest": "{highest:.3f}",
+    }
+    return _backend_table(_times(rows, 1e3, "seconds"), columns)
 
 
 SECTIONS: dict[str, Callable[[Result], list[str]]] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import math
 import platform
@@ -15,6 +14,7 @@ import torch
 from runs import FAMILIES
 
 import fairseq_posenc
+from fairseq_posenc.workbench.running.devices import processor_name
 from fairseq_posenc.workbench.running.files import write_whole
 
 BY_HAND = "<!-- Below this line: written by hand, and kept when the report is made again. -->"
@@ -38,12 +38,8 @@ def own_command(args: argparse.Namespace) -> str:
 
 def machine() -> str:
     """Return a line that says where the figures are from."""
-    model = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-        model = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
     return (
-        f"{model}, torch {torch.__version__} on {torch.get_num_threads()} thread(s), "
+        f"{processor_name()}, torch {torch.__version__} on {torch.get_num_threads()} thread(s), "
         f"Python {platform.python_version()}, fairseq-posenc {fairseq_posenc.__version__}"
     )
 

@@ -16,7 +16,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.examples import EXAMPLES
 from fairseq_posenc.workbench.running.exit_codes import run_main
-from fairseq_posenc.workbench.running.options import Parser, show_examples
+from fairseq_posenc.workbench.running.options import Parser, parse_with_passed, show_examples
 
 
 class Command(NamedTuple):
@@ -28,13 +28,14 @@ class Command(NamedTuple):
             ``run``.
         part: of a module with several commands, whose functions are ``add_PART_arguments`` and
             ``run_PART``.
-        passes: whether what follows ``--`` is for another program; ``run`` gets it as ``passed``.
+        passes: what the words after ``--`` are, which another program gets; ``run`` finds them as
+            ``args.passed``.
     """
 
     help: str
     module: str
     part: str = ""
-    passes: bool = False
+    passes: str = ""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add its options to a parser."""
@@ -72,10 +73,12 @@ GROUPS: dict[str, dict[str, Command]] = {
         "choose": Command(
             "recommend an encoding, from measurements or by training on a text",
             ".experiments.choose.command",
+            passes="options for fairseq-train, as in -- --encoder-layers 6",
         ),
         "compare": Command(
             "train models that differ only in their positions on a text, and report",
             ".experiments.compare.command",
+            passes="options for fairseq-train, as in -- --encoder-layers 6",
         ),
         "probe": Command(
             "train on tasks with known answers, and test beyond the trained length",
@@ -90,17 +93,18 @@ GROUPS: dict[str, dict[str, Command]] = {
         "plan": Command(
             "estimate speed, memory and duration of a training from its first updates",
             ".training.plan.command",
+            passes="a fairseq-train command, or options for what a script starts",
         ),
-        "train": Command(
+        "train-recipe": Command(
             "train a model of the papers' recipes, with any encoding",
             ".training.train.command",
-            passes=True,
+            passes="options for fairseq-train, which override the recipe's",
         ),
         "ablation": Command(
             "train the models of one of the papers' ablations",
             ".training.train.command",
             "ablation",
-            passes=True,
+            passes="options for fairseq-train, which override the recipe's",
         ),
     },
     "fine-tune and evaluate": {
@@ -126,12 +130,6 @@ GROUPS: dict[str, dict[str, Command]] = {
         "swap": Command(
             "replace the positions of a trained model of any family",
             ".convert.swap.command",
-            "swap",
-        ),
-        "init": Command(
-            "make a start checkpoint of another architecture from a trained RoBERTa",
-            ".convert.swap.command",
-            "init",
         ),
         "export": Command(
             "write a model for Hugging Face's transformers, or ONNX",
@@ -151,7 +149,13 @@ GROUPS: dict[str, dict[str, Command]] = {
     },
 }
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
-RENAMED = {"curves": "learning-curves"}  # goes on for a release
+# Old name -> new name; the old ones go on for one release.
+RENAMED = {
+    ("curves",): ("learning-curves",),
+    ("train",): ("train-recipe",),
+    ("init",): ("swap",),
+    ("plot", "curves"): ("plot", "scores"),
+}
 
 _COMPLETING = "_ARGCOMPLETE"  # set by the function that argcomplete gives a shell
 
@@ -162,12 +166,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    words = _words() if argv is None else list(argv)
+    words = _words() if argv is None else _rename(argv)
     chosen = next((word for word in words if not word.startswith("-")), None)
-    if chosen in RENAMED:
-        words[words.index(chosen)] = RENAMED[chosen]
-        print(f"'{chosen}' is called '{RENAMED[chosen]}' now", file=sys.stderr)
-        chosen = RENAMED[chosen]
     if chosen is not None and chosen not in COMMANDS and _COMPLETING not in os.environ:
         raise UserError(_unknown(chosen))
     parser = Parser(
@@ -182,7 +182,8 @@ def _run(argv: Sequence[str] | None) -> int:
     logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", ".*torch.jit.script", FutureWarning)
     for name, command in COMMANDS.items():
-        subparser = subparsers.add_parser(name, description=command.help)
+        passes = f"; after --: {command.passes}" if command.passes else ""
+        subparser = subparsers.add_parser(name, description=command.help + passes)
         if name == chosen:
             command.add_arguments(subparser)
             show_examples(subparser, EXAMPLES[name])
@@ -190,11 +191,8 @@ def _run(argv: Sequence[str] | None) -> int:
         import argcomplete  # not needed for anything else
 
         argcomplete.autocomplete(parser)  # ends the program
-    end = len(words)
-    if chosen in COMMANDS and COMMANDS[chosen].passes and "--" in words:
-        end = words.index("--")
-    args = parser.parse_args(words[:end])
-    args.passed = words[end + 1 :]
+    passes = chosen in COMMANDS and COMMANDS[chosen].passes
+    args = parse_with_passed(parser, words) if passes else parser.parse_args(words)
     logging.basicConfig()  # or importing fairseq does it, now or later, and turns everything on
     logging.getLogger().setLevel(logging.WARNING)
     return COMMANDS[args.command].run(args)
@@ -220,4 +218,17 @@ def _words() -> list[str]:
     """Return what follows the program's name, on the line that a shell asks about if it does."""
     if _COMPLETING in os.environ:
         return os.environ["COMP_LINE"].split()[1:]
-    return sys.argv[1:]
+    return _rename(sys.argv[1:])
+
+
+def _rename(words: Sequence[str]) -> list[str]:
+    """Replace an old name of a command by today's, with a warning."""
+    for old, new in RENAMED.items():
+        if tuple(words[: len(old)]) == old:
+            print(
+                f"fairseq-posenc: warning: '{' '.join(old)}' is now '{' '.join(new)}'; the old "
+                "name works until the next release",
+                file=sys.stderr,
+            )
+            return [*new, *words[len(old) :]]
+    return list(words)

@@ -40,14 +40,12 @@ EXAMPLES = {
         "fairseq-posenc lm-length --data data-bin/wiki --lengths 64 --device cpu --bf16 "
         "'ntk=rope.pt@rope(scaling=ntk:4)'",
     ],
-    "init": [
-        "fairseq-posenc init --from roberta.base/model.pt --arch roberta_m4m --out start.pt",
-        "fairseq-posenc init --from roberta.base/model.pt --arch decbert_diff "
-        "--max-positions 1024 --extend copy",
-    ],
     "swap": [
         "fairseq-posenc swap --checkpoint fr-en.pt --position-encoding rope --out fr-en-rope.pt",
         "fairseq-posenc swap --checkpoint rope.pt --position-encoding none --out dropped.pt",
+        "fairseq-posenc swap --checkpoint roberta.base/model.pt --arch roberta_m4m --out start.pt",
+        "fairseq-posenc swap --checkpoint roberta.base/model.pt --arch decbert_diff "
+        "--max-positions 1024 --extend copy",
     ],
     "squad": [
         "fairseq-posenc squad train --help",
@@ -76,10 +74,10 @@ EXAMPLES = {
         "--out data-bin/text",
         "fairseq-posenc preprocess wikitext --help",
     ],
-    "train": [
-        "fairseq-posenc train a_small m4m data-bin/wiki --dry-run",
-        "fairseq-posenc train b_small none data-bin/wiki --model decbert_same -- --lr 2e-4",
-        "fairseq-posenc train translation_iwslt17 rope data-bin/fr-en --seeds 1,2",
+    "train-recipe": [
+        "fairseq-posenc train-recipe a_small m4m data-bin/wiki --dry-run",
+        "fairseq-posenc train-recipe b_small none data-bin/wiki --model decbert_same -- --lr 2e-4",
+        "fairseq-posenc train-recipe translation_iwslt17 rope data-bin/fr-en --seeds 1,2",
     ],
     "ablation": [
         "fairseq-posenc ablation scale_factor data-bin/wiki",
@@ -88,7 +86,8 @@ EXAMPLES = {
     ],
     "plan": [
         "fairseq-posenc plan train_scripts/b_small.sh learned data-bin/wiki --device cpu",
-        "fairseq-posenc plan --json fairseq-posenc train b_small m4m data-bin/wiki --device cpu",
+        "fairseq-posenc plan --json fairseq-posenc train-recipe b_small m4m data-bin/wiki "
+        "--device cpu",
     ],
     "glue": [
         "fairseq-posenc glue --checkpoint bert.pt --data data-bin/glue --protocol m4m "

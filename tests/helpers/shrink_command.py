@@ -27,7 +27,7 @@ OPTIONS = {
     "lm-length": ["--lengths", "16,32", "--stride", "8"],
     "probe": ["--updates", "2", "--trained", "6", "--lengths", "8", "--seeds", "1"],
     "squad train": SQUAD,
-    "train": ["--dry-run"],
+    "train-recipe": ["--dry-run"],
     "ablation": ["--dry-run"],
 }
 # By program of preprocess/.

@@ -30,15 +30,6 @@ def interrupted(*_):
     raise KeyboardInterrupt
 
 
-def test_a_former_name_goes_on_and_names_the_present_one(capsys, tmp_path):
-    assert cli.main(["curves", str(tmp_path / "x.log")]) == 2
-    assert "'curves' is called 'learning-curves' now" in capsys.readouterr().err
-    picture = tmp_path / "alibi.png"
-    words = ["plot", "curves", "--encoding", "alibi", "--reach", "3", "--out", str(picture)]
-    assert cli.main(words) == 0
-    assert picture.exists()
-
-
 @pytest.mark.parametrize("name", cli.COMMANDS)
 @pytest.mark.parametrize("where", ["add_arguments", "run"])
 def test_ctrl_c_is_one_line_in_every_command(name, where, monkeypatch, capsys):
@@ -269,7 +260,7 @@ def test_a_training_that_fails_is_a_failed_run_and_no_mistake(tmp_path):
         ["compare", "--text"],
         ["learning-curves"],
         ["glue", "--data", "x", "--protocol", "m4m", "--checkpoint"],
-        ["init", "--arch", "roberta_m4m", "--out", "x", "--from"],
+        ["swap", "--arch", "roberta_m4m", "--out", "x", "--checkpoint"],
         ["lm-length", "--data", "x"],
         ["plan"],
         ["report"],
@@ -286,6 +277,17 @@ def test_endless_arguments_are_one_short_line(command, text, capsys, monkeypatch
     assert told.startswith("fairseq-posenc: error: ")
     assert told.count("\n") == 1
     assert len(told) < 1000
+
+
+@pytest.mark.parametrize("old", cli.RENAMED, ids=" ".join)
+def test_an_old_name_is_a_warning_and_the_new_command(old, capsys):
+    new = cli.RENAMED[old]
+    with pytest.raises(SystemExit, match="0"):
+        cli.main([*old, "--help"])
+    shown = capsys.readouterr()
+    assert shown.out.startswith(f"usage: fairseq-posenc {' '.join(new)} ")
+    (line,) = shown.err.splitlines()
+    assert f"'{' '.join(old)}' is now '{' '.join(new)}'" in line
 
 
 @pytest.mark.parametrize("words", [["--help"], ["user-dir"], ["list"]], ids=lambda words: words[0])

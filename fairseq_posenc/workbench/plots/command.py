@@ -12,17 +12,13 @@ from fairseq_posenc.workbench.running.options import add_count, add_data
 from fairseq_posenc.workbench.running.progress import say
 
 _FORMATS = (".png", ".svg")
-_RENAMED = {"curves": "scores"}  # goes on for a release
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the kinds of pictures, each with its options."""
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
     for name, kind in KINDS.items():
-        former = [old for old, new in _RENAMED.items() if new == name]
-        _add_options(
-            kinds.add_parser(name, help=kind.help, description=kind.help, aliases=former), kind
-        )
+        _add_options(kinds.add_parser(name, help=kind.help, description=kind.help), kind)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -31,7 +27,6 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: wrong input, or no matplotlib.
     """
-    args.kind = _RENAMED.get(args.kind, args.kind)
     kind = KINDS[args.kind]
     if args.out.suffix not in _FORMATS:
         raise UserError(f"--out {args.out}: name a file that ends in {' or '.join(_FORMATS)}")

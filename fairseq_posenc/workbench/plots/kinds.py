@@ -81,7 +81,7 @@ def _decay(args: argparse.Namespace) -> Any:
     return decay.draw_decay(subject.stack, args.reach, f"{subject.name}: decay with the distance")
 
 
-def _curves(args: argparse.Namespace) -> Any:
+def _scores(args: argparse.Namespace) -> Any:
     stack, model, layers, heads, name = _subject(args)
     seen = _trained().attention_to_random_symbols(model, 2 * args.reach) if model else []
     found = curves.curves_of(stack, layers, heads, args.reach, seen)
@@ -119,7 +119,7 @@ KINDS = {
         reach=48,
     ),
     "decay": Kind("the bound of rope's scores against distance", _decay, reach=256),
-    "scores": Kind("scores, biases and gains by distance, head and layer", _curves, reach=32),
+    "scores": Kind("scores, biases and gains by distance, head and layer", _scores, reach=32),
     "attention": Kind("attention to a text, by layer and head", _attention, 1, False, "must"),
     "distance": Kind("mean attention to a text by distance", _distance, 1, False, "must"),
     "difference": Kind(

@@ -88,7 +88,7 @@ def encoding_page(name: str) -> str:
     if prose:
         lines += [f"where {_literal(prose)}", ""]
     lines += [markdown.table(("", ""), rows.items(), "l")]
-    shown = "Score against distance" if _kind(name) == "curves" else "Trained tables"
+    shown = "Score against distance" if _kind(name) == "scores" else "Trained tables"
     lines += ["", "## Options", "", _options(name), "", f"## {shown}", ""]
     lines += [f"![{shown.lower()} with {name}]({name}.png)", ""]
     lines += [
@@ -105,7 +105,7 @@ def _differences(text: str) -> str:
 def _kind(name: str) -> str:
     """Return what to draw of an encoding: its tables, if scores know nothing of them."""
     enters = {term.enters for _, term, _ in costs.terms_of(name).given()}
-    return "table" if enters == {"values"} else "curves"
+    return "table" if enters == {"values"} else "scores"
 
 
 def _modules(name: str) -> str:

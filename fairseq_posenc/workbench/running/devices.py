@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import platform
 from argparse import Namespace
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from fairseq_posenc.errors import UserError
@@ -90,3 +93,11 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def processor_name() -> str:
+    """Look up the processor's name as people know it, where the system tells it."""
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    return platform.processor() or platform.machine()

@@ -7,12 +7,10 @@ keep the logging that they have: fairseq, when it is imported, sets up one that 
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
-import fairseq_posenc
-from fairseq_posenc.user_dir import register
+from fairseq_posenc.user_dir import USER_DIR, register
 
-USER_DIR = Path(fairseq_posenc.__file__).resolve().parent
+__all__ = ["USER_DIR"]
 
 # fairseq asks for tensorboardX when it is imported; nothing here needs it.
 logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)

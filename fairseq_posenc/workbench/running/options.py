@@ -56,6 +56,15 @@ class Parser(ArgumentParser):
         raise UserError(f"{message} (see {self.prog} --help)")
 
 
+def parse_with_passed(parser: ArgumentParser, words: Sequence[str]) -> Namespace:
+    """Parse the words before ``--``; those after it, for another program, are ``passed``."""
+    words = list(words)
+    end = words.index("--") if "--" in words else len(words)
+    args = parser.parse_args(words[:end])
+    args.passed = words[end + 1 :]
+    return args
+
+
 def add_data(parser: ArgumentParser, what: str, required: bool = False) -> None:
     """Add ``--data``, the data-bin; ``what`` says of which kind, and what is taken without it."""
     parser.add_argument("--data", type=data_path, metavar="DIR", required=required, help=what)

@@ -72,8 +72,8 @@ def parse_variants(texts: Sequence[str], average: int | None) -> list[Variant]:
     }
     counts = {name: len(trainings) for name, trainings in paths.items()}
     if len(set(counts.values())) > 1:
-        told = ", ".join(f"{name} has {count}" for name, count in counts.items())
-        raise UserError(f"name as many trainings of each system: {told}")
+        listed = ", ".join(f"{name} has {count}" for name, count in counts.items())
+        raise UserError(f"name as many trainings of each system: {listed}")
     systems = [
         Variant(name, path, number)
         for name, trainings in paths.items()

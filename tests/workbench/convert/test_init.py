@@ -94,7 +94,9 @@ def ours(path, **options):
 def initialise(source, arch, *more):
     """Run the command; return the checkpoint that it wrote."""
     out = source.with_name("start.pt")
-    assert main(["init", "--from", str(source), "--arch", arch, "--out", str(out), *more]) == 0
+    assert (
+        main(["swap", "--checkpoint", str(source), "--arch", arch, "--out", str(out), *more]) == 0
+    )
     return torch.load(out)
 
 
@@ -186,8 +188,8 @@ def test_training_begins_at_update_0(source):
 
 
 def test_a_longer_table_is_refused_with_the_rules(source, capsys):
-    arguments = ["--from", str(source), "--arch", "roberta_learned", "--max-positions", "60"]
-    assert main(["init", *arguments, "--out", str(source.with_name("start.pt"))]) == 2
+    arguments = ["--checkpoint", str(source), "--arch", "roberta_learned", "--max-positions", "60"]
+    assert main(["swap", *arguments, "--out", str(source.with_name("start.pt"))]) == 2
     error = capsys.readouterr().err
     assert "has 24 rows in the source and would have 60" in error
     assert "--extend copy" in error
@@ -284,16 +286,19 @@ MISTAKES = [
     (["--arch", "transformer_rope"], "--arch transformer_rope: no such masked language model"),
     (["--arch", "roberta_m4m", "--max-positions", "9"], "never cut"),
     (["--arch", "roberta_m4m", "--position-encoding", "m5"], "unknown position encoding 'm5'"),
-    (["--arch", "roberta_m4m", "--from", "no.pt"], "--from no.pt: no such file"),
-    (["--arch", "roberta_m4m", "--from", __file__], "--from " + __file__ + ": checkpoint refused"),
+    (["--arch", "roberta_m4m", "--checkpoint", "no.pt"], "--checkpoint no.pt: no such file"),
+    (
+        ["--arch", "roberta_m4m", "--checkpoint", __file__],
+        f"--checkpoint {__file__}: checkpoint refused",
+    ),
     (["--arch", "roberta_m4m", "--out", "/no/such/start.pt"], "there is no folder /no/such"),
 ]
 
 
 @pytest.mark.parametrize(("arguments", "message"), MISTAKES)
 def test_mistakes_are_told_in_a_line(arguments, message, source, capsys):
-    given = ["--from", str(source), "--out", str(source.with_name("start.pt")), *arguments]
-    assert main(["init", *given]) == 2
+    given = ["--checkpoint", str(source), "--out", str(source.with_name("start.pt")), *arguments]
+    assert main(["swap", *given]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
     assert not source.with_name("start.pt").exists()
@@ -301,7 +306,7 @@ def test_mistakes_are_told_in_a_line(arguments, message, source, capsys):
 
 def test_a_file_that_is_no_checkpoint_of_fairseq_is_refused(tmp_path, capsys):
     torch.save({"model": {}}, tmp_path / "model.pt")
-    assert main(["init", "--from", str(tmp_path / "model.pt"), "--arch", "roberta_m4m"]) == 2
+    assert main(["swap", "--checkpoint", str(tmp_path / "model.pt"), "--arch", "roberta_m4m"]) == 2
     assert "model.pt: not a whole checkpoint of fairseq" in capsys.readouterr().err
 
 
@@ -309,14 +314,22 @@ def test_the_right_name_is_told_for_a_size_that_has_one(stock, tmp_path, capsys)
     """The weights are not read before the sizes are known to be right."""
     sizes = {"encoder_layers": 2, "encoder_embed_dim": 128, "encoder_ffn_embed_dim": 512}
     path = released(oldest_names(stock.state_dict()), tmp_path / "model.pt", **sizes)
-    assert main(["init", "--from", str(path), "--arch", "decbert_diff"]) == 2
+    assert main(["swap", "--checkpoint", str(path), "--arch", "decbert_diff"]) == 2
     assert "write --arch decbert_diff_tiny" in capsys.readouterr().err
+
+
+def test_the_old_command_line_writes_the_same(source, monkeypatch):
+    new = initialise(source, "roberta_m4m")["model"]
+    monkeypatch.chdir(source.parent)
+    assert main(["init", "--from", str(source), "--arch", "roberta_m4m"]) == 0
+    old = torch.load("roberta_m4m.pt")["model"]
+    assert all(torch.equal(old[name], tensor) for name, tensor in new.items())
 
 
 def test_another_familys_checkpoint_is_refused(tmp_path, capsys):
     weights = make_model("causal_lm").state_dict()
     path = released(weights, tmp_path / "model.pt", arch="transformer_lm", task="language_modeling")
-    assert main(["init", "--from", str(path), "--arch", "roberta_m4m"]) == 2
+    assert main(["swap", "--checkpoint", str(path), "--arch", "roberta_m4m"]) == 2
     assert "a model of the architecture transformer_lm, not a RoBERTa" in capsys.readouterr().err
 
 
@@ -335,7 +348,7 @@ def test_weights_that_the_options_do_not_tell_of_are_refused(
     else:
         weights["decoder.sentence_encoder.segment_embeddings.weight"] = torch.zeros(2, 32)
     path = released(weights, tmp_path / "model.pt")
-    assert main(["init", "--from", str(path), "--arch", "roberta_m4m"]) == 2
+    assert main(["swap", "--checkpoint", str(path), "--arch", "roberta_m4m"]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -343,7 +356,9 @@ def test_nothing_is_overwritten_unasked(source, capsys):
     initialise(source, "roberta_m4m")
     out = source.with_name("start.pt")
     before = out.read_bytes()
-    assert main(["init", "--from", str(source), "--arch", "roberta_m4", "--out", str(out)]) == 2
+    assert (
+        main(["swap", "--checkpoint", str(source), "--arch", "roberta_m4", "--out", str(out)]) == 2
+    )
     assert "exists: name another file, or add --overwrite" in capsys.readouterr().err
     assert out.read_bytes() == before
 
@@ -358,8 +373,8 @@ def test_a_failed_write_leaves_the_old_file_alone(source, monkeypatch, capsys):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("torch.save", fill_disk)
-    given = ["--from", str(source), "--arch", "roberta_m4", "--out", str(out), "--overwrite"]
-    assert main(["init", *given]) == 2
+    given = ["--checkpoint", str(source), "--arch", "roberta_m4", "--out", str(out), "--overwrite"]
+    assert main(["swap", *given]) == 2
     assert "No space left on device" in capsys.readouterr().err
     assert out.read_bytes() == before
     assert {path.name for path in out.parent.iterdir()} == {"model.pt", "start.pt"}
@@ -395,7 +410,7 @@ def trained_by_stock():
 
 def start_of(source, arch):
     out = new_directory() / "start.pt"
-    assert main(["init", "--from", str(source), "--arch", arch, "--out", str(out)]) == 0
+    assert main(["swap", "--checkpoint", str(source), "--arch", arch, "--out", str(out)]) == 0
     return out
 
 

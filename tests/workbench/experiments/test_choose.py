@@ -19,6 +19,7 @@ from fairseq_posenc.workbench.experiments.pieces import unigram_perplexity
 from fairseq_posenc.workbench.experiments.text_settings import TextSettings
 from fairseq_posenc.workbench.experiments.variants import parse_variants
 from fairseq_posenc.workbench.results import record
+from fairseq_posenc.workbench.running.options import parse_with_passed
 from tests.workbench.experiments.test_compare import small_text
 
 NAMES = ["none", "learned", "rope", "alibi", "t5"]
@@ -99,7 +100,7 @@ def test_a_training_is_recommended_only_by_models_that_learned(unigram, recommen
     text = report.describe_rounds(simulated.run(), simulated._settings, unigram)
     assert text.startswith("Measured: masked-lm models of 2 layers of width 128 on ")
     assert "Two seeds are shown and not judged" in text
-    assert ("fairseq-posenc train a_small rope" in text) == recommended
+    assert ("fairseq-posenc train-recipe a_small rope" in text) == recommended
     assert ("No model is recommended" in text) != recommended
 
 
@@ -115,7 +116,7 @@ def test_the_unigram_perplexity_is_that_of_the_frequencies(tmp_path):
 def parse_args(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
-    return parser.parse_args(words)
+    return parse_with_passed(parser, words)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +164,7 @@ def test_candidates_are_trained_on_a_text_and_read_further(tmp_path):
     assert first.stdout.startswith("Measured: causal-lm models of 2 layers of width 16 on ")
     assert "cannot be read" in first.stdout
     assert "No model is recommended" in first.stdout  # after so few updates
-    assert "fairseq-posenc train" not in first.stdout
+    assert "fairseq-posenc train-recipe" not in first.stdout
     second = subprocess.run(call, capture_output=True, encoding="utf-8", check=True)
     assert second.stdout == first.stdout
     assert "fairseq-train" not in second.stderr

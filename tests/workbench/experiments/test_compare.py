@@ -35,7 +35,7 @@ from fairseq_posenc.workbench.results import pictures, record
 from fairseq_posenc.workbench.running import logs as curves
 from fairseq_posenc.workbench.running.exit_codes import STOPPED
 from fairseq_posenc.workbench.running.logs import Curve, Entry
-from fairseq_posenc.workbench.running.options import Parser
+from fairseq_posenc.workbench.running.options import Parser, parse_with_passed
 
 DEMO = "none,learned,decbert_diff,m4m"
 
@@ -43,7 +43,7 @@ DEMO = "none,learned,decbert_diff,m4m"
 def parse_args(*words: str) -> argparse.Namespace:
     parser = Parser()
     command.add_arguments(parser)
-    return parser.parse_args(words)
+    return parse_with_passed(parser, words)
 
 
 def make_curve(points: list[tuple[int, float]], speed: float) -> Curve:

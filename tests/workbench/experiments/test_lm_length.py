@@ -18,11 +18,16 @@ from torch.nn import functional as F
 from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench import cli
-from fairseq_posenc.workbench.experiments.length.checkpoint import LoadedModel, load
+from fairseq_posenc.workbench.experiments.length.checkpoint import LoadedModel, load, parse_variants
 from fairseq_posenc.workbench.experiments.length.scoring import score
-from fairseq_posenc.workbench.experiments.length.stream import Stream, read_dictionary, read_stream
-from fairseq_posenc.workbench.experiments.length.variants import parse_variants
-from fairseq_posenc.workbench.experiments.length.windows import Window, batches, windows
+from fairseq_posenc.workbench.experiments.length.stream import (
+    Stream,
+    Window,
+    batches,
+    read_dictionary,
+    read_stream,
+    windows,
+)
 from fairseq_posenc.workbench.results.record import read
 from tests.helpers.commands import USER_DIR, new_directory, run, script, sentences, train, trained
 from tests.helpers.programs import true_start

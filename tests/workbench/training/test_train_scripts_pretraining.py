@@ -107,7 +107,7 @@ def options_of(name: str, directions: str = "both") -> list[str]:
 def dry_run(name: str, encoding: str, *more: Any, **how: Any) -> tuple[list[str], str]:
     data = how.pop("data", sentences())
     end = more.index("--") if "--" in more else len(more)
-    words = ["train", name, encoding, data, *more[:end], "--dry-run", *more[end:]]
+    words = ["train-recipe", name, encoding, data, *more[:end], "--dry-run", *more[end:]]
     out, err = call(*words, **how)
     return shlex.split(out), err
 
@@ -208,7 +208,7 @@ def test_the_yaml_files_are_those_of_the_recipes():
 @pytest.mark.parametrize("name", [*recipes.trainings(), "ablation"])
 def test_a_script_is_the_command_with_its_name(name):
     text = (SCRIPTS / f"{name}.sh").read_text(encoding="utf-8")
-    command = "ablation" if name == "ablation" else f"train {name}"
+    command = "ablation" if name == "ablation" else f"train-recipe {name}"
     assert text.splitlines()[-1] == f'exec fairseq-posenc {command} "$@"'
 
 
@@ -251,11 +251,11 @@ def test_shards_are_given_as_a_folder_or_joined_by_colons():
 def test_shards_that_do_not_fit_together_are_refused():
     folder = shards(2)
     (folder / "shard1" / "dict.txt").write_text("other 1\n", encoding="utf-8")
-    told = refusal("train", "a_c4", "m4m", folder, "--device", "cpu")
+    told = refusal("train-recipe", "a_c4", "m4m", folder, "--device", "cpu")
     assert "shard1/dict.txt is not that of" in told
     folder = shards(1)
     (folder / "shard1.partial").mkdir()
-    told = refusal("train", "a_c4", "m4m", folder, "--device", "cpu")
+    told = refusal("train-recipe", "a_c4", "m4m", folder, "--device", "cpu")
     assert "shard1.partial is not finished" in told
 
 
@@ -263,7 +263,7 @@ def test_some_of_the_shards_are_not_the_whole_corpus():
     folder = shards(2)
     for number, other in ((0, 0), (1, 2)):
         (folder / f"shard{number}").rename(folder / f"shard{other}-of-4")
-    told = refusal("train", "a_c4", "m4m", folder, "--device", "cpu")
+    told = refusal("train-recipe", "a_c4", "m4m", folder, "--device", "cpu")
     assert "shard0-of-4 is one of 4 shards, and 2 are given" in told
 
 
@@ -311,7 +311,7 @@ def test_some_of_the_shards_are_not_the_whole_corpus():
     ],
 )
 def test_wrong_arguments_are_told_in_one_line(name, arguments, message):
-    told = refusal("train", name, "learned", sentences(), *arguments)
+    told = refusal("train-recipe", name, "learned", sentences(), *arguments)
     assert told.removeprefix("fairseq-posenc").partition("error: ")[2].startswith(message)
 
 
@@ -325,7 +325,7 @@ def test_wrong_arguments_are_told_in_one_line(name, arguments, message):
     ],
 )
 def test_what_is_not_there_is_told_in_one_line(words, message):
-    assert message in refusal("train", *words)
+    assert message in refusal("train-recipe", *words)
 
 
 def test_without_a_gpu_a_dry_run_shows_the_command_for_one():
@@ -405,7 +405,7 @@ def test_many_changes_make_a_short_name_of_their_own():
 
 def test_a_folder_goes_on_with_its_own_run_only(tmp_path):
     """What a folder was begun with is kept in it, as its name may be the user's."""
-    data, words = sentences(), ["train", "b_small", "learned", sentences(), "--dry-run"]
+    data, words = sentences(), ["train-recipe", "b_small", "learned", sentences(), "--dry-run"]
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "checkpoint_last.pt").touch()
@@ -436,12 +436,12 @@ def test_a_restore_file_cannot_replace_the_last_checkpoint():
     _, said = dry_run("a_base", "m4m", *restore)
     assert "starting as its options for fairseq-train say" in said
     (folder / "checkpoint_last.pt").touch()
-    told = refusal("train", "a_base", "m4m", sentences(), *restore)
+    told = refusal("train-recipe", "a_base", "m4m", sentences(), *restore)
     assert "would be lost: leave --restore-file out" in told
 
 
 def test_help_names_all_recipes_and_options():
-    told, _ = call("train", "--help")
+    told, _ = call("train-recipe", "--help")
     assert all(f"\n  {name} " in told for name in recipes.trainings())
     for option in ("--gpus N", "--nodes N", "--per-gpu N", "--out DIR", "--bf16", "--dry-run"):
         assert option in told
@@ -526,7 +526,7 @@ def test_on_slurm_the_nodes_of_the_step_meet_at_the_first():
         "--nproc_per_node=8",
     ]
     step["SLURM_STEP_NUM_TASKS"] = "32"
-    told = refusal("train", "a_small", "m4m", sentences(), "--gpus", 8, **step)
+    told = refusal("train-recipe", "a_small", "m4m", sentences(), "--gpus", 8, **step)
     assert "start it once on each node: srun --ntasks-per-node=1" in told
 
 
@@ -641,7 +641,18 @@ def test_the_same_command_goes_on_and_its_exit_code_is_the_trainings(tmp_path):
     """Trains for real: one update holds all of the text, so an update is an epoch."""
     tiny = ["--decoder-layers", 1, "--decoder-embed-dim", 32, "--decoder-ffn-embed-dim", 32]
     tiny += ["--decoder-attention-heads", 4, "--tokens-per-sample", 16, "--num-workers", 0]
-    words = ["train", "b_lm", "alibi", sentences(), "--device", "cpu", "--out", "mine", "--", *tiny]
+    words = [
+        "train-recipe",
+        "b_lm",
+        "alibi",
+        sentences(),
+        "--device",
+        "cpu",
+        "--out",
+        "mine",
+        "--",
+        *tiny,
+    ]
     first, second = (
         run("fairseq-posenc", *words, "--max-update", updates_, cwd=tmp_path) for updates_ in (1, 3)
     )

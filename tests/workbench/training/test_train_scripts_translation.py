@@ -64,7 +64,7 @@ NAME = "translation_iwslt17"
 @cache
 def dry_run(encoding: str, *more: object) -> tuple[list[Namespace], str]:
     """Return how fairseq-train understands the commands, and what was said beside them."""
-    out, err = call("train", NAME, encoding, pairs(), "--dry-run", *more)
+    out, err = call("train-recipe", NAME, encoding, pairs(), "--dry-run", *more)
     return [settings(shlex.split(line)) for line in out.splitlines()], err
 
 
@@ -160,7 +160,7 @@ def test_nodes_share_the_batches_of_an_epoch_as_gpus_do():
     ],
 )
 def test_wrong_arguments_are_told_in_one_line(arguments, message):
-    told = refusal("train", NAME, "rope", pairs(), *arguments)
+    told = refusal("train-recipe", NAME, "rope", pairs(), *arguments)
     assert told.partition("error: ")[2].startswith(message)
 
 
@@ -180,7 +180,7 @@ def test_a_killed_training_goes_on_and_the_best_seed_is_named(tmp_path):
     options = [*TINY, "--clip-norm", 1.0, "--log-interval", 1]
     endless = ["--save-interval-updates", 1, "--keep-interval-updates", 1, "--max-epoch", 100_000]
     last = tmp_path / "runs" / "seed1" / "checkpoint_last.pt"
-    words = ["train", NAME, "rope", pairs(), "--device", "cpu", "--out", "runs", "--seeds"]
+    words = ["train-recipe", NAME, "rope", pairs(), "--device", "cpu", "--out", "runs", "--seeds"]
     command = [script("fairseq-posenc"), *words, "1,2", "--", *options, *endless]
     kill_in_training(command, last, tmp_path)
     epoch, before, _ = checkpoint(last)
@@ -206,7 +206,18 @@ def test_a_killed_training_goes_on_and_the_best_seed_is_named(tmp_path):
 
 @slow
 def test_a_run_of_several_ends_with_its_command(tmp_path):
-    words = ["train", NAME, "rope", pairs(), "--device", "cpu", "--out", "runs", "--seeds", "1,2"]
+    words = [
+        "train-recipe",
+        NAME,
+        "rope",
+        pairs(),
+        "--device",
+        "cpu",
+        "--out",
+        "runs",
+        "--seeds",
+        "1,2",
+    ]
     command = [script("fairseq-posenc"), *words, "--", *TINY, "--max-epoch", 100_000]
     quiet = subprocess.DEVNULL
     process = subprocess.Popen([*map(str, command)], cwd=tmp_path, stdout=quiet, stderr=quiet)

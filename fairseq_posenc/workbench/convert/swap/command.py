@@ -1,4 +1,4 @@
-"""``fairseq-posenc swap``, and ``fairseq-posenc init``, which names an architecture."""
+"""``fairseq-posenc swap``: give a trained model other positions, by spec or by architecture."""
 
 from __future__ import annotations
 
@@ -26,74 +26,47 @@ from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrai
 from fairseq_posenc.workbench.running.options import add_count
 
 
-def add_swap_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``fairseq-posenc swap``."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
     add = parser.add_argument
     what = "a trained RoBERTa, causal language model or translation model, fairseq's or ours"
-    add("--checkpoint", type=Path, required=True, metavar="FILE", help=what)
-    add("--position-encoding", metavar="SPEC", help="new positions (default: the old ones)")
+    # --from is its name in `init`, the command of 0.1
+    add("--checkpoint", "--from", type=Path, required=True, metavar="FILE", help=what)
+    add("--arch", metavar="NAME", help="of a RoBERTa's new positions, as in roberta_m4m")
+    defaults = "default: the --arch's, without one the old"
+    add("--position-encoding", metavar="SPEC", help=f"new positions ({defaults} ones)")
     add("--position-encoding-decoder", metavar="SPEC", help="of the decoder (default: the same)")
-    add("--out", type=Path, required=True, metavar="FILE", help="start checkpoint")
-    _add_common(parser, "default: as before")
-
-
-def add_init_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``fairseq-posenc init``."""
-    add = parser.add_argument
-    what = "checkpoint of a RoBERTa: a released one, fairseq's, or ours"
-    add("--from", dest="checkpoint", type=Path, required=True, metavar="FILE", help=what)
-    add("--arch", required=True, metavar="NAME", help="as in roberta_m4m")
-    add("--position-encoding", metavar="SPEC", help="default: the architecture's")
-    add("--out", type=Path, metavar="FILE", help="default: NAME.pt")
-    _add_common(parser, "default: the architecture's")
-
-
-def _add_common(parser: argparse.ArgumentParser, directions: str) -> None:
-    add = parser.add_argument
-    add("--attention-directions", metavar="LIST", help=f"as in lr,rl; {directions}")
+    add("--attention-directions", metavar="LIST", help=f"as in lr,rl ({defaults} ones)")
     add_count(parser, "--max-positions", "default: the source's")
     add("--extend", choices=RULES, help="how tables by position become longer (default: refuse)")
+    add("--out", type=Path, metavar="FILE", help="start checkpoint (default with --arch: NAME.pt)")
     add("--seed", type=int, default=1, metavar="N", help="of what is new (1)")
     add("--overwrite", action="store_true", help="replace an older file")
 
 
-def run_swap(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Write a start checkpoint and print what became of each position parameter.
 
     Raises:
         UserError: see the parts' own.
     """
-    if (options.position_encoding, options.position_encoding_decoder) == (None, None) and not (
-        options.max_positions or options.attention_directions is not None
-    ):
-        raise UserError("nothing to swap: give --position-encoding, or --max-positions")
-    refuse_existing_output("--out", options.out, options.overwrite)
-    source = read_pretrained(options.checkpoint, "--checkpoint", with_weights=True, any_family=True)
     choice = Choice(
         options.position_encoding,
         options.position_encoding_decoder,
         options.attention_directions,
         options.max_positions,
+        options.arch,
     )
-    return _write(choice.of(source), source, options, options.out)
-
-
-def run_init(options: argparse.Namespace) -> int:
-    """Write a start checkpoint for an architecture of masked language models, likewise.
-
-    Raises:
-        UserError: see the parts' own.
-    """
+    if choice == Choice():
+        raise UserError("nothing to swap: give --position-encoding, --arch or --max-positions")
+    if not (options.out or options.arch):
+        raise UserError("--out: name the file of the start checkpoint")
     out = options.out or Path(f"{options.arch}.pt")
     refuse_existing_output("--out", out, options.overwrite)
-    source = read_pretrained(options.checkpoint, "--from", with_weights=True)
-    choice = Choice(
-        options.position_encoding,
-        attention_directions=options.attention_directions,
-        max_positions=options.max_positions,
-        arch=options.arch,
+    source = read_pretrained(
+        options.checkpoint, "--checkpoint", with_weights=True, any_family=not options.arch
     )
-    return _write(choice, source, options, out)
+    return _write(choice if options.arch else choice.of(source), source, options, out)
 
 
 def _write(choice: Choice, source: Pretrained, options: argparse.Namespace, out: Path) -> int:

@@ -91,7 +91,7 @@ def candidates(question: Question) -> list[str]:
 
 def _own_text(question: Question) -> str:
     if question.family == measured.BOTH:
-        return "train candidates on it: `fairseq-posenc train translation_iwslt17`."
+        return "train candidates on it: `fairseq-posenc train-recipe translation_iwslt17`."
     lengths = f"--length {question.length} --trained {question.trained}"
     command = f"fairseq-posenc choose --family {question.family} {lengths} --text my.txt"
     return f"train candidates on it: `{command} --budget 30m`."

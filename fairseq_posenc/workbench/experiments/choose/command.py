@@ -54,7 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_jobs(parser, "one on each core, or on the GPU")
     add_out(parser, computed="choose-NAME for --text NAME.txt")
     add_json(parser)
-    add("train_args", nargs="*", metavar="-- OPTION", help="for fairseq-train, as in compare")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -99,7 +98,8 @@ def _check(question: Question, args: argparse.Namespace) -> None:
     elif question.family == measured.BOTH:
         raise UserError(
             "--text: is for language models; translations of your own are prepared by "
-            "'fairseq-posenc preprocess translation' and trained by 'train translation_iwslt17'"
+            "'fairseq-posenc preprocess translation' and trained by "
+            "'fairseq-posenc train-recipe translation_iwslt17'"
         )
     elif question.family == measured.MASKED and question.length != question.trained:
         raise UserError("--trained: candidates of masked-lm are read at the length of training")
@@ -121,7 +121,7 @@ def _settings(question: Question, args: argparse.Namespace) -> TextSettings:
         read=question.length,
         points=2,
         jobs=args.jobs or default_jobs(),
-        train_args=(*args.train_args, "--tokens-per-sample", str(question.trained)),
+        train_args=(*args.passed, "--tokens-per-sample", str(question.trained)),
     )
 
 

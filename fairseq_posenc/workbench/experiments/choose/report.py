@@ -95,7 +95,8 @@ def real_training(rounds: Sequence[Round], settings: TextSettings) -> str:
     spec, directions = best.variant[1:]
     options = ["--tokens-per-sample", str(settings.trained)]
     options += ["--attention-directions", directions] if directions else []
-    return f"fairseq-posenc train {recipe} {shlex.quote(spec)} DATA-BIN -- {shlex.join(options)}"
+    command = f"fairseq-posenc train-recipe {recipe} {shlex.quote(spec)} DATA-BIN"
+    return f"{command} -- {shlex.join(options)}"
 
 
 def record(rounds: Sequence[Round], settings: TextSettings) -> Record:

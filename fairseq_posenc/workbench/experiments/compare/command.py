@@ -71,12 +71,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--overwrite", action="store_true", help="replace a report that has what this one lacks"
     )
     add_json(parser)
-    parser.add_argument(
-        "train_args",
-        nargs="*",
-        metavar="-- OPTION",
-        help="after two dashes: options for fairseq-train, as in '-- --encoder-layers 6'",
-    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -124,6 +118,6 @@ def _settings(args: argparse.Namespace) -> TextSettings:
         seeds=args.seeds,
         vocab_size=args.vocab_size,
         lrs=tuple(dict.fromkeys(lr.strip() for lr in args.lrs.split(","))),
-        train_args=tuple(args.train_args),
+        train_args=tuple(args.passed),
         jobs=args.jobs or _default_jobs(len(models)),
     )

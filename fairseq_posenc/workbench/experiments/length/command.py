@@ -6,8 +6,7 @@ import argparse
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
-from fairseq_posenc.workbench.experiments.length.checkpoint import load
-from fairseq_posenc.workbench.experiments.length.evaluation import Request, evaluate
+from fairseq_posenc.workbench.experiments.length.checkpoint import Variant, load, parse_variants
 from fairseq_posenc.workbench.experiments.length.picture import draw
 from fairseq_posenc.workbench.experiments.length.report import (
     MODES,
@@ -18,8 +17,8 @@ from fairseq_posenc.workbench.experiments.length.report import (
     table,
     write_markdown,
 )
+from fairseq_posenc.workbench.experiments.length.scoring import Request, evaluate
 from fairseq_posenc.workbench.experiments.length.stream import read_dictionary, read_stream
-from fairseq_posenc.workbench.experiments.length.variants import Variant, parse_variants
 from fairseq_posenc.workbench.results.pictures import can_draw
 from fairseq_posenc.workbench.running.devices import Computing
 from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt

@@ -8,9 +8,8 @@ from typing import NamedTuple
 import torch
 
 from fairseq_posenc.version import __version__
-from fairseq_posenc.workbench.experiments.length.checkpoint import LoadedModel
+from fairseq_posenc.workbench.experiments.length.checkpoint import LoadedModel, Variant
 from fairseq_posenc.workbench.experiments.length.scoring import Score
-from fairseq_posenc.workbench.experiments.length.variants import Variant
 from fairseq_posenc.workbench.results import markdown
 from fairseq_posenc.workbench.results.record import Record, own_command
 from fairseq_posenc.workbench.running.files import write_whole

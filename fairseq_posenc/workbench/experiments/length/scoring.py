@@ -1,10 +1,12 @@
-"""Loss and perplexity of a model on a stream, at one context length."""
+"""Loss and perplexity of a model on a stream, in each mode at each context length."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import NamedTuple, Optional
 
 import torch
@@ -12,11 +14,26 @@ from torch import Tensor
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments.length.checkpoint import LoadedModel
-from fairseq_posenc.workbench.experiments.length.stream import Stream
-from fairseq_posenc.workbench.experiments.length.windows import Window, batches, windows
+from fairseq_posenc.workbench.experiments.length.stream import Stream, Window, batches, windows
+from fairseq_posenc.workbench.running.progress import bar, format_time, say
+from fairseq_posenc.workbench.running.stages import Outputs, Stage
 
 _ROWS = 1024  # tokens whose probabilities are computed at once: each has the whole vocabulary's
 _MOST_BITS = 1000.0  # 2 to this power is still a number
+
+
+class Request(NamedTuple):
+    """Which figures are wanted.
+
+    Attributes:
+        lengths: context lengths.
+        strides: the stride of each mode; None for that of the length, so that nothing overlaps.
+        max_tokens: tokens to read in a batch.
+    """
+
+    lengths: Sequence[int]
+    strides: Mapping[str, int | None]
+    max_tokens: int
 
 
 class Score(NamedTuple):
@@ -42,6 +59,43 @@ class Score(NamedTuple):
     def perplexity(self) -> Optional[float]:
         """Perplexity per token."""
         return None if self.loss is None else 2.0**self.loss
+
+
+def evaluate(
+    loaded: LoadedModel, stream: Stream, request: Request, folder: Path, inputs: Outputs
+) -> dict[str, dict[int, Score]]:
+    """Compute a model's scores of each mode, by length.
+
+    Args:
+        loaded: the model.
+        stream: the text.
+        request: which figures.
+        folder: by which lines call the model; figures are kept in it, and those that are there,
+            made from the same inputs, are not made again.
+        inputs: what the model and the text are known by.
+    """
+    scores: dict[str, dict[int, Score]] = {}
+    for mode, stride in request.strides.items():
+        scores[mode] = {}
+        for length in request.lengths:
+            sizes = length, stride or length, request.max_tokens
+            step = Stage(folder / f"{mode}-{length}", {**inputs, "sizes": sizes})
+            name = f"{folder.name}, {mode}, {length:,}"
+            facts = step.do(partial(_measure, name, loaded, stream, sizes))
+            scores[mode][length] = Score(**facts)
+    return scores
+
+
+def _measure(
+    name: str, loaded: LoadedModel, stream: Stream, sizes: tuple[int, int, int]
+) -> Outputs:
+    with bar(name, len(stream), " tokens") as shown:
+        found = score(loaded, stream, *sizes, shown.update)
+    figure = f"no figure: {found.refusal}"
+    if found.perplexity is not None:
+        figure = f"perplexity {found.perplexity:,.2f} of {found.tokens:,} tokens"
+    say(f"{name}: {figure} ({format_time(found.seconds)})")
+    return found._asdict()
 
 
 def score(

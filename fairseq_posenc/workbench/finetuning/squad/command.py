@@ -6,15 +6,26 @@ import argparse
 from pathlib import Path
 
 from fairseq_posenc.workbench.examples import EXAMPLES
-from fairseq_posenc.workbench.finetuning.squad import command_predict
-from fairseq_posenc.workbench.finetuning.squad.data import read_odds, read_predictions, read_squad
-from fairseq_posenc.workbench.finetuning.squad.results import build_record, print_figures
+from fairseq_posenc.workbench.finetuning.squad.data import (
+    V2,
+    read_odds,
+    read_predictions,
+    read_squad,
+)
+from fairseq_posenc.workbench.finetuning.squad.predict import Predictor
+from fairseq_posenc.workbench.finetuning.squad.results import (
+    build_record,
+    print_figures,
+    write_json,
+)
 from fairseq_posenc.workbench.finetuning.squad.score import evaluate, unanswered
 from fairseq_posenc.workbench.finetuning.squad.train import train
-from fairseq_posenc.workbench.running.devices import hydra_words
+from fairseq_posenc.workbench.results.record import make_folder
+from fairseq_posenc.workbench.running.devices import Computing, hydra_words
 from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.options import (
     add_computing,
+    add_count,
     add_data,
     add_json,
     add_out,
@@ -60,6 +71,17 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     add_set(parser, "optimization.lr=[2e-5]")
 
 
+def _add_predict(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--checkpoint", type=Path, required=True, metavar="FILE", help="the fine-tuned model")
+    add("--questions", type=Path, required=True, metavar="JSON", help="SQuAD file")
+    add_data(parser, "folder made by preprocess/squad.py (default: the one of the training)")
+    add_out(parser)
+    add_count(parser, "--max-tokens", "maximum tokens of a batch", 8192)
+    add_computing(parser)
+    add_json(parser)
+
+
 def _add_score(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("data", type=Path, metavar="DATA.json", help="SQuAD file with answers")
@@ -83,6 +105,43 @@ def _train(args: argparse.Namespace) -> int:
     return 0
 
 
+def _predict(args: argparse.Namespace) -> int:
+    """Answer the questions and write the files; return the exit code."""
+    how = Computing.chosen(args.device, args.fp16, args.bf16)
+    squad = read_squad(args.questions)
+    predictor = Predictor.load(args.checkpoint, args.data, how)
+    if predictor.version != squad.version:
+        say(f"note: a model of SQuAD {predictor.version} answers SQuAD {squad.version}")
+    make_folder(args.out)
+    predictions = predictor.predict(squad.questions, args.max_tokens)
+    if cut := predictor.encoder.questions_cut:
+        say(f"{cut:,} questions were longer than the limit and were cut")
+    final = {
+        each.id: each.final(0.0) if squad.version == V2 else each.answer for each in predictions
+    }
+    write_json(args.out / "predictions.json", final)
+    ranked = {each.id: each.ranked(with_null=squad.version == V2) for each in predictions}
+    nbest = {name: [each._asdict() for each in found] for name, found in ranked.items()}
+    write_json(args.out / "nbest.json", nbest)
+    answers = {each.id: each.answer for each in predictions}
+    odds = {each.id: each.null_odds for each in predictions} if squad.version == V2 else None
+    if odds is not None:
+        write_json(args.out / "answers.json", answers)
+        write_json(args.out / "null_odds.json", odds)
+    if squad.answered:
+        figures = evaluate(squad, answers, odds, threshold=0.0)
+        spec = str(predictor.model.encoder.sentence_encoder.assembly.spec)
+        # Named by its folder, because its file is checkpoint_last.pt.
+        name = args.checkpoint.resolve().parent.name
+        found = build_record(squad, figures, name, args.checkpoint, spec)
+        write_json(args.out / "score.json", found)
+        if args.json:
+            print(found.text())
+        else:
+            print_figures(squad, figures)
+    return 0
+
+
 def _score(args: argparse.Namespace) -> int:
     squad = read_squad(args.data)
     predictions = read_predictions(args.predictions)
@@ -100,10 +159,6 @@ def _score(args: argparse.Namespace) -> int:
 
 ACTIONS = {
     "train": ("fine-tune a pre-trained model, or continue", _add_train, _train),
-    "predict": (
-        "answer questions with a fine-tuned model",
-        command_predict.add_arguments,
-        command_predict.run,
-    ),
+    "predict": ("answer questions with a fine-tuned model", _add_predict, _predict),
     "score": ("print the official figures of predictions", _add_score, _score),
 }

@@ -1,4 +1,4 @@
-"""``fairseq-posenc learning-curves``: the losses of trainings, as a table and a picture."""
+"""``fairseq-posenc learning-curves``: trainings' losses as a table and a picture."""
 
 from __future__ import annotations
 

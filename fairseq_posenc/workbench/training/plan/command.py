@@ -46,7 +46,8 @@ def run(args: argparse.Namespace) -> int:
         UserError: wrong input.
         RunError: the training failed.
     """
-    words = args.training[1:] if args.training[:1] == ["--"] else args.training
+    dashes = ["--"] if args.training and args.passed else []
+    words = [*args.training, *dashes, *args.passed]
     if not words:
         raise UserError(
             "which training? for example: fairseq-posenc plan train_scripts/b_small.sh learned "

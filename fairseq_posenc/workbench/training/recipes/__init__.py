@@ -1,7 +1,7 @@
 """What the source papers trained, and the numbers that they report: ``recipes.json``.
 
-It is the one source of ``fairseq-posenc train``, of the YAML files and of the tables beside which
-``fairseq-posenc report`` sets a user's figures. Its parts:
+It is the one source of ``fairseq-posenc train-recipe``, of the YAML files and of the tables beside
+which ``fairseq-posenc report`` sets a user's figures. Its parts:
 
 - ``sources``: the papers;
 - ``pretraining``, ``finetuning``: set-ups, by name. ``settings`` holds what the paper gives, under
@@ -109,7 +109,7 @@ def housekeeping(family: str) -> dict[str, Any]:
 
 
 def trainings() -> dict[str, Any]:
-    """Collect the recipes of ``fairseq-posenc train`` by name."""
+    """Collect the recipes of ``fairseq-posenc train-recipe`` by name."""
     return {**load()["pretraining"], TRANSLATION: load()["finetuning"]["translation"]["iwslt17"]}
 
 

@@ -106,7 +106,7 @@ def _head(recipe: Recipe, folder: str, gpus: int) -> list[str]:
         remarks.append(f"N is {epochs} times the updates of an epoch, which that command tells.")
     return [
         f"{recipe.title} ({_paper(recipe.source)}{recipe.where}).",
-        f"As `fairseq-posenc train {recipe.name}` on {gpus} GPU{'s' * (gpus > 1)}. {_MADE}",
+        f"As `fairseq-posenc train-recipe {recipe.name}` on {gpus} GPU{'s' * (gpus > 1)}. {_MADE}",
         "",
         f"  fairseq-hydra-train --config-dir {folder} --config-name {recipe.name} \\",
         f"      task.data=$PWD/data-bin/text {' '.join(changes)}",

@@ -127,7 +127,7 @@ def _training(row: Entry) -> str:
         return f"train_scripts/translation_iwslt17.sh {quoted} DATA-BIN"
     size = "_large" if recipe == "a_large" else ""
     start = recipes.load()["pretraining"][recipe]["init"]
-    init = f"fairseq-posenc init --from {start}/model.pt --arch roberta_{encoding}{size}"
+    init = f"fairseq-posenc swap --checkpoint {start}/model.pt --arch roberta_{encoding}{size}"
     if row.get("released"):
         return f"{init} --out CHECKPOINT"
     command = f"train_scripts/{recipe}.sh {quoted} DATA-BIN"

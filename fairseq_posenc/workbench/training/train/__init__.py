@@ -1,1 +1,1 @@
-"""``fairseq-posenc train``: a paper's training, with any encoding, on any number of GPUs."""
+"""``fairseq-posenc train-recipe``: a paper's training, with any encoding, on any number of GPUs."""

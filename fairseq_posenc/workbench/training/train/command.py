@@ -1,4 +1,4 @@
-"""The commands ``fairseq-posenc train`` and ``ablation``."""
+"""The commands ``train-recipe`` and ``ablation``."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fairseq_posenc.workbench.training.train import launching
 from fairseq_posenc.workbench.training.train.request import Run, runs
 
 _MORE = """
-What follows -- goes to fairseq-train and overrides the rest. The same command again goes on from
-the last checkpoint. Several GPUs run under torchrun, and several nodes: start it on each of them.
+The same command again goes on from the last checkpoint. Several GPUs run under torchrun, and
+several nodes: start it on each of them.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``train``."""
+    """Add the options of ``train-recipe``."""
     known = recipes.trainings()
     _describe(parser, {name: entry["title"] for name, entry in known.items()})
     add = parser.add_argument
@@ -28,7 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("encoding", metavar="ENCODING", help="spec of the positions (fairseq-posenc list)")
     _add_common(parser)
     add_out(parser, computed="checkpoints/RECIPE/DATA/, then the encoding and what was changed")
-    add("--init", type=Path, metavar="FILE", help="start checkpoint, of fairseq-posenc init")
+    add(
+        "--init",
+        type=Path,
+        metavar="FILE",
+        help="start checkpoint, which fairseq-posenc swap makes",
+    )
     add("--model", choices=recipes.load()["models"], help="b_small, b_large: default bert")
     add_seeds(parser, "the recipe's, if it has several")
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-import fairseq_posenc
 from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.user_dir import USER_DIR
 from fairseq_posenc.workbench.running.programs import find_command
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.running.stages import Stage
@@ -24,7 +24,6 @@ from fairseq_posenc.workbench.training.train.identity import (
     parse_options,
 )
 
-USER_DIR = Path(fairseq_posenc.__file__).parent
 _SAID = {"update_epoch_batch_itr"}  # by fairseq's command line as --OPTION True
 _BATCH_OPTIONS = {"--batch-size", "--max-tokens", "--update-freq"}
 
@@ -85,7 +84,7 @@ class Run(NamedTuple):
         if self.recipe.init.startswith("roberta"):
             raise UserError(
                 "this model starts from a released RoBERTa: --init CHECKPOINT, which "
-                "'fairseq-posenc init' makes"
+                "'fairseq-posenc swap' makes"
             )
         return f"starting from new weights; {goes}"
 
