@@ -191,8 +191,10 @@ def _run(argv: Sequence[str] | None) -> int:
         import argcomplete  # not needed for anything else
 
         argcomplete.autocomplete(parser)  # ends the program
-    passes = chosen in COMMANDS and COMMANDS[chosen].passes
-    args = parse_with_passed(parser, words) if passes else parser.parse_args(words)
+    if chosen in COMMANDS and COMMANDS[chosen].passes:
+        args = parse_with_passed(parser, words)
+    else:
+        args = parser.parse_args(words)
     logging.basicConfig()  # or importing fairseq does it, now or later, and turns everything on
     logging.getLogger().setLevel(logging.WARNING)
     return COMMANDS[args.command].run(args)
