@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError
@@ -52,8 +52,15 @@ def split_list(text: str) -> list[str]:
     Commas in the brackets of options separate nothing. Specs that differ from layer to layer have
     commas of their own, as in ``none;3*rope,none``.
     """
-    items = text.split(";") if ";" in text else _BETWEEN.split(text)
+    items = text.removesuffix(";").split(";") if ";" in text else _BETWEEN.split(text)
     return [item.strip() for item in items]
+
+
+def join_list(specs: Sequence[str]) -> str:
+    """Join specs to a list that :func:`split_list` splits into the same."""
+    if not any(_BETWEEN.search(spec) for spec in specs):
+        return ",".join(specs)
+    return ";".join(specs) + (";" if len(specs) == 1 else "")
 
 
 def parse_variants(text: str) -> tuple[Variant, ...]:

@@ -105,6 +105,13 @@ class TestContenders:
         ]
 
     @pytest.mark.parametrize(
+        "specs",
+        [["none", "rope"], ["3*rope,none"], ["none", "m4m(per_head=true,max_distance=8),t5"]],
+    )
+    def test_a_list_that_is_written_is_read_as_it_was(self, specs) -> None:
+        assert variants.split_list(variants.join_list(specs)) == specs
+
+    @pytest.mark.parametrize(
         ("name", "options"),
         [
             ("none", ["--position-encoding", "none"]),

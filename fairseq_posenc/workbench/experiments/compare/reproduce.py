@@ -7,7 +7,7 @@ import shlex
 from fairseq_posenc.workbench.experiments.text_experiment import measure_command
 from fairseq_posenc.workbench.experiments.text_settings import STACKS, TextSettings
 from fairseq_posenc.workbench.experiments.trainings import train_command
-from fairseq_posenc.workbench.experiments.variants import MASKED
+from fairseq_posenc.workbench.experiments.variants import MASKED, join_list
 
 _USER_DIR = ' --user-dir "$(fairseq-posenc user-dir)"'  # finds the package on every machine
 
@@ -47,7 +47,7 @@ def _compare_command(settings: TextSettings, changes: list[str]) -> str:
     options = {
         "--family": settings.family if settings.family != MASKED else "",
         "--text": str(settings.text) if settings.text else "",
-        "--encodings": ",".join(settings.names),
+        "--encodings": join_list(settings.names),
         "--updates": str(settings.updates),
         "--seeds": ",".join(map(str, settings.seeds)),
         "--lrs": ",".join(settings.lrs),
