@@ -8,7 +8,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-unit test-trust test-gpu matrix gpu lint format docs site clean
+.PHONY: help install demo test test-unit test-trust test-gpu matrix dist gpu lint format docs site clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' Makefile | expand -t 20
@@ -36,6 +36,11 @@ matrix: install ## the quick tests with other Pythons, fairseqs and torches: tox
 	@$(BIN)/python -c "import tox" 2>/dev/null || $(BIN)/python -m pip install \
 		--quiet --no-build-isolation --constraint constraints.txt --editable '.[matrix]'
 	$(BIN)/python -m tox run $(ARGS)
+
+dist: install ## build wheel and source in dist/, and check what a package index would show
+	@$(BIN)/python -c "import tox" 2>/dev/null || $(BIN)/python -m pip install \
+		--quiet --no-build-isolation --constraint constraints.txt --editable '.[matrix]'
+	$(BIN)/python -m tox run -e dist
 
 gpu: install ## all that needs a GPU: tests, memory checks, speed; the results go to demo/gpu/
 	$(BIN)/python benchmarks/gpu.py --out demo/gpu $(ARGS)

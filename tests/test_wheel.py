@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from fairseq_posenc.version import __version__
 from tests.helpers.commands import new_directory, sentences
 from tests.helpers.programs import true_start
 from tests.workbench.finetuning.test_glue_commands import arguments
@@ -74,6 +75,11 @@ def test_nothing_of_the_sources_is_left_out():
         files = [path for path in (ROOT / folder).rglob("*") if path.suffix in KINDS]
         assert len(files) > 10
         assert {f"{within}{path.relative_to(ROOT)}" for path in files} <= names
+
+
+def test_a_citation_names_the_version():
+    cited = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {__version__}\n" in cited
 
 
 def test_the_metadata_is_that_of_a_library_with_extras():
