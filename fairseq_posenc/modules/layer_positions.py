@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from fairseq_posenc.assembly import Shared
-from fairseq_posenc.backends import flex
 from fairseq_posenc.backends.base import expand_by_distance, score_scale
+from fairseq_posenc.backends.flex.scores import ScoreMod, score_mod
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
@@ -70,7 +70,7 @@ class LayerPositions(nn.Module):
         bias = expand_by_distance(at_least_fp32(terms.bias), tgt_len, src_len, terms.first)
         return bias if terms.pair_bias is None else bias + at_least_fp32(terms.pair_bias)
 
-    def score_mod(self, shared: Shared) -> flex.ScoreMod:
+    def score_mod(self, shared: Shared) -> ScoreMod:
         """Build the function that ``torch.nn.attention.flex_attention`` takes as ``score_mod``.
 
         Give it :attr:`scale`, too. No matrix of scores is made.
@@ -80,7 +80,7 @@ class LayerPositions(nn.Module):
         """
         positions = shared.positions
         sizes = positions.tgt_len, positions.tokens.size(1)
-        return flex.score_mod(self._terms(shared), *sizes, positions.tokens.device)
+        return score_mod(self._terms(shared), *sizes, positions.tokens.device)
 
     def _terms(self, shared: Shared) -> Terms:
         positions = shared.positions

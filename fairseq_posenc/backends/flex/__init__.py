@@ -1,0 +1,118 @@
+"""torch's FlexAttention: a fused kernel, with the terms as its ``score_mod``.
+
+Masks are a block mask, so that tiles in which a query sees nothing are skipped. torch compiles a
+kernel for each combination of terms and lengths; lengths are therefore rounded up (``sizes.py``),
+and the batch is dynamic. A table of the scores costs the products of all tokens with the rows of
+the visible distances, ``(B, H, T, R)``.
+"""
+
+from __future__ import annotations
+
+import shutil
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from fairseq_posenc.backends.base import AttentionCall, CallFeatures, score_scale
+from fairseq_posenc.backends.flex.blocks import block_mask
+from fairseq_posenc.backends.flex.scores import ScoreMod, score_mod
+from fairseq_posenc.backends.flex.sizes import let_vary, rounded_length
+from fairseq_posenc.encodings.precision import at_least_fp32
+from fairseq_posenc.encodings.terms import Terms
+
+KERNELS = 1_000  # compiled for one machine before torch refuses more; its own limit is 8
+
+
+def unavailable() -> str:
+    """Explain why it cannot be compiled on this machine; empty if it can."""
+    if torch.cuda.is_available() or shutil.which("g++") or shutil.which("clang++"):
+        return ""
+    return "torch compiles it, and found no C++ compiler (g++)"
+
+
+def refuses(terms: Terms, call: CallFeatures) -> str:
+    """Explain why FlexAttention cannot compute such a call; empty if it can."""
+    if call.need_weights:
+        return "it does not return the attention weights"
+    if call.dropout:
+        return "FlexAttention has no dropout of weights"
+    if call.device == "cpu" and call.learns:
+        return "on a CPU FlexAttention has no backward pass: train with another"
+    if call.device == "cpu" and call.dtype == torch.float64:
+        return "on a CPU FlexAttention has no float64"
+    if call.device == "cpu" and terms.sink is not None:
+        return "on a CPU FlexAttention does not say of what sum a sink takes its share"
+    if terms.channel_gain is not None:
+        return "a gain for each channel is inside the dot product, where score_mod does not reach"
+    if terms.value_table is not None:
+        return "a table of values is outside the scores"
+    return ""
+
+
+def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
+    """See :class:`~fairseq_posenc.backends.base.Backend`."""
+    query, key, value, terms, mask, *_ = call
+    if query.device.type == "cpu" and query.size(0) > 1:  # there its code for a batch is broken
+        rows = [attend(_select_sentence(call, b))[0] for b in range(query.size(0))]
+        return torch.cat(rows), None
+    tgt_len, src_len = query.size(2), key.size(2)
+    sizes = rounded_length(tgt_len), rounded_length(src_len)
+    of = (*mask[:3], *mask.locality, query.size(0), tgt_len, src_len, query.device)
+    blocks = mask.cached("flex", of, lambda: block_mask(mask, query, src_len, *sizes))
+    query = F.pad(query, (0, 0, 0, sizes[0] - tgt_len))
+    key, value = (F.pad(x, (0, 0, 0, sizes[1] - src_len)) for x in (key, value))
+    with torch.autocast(query.device.type, enabled=False):
+        modify = score_mod(
+            terms, tgt_len, src_len, query.device, mask, query, key, call.temperature()
+        )
+        scale = score_scale(terms, query.size(-1))
+        if terms.sink is None:
+            attended = _run(query, key, value, modify, blocks, scale=scale)
+        else:  # it takes its share of the weights
+            found = _run(query, key, value, modify, blocks, scale=scale, return_lse=True)
+            attended, logsumexp = found
+            left = torch.sigmoid(logsumexp - at_least_fp32(terms.sink)[:, None])  # [B, H, T]
+            attended = (attended * left[..., None]).type_as(value)
+    return attended[:, :, :tgt_len], None
+
+
+def _select_sentence(call: AttentionCall, index: int) -> AttentionCall:
+    def row(x: Tensor | None) -> Tensor | None:
+        return x if x is None or x.size(0) == 1 else x[index : index + 1]
+
+    terms, mask = call.terms, call.mask
+    limits = mask.locality._replace(segments=row(mask.locality.segments))
+    return call._replace(
+        query=call.query[index : index + 1],
+        key=call.key[index : index + 1],
+        value=call.value[index : index + 1],
+        terms=terms._replace(
+            pair_bias=row(terms.pair_bias),
+            first=row(terms.first),
+            temperature=row(terms.temperature),
+        ),
+        mask=mask._replace(key_padding=row(mask.key_padding), locality=limits),
+    )
+
+
+@cache
+def _compiled() -> Any:
+    return torch.compile(flex_attention, fullgraph=True)
+
+
+def _run(
+    query: Tensor, key: Tensor, value: Tensor, modify: ScoreMod, blocks: BlockMask, **more: Any
+) -> Any:
+    """Attend by the compiled function; ``more`` is its own."""
+    if torch.compiler.is_compiling():
+        return flex_attention(query, key, value, modify, blocks, **more)
+    let_vary(query, key, value)
+    limits = torch._dynamo.config.patch(
+        recompile_limit=KERNELS, accumulated_recompile_limit=KERNELS, automatic_dynamic_shapes=False
+    )
+    with limits:
+        return _compiled()(query, key, value, modify, blocks, **more)

@@ -1,0 +1,80 @@
+"""The keys that queries may see, by tiles and by pairs: FlexAttention's block mask."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask
+
+from fairseq_posenc.backends.base import Mask
+from fairseq_posenc.backends.flex.sizes import TILE, let_vary
+
+
+def block_mask(mask: Mask, query: Tensor, src_len: int, queries: int, keys: int) -> BlockMask:
+    """Make the mask of a call whose queries and keys are filled up.
+
+    Args:
+        mask: of the call.
+        query: ``(B, H, T, D)``.
+        src_len: S.
+        queries: T, filled up.
+        keys: S, filled up.
+    """
+    tgt_len, device = query.size(2), query.device
+    ranges = mask.visible_ranges(tgt_len, src_len, device)
+    own = segments = None
+    if ranges is None:  # the tokens of a segment do not stand together
+        segments = mask.locality.segments
+        ranges = mask._replace(locality=mask.locality._replace(segments=None)).visible_ranges(
+            tgt_len, src_len, device
+        )
+        assert ranges is not None
+    # Queries that were filled up see no key, and keys that were filled up are seen by none.
+    low = F.pad(ranges[0], (0, queries - tgt_len), value=keys)  # [B or 1, T]
+    high = F.pad(ranges[1], (0, queries - tgt_len), value=-1)
+    hidden = mask.key_padding
+    if hidden is None:
+        hidden = torch.zeros(1, src_len, dtype=torch.bool, device=device)
+    hidden = F.pad(hidden, (0, keys - src_len), value=True)  # [B or 1, S]
+    pairs = None
+    if mask.pairs is not None:
+        pairs = F.pad(mask.pairs, (0, keys - src_len, 0, queries - tgt_len), value=True)
+    if segments is not None:
+        own = F.pad(segments[:, src_len - tgt_len :], (0, queries - tgt_len))
+        segments = F.pad(segments, (0, keys - src_len))
+
+    def tiles(x: Tensor) -> Tensor:
+        return F.pad(x, (0, -x.size(1) % TILE)).unflatten(1, (-1, TILE))
+
+    starts = torch.arange(0, keys, TILE, device=device)
+    lows = F.pad(low, (0, -queries % TILE), value=keys).unflatten(1, (-1, TILE))[..., None]
+    highs = F.pad(high, (0, -queries % TILE), value=-1).unflatten(1, (-1, TILE))[..., None]
+    visible = (lows.amin(2) < starts + TILE) & (highs.amax(2) >= starts)  # [B or 1, tiles, tiles]
+    visible = visible & ~tiles(hidden).all(2)[:, None]
+    whole = (lows.amax(2) <= starts) & (highs.amin(2) >= starts + TILE - 1)
+    whole = whole & visible & ~tiles(hidden).any(2)[:, None]
+    if pairs is not None or segments is not None:
+        whole = torch.zeros_like(whole)
+
+    def visible_pair(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        def row(x: Tensor) -> Tensor:
+            return b if x.size(0) > 1 else torch.zeros_like(b)
+
+        seen = (j >= low[row(low), i]) & (j <= high[row(high), i]) & ~hidden[row(hidden), j]
+        if pairs is not None:
+            seen = seen & ~pairs[i, j]
+        if own is not None and segments is not None:
+            seen = seen & (own[row(own), i] == segments[row(segments), j])
+        return seen
+
+    def ordered(tiles: Tensor) -> tuple[Tensor, Tensor]:
+        tiles = tiles.unsqueeze(1).to(torch.int32)  # [B or 1, 1, tiles, tiles]
+        number = tiles.sum(-1, dtype=torch.int32)
+        return number, tiles.argsort(dim=-1, descending=True, stable=True).to(torch.int32)
+
+    found = (*ordered(visible & ~whole), *ordered(whole))
+    let_vary(low, high, hidden, own, segments, *found)
+    return BlockMask.from_kv_blocks(
+        *found, BLOCK_SIZE=TILE, mask_mod=visible_pair, seq_lengths=(queries, keys)
+    )

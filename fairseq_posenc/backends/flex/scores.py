@@ -1,0 +1,128 @@
+"""The scores of encodings as a function of a pair of tokens: FlexAttention's ``score_mod``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fairseq_posenc.backends.base import Mask, score_scale
+from fairseq_posenc.backends.flex.sizes import let_vary, rounded_length
+from fairseq_posenc.encodings.precision import at_least_fp32
+from fairseq_posenc.encodings.terms import Terms
+
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+_ALL = Mask()
+
+
+class _Rows(NamedTuple):
+    """Where the rows of the visible distances stand in the padded tables of a call.
+
+    Attributes:
+        low: index of the first visible row in the tables of the terms.
+        number: of visible rows.
+        size: of the padded tables, two rows of a reset at their end included.
+        reset: whether the tables have those.
+    """
+
+    low: int
+    number: int
+    size: int
+    reset: bool
+
+    def of(self, table: Tensor, dim: int = 1) -> Tensor:
+        """Cut the visible rows out of a table, ``(G, R, ...)``, and pad them to the size."""
+        table = at_least_fp32(table)
+        rows = table.narrow(dim, self.low, self.number)
+        missing = self.size - 2 * self.reset - self.number
+        gap = rows.new_zeros(1).expand(*rows.shape[:dim], missing, *rows.shape[dim + 1 :])
+        resets = [table.narrow(dim, table.size(dim) - 2, 2)] if self.reset else []
+        return torch.cat([rows, gap, *resets], dim)
+
+
+def score_mod(
+    terms: Terms,
+    tgt_len: int,
+    src_len: int,
+    device: torch.device,
+    mask: Mask = _ALL,
+    query: Tensor | None = None,
+    key: Tensor | None = None,
+    temperature: Tensor | None = None,
+) -> ScoreMod:
+    """Make the function of a scaled score that FlexAttention takes.
+
+    Args:
+        terms: of the encodings, added to the scores.
+        tgt_len: T.
+        src_len: S.
+        device: of the terms.
+        mask: rows of distances that it hides are left out.
+        query: ``(B, H, T, D)``, filled up to the kernel's length; for terms that have a table.
+        key: ``(B, H, S, D)``, likewise.
+        temperature: ``(B or 1, G, T)``, multiplies all scores of a query.
+    """
+    queries = tgt_len if query is None else query.size(2)
+    keys = src_len if key is None else key.size(2)
+    reach = mask.locality.reach(mask.direction)
+    reach = src_len if reach is None else reach
+    low = 0 if mask.direction == "rl" else max(-reach, 1 - src_len)
+    high = 0 if mask.direction == "lr" else min(reach, tgt_len - 1)
+    number = high - low + 1
+    reset = terms.first is not None
+    size = rounded_length(max(number, 2)) + 2 * reset
+    rows = _Rows(low + src_len - 1, number, size, reset)
+    # What differs from call to call is a tensor: a number would be compiled into the kernel.
+    shift = torch.tensor(tgt_len - src_len - low, device=device)
+    last_row = torch.tensor(number - 1, device=device)
+
+    def products(x: Tensor | None, table: Tensor | None) -> Tensor | None:
+        if x is None or table is None:
+            return None
+        # The scores come scaled: what is added to them has to be, and what multiplies them not.
+        scale = 1.0 if terms.product else score_scale(terms, x.size(-1))
+        return (at_least_fp32(x) * scale) @ rows.of(table).transpose(-1, -2)  # [B, H, T or S, R]
+
+    by_query, by_key = products(query, terms.query_table), products(key, terms.key_table)
+    gain = None if terms.gain is None else rows.of(terms.gain)
+    bias = None if terms.bias is None else rows.of(terms.bias)
+    pair_bias, first = terms.pair_bias, terms.first
+    if pair_bias is not None:
+        pair_bias = F.pad(at_least_fp32(pair_bias), (0, keys - src_len, 0, queries - tgt_len))
+    if first is not None:
+        first_query = F.pad(first[:, src_len - tgt_len :], (0, queries - tgt_len))
+        first_key = F.pad(first, (0, keys - src_len))
+        let_vary(first_query, first_key)
+    if temperature is not None:
+        temperature = F.pad(temperature, (0, queries - tgt_len))
+    let_vary(by_query, by_key, pair_bias, temperature)
+
+    def pick(table: Tensor, dim: int, index: Tensor) -> Tensor:
+        return index if table.size(dim) > 1 else torch.zeros_like(index)
+
+    def modify(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        row = (j - i + shift).clamp(min=0).minimum(last_row)  # of hidden pairs too
+        if first is not None:
+            row = torch.where(first_key[pick(first, 0, b), j], rows.size - 1, row)
+            row = torch.where(first_query[pick(first, 0, b), i], rows.size - 2, row)
+        if gain is not None:
+            score = score * gain[pick(gain, 0, h), row]
+        if by_query is not None:
+            term = by_query[b, h, i, row]
+            score = score * term if terms.product else score + term
+        if by_key is not None:
+            term = by_key[b, h, j, row]
+            score = score * term if terms.product else score + term
+        if bias is not None:
+            score = score + bias[pick(bias, 0, h), row]
+        if pair_bias is not None:
+            score = score + pair_bias[pick(pair_bias, 0, b), pick(pair_bias, 1, h), i, j]
+        if temperature is not None:
+            score = score * temperature[pick(temperature, 0, b), pick(temperature, 1, h), i]
+        return score
+
+    return modify
