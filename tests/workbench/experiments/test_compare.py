@@ -630,7 +630,8 @@ class TestCommand:
             (["--vocab-size", "3"], "--vocab-size 3: must be at least"),
             (["--", "--max-update", "5"], "--max-update cannot be set here; use --updates"),
             (["--", "--save-dir=x"], "--save-dir cannot be set here; use --out"),
-            (["demo"], "'demo' is not an option"),
+            (["demo"], "unrecognized arguments: demo"),
+            (["--", "demo"], "'demo' is not an option"),
             (["--encodings", "quantum"], "quantum"),
         ],
     )
