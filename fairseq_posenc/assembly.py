@@ -20,7 +20,7 @@ from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
-from fairseq_posenc.registry import Item, Spec, build, name_modules
+from fairseq_posenc.registry import Item, Layer, Spec, build, get, name_modules
 
 
 class Assembly(NamedTuple):
@@ -38,7 +38,7 @@ class Assembly(NamedTuple):
         """Build the encodings that add vectors to the token embeddings; None where none does."""
         token = _one_token()
         adds = any(self._draft(item).embed(token) is not None for item in self.spec.input)
-        return build(name_modules(self.spec.input), self.dims) if adds else None
+        return build(name_modules(self.spec.input), self._input_dims) if adds else None
 
     def build_stack(self) -> Encodings:
         """Build the encodings that layers share."""
@@ -72,15 +72,44 @@ class Assembly(NamedTuple):
         """
         self.check_size()
         token = _one_token()
+        for item in self.spec.whole:
+            if get(item.name).acts_on == "positions":
+                token = self._draft(item).number(token)
         span = Span.from_lengths(1, 1, token.tokens.device)
         kinds = []
         for layer in self.spec.kinds:
             terms = reduce(or_, (self._draft(item).terms(span, token) for item in layer), Terms())
+            drafts = Encodings({str(n): self._draft(item) for n, item in enumerate(layer)})
+            decay = drafts.decay(torch.empty(1, 1, self.dims.embed_dim, device="meta"), token)
+            terms = terms.with_decay(decay, self.dims.num_heads)
+            self._check_fit(layer, terms, token)
             items = [*self.spec.whole, *layer]
             limits = reduce(and_, (self._draft(item).locality(token) for item in items), Locality())
             check(backend, terms.unprojected(self.dims.num_heads), self.dims.head_dim, limits)
             kinds.append(terms)
         return kinds
+
+    def _check_fit(self, layer: Layer, terms: Terms, token: Positions) -> None:
+        """Refuse encodings of a layer that change what others of it rely on."""
+        of_vectors = [term.has_vectors for _, term, _ in terms.given("table", "content")]
+        for item in layer:
+            if get(item.name).lifts and (any(of_vectors) or terms.counted_table is not None):
+                raise UserError(
+                    f"{self.spec}: {item.name} makes queries and keys wider, so tables of vectors "
+                    "that are multiplied with them do not fit"
+                )
+            if token.drawn is None:
+                continue
+            span = Span.from_lengths(1, 1, token.tokens.device)
+            if any(self._draft(item).terms(span, token).given()):
+                raise UserError(
+                    f"{self.spec}: {item.name} takes the distances of tokens in their order, which "
+                    "drawn positions do not change"
+                )
+            if dict(item.options).get("cross_attention"):
+                raise UserError(
+                    f"{self.spec}: the positions that an encoder draws are not known to its decoder"
+                )
 
     def check_size(self, layers: int = 1, least: int = 0) -> None:
         """Refuse tables that this machine's memory cannot hold, before any is made.
@@ -119,7 +148,14 @@ class Assembly(NamedTuple):
         return dict(sizes)
 
     def _draft(self, item: Item) -> Encoding:
-        return _draft(item, self.dims)
+        return _draft(item, self._input_dims if item in self.spec.input else self.dims)
+
+    @property
+    def _input_dims(self) -> Dims:
+        """The sizes for the encoding of the input, whose table holds all numbers that are drawn."""
+        drawn = (get(item.name).drawn_from(item.options) for item in self.spec.whole)
+        limits = [limit for limit in drawn if limit is not None]
+        return self.dims._replace(max_positions=limits[0]) if limits else self.dims
 
 
 @cache
@@ -181,7 +217,7 @@ class Shared(NamedTuple):
         tokens = positions.tokens
         now = Span.from_lengths(positions.tgt_len, tokens.size(1), tokens.device)
         named = encodings.named()
-        ids = positions.queries(positions.ids)
+        ids = positions.queries(positions.places)
         rotations = {name: encoding.rotation(ids) for name, encoding in named.items()}
         terms = {
             name: terms_of(name, encoding) if terms_of else encoding.terms(now, positions)

@@ -65,6 +65,7 @@ class Positions(NamedTuple):
         first: result of :meth:`is_first`, once computed for all layers.
         document_starts: ``(B, S)``, the number of real tokens before each token's document, where
             a row has several; ``ids`` are then counted in the document.
+        drawn: for each of ``ids`` the number that tables and rotations take in its place.
     """
 
     tokens: Tensor
@@ -77,6 +78,7 @@ class Positions(NamedTuple):
     longest: int
     first: Tensor | None = None
     document_starts: Tensor | None = None
+    drawn: Tensor | None = None
 
     @classmethod
     def from_tokens(
@@ -135,6 +137,11 @@ class Positions(NamedTuple):
         return self._replace(
             ids=ids - starts, left_padded=True, first=first, document_starts=starts
         )
+
+    @property
+    def places(self) -> Tensor:
+        """The numbers that tables and rotations take, shaped as ``ids``: those, unless drawn."""
+        return self.ids if self.drawn is None else self.drawn
 
     @property
     def padding(self) -> Tensor | None:

@@ -39,7 +39,7 @@ _MOST_LAYERS = 1000
 # What numbers can be: beyond, tables fit into no memory, and scores into no number.
 _WHOLE = (1, 1_000_000)
 _FACTOR = (1e-6, 1e12)
-_BESIDE = ("softmax", "mask")  # what goes with an encoding
+_BESIDE = ("softmax", "mask", "positions")  # what goes with an encoding
 
 
 class Item(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -37,6 +38,8 @@ def errors(spec: str, backends: list[str], causal: bool) -> dict[str, float]:
     found["rotation"] = _rotation_error(encodings, query, key, positions.ids)
     query, key = _rotated(encodings, query, key, positions.ids)
     terms = encodings.terms(Span.from_lengths(LENGTH, LENGTH, device), positions)
+    inputs = torch.randn(1, LENGTH, DIMS.embed_dim, device=device)
+    terms = terms.with_decay(encodings.decay(inputs, positions), DIMS.num_heads)
     mask = Mask("lr" if causal else "both")
     expected = _evaluate_equation(query, key, value, terms, causal)
     served = terms.unprojected(DIMS.num_heads)
@@ -98,6 +101,9 @@ def _evaluate_equation(
     scores = combined / math.sqrt((terms.scale_factor or 1.0) * q.size(-1)) + look_up(terms.bias)
     if terms.pair_bias is not None:
         scores = scores + terms.pair_bias[0].double().cpu()
+    if terms.counted_table is not None:
+        scores = scores + _count_positions(q, scores, terms.counted_table.double().cpu())
+    scores = scores + _forgotten(terms)
     visible = torch.ones(LENGTH, LENGTH).tril() if causal else torch.ones(LENGTH, LENGTH)
     if terms.temperature is not None:
         scores = scores * terms.temperature[0, :, :, None].double().cpu()
@@ -111,6 +117,27 @@ def _evaluate_equation(
         scores = torch.cat([scores, column], -1)
     weights = scores.softmax(-1)[..., :LENGTH]
     return (weights[..., None] * (v[:, None] + look_up(terms.value_table))).sum(2)
+
+
+def _forgotten(terms: Terms) -> Tensor:
+    """Compute c_i - c_j, and that of later keys, ``(H or 1, T, S)``."""
+    sides = [terms.decay, None if terms.later_decay is None else -terms.later_decay]
+    earlier, later = (
+        torch.zeros(1, 1, 1) if c is None else c[0, :, :, None].cpu() - c[0, :, None].cpu()
+        for c in sides
+    )
+    return earlier.tril() + later.triu() if terms.later_decay is not None else earlier
+
+
+def _count_positions(query: Tensor, content: Tensor, table: Tensor) -> Tensor:
+    """Compute the products of queries and rows between two whole positions, pair by pair."""
+    found = torch.zeros_like(content)
+    for h, i, j in product(*map(range, content.shape)):
+        position = content[h, i, j : i + 1].sigmoid().sum().clamp(max=len(table) - 1)
+        low, part = int(position), position % 1
+        rows = table[[low, min(low + 1, len(table) - 1)]] @ query[h, i]  # [2]
+        found[h, i, j] = (1 - part) * rows[0] + part * rows[1]
+    return found
 
 
 def _index_pairs(terms: Terms) -> Tensor:

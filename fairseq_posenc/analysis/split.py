@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
 from fairseq_posenc.backends import reference
-from fairseq_posenc.backends.base import score_scale
+from fairseq_posenc.backends.base import Mask, score_scale
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import TERMS, Terms
+
+ALL = Mask()
 
 
 class Split(NamedTuple):
@@ -43,6 +46,7 @@ def split(
     terms: Terms,
     rotation: Optional[Rotation] = None,
     of_keys: Optional[Rotation] = None,
+    mask: Mask = ALL,
 ) -> Split:
     """Split the scores into their parts.
 
@@ -52,24 +56,26 @@ def split(
         terms: with content rows projected.
         rotation: of both, if there is one.
         of_keys: that of the keys, where they are not the queries' tokens.
+        mask: which keys are counted, where positions are.
     """
     query, key = query.double(), key.double()
     exact: dict[str, Any] = {name: term.double() for name, _, term in terms.given()}
     terms = terms._replace(**exact)
     bare = Terms(scale_factor=terms.scale_factor, first=terms.first)
-    content = reference.scores(query, key, bare)
+    scores = partial(reference.scores, mask=mask)
+    content = scores(query, key, bare)
     if rotation is not None:
         query, key = rotation.rotate_queries(query), (of_keys or rotation).rotate_keys(key)
-    rotated = reference.scores(query, key, bare)
+    rotated = scores(query, key, bare)
 
-    def alone(name: str) -> Tensor:
-        only = bare._replace(**{name: getattr(terms, name)})
-        return reference.scores(query, key, only) - rotated
+    def alone(*names: str) -> Tensor:
+        only = bare._replace(**{name: getattr(terms, name) for name in names})
+        return scores(query, key, only) - rotated
 
     given = {name: TERMS[name].enters for name, _, _ in terms.given()}
     biases = [alone(name) for name, enters in given.items() if enters == "bias"]
     position = torch.stack([torch.zeros_like(content), *biases]).sum(0)
-    both = reference.scores(query, key, terms) - content - position
+    both = scores(query, key, terms) - content - position
     changing = [name for name, enters in given.items() if enters in ("content", "table")]
     if terms.product:
         scale = score_scale(terms, query.size(-1))
@@ -78,4 +84,8 @@ def split(
     details = {name: alone(name) for name in changing}
     if rotation is not None:
         details["rotation"] = rotated - content
+    if terms.decay is not None:
+        details["decay"] = alone("decay", "later_decay")
+    if terms.counted_table is not None:
+        details["counted_table"] = alone("counted_table")
     return Split(content, position, both, details, False)

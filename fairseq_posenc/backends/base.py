@@ -194,6 +194,8 @@ class CallFeatures(NamedTuple):
         dropout: whether weights are dropped.
         learns: whether there will be a backward pass.
         need_weights: whether the weights are asked for.
+        direction: see :class:`Mask`.
+        lifted: whether queries and keys are wider than values.
     """
 
     device: str = "cpu"
@@ -207,6 +209,8 @@ class CallFeatures(NamedTuple):
     dropout: bool = False
     learns: bool = False
     need_weights: bool = False
+    direction: str = "both"
+    lifted: bool = False
 
 
 class AttentionCall(NamedTuple):
@@ -241,6 +245,16 @@ class AttentionCall(NamedTuple):
         by_count = at_least_fp32(terms.log_visible)[None, :, None] * logarithms
         return by_count if found is None else found * by_count
 
+    def decay(self) -> tuple[Tensor | None, Tensor | None]:
+        """Select the decay of earlier and of later keys, ``(B or 1, H, S)``, that a query sees.
+
+        Where there is one, it holds for all pairs: a score gets c of its query less c of its key.
+        """
+        earlier, later = self.terms.decay, self.terms.later_decay
+        if later is None or self.mask.direction == "lr":
+            return earlier, None
+        return (None if self.mask.direction == "rl" else earlier), -later
+
     @property
     def features(self) -> CallFeatures:
         """Features that the choice of a backend depends on."""
@@ -256,6 +270,8 @@ class AttentionCall(NamedTuple):
             self.dropout > 0,
             torch.is_grad_enabled() and any(x.requires_grad for x in self[:3]),
             self.need_weights,
+            self.mask.direction,
+            self.query.size(3) != self.value.size(3),
         )
 
 

@@ -66,9 +66,15 @@ def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = _ALL) -> Tenso
         combined, table_terms = _many_query_terms(query, key, terms, mask)
     if terms.gain is not None:
         combined = combined * expand_by_distance(at_least_fp32(terms.gain), *sizes)
+    scale = score_scale(terms, query.size(-1))
+    counted = None
+    if terms.counted_table is not None:
+        counted = _count_positions(query, combined * scale, terms.counted_table, mask)
     for term in table_terms:
         combined = combined * term if terms.product else combined + term
-    combined = combined * score_scale(terms, query.size(-1))
+    combined = combined * scale
+    if counted is not None:
+        combined = combined + counted
     if (bias := terms.bias) is not None:
         made = mask.cached(
             "bias", (bias, *sizes), lambda: expand_by_distance(at_least_fp32(bias), *sizes)
@@ -76,8 +82,45 @@ def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = _ALL) -> Tenso
         combined = combined + made
     if terms.pair_bias is not None:
         combined = combined + at_least_fp32(terms.pair_bias)
-    temperature = AttentionCall(query, key, key, terms, mask).temperature()
+    call = AttentionCall(query, key, key, terms, mask)
+    if (decay := _decay_by_pair(call)) is not None:
+        combined = combined + decay.to(combined.dtype)
+    temperature = call.temperature()
     return combined if temperature is None else combined * temperature[..., None]
+
+
+def _count_positions(query: Tensor, content: Tensor, table: Tensor, mask: Mask) -> Tensor:
+    """Multiply queries with the rows that their counted positions name, ``(B, H, T, S)``.
+
+    Args:
+        query: ``(B, H, T, D)``.
+        content: scaled, ``(B, H, T, S)``.
+        table: ``(P, D)``.
+        mask: what it hides is not counted.
+    """
+    forbidden = mask.forbidden(content.size(2), content.size(3), content.device)
+    gates = content.sigmoid()
+    gates = gates if forbidden is None else gates.masked_fill(forbidden, 0.0)
+    positions = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=len(table) - 1)  # [B, H, T, S]
+    by_row = query @ at_least_fp32(table).T  # [B, H, T, P]
+    low = positions.detach().floor()
+    part, index = positions - low, low.long()
+    above = (index + 1).clamp(max=len(table) - 1)  # where p is whole, its part is 0
+    return by_row.gather(-1, index) * (1 - part) + by_row.gather(-1, above) * part
+
+
+def _decay_by_pair(call: AttentionCall) -> Tensor | None:
+    """Compute what forgetting adds to the scores, ``(B or 1, H, T, S)``, or None."""
+    tgt_len, src_len = call.query.size(2), call.key.size(2)
+    sides = [
+        None if c is None else c[:, :, src_len - tgt_len :, None] - c[:, :, None]
+        for c in call.decay()
+    ]
+    earlier, later = sides
+    if earlier is None or later is None:
+        return later if earlier is None else earlier
+    is_later = torch.ones(tgt_len, src_len, dtype=torch.bool, device=call.query.device)
+    return torch.where(is_later.triu(src_len - tgt_len), later, earlier)
 
 
 def _many_query_terms(

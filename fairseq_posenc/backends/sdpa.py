@@ -33,13 +33,18 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
         return "the scores are more than a dot product and a bias"
     if terms.has_temperature and (terms.bias is not None or terms.pair_bias is not None):
         return "a temperature multiplies the bias as well"
+    if terms.later_decay is not None and call.direction == "both":
+        return "what two directions forget is no dot product"
     return ""
 
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """See :class:`~fairseq_posenc.backends.base.Backend`."""
     query, key, value, terms, mask, dropout, _ = call
-    sizes = query.size(2), key.size(2)
+    sizes, width = (query.size(2), key.size(2)), value.size(-1)
+    decay = next((c for c in call.decay() if c is not None), None)
+    if decay is not None:
+        query, key, value, terms = _lift(query, key, value, terms, decay)
     temperature = call.temperature()
     if temperature is not None:
         query = (at_least_fp32(query) * temperature[..., None]).type_as(query)
@@ -50,13 +55,32 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         ready = _add_sink(ready, terms.sink, query, *sizes)
         key, value = (F.pad(x, (0, 0, 0, 1)) for x in (key, value))
     if terms.bias is None and terms.pair_bias is None:
-        return _attend(query, key, value, ready, terms, dropout), None
+        attended = _attend(query, key, value, ready, terms, dropout)
+        return attended[..., :width].to(call.value.dtype), None
     # Scores in float32. With 16-bit queries torch adds such a bias on some devices only, and there
     # no faster on the whole (fp16 on a CPU: several times slower). Autocast would round it again.
-    kind = value.dtype
     query, key, value = (at_least_fp32(x) for x in (query, key, value))
     with torch.autocast(query.device.type, enabled=False):
-        return _attend(query, key, value, ready, terms, dropout).to(kind), None
+        attended = _attend(query, key, value, ready, terms, dropout)
+        return attended[..., :width].to(call.value.dtype), None
+
+
+def _lift(
+    query: Tensor, key: Tensor, value: Tensor, terms: Terms, decay: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Terms]:
+    """Make c_i - c_j a part of the dot product: [q_i, c_i, 1].[k_j, 1, -c_j].
+
+    In float32, whatever the precision: c falls by up to 1 with each token. Values get as wide, as
+    torch's fused kernels want it.
+    """
+    tgt_len, src_len = query.size(2), key.size(2)
+    query, key, value = (at_least_fp32(x) for x in (query, key, value))
+    own = decay.to(query.dtype).expand(query.size(0), query.size(1), src_len)[..., None]
+    one = torch.ones_like(own)
+    query = query * score_scale(terms, query.size(-1))
+    lifted = torch.cat([query, own[:, :, src_len - tgt_len :], one[:, :, :tgt_len]], -1)
+    rest = terms._replace(scale_factor=1 / lifted.size(-1))
+    return lifted, torch.cat([key, one, -own], -1), F.pad(value, (0, 2)), rest
 
 
 class _PreparedMask(NamedTuple):

@@ -6,6 +6,7 @@ import math
 from typing import ClassVar, Literal
 
 import torch
+from torch import Tensor
 
 from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.encodings.terms import Terms
@@ -51,6 +52,8 @@ class Alibi(Encoding):
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Compute the penalties as bias in float32, ``(H, R)``."""
+        if positions.drawn is not None:
+            return self._at_drawn_positions(positions.drawn)
         distances = span.distances().float()
         slopes = torch.tensor(head_slopes(self.dims.num_heads), device=span.device)[
             :, None
@@ -58,6 +61,17 @@ class Alibi(Encoding):
         later = slopes.flip(0) if self.mode == "asymmetric" else slopes
         bias = -torch.where(distances > 0, later, slopes) * distances.abs()  # [H, R]
         return Terms(bias=bias, scale_factor=self.scale_factor)
+
+    def _at_drawn_positions(self, drawn: Tensor) -> Terms:
+        """Penalise the distances of positions ``(B or 1, S)``, as what is forgotten from each."""
+        slopes = torch.tensor(head_slopes(self.dims.num_heads), device=drawn.device).double()
+        later = slopes.flip(0) if self.mode == "asymmetric" else slopes
+        decay, later_decay = (-x[:, None] * drawn[:, None] for x in (slopes, later))  # [B, H, S]
+        return Terms(
+            decay=decay,
+            later_decay=None if self.dims.causal else later_decay,
+            scale_factor=self.scale_factor,
+        )
 
     @classmethod
     def parameter_count(cls, dims: Dims, layers: int) -> int:

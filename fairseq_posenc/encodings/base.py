@@ -12,14 +12,17 @@ Shape legend, for all docstrings and for comments such as ``# [B, H, T, D]``:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from operator import or_
-from typing import ClassVar, Literal, NamedTuple, Optional, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Optional, TypeVar
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fairseq_posenc.encodings.locality import Locality
+from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Cost, Terms
 from fairseq_posenc.errors import UserError
@@ -77,9 +80,10 @@ class Encoding(nn.Module):
     """
 
     name: ClassVar[str]  # set by `register`
-    acts_on: ClassVar[Literal["input", "rotation", "scores", "softmax", "mask"]]
+    acts_on: ClassVar[Literal["input", "rotation", "scores", "softmax", "mask", "positions"]]
     shared: ClassVar[bool] = False  # True: one module for all layers, else one for each layer
     whole_stack: ClassVar[bool] = False  # True: holds for all layers, in whichever it is written
+    lifts: ClassVar[bool] = False  # True: its rotation makes queries and keys wider
     causal_only: ClassVar[str] = ""  # why only causal models can use it; empty: encoders too
     cost: ClassVar[Cost] = Cost()  # of a layer, beyond that of its terms
 
@@ -116,6 +120,17 @@ class Encoding(nn.Module):
         """
         return None
 
+    def forget_gates(self, x: Tensor) -> Tensor | None:
+        """Compute how much of what came before each token keeps, before a sigmoid, or None.
+
+        Args:
+            x: input of the layer, ``(B, T, C)``.
+
+        Returns:
+            ``(B, T, H)`` in a causal model, else ``(B, T, 2 H)``: for later keys, too.
+        """
+        return None
+
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Compute the terms that are added to the scores, for the distances of ``span``.
 
@@ -128,6 +143,11 @@ class Encoding(nn.Module):
     def number(self, positions: Positions) -> Positions:
         """Number the tokens of a call; by default as they are."""
         return positions
+
+    @classmethod
+    def drawn_from(cls, options: Iterable[tuple[str, Any]]) -> int | None:
+        """Read from options how many numbers positions are drawn from; None where they are not."""
+        return None
 
     def locality(self, positions: Positions) -> Locality:
         """Limit the keys that a query may see; by default there is no limit."""
@@ -190,6 +210,27 @@ class Encodings(nn.ModuleDict):
         named = self.named()
         found = (named[name].rotation(ids) for name in self.kinds[kind])
         return next((rotation for rotation in found if rotation is not None), None)
+
+    def decay(self, x: Tensor, positions: Positions, past: Tensor | None = None) -> Tensor | None:
+        """Add up the logarithms of forget gates over the tokens, or None where there are no gates.
+
+        Args:
+            x: input of the layer, ``(B, T, C)``.
+            positions: of the tokens.
+            past: result of earlier steps, ``(B, G, S - T)``.
+
+        Returns:
+            ``(B, G, S)`` in float64, where G is H, and 2 H in an encoder.
+        """
+        found = (encoding.forget_gates(x) for encoding in self.each())
+        gates = next((gates for gates in found if gates is not None), None)
+        if gates is None:
+            return None
+        logs = F.logsigmoid(at_least_fp32(gates)).double().transpose(1, 2)  # [B, G, T]
+        if (padding := positions.padding) is not None:
+            logs = logs.masked_fill(positions.queries(padding)[:, None], 0.0)
+        sums = logs.cumsum(-1)
+        return sums if past is None else torch.cat([past, past[..., -1:] + sums], -1)
 
     def number(self, positions: Positions) -> Positions:
         """Number the tokens of a call (see :meth:`Encoding.number`)."""

@@ -53,7 +53,7 @@ class Learned(Encoding):
             UserError: a position lies beyond the table.
         """
         positions.check_limit(self.dims.max_positions, self.name)
-        return F.embedding(positions.queries(positions.ids), self.table.weight)
+        return F.embedding(positions.queries(positions.places), self.table.weight)
 
     @classmethod
     def parameter_count(cls, dims: Dims, layers: int) -> int:

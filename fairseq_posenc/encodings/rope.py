@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.encodings.rope_scaling import Scaling
-from fairseq_posenc.encodings.rotation import Rotation, is_exporting
+from fairseq_posenc.encodings.rotation import PairRotation, is_exporting
 from fairseq_posenc.encodings.terms import Cost
 from fairseq_posenc.errors import UserError
 
@@ -76,11 +76,11 @@ class Rope(Encoding):
         super().trained_at(length)
         self.bits.copy_(self._frequencies().view(torch.int32))
 
-    def rotation(self, ids: Tensor) -> Rotation:
+    def rotation(self, ids: Tensor) -> PairRotation:
         """Compute the rotation at positions ``ids``, ``(B or 1, T)``, in float32."""
         angles = ids[:, None, :, None] * self.frequencies  # [B or 1, 1, T, rotated/2]
         gains = torch.full_like(angles, self.scaling.gain(self.dims))
-        return Rotation(torch.polar(gains, angles), self.layout == "half")
+        return PairRotation(torch.polar(gains, angles), self.layout == "half")
 
     def order(self) -> Tensor:
         """Order a head's coordinates, ``(D,)``, by the pairs that are rotated."""

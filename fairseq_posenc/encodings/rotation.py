@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -16,8 +16,18 @@ def is_exporting() -> bool:
     return bool(getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)())
 
 
-class Rotation(NamedTuple):
-    """A rotation of queries and keys before their dot product, one entry for each of T tokens.
+class Rotation(Protocol):
+    """A map of queries and keys before their dot product, with an entry for each of T tokens."""
+
+    def rotate_queries(self, query: Tensor) -> Tensor:
+        """Map queries ``(B, H, T, D)``; computed in float32, returned in their own precision."""
+
+    def rotate_keys(self, key: Tensor) -> Tensor:
+        """Map keys ``(B, H, T, D)``; see :meth:`rotate_queries`."""
+
+
+class PairRotation(NamedTuple):
+    """A rotation of pairs of coordinates.
 
     Attributes:
         phases: complex numbers of absolute value 1 (but for a scaling's gain), by which pairs of
@@ -32,16 +42,16 @@ class Rotation(NamedTuple):
     decay: Tensor | None = None
 
     def rotate_queries(self, query: Tensor) -> Tensor:
-        """Rotate queries ``(B, H, T, D)``; computed in float32, returned in their own precision."""
+        """See :class:`Rotation`."""
         rotated = self._rotate(query)
         return rotated if self.decay is None else _clamp_as(rotated * self.decay, query)
 
     def rotate_keys(self, key: Tensor) -> Tensor:
-        """Rotate keys ``(B, H, T, D)``; see :meth:`rotate_queries`."""
+        """See :class:`Rotation`."""
         rotated = self._rotate(key)
         return rotated if self.decay is None else _clamp_as(rotated / self.decay, key)
 
-    def select_sentences(self, batch: int) -> Rotation:
+    def select_sentences(self, batch: int) -> PairRotation:
         """Select the rotation of each sentence's first row, where rows of a beam stand together.
 
         Args:

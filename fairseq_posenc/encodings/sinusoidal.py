@@ -55,9 +55,9 @@ class Sinusoidal(Encoding):
 
     def embed(self, positions: Positions) -> Tensor:
         """Compute the vectors of the queries' positions in float32, ``(B or 1, T, C)``."""
-        ids = positions.queries(positions.ids)
+        ids = positions.queries(positions.places)
         before = positions.padding_idx + 1 if self.layout == "fairseq" else 0
-        if ids.size(0) == 1 or ids.size(1) == 1:
+        if ids.size(0) == 1 or ids.size(1) == 1 or positions.drawn is not None:
             return self.scale * self.vectors(ids + before)
         rows = torch.arange(positions.longest, device=ids.device)
         return F.embedding(ids, self.scale * self.vectors(rows + before))

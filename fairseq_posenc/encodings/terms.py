@@ -2,10 +2,12 @@
 
 With q_i and k_j the (rotated) query and key and r = j - i their distance, the score is::
 
-    e_ij = tau_i * (scale * combine(gain_r * q_i.k_j,  q_i.Q_r,  k_j.K_r)  +  bias_r  +  bias_ij)
+    e_ij = tau_i * (scale * combine(gain_r * q_i.k_j,  q_i.Q_r,  k_j.K_r)
+                    +  bias_r  +  bias_ij  +  c_i - c_j)
 
-where combine is a sum or a product, scale = 1 / sqrt(scale_factor * head_dim), and tau_i is the
-query's temperature, 1 by default. A sink is one more score in the softmax, with a value of zeros.
+where combine is a sum or a product, scale = 1 / sqrt(scale_factor * head_dim), c is the decay of
+the tokens, and tau_i is the query's temperature, 1 by default. A sink is one more score in the
+softmax, with a value of zeros.
 
 The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 """
@@ -89,7 +91,14 @@ class Terms(NamedTuple):
         product: combine by product in place of the sum.
         scale_factor: c of the scale 1/sqrt(c * D); None leaves it to the others (1 if none says).
         first: ``(B or 1, S)`` of bool, the first real token of each row; None means no reset.
+        decay: ``(B or 1, H, S)`` in float64, c of a query and its earlier keys: of both, the scores
+            get the difference. Padding has that of the token before it.
+        later_decay: the same for later keys, whose scores get c_j - c_i; None where ``decay`` is
+            for all keys.
         temperature: ``(B or 1, G, T)``, multiplies all scores of a query.
+        counted_table: ``(P, D)``; the score gets the product of the query with the row, between
+            two whole ones, whose number is the sum of sigmoid(scale * gain * q_i.k_t) from the key
+            to the query. For causal directions.
         log_visible: ``(G,)``; the scores of a query are also multiplied by this times the logarithm
             of the number of keys that the query may see.
         sink: ``(G,)``, a score that takes part in the softmax, and whose weight is dropped.
@@ -121,7 +130,10 @@ class Terms(NamedTuple):
     product: bool = False
     scale_factor: Optional[float] = None
     first: Optional[Tensor] = None
+    decay: Optional[Tensor] = None
+    later_decay: Optional[Tensor] = None
     temperature: Optional[Tensor] = None
+    counted_table: Optional[Tensor] = None
     log_visible: Optional[Tensor] = None
     sink: Optional[Tensor] = None
 
@@ -139,7 +151,8 @@ class Terms(NamedTuple):
     @property
     def content_only(self) -> bool:
         """Whether attention is a plain scaled dot product, with or without a bias."""
-        return not self.product and not any(self.given("content", "table", "values"))
+        others = self.product or self.counted_table is not None
+        return not others and not any(self.given("content", "table", "values"))
 
     @property
     def has_temperature(self) -> bool:
@@ -168,7 +181,10 @@ class Terms(NamedTuple):
             product=self.product or other.product,
             scale_factor=_same_scale(self.scale_factor, other.scale_factor),
             first=self.first if self.first is not None else other.first,
+            decay=_sum(self.decay, other.decay),
+            later_decay=_sum(self.later_decay, other.later_decay),
             temperature=_only("temperature", self.temperature, other.temperature),
+            counted_table=_only("counted table", self.counted_table, other.counted_table),
             log_visible=_only("temperature", self.log_visible, other.log_visible),
             sink=_only("sink", self.sink, other.sink),
         )
@@ -188,6 +204,13 @@ class Terms(NamedTuple):
         tables = Terms(query_table=as_keys(rows), key_table=as_queries(rows))  # [H, R, D]
         return self._replace(content_rows=None) | tables
 
+    def with_decay(self, decay: Tensor | None, num_heads: int) -> Terms:
+        """Add the decay of a layer's own, ``(B, G, S)``; further heads are those of later keys."""
+        if decay is None:
+            return self
+        earlier, later = decay[:, :num_heads], decay[:, num_heads:]
+        return self | Terms(decay=earlier, later_decay=later if later.size(1) else None)
+
     def without_first_keys(self, count: int) -> Terms:
         """Leave out the first keys, of which a cache has dropped ``count``."""
         if not count:
@@ -198,6 +221,9 @@ class Terms(NamedTuple):
             now[name] = tensor.narrow(dim, count, tensor.size(dim) - count)
         if self.first is not None:
             now["first"] = self.first[:, count:]
+        for name in ("decay", "later_decay"):
+            if (decay := getattr(self, name)) is not None:
+                now[name] = decay[..., count:]
         return self._replace(**now)
 
     def unprojected(self, num_heads: int) -> Terms:
@@ -219,9 +245,15 @@ TERMS: dict[str, Term] = {
 
 def _joined(name: str, ours: Tensor | None, theirs: Tensor | None) -> Tensor | None:
     """Combine one term of two encodings: biases add up, of any other there can be one."""
-    if ours is not None and theirs is not None and TERMS[name].enters == "bias":
-        return ours + theirs
+    if TERMS[name].enters == "bias":
+        return _sum(ours, theirs)
     return _only(name.replace("_", " "), ours, theirs)
+
+
+def _sum(ours: Tensor | None, theirs: Tensor | None) -> Tensor | None:
+    if ours is not None and theirs is not None:
+        return ours + theirs
+    return ours if ours is not None else theirs
 
 
 def _only(what: str, ours: Tensor | None, theirs: Tensor | None) -> Tensor | None:

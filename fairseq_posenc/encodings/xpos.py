@@ -1,4 +1,4 @@
-"""Rotation with exponential decay (xPos)."""
+"""PairRotation with exponential decay (xPos)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from fairseq_posenc.encodings.base import Dims, register
 from fairseq_posenc.encodings.rope import Rope
 from fairseq_posenc.encodings.rope_scaling import Scaling
-from fairseq_posenc.encodings.rotation import Rotation
+from fairseq_posenc.encodings.rotation import PairRotation
 
 
 @register("xpos")
@@ -48,7 +48,7 @@ class XPos(Rope):
         super().__init__(dims, base=base, fraction=fraction, layout=layout, scaling=scaling)
         self.scale_base = scale_base
 
-    def rotation(self, ids: Tensor) -> Rotation:
+    def rotation(self, ids: Tensor) -> PairRotation:
         """Compute the rotation, and its decay, at positions ``ids``, ``(B or 1, T)``."""
         return super().rotation(ids)._replace(decay=self.decay(ids))
 

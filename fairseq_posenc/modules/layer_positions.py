@@ -12,6 +12,7 @@ from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.stack_positions import StackPositions
 from fairseq_posenc.positions import Span
+from fairseq_posenc.registry import get
 
 
 class LayerPositions(nn.Module):
@@ -41,7 +42,9 @@ class LayerPositions(nn.Module):
         terms = positions.assembly.check("auto")[self.kind]
         of_softmax = terms.has_temperature or terms.sink is not None
         of_vectors = any(terms.given("table", "values")) or terms.channel_gain is not None
-        if terms.product or of_vectors or of_softmax:
+        of_tokens = terms.decay is not None or terms.counted_table is not None
+        lifts = any(get(item.name).lifts for item in positions.assembly.spec.kinds[self.kind])
+        if terms.product or of_vectors or of_softmax or of_tokens or lifts:
             raise UserError(
                 f"{positions.assembly.spec}: its scores are more than a rotated dot product, a "
                 "factor and a bias for each distance: take a SelfAttention"

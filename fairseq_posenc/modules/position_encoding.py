@@ -43,7 +43,11 @@ class PositionEncoding(StackPositions):
         return self(embeddings, key_padding_mask)[0]
 
     def scores(
-        self, query: Tensor, key: Tensor, key_padding_mask: Optional[Tensor] = None
+        self,
+        query: Tensor,
+        key: Tensor,
+        key_padding_mask: Optional[Tensor] = None,
+        inputs: Optional[Tensor] = None,
     ) -> Tensor:
         """Compute the attention scores before masks and softmax.
 
@@ -52,11 +56,13 @@ class PositionEncoding(StackPositions):
                 head_dim)``.
             key: projected keys of all tokens, ``(batch, heads, src_len, head_dim)``.
             key_padding_mask: True for padding, ``(batch, src_len)``; it never shifts a position.
+            inputs: of the layer, ``(batch, src_len, embed_dim)``, for gates that depend on them;
+                by default zeros, so that a gate is its bias.
 
         Returns:
             ``(batch, heads, tgt_len, src_len)``, in float32 at least.
         """
-        query, key, terms, shared = self._prepare(query, key, key_padding_mask)
+        query, key, terms, shared = self._prepare(query, key, key_padding_mask, inputs)
         mask = shared.mask("lr" if self.assembly.dims.causal else "both")
         return reference.scores(query, key, terms, mask)
 
@@ -69,6 +75,7 @@ class PositionEncoding(StackPositions):
         direction: Optional[str] = None,
         dropout: float = 0.0,
         backend: str = "auto",
+        inputs: Optional[Tensor] = None,
     ) -> Tensor:
         """Compute the attended values ``(batch, heads, tgt_len, head_dim)``; see :meth:`scores`.
 
@@ -80,8 +87,9 @@ class PositionEncoding(StackPositions):
             direction: what a query sees, ``both``, ``lr`` or ``rl``; by default as the layer is.
             dropout: probability of dropping a weight.
             backend: ``auto``, or the name of one that must be used.
+            inputs: as for :meth:`scores`.
         """
-        query, key, terms, shared = self._prepare(query, key, key_padding_mask)
+        query, key, terms, shared = self._prepare(query, key, key_padding_mask, inputs)
         mask = shared.mask(direction or ("lr" if self.assembly.dims.causal else "both"))
         return attend(query, key, value, terms, mask, dropout, requested=backend)[0]
 
@@ -108,10 +116,14 @@ class PositionEncoding(StackPositions):
         content = content.to(parameter.device)
         embedded = self.embed(content.expand(-1, length, -1))
         heads = embedded.unflatten(-1, (dims.num_heads, -1)).transpose(1, 2)
-        return self.scores(heads, heads)[:, :, reach].mean(0)
+        return self.scores(heads, heads, inputs=embedded)[:, :, reach].mean(0)
 
     def _prepare(
-        self, query: Tensor, key: Tensor, key_padding_mask: Optional[Tensor]
+        self,
+        query: Tensor,
+        key: Tensor,
+        key_padding_mask: Optional[Tensor],
+        inputs: Optional[Tensor] = None,
     ) -> tuple[Tensor, Tensor, Terms, Shared]:
         dims = self.assembly.dims
         batch, _, tgt_len, _ = query.shape
@@ -124,10 +136,18 @@ class PositionEncoding(StackPositions):
             )
         positions = positions_from_padding(batch, src_len, tgt_len, key_padding_mask, query.device)
         shared = Shared.compute(self.shared, positions)
-        query, _ = shared.rotate(query, query)
-        key_rotation = self.shared.rotation(positions.ids)
-        key = key if key_rotation is None else key_rotation.rotate_keys(key)
+        positions = shared.positions
+        rotations = [
+            self.shared.rotation(ids) or self.layer.rotation(ids)
+            for ids in (positions.queries(positions.places), positions.places)
+        ]
+        if rotations[0] is not None and rotations[1] is not None:
+            query, key = rotations[0].rotate_queries(query), rotations[1].rotate_keys(key)
         terms = shared.terms | self.layer.terms(
             Span.from_lengths(tgt_len, src_len, query.device), positions
         )
-        return query, key, terms.unprojected(dims.num_heads), shared
+        if inputs is None:
+            inputs = query.new_zeros(batch, src_len, dims.embed_dim)
+        decay = self.layer.decay(inputs, positions._replace(tgt_len=src_len))
+        terms = terms.unprojected(dims.num_heads).with_decay(decay, dims.num_heads)
+        return query, key, terms, shared

@@ -12,12 +12,14 @@ from fairseq_posenc.assembly import Shared
 from fairseq_posenc.backends import attend
 from fairseq_posenc.backends.base import DIRECTIONS, Mask
 from fairseq_posenc.encodings.base import Dims, Encodings
+from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.stack_positions import StackPositions
 from fairseq_posenc.positions import Positions, Span
 
-Cache = dict[str, Any]  # `key`, rotated, and `value`, (B, H, S, D) each; `tokens`: how many came
+# `key`, rotated, and `value`, (B, H, S, D) each; `decay`; `tokens`: how many came
+Cache = dict[str, Any]
 
 
 class SelfAttentionCore:
@@ -49,7 +51,14 @@ class SelfAttentionCore:
             self.split_heads(projection(x))
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
-        return (*shared.rotate(query, key), value)
+        if (rotation := self.rotation(shared)) is not None:
+            query, key = rotation.rotate_queries(query), rotation.rotate_keys(key)
+        return query, key, value
+
+    def rotation(self, shared: Shared) -> Rotation | None:
+        """Select the rotation of the T tokens: the stack's, this layer's own, or None."""
+        positions = shared.positions
+        return shared.rotation or self.encodings.rotation(positions.queries(positions.places))
 
     def terms(self, span: Span, shared: Shared) -> Terms:
         """Combine the terms of the stack and of this layer, with their rows projected to heads."""
@@ -152,8 +161,12 @@ class SelfAttention(SelfAttentionCore, nn.Module):
         query, key, value = self.project(x, shared)
         self._check_past(positions, x.size(1), cache)
         tgt_len, src_len = positions.tgt_len, positions.tokens.size(1)
+        decay = self.encodings.decay(x, positions, (cache or {}).get("decay"))
         if cache is not None:
-            key, value = self._extend(cache, key, value, shared.locality.needed_keys())
+            needed = shared.locality.needed_keys()
+            key, value = self._extend(cache, key, value, needed)
+            if decay is not None:
+                cache["decay"] = decay[..., -cache["key"].size(2) :]
         dropped = src_len - key.size(2)  # which no query sees
         terms = self.terms(Span.from_lengths(tgt_len, src_len, x.device), shared)
         mask = shared.mask(self.direction)
@@ -161,7 +174,7 @@ class SelfAttention(SelfAttentionCore, nn.Module):
             query,
             self.repeat_heads(key),
             self.repeat_heads(value),
-            terms.without_first_keys(dropped),
+            terms.without_first_keys(dropped).with_decay(decay, self.num_heads),
             mask.without_first_keys(dropped),
             self.dropout if self.training else 0.0,
             need_weights,

@@ -110,11 +110,15 @@ class PositionalAttention(SelfAttentionCore, MultiheadAttention):
         cache = self._get_input_buffer(incremental_state)
         shared = current_context() or self._without_stack(query, cache, key_padding_mask)
         q, k, v = self.project(query, shared)
+        decay = self.encodings.decay(
+            query.transpose(0, 1), shared.positions, cache.get("prev_decay")
+        )
         if incremental_state is not None:
             k, v, key_padding_mask = self._extend_cache(
-                incremental_state, cache, k, v, key_padding_mask, shared
+                incremental_state, cache, k, v, key_padding_mask, decay, shared
             )
         terms = self._step_terms(incremental_state, q.size(2), k.size(2), shared)
+        terms = terms.with_decay(decay, self.num_heads)
         mask = self._mask(key_padding_mask, attn_mask, shared, k.size(2))
         attended, weights = attend(
             q, k, v, terms, mask, self._dropout(), need_weights, self.backend
@@ -141,8 +145,12 @@ class PositionalAttention(SelfAttentionCore, MultiheadAttention):
                 span, shared._replace(positions=lookahead_positions(positions, span))
             ),
         )
-        # A temperature is a number for each query, so those of later steps are not at hand.
-        now = slice_for_step(steps, tokens)._replace(temperature=shared.terms.temperature)
+        # Numbers for each query or token, so those of later steps are not at hand.
+        now = slice_for_step(steps, tokens)._replace(
+            temperature=shared.terms.temperature,
+            decay=shared.terms.decay,
+            later_decay=shared.terms.later_decay,
+        )
         return now.without_first_keys(dropped)
 
     def _extend_cache(
@@ -152,6 +160,7 @@ class PositionalAttention(SelfAttentionCore, MultiheadAttention):
         key: Tensor,
         value: Tensor,
         key_padding_mask: Tensor | None,
+        decay: Tensor | None,
         shared: Shared,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Append keys, values and padding to those of earlier steps, and cache them for the next.
@@ -177,6 +186,8 @@ class PositionalAttention(SelfAttentionCore, MultiheadAttention):
             "prev_value": value[:, :, first:],
             "prev_key_padding_mask": None if padding is None else padding[:, first:],
         }
+        if decay is not None:
+            buffer["prev_decay"] = decay[..., first:]
         self._set_input_buffer(incremental_state, buffer)
         return key, value, padding
 

@@ -94,7 +94,10 @@ def _split(attention: MultiheadAttention, queries: Tensor, keys: Tensor) -> Spli
     if isinstance(attention, PositionalAttention):
         assert shared is not None, "a layer of a stack"
         span = Span.from_lengths(queries.size(0), keys.size(0), queries.device)
-        return split(query, key, attention.terms(span, shared), shared.rotation)
+        decay = attention.encodings.decay(queries.transpose(0, 1), shared.positions)
+        terms = attention.terms(span, shared).with_decay(decay, attention.num_heads)
+        mask = shared.mask(attention.direction)
+        return split(query, key, terms, attention.rotation(shared), mask=mask)
     if isinstance(attention, RotaryCrossAttention):
         assert shared is not None, "a layer of a stack"
         return split(query, key, Terms(), shared.rotation, shared.source)

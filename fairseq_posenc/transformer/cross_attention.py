@@ -7,6 +7,7 @@ from typing import Any
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
+from fairseq_posenc.encodings.rotation import PairRotation
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.attention import IncrementalState
 from fairseq_posenc.transformer.forward_context import current_context
@@ -91,6 +92,7 @@ class RotatedProjection(nn.Linear):
         rotation = None if shared is None else shared.source if self.of_source else shared.rotation
         if rotation is None:
             raise UserError("rotary encoder-decoder attention works only inside a decoder")
+        assert isinstance(rotation, PairRotation), "of rope"
         # fairseq projects one key for all beams of a sentence.
         rotation = rotation.select_sentences(heads.size(0))
         return rotation.rotate_keys(heads) if self.of_source else rotation.rotate_queries(heads)

@@ -112,7 +112,7 @@ class _PositionalStack:
         span = span_of_step(positions, self.assembly.dims.max_positions)
 
         def terms_of(name: str, encoding: Encoding) -> Terms:
-            if encoding.acts_on == "softmax":  # by query
+            if encoding.acts_on == "softmax" or positions.drawn is not None:  # by token
                 return encoding.terms(span, positions)
             key = self._get_full_incremental_state_key(f"terms.{name}")
             return cached_terms(

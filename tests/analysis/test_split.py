@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from fairseq_posenc.analysis.split import split
+from fairseq_posenc.backends.base import Mask
 from fairseq_posenc.positions import Span
-from tests.helpers.formulas import make, our_scores, positions_of, their_scores
+from tests.helpers.formulas import INPUTS, make, our_scores, positions_of, their_scores
 from tests.helpers.tiny_models import COMPOSITIONS, specs
 
 LENGTH = 6
@@ -19,8 +20,10 @@ def parts(spec: str):
     query, key = torch.randn(2, 1, 2, LENGTH, 8, dtype=torch.float64)
     span = Span.from_lengths(LENGTH, LENGTH, query.device)
     terms = built.terms(span, positions_of(LENGTH, LENGTH)).unprojected(2)
+    terms = terms.with_decay(built.decay(INPUTS[None, :LENGTH], positions_of(LENGTH, LENGTH)), 2)
     rotation = built.rotation(torch.arange(LENGTH)[None])
-    return split(query, key, terms, rotation), query, key, built
+    mask = Mask("lr" if "cope" in spec else "both")
+    return split(query, key, terms, rotation, mask=mask), query, key, built
 
 
 @pytest.mark.parametrize("spec", [*specs("scores", "rotation"), *COMPOSITIONS, "none"])

@@ -91,8 +91,8 @@ def test_initial_parameters_are_small_and_not_zero(spec):
     dims = Dims(64, 2, 64, causal=needs_causal(spec))
     encoding = registry.build(registry.parse(spec), dims)
     for name, parameter in encoding.named_parameters():
-        assert parameter.abs().mean() < 2
-        assert parameter.abs().sum() > 0 or name.endswith("bias")
+        assert parameter.abs().mean() < 2 or name == "fox.gate.bias"  # keeps nearly all
+        assert parameter.abs().sum() > 0 or name.endswith("bias") or name == "cope.table"
 
 
 @pytest.mark.parametrize("spec", specs("rotation"))

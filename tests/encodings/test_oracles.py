@@ -47,6 +47,12 @@ def example(
     if name == "transformer_xl":
         params["projection"] = draw(HEADS * WIDTH, HEADS * WIDTH)
         params["u"], params["v"] = draw(HEADS, WIDTH), draw(HEADS, WIDTH)
+    if name == "fox":
+        params["gate"], params["gate.bias"] = draw(2 * HEADS, HEADS * WIDTH), draw(2 * HEADS)
+    if name == "pope":
+        params["delta"] = draw(HEADS, WIDTH) - 2
+    if name == "cope":
+        params["table"] = draw(K, WIDTH)
     if name == "kerple":
         params["r1"], params["r2"] = draw(HEADS).exp(), draw(HEADS).exp()
     if name == "shaw_values":
@@ -150,6 +156,7 @@ def test_each_head_reads_its_own_table(name):
     [
         (name, {"deberta": 3, "deberta_v2": 3, "tupe": 2, "tupe_shared": 2}.get(name, 1))
         for name in oracles.SCORES
+        if name not in ("fox", "pope", "cope")  # which have none
     ],
 )
 def test_scale_factor(name, default):
@@ -733,7 +740,35 @@ def test_parameter_counts_of_base_size(name, options, expected):
 def test_parameter_counts_are_those_of_the_tensors(name, groups):
     _, _, params, _ = example(name, groups)
     layers = 1 if name in SHARED else 3
-    ours = oracles.parameter_count(
-        name, m=3, n=LENGTH, d=WIDTH, D=HEADS * WIDTH, h=HEADS, max_distance=K, per_head=groups > 1
-    )
+    sizes = {"m": 3, "n": LENGTH, "d": WIDTH, "D": HEADS * WIDTH, "h": HEADS, "positions": K}
+    ours = oracles.parameter_count(name, **sizes, max_distance=K, per_head=groups > 1)
     assert ours == layers * sum(value.numel() for value in params.values())
+
+
+def test_fox_with_gates_of_one_value_is_alibi():
+    q, k, params, options = example("fox")
+    slopes = torch.tensor(oracles.alibi_slopes(HEADS), dtype=torch.float64)
+    fixed = torch.log(1 / (torch.exp(slopes) - 1))  # log sigmoid of it is minus the slope
+    gates = {"gate": torch.zeros_like(params["gate"]), "gate.bias": fixed.repeat(2)}
+    alibi = oracles.alibi(q, k, {}, {**options, "mode": "symmetric"})
+    assert_close(oracles.fox(q, k, gates, options), alibi)
+
+
+def test_pope_is_a_product_of_lifted_vectors():
+    q, k, params, options = example("pope")
+    theta = 10000.0 ** (-torch.arange(WIDTH, dtype=torch.float64) / WIDTH)
+    places = torch.arange(LENGTH, dtype=torch.float64)[:, None] * theta  # [LENGTH, WIDTH]
+    delta = params["delta"].clamp(-2 * math.pi, 0)[:, None]
+    lengths = [torch.nn.functional.softplus(x) for x in (q, k)]
+    waves = [torch.polar(x, a.expand_as(x)) for x, a in zip(lengths, (places, places + delta))]
+    theirs = torch.einsum("hid,hjd->hij", waves[0].conj(), waves[1]).real / math.sqrt(WIDTH)
+    assert_close(oracles.pope(q, k, params, options), theirs)
+
+
+def test_cope_with_open_gates_counts_tokens():
+    q, k, params, options = example("cope")
+    q = torch.ones_like(q) * 40
+    k = k.abs() + 1  # every gate is 1
+    rows = (torch.arange(LENGTH)[:, None] - torch.arange(LENGTH) + 1).clamp(0, K - 1)
+    theirs = q @ k.transpose(1, 2) / 2 + torch.einsum("hid,ijd->hij", q, params["table"][rows])
+    assert_close(oracles.cope(q, k, params, options), theirs)

@@ -49,7 +49,7 @@ def test_canonical_form(text, canonical):
         ("learned+", "cannot read position encoding"),
         ("m4m(max_distance=128", "cannot read position encoding"),
         ("Learned", "cannot read position encoding"),
-        ("roep", "unknown position encoding 'roep'; known: alibi, deberta"),
+        ("roep", "unknown position encoding 'roep'; known: alibi, cope, deberta"),
         ("m4m(reach=3)", "m4m has no option 'reach=3'; its options: max_distance, per_head"),
         ("m4m(per_head)", "m4m has no option 'per_head'"),
         ("learned(x=1)", "learned has no option 'x=1'; its options: none"),

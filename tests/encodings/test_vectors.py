@@ -56,11 +56,11 @@ def ours(case: vectors.Case, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
         tokens = arrays["tokens"]
         found = module.embed(Positions.from_tokens(tokens, PAD, EOS, tokens.size(1)))
         return {"added": found.double().masked_fill(tokens.eq(PAD)[..., None], torch.nan)}
-    names = [name for name in ("query", "key", "value") if name in arrays]
+    names = [name for name in ("query", "key", "value", "inputs") if name in arrays]
     inputs = [arrays[name].clone().requires_grad_() for name in names]
     if "scores" in arrays:
-        query, key = inputs
-        output, found = "scores", encoding.scores(query, key, arrays["padding"])
+        query, key, *of_gates = inputs
+        output, found = "scores", encoding.scores(query, key, arrays["padding"], *of_gates)
     else:
         query, key, value = inputs
         output, of = "attended", (arrays["padding"], case.direction or None)

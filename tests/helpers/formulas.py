@@ -6,6 +6,7 @@ import torch
 
 from fairseq_posenc import registry
 from fairseq_posenc.backends import reference
+from fairseq_posenc.backends.base import Mask
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.positions import Positions, Span
 from tests.helpers import oracles
@@ -14,7 +15,11 @@ from tests.helpers.tiny_models import needs_causal
 DIMS = Dims(embed_dim=16, num_heads=2, max_positions=20)
 PAD, EOS = 1, 2
 # Angles and fixed biases are computed in float32 by contract, whatever the model's precision.
-IN_FLOAT32 = {"rope", "xpos", "transformer_xl", "sandwich", "alibi"}
+IN_FLOAT32 = {"rope", "xpos", "pope", "transformer_xl", "sandwich", "alibi"}
+# Inputs of a layer, for gates that depend on them.
+INPUTS = torch.randn(
+    256, DIMS.embed_dim, dtype=torch.float64, generator=torch.Generator().manual_seed(5)
+)
 
 
 def make(spec: str, dims: Dims = DIMS, dtype: torch.dtype = torch.float64):
@@ -59,7 +64,10 @@ def our_scores(built, query, key):
     if terms.content_rows is not None:  # a layer would project them; here nothing does
         rows = terms.content_rows.unflatten(-1, (2, 8)).transpose(0, 1)
         terms = terms._replace(content_rows=None, query_table=rows, key_table=rows)
-    return reference.scores(rotated_query, rotated_key, terms)[0]
+    decay = built.decay(INPUTS[None, :src_len].to(query.dtype), positions_of(src_len, src_len))
+    terms = terms.with_decay(decay, query.size(0))
+    mask = Mask("lr" if any(each.causal_only for each in built.each()) else "both")
+    return reference.scores(rotated_query, rotated_key, terms, mask)[0]
 
 
 def oracle_options(item, dims: Dims = DIMS) -> dict:
@@ -89,15 +97,15 @@ def their_scores(built, spec: str, query, key, **projections):
     tgt_len, src_len = query.size(1), key.size(1)
     parsed = registry.parse(spec).items
     for item in parsed:
-        if registry.get(item.name).acts_on == "rotation":
+        if registry.get(item.name).acts_on == "rotation" and item.name not in oracles.SCORES:
             rotate, options = getattr(oracles, item.name), oracle_options(item)
             query = rotate(query, list(range(src_len - tgt_len, src_len)), options)
             key = rotate(key, list(range(src_len)), {**options, "keys": True})
     plain = oracles.none(query, key, {}, {})
-    scored = [item for item in parsed if registry.get(item.name).acts_on == "scores"]
+    scored = [item for item in parsed if item.name in oracles.SCORES and item.name != "none"]
     total = torch.zeros_like(plain)
     for item in scored:
         params = oracle_params(built, item.name)
-        options = {**oracle_options(item), **projections}
+        options = {**oracle_options(item), "inputs": INPUTS[:src_len], **projections}
         total = total + oracles.SCORES[item.name](query, key, params, options)
     return total - plain * (len(scored) - 1)

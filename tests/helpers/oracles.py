@@ -509,6 +509,82 @@ def deberta_v2(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     return scores
 
 
+def fox(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
+    """e_ij = q_i.k_j / sqrt(d) + sum_{t=j+1..i} log f_t (Lin et al. 2025, section 3).
+
+    f_t = sigmoid(w_h.x_t + b_h). Later keys: sum_{t=i+1..j} log f'_t, of rows h + heads of w and b,
+    where there are any. params: "gate" [heads or 2 heads, C] and "gate.bias"; options: "inputs", x
+    of all tokens [S, C] (zeros).
+    """
+    heads, tgt_len, head_dim = q.shape
+    src_len = k.shape[1]
+    w, b = params["gate"], params["gate.bias"]
+    x = options.get("inputs")
+    if x is None:
+        x = torch.zeros(src_len, w.shape[1], dtype=torch.float64)
+    scores = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
+    for h in range(heads):
+        for n in range(tgt_len):
+            i = src_len - tgt_len + n
+            for j in range(src_len):
+                kept = torch.zeros((), dtype=torch.float64)
+                for t in range(min(i, j) + 1, max(i, j) + 1):
+                    row = h + heads if j > i and len(b) > heads else h
+                    gate = torch.sigmoid(dot(w[row], x[t]) + b[row])
+                    kept = kept + torch.log(gate)
+                if j > i and len(b) == heads:  # which no query of a causal model sees
+                    kept = -kept
+                scores[h, n, j] = dot(q[h, n], k[h, j]) / math.sqrt(head_dim) + kept
+    return scores
+
+
+def pope(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
+    """e_ij = sum_t mu(q_it) mu(k_jt) cos((j - i) theta_t + delta_ht) / sqrt(d) (arXiv:2509.10534).
+
+    mu = softplus, theta_t = base^(-t / d) for t = 0 .. d - 1, delta clamped to [-2 pi, 0].
+    params: "delta" [heads, d]; options: "base" (10000).
+    """
+    heads, tgt_len, head_dim = q.shape
+    src_len = k.shape[1]
+    scores = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
+    for h in range(heads):
+        for n in range(tgt_len):
+            i = src_len - tgt_len + n
+            for j in range(src_len):
+                total = torch.zeros((), dtype=torch.float64)
+                for t in range(head_dim):
+                    theta = options.get("base", 10000) ** (-t / head_dim)
+                    delta = params["delta"][h, t].clamp(-2 * math.pi, 0)
+                    lengths = torch.log1p(q[h, n, t].exp()) * torch.log1p(k[h, j, t].exp())
+                    total = total + lengths * torch.cos((j - i) * theta + delta)
+                scores[h, n, j] = total / math.sqrt(head_dim)
+    return scores
+
+
+def cope(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
+    """e_ij = z_ij + (1 - f) q_i.E[floor p] + f q_i.E[ceil p] (Golovneva et al. 2024, section 4).
+
+    z_ij = q_i.k_j / sqrt(d), p = min(sum_{t=j..i} sigmoid(z_it), P - 1), f = p - floor p. A key
+    after the query, which no causal model sees, has p = 0. params: "table" [P, d].
+    """
+    heads, tgt_len, head_dim = q.shape
+    src_len = k.shape[1]
+    table = params["table"]
+    scores = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
+    for h in range(heads):
+        for n in range(tgt_len):
+            i = src_len - tgt_len + n
+            z = [dot(q[h, n], k[h, j]) / math.sqrt(head_dim) for j in range(src_len)]
+            for j in range(src_len):
+                p = sum((torch.sigmoid(z[t]) for t in range(j, i + 1)), 0 * z[j])
+                p = torch.minimum(p, torch.full_like(p, len(table) - 1))
+                low = math.floor(float(p.detach()))
+                f = p - low
+                row = (1 - f) * table[low] + f * table[min(low + 1, len(table) - 1)]
+                scores[h, n, j] = z[j] + dot(q[h, n], row)
+    return scores
+
+
 SCORES = {
     "none": none,
     "shaw": shaw,
@@ -528,6 +604,9 @@ SCORES = {
     "tupe_shared": tupe_shared,
     "fire": fire,
     "deberta_v2": deberta_v2,
+    "fox": fox,
+    "pope": pope,
+    "cope": cope,
     "shaw_values": none,  # the scores stay as they are; see shaw_values below
 }
 
@@ -928,5 +1007,8 @@ def parameter_count(
         "tupe_shared": (n + 1) * D + 2 * D + 2 * (D * D + D) + 33 * h,
         "fire": m * (2 * 32 + h * 32 + h + 2),
         "deberta_v2": 2 * 256 * D + 2 * D,
+        "fox": 2 * m * h * (D + 1),  # of an encoder
+        "pope": m * h * d,
+        "cope": m * options.get("positions", 64) * d,
     }
     return counts[name]

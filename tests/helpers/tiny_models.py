@@ -73,6 +73,8 @@ OPTION_VALUES = {
     "threshold": ["4"],
     "scale_base": ["20"],
     "scale": ["0.03"],
+    "start": ["1"],
+    "positions": ["4"],
 }
 COMPOSITIONS = [
     "learned+m4m",
@@ -82,6 +84,7 @@ COMPOSITIONS = [
     "shaw+shaw_values",
     "tupe_shared(reset=true)",
     "m4m+alibi",
+    "pope+fox",
 ]
 # Layers that differ: some without positions, with tables of their own, with one shared by some.
 PATTERNS = [

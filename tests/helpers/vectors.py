@@ -104,6 +104,9 @@ CASES = {
     "kerple": Case("kerple"),
     "fire": Case("fire(threshold=4)", "progressive interpolation", causal=True, left=2),
     "sandwich": Case("sandwich(width=16)"),
+    "fox": Case("fox", "both directions", left=2),
+    "pope": Case("pope", left=2),
+    "cope": Case("cope(positions=4)", "as the causal mask counts", causal=True, left=2),
     "rope": Case("rope", left=2),
     "rope_half": Case("rope(layout=half)", "halves, not neighbours"),
     "rope_fraction": Case("rope(fraction=0.5)", "frequencies of the rotated part"),
@@ -156,7 +159,8 @@ def arrays_of(case: Case) -> Arrays:
     torch.manual_seed(0)
     place = registry.get(case.item.name).acts_on
     built = make(case.spec, case.dims)
-    params = {} if place == "rotation" else oracle_params(built, case.item.name)
+    takes_none = place == "rotation" and case.item.name not in oracles.SCORES
+    params = {} if takes_none else oracle_params(built, case.item.name)
     leaves = {f"param.{name}": x.detach().clone() for name, x in params.items()}
     if place == "input" and case.item.name != "none":
         fixed = {"tokens": torch.tensor(TOKENS)}
@@ -168,6 +172,9 @@ def arrays_of(case: Case) -> Arrays:
         if attends or name != "value":
             shape = (batch, case.heads, length, case.width)
             leaves[name] = torch.randn(shape, dtype=torch.float64)
+    if case.item.name == "fox":
+        width = case.dims.embed_dim
+        leaves["inputs"] = torch.randn(batch, case.src_len, width, dtype=torch.float64)
     padding = torch.zeros(batch, case.src_len, dtype=torch.bool)
     padding[1:, : case.left] = True
     output = "attended" if attends else "scores"
@@ -197,6 +204,8 @@ def _of_batch(case: Case, padding: Tensor, given: Arrays) -> Tensor:
         left = case.left if b else 0
         query, key = (given[name][b, :, left:] for name in ("query", "key"))
         value = given["value"][b, :, left:] if "value" in given else None
+        if "inputs" in given:
+            params["inputs"] = given["inputs"][b, left:]
         found = _of_sentence(case, query, key, value, params)
         missing = (left, 0, left, 0) if value is None else (0, 0, left, 0)
         rows.append(torch.nn.functional.pad(found, missing, value=torch.nan))
@@ -208,12 +217,13 @@ def _of_sentence(
 ) -> Tensor:
     name, options = case.item.name, case.options
     tgt_len, src_len = query.size(1), key.size(1)
-    if registry.get(name).acts_on == "rotation":
+    if registry.get(name).acts_on == "rotation" and name not in oracles.SCORES:
         rotate, places = getattr(oracles, name), list(range(src_len))
         query = rotate(query, places[-tgt_len:], options)
         key = rotate(key, places, {**options, "keys": True})
         name = "none"
     if value is None:
+        options = {**options, "inputs": params.get("inputs")}
         return oracles.SCORES[name](query, key, params, options)
     scores = oracles.none(query, key, {}, {})
     allowed = oracles.allowed(case.direction or "both", tgt_len, src_len)

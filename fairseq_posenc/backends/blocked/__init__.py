@@ -21,6 +21,7 @@ from fairseq_posenc.backends.blocked.operands import (
     build_mask_bias,
     find_fully_masked,
     hidden_rows,
+    lay_out_decay,
     lay_out_segments,
     lay_out_softmax,
     pad_table,
@@ -47,6 +48,8 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
         return "it does not keep the attention weights"
     if terms.first is not None and call.documents:
         return "it resets one first token in a row, and each document has one"
+    if terms.counted_table is not None:
+        return "counted positions depend on all scores of a query"
     if terms.channel_gain is not None and call.tgt_len > 1:
         return "no matrix product computes a gain for each channel"
     return ""
@@ -63,7 +66,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     geometry = Geometry.from_call(query, key.size(2), mask, terms)
     given = Operands(at_least_fp32(query), at_least_fp32(key), at_least_fp32(value))
     rule, given = _prepare_operands(geometry, given, terms, mask, dropout)
-    given = given._replace(**lay_out_softmax(geometry, call))
+    given = given._replace(**lay_out_softmax(geometry, call), **lay_out_decay(geometry, call))
     learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
     # The gradient of a temperature takes the scores, which are not held.
     scores = given.temperature is not None and given.temperature.requires_grad

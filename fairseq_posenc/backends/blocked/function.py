@@ -31,7 +31,7 @@ class BlockedAttention(torch.autograd.Function):
             *tensors: the fields of :class:`Operands`, with query, key and value as they came.
         """
         given = _pad_to_tiles(geometry, rule, Operands(*tensors))
-        batch, heads, queries, width = given.query.shape
+        batch, heads, queries, width = *given.query.shape[:3], given.value.size(-1)
         # Laid out as `_restore_layout` does, whatever the query's layout; a chunk of it is a view.
         gathered = given.query.new_empty(queries, batch, heads, width)  # [T, B, H, D]
         gathered = gathered.permute(1, 2, 0, 3)  # [B, H, T, D]

@@ -16,7 +16,15 @@ from fairseq_posenc.encodings.precision import at_least_fp32
 
 # What a pair that may not attend has added: absorbs any score, and three of them are still finite.
 FORBIDDEN = -1e38
-BY_DISTANCE = {"query_table", "key_table", "gain", "bias", "value_table", "distance_bias"}
+BY_DISTANCE = {
+    "query_table",
+    "key_table",
+    "gain",
+    "bias",
+    "value_table",
+    "distance_bias",
+    "is_later",
+}
 BY_PAIR = {"pair_bias", "masked"}
 
 
@@ -43,6 +51,11 @@ class Operands(NamedTuple):
         key_segments: ``(B, H, S)``.
         temperature: multiplies all scores of a query, ``(B, H, T)``.
         sink: a score beside those of the keys, ``(B, H, 1)``.
+        query_decay: of earlier keys, or of all, ``(B, H, T)`` in float64.
+        key_decay: ``(B, H, S)``.
+        query_later: of later keys.
+        key_later: likewise.
+        is_later: where both are given, the distances of later keys, ``(1, R)`` of bool.
     """
 
     query: Tensor
@@ -64,6 +77,11 @@ class Operands(NamedTuple):
     key_segments: Tensor | None = None
     temperature: Tensor | None = None
     sink: Tensor | None = None
+    query_decay: Tensor | None = None
+    key_decay: Tensor | None = None
+    query_later: Tensor | None = None
+    key_later: Tensor | None = None
+    is_later: Tensor | None = None
 
     def select_chunk(self, chunk: Chunk) -> Operands:
         """Select a chunk's part, as views: ``(c, ...)``, tables of its heads, pairs by sentence."""
@@ -115,18 +133,34 @@ def hidden_rows(geometry: Geometry, mask: Mask, device: torch.device) -> Tensor 
 
 
 def lay_out_segments(geometry: Geometry, mask: Mask) -> dict[str, Tensor]:
-    """Lay out the segments of queries, the last one first, and of keys; nothing without them."""
+    """Lay out the segments of queries and keys; nothing without them."""
     segments = mask.locality.segments
     if segments is None:
         return {}
-    segments = segments[:, None].expand(geometry.batch, geometry.heads, -1)  # [B, H, S]
-    queries = segments[..., geometry.src_len - geometry.tgt_len :].flip(-1)
-    return {
-        name: F.pad(x, (0, missing))
-        for name, x, missing in zip(
-            ("query_segments", "key_segments"), (queries, segments), geometry.missing
-        )
-    }
+    queries, keys = _lay_out_tokens(geometry, segments[:, None])
+    return {"query_segments": queries, "key_segments": keys}
+
+
+def lay_out_decay(geometry: Geometry, call: AttentionCall) -> dict[str, Tensor]:
+    """Lay out what queries and keys forget; nothing without it."""
+    earlier, later = call.decay()
+    found = {}
+    if earlier is not None and later is not None:
+        rows = torch.arange(sum(geometry.padded) - 1, device=earlier.device)[None]  # [1, R]
+        found["is_later"] = rows > geometry.src_len - 1
+        found["query_later"], found["key_later"] = _lay_out_tokens(geometry, later)
+        later = None
+    if (only := later if earlier is None else earlier) is not None:
+        found["query_decay"], found["key_decay"] = _lay_out_tokens(geometry, only)
+    return found
+
+
+def _lay_out_tokens(geometry: Geometry, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Lay out ``(B or 1, G, S)`` for queries, the last one first, and for keys."""
+    x = x.expand(geometry.batch, geometry.heads, -1)  # [B, H, S]
+    queries = x[..., geometry.src_len - geometry.tgt_len :].flip(-1)
+    missing = geometry.missing
+    return F.pad(queries, (0, missing[0])), F.pad(x, (0, missing[1]))
 
 
 def lay_out_softmax(geometry: Geometry, call: AttentionCall) -> dict[str, Tensor]:

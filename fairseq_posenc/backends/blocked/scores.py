@@ -133,6 +133,7 @@ class Scores:
         if totals.pair_bias is not None:
             total = block.select_pairs(totals.pair_bias)
             total += self.chunk.split_sentences(grad).sum_to_size(total.shape)
+        self._add_decay_gradients(block, grad, totals)
         given, product, lines = self.operands, self.rule.product, self.reset_lines(block)
         query, key = given.query[:, block.queries], given.key[:, block.keys]
         of_content = state.gradient("content", grad, product)
@@ -158,6 +159,34 @@ class Scores:
             assert state.scores is not None, "scores are computed again where it learns"
             totals.temperature[:, block.queries] += (grad * state.scores).sum(-1)
         grad.mul_(temperature[:, block.queries, None])
+
+    def _forgotten(self, block: Block) -> Tensor | None:
+        """Compute c_i - c_j of a block's pairs, ``(c, M, W)`` in the precision of scores."""
+        given = self.operands
+        sides = (given.query_decay, given.key_decay), (given.query_later, given.key_later)
+        found = [
+            _subtract(of_query[:, block.queries], of_key[:, block.keys], given.query.dtype)
+            for of_query, of_key in sides
+            if of_query is not None and of_key is not None
+        ]
+        if given.is_later is None:
+            return found[0] if found else None
+        earlier, later = found
+        return torch.where(view_by_distance(given.is_later, block), later, earlier)
+
+    def _add_decay_gradients(self, block: Block, grad: Tensor, totals: Operands) -> None:
+        """Add the gradients of what queries and keys forget: sums of those of the scores."""
+        given, of_earlier = self.operands, grad
+        if given.is_later is not None:
+            is_later = view_by_distance(given.is_later, block)
+            of_earlier = grad.masked_fill(is_later, 0.0)
+            if totals.query_later is not None and totals.key_later is not None:
+                of_later = grad - of_earlier
+                totals.query_later[:, block.queries] += of_later.sum(2)
+                totals.key_later[:, block.keys] -= of_later.sum(1)
+        if totals.query_decay is not None and totals.key_decay is not None:
+            totals.query_decay[:, block.queries] += of_earlier.sum(2)
+            totals.key_decay[:, block.keys] -= of_earlier.sum(1)
 
     def _add_table_gradients(
         self, block: Block, state: BlockState, grad: Tensor, totals: Operands
@@ -257,6 +286,8 @@ class Scores:
             line.put(scores, of_line)
         if given.pair_bias is not None:
             self.chunk.split_sentences(scores).add_(block.select_pairs(given.pair_bias))
+        if (forgotten := self._forgotten(block)) is not None:
+            scores.add_(forgotten)
         before = None
         if given.temperature is not None:
             before, scores = scores, scores * given.temperature[:, block.queries, None]
@@ -272,3 +303,13 @@ class Scores:
             return scores.softmax(-1), before
         column = given.sink[:, :, None].expand(-1, scores.size(1), -1)  # [c, M, 1]
         return torch.cat([scores, column], -1).softmax(-1)[..., :-1], before
+
+
+def _subtract(of_queries: Tensor, of_keys: Tensor, dtype: torch.dtype) -> Tensor:
+    """Subtract ``(c, W)`` from ``(c, M)`` in float64 terms: ``(c, M, W)``.
+
+    Both are first counted from one of them, so that less precision tells neighbours apart.
+    """
+    anchor = of_queries[:, :1]
+    queries, keys = ((x - anchor).to(dtype) for x in (of_queries, of_keys))
+    return queries[:, :, None] - keys[:, None]

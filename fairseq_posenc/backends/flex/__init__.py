@@ -46,6 +46,8 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
         return "on a CPU FlexAttention has no float64"
     if call.device == "cpu" and terms.sink is not None:
         return "on a CPU FlexAttention does not say of what sum a sink takes its share"
+    if terms.counted_table is not None:
+        return "counted positions depend on all scores of a query"
     if terms.channel_gain is not None:
         return "a gain for each channel is inside the dot product, where score_mod does not reach"
     if terms.value_table is not None:
@@ -67,7 +69,15 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     key, value = (F.pad(x, (0, 0, 0, sizes[1] - src_len)) for x in (key, value))
     with torch.autocast(query.device.type, enabled=False):
         modify = score_mod(
-            terms, tgt_len, src_len, query.device, mask, query, key, call.temperature()
+            terms,
+            tgt_len,
+            src_len,
+            query.device,
+            mask,
+            query,
+            key,
+            call.temperature(),
+            call.decay(),
         )
         scale = score_scale(terms, query.size(-1))
         if terms.sink is None:
@@ -94,6 +104,8 @@ def _select_sentence(call: AttentionCall, index: int) -> AttentionCall:
             pair_bias=row(terms.pair_bias),
             first=row(terms.first),
             temperature=row(terms.temperature),
+            decay=row(terms.decay),
+            later_decay=row(terms.later_decay),
         ),
         mask=mask._replace(key_padding=row(mask.key_padding), locality=limits),
     )

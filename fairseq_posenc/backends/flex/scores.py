@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,6 +44,14 @@ class _Rows(NamedTuple):
         return torch.cat([rows, gap, *resets], dim)
 
 
+def _split(decay: Tensor) -> tuple[Tensor, Tensor]:
+    """Split numbers in float64 into two in float32, whose differences lose nothing."""
+    high = decay.float()
+    low = (decay - high).float()
+    let_vary(high, low)
+    return high, low
+
+
 def score_mod(
     terms: Terms,
     tgt_len: int,
@@ -53,6 +61,7 @@ def score_mod(
     query: Tensor | None = None,
     key: Tensor | None = None,
     temperature: Tensor | None = None,
+    decay: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> ScoreMod:
     """Make the function of a scaled score that FlexAttention takes.
 
@@ -65,6 +74,7 @@ def score_mod(
         query: ``(B, H, T, D)``, filled up to the kernel's length; for terms that have a table.
         key: ``(B, H, S, D)``, likewise.
         temperature: ``(B or 1, G, T)``, multiplies all scores of a query.
+        decay: of earlier and later keys, ``(B or 1, H, S)`` each; see :class:`AttentionCall`.
     """
     queries = tgt_len if query is None else query.size(2)
     keys = src_len if key is None else key.size(2)
@@ -100,6 +110,13 @@ def score_mod(
     if temperature is not None:
         temperature = F.pad(temperature, (0, queries - tgt_len))
     let_vary(by_query, by_key, pair_bias, temperature)
+    offset = torch.tensor(src_len - tgt_len, device=device)
+    earlier, later = (None if c is None else _split(F.pad(c, (0, keys - src_len))) for c in decay)
+
+    def forgotten(parts: tuple[Tensor, Tensor], b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Any:
+        high, low = parts
+        b, h, i = pick(high, 0, b), pick(high, 1, h), (i + offset).clamp(max=keys - 1)
+        return (high[b, h, i] - high[b, h, j]) + (low[b, h, i] - low[b, h, j])
 
     def pick(table: Tensor, dim: int, index: Tensor) -> Tensor:
         return index if table.size(dim) > 1 else torch.zeros_like(index)
@@ -121,6 +138,13 @@ def score_mod(
             score = score + bias[pick(bias, 0, h), row]
         if pair_bias is not None:
             score = score + pair_bias[pick(pair_bias, 0, b), pick(pair_bias, 1, h), i, j]
+        if earlier is not None and later is not None:
+            is_later = j > i + offset
+            score = score + torch.where(
+                is_later, forgotten(later, b, h, i, j), forgotten(earlier, b, h, i, j)
+            )
+        elif (only := earlier or later) is not None:
+            score = score + forgotten(only, b, h, i, j)
         if temperature is not None:
             score = score * temperature[pick(temperature, 0, b), pick(temperature, 1, h), i]
         return score

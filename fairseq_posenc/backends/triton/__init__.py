@@ -45,14 +45,20 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
     """Explain why these kernels cannot compute such a call; empty if they can."""
     if terms.has_temperature or terms.sink is not None:
         return "these kernels know no temperature and no sink"
+    if terms.decay is not None:
+        return "these kernels do not forget"
     if call.need_weights:
         return "it does not keep the attention weights"
     if call.device != "cuda" and not _interpreted():
         return f"it runs on a GPU, not on {call.device}"
+    if call.lifted:
+        return "its queries, keys and values have one width"
     if call.head_dim > WIDEST_HEAD:
         return f"its heads are at most {WIDEST_HEAD} wide, not {call.head_dim}"
     if call.dtype not in DTYPES:
         return f"it computes in float32 at most, not in {call.dtype}"
+    if terms.counted_table is not None:
+        return "counted positions depend on all scores of a query"
     if terms.channel_gain is not None:
         return "no matrix product computes a gain for each channel"
     if terms.pair_bias is not None:

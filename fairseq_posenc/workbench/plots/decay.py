@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fairseq_posenc.encodings.rotation import PairRotation
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.plots import grids
 from fairseq_posenc.workbench.plots.stacks import Stack, tokens
@@ -35,7 +36,7 @@ def draw_decay(stack: Stack, reach: int, title: str) -> Any:
         UserError: nothing is rotated.
     """
     rotation = stack.layers[0].shared.rotation(tokens(reach + 1).ids)
-    if rotation is None or rotation.decay is not None:
+    if not isinstance(rotation, PairRotation) or rotation.decay is not None:
         raise UserError(f"{stack.spec} is not rope, whose scores the bound is of")
     figure, (axes,) = grids.new(1, title, columns=1, ratio=0.75)
     names = [f"{2 * rotation.phases.size(-1)} coordinates of a head"]

@@ -1,0 +1,52 @@
+"""Contextual position encoding: positions count what a query finds relevant."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from torch import nn
+
+from fairseq_posenc.encodings.base import Dims, Encoding, register
+from fairseq_posenc.encodings.terms import Cost, Terms
+from fairseq_posenc.positions import Positions, Span
+
+
+@register("cope")
+class Cope(Encoding):
+    """The distance of a key is the sum of gates between it and the query, which say what counts.
+
+    Equation:
+        e_ij = z_ij + (1 - f) q_i.E[floor(p)] + f q_i.E[ceil(p)], where z_ij = q_i.k_j / sqrt(d),
+        p = min(sum_{t=j..i} sigmoid(z_it), P - 1) and f = p - floor(p).
+    Shapes:
+        E ``(P, d)`` in each layer, P the option ``positions``; its heads share it.
+    Parameters:
+        m * P * d
+    Source:
+        Golovneva et al. (2024), "Contextual Position Encoding", arXiv:2405.18719, section 4 and
+        appendix B.
+    Differs:
+        nothing. E starts at 0.
+    """
+
+    acts_on: ClassVar[Literal["scores"]] = "scores"
+    causal_only: ClassVar[str] = "it counts back from the query"
+    cost: ClassVar[Cost] = Cost("7 h n^2", "6 h n^2")
+
+    def __init__(self, dims: Dims, *, positions: int = 64) -> None:
+        super().__init__(dims)
+        self.table = nn.Parameter(torch.empty(positions, dims.head_dim))
+
+    def reset_parameters(self) -> None:
+        """Start at 0."""
+        nn.init.zeros_(self.table)
+
+    def terms(self, span: Span, positions: Positions) -> Terms:
+        """Bring the table; positions are counted where the scores are known."""
+        return Terms(counted_table=self.table)
+
+    @classmethod
+    def parameter_count(cls, dims: Dims, layers: int) -> int:
+        """Count m * P * d."""
+        return layers * 64 * dims.head_dim

@@ -1,0 +1,40 @@
+"""DroPE's temperature, for models whose rotary positions were dropped after training."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fairseq_posenc.encodings.base import Dims, register
+from fairseq_posenc.encodings.temperature import Temperature
+
+
+@register("drope")
+class Drope(Temperature):
+    """All scores are multiplied by a factor that grows with the logarithm of the length.
+
+    Equation:
+        w_ij = softmax_j((1 + b ln(max(n / L, 1))) * e_ij), where n is the number of positions that
+        the model has room for, L the trained length, and b was fitted on held-out text.
+    Shapes:
+        no tensors.
+    Parameters:
+        0
+    Source:
+        Gelberg et al. (2025), "Extending the Context of Pretrained LLMs by Dropping Their
+        Positional Embeddings", arXiv:2512.12167, appendix C.
+    Differs:
+        n is the model's limit, not the length of an input, so that neither neighbours nor padding
+        change a sentence and decoding equals the full pass.
+    """
+
+    def __init__(self, dims: Dims, *, b: float = 0.1) -> None:
+        super().__init__(dims)
+        self.b = b
+
+    def factors(self, positions: Tensor) -> Tensor:
+        """Compute the factors, equal at all positions ``(B or 1, T)``, in float32."""
+        growth = math.log(max(self.dims.max_positions / self.dims.trained_length, 1))
+        return torch.full_like(positions, 1 + self.b * growth)

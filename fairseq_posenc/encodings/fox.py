@@ -1,0 +1,53 @@
+"""Forgetting attention: each token says how much of what came before is kept."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from torch import Tensor, nn
+
+from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding, register
+from fairseq_posenc.encodings.terms import Cost
+
+
+@register("fox")
+class Fox(Encoding):
+    """A penalty that grows with what the tokens between query and key say is to be forgotten.
+
+    Equation:
+        e_ij = q_i.k_j / sqrt(d) + sum_{t=j+1..i} ln f_t for j <= i, where
+        f_t = sigmoid(w_h.x_t + b_h) and x is the input of the layer.
+    Shapes:
+        w ``(H, C)`` and b ``(H,)`` in each layer; in an encoder twice as many, the others for later
+        keys: e_ij gets sum_{t=i+1..j} ln f'_t for j > i.
+    Parameters:
+        m * h * (C + 1); in an encoder 2 * m * h * (C + 1)
+    Source:
+        Lin et al. (2025), "Forgetting Transformer", arXiv:2503.02130, section 3.
+    Differs:
+        the paper is about causal models. b starts at ``start``. Padding forgets nothing, and the
+        logarithms are added up in float64.
+    """
+
+    acts_on: ClassVar[Literal["scores"]] = "scores"
+    cost: ClassVar[Cost] = Cost("2 h n C + 2 h n^2", "h n^2")
+
+    def __init__(self, dims: Dims, *, start: float = 5.0) -> None:
+        super().__init__(dims)
+        self.start = start
+        self.gate = nn.Linear(dims.embed_dim, dims.num_heads * (1 if dims.causal else 2))
+
+    def reset_parameters(self) -> None:
+        """Begin by keeping nearly all, whatever the token."""
+        nn.init.normal_(self.gate.weight, std=INIT_STD)
+        nn.init.constant_(self.gate.bias, self.start)
+
+    def forget_gates(self, x: Tensor) -> Tensor:
+        """Project the layer's input to gates, ``(B, T, H or 2 H)``."""
+        gates: Tensor = self.gate(x)
+        return gates
+
+    @classmethod
+    def parameter_count(cls, dims: Dims, layers: int) -> int:
+        """Count m * h * (C + 1) for each direction."""
+        return layers * dims.num_heads * (dims.embed_dim + 1) * (1 if dims.causal else 2)

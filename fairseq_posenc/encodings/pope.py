@@ -1,0 +1,87 @@
+"""Polar coordinate positional embedding."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fairseq_posenc.encodings.base import Dims, Encoding, register
+from fairseq_posenc.encodings.terms import Cost
+from fairseq_posenc.errors import UserError
+
+
+class PolarRotation(NamedTuple):
+    """Coordinates as lengths, and positions as angles: queries and keys of twice the width.
+
+    Attributes:
+        angles: ``(B or 1, 1, T, D)`` in float32.
+        phases: less of the angles of queries, ``(H, 1, D)``.
+    """
+
+    angles: Tensor
+    phases: Tensor
+
+    def rotate_queries(self, query: Tensor) -> Tensor:
+        """Lift queries ``(B, H, T, D)`` to ``(B, H, T, 2 D)``."""
+        # The scores of this width are divided by sqrt(2 d).
+        return math.sqrt(2) * _lift(query, self.angles - self.phases.to(self.angles.dtype))
+
+    def rotate_keys(self, key: Tensor) -> Tensor:
+        """Lift keys ``(B, H, T, D)`` to ``(B, H, T, 2 D)``."""
+        return _lift(key, self.angles)
+
+
+def _lift(x: Tensor, angles: Tensor) -> Tensor:
+    lengths = F.softplus(x.to(torch.promote_types(x.dtype, torch.float32)))
+    return torch.cat([lengths * angles.cos(), lengths * angles.sin()], -1).type_as(x)
+
+
+@register("pope")
+class Pope(Encoding):
+    """Coordinates of queries and keys are lengths, and only positions make the angles between them.
+
+    Equation:
+        e_ij = sum_t mu(q_it) mu(k_jt) cos((j - i) base^(-t/d) + delta_t) / sqrt(d), where
+        mu is softplus, and t counts all d coordinates.
+    Shapes:
+        delta ``(H, d)`` in each layer, clamped to [-2 pi, 0]; queries and keys become 2 d wide,
+        values stay.
+    Parameters:
+        m * h * d
+    Source:
+        Gopalakrishnan et al. (2025), "Decoupling the What and Where With Polar Coordinate
+        Positional Embeddings", arXiv:2509.10534.
+    Differs:
+        nothing. delta starts at 0.
+    """
+
+    acts_on: ClassVar[Literal["rotation"]] = "rotation"
+    lifts: ClassVar[bool] = True
+    cost: ClassVar[Cost] = Cost("8 n C + 2 h n^2 d", "6 n C")
+
+    def __init__(self, dims: Dims, *, base: float = 10000.0) -> None:
+        super().__init__(dims)
+        if base <= 1:
+            raise UserError(f"pope(base={base:g}): the base must be more than 1")
+        self.base = base
+        self.delta = nn.Parameter(torch.empty(dims.num_heads, dims.head_dim))
+
+    def reset_parameters(self) -> None:
+        """Start at 0."""
+        nn.init.zeros_(self.delta)
+
+    def rotation(self, ids: Tensor) -> PolarRotation:
+        """Compute the angles at positions ``ids``, ``(B or 1, T)``, in float32."""
+        width = self.dims.head_dim
+        exponents = torch.arange(width, dtype=torch.float32, device=ids.device) / width
+        angles = ids[:, None, :, None] * self.base**-exponents  # [B or 1, 1, T, D]
+        return PolarRotation(angles, self.delta.clamp(-2 * math.pi, 0)[:, None])
+
+    @classmethod
+    def parameter_count(cls, dims: Dims, layers: int) -> int:
+        """Count m * h * d."""
+        return layers * dims.heads_dim

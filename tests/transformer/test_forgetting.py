@@ -1,0 +1,221 @@
+"""Gates, polar and counted positions: what they make of attention, on every backend."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import flex_attention
+
+from fairseq_posenc.api import LayerPositions, PositionEncoding, SelfAttention, StackPositions
+from fairseq_posenc.backends import BACKENDS, check, flex
+from fairseq_posenc.encodings.base import Dims
+from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.errors import UserError
+from tests.helpers import oracles
+from tests.helpers.formulas import awake, oracle_options
+from tests.helpers.tiny_models import logits, make_model, make_tokens
+
+HEADS, WIDTH, HEAD_DIM, LENGTH = 2, 16, 8, 17
+GATED = ["fox", "rope+fox", "t5+fox", "m4m+fox", "pope", "pope+fox", "pope+alibi"]
+COUNTED = ["cope", "rope+cope", "cope+fox"]
+
+
+def scores(encoding: PositionEncoding, spec: str, query, key, inputs):
+    """Return the scores of one sentence by the papers' formulas, ``(heads, T, S)``."""
+    named = {**encoding.shared.named(), **encoding.layer.named()}
+    built = torch.nn.ModuleDict(named)
+    plain, total = oracles.none(query, key, {}, {}), None
+    for item in encoding.assembly.spec.items:
+        options = {**oracle_options(item, encoding.assembly.dims), "inputs": inputs}
+        if item.name == "rope":
+            places = list(range(key.size(1)))
+            query = oracles.rope(query, places, options)
+            key = oracles.rope(key, places, options)
+            plain = oracles.none(query, key, {}, {})
+    total = plain
+    for item in encoding.assembly.spec.items:
+        if item.name not in oracles.SCORES:
+            continue
+        options = {**oracle_options(item, encoding.assembly.dims), "inputs": inputs}
+        if item.name == "alibi":
+            options["mode"] = "symmetric"
+        if item.name == "t5":
+            options["bidirectional"] = not encoding.assembly.dims.causal
+        params = {
+            name.removesuffix(".weight"): x for name, x in built[item.name].named_parameters()
+        }
+        total = total + oracles.SCORES[item.name](query, key, params, options) - plain
+    return total
+
+
+def draw(causal: bool, spec: str, length: int = LENGTH, dtype: torch.dtype = torch.float64):
+    """Return a layer's positions, queries, keys, values, inputs, and padding on both sides."""
+    torch.manual_seed(3)
+    encoding = awake(PositionEncoding(spec, WIDTH, HEADS, max(length, 20), causal)).to(dtype)
+    tensors = [*torch.randn(3, 3, HEADS, length, HEAD_DIM, dtype=dtype).unbind()]
+    tensors.append(torch.randn(3, length, WIDTH, dtype=dtype))
+    padding = torch.zeros(3, length, dtype=torch.bool)
+    padding[1, :4], padding[2, -3:] = True, True
+    return encoding, tensors, padding
+
+
+@pytest.mark.parametrize("backend", ["reference", "blocked", "sdpa", "flex"])
+@pytest.mark.parametrize("spec", [*GATED, *COUNTED])
+def test_equals_the_formula_on_every_backend(spec, backend, monkeypatch):
+    monkeypatch.setattr(flex, "_compiled", lambda: flex_attention)
+    refuses = flex.refuses
+    monkeypatch.setattr(
+        flex,
+        "refuses",  # float64, uncompiled
+        lambda terms, call: refuses(terms, call._replace(device="cuda")),
+    )
+    served = 0
+    for causal in (True, False):
+        if not causal and spec in COUNTED:
+            continue
+        for direction in ("lr",) if causal else ("both", "lr", "rl"):
+            encoding, (query, key, value, inputs), padding = draw(causal, spec)
+            try:
+                with torch.no_grad():
+                    ours = encoding.attend(
+                        query, key, value, padding, direction, backend=backend, inputs=inputs
+                    )
+            except UserError:
+                continue
+            served += 1
+            for b in range(3):
+                real = ~padding[b]
+                with torch.no_grad():
+                    theirs = scores(
+                        encoding, spec, query[b, :, real], key[b, :, real], inputs[b, real]
+                    )
+                visible = oracles.allowed(direction, int(real.sum()), int(real.sum()))
+                expected = oracles.attention(theirs, value[b, :, real], visible)
+                torch.testing.assert_close(ours[b, :, real], expected, rtol=1e-5, atol=1e-5)
+    refused = (backend != "reference" and spec in COUNTED) or (
+        backend == "sdpa" and spec == "m4m+fox"
+    )
+    assert bool(served) != refused
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("spec", [*GATED, "fox+ssmax+sink+window(size=9)"])
+def test_gradients_on_every_backend_are_those_of_the_reference(spec, causal):
+    encoding, tensors, padding = draw(causal, spec, length=70)
+    leaves = [x.requires_grad_() for x in tensors] + list(encoding.parameters())
+    query, key, value, inputs = tensors
+    weights = torch.randn_like(value) * ~padding[:, None, :, None]
+
+    def gradients(backend: str, direction: str) -> tuple:
+        attended = encoding.attend(
+            query, key, value, padding, direction, backend=backend, inputs=inputs
+        )
+        return torch.autograd.grad((attended * weights).sum(), leaves, allow_unused=True)
+
+    for direction in ("lr",) if causal else ("both", "lr", "rl"):
+        expected = gradients("reference", direction)
+        for backend in ("blocked", "sdpa"):
+            try:
+                found = gradients(backend, direction)
+            except UserError:
+                assert backend == "sdpa"
+                continue
+            for ours, theirs in zip(found, expected):
+                if theirs is None:
+                    assert ours is None
+                    continue
+                assert ours is not None
+                torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=3e-6)
+
+
+@pytest.mark.parametrize("start", [0.0, 5.0])
+def test_sums_over_thousands_of_gates_stay_exact(start):
+    """A sum of 4,096 logarithms near 0.7 has an error of 2e-4 in float32."""
+    torch.manual_seed(1)
+    encoding = PositionEncoding("fox", WIDTH, HEADS, 4096, causal=True)
+    gate = encoding.layer["fox"].gate
+    torch.nn.init.normal_(gate.weight, std=0.1)
+    torch.nn.init.constant_(gate.bias, start)
+    query, key, value = torch.randn(3, 1, HEADS, 4096, HEAD_DIM).unbind()
+    inputs = torch.randn(1, 4096, WIDTH)
+    with torch.no_grad():
+        exact = encoding.double().attend(
+            query.double(), key.double(), value.double(), inputs=inputs.double()
+        )
+        encoding.float()
+        for backend, limit in (("blocked", 5e-5), ("sdpa", 1e-3)):
+            ours = encoding.attend(query, key, value, backend=backend, inputs=inputs)
+            assert (ours.double() - exact).abs().max() < limit
+
+
+@pytest.mark.parametrize("kv_heads", [HEADS, 1])
+@pytest.mark.parametrize("spec", [*GATED, *COUNTED, "fox+window(size=4)", "pope+chunk(size=5)"])
+def test_the_library_decodes_step_by_step(spec, kv_heads):
+    torch.manual_seed(0)
+    positions = StackPositions(spec, WIDTH, HEADS, 32, causal=True)
+    layer = SelfAttention(positions, num_key_value_heads=kv_heads).eval()
+    awake(positions), awake(layer)
+    x = torch.randn(3, 11, WIDTH)
+    padding = torch.zeros(3, 11, dtype=torch.bool)
+    padding[1, :4] = True
+    with torch.no_grad():
+        full, _ = layer(*positions(x, padding))
+        cache: dict = {}
+        for step in range(11):
+            now = positions(x[:, step : step + 1], padding[:, : step + 1], past=step)
+            out, _ = layer(*now, cache=cache)
+            real = ~padding[:, step]
+            torch.testing.assert_close(out[real, 0], full[real, step], rtol=1e-4, atol=1e-5)
+    if "window" in spec:
+        assert cache["key"].size(2) == cache["decay"].size(2) == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("spec", ["fox", "pope", "cope", "rope+fox"])
+def test_16_bits_are_near_to_the_formula(spec, dtype):
+    model = make_model("causal_lm", position_encoding=spec)
+    tokens = make_tokens(3, 20)
+    expected = logits(model, "causal_lm", tokens)
+    found = logits(model.to(dtype), "causal_lm", tokens)
+    assert found.dtype == dtype
+    assert bool(found.isfinite().all())
+    assert (found.float() - expected).abs().max() < 0.05
+
+
+@pytest.mark.parametrize(
+    ("spec", "causal", "message"),
+    [
+        ("cope", False, "cope is for causal models: it counts back from the query"),
+        ("pope+shaw", True, "pope makes queries and keys wider"),
+        ("pope+cope", True, "pope makes queries and keys wider"),
+        ("pope+rope", True, "pope and rope both act on the rotation"),
+    ],
+)
+def test_refuses_what_has_no_meaning(spec, causal, message):
+    with pytest.raises(UserError, match=message):
+        PositionEncoding(spec, WIDTH, HEADS, 20, causal)
+
+
+@pytest.mark.parametrize("spec", ["fox", "pope", "cope"])
+def test_layers_of_others_get_no_part_of_it(spec):
+    positions = StackPositions(spec, WIDTH, HEADS, 20, causal=True)
+    with pytest.raises(UserError, match="take a SelfAttention"):
+        LayerPositions(positions)
+
+
+def test_backends_say_what_they_do_not_serve():
+    gates, table = torch.zeros(1, HEADS, 5), torch.zeros(4, HEAD_DIM)
+    assert not BACKENDS["reference"].refuses(Terms(counted_table=table), None)
+    with pytest.raises(UserError, match="counted positions depend on all scores of a query"):
+        check("blocked", Terms(counted_table=table), HEAD_DIM)
+    with pytest.raises(UserError, match="what two directions forget is no dot product"):
+        check("sdpa", Terms(decay=gates, later_decay=gates), HEAD_DIM)
+    check("sdpa", Terms(decay=gates), HEAD_DIM)
+
+
+def test_parameters_in_a_causal_model():
+    for name in ("fox", "pope", "cope"):
+        dims = Dims(embed_dim=24, num_heads=3, max_positions=7, causal=True)
+        positions = PositionEncoding(name, 24, 3, 7, causal=True)
+        counted = sum(positions.parameter_counts().values())
+        assert counted == type(positions.layer[name]).parameter_count(dims, 1)
