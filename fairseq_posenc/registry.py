@@ -27,7 +27,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from fairseq_posenc import encodings
-from fairseq_posenc.encodings.base import ENCODINGS, Dims, Encoding, Encodings
+from fairseq_posenc.encodings.base import ENCODINGS, Dims, Encoding, Encodings, Signed
 from fairseq_posenc.errors import UserError, shortened
 
 # DecBERT's named settings: directions of the first layers, each with learned positions or without.
@@ -352,17 +352,21 @@ def _convert(name: str, key: str, value: str, kind: Any) -> Any:
         if value.lower() in ("true", "false"):
             return value.lower() == "true"
         raise UserError(f"{name}({key}={shortened(value)}): write true or false")
-    return _read_number(name, key, value, kind) if kind in (int, float) else kind(value)
+    return _read_number(name, key, value, kind) if kind in (int, float, Signed) else kind(value)
 
 
 def _read_number(name: str, key: str, text: str, kind: type) -> float:
-    """Parse a number: all of them are sizes, distances or factors, so above 0."""
+    """Parse a number: sizes, distances and factors are above 0."""
     written = f"{name}({key}={shortened(text)})"
     try:
         number: float = kind(text)
     except ValueError:
-        wanted = "a whole number" if kind is int else "a number"
+        wanted = {int: "a whole number", Signed: "a finite number"}.get(kind, "a number")
         raise UserError(f"{written}: expected {wanted}") from None
+    if kind is Signed:
+        if not math.isfinite(number):
+            raise UserError(f"{written}: expected a finite number")
+        return number
     if not 0 < number < math.inf:  # so that NaN fails
         allowed = "at least 1" if kind is int else "a finite number above 0"
         raise UserError(f"{written}: {key} must be {allowed}, not {shortened(text)}")

@@ -31,6 +31,10 @@ from fairseq_posenc.positions import Positions, Span
 INIT_STD = 0.02  # BERT's, as for the rest of a masked language model
 
 
+class Signed(float):
+    """The type of an option that may be any finite number; of floats only those above 0 may."""
+
+
 class Dims(NamedTuple):
     """The sizes of a stack of layers that an encoding is built for.
 
@@ -66,6 +70,11 @@ class Dims(NamedTuple):
         """The length that the weights were, or are to be, trained at."""
         return self.max_positions if self.trained_on is None else self.trained_on
 
+    def with_room(self, length: int) -> Dims:
+        """Give it room for ``length`` tokens, or for as many as the weights were trained at."""
+        trained = self.trained_length
+        return self._replace(max_positions=max(length, trained), trained_on=trained)
+
     def scale(self, scale_factor: float) -> float:
         """Compute the scale 1 / sqrt(c * D) of the scores."""
         return float((scale_factor * self.head_dim) ** -0.5)
@@ -99,6 +108,13 @@ class Encoding(nn.Module):
     def trained_at(self, length: int) -> None:
         """Set the length that the weights were trained at."""
         self.dims = self.dims._replace(trained_on=length)
+
+    def make_room(self, length: int) -> None:
+        """Let what depends on the model's limit, and has no parameters, read ``length`` tokens.
+
+        Raises:
+            UserError: it cannot.
+        """
 
     def extend(self, name: str, weight: Tensor) -> Tensor:
         """Extend a loaded parameter to this module's distances, if it has fewer.

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from fairseq_posenc.encodings.base import Dims, register
+from fairseq_posenc.encodings.base import Dims, Signed, register
 from fairseq_posenc.encodings.temperature import Temperature
 
 
@@ -30,9 +30,13 @@ class Drope(Temperature):
         change a sentence and decoding equals the full pass.
     """
 
-    def __init__(self, dims: Dims, *, b: float = 0.1) -> None:
+    def __init__(self, dims: Dims, *, b: Signed = Signed(0.1)) -> None:  # noqa: B008  (immutable)
         super().__init__(dims)
         self.b = b
+
+    def make_room(self, length: int) -> None:
+        """Take the length as n."""
+        self.dims = self.dims.with_room(length)
 
     def factors(self, positions: Tensor) -> Tensor:
         """Compute the factors, equal at all positions ``(B or 1, T)``, in float32."""

@@ -49,30 +49,37 @@ class Randomized(Encoding):
         evaluation: Literal["drawn", "even"] = "drawn",
     ) -> None:
         super().__init__(dims)
-        self.limit, self.number_of_positions = limit, dims.max_positions
-        if limit < self.number_of_positions:
-            raise UserError(
-                f"randomized(limit={limit}) must be at least the {self.number_of_positions} "
-                "positions that the model has room for"
-            )
-        if evaluation == "even":
-            fixed = torch.arange(self.number_of_positions, device="cpu") * limit
-            fixed = fixed // self.number_of_positions
-        else:
-            fixed = self._draw(torch.device("cpu"), torch.Generator().manual_seed(0))
-        self.register_buffer("fixed", fixed, persistent=False)
+        self.limit, self.evaluation = limit, evaluation
+        self.register_buffer("fixed", self._fixed_numbers(), persistent=False)
+
+    def make_room(self, length: int) -> None:
+        """Draw for as many positions."""
+        self.dims = self.dims.with_room(length)
+        self.fixed = self._fixed_numbers().to(self.fixed.device)
 
     def number(self, positions: Positions) -> Positions:
         """Draw a number for each position."""
         if positions.drawn is not None:
             return positions
-        positions.check_limit(self.number_of_positions, self.name)
+        positions.check_limit(self.dims.max_positions, self.name)
         drawn = self._draw(positions.ids.device) if self.training else self.fixed
         return positions._replace(drawn=drawn[positions.ids])
 
     def _draw(self, device: torch.device, generator: torch.Generator | None = None) -> Tensor:
         numbers = torch.randperm(self.limit, device=device, generator=generator)
-        return numbers[: self.number_of_positions].sort().values
+        return numbers[: self.dims.max_positions].sort().values
+
+    def _fixed_numbers(self) -> Tensor:
+        """Compute the numbers of evaluation, ``(n,)``."""
+        room = self.dims.max_positions
+        if self.limit < room:
+            raise UserError(
+                f"randomized(limit={self.limit}) must be at least the {room} positions that the "
+                "model has room for"
+            )
+        if self.evaluation == "even":
+            return torch.arange(room, device="cpu") * self.limit // room
+        return self._draw(torch.device("cpu"), torch.Generator().manual_seed(0))
 
     @classmethod
     def drawn_from(cls, options: Iterable[tuple[str, Any]]) -> int:

@@ -76,6 +76,11 @@ class Rope(Encoding):
         super().trained_at(length)
         self.bits.copy_(self._frequencies().view(torch.int32))
 
+    def make_room(self, length: int) -> None:
+        """Compute the frequencies of scalings that depend on the length."""
+        self.dims = self.dims.with_room(length)
+        self.bits.copy_(self._frequencies().view(torch.int32))
+
     def rotation(self, ids: Tensor) -> PairRotation:
         """Compute the rotation at positions ``ids``, ``(B or 1, T)``, in float32."""
         angles = ids[:, None, :, None] * self.frequencies  # [B or 1, 1, T, rotated/2]

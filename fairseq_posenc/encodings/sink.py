@@ -2,34 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar, Literal, Optional
 
 import torch
 from torch import nn
 
-from fairseq_posenc.encodings.base import Dims, Encoding, register
+from fairseq_posenc.encodings.base import Dims, Encoding, Signed, register
 from fairseq_posenc.encodings.terms import Terms
-from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.positions import Positions, Span
-
-
-class Score(float):
-    """A finite number, of any sign."""
-
-    def __new__(cls, text: str | float) -> Score:
-        """Read a number.
-
-        Raises:
-            UserError: it is none, or not finite.
-        """
-        try:
-            number = super().__new__(cls, text)
-        except ValueError:
-            number = super().__new__(cls, math.nan)
-        if not math.isfinite(number):
-            raise UserError(f"sink(value={shortened(str(text))}): expected a finite number")
-        return number
 
 
 @register("sink")
@@ -51,7 +31,7 @@ class Sink(Encoding):
 
     acts_on: ClassVar[Literal["softmax"]] = "softmax"
 
-    def __init__(self, dims: Dims, *, value: Optional[Score] = None) -> None:
+    def __init__(self, dims: Dims, *, value: Optional[Signed] = None) -> None:
         super().__init__(dims)
         self.value = value
         if value is None:

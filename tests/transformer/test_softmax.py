@@ -13,7 +13,7 @@ from fairseq_posenc.backends import check, flex
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.registry import names_beside
-from tests.helpers.formulas import awake, their_scores
+from tests.helpers.formulas import INPUTS, awake, their_scores
 from tests.helpers.tiny_models import (
     COMPOSITIONS,
     logits,
@@ -85,7 +85,12 @@ def attended(spec: str, backend: str, causal: bool, direction: str):
     padding = torch.zeros(3, LENGTH, dtype=torch.bool)
     padding[1, :4], padding[2, -3:] = True, True
     with torch.no_grad():
-        ours = encoding.attend(query, key, value, padding, direction, backend=backend)
+        inputs = torch.zeros(3, LENGTH, WIDTH, dtype=torch.float64)
+        for b in range(3):
+            inputs[b, ~padding[b]] = INPUTS[: int((~padding[b]).sum())]
+        ours = encoding.attend(
+            query, key, value, padding, direction, backend=backend, inputs=inputs
+        )
         modules = {**encoding.shared.named(), **encoding.layer.named()}
         expected = torch.zeros_like(ours)
         built = torch.nn.ModuleDict(modules)

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple, Optional
 
 from fairseq.models import FairseqLanguageModel
 
+from fairseq_posenc.encodings.temperature import Temperature
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.models.causal_lm import PositionalLM
-from fairseq_posenc.registry import Spec, parse
+from fairseq_posenc.registry import Spec, get, parse
 from fairseq_posenc.transformer.options import resolve
 from fairseq_posenc.workbench.loading.checkpoints import load_state, updates_of
 from fairseq_posenc.workbench.loading.open_model import open_model
@@ -127,8 +128,14 @@ def _refuse_other_encodings(variant: Variant, override: Spec, model: Any) -> Non
     if "position_encoding" not in model:
         raise UserError(f"{variant.name}: {variant.path} is a model of fairseq's own: no @SPEC")
     trained = resolve(model).decoder
-    if [item.name for item in override.items] != [item.name for item in trained.items]:
+    if _weighed(override) != _weighed(trained):
         raise UserError(
             f"{variant.name}: {variant.path} was trained with {trained}; {override} is another "
-            "encoding, and @SPEC can change the options of the trained one only"
+            "encoding, and @SPEC can change the options of the trained one, and temperatures, only"
         )
+
+
+def _weighed(spec: Spec) -> list[str]:
+    """List the encodings of a spec, but for temperatures, which are read without training."""
+    names = [item.name for item in spec.items]
+    return [name for name in names if name != "none" and not issubclass(get(name), Temperature)]

@@ -12,6 +12,7 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
+from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments.length.checkpoint import LoadedModel
 from fairseq_posenc.workbench.experiments.length.stream import Stream, Window, batches, windows
@@ -120,6 +121,9 @@ def score(
     total, tokens, refusal = 0.0, 0, ""
     try:
         _check_limit(loaded, length)
+        for module in loaded.model.modules():
+            if isinstance(module, Encoding):
+                module.make_room(length)
         for batch in batches(windows(len(stream), length, stride), max_tokens):
             found = log_probabilities(loaded, stream, batch)
             total += float(found.double().sum())
