@@ -210,8 +210,6 @@ def reset_table(rows: Rows) -> str:
 
 SECTIONS: dict[str, Callable[[Sequence[Result]], list[str]]] = {
     "attention": _attention,
-    "breakdown": lambda kept: [breakdown_table(result.rows) for result in kept],
     "generate": lambda kept: _beside(kept, "{ratio:.3f}"),
-    "reset": lambda kept: _beside(kept, "{ratio:.3f} ({lowest:.3f} to {highest:.3f})"),
     "train": lambda kept: [train_table(result.rows) for result in kept],
 }

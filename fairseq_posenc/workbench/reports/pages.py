@@ -73,8 +73,8 @@ def encoding_page(name: str) -> str:
     rows = {
         "shapes": _literal(page.shapes),
         "parameters": _parameters(name, page.parameters),
-        "added operations of a layer": _literal(costs.operations(name)),
-        "added values in memory": _literal(costs.numbers(name)),
+        "operations": _literal(costs.operations(name)),
+        "memory": _literal(costs.numbers(name)),
         "options": _options(name),
         "source": _literal(page.source),
         "differences": _literal(_differences(page.differs)),
@@ -85,7 +85,7 @@ def encoding_page(name: str) -> str:
     shown = "score against distance" if _kind(name) == "scores" else "trained tables"
     lines += [markdown.table(("", ""), rows.items(), "l"), ""]
     lines += [f"![{shown} with {name}]({name}.png)", ""]
-    lines += ["[What these words and options mean](README.md).", ""]
+    lines += ["[Symbols and options](README.md)", ""]
     return "\n".join(lines)
 
 
