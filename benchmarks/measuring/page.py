@@ -139,15 +139,6 @@ def _by_encoding(cells: Mapping[str, Mapping[str, str]]) -> str:
     return table(["encoding", *cells], rows)
 
 
-def _beside(kept: Iterable[Result], cell: str) -> list[str]:
-    """Format a figure of measurements that have one for each encoding."""
-    cells = {
-        f"`{result.name}`": {f"`{row['encoding']}`": cell.format_map(row) for row in result.rows}
-        for result in kept
-    }
-    return [_by_encoding(cells), ""]
-
-
 def _backend_table(rows: Rows, columns: dict[str, str]) -> str:
     """Format a line for each encoding and backend; columns are formats of a row, by title."""
     cells = [
@@ -210,6 +201,5 @@ def reset_table(rows: Rows) -> str:
 
 SECTIONS: dict[str, Callable[[Sequence[Result]], list[str]]] = {
     "attention": _attention,
-    "generate": lambda kept: _beside(kept, "{ratio:.3f}"),
     "train": lambda kept: [train_table(result.rows) for result in kept],
 }

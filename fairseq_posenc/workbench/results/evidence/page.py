@@ -35,8 +35,13 @@ def page(path: Path) -> str:
 
 def columns(family: str) -> list[Column]:
     """Return what is known of a family's encodings, the most telling first."""
-    found = [*_figures(family, measured.multiples(family)), *measured.costs()]
-    return [*found, measured.parameters()]
+    probed = measured.probed(family)
+    return [
+        *_figures(family, measured.multiples(family)),
+        *([probed] if probed else []),
+        *measured.costs(),
+        measured.parameters(),
+    ]
 
 
 def _figures(family: str, multiples: Iterable[int]) -> list[Column]:
@@ -44,7 +49,6 @@ def _figures(family: str, multiples: Iterable[int]) -> list[Column]:
     found = [
         measured.compared(family),
         *(measured.at_length(family, times) for times in multiples if times > 1),
-        measured.probed(family),
         measured.started(family),
     ]
     return [column for column in found if column and column.of]
