@@ -134,10 +134,7 @@ OWN = {
         name: translation.checkpoint
         for name in ("checkpoint_best.pt", "checkpoints/t5/checkpoint_best.pt")
     },
-    "compare.md": {
-        name: FILES["rope.log"]
-        for name in ("bert.log", "diff.log", "learned.log", "sinusoidal.log")
-    }
+    "compare.md": {name: FILES["rope.log"] for name in ("bert.log", "diff.log")}
     | {f"checkpoints/{name}/train.log": FILES["rope.log"] for name in ("bert", "diff")},
     "finetune.md": {"runs/squad20/dev": unanswered},
     "vectors/README.md": {"mine.npz": array_of_rope},
