@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,9 @@ def text(old: str, kept: Iterable[Result]) -> str:
         _, ends, after = rest.partition(end)
         if not found or not ends:
             raise UserError(f"docs/benchmarks.md has no line {start!r}, or none {end!r} after it")
-        lines = [line for r in kept if r.script == script for line in [*_head(r), *section(r)]]
-        body = "\n".join(lines) or "Nothing is kept yet."
+        own = [result for result in kept if result.script == script]
+        lines = [*_origin(own), *section(own)] if own else ["Nothing is kept yet."]
+        body = "\n".join(lines)
         old = f"{before}{start}\n\n{body.strip()}\n\n{end}{after}"
     return old
 
@@ -81,43 +82,61 @@ def _line(row: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(row[key] for key in ("scope", "mode", "encoding", "backend", "batch"))
 
 
-def _head(result: Result) -> list[str]:
-    lines = [f"### {result.name}", "", f"    {result.command}", "", f"{result.machine}.", ""]
-    if has_picture(result):
-        name = _picture(result, Path("results")).as_posix()
-        lines += [f"![time and memory against the length]({name})", ""]
-    return lines
+def _origin(kept: Iterable[Result]) -> list[str]:
+    """List the commands of measurements, each with its machine."""
+    by_machine: dict[str, list[str]] = {}
+    for result in kept:
+        by_machine.setdefault(result.machine, []).append(f"    {result.command}")
+    return [
+        line
+        for machine, commands in by_machine.items()
+        for line in (f"{machine}:", "", *commands, "")
+    ]
 
 
 def _picture(result: Result, folder: Path) -> Path:
     return folder / f"{results.PREFIX}{result.name}.png"
 
 
-def _attention(result: Result) -> list[str]:
+def _attention(kept: Iterable[Result]) -> list[str]:
+    """Format one table for the measurements at one length, and one for each at several."""
+    groups: dict[str, list[Result]] = {}
+    for result in kept:
+        groups.setdefault(result.name if has_picture(result) else "", []).append(result)
+    return [line for group in groups.values() for line in _times_and_memory(group)]
+
+
+def _times_and_memory(kept: Iterable[Result]) -> list[str]:
     lines: list[str] = []
-    for scope, mode in dict.fromkeys((row["scope"], row["mode"]) for row in result.rows):
-        rows = [row for row in result.rows if (row["scope"], row["mode"]) == (scope, mode)]
-        first = rows[0]
-        facts = f"batch {first['batch']}, dropout {first['dropout']:g}, {first['dtype']}"
-        lines += [f"**{scope}, {mode}**, {facts}: time / stock (time / `none`)", ""]
-        lines += [_by_length(rows, lambda r: f"{r['ratio']:.2f} ({r['ratio_to_none']:.2f})"), ""]
-        lines += [f"**{scope}, {mode}**: peak of memory in MB (/ stock)", ""]
-        lines += [
-            _by_length(rows, lambda r: f"{r['memory'] / 1e6:,.1f} ({r['memory_ratio']:.2f})"),
-            "",
-        ]
-    return [*lines, *growth(result.rows), ""]
+    cells: dict[str, dict[str, str]] = {}
+    for result in kept:
+        if has_picture(result):
+            name = _picture(result, Path("results")).as_posix()
+            lines += [f"`{result.name}`:", "", f"![time and memory over the length]({name})", ""]
+        first: dict[str, str] = {}  # backend of each encoding
+        for row in result.rows:
+            name, backend = f"`{row['encoding']}`", row["backend"]
+            if first.setdefault(name, backend) != backend:
+                name += f", {backend}"
+            peak = f"{row['memory'] / 1e6:,.1f} MB"
+            shown = peak if row["encoding"] == "stock" else f"{row['memory_ratio']:.2f}"
+            cell = f"{row['ratio']:.2f} ({shown})"
+            cells.setdefault(_column(result, row), {})[name] = cell
+    return [*lines, _by_encoding(cells), ""]
 
 
-def _by_length(rows: Rows, cell: Callable[[dict[str, Any]], str]) -> str:
-    lengths = sorted({row["length"] for row in rows})
-    found = {(row["encoding"], row["backend"], row["length"]): cell(row) for row in rows}
-    lines = dict.fromkeys((row["encoding"], row["backend"]) for row in rows)
-    cells = [
-        [f"`{encoding}`", backend, *(found.get((encoding, backend, n), "") for n in lengths)]
-        for encoding, backend in lines
-    ]
-    return table(["encoding", "backend", *(f"n = {n:,}" for n in lengths)], cells, "llr")
+def _column(result: Result, row: dict[str, Any]) -> str:
+    """Name a column by what differs within a measurement, or by the measurement."""
+    differ = [key for key in ("scope", "mode", "length") if len({r[key] for r in result.rows}) > 1]
+    shown = (f"n = {row[key]:,}" if key == "length" else row[key] for key in differ)
+    return ", ".join(shown) or f"`{result.name}`"
+
+
+def _by_encoding(cells: Mapping[str, Mapping[str, str]]) -> str:
+    """Format a row for each encoding, and a column for each measurement."""
+    names = dict.fromkeys(name for column in cells.values() for name in column)
+    rows = [[name, *(column.get(name, "-") for column in cells.values())] for name in names]
+    return table(["encoding", *cells], rows)
 
 
 def _backend_table(rows: Rows, columns: dict[str, str]) -> str:
@@ -180,10 +199,7 @@ def reset_table(rows: Rows) -> str:
     return _backend_table(_times(rows, 1e3, "seconds"), columns)
 
 
-SECTIONS: dict[str, Callable[[Result], list[str]]] = {
+SECTIONS: dict[str, Callable[[Sequence[Result]], list[str]]] = {
     "attention": _attention,
-    "breakdown": lambda result: [breakdown_table(result.rows), ""],
-    "generate": lambda result: [generate_table(result.rows), ""],
-    "reset": lambda result: [reset_table(result.rows), ""],
-    "train": lambda result: [train_table(result.rows), ""],
+    "train": lambda kept: [train_table(result.rows) for result in kept],
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from data import VOCABULARY
@@ -42,36 +43,37 @@ class Row(NamedTuple):
     """One encoding in one family: means over the seeds."""
 
     encoding: str
-    before: float
     end: float
     seconds: float
-    parameters: int
 
     @classmethod
     def of(cls, results: list[dict[str, Any]]) -> Row:
         """Return the means of runs that differ only in their seeds."""
         return cls(
             results[0]["encoding"],
-            statistics.mean(result["before"] for result in results),
             statistics.mean(map(end, results)),
             statistics.mean(result["cpu_seconds_per_100"] for result in results),
-            results[0]["position_parameters"],
         )
 
 
 def report_methods(args: argparse.Namespace, facts: dict[str, Any], store: Store) -> None:
     """Train every encoding and write ``trainability.md`` and ``trainability.json``."""
-    runs = method_runs(args)
-    results = [store.get(run) for run in runs]
-    lines = _introduction(args, facts)
-    for family in dict.fromkeys(run.family for run in runs):
-        mine = [result for result in results if result["family"] == family]
-        names = dict.fromkeys(result["encoding"] for result in mine)
-        rows = [Row.of([r for r in mine if r["encoding"] == name]) for name in names]
-        level = facts["translation" if family == "translation" else "text"]["unigram"]
-        lines += ["", f"## {family}", "", _method_table(rows), "", *_findings(rows, level)]
+    results = [store.get(run) for run in method_runs(args)]
     write_figures(args.results / "trainability.json", facts, results)
-    write_report(args.results / "trainability.md", lines)
+    write_report(args.results / "trainability.md", report_lines(args, facts, results))
+
+
+def report_lines(
+    args: argparse.Namespace, facts: dict[str, Any], results: list[dict[str, Any]]
+) -> list[str]:
+    """Format the report."""
+    runs: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for result in results:
+        runs.setdefault(result["family"], {}).setdefault(result["encoding"], []).append(result)
+    families = {
+        family: {name: Row.of(seeds) for name, seeds in of.items()} for family, of in runs.items()
+    }
+    return [*_introduction(args, facts), "", _table(families), "", *_findings(families, facts)]
 
 
 def _introduction(args: argparse.Namespace, facts: dict[str, Any]) -> list[str]:
@@ -79,12 +81,10 @@ def _introduction(args: argparse.Namespace, facts: dict[str, Any]) -> list[str]:
     return [
         "# Does every method learn?",
         "",
-        f"Each encoding trains {args.updates} updates of a tiny model through `fairseq-train`'s "
-        "own `main`: 2 layers (translation: 2 + 2), width 128, 4 heads, batches of 2,048 tokens "
-        "(translation: 1,024), "
-        "Adam with a learning rate of 0.003 after 100 updates of warm-up, no dropout; seeds "
-        f"{', '.join(map(str, args.seeds))}. Order of the data and masks are equal. Initial "
-        "weights have equal seeds, but an encoding that draws numbers shifts those drawn after it.",
+        f"Each encoding trains {args.updates} updates of a tiny model with `fairseq-train`: 2 "
+        "layers (translation: 2 + 2), width 128, 4 heads, batches of 2,048 tokens (translation: "
+        "1,024), Adam with a learning rate of 0.003 after 100 updates of warm-up, no dropout; "
+        f"seeds {', '.join(map(str, args.seeds))}. All read the same batches and masks.",
         "",
         f"Language models read Python's documentation ({text['words']:,} words, of which "
         f"{text['valid_words']:,} for validation; {VOCABULARY['text']} sentencepieces, blocks of "
@@ -95,49 +95,41 @@ def _introduction(args: argparse.Namespace, facts: dict[str, Any]) -> list[str]:
         "",
         f"Machine: {machine()}.",
         "",
-        "Losses are in bits per predicted token. *Before* is the first batch before the first "
-        "update; the others are those of the validation text at the end. *Time* is processor time "
-        "of an update (the median over the run), relative to `none`; it hardly depends on what "
-        "else the machine does. Parameters are those of positions alone.",
+        "Validation loss at the end in bits per token, and in brackets how far it is below that of "
+        "`none`. *Time* is processor time of an update relative to `none`, in the first family.",
     ]
 
 
-def _method_table(rows: list[Row]) -> str:
-    none = next(row for row in rows if row.encoding == "none")
-    header = ["method", "before", "loss", "perplexity", "below `none`", "time", "parameters"]
-    return table(
-        header,
+def _table(families: Mapping[str, Mapping[str, Row]]) -> str:
+    """Format a row for each encoding, in the order of the first family."""
+    first = next(iter(families.values()))
+    rows = [row for of in families.values() for row in sorted(of.values(), key=lambda row: row.end)]
+    names = dict.fromkeys(row.encoding for row in rows)
+    cells = [
         [
-            [
-                f"`{row.encoding}`",
-                f"{row.before:.2f}",
-                f"{row.end:.3f}",
-                f"{2**row.end:.1f}" if row.end < math.inf else "diverged",
-                f"{none.end - row.end:+.3f}",
-                f"{row.seconds / none.seconds:.2f}",
-                f"{row.parameters:,}",
-            ]
-            for row in sorted(rows, key=lambda row: row.end)
-        ],
-    )
-
-
-def _findings(rows: list[Row], unigram: float) -> list[str]:
-    """Say by rule which methods learn, and which make use of positions."""
-    none = next(row for row in rows if row.encoding == "none")
-    still = [row.encoding for row in rows if row.end > unigram - MARGIN]
-    others = [row for row in rows if row is not none]
-    like_none = [row.encoding for row in others if abs(row.end - none.end) <= MARGIN]
-    worse = [row.encoding for row in others if row.end > none.end + MARGIN]
-    better = [row.encoding for row in others if row.end < none.end - MARGIN]
-    return [
-        f"- Knowing only how frequent each piece is gives {unigram:.2f} bits. Not {MARGIN} below "
-        f"that, so not learning: {_names(still)}.",
-        f"- More than {MARGIN} bits below `none`, so making use of positions: {_names(better)}.",
-        f"- Within {MARGIN} bits of `none`, so positions do not show yet: {_names(like_none)}.",
-        f"- More than {MARGIN} bits above `none`: {_names(worse)}.",
+            f"`{name}`",
+            *(_loss(of.get(name), of["none"]) for of in families.values()),
+            f"{first[name].seconds / first['none'].seconds:.2f}" if name in first else "-",
+        ]
+        for name in names
     ]
+    return table(["method", *families, "time"], cells)
 
 
-def _names(names: list[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names) or "none of them"
+def _loss(row: Row | None, none: Row) -> str:
+    if row is None:
+        return "-"
+    return f"{row.end:.3f} ({none.end - row.end:+.3f})" if row.end < math.inf else "diverged"
+
+
+def _findings(families: Mapping[str, Mapping[str, Row]], facts: dict[str, Any]) -> list[str]:
+    """Say by rule which methods do not learn."""
+    lines = []
+    for family, of in families.items():
+        level = facts["translation" if family == "translation" else "text"]["unigram"]
+        still = [f"`{row.encoding}`" for row in of.values() if row.end > level - MARGIN]
+        lines.append(
+            f"- {family}: knowing only how frequent each piece is gives {level:.2f} bits; not "
+            f"{MARGIN} below that: {', '.join(still) or 'none of them'}."
+        )
+    return lines

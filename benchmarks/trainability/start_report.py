@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from collections.abc import Iterator
 from typing import Any, Optional
 
 from reports import end, machine, own_command, write_figures, write_report
@@ -73,14 +74,7 @@ def _start_lines(args: argparse.Namespace, grid: Grid, picture: str) -> list[str
         "",
         f"Machine: {machine()}.",
         "",
-        table(["start", "what it is"], [[f"`{k}`", v] for k, (v, _) in STARTS.items()], "l"),
-        "",
         *_loss_lines(args, grid),
-        "",
-        "How fast, and why: updates until the validation loss is below where `none` ends, and the "
-        "size (root mean square) of the first update's gradients, in the first setting:",
-        "",
-        _why_table(next(iter(grid.values()))),
         "",
         f"![learning curves]({picture})",
     ]
@@ -88,34 +82,37 @@ def _start_lines(args: argparse.Namespace, grid: Grid, picture: str) -> list[str
 
 def _loss_lines(args: argparse.Namespace, grid: Grid) -> list[str]:
     seeds = ", ".join(map(str, args.seeds))
-    labels = list(next(iter(grid.values())))
+    first = next(iter(grid.values()))
     settings = (f"`{name}`: {' '.join((*SETTINGS[name][:2], *SETTINGS[name][2]))}" for name in grid)
+    shown = {name: meaning for name, (meaning, _) in STARTS.items()}
+    header = ["start", "vectors", *grid, "below `none` after", "gradient of W_Q", "of tables"]
+    cells = [
+        [f"`{label}`", shown.get(label, "-"), *(_ends(grid[s].get(label)) for s in grid), *why]
+        for label, why in zip(first, _reasons(first))
+    ]
     return [
-        f"Settings: {'; '.join(settings)}.",
+        f"Settings: {'; '.join(settings)}. Validation loss at the end, in bits per token (first "
+        f"setting: mean over seeds {seeds} ± half the range; one seed if no ±). In the first "
+        "setting also the updates until the loss is below where `none` ends, and the size (root "
+        "mean square) of the first update's gradients.",
         "",
-        "Validation loss at the end, in bits per token (`none`: no positions; first setting: "
-        f"mean over seeds {seeds} ± half the range; one seed if no ±):",
-        "",
-        table(
-            ["start", *grid], [[f"`{x}`", *(_ends(grid[s].get(x)) for s in grid)] for x in labels]
-        ),
+        table(header, cells, "llr"),
     ]
 
 
 def _ends(results: Optional[list[dict[str, Any]]]) -> str:
     if not results:
-        return ""
+        return "-"
     ends = [end(result) for result in results]
     spread_ = f" ± {(max(ends) - min(ends)) / 2:.2f}" if len(ends) > 1 else ""
     return f"{statistics.mean(ends):.3f}{spread_}"
 
 
-def _why_table(labels: dict[str, list[dict[str, Any]]]) -> str:
+def _reasons(labels: dict[str, list[dict[str, Any]]]) -> Iterator[list[str]]:
+    """Yield when each start passes ``none``, and the sizes of its first gradients."""
     level = end(labels["none"][0])
-    rows = []
-    for label, (first, *_) in labels.items():
+    for first, *_ in labels.values():
         passed = next((at for at, loss in first["curve"] if loss < level), None)
         sizes = (first["gradients"].get(k) for k in ("query projections", "position parameters"))
-        shown = ("" if size is None else f"{size:.0e}" for size in sizes)
-        rows.append([f"`{label}`", "not reached" if passed is None else str(passed), *shown])
-    return table(["start", "below `none` after", "gradient of W_Q", "gradient of tables"], rows)
+        shown = ("-" if size is None else f"{size:.0e}" for size in sizes)
+        yield ["not reached" if passed is None else str(passed), *shown]

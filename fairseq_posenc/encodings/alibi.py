@@ -28,10 +28,9 @@ class Alibi(Encoding):
         Press et al. (2022), "Train Short, Test Long", arXiv:2108.12409, section 3; slopes as in
         the authors' code, also where the number of heads is no power of two.
     Differs:
-        the paper is about causal models. ``mode=symmetric`` penalises later keys as it does
-        earlier ones; ``mode=asymmetric`` gives them the slopes of the heads in reverse order;
-        ``mode=causal`` insists on a causal model. Without a mode: causal in decoders, symmetric
-        in encoders.
+        the paper is about causal models. ``mode=symmetric`` (default in encoders) penalises later
+        keys as it does earlier ones; ``mode=asymmetric`` gives them the slopes of the heads in
+        reverse order; ``mode=causal`` (default in decoders) insists on a causal model.
     """
 
     acts_on: ClassVar[Literal["scores"]] = "scores"

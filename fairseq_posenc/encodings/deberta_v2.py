@@ -34,7 +34,7 @@ class DebertaV2(Encoding):
         ``pos_att_type = c2p|p2c``, ``share_att_key`` and ``norm_rel_ebd = layer_norm``.
     Differs:
         nothing with the default sizes. For a few others Hugging Face's float32 puts a distance or
-        two one bucket lower; the buckets here are those of the authors' code.
+        two one bucket lower.
     """
 
     acts_on: ClassVar[Literal["scores"]] = "scores"

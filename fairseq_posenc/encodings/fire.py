@@ -27,9 +27,7 @@ class Fire(Encoding):
         Li et al. (2024), "Functional Interpolation for Relative Positions Improves Long Context
         Transformers", arXiv:2310.04418, equation 7; starting values as there.
     Differs:
-        for causal models only, as in the paper. The bias is no function of the distance alone, so
-        the network sees every pair: ``T * S * width`` numbers, for all sentences together unless
-        one is padded on the left; then for each.
+        for causal models only, as in the paper.
     """
 
     acts_on: ClassVar[Literal["scores"]] = "scores"

@@ -33,11 +33,10 @@ class Rope(Encoding):
         ``llama3`` Llama 3.1; ``longrope`` Ding et al. (2024), arXiv:2402.13753; ``proportional``
         Barbero et al. (2024), arXiv:2410.06205.
     Differs:
-        the length n of ``dynamic`` and ``longrope`` is the number of positions that the model has
-        room for, whatever the input, so that neither neighbours nor padding change a sentence and
-        decoding equals the full pass. ``fraction`` rotates only the first part of each head;
-        ``cross_attention``, in the decoder of a translation model, also rotates queries by their
-        target position and the source's keys by theirs.
+        the length n of ``dynamic`` and ``longrope`` is the model's number of positions, whatever
+        the input, so that decoding equals the full pass. ``fraction`` rotates only the first part
+        of each head; ``cross_attention`` also rotates, in a translation model's decoder, queries by
+        their target position and the source's keys by theirs.
     """
 
     acts_on: ClassVar[Literal["rotation"]] = "rotation"

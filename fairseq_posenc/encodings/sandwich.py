@@ -28,9 +28,8 @@ class Sandwich(Encoding):
         Chi et al. (2023), "Dissecting Transformer Length Extrapolation via the Lens of Receptive
         Field Analysis", arXiv:2212.10356.
     Differs:
-        w is ``width``, a constant of the method and not the head's size. The constant -w/2, which
-        the softmax ignores, keeps the bias at 0 for distance 0. Written from the paper's formula;
-        not compared with the authors' code.
+        w is ``width``, not the head's size. The constant -w/2, which the softmax ignores, keeps the
+        bias at 0 for distance 0. Not compared with the authors' code.
     """
 
     acts_on: ClassVar[Literal["scores"]] = "scores"

@@ -25,9 +25,8 @@ class SentenceLearned(Learned):
         Huang et al. (2021), "Multiplicative Position-aware Transformer Models for Language
         Understanding", arXiv:2109.12788, section 5.2 ("real absolute positions").
     Differs:
-        the ends of sentences are read from the model's input. A masked ``</s>`` (about one in
-        eight) ends a sentence only if the masked LM is trained with ``include_target_tokens``, as
-        the recipe ``a_none`` does; else counting goes on until the next. A row without ``<s>``, as
+        ends of sentences are read from the input. A masked ``</s>`` (about one in eight) counts
+        only with ``include_target_tokens``, as in the recipe ``a_none``. A row without ``<s>``, as
         a source in translation, has its first token at 0.
     """
 

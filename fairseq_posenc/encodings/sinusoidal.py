@@ -29,12 +29,10 @@ class Sinusoidal(Encoding):
     Source:
         Vaswani et al. (2017), "Attention Is All You Need", arXiv:1706.03762, section 3.5.
     Differs:
-        nothing with ``layout=interleaved`` and ``scale=1``. ``layout=fairseq`` is fairseq's own
-        form: all sines, then all cosines, with frequencies 10000^(-i/(C/2 - 1)), positions counted
-        from padding_idx + 1; choose it for checkpoints of fairseq's own models. ``scale`` is for
-        masked LMs: their token embeddings start with a standard deviation of 0.02 and are not
-        scaled up as those of the others are, so that sinusoids of 0.7 drown them; 0.03 makes both
-        alike.
+        nothing with ``layout=interleaved`` and ``scale=1``. ``layout=fairseq``, for checkpoints of
+        fairseq's own models: all sines, then all cosines, with frequencies 10000^(-i/(C/2 - 1)),
+        positions counted from padding_idx + 1. ``scale=0.03`` is for masked LMs, whose token
+        embeddings start with a standard deviation of 0.02: sinusoids of 0.7 drown them.
     """
 
     acts_on: ClassVar[Literal["input"]] = "input"

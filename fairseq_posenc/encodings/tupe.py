@@ -32,7 +32,7 @@ class Tupe(DistanceEncoding):
     Differs:
         Huang et al. count one projection; ``tie_projections`` (U_K = U_Q) gives their number. With
         ``reset`` the first token's numbers replace the whole positional part. ``tupe_shared`` is
-        the form of the authors' code: one term for all layers, a bias for each head.
+        the form of the authors' code.
     """
 
     vectors: ClassVar[bool] = False

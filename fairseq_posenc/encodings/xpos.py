@@ -28,9 +28,8 @@ class XPos(Rope):
         Sun et al. (2022), "A Length-Extrapolatable Transformer", arXiv:2212.10554; g = 0.4 and
         w = ``scale_base`` = 512 as in the authors' code.
     Differs:
-        for causal models only, as in the paper: a later key would be amplified. The exponents count
-        from half of the trained length, which scores do not show, so that fp16 can hold queries and
-        keys of both ends.
+        for causal models only, as in the paper: a later key would be amplified. Exponents count
+        from half of the trained length, for fp16's sake; scores do not show it.
     """
 
     causal_only: ClassVar[str] = "it would amplify keys after the query"

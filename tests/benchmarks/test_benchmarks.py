@@ -241,9 +241,9 @@ def test_kept_figures_come_back_and_fill_the_page(tmp_path):
     assert again._replace(rows=[]) == result._replace(rows=[])
     assert again.rows[1]["ratio"] == pytest.approx(kept[1]["ratio"], rel=1e-4)
     text = document.read_text()
-    assert "### some\n\n    python benchmarks/attention.py\n\nhere." in text
+    assert "here:\n\n    python benchmarks/attention.py\n\n" in text
     assert "| `m4m` | " in text
-    assert "| encoding | backend | n = 16 | n = 32 |" in text
+    assert "| encoding | n = 16 | n = 32 |" in text
     assert (tmp_path / "benchmark_some.png").stat().st_size > 10_000
     assert page.text(text, [again]) == text
 

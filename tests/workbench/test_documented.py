@@ -130,14 +130,8 @@ OWN = {
         "checkpoints/a_base/my/m4m/train.log": FILES["rope.log"],
         "checkpoints/a_base/my/m4m/checkpoint_last.pt": masked,
     },
-    "plots.md": {
-        name: translation.checkpoint
-        for name in ("checkpoint_best.pt", "checkpoints/t5/checkpoint_best.pt")
-    },
-    "compare.md": {
-        name: FILES["rope.log"]
-        for name in ("bert.log", "diff.log", "learned.log", "sinusoidal.log")
-    }
+    "plots.md": {"checkpoint_best.pt": translation.checkpoint},
+    "compare.md": {name: FILES["rope.log"] for name in ("bert.log", "diff.log")}
     | {f"checkpoints/{name}/train.log": FILES["rope.log"] for name in ("bert", "diff")},
     "finetune.md": {"runs/squad20/dev": unanswered},
     "vectors/README.md": {"mine.npz": array_of_rope},

@@ -165,10 +165,14 @@ def test_one_seed_is_not_judged():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_tables_have_every_encoding_of_a_family(family):
+def test_the_tables_have_every_encoding_that_was_measured_in_a_family(family):
     text = "\n".join(page._family(family))
+    names = set(measured.names(family))
+    if family == "encoder-decoder":
+        names = measured.compared(family).of.keys() | measured.started(family).of.keys()
+        assert len(names) == 8
     for name in registry.names():
-        assert (f"| `{name}` |" in text) == (name in measured.names(family))
+        assert (f"| `{name}` |" in text) == (name in names)
 
 
 def test_a_page_without_a_place_is_an_error(tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fairseq_posenc.errors import UserError
@@ -30,18 +30,25 @@ def page(path: Path) -> str:
         raise UserError(f"{path} has no line {START!r}, or none {END!r} after it")
     parts = [part for family in FAMILIES for part in _family(family)]
     before, rest = old.split(START, 1)
-    return "\n\n".join([before + START, *parts, END + rest.split(END, 1)[1]])
+    return "\n\n".join([before + START, *parts, *_cost(), END + rest.split(END, 1)[1]])
 
 
 def columns(family: str) -> list[Column]:
     """Return what is known of a family's encodings, the most telling first."""
-    found = [
-        measured.compared(family),
-        *(measured.at_length(family, times) for times in measured.multiples(family) if times > 1),
-        measured.probed(family),
-        *measured.early(family),
+    probed = measured.probed(family)
+    return [
+        *_figures(family, measured.multiples(family)),
+        *([probed] if probed else []),
         *measured.costs(),
         measured.parameters(),
+    ]
+
+
+def _figures(family: str, multiples: Iterable[int]) -> list[Column]:
+    """Return what models did, also at some multiples of the length of training."""
+    found = [
+        measured.compared(family),
+        *(measured.at_length(family, times) for times in multiples if times > 1),
         measured.started(family),
     ]
     return [column for column in found if column and column.of]
@@ -49,7 +56,10 @@ def columns(family: str) -> list[Column]:
 
 def table(family: str, names: Sequence[str]) -> str:
     """Return what is known of some encodings, in Markdown."""
-    found = columns(family)
+    return _table(columns(family), names)
+
+
+def _table(found: Sequence[Column], names: Iterable[str]) -> str:
     header = ["encoding", *(column.title for column in found)]
     rows = [[f"`{name}`", *(_cell(column, name) for column in found)] for name in names]
     return markdown.table(header, rows)
@@ -60,11 +70,19 @@ def _cell(column: Column, name: str) -> str:
 
 
 def _family(family: str) -> list[str]:
-    found = columns(family)
-    first = found[0].ranked()
-    names = [*first, *(name for name in measured.names(family) if name not in first)]
-    files = sorted({column.source for column in found if column.source})
-    return [f"### {_TITLES[family]}", table(family, names), f"Records: {_links(files)}."]
+    found = _figures(family, measured.multiples(family)[-1:])
+    names = dict.fromkeys(name for column in found for name in column.ranked())
+    return [f"### {_TITLES[family]}", *_part(found, names)]
+
+
+def _cost() -> list[str]:
+    found = measured.costs()
+    return ["### Cost", *_part(found, found[0].ranked())]
+
+
+def _part(found: Sequence[Column], names: Iterable[str]) -> list[str]:
+    files = sorted({column.source for column in found})
+    return [_table(found, names), f"Records: {_links(files)}."]
 
 
 def _links(files: Sequence[str]) -> str:
