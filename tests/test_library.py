@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import doctest
 import importlib
 import importlib.metadata
+import io
+import json
 import pydoc_data.topics
 import re
 import subprocess
@@ -281,6 +284,21 @@ def test_the_example_trains_on_a_real_text_and_decodes(spec):
     for i in range(12):
         step = model(tokens[:, i : i + 1], caches, past=i)
         torch.testing.assert_close(step[:, 0], full[:, i], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_notebook_prints_what_it_shows():
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("agg")
+    notebook = json.loads((ROOT / "docs/library.ipynb").read_text(encoding="utf-8"))
+    names: dict = {}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            shown = [line for out in cell["outputs"] for line in out.get("text", ())]
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                exec(compile("".join(cell["source"]), "library.ipynb", "exec"), names)
+            assert printed.getvalue() == "".join(shown)
+    names["plt"].close("all")
 
 
 @pytest.mark.parametrize("past", [0, 2])
