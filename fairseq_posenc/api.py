@@ -1,21 +1,27 @@
 """Position encodings for PyTorch models of any kind; needs no fairseq.
 
-For a model of one's own, :class:`StackPositions` and a :class:`SelfAttention` in each layer::
+For a model of one's own, :class:`StackPositions` and a :class:`SelfAttention` in each layer:
 
-    positions = StackPositions("learned+m4m", embed_dim=768, num_heads=12, max_positions=512)
-    layers = [SelfAttention(positions, dropout=0.1) for _ in range(12)]
-
-    x, shared = positions(embeddings, key_padding_mask)   # once a forward pass
-    x = x + layers[0](x, shared)[0]
+>>> import torch
+>>> positions = StackPositions("learned+m4m", embed_dim=768, num_heads=12, max_positions=512)
+>>> layers = [SelfAttention(positions, dropout=0.1) for _ in range(12)]
+>>> x, shared = positions(torch.randn(2, 64, 768))  # once a forward pass
+>>> x = x + layers[0](x, shared)[0]
+>>> x.shape
+torch.Size([2, 64, 768])
 
 A model that computes its attention itself takes :class:`LayerPositions` in place of it.
 
-For a look or a test, :class:`PositionEncoding` is that of a single layer::
+For a look or a test, :class:`PositionEncoding` is that of a single layer:
 
-    encoding = PositionEncoding("learned+m4m", embed_dim=768, num_heads=12)
-    encoding.parameter_counts()               # {'input.learned.table.weight': 393216, ...}
-    scores = encoding.scores(query, key)      # (batch, heads, tgt_len, src_len)
-    curves = encoding.distance_curve(64)      # (heads, 129), distances -64 .. 64
+>>> encoding = PositionEncoding("learned+m4m", embed_dim=768, num_heads=12)
+>>> encoding.parameter_counts()
+{'input.learned.table.weight': 393216, 'layer.m4m.table.weight': 65472}
+>>> query, key = torch.randn(2, 1, 12, 64, 64)
+>>> encoding.scores(query, key).shape  # (batch, heads, tgt_len, src_len)
+torch.Size([1, 12, 64, 64])
+>>> encoding.distance_curve(64).shape  # of distances -64 to 64, for each head
+torch.Size([12, 129])
 """
 
 from __future__ import annotations

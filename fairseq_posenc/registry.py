@@ -202,6 +202,11 @@ def options(name: str) -> dict[str, inspect.Parameter]:
 def parse(text: str) -> Spec:
     """Parse a spec such as ``learned+m4m(max_distance=128)``.
 
+    >>> str(parse("m4m(max_distance=128)+learned"))  # one form for all ways to write it
+    'learned+m4m(max_distance=128)'
+    >>> str(parse("rope,rope,rope,none"))
+    '3*rope,none'
+
     Raises:
         UserError: a syntax error, an unknown name or option, a value of the wrong type, or a
             composition that has no meaning whatever the sizes.

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import ast
+import contextlib
+import doctest
+import importlib
 import importlib.metadata
+import io
+import json
 import pydoc_data.topics
 import re
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -17,7 +20,7 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import flex_attention
 
 import fairseq_posenc
-from fairseq_posenc import api, registry
+from fairseq_posenc import registry
 from fairseq_posenc.api import (
     CrossAttention,
     LayerPositions,
@@ -241,31 +244,21 @@ def test_backends_that_cannot_run_here_say_so():
     assert all(isinstance(reason, str) for reason in available().values())
 
 
-def examples() -> list[tuple[str, str]]:
-    """Return the blocks of code in docstrings, each with its file."""
-    found = []
-    for path in sorted(Path(fairseq_posenc.__file__).parent.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
-                text = ast.get_docstring(node) or ""
-                blocks = re.findall(r"::\n\n((?:(?: {4}.*)?\n)+)", f"{text}\n")
-                found += [(path.name, textwrap.dedent(block)) for block in blocks]
-    return [each for each in found if each[0] != "terms.py"]  # whose block is an equation
+def with_examples() -> list[str]:
+    """Return the modules whose docstrings have examples."""
+    package = Path(fairseq_posenc.__file__).parent
+    return [
+        ".".join(path.relative_to(package.parent).with_suffix("").parts)
+        for path in sorted(package.rglob("*.py"))
+        if ">>> " in path.read_text(encoding="utf-8")
+    ]
 
 
-def test_examples_of_docstrings_run():
-    torch.manual_seed(0)
-    names = {name: getattr(api, name) for name in api.__all__} | {"F": F}
-    names["embeddings"] = torch.randn(2, 5, 768)
-    names["key_padding_mask"] = torch.zeros(2, 5, dtype=torch.bool)
-    names |= zip(("query", "key", "value"), torch.randn(3, 2, 12, 5, 64))
-    names["positions"] = StackPositions("rope+alibi", 768, 12, causal=True)
-    names["layer"] = LayerPositions(names["positions"])
-    files = []
-    for file, code in examples():
-        exec(compile(code, file, "exec"), names)
-        files.append(file)
-    assert files == ["api.py", "api.py", "layer_positions.py"]
+@pytest.mark.parametrize("module", with_examples())
+def test_examples_of_docstrings_run(module):
+    found = doctest.testmod(importlib.import_module(module))
+    assert found.attempted > 0
+    assert found.failed == 0
 
 
 def example() -> str:
@@ -291,6 +284,21 @@ def test_the_example_trains_on_a_real_text_and_decodes(spec):
     for i in range(12):
         step = model(tokens[:, i : i + 1], caches, past=i)
         torch.testing.assert_close(step[:, 0], full[:, i], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_notebook_prints_what_it_shows():
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("agg")
+    notebook = json.loads((ROOT / "docs/library.ipynb").read_text(encoding="utf-8"))
+    names: dict = {}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            shown = [line for out in cell["outputs"] for line in out.get("text", ())]
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                exec(compile("".join(cell["source"]), "library.ipynb", "exec"), names)
+            assert printed.getvalue() == "".join(shown)
+    names["plt"].close("all")
 
 
 @pytest.mark.parametrize("past", [0, 2])

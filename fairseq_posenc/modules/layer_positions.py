@@ -18,12 +18,18 @@ from fairseq_posenc.registry import get
 class LayerPositions(nn.Module):
     """The position encodings of one layer, for attention that is computed elsewhere.
 
-    The whole of what positions do is a rotation and a bias, or a rotation and a ``score_mod``::
+    The whole of what positions do is a rotation and a bias, or a rotation and a ``score_mod``:
 
-        embeddings, shared = positions(embeddings)  # once a forward pass
-        query, key = shared.rotate(query, key)      # (batch, heads, length, head_dim)
-        bias = layer.bias(shared)
-        out = F.scaled_dot_product_attention(query, key, value, bias, scale=layer.scale)
+    >>> import torch
+    >>> from torch.nn.functional import scaled_dot_product_attention
+    >>> positions = StackPositions("rope+alibi", embed_dim=64, num_heads=4)
+    >>> layer = LayerPositions(positions)
+    >>> embeddings, shared = positions(torch.randn(2, 5, 64))  # once a forward pass
+    >>> query, key, value = torch.randn(3, 2, 4, 5, 16)  # (batch, heads, length, head_dim) each
+    >>> query, key = shared.rotate(query, key)
+    >>> bias = layer.bias(shared)
+    >>> scaled_dot_product_attention(query, key, value, bias, scale=layer.scale).shape
+    torch.Size([2, 4, 5, 16])
 
     Masks are the caller's own: ``shared.mask("lr").forbidden(tgt_len, src_len, device)`` is True
     where a causal query must not see a key, padding included.

@@ -315,11 +315,13 @@ def test_half_precision_is_close_to_float64(name, dtype, bound):
 
 @pytest.mark.parametrize("name", HERE)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_no_score_beats_a_mask(name, dtype):
-    """The masked key's score is 90,000, more than fp16 could be filled with."""
+@pytest.mark.parametrize(("seen", "hidden"), [(0, 300), (-300, 0)])
+def test_no_score_beats_a_mask(name, dtype, seen, hidden):
+    """The hidden key's score is higher by 90,000, more than fp16 could be filled with."""
     query, key = torch.zeros(2, 1, 1, 2, 4, dtype=dtype)
     query[..., 0] = 600
-    key[..., 1, 0] = 300
+    key[..., 0, 0] = seen
+    key[..., 1, 0] = hidden
     value = torch.eye(2, 4, dtype=dtype)[None, None]
     attended, _ = BACKENDS[name].attend(AttentionCall(query, key, value, Terms(), Mask("lr", None)))
     padded, _ = BACKENDS[name].attend(

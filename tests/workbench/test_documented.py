@@ -17,7 +17,7 @@ import torch
 from fairseq import options
 from safetensors.numpy import load_file
 
-from fairseq_posenc import registry
+from fairseq_posenc import api, registry
 from fairseq_posenc.api import PositionEncoding
 from fairseq_posenc.encodings import base
 from fairseq_posenc.workbench import cli
@@ -72,6 +72,21 @@ def test_every_page_is_in_the_navigation():
     assert listed == pages - {"index"}
 
 
+def test_what_is_said_to_be_held_by_a_test_has_one():
+    text = (DOCS / "elsewhere.md").read_text(encoding="utf-8")
+    with_vectors = json.loads((DOCS / "vectors" / "vectors.json").read_text(encoding="utf-8"))
+    for section in text.split("\n## ")[1:]:
+        held = section.partition("Held by ")[2]
+        linked = re.findall(r"\[([^\]]+)\]\(\.\./(tests/[^)]+)\)", held)
+        assert linked, section
+        for names, file in linked:
+            source = (ROOT / file).read_text(encoding="utf-8")
+            for name in re.findall(r"`(\w+)`", names):
+                assert f"\ndef {name}(" in source, f"{file}: {name}"
+        vectors = re.findall(r"`(\w+)`", held.partition("vectors ")[2])
+        assert set(vectors) <= with_vectors.keys(), vectors
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("furo", "myst_parser", "sphinx"))),
@@ -83,6 +98,9 @@ def test_the_site_is_built_without_a_warning(tmp_path):
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "encodings" / "m4m.html").read_text(encoding="utf-8")
     assert "<msub>" in page
+    reference = (tmp_path / "reference.html").read_text(encoding="utf-8")
+    for name in set(api.__all__) - {"Cache"}:  # a dictionary
+        assert f'id="fairseq_posenc.api.{name}"' in reference, name
     for html in tmp_path.rglob("*.html"):
         loaded = re.findall(
             r'<(?:script|link|img)[^>]+(?:src|href)="(https?:[^"]+)"', html.read_text()
