@@ -34,6 +34,7 @@ _WITHOUT_PLACE = {
     "log_visible": "a temperature",
     "sink": "a sink",
 }
+_ONE_PLACE = "and CTranslate2 reads one of them"
 
 
 class StackPositions(NamedTuple):
@@ -73,26 +74,21 @@ def positions_of(stack: Any, *, reads_prompts: bool) -> StackPositions:
     bias = _common_bias(stack, terms)
     alibi = bias is not None and all(_is_alibi(each.bias, dims) for each in terms)
     if bias is not None and not alibi and reads_prompts:
-        _refuse(
-            stack, "a bias other than ALiBi's, whose distances it gets wrong as it reads a prompt"
-        )
+        _refuse(stack, "a bias", "and CTranslate2 reads prompts with its distances wrong")
     attention = []
     for state, layer, each in zip(states, stack.layers, terms):
         rope = None if state.rotation is None else _rope(stack, layer.self_attn.kind)
         attention.append(_attention(stack, each._replace(bias=None) if alibi else each, rope))
-    if table is not None and (alibi or any(each.rotation for each in states) or any(
-        each.changes for each in terms
-    )):
-        _refuse(stack, "positions at the input beside those of the attention")
+    rotates = any(state.rotation is not None for state in states)
+    if table is not None and (rotates or any(each.changes for each in terms)):
+        _refuse(stack, "positions both at the input and in the attention", _ONE_PLACE)
     if table is None:
         table = torch.zeros(dims.max_positions, dims.embed_dim)
     return StackPositions(table, attention, alibi)
 
 
-def _refuse(stack: Any, what: str) -> NoReturn:
-    raise UserError(
-        f"--to ctranslate2: {stack.assembly.spec} has {what}, and CTranslate2 has no place for that"
-    )
+def _refuse(stack: Any, what: str, why: str = "which CTranslate2 has not") -> NoReturn:
+    raise UserError(f"--to ctranslate2: {stack.assembly.spec} has {what}, {why}")
 
 
 def _refuse_without_place(stack: Any, states: list[Shared], terms: list[Terms]) -> None:
@@ -113,7 +109,7 @@ def _refuse_without_place(stack: Any, states: list[Shared], terms: list[Terms]) 
         if any(table.size(0) > 1 for table in tables):
             _refuse(stack, "vectors for each head")
         if tables and each.bias is not None:
-            _refuse(stack, "both vectors and a bias by distance")
+            _refuse(stack, "both vectors and a bias by distance", _ONE_PLACE)
 
 
 def _input_table(stack: Any, tokens: Tensor) -> Optional[Tensor]:
@@ -132,7 +128,7 @@ def _common_bias(stack: Any, terms: Iterable[Terms]) -> Optional[Tensor]:
     """Return the bias by distance, ``(heads or 1, distances)``, of the layers that have one."""
     found = [each.bias for each in terms if each.bias is not None]
     if any(not torch.equal(found[0], other) for other in found[1:]):
-        _refuse(stack, "a bias of each layer's own, where it takes that of the first for all")
+        _refuse(stack, "a bias in each layer", "and CTranslate2 adds that of the first to all")
     return found[0] if found else None
 
 
@@ -163,7 +159,7 @@ def _attention(stack: Any, terms: Terms, rope: Optional[Rope]) -> MultiHeadAtten
     has_tables = any(table is not None for table in tables)
     gain = 1.0 if rope is None else rope.scaling.gain(rope.dims)
     if rope is not None and gain != 1 and (has_tables or rope.rotated < dims.head_dim):
-        _refuse(stack, "a rotation that also scales, and something beside it that is not rotated")
+        _refuse(stack, "a rotation that scales a part of the scores")
     spec = MultiHeadAttentionSpec(
         self_attention=True,
         relative_position=has_tables,

@@ -48,7 +48,7 @@ class _Weights:
         """
         if name not in self.left:
             raise UserError(f"--to ctranslate2: the model has no {name}, which CTranslate2 needs")
-        taken: numpy.ndarray = self.left.pop(name).numpy()
+        taken: numpy.ndarray = self.left.pop(name).numpy().copy()  # quantized in place
         return taken
 
     def linear(self, name: str) -> LinearSpec:
