@@ -27,7 +27,6 @@ _ACTIVATIONS = {
     "gelu": Activation.GELU,
     "gelu_fast": Activation.GELUTanh,
     "gelu_accurate": Activation.GELUTanh,
-    "swish": Activation.SWISH,
     "tanh": Activation.Tanh,
 }
 
