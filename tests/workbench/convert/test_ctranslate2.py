@@ -170,7 +170,7 @@ def test_translations_are_those_of_fairseq(spec, beam):
 def test_causal_models_go_on_from_prompts_as_in_fairseq(spec):
     trained = checkpoint("causal_lm", spec)
     names = trained.task.target_dictionary.symbols
-    prompts = [[2, *each] for each in sentences(0, 1, 3, 5, 8)]
+    prompts = [[2, *each] for each in sentences(1, 3, 5, 8)]
     found = ctranslate2.Generator(str(export(trained))).generate_batch(
         [[names[number] for number in prompt] for prompt in prompts],
         max_length=WRITTEN,

@@ -13,6 +13,7 @@ import torch
 from ctranslate2.specs.attention_spec import MultiHeadAttentionSpec, RotaryScalingType
 from ctranslate2.specs.model_spec import OPTIONAL
 from torch import Tensor
+from torch.nn import functional as F
 
 from fairseq_posenc.assembly import Shared
 from fairseq_posenc.encodings.alibi import head_slopes
