@@ -229,9 +229,7 @@ def _set_bias(spec: MultiHeadAttentionSpec, bias: Tensor, dims: Dims) -> None:
     length = dims.max_positions
     past, later = bias[:, :length].flip(1), bias[:, length - 1 :]
     sides = [past] if dims.causal else [past, later]
-    buckets = torch.cat(
-        [part for side in sides for part in (side, side[:, -1:].expand(-1, length))], 1
-    )
+    buckets = torch.cat([F.pad(side, (0, length), mode="replicate") for side in sides], dim=1)
     spec.relative_attention_bias = buckets.expand(dims.num_heads, -1).t().contiguous().numpy()
     # Where the last bucket begins, of those that are all alike.
     spec.relative_attention_max_distance = torch.tensor(2 * length, dtype=torch.int32).numpy()
