@@ -199,7 +199,33 @@ def reset_table(rows: Rows) -> str:
     return _backend_table(_times(rows, 1e3, "seconds"), columns)
 
 
+def serving_table(rows: Rows) -> str:
+    """Format the speed of engines, and how equal what they find is to what fairseq finds."""
+    sizes = [key.rpartition("_")[2] for key in rows[0] if key.startswith("ratio_")]
+    beams = [key.rpartition("_")[2] for key in rows[0] if key.startswith("bleu_")]
+    titles = ["engine"]
+    titles += [f"sentences/s, batch {size} (times fairseq's)" for size in sizes]
+    titles += [title.format(beam) for beam in beams for title in ("same, beam {}", "BLEU, beam {}")]
+    cells = [
+        [
+            row["engine"],
+            *(f"{row[f'sentences_per_second_{n}']:.1f} ({row[f'ratio_{n}']:.2f})" for n in sizes),
+            *(
+                text
+                for n in beams
+                for text in (
+                    f"{row[f'same_beam_{n}']:,} of {row['sentences']:,}",
+                    f"{row[f'bleu_beam_{n}']:.2f}",
+                )
+            ),
+        ]
+        for row in rows
+    ]
+    return table(titles, cells, "l")
+
+
 SECTIONS: dict[str, Callable[[Sequence[Result]], list[str]]] = {
     "attention": _attention,
     "train": lambda kept: [train_table(result.rows) for result in kept],
+    "serving": lambda kept: [serving_table(result.rows) for result in kept],
 }

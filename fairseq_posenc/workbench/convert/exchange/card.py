@@ -119,7 +119,7 @@ def card(trained: OpenModel, target: str, usage: str, notes: Sequence[str], labe
         license=labels.license,
         languages=", ".join(languages),
         pipeline="feature-extraction" if encodes else _PIPELINES[trained.head],
-        library="onnx" if target == "onnx" else "transformers",
+        library=target if target in ("onnx", "ctranslate2") else "transformers",
         target=target,
         usage=usage,
         notes="\n".join(f"- {note}" for note in notes),

@@ -16,10 +16,11 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", type=Path, required=True, metavar="FILE", help="a trained model")
     add(
         "--to",
-        choices=["hf", "hf4", "onnx"],
+        choices=["hf", "hf4", "onnx", "ctranslate2"],
         required=True,
         help="hf: Hugging Face's transformers; hf4: its last version before 5, whose RoBERTa still "
-        "has the positions of shaw and m4; onnx: an encoder as a graph",
+        "has the positions of shaw and m4; onnx: an encoder as a graph; ctranslate2: a translation "
+        "model or causal LM to serve",
     )
     add("--out", type=Path, required=True, metavar="FOLDER", help="new or empty")
     add_data(parser, "with the dictionaries (default: as trained)")
@@ -28,6 +29,11 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="WHAT",
         help="what cut the text: a sentencepiece model, a folder with encoder.json and vocab.bpe, "
         "words, characters, or none for no tokenizer (default: what lies in the data's folder)",
+    )
+    add(
+        "--quantization",
+        choices=["float32", "float16", "int8"],
+        help="of the weights, --to ctranslate2 (default: float32)",
     )
     add("--license", default="unknown", metavar="ID", help="of the weights, such as mit")
     add("--language", default="", metavar="CODES", help="of the text, such as en or en,de")
@@ -42,6 +48,10 @@ def run_export(options: argparse.Namespace) -> int:
     _ask_for("hf", "transformers", "tokenizers", "safetensors")
     if options.to == "onnx":
         _ask_for("onnx", "onnx", "onnxruntime", "onnxscript")
+    if options.to == "ctranslate2":
+        _ask_for("ctranslate2", "ctranslate2")
+    elif options.quantization:
+        raise UserError("--quantization is for --to ctranslate2")
     from fairseq_posenc.workbench.convert.exchange.card import Labels
     from fairseq_posenc.workbench.convert.exchange.exporting import export
     from fairseq_posenc.workbench.loading.open_model import open_model
@@ -53,7 +63,13 @@ def run_export(options: argparse.Namespace) -> int:
             "models of fairseq_posenc; fairseq-posenc swap makes one of it"
         )
     labels = Labels(options.license, tuple(filter(None, options.language.split(","))))
-    print("\n".join(export(trained, options.to, options.tokens, options.out, labels)))
+    if options.to == "ctranslate2":
+        from fairseq_posenc.workbench.convert.ctranslate2.exporting import serve
+
+        quantization = options.quantization or "float32"
+        print("\n".join(serve(trained, quantization, options.tokens, options.out, labels)))
+    else:
+        print("\n".join(export(trained, options.to, options.tokens, options.out, labels)))
     return 0
 
 

@@ -1,0 +1,217 @@
+"""Speed of a trained translation model in the engines that it can be carried to, and their BLEU.
+
+fairseq's own search, transformers and CTranslate2 in float32 and int8 translate the same batches of
+raw text, sentences of similar length together, with beam 5, and take turns. What they find for the
+whole test set is compared token by token with what fairseq finds, with beam 5 and greedily.
+
+    python benchmarks/serving.py --checkpoint rope/checkpoint_best.pt --threads 1
+"""
+
+from __future__ import annotations
+
+from measuring.process import begin
+
+if __name__ == "__main__":
+    begin()
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple, Optional
+
+import ctranslate2
+import sacrebleu
+import torch
+import transformers
+from sentencepiece import SentencePieceProcessor
+from torch import Tensor
+
+from fairseq_posenc.workbench.convert.ctranslate2.exporting import serve
+from fairseq_posenc.workbench.convert.exchange.card import Labels
+from fairseq_posenc.workbench.convert.exchange.config_json import generation
+from fairseq_posenc.workbench.convert.exchange.exporting import export
+from fairseq_posenc.workbench.loading.open_model import OpenModel, open_model
+from fairseq_posenc.workbench.translation import Translator
+from fairseq_posenc.workbench.translation.checkpoint import data_of
+from measuring import page, timing
+from measuring.commands import new_parser, run_script
+
+BEAMS = (5, 1)
+
+
+class Found(NamedTuple):
+    """A translation.
+
+    Attributes:
+        tokens: sentencepieces, without the end.
+        score: the log probability by the length, with the end; None where an engine tells none.
+    """
+
+    tokens: tuple[str, ...]
+    score: Optional[float]
+
+
+Engine = Callable[[Sequence[str], int], list[Found]]  # translates a batch with a beam
+
+
+def parse_args(words: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = new_parser(__doc__)
+    add = parser.add_argument
+    add("--checkpoint", type=Path, required=True, metavar="FILE", help="a translation model")
+    add("--data", type=Path, metavar="FOLDER", help="with its dictionaries (default: as trained)")
+    add("--batches", type=int, nargs="+", default=[1, 32], metavar="N", help="(default: 1 32)")
+    add("--sentences", type=int, default=96, metavar="N", help="that are timed (default: 96)")
+    add("--rounds", type=int, default=3, help="how often all engines take turns (default: 3)")
+    add("--threads", type=int, default=1, help="of every engine (default: 1)")
+    add("--json", action="store_true", help="print the rows as JSON, and nothing else")
+    keep = "keep the figures as docs/results/benchmark_NAME.json, and write docs/benchmarks.md"
+    add("--save", metavar="NAME", help=keep)
+    parser.set_defaults(device=torch.device("cpu"), dtype="float32")
+    return parser.parse_args(words)
+
+
+def fairseq_engine(args: argparse.Namespace) -> Engine:
+    """Load the model with fairseq, for the search of ``fairseq-generate``."""
+    translator = Translator.load(args.checkpoint, data=args.data, device="cpu")
+
+    def translate(sentences: Sequence[str], beam: int) -> list[Found]:
+        found = translator.translate(sentences, beam=beam, max_tokens=10**6)
+        return [Found(each[0].tokens, each[0].score) for each in found]
+
+    return translate
+
+
+def transformers_engine(folder: Path) -> Engine:
+    """Load an exported folder with transformers."""
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True)
+
+    def words(numbers: Tensor) -> tuple[str, ...]:
+        special = {tokenizer.pad_token, tokenizer.eos_token}
+        found = tokenizer.convert_ids_to_tokens(numbers.tolist())
+        return tuple(each for each in found if each not in special)
+
+    def translate(sentences: Sequence[str], beam: int) -> list[Found]:
+        given = tokenizer(list(sentences), return_tensors="pt", padding=True)
+        with torch.inference_mode():
+            found = model.generate(**given, num_beams=beam, early_stopping=beam > 1)
+        return [Found(words(each), None) for each in found]
+
+    return translate
+
+
+def ctranslate2_engine(folder: Path, pieces: Path, longest: int, threads: int) -> Engine:
+    """Load an exported folder with CTranslate2."""
+    cut = SentencePieceProcessor(model_file=str(pieces))
+    translator = ctranslate2.Translator(str(folder), inter_threads=1, intra_threads=threads)
+
+    def translate(sentences: Sequence[str], beam: int) -> list[Found]:
+        found = translator.translate_batch(
+            [cut.encode(each, out_type=str) for each in sentences],
+            beam_size=beam,
+            max_decoding_length=longest,
+            return_end_token=True,
+            return_scores=True,
+        )
+        return [
+            Found(tuple(word for word in each.hypotheses[0] if word != "</s>"), each.scores[0])
+            for each in found
+        ]
+
+    return translate
+
+
+def carried(trained: OpenModel, folder: Path, threads: int) -> dict[str, Engine]:
+    """Export a model, and load it with each of the other engines."""
+    longest = generation(trained)["max_new_tokens"]
+    source = data_of(trained)
+    pieces = source.pieces(source.source)
+    export(trained, "hf", None, folder / "hf", Labels())
+    found = {"transformers": transformers_engine(folder / "hf")}
+    for quantization in ("float32", "int8"):
+        place = folder / quantization
+        serve(trained, quantization, None, place, Labels())
+        found[f"CTranslate2, {quantization}"] = ctranslate2_engine(place, pieces, longest, threads)
+    return found
+
+
+def batches(sentences: Sequence[str], size: int) -> list[list[str]]:
+    """Cut sentences, sorted by length, into batches."""
+    ordered = sorted(sentences, key=len)
+    return [ordered[start : start + size] for start in range(0, len(ordered), size)]
+
+
+def speeds(
+    engines: list[Engine], sentences: Sequence[str], size: int, rounds: int
+) -> list[tuple[float, float]]:
+    """Return sentences a second of each engine, and how many times the first one's that is."""
+    now = timing.clock(torch.device("cpu"))
+    cut = batches(sentences, size)
+    found: list[list[float]] = []
+    for turn in range(rounds + 1):  # the first warms up
+        seconds = []
+        for engine in engines:
+            began = now()
+            for batch in cut if turn else cut[:2]:
+                engine(batch, BEAMS[0])
+            seconds.append(now() - began)
+        found += [seconds] if turn else []
+    return [
+        (len(sentences) / timing.median(found, index), 1 / timing.ratio(found, index, 0))
+        for index in range(len(engines))
+    ]
+
+
+def quality(engine: Engine, sources: Sequence[str], beam: int) -> list[Found]:
+    """Translate the whole test set."""
+    found = {}
+    for batch in batches(sorted(set(sources)), 32):
+        found.update(zip(batch, engine(batch, beam)))
+    return [found[source] for source in sources]
+
+
+def compared(ours: list[Found], theirs: list[Found], references: list[str]) -> dict[str, Any]:
+    """Return how many translations are the same, how far their scores are apart, and BLEU."""
+    same = [
+        (one.score, other.score) for one, other in zip(ours, theirs) if one.tokens == other.tokens
+    ]
+    apart = [abs(one - other) for one, other in same if one is not None and other is not None]
+    texts = ["".join(each.tokens).replace("▁", " ").strip() for each in theirs]
+    return {
+        "same": len(same),
+        "score_difference": max(apart) if apart else None,
+        "bleu": sacrebleu.corpus_bleu(texts, [references]).score,
+    }
+
+
+def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return a row for each engine."""
+    trained = open_model(args.checkpoint, args.data)
+    data = data_of(trained)
+    sources, references = (
+        data.raw("test", language).read_text("utf-8").splitlines()
+        for language in (data.source, data.target)
+    )
+    with TemporaryDirectory() as folder:
+        engines = {"fairseq": fairseq_engine(args)} | carried(trained, Path(folder), args.threads)
+        rows: list[dict[str, Any]] = [
+            {"device": "cpu", "engine": name, "sentences": len(sources)} for name in engines
+        ]
+        runs = list(engines.values())
+        step = max(1, len(sources) // args.sentences)
+        timed = sources[::step][: args.sentences]
+        for size in args.batches:
+            for row, (speed, ratio) in zip(rows, speeds(runs, timed, size, args.rounds)):
+                row |= {f"sentences_per_second_{size}": speed, f"ratio_{size}": ratio}
+        for beam in BEAMS:
+            found = [quality(engine, sources, beam) for engine in runs]
+            for row, each in zip(rows, found):
+                figures = compared(found[0], each, references)
+                row |= {f"{name}_beam_{beam}": value for name, value in figures.items()}
+    return rows
+
+
+if __name__ == "__main__":
+    run_script("serving", parse_args, measure, page.serving_table)

@@ -1,0 +1,235 @@
+"""Positions in the places that CTranslate2 has for them.
+
+An encoding is looked at as the data that it adds, whatever its name: a table of vectors at the
+input, a rotation of queries and keys, vectors by distance for keys and values, a bias by distance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple, NoReturn, Optional
+
+import torch
+from ctranslate2.specs.attention_spec import MultiHeadAttentionSpec, RotaryScalingType
+from ctranslate2.specs.model_spec import OPTIONAL
+from torch import Tensor
+from torch.nn import functional as F
+
+from fairseq_posenc.assembly import Shared
+from fairseq_posenc.encodings.alibi import head_slopes
+from fairseq_posenc.encodings.base import Dims
+from fairseq_posenc.encodings.rope import Rope
+from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.positions import Span
+
+# What terms hold beside vectors by distance for queries and values, and a bias by distance.
+_WITHOUT_PLACE = {
+    "key_table": "vectors that meet the keys",
+    "gain": "factors of the dot product",
+    "channel_gain": "factors of the dot product",
+    "pair_bias": "a bias that is no function of the distance alone",
+    "product": "a product of scores",
+    "first": "rows of their own for the first token",
+    "temperature": "a temperature",
+    "log_visible": "a temperature",
+    "sink": "a sink",
+}
+_ONE_PLACE = "and CTranslate2 reads one of them"
+
+
+class StackPositions(NamedTuple):
+    """The positions of a stack.
+
+    Attributes:
+        table: ``(max_positions, embed_dim)``, added to the token embeddings where the first layer's
+            attention has no positions of its own.
+        attention: the self-attention of each layer, of which only positions are set.
+        alibi: whether the scores of all layers have ALiBi's bias.
+    """
+
+    table: Tensor
+    attention: list[MultiHeadAttentionSpec]
+    alibi: bool
+
+
+@torch.no_grad()
+def positions_of(stack: Any, *, reads_prompts: bool) -> StackPositions:
+    """Find places for the positions of a stack.
+
+    Args:
+        stack: encoder or decoder of a model of ours.
+        reads_prompts: whether it is a causal LM, which reads many tokens at once before it writes.
+
+    Raises:
+        UserError: CTranslate2 has no place for something that an encoding adds.
+    """
+    dims: Dims = stack.assembly.dims
+    tokens = torch.full((1, dims.max_positions), stack.dictionary.unk())
+    span = Span.from_lengths(tokens.size(1), tokens.size(1), tokens.device)
+    shared = stack.shared(tokens, tokens.size(1))
+    states = [shared.of_kind(layer.self_attn.kind) for layer in stack.layers]
+    terms = [layer.self_attn.terms(span, state) for layer, state in zip(stack.layers, states)]
+    _refuse_without_place(stack, states, terms)
+    table = _input_table(stack, tokens)
+    bias = _common_bias(stack, terms)
+    alibi = bias is not None and all(_is_alibi(each.bias, dims) for each in terms)
+    if bias is not None and not alibi and reads_prompts:
+        _refuse(stack, "a bias", "and CTranslate2 reads prompts with its distances wrong")
+    attention = []
+    for state, layer, each in zip(states, stack.layers, terms):
+        rope = None if state.rotation is None else _rope(stack, layer.self_attn.kind)
+        attention.append(_attention(stack, each._replace(bias=None) if alibi else each, rope))
+    rotates = any(state.rotation is not None for state in states)
+    if table is not None and (rotates or any(each.changes for each in terms)):
+        _refuse(stack, "positions both at the input and in the attention", _ONE_PLACE)
+    if table is None:
+        table = torch.zeros(dims.max_positions, dims.embed_dim)
+    return StackPositions(table, attention, alibi)
+
+
+def _refuse(stack: Any, what: str, why: str = "which CTranslate2 has not") -> NoReturn:
+    raise UserError(f"--to ctranslate2: {stack.assembly.spec} has {what}, {why}")
+
+
+def _refuse_without_place(stack: Any, states: list[Shared], terms: list[Terms]) -> None:
+    if not stack.assembly.dims.causal and set(stack.directions) != {"both"}:
+        _refuse(stack, "attention directions")
+    if getattr(stack, "rotates_source", False):
+        _refuse(stack, "rotations between decoder and encoder")
+    for state, each in zip(states, terms):
+        if state.locality.limits:
+            _refuse(stack, "limits of the keys that a query sees")
+        if state.rotation is not None and state.rotation.decay is not None:
+            _refuse(stack, "a rotation that also decays")
+        for name, what in _WITHOUT_PLACE.items():
+            value = getattr(each, name)
+            if value is not None and value is not False:
+                _refuse(stack, what)
+        tables = [table for table in (each.query_table, each.value_table) if table is not None]
+        if any(table.size(0) > 1 for table in tables):
+            _refuse(stack, "vectors for each head")
+        if tables and each.bias is not None:
+            _refuse(stack, "both vectors and a bias by distance", _ONE_PLACE)
+
+
+def _input_table(stack: Any, tokens: Tensor) -> Optional[Tensor]:
+    """Compute the vectors added at the input, ``(max_positions, embed_dim)``; None for none."""
+    if stack.embed_positions is None:
+        return None
+    vectors: Tensor = stack.embed_positions(tokens)
+    two_sentences = tokens.clone()
+    two_sentences[:, tokens.size(1) // 2] = stack.eos_idx
+    if not torch.equal(vectors, stack.embed_positions(two_sentences)):
+        _refuse(stack, "positions that begin anew with each sentence")
+    return vectors[0]
+
+
+def _common_bias(stack: Any, terms: Iterable[Terms]) -> Optional[Tensor]:
+    """Return the bias by distance, ``(heads or 1, distances)``, of the layers that have one."""
+    found = [each.bias for each in terms if each.bias is not None]
+    if any(not torch.equal(found[0], other) for other in found[1:]):
+        _refuse(stack, "a bias in each layer", "and CTranslate2 adds that of the first to all")
+    return found[0] if found else None
+
+
+def _is_alibi(bias: Optional[Tensor], dims: Dims) -> bool:
+    """Check whether a bias is that of ALiBi in a causal stack, which CTranslate2 computes itself.
+
+    There, what is to the right of the query is never seen.
+    """
+    if bias is None or not dims.causal:
+        return False
+    distances = torch.arange(-dims.max_positions + 1, 1.0)
+    return torch.equal(
+        bias[:, : dims.max_positions],
+        torch.tensor(head_slopes(dims.num_heads))[:, None] * distances,
+    )
+
+
+def _rope(stack: Any, kind: int) -> Rope:
+    """Return the encoding that rotates, in a kind of layer."""
+    (rope,) = (each for each in stack.encodings.select(kind).each() if isinstance(each, Rope))
+    return rope
+
+
+def _attention(stack: Any, terms: Terms, rope: Optional[Rope]) -> MultiHeadAttentionSpec:
+    """Build the self-attention of a layer, of which only positions are set."""
+    dims = stack.assembly.dims
+    tables = [terms.query_table, terms.value_table]
+    has_tables = any(table is not None for table in tables)
+    gain = 1.0 if rope is None else rope.scaling.gain(rope.dims)
+    if rope is not None and gain != 1 and (has_tables or rope.rotated < dims.head_dim):
+        _refuse(stack, "a rotation that scales a part of the scores")
+    spec = MultiHeadAttentionSpec(
+        self_attention=True,
+        relative_position=has_tables,
+        relative_attention_bias=terms.bias is not None,
+        **({} if rope is None else _rotary_options(rope)),
+    )
+    if rope is not None:
+        _set_frequencies(spec, rope)
+    if has_tables:
+        _set_tables(spec, *tables)
+    if terms.bias is not None:
+        _set_bias(spec, terms.bias, dims)
+    spec.queries_scale = dims.scale(terms.scale_factor or 1.0) * gain**2
+    return spec
+
+
+def _rotary_options(rope: Rope) -> dict[str, Any]:
+    return {
+        "rotary_dim": rope.rotated,
+        "rotary_interleave": rope.layout == "interleaved",
+        "rotary_base": rope.base,
+        "rotary_scaling_type": None if _is_plain(rope) else RotaryScalingType.Su,
+    }
+
+
+def _slowness(rope: Rope) -> Tensor:
+    """Compute how much slower than unscaled ones pairs are turned, ``(rotated / 2,)``."""
+    exponents = torch.arange(0, rope.rotated, 2) / rope.rotated
+    return rope.base**-exponents / rope.frequencies
+
+
+def _is_plain(rope: Rope) -> bool:
+    return torch.allclose(_slowness(rope), torch.ones(()))
+
+
+def _set_frequencies(spec: MultiHeadAttentionSpec, rope: Rope) -> None:
+    """Give each pair its frequency, whatever scaling it is of, as a factor of the form "Su"."""
+    if not _is_plain(rope):
+        slowness = _slowness(rope).numpy()
+        spec.rotary_scaling_long_factor = spec.rotary_scaling_short_factor = slowness
+
+
+def _set_tables(
+    spec: MultiHeadAttentionSpec, keys: Optional[Tensor], values: Optional[Tensor]
+) -> None:
+    """Set vectors by distance, ``(2 max_distance + 1, head_dim)``; those of keys must be there."""
+    given = [table[0] for table in (keys, values) if table is not None]
+    rows = torch.cat(given, dim=-1)
+    middle = rows.size(0) // 2
+    # Ends that only repeat a row are what distances beyond the table get anyhow.
+    changes = (rows[1:] != rows[:-1]).any(-1).nonzero().flatten()
+    reach = max(middle - int(changes[0]), int(changes[-1]) + 1 - middle) if len(changes) else 1
+    kept = slice(middle - reach, middle + reach + 1)
+    spec.relative_position_keys = (
+        torch.zeros_like(given[0][kept]) if keys is None else keys[0, kept]
+    ).numpy()
+    spec.relative_position_values = OPTIONAL if values is None else values[0, kept].numpy()
+
+
+def _set_bias(spec: MultiHeadAttentionSpec, bias: Tensor, dims: Dims) -> None:
+    """Set a bias by distance, as T5's with a bucket for each distance that the model can see.
+
+    In T5's order buckets of the past come first, by distance, then those of later keys. Half of
+    either hold one distance each; the other half, of distances beyond, repeats the last one.
+    """
+    length = dims.max_positions
+    past, later = bias[:, :length].flip(1), bias[:, length - 1 :]
+    sides = [past] if dims.causal else [past, later]
+    buckets = torch.cat([F.pad(side, (0, length), mode="replicate") for side in sides], dim=1)
+    spec.relative_attention_bias = buckets.expand(dims.num_heads, -1).t().contiguous().numpy()
+    # Where the last bucket begins, of those that are all alike.
+    spec.relative_attention_max_distance = torch.tensor(2 * length, dtype=torch.int32).numpy()

@@ -1,0 +1,290 @@
+"""Models carried to CTranslate2 score and write there what they do in fairseq."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq.dataclass.configs import GenerationConfig
+
+from fairseq_posenc import registry
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.cli import main
+from tests.helpers.commands import new_directory
+from tests.helpers.exchanged import checkpoint
+from tests.helpers.tiny_models import make_model, needs_causal
+
+ctranslate2 = pytest.importorskip("ctranslate2", reason="pip install 'fairseq-posenc[ctranslate2]'")
+ROOT = Path(__file__).resolve().parents[3]
+WRITTEN = 10  # tokens of a causal model
+PRE_NORM = {"encoder_normalize_before": True, "decoder_normalize_before": True}
+MODELS = [
+    ("translation", "sinusoidal", {}),
+    ("translation", "learned", {"layernorm_embedding": True, "share_all_embeddings": True}),
+    ("translation", "none", {**PRE_NORM, "no_decoder_final_norm": True}),
+    ("translation", "rope", {**PRE_NORM, "activation_fn": "gelu"}),
+    ("translation", "rope(layout=half,fraction=0.5)", {"activation_fn": "gelu_fast"}),
+    ("translation", "rope(scaling=yarn:4:length=9)", {"no_scale_embedding": True}),
+    ("translation", "rope(scaling=llama3:4:length=9)", {"encoder_embed_dim": 48}),
+    ("translation", "rope,none", {"encoder_attention_heads": 2}),
+    ("translation", "none,rope(base=500)+t5", {}),
+    ("translation", "shaw+shaw_values", {}),
+    ("translation", "shaw(max_distance=3,scale_factor=2)", PRE_NORM),
+    ("translation", "shaw_values+rope", {}),
+    ("translation", "t5(scale_factor=3)", {}),
+    ("translation", "sandwich", {"activation_fn": "tanh"}),
+    ("translation", "alibi", {"position_encoding_decoder": "rope"}),
+    ("translation", "alibi(mode=asymmetric)", {"position_encoding_decoder": "alibi"}),
+    ("causal_lm", "learned", {}),
+    ("causal_lm", "rope(scaling=linear:4)", {"add_bos_token": True}),
+    ("causal_lm", "alibi", {"decoder_attention_heads": 2}),
+    ("causal_lm", "shaw+shaw_values", {"no_share_decoder_input_output_embed": True}),
+    ("causal_lm", "none,rope", {}),
+]
+REFUSED = [
+    ("translation", "m4", {}, "m4 has vectors that meet the keys, which CTranslate2 has not"),
+    ("translation", "shaw(per_head=true)", {}, "vectors for each head"),
+    ("translation", "shaw(reset=true)", {}, "rows of their own for the first token"),
+    ("translation", "kerple", {}, "a bias in each layer, and CTranslate2 adds that of the first"),
+    ("translation", "shaw+t5", {}, "both vectors and a bias by distance"),
+    ("translation", "learned+rope", {}, "positions both at the input and in the attention"),
+    ("translation", "sentence_learned", {}, "positions that begin anew with each sentence"),
+    ("translation", "rope+window(size=4)", {}, "limits of the keys that a query sees"),
+    ("translation", "rope+logn", {}, "a temperature"),
+    ("translation", "rope+sink", {}, "a sink"),
+    ("translation", "rope(cross_attention=true)", {}, "rotations between decoder and encoder"),
+    (
+        *("translation", "rope(scaling=yarn:4,fraction=0.5)", {}),
+        "a rotation that scales a part of the scores",
+    ),
+    ("translation", "rope", {"attention_directions": "lr"}, "attention directions"),
+    ("translation", "rope", {"activation_fn": "linear"}, "the activation linear"),
+    ("causal_lm", "xpos", {}, "a rotation that also decays"),
+    ("causal_lm", "t5", {}, "a bias, and CTranslate2 reads prompts with its distances wrong"),
+    (
+        *("causal_lm", "rope"),
+        {"decoder_input_dim": 16, "no_share_decoder_input_output_embed": True},
+        "CTranslate2 has no place for decoder.project_in_dim.weight",
+    ),
+    ("masked_lm", "rope", {}, "for translation models and causal LMs"),
+]
+
+
+def words(trained, out, *more):
+    given = ["--checkpoint", trained.path, "--to", "ctranslate2", "--out", out]
+    return [str(word) for word in ["export", *given, "--tokens", "words", *more]]
+
+
+def export(trained, *more):
+    """Return the folder of an export."""
+    out = new_directory() / "out"
+    assert main(words(trained, out, *more)) == 0
+    return out
+
+
+def sentences(*lengths):
+    return [torch.randint(4, 44, (length,)).tolist() for length in lengths]
+
+
+def log_probabilities(model, symbols, *given):
+    """Return those that a model in fairseq gives to symbols that end its last input."""
+    with torch.no_grad():
+        if len(given) == 2:
+            source = torch.tensor([given[0]])
+            scores = model(source, torch.tensor([source.size(1)]), torch.tensor([given[1]]))[0]
+        else:
+            scores = model(torch.tensor([given[0]]))[0]
+    scores = scores[0, -len(symbols) :].log_softmax(-1)
+    return scores.gather(1, torch.tensor(symbols)[:, None])[:, 0]
+
+
+@pytest.mark.parametrize(("family", "spec", "more"), MODELS)
+def test_log_probabilities_are_those_of_fairseq(family, spec, more):
+    """Of sentences in one batch, with the end of a sentence within one of them."""
+    start = 0 if more.pop("add_bos_token", False) else 2
+    trained = checkpoint(family, spec, **more)
+    folder = str(export(trained))
+    names = trained.task.target_dictionary.symbols
+    sources, targets = sentences(20, 9, 2), sentences(3, 12, 22)
+    targets[2][11] = 2
+    lines = [[names[number] for number in target] for target in targets]
+    if family == "translation":
+        asked = [[names[number] for number in source] for source in sources]
+        found = ctranslate2.Translator(folder).score_batch(asked, lines)
+    else:
+        lines = [[names[start], *line, "</s>"] for line in lines]
+        found = ctranslate2.Generator(folder).score_batch(lines)
+    for source, target, theirs in zip(sources, targets, found):
+        given = [[*source, 2]] if family == "translation" else []
+        ours = log_probabilities(trained.model, [*target, 2], *given, [start, *target])
+        torch.testing.assert_close(torch.tensor(theirs.log_probs), ours, atol=1e-4, rtol=0)
+
+
+def without_padding(trained):
+    """Take padding's chance, as fairseq's search does; rewrite the checkpoint."""
+    decoder = trained.model.decoder
+    bias = decoder.layers[-1].final_layer_norm.bias.data
+    decoder.output_projection.weight.data[1] -= 30 * bias / bias.square().sum()
+    state = torch.load(trained.path, weights_only=False)
+    torch.save({**state, "model": trained.model.state_dict()}, trained.path)
+    return trained
+
+
+@pytest.mark.parametrize("beam", [1, 5])
+@pytest.mark.parametrize("spec", ["rope", "shaw+shaw_values", "alibi", "t5", "learned"])
+def test_translations_are_those_of_fairseq(spec, beam):
+    trained = without_padding(checkpoint("translation", spec, max_target_positions=60))
+    sources = sentences(*range(1, 21))
+    names = trained.task.target_dictionary.symbols
+    translator = ctranslate2.Translator(str(export(trained)))
+    found = translator.translate_batch(
+        [[names[number] for number in source] for source in sources],
+        beam_size=beam,
+        max_decoding_length=60,
+        min_decoding_length=0,
+        return_end_token=True,
+        return_scores=True,
+    )
+    settings = GenerationConfig(beam=beam, min_len=0)
+    search = trained.task.build_generator([trained.model], settings)
+    ended = 0
+    for source, theirs in zip(sources, found):
+        tokens = torch.tensor([[*source, 2]])
+        batch = {"src_tokens": tokens, "src_lengths": torch.tensor([tokens.size(1)])}
+        ours = search.generate([trained.model], {"net_input": batch})[0][0]
+        if theirs.hypotheses[0][-1] != "</s>":  # which fairseq forces at the limit
+            continue
+        ended += 1
+        assert [names.index(word) for word in theirs.hypotheses[0]] == ours["tokens"].tolist()
+        assert theirs.scores[0] == pytest.approx(ours["score"].item(), abs=1e-4)
+    assert ended >= 12
+
+
+@pytest.mark.parametrize("spec", ["rope", "alibi", "shaw+shaw_values", "learned"])
+def test_causal_models_go_on_from_prompts_as_in_fairseq(spec):
+    trained = checkpoint("causal_lm", spec)
+    names = trained.task.target_dictionary.symbols
+    prompts = [[2, *each] for each in sentences(1, 3, 5, 8)]
+    found = ctranslate2.Generator(str(export(trained))).generate_batch(
+        [[names[number] for number in prompt] for prompt in prompts],
+        max_length=WRITTEN,
+        end_token="w39",
+        sampling_topk=1,
+        include_prompt_in_result=False,
+        return_scores=True,
+    )
+    for prompt, each in zip(prompts, found):
+        written = [names.index(word) for word in each.sequences[0]]
+        if len(written) < WRITTEN:
+            written.append(names.index("w39"))
+        with torch.no_grad():
+            scores = trained.model(torch.tensor([[*prompt, *written[:-1]]]))[0][0, -len(written) :]
+        assert written == scores.argmax(-1).tolist()
+        ours = scores.log_softmax(-1).amax(-1).sum().item() / max(len(each.sequences[0]), 1)
+        assert each.scores[0] == pytest.approx(ours, abs=1e-4)
+
+
+@pytest.mark.parametrize(("family", "spec", "more", "why"), REFUSED)
+def test_what_has_no_place_is_refused_in_a_line(family, spec, more, why, capsys):
+    out = new_directory() / "out"
+    assert main(words(checkpoint(family, spec, **more), out)) == 2
+    error = capsys.readouterr().err
+    assert why in error
+    assert len([line for line in error.splitlines() if "error:" in line]) == 1
+    assert list(out.parent.iterdir()) == []
+
+
+def test_the_page_lists_the_encodings_that_have_a_place():
+    from fairseq_posenc.workbench.convert.ctranslate2.positions import positions_of
+
+    def has_place(family, name):
+        stacks = make_model(family, position_encoding=name)
+        try:
+            for side in ("encoder", "decoder") if family == "translation" else ("decoder",):
+                positions_of(getattr(stacks, side), reads_prompts=family == "causal_lm")
+        except UserError:
+            return False
+        return True
+
+    text = (ROOT / "docs" / "exchange.md").read_text(encoding="utf-8")
+    section = text.partition("## To CTranslate2")[2].partition("\n## ")[0]
+    listed = {
+        family: set(re.findall(r"`(\w+)`", row))
+        for family, row in re.findall(r"^\| (translation|causal_lm) \| (.*) \|$", section, re.M)
+    }
+    names = registry.names()
+    assert listed["causal_lm"] == {name for name in names if has_place("causal_lm", name)}
+    both = (name for name in names if not needs_causal(name))
+    assert listed["translation"] == {name for name in both if has_place("translation", name)}
+
+
+def test_weights_are_quantized():
+    trained = checkpoint("translation", "rope")
+    sizes = {}
+    for quantization in ("float32", "float16", "int8"):
+        folder = export(trained, "--quantization", quantization)
+        sizes[quantization] = (folder / "model.bin").stat().st_size
+        readme = (folder / "README.md").read_text(encoding="utf-8")
+        assert (f"log probabilities in {quantization} are" in readme) == (quantization != "float32")
+    assert ctranslate2.Translator(str(folder)).compute_type.startswith("int8")
+    assert sizes["int8"] < sizes["float16"] < sizes["float32"]
+
+
+def test_quantization_is_for_ctranslate2(capsys):
+    trained, out = checkpoint("translation", "rope"), new_directory() / "out"
+    given = ["--checkpoint", trained.path, "--to", "hf", "--out", out, "--quantization", "int8"]
+    assert main(["export", *map(str, given)]) == 2
+    assert "--quantization is for --to ctranslate2" in capsys.readouterr().err
+
+
+def test_a_folder_is_not_overwritten(capsys):
+    trained = checkpoint("translation", "rope")
+    folder = export(trained)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert main(words(trained, folder)) == 2
+    assert "is there and not empty" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_the_comparison_would_notice(monkeypatch, capsys):
+    from fairseq_posenc.workbench.convert.ctranslate2 import exporting
+
+    def wrong(*given):
+        spec = right(*given)
+        spec.encoder.scale_embeddings.array *= 2
+        return spec
+
+    right = exporting.specification
+    monkeypatch.setattr(exporting, "specification", wrong)
+    out = new_directory() / "out"
+    assert main(words(checkpoint("translation", "rope"), out)) == 2
+    assert "log probabilities differ from the model's by" in capsys.readouterr().err
+    assert list(out.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("family", ["translation", "causal_lm"])
+def test_the_card_s_example_needs_neither_fairseq_nor_this_package(family):
+    folder = export(checkpoint(family, "rope"))
+    (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.S)
+    hidden = ("fairseq", "fairseq_posenc", "torch", "transformers")
+    nothing = "".join(f"sys.modules[{name!r}] = None\n" for name in hidden)
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys\n{nothing}{code.replace('FOLDER', str(folder))}"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": ""},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_vocabularies_are_those_of_the_dictionaries():
+    trained = checkpoint("translation", "rope")
+    found = json.loads((export(trained) / "shared_vocabulary.json").read_text(encoding="utf-8"))
+    assert found == trained.task.target_dictionary.symbols
