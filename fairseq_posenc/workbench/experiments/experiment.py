@@ -66,7 +66,7 @@ class Experiment(ABC, Generic[AnySettings]):
         follow = (lambda: watch(results)) if watch else None
         work: list[Trial] = [*trials.values()]
         if cluster := self.settings.cluster:
-            cluster.run([*map(as_piece, work)], self.settings.out, follow)
+            cluster.run_all([*map(as_piece, work)], self.settings.out, follow)
         else:
             refuse_jobs(self.settings.out)
             run_trials(work, self.settings.jobs, self._lock, follow)

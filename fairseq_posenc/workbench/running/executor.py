@@ -16,7 +16,6 @@ import json
 import subprocess
 import time
 from argparse import ArgumentParser, Namespace
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -31,12 +30,10 @@ from fairseq_posenc.workbench.running.progress import say
 
 _OURS = ("array", "error", "job-name", "nodes", "ntasks", "open-mode", "output", "requeue")
 _ENDED = {
-    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED"),
-    *("NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"),
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL"),
+    *("OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT", "DONE", "ENDED"),  # the last two are ours
 }
 _SHORTEST, _LONGEST = 1.0, 10.0  # seconds between two questions to Slurm
-# A job ends a moment before other machines see its last files.
-_LOOKS = 3  # that find a job ended and its piece not done, before it counts as failed
 # A node that Slurm gave up may still be writing for a while, as may a job that is being requeued.
 _PATIENCE = 300.0  # seconds
 _NO_LIMIT = 10**6  # how often a job may run out of time; see _Job.checkpoint
@@ -74,9 +71,23 @@ class Slurm(NamedTuple):
     jobs: Optional[int]
     detach: bool
 
-    def run(
+    def run_all(
         self, pieces: Sequence[Piece], out: Path, watch: Optional[Callable[[], None]] = None
     ) -> None:
+        """Have all pieces done, as :meth:`run`.
+
+        Raises:
+            RunError: some failed; the others are done by then.
+        """
+        if failures := self.run(pieces, out, watch):
+            raise RunError(
+                f"{len(failures)} of {len(pieces)} jobs failed; the same command tries them again: "
+                + "; ".join(failures)
+            )
+
+    def run(
+        self, pieces: Sequence[Piece], out: Path, watch: Optional[Callable[[], None]] = None
+    ) -> list[str]:
         """Submit what is neither done nor submitted, and wait until all has ended.
 
         Args:
@@ -84,15 +95,17 @@ class Slurm(NamedTuple):
             out: its folder, on a file system that all machines share.
             watch: called now and then.
 
+        Returns:
+            A line for each piece that failed.
+
         Raises:
             UserError: there is no Slurm, it refuses an option, or another command waits.
-            RunError: pieces that failed; the others are done by then.
             SystemExit: after ``--detach``.
             KeyboardInterrupt: which leaves the jobs alone.
         """
-        queue = _Queue(out)
         if all(piece.is_done() for piece in pieces):
-            return
+            return []
+        queue = _Queue(out)
         with lock_folder(queue.folder, "jobs of"):
             queue.submit(pieces, self)
             say(queue.table(pieces))
@@ -100,16 +113,11 @@ class Slurm(NamedTuple):
                 say(f"submitted; the same command without --detach waits; {queue.how_to_end}")
                 raise SystemExit(0)
             try:
-                failures = queue.wait(pieces, watch)
+                return queue.wait(pieces, watch)
             except KeyboardInterrupt:
                 raise KeyboardInterrupt(
                     f"the jobs go on; the same command waits for them again; {queue.how_to_end}"
                 ) from None
-        if failures:
-            raise RunError(
-                f"{len(failures)} of {len(pieces)} failed; the same command tries them again: "
-                + "; ".join(failures)
-            )
 
 
 def add_on(parser: ArgumentParser) -> None:
@@ -134,12 +142,12 @@ def parse_place(args: Namespace) -> Optional[Slurm]:
         UserError: they cannot be read.
     """
     place, *words = args.on
-    if place == "local" and not words and not args.detach:
-        return None
-    if place == "local":
-        raise UserError(f"--on local: goes without {'--detach' if args.detach else words[0]}")
-    if place != "slurm":
+    if place not in ("local", "slurm"):
         raise UserError(f"--on {place}: is neither local nor slurm")
+    if place == "local":
+        if args.detach or words:
+            raise UserError(f"--on local: goes without {words[0] if words else '--detach'}")
+        return None
     options = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -151,7 +159,7 @@ def parse_place(args: Namespace) -> Optional[Slurm]:
         options[name] = value
     if "time" not in options:
         raise UserError("--on slurm: say how long a job may take, as in time=12:00:00")
-    return Slurm(options, getattr(args, "jobs", None), args.detach)
+    return Slurm(options, args.jobs, args.detach)
 
 
 def refuse_jobs(out: Path) -> None:
@@ -160,14 +168,7 @@ def refuse_jobs(out: Path) -> None:
     Raises:
         UserError: there are some; says how to end them.
     """
-    queue = _Queue(out)
-    states = queue.states() if queue.ids else {}
-    alive = (
-        any(is_locked(queue.lock(key)) for key in queue.ids)
-        if states is None
-        else any(job in states and states[job].is_alive for job in queue.ids.values())
-    )
-    if alive:
+    if (queue := _Queue(out)).is_busy():
         raise UserError(
             f"{out}: has jobs of --on slurm; wait for them with the same command, or end them: "
             f"{queue.how_to_end}"
@@ -188,10 +189,14 @@ class _State(NamedTuple):
 
     def __str__(self) -> str:
         if self.word == "PENDING":
-            return f"waits ({self.reason})"
+            return "waits" + (f" ({self.reason})" if self.reason != "None" else "")
         if self.word == "RUNNING":
-            return f"runs on {self.nodes}, {self.time}"
+            return f"runs on {self.nodes} for {self.time}"
         return self.word.lower().replace("_", " ")
+
+
+_DONE = _State("DONE", "", "", "")
+_UNKNOWN = _State("ENDED", "", "", "")  # some minutes ago, so that Slurm has forgotten it
 
 
 class _Queue:
@@ -202,71 +207,85 @@ class _Queue:
         digest = hashlib.sha256(str(self.folder).encode()).hexdigest()
         self._name = f"fairseq-posenc-{digest[:12]}"
         self._note = self.folder / "jobs.json"
-        self.ids: dict[str, str] = read_object(self._note) or {}  # of the last job of each piece
+        self._ids: dict[str, str] = read_object(self._note) or {}  # the last job of each piece
         self.how_to_end = f"scancel --name {self._name} ends them"
 
-    def submit(self, pieces: Sequence[Piece], cluster: Slurm) -> None:
-        """Submit the pieces that are not done and have no job, as one array."""
-        states = self.states()
+    def is_busy(self) -> bool:
+        """Whether jobs wait or run; where Slurm does not answer, whether one holds its lock."""
+        if not self._ids:
+            return False
+        states = self._ask()
         if states is None:
-            raise UserError(
-                "--on slurm: squeue does not answer here; is this machine of a cluster?"
-            )
-        known = set(self.ids.values())
-        # A command that was killed before it had noted what it submitted.
-        if lost := [job for job, state in states.items() if state.is_alive and job not in known]:
-            subprocess.run(["scancel", *lost], check=True)
-        new = [piece for piece in pieces if not (piece.is_done() or self._is_alive(piece, states))]
-        if not new:
-            return
-        jobs = [_Job(piece, self.lock(self._key(piece))) for piece in new]
-        submitted = _submit(jobs, self.folder, self._name, cluster)
-        self.ids.update(zip(map(self._key, new), submitted))
-        write_whole(self._note, json.dumps(self.ids, indent=1) + "\n")
+            return any(is_locked(self._lock(key)) for key in self._ids)
+        return any(state.is_alive for state in states.values())
+
+    def submit(self, pieces: Sequence[Piece], cluster: Slurm) -> None:
+        """Submit the pieces that are not done and have no job, as one array.
+
+        Raises:
+            UserError: there is no Slurm, or it refuses an option.
+        """
+        states = self._ask()
+        if states is None:
+            raise UserError("--on slurm: squeue does not answer; is this a machine of a cluster?")
+        # Of a command that was killed before it had noted what it submitted.
+        lost = states.keys() - set(self._ids.values())
+        if alive := [job for job in lost if states[job].is_alive]:
+            subprocess.run(["scancel", *alive], check=True)
+        new = [
+            each
+            for each in pieces
+            if (state := self._look(each, states)) is not _DONE and not state.is_alive
+        ]
+        if new:
+            keys = list(map(self._key, new))
+            jobs = [_Job(piece, self._lock(key)) for key, piece in zip(keys, new)]
+            self._ids.update(zip(keys, _submit(jobs, self.folder, self._name, cluster)))
+            write_whole(self._note, json.dumps(self._ids, indent=1) + "\n")
 
     def wait(self, pieces: Sequence[Piece], watch: Optional[Callable[[], None]]) -> list[str]:
         """Wait until all pieces are done or have failed; return a line for each that failed."""
-        waiting, shown = [piece for piece in pieces if not piece.is_done()], {}
-        looks: Counter[str] = Counter()
+        left = {self._key(piece): piece for piece in pieces}
+        states = self._ask() or {}
+        shown = {key: self._look(piece, states).word for key, piece in left.items()}
         failures, pause = [], _SHORTEST
-        while waiting:
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST)
-            states = self.states()
-            for piece in list(waiting):
-                key, text = self._key(piece), self._describe(piece, states)
-                if piece.is_done():
-                    waiting.remove(piece)
-                elif states is not None and not self._is_alive(piece, states):
-                    looks[key] += 1
-                    if looks[key] < _LOOKS:
-                        pause = _SHORTEST
-                        continue
-                    waiting.remove(piece)
-                    text = f"failed, {self._reason(piece)}"
-                    failures.append(f"{piece.label}: {text.removeprefix('failed, ')}")
-                word = text.split()[0]
-                if shown.get(key) not in (None, word) or piece not in waiting:
+        while left:
+            for key, piece in list(left.items()):
+                state = self._look(piece, states)
+                is_new, shown[key] = state.word != shown[key], state.word
+                if is_new:
                     pause = _SHORTEST
-                    say(
-                        f"[{len(pieces) - len(waiting)} of {len(pieces)} ended] {piece.label}: {text}"
-                    )
-                shown[key] = word
+                text = str(state)
+                if not (state.is_alive or state is _DONE):
+                    if is_new:
+                        continue  # its last files may be seen here a moment later
+                    text = f"failed, {self._reason(key)}"
+                    failures.append(f"{piece.label}: {self._reason(key)}")
+                if not state.is_alive:
+                    del left[key]
+                    text = f"{text} [{len(pieces) - len(left)} of {len(pieces)} ended]"
+                if is_new or not state.is_alive:
+                    say(f"{piece.label}: {text}")
             if watch:
                 watch()
+            if left:
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST)
+                if (asked := self._ask()) is not None:
+                    states = asked
         return failures
 
     def table(self, pieces: Sequence[Piece]) -> str:
         """Format a line for each piece: its label, its job, and the job's state."""
-        states = self.states()
+        states = self._ask() or {}
         rows = [
-            (piece.label, self.ids.get(self._key(piece), ""), self._describe(piece, states))
-            for piece in pieces
+            (each.label, self._ids.get(self._key(each), ""), str(self._look(each, states)))
+            for each in pieces
         ]
         widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
         return "\n".join(f"{a:{widths[0]}}  {b:>{widths[1]}}  {c}" for a, b, c in rows)
 
-    def states(self) -> Optional[dict[str, _State]]:
+    def _ask(self) -> Optional[dict[str, _State]]:
         """Ask for the states of all jobs, by their ids; None if Slurm does not answer.
 
         Jobs that have ended are told for some minutes.
@@ -281,34 +300,24 @@ class _Queue:
         rows = [line.split("|", 4) for line in asked.stdout.splitlines()]
         return {row[0]: _State(*row[1:]) for row in rows}
 
-    def lock(self, key: str) -> Path:
-        """The folder that a job of a piece holds."""
+    def _lock(self, key: str) -> Path:
         return self.folder / "locks" / key
 
     def _key(self, piece: Piece) -> str:
         return str(piece.folder.relative_to(self._out))
 
-    def _is_alive(self, piece: Piece, states: dict[str, _State]) -> bool:
-        state = states.get(self.ids.get(self._key(piece), ""))
-        return state is not None and state.is_alive
-
-    def _describe(self, piece: Piece, states: Optional[dict[str, _State]]) -> str:
+    def _look(self, piece: Piece, states: dict[str, _State]) -> _State:
         if piece.is_done():
-            return "done"
-        if states is None:
-            return "unknown, as Slurm does not answer"
-        state = states.get(self.ids.get(self._key(piece), ""))
-        return str(state) if state else "ended"
+            return _DONE
+        return states.get(self._ids.get(self._key(piece), ""), _UNKNOWN)
 
-    def _reason(self, piece: Piece) -> str:
+    def _reason(self, key: str) -> str:
         """Describe in a line why a job failed, by the end of its log."""
-        from submitit import SlurmJob
-
-        job = self.ids[self._key(piece)]
-        log = SlurmJob(self.folder / "%j", job).paths.stderr
+        log = self.folder / f"{self._ids[key]}_0_log.err"
         text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-        lines = [line for line in text.splitlines() if line.strip()] or ["it left no log"]
-        return f"{find_user_error(text) or lines[-1].strip()} (job {job}, its log: {log})"
+        lines = [line for line in text.splitlines() if line and not line.startswith("srun: ")]
+        last = lines[-1].strip() if lines else "it left no log"
+        return f"{find_user_error(text) or last} (its log: {log})"
 
 
 class _Job:
@@ -316,7 +325,7 @@ class _Job:
 
     def __init__(self, piece: Piece, lock: Path) -> None:
         self._piece, self._lock = piece, lock
-        self._reached: object = None  # at the end of the time before
+        self._reached: object = None  # when the time was up before
 
     def __call__(self) -> None:
         """Work on the piece, from where it was."""
@@ -335,7 +344,7 @@ class _Job:
 
         reached = self._piece.progress()
         if reached == self._reached:
-            raise UserError("came no further in all its time; give more with time=")
+            raise UserError("came no further in all its time; give it more, with time=")
         self._reached = reached
         return DelayedSubmission(self)
 
@@ -357,7 +366,7 @@ def _submit(jobs: Sequence[_Job], folder: Path, name: str, cluster: Slurm) -> li
         from submitit.core.utils import FailedJobError
     except ImportError:
         raise UserError("--on slurm needs the package submitit: pip install submitit") from None
-    executor = SlurmExecutor(folder / "%j", max_num_timeout=_NO_LIMIT)
+    executor = SlurmExecutor(folder, max_num_timeout=_NO_LIMIT)
     executor.update_parameters(
         job_name=name,
         array_parallelism=cluster.jobs or len(jobs),

@@ -20,8 +20,8 @@ from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment
 from fairseq_posenc.workbench.experiments.text_settings import LEARNING_RATE, TASKS, TextSettings
 from fairseq_posenc.workbench.experiments.trainings import default_jobs
 from fairseq_posenc.workbench.running.devices import choose_device
-from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.executor import add_on, parse_place
+from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.locks import lock_output_folder
 from fairseq_posenc.workbench.running.options import (
     add_count,
@@ -90,7 +90,8 @@ def run(args: argparse.Namespace) -> int:
         lock_output_folder(settings.out, (REPORT, PICTURE, PAGE, RECORD)) as lock,
     ):
         say(f"comparing {', '.join(settings.names)}; everything goes to {settings.out}/")
-        announce(settings)
+        if not settings.cluster:
+            announce(settings)
         results = TextExperiment(settings, lock).run(Live(args.open))
         report, found = write_report(results), record(results)
         found.write(settings.out / RECORD)

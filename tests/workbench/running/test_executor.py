@@ -1,0 +1,169 @@
+"""Pieces of work on a real cluster of two nodes, and what befalls machines, jobs and commands."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.running.executor import refuse_jobs
+from tests.helpers import slurm
+from tests.helpers.slurm import Cluster, counted, sweep, wait_until
+
+needs_slurm = pytest.mark.skipif(bool(slurm.why_not()), reason=slurm.why_not())
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def _cluster() -> Iterator[Cluster]:
+    folder = Path(tempfile.mkdtemp(prefix="slurm-"))
+    started = Cluster(folder)
+    yield started
+    started.stop()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def cluster(_cluster: Cluster, monkeypatch) -> Cluster:
+    """Return the cluster, whose commands this process can call."""
+    monkeypatch.setenv("SLURM_CONF", str(_cluster.conf))
+    monkeypatch.chdir(ROOT)
+    return _cluster
+
+
+def jobs(out: Path) -> dict[str, str]:
+    return json.loads((out / "slurm" / "jobs.json").read_text())
+
+
+def submissions(out: Path) -> int:
+    return len(list((out / "slurm").glob("*_submission.sh")))
+
+
+def numbers(out: Path, piece: str = "p0") -> list[int]:
+    return [int(line) for line in (out / piece / "count").read_text().split()]
+
+
+def command(cluster: Cluster, out: Path, *words: str) -> subprocess.Popen[str]:
+    """Start a command that waits for its jobs."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.helpers.slurm", out, *words],
+        cwd=ROOT,
+        env=cluster.environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@needs_slurm
+class TestOnTwoNodes:
+    def test_all_pieces_are_done_once(self, cluster, tmp_path, capsys):
+        assert sweep(tmp_path, 5, pieces=3) == []
+        assert [numbers(tmp_path, f"p{n}") for n in range(3)] == [list(range(5))] * 3
+        told = capsys.readouterr().err
+        assert "p1  " in told
+        assert "[3 of 3 ended]" in told
+        assert sweep(tmp_path, 5, pieces=3) == []
+        assert submissions(tmp_path) == 1
+
+    def test_detached_jobs_are_found_again(self, cluster, tmp_path, capsys):
+        with pytest.raises(SystemExit) as ended:
+            sweep(tmp_path, 20, "--detach")
+        assert ended.value.code == 0
+        assert "the same command without --detach waits; scancel --name" in capsys.readouterr().err
+        with pytest.raises(UserError, match="has jobs of --on slurm; wait for them"):
+            refuse_jobs(tmp_path)
+        before = jobs(tmp_path)
+        assert sweep(tmp_path, 20) == []
+        assert (jobs(tmp_path), submissions(tmp_path)) == (before, 1)
+        assert numbers(tmp_path) == list(range(20))
+        refuse_jobs(tmp_path)
+
+    def test_more_pieces_are_submitted_beside_those_that_run(self, cluster, tmp_path):
+        with pytest.raises(SystemExit):
+            sweep(tmp_path, 20, "--detach", pieces=1)
+        assert sweep(tmp_path, 20, pieces=2) == []
+        assert submissions(tmp_path) == 2
+        assert numbers(tmp_path, "p0") == numbers(tmp_path, "p1") == list(range(20))
+
+    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+    def test_a_command_that_is_stopped_leaves_its_jobs(self, cluster, tmp_path, number):
+        with command(cluster, tmp_path, "30") as waiting:
+            wait_until(lambda: counted(tmp_path / "p0") > 0, 30)
+            waiting.send_signal(number)
+            told = waiting.communicate()[1]
+        if number == signal.SIGINT:
+            assert "the jobs go on; the same command waits for them again; scancel" in told
+        assert sweep(tmp_path, 30) == []
+        assert submissions(tmp_path) == 1
+        assert numbers(tmp_path) == list(range(30))
+
+    def test_what_a_killed_command_submitted_without_a_note_is_cancelled(self, cluster, tmp_path):
+        with pytest.raises(SystemExit):
+            sweep(tmp_path, 30, "--detach")
+        (tmp_path / "slurm" / "jobs.json").unlink()
+        assert sweep(tmp_path, 30) == []
+        assert submissions(tmp_path) == 2
+        assert numbers(tmp_path) == list(range(30))
+
+    def test_a_job_that_fails_is_told_and_the_others_go_on(self, cluster, tmp_path, capsys):
+        (tmp_path / "p0").mkdir()
+        (tmp_path / "p0" / "wrong").touch()
+        (failure,) = sweep(tmp_path, 5)
+        assert failure.startswith("p0: p0: is wrong (its log: ")
+        assert numbers(tmp_path, "p1") == list(range(5))
+        assert "p0: failed, p0: is wrong" in capsys.readouterr().err
+        assert submissions(tmp_path) == 1
+        (tmp_path / "p0" / "wrong").unlink()
+        assert sweep(tmp_path, 5) == []
+        assert submissions(tmp_path) == 2
+
+    def test_a_cancelled_job_is_no_result(self, cluster, tmp_path):
+        with command(cluster, tmp_path, "500") as waiting:
+            wait_until(lambda: counted(tmp_path / "p0") > 0, 30)
+            cluster.ask("scancel", *jobs(tmp_path).values())
+            told = waiting.communicate()[1]
+            assert waiting.returncode == 2
+        assert "p0: failed, " in told
+        assert "CANCELLED" in told
+
+    def test_wrong_options_are_slurms_to_tell(self, cluster, tmp_path):
+        with pytest.raises(UserError, match="--on slurm time=5 partition=no: .*invalid partition"):
+            sweep(tmp_path, 1, "partition=no")
+
+
+@needs_slurm
+class TestFaults:
+    def test_a_requeued_job_goes_on(self, cluster, tmp_path):
+        with command(cluster, tmp_path, "60") as waiting:
+            wait_until(lambda: counted(tmp_path / "p0") > 3, 30)
+            job = jobs(tmp_path)["p0"]
+            cluster.ask("scontrol", "requeue", job)
+            wait_until(
+                lambda: (
+                    "waits" in cluster.ask("squeue", "-hro", "%i %T").replace("PENDING", "waits")
+                ),
+                30,
+            )
+            told = waiting.communicate()[1]
+            assert waiting.returncode == 0, told
+        assert numbers(tmp_path) == list(range(60))
+        assert submissions(tmp_path) == 1
+
+    def test_a_node_that_dies_loses_nothing(self, cluster, tmp_path):
+        with command(cluster, tmp_path, "60") as waiting:
+            wait_until(lambda: min(counted(tmp_path / "p0"), counted(tmp_path / "p1")) > 3, 30)
+            cluster.kill("n1")
+            wait_until(lambda: "down" in cluster.ask("sinfo", "-h", "-n", "n1", "-o", "%T"), 60)
+            cluster.start("n1")
+            told = waiting.communicate()[1]
+            assert waiting.returncode == 0, told
+        assert [numbers(tmp_path, f"p{n}") for n in (0, 1)] == [list(range(60))] * 2
+        assert submissions(tmp_path) == 1
