@@ -253,18 +253,17 @@ class _Queue:
             for key, piece in list(left.items()):
                 state = self._look(piece, states)
                 is_new, shown[key] = state.word != shown[key], state.word
-                if is_new:
-                    pause = _SHORTEST
                 text = str(state)
                 if not (state.is_alive or state is _DONE):
                     if is_new:
                         continue  # its last files may be seen here a moment later
-                    text = f"failed, {self._reason(key)}"
-                    failures.append(f"{piece.label}: {self._reason(key)}")
+                    text += f": {self._reason(key)}"
+                    failures.append(f"{piece.label}: {text}")
                 if not state.is_alive:
                     del left[key]
-                    text = f"{text} [{len(pieces) - len(left)} of {len(pieces)} ended]"
+                    text += f" [{len(pieces) - len(left)} of {len(pieces)} ended]"
                 if is_new or not state.is_alive:
+                    pause = _SHORTEST
                     say(f"{piece.label}: {text}")
             if watch:
                 watch()
