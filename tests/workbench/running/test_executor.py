@@ -62,6 +62,17 @@ def command(cluster: Cluster, out: Path, *words: str) -> subprocess.Popen[str]:
     )
 
 
+def end_of(waiting: subprocess.Popen[str], status: int = 0) -> str:
+    """Return what a command printed, which ends within a bounded time."""
+    try:
+        told = waiting.communicate(timeout=90)[1]
+    except subprocess.TimeoutExpired:
+        waiting.kill()
+        told = waiting.communicate()[1]
+    assert waiting.returncode == status, told
+    return told
+
+
 @needs_slurm
 class TestOnTwoNodes:
     def test_all_pieces_are_done_once(self, cluster, tmp_path, capsys):
@@ -98,7 +109,7 @@ class TestOnTwoNodes:
         with command(cluster, tmp_path, "30") as waiting:
             wait_until(lambda: counted(tmp_path / "p0") > 0, 30)
             waiting.send_signal(number)
-            told = waiting.communicate()[1]
+            told = end_of(waiting, -number)
         if number == signal.SIGINT:
             assert "the jobs go on; the same command waits for them again; scancel" in told
         assert sweep(tmp_path, 30) == []
@@ -129,8 +140,7 @@ class TestOnTwoNodes:
         with command(cluster, tmp_path, "500") as waiting:
             wait_until(lambda: counted(tmp_path / "p0") > 0, 30)
             cluster.ask("scancel", *jobs(tmp_path).values())
-            told = waiting.communicate()[1]
-            assert waiting.returncode == 2
+            told = end_of(waiting, 2)
         assert "p0: cancelled: " in told
 
     def test_wrong_options_are_slurms_to_tell(self, cluster, tmp_path):
@@ -145,8 +155,7 @@ class TestFaults:
             wait_until(lambda: counted(tmp_path / "p0") > 3, 30)
             cluster.ask("scontrol", "requeue", jobs(tmp_path)["p0"])
             cluster.hasten(jobs(tmp_path)["p0"])
-            told = waiting.communicate()[1]
-            assert waiting.returncode == 0, told
+            told = end_of(waiting)
         assert "p0: waits (BeginTime)" in told
         assert numbers(tmp_path) == list(range(60))
         assert submissions(tmp_path) == 1
@@ -162,8 +171,7 @@ class TestFaults:
             ]
             cluster.hasten(job)
             cluster.start("n1")
-            told = waiting.communicate()[1]
-            assert waiting.returncode == 0, told
+            told = end_of(waiting)
         assert [numbers(tmp_path, f"p{n}") for n in (0, 1)] == [list(range(100))] * 2
         assert submissions(tmp_path) == 1
 
@@ -174,8 +182,7 @@ class TestFaults:
             wait_until(lambda: "BeginTime" in cluster.ask("squeue", "-h", "-o", "%r"), 90)
             for job in jobs(tmp_path).values():
                 cluster.hasten(job)
-            told = waiting.communicate()[1]
-            assert waiting.returncode == 0, told
+            told = end_of(waiting)
         assert [numbers(tmp_path, f"p{n}") for n in (0, 1)] == [list(range(300))] * 2
 
     def test_a_controller_that_does_not_answer_is_waited_for(self, cluster, tmp_path):
@@ -184,6 +191,5 @@ class TestFaults:
             cluster.kill_controller()
             wait_until(lambda: counted(tmp_path / "p0") == 40, 60)
             cluster.start_controller()
-            told = waiting.communicate()[1]
-            assert waiting.returncode == 0, told
+            told = end_of(waiting)
         assert submissions(tmp_path) == 1
