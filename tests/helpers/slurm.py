@@ -8,16 +8,20 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+
+import pytest
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.executor import Piece, add_on, parse_place
 from fairseq_posenc.workbench.running.options import Parser
 
+ROOT = Path(__file__).parents[2]
 NODES = ("n1", "n2")
 DAEMONS = ("munged", "slurmctld", "slurmd")
 # A node that does not answer for 10 s is given up, and a job that is being ended is killed after 5.
@@ -56,6 +60,27 @@ def why_not() -> str:
     if missing := [name for name in DAEMONS if not shutil.which(name, path=sbin)]:
         return f"{', '.join(missing)} is not installed: apt install slurm-wlm munge"
     return "" if os.getuid() == 0 else "Slurm's daemons are started as root"
+
+
+needs_slurm = pytest.mark.skipif(bool(why_not()), reason=why_not())
+
+
+@pytest.fixture(scope="module", name="cluster_of_module")
+def start_cluster() -> Iterator[Cluster]:
+    """Start a cluster for the tests of a module."""
+    folder = Path(tempfile.mkdtemp(prefix="slurm-"))
+    started = Cluster(folder)
+    yield started
+    started.stop()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(name="cluster")
+def join_cluster(cluster_of_module: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """Have this process, and all that it starts, be of the module's cluster."""
+    monkeypatch.setenv("SLURM_CONF", str(cluster_of_module.conf))
+    monkeypatch.chdir(ROOT)
+    return cluster_of_module
 
 
 class Cluster:

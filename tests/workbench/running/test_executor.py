@@ -3,40 +3,17 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.executor import refuse_jobs
-from tests.helpers import slurm
-from tests.helpers.slurm import Cluster, counted, sweep, wait_until
-
-needs_slurm = pytest.mark.skipif(bool(slurm.why_not()), reason=slurm.why_not())
-ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture(scope="module")
-def _cluster() -> Iterator[Cluster]:
-    folder = Path(tempfile.mkdtemp(prefix="slurm-"))
-    started = Cluster(folder)
-    yield started
-    started.stop()
-    shutil.rmtree(folder)
-
-
-@pytest.fixture
-def cluster(_cluster: Cluster, monkeypatch) -> Cluster:
-    """Return the cluster, whose commands this process can call."""
-    monkeypatch.setenv("SLURM_CONF", str(_cluster.conf))
-    monkeypatch.chdir(ROOT)
-    return _cluster
+from fairseq_posenc.workbench.running.executor import Slurm, parse_place, refuse_jobs
+from tests.helpers.slurm import ROOT, Cluster, counted, needs_slurm, sweep, wait_until
 
 
 def jobs(out: Path) -> dict[str, str]:
@@ -147,6 +124,18 @@ class TestOnTwoNodes:
         with pytest.raises(UserError, match=r"--on slurm time=5 partition=no: .*invalid partition"):
             sweep(tmp_path, 1, "partition=no")
 
+    def test_a_missing_submitit_is_told(self, cluster, tmp_path, monkeypatch):
+        monkeypatch.setitem(sys.modules, "submitit", None)
+        with pytest.raises(UserError, match="--on slurm needs the package submitit: pip install"):
+            sweep(tmp_path, 1)
+
+    def test_a_second_command_is_told_of_the_first(self, cluster, tmp_path):
+        with command(cluster, tmp_path, "30") as waiting:
+            wait_until(lambda: counted(tmp_path / "p0") > 0, 30)
+            with pytest.raises(UserError, match="slurm: .* is at work there"):
+                sweep(tmp_path, 30)
+            end_of(waiting)
+
 
 @needs_slurm
 class TestFaults:
@@ -171,7 +160,7 @@ class TestFaults:
             ]
             cluster.hasten(job)
             cluster.start("n1")
-            told = end_of(waiting)
+            end_of(waiting)
         assert [numbers(tmp_path, f"p{n}") for n in (0, 1)] == [list(range(100))] * 2
         assert submissions(tmp_path) == 1
 
@@ -182,7 +171,7 @@ class TestFaults:
             wait_until(lambda: "BeginTime" in cluster.ask("squeue", "-h", "-o", "%r"), 90)
             for job in jobs(tmp_path).values():
                 cluster.hasten(job)
-            told = end_of(waiting)
+            end_of(waiting)
         assert [numbers(tmp_path, f"p{n}") for n in (0, 1)] == [list(range(300))] * 2
 
     def test_a_controller_that_does_not_answer_is_waited_for(self, cluster, tmp_path):
@@ -191,5 +180,36 @@ class TestFaults:
             cluster.kill_controller()
             wait_until(lambda: counted(tmp_path / "p0") == 40, 60)
             cluster.start_controller()
-            told = end_of(waiting)
+            end_of(waiting)
         assert submissions(tmp_path) == 1
+
+
+def test_options_of_sbatch_are_read():
+    words = ["slurm", "partition=gpu", "--cpus-per-task=4", "gpus_per_node=1", "time=1-0"]
+    found = parse_place(Namespace(on=words, jobs=3, detach=True))
+    options = {"partition": "gpu", "cpus-per-task": "4", "gpus-per-node": "1", "time": "1-0"}
+    assert found == Slurm(options, 3, True)
+    assert parse_place(Namespace(on=["local"], jobs=3, detach=False)) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "detach", "message"),
+    [
+        ("cloud", False, "--on cloud: is neither local nor slurm"),
+        ("local", True, "--on local: goes without --detach"),
+        ("local time=5", False, "--on local: goes without time=5"),
+        ("slurm gpu", False, "--on slurm gpu: write it as key=value, as in partition=gpu"),
+        ("slurm time=5 array=3", False, "--on slurm array=3: array is set here; leave it out"),
+        ("slurm partition=gpu", False, "--on slurm: say how long a job may take, as in time=12:"),
+    ],
+)
+def test_what_cannot_be_read_is_told(words, detach, message):
+    with pytest.raises(UserError, match=message):
+        parse_place(Namespace(on=words.split(), jobs=None, detach=detach))
+
+
+def test_a_machine_without_slurm_is_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="--on slurm: squeue does not answer; is this a machine"):
+        sweep(tmp_path, 1)
+    refuse_jobs(tmp_path)
