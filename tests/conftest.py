@@ -23,6 +23,7 @@ if importlib.util.find_spec("triton") and not torch.cuda.is_available():
         patch.setenv("TRITON_INTERPRET", "1")
         importlib.import_module("triton.language")
 
+pytest_plugins = ["tests.helpers.slurm"]  # the fixture of a cluster
 hasten_hydra()
 # Tiny tensors: more threads only wait for each other, in the programs that tests start as well.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

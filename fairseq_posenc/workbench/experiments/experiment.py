@@ -14,10 +14,12 @@ from fairseq_posenc.workbench.experiments.trainings import (
     LOG,
     Read,
     Trial,
+    as_piece,
     finished,
     run_trials,
     train_command,
 )
+from fairseq_posenc.workbench.running.executor import refuse_jobs
 from fairseq_posenc.workbench.running.logs import Curve, read_curve_file
 from fairseq_posenc.workbench.running.stages import Outputs, Stage
 
@@ -52,6 +54,7 @@ class Experiment(ABC, Generic[AnySettings]):
 
         Raises:
             UserError: bad data, or a command that failed.
+            RunError: trainings that failed on a cluster.
         """
         data = self.prepare()
         trials = {run: self.trial(run) for run in self.settings.runs}
@@ -61,7 +64,12 @@ class Experiment(ABC, Generic[AnySettings]):
             return Results(self.settings, outcomes, data, begun)
 
         follow = (lambda: watch(results)) if watch else None
-        run_trials([*trials.values()], self.settings.jobs, self._lock, follow)
+        work: list[Trial] = [*trials.values()]
+        if cluster := self.settings.cluster:
+            cluster.run_all([*map(as_piece, work)], self.settings.out, follow)
+        else:
+            refuse_jobs(self.settings.out)
+            run_trials(work, self.settings.jobs, self._lock, follow)
         return results()
 
     def _trial(self, run: Run, data: Stage, measure: Sequence[str], read: Read) -> Trial:

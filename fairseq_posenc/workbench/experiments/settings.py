@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Optional
 
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, Variant, refuse_directions
+from fairseq_posenc.workbench.running.executor import Slurm
 
 
 class Run(NamedTuple):
@@ -35,6 +36,7 @@ class Settings(ABC):
         updates: training updates of each model.
         family: of models.
         jobs: trainings at a time.
+        cluster: that trains them; None for this machine.
         case: what messages call a run's case.
         points: validations of a training, so points of its learning curve.
     """
@@ -46,6 +48,7 @@ class Settings(ABC):
     updates: int
     family: str
     jobs: int = 1
+    cluster: Optional[Slurm] = None
     points: int = 16
 
     def __post_init__(self) -> None:

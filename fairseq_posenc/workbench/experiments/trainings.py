@@ -14,6 +14,7 @@ from fairseq_posenc.host.divergence import parse_stop_update
 from fairseq_posenc.workbench.experiments.settings import Run, Settings
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.running.devices import choose_device, cores
+from fairseq_posenc.workbench.running.executor import Piece
 from fairseq_posenc.workbench.running.host import USER_DIR
 from fairseq_posenc.workbench.running.logs import parse_line
 from fairseq_posenc.workbench.running.programs import run_logged, run_parallel
@@ -108,6 +109,18 @@ def finished(trial: Trial) -> Optional[Outputs]:
         return trained
     measured = _measuring(trial).outputs
     return None if measured is None else {**trained, **measured}
+
+
+def as_piece(trial: Trial) -> Piece:
+    """Build the piece of work that a trial is on a cluster."""
+    folder = trial.stage.folder
+    return Piece(
+        trial.label,
+        folder,
+        work=lambda lock: _Work(trial, lock, lambda updates: None).do(),
+        is_done=lambda: finished(trial) is not None,
+        progress=lambda: updates_done(folder),
+    )
 
 
 def _measuring(trial: Trial) -> Stage:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
-import sys
-import threading
 import time
 from functools import cache
 from pathlib import Path
@@ -23,14 +20,14 @@ from fairseq_posenc.tasks.glue.data import open_data
 from fairseq_posenc.tasks.glue.definitions import TASKS
 from fairseq_posenc.tasks.glue.task import GlueTask, GlueTaskConfig
 from fairseq_posenc.workbench.cli import main
-from fairseq_posenc.workbench.finetuning.glue import cluster, evaluation
+from fairseq_posenc.workbench.finetuning.glue import evaluation
 from fairseq_posenc.workbench.finetuning.glue.plan import read_run
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.results import record
-from fairseq_posenc.workbench.running.exit_codes import STOPPED
 from tests.helpers.commands import TRAINING, USER_DIR, new_directory, run, script, trained
 from tests.helpers.glue_files import COLOURS, start, train_pieces, write_task
+from tests.helpers.slurm import needs_slurm
 from tests.transformer.test_distributed import DISTRIBUTED, TORCHRUN
 
 pytestmark = pytest.mark.slow
@@ -273,47 +270,27 @@ def validations(log: str) -> list[dict[str, float]]:
     return [{key: float(value) for key, value in json.loads(line).items()} for line in lines]
 
 
-def on_cluster(*more: Any) -> list[str]:
-    """Return the arguments for jobs of submitit on this machine."""
-    return arguments("m4m", *RATE, "--submitit", "cluster=local", "timeout_min=10", *more)
-
-
-@pytest.fixture
-def _jobs(monkeypatch):
-    monkeypatch.setattr(cluster, "_PAUSE", 0.1)
-
-
-def run_out_of_time(out: Path) -> None:
-    """Tell a job, once it has a checkpoint, that its time is up, as a cluster does."""
-    while not (out / "CoLA" / "lr0.003-seed1" / "checkpoint_last.pt").exists():
-        time.sleep(0.01)
-    (kept,) = (out / "submitit").glob("*_submitted.pkl")
-    job = kept.name.split("_")[0]
-    (task,) = Path(f"/proc/{job}/task/{job}/children").read_text().split()
-    os.kill(int(task), signal.SIGUSR2)
-
-
-@pytest.mark.usefixtures("_jobs")
-def test_a_job_of_a_cluster_goes_on_when_its_time_was_up(tmp_path, capsys):
-    clock = threading.Thread(target=run_out_of_time, args=(tmp_path,), daemon=True)
-    clock.start()
-    assert main(on_cluster("--out", tmp_path, *LONG)) == 0
-    clock.join()
+@needs_slurm
+@pytest.mark.usefixtures("cluster")
+def test_runs_on_a_cluster_give_the_same_results(tmp_path, capsys):
+    given = arguments("m4m", *RATE, "--out", tmp_path, *LONG)
+    assert main([*given, "--submitit", "slurm_partition=main", "timeout_min=10"]) == 0
     said = capsys.readouterr().err
-    assert "[1/1] CoLA, learning rate 0.003, seed 1: finished" in said
-    (output,) = (tmp_path / "submitit").glob("*_log.out")
-    assert str(output) in said
-    assert output.with_suffix(".err").read_text().count("going on from update") == 1
+    assert "warning: --submitit is now --on slurm partition=main time=10" in said
+    assert "CoLA, learning rate 0.003, seed 1: done [1 of 1 ended]" in said
     ours, whole = (out / "CoLA" / "lr0.003-seed1" / "result.json" for out in (tmp_path, finished()))
     assert read(ours) == read(whole)
+    assert main(given) == 0
+    assert "1 runs, 1 of them finished before" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("_jobs")
+@needs_slurm
+@pytest.mark.usefixtures("cluster")
 def test_what_stops_a_job_of_a_cluster_is_told_in_one_line(tmp_path, capsys):
-    wrong = [*QUICK, *changed("+model.attention_directions=up")]
-    assert main(on_cluster("--out", tmp_path, *wrong)) == 1
+    wrong = [*QUICK, *changed("+model.attention_directions=up"), "--on", "slurm", "time=10"]
+    assert main(arguments("m4m", *RATE, "--out", tmp_path, *wrong)) == 1
     told = capsys.readouterr().err.splitlines()[-1]
-    assert "seed 1: fairseq-hydra-train: --attention-directions up: 'up' is none of both" in told
+    assert "failed: fairseq-hydra-train: --attention-directions up: 'up' is none of both" in told
 
 
 def test_a_dry_run_shows_commands_and_writes_nothing(tmp_path, capsys, monkeypatch):
@@ -359,20 +336,13 @@ def test_what_diverged_at_the_usual_rates_is_offered_smaller_ones(
     [
         (["--learning-rates", "1e-5,1e-5"], "--learning-rates 1e-5,1e-5: a number is given twice"),
         (["--tasks", "RTE"], "RTE is not there: make it with preprocess/glue.py --tasks RTE, or"),
-        (["--submitit", "gpu", "--out", "OUT"], "--submitit gpu: write it as key=value"),
-        (["--submitit", "cluster=no", "--out", "OUT"], "--submitit cluster=no: "),
+        (["--submitit", "gpu"], "--on slurm gpu: write it as key=value, as in partition=gpu"),
     ],
 )
 def test_wrong_options_are_told(tmp_path, capsys, more, message):
     given = [str(tmp_path) if word == "OUT" else word for word in more]
     assert main(arguments("decbert", *given)) == 2
     assert message in capsys.readouterr().err
-
-
-def test_a_missing_submitit_is_told(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "submitit", None)
-    assert main(arguments("decbert", "--out", tmp_path, "--submitit", "cluster=local")) == 2
-    assert "--submitit needs the package submitit: pip" in capsys.readouterr().err
 
 
 def test_what_stops_a_training_is_told_in_one_line(tmp_path, capsys):
@@ -404,34 +374,6 @@ def test_a_run_killed_after_its_result_is_finished(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         evaluation.evaluate(read_run(tmp_path), tmp_path)
     assert read(tmp_path / "result.json") == read(whole / "result.json")
-
-
-@pytest.mark.usefixtures("_jobs")
-def test_a_closed_terminal_leaves_the_clusters_jobs_and_nothing_is_submitted_twice(
-    tmp_path, capsys
-):
-    """Jobs of submitit's local executor are processes of this machine."""
-    given = arguments("m4m", *RATE, "--out", tmp_path, "--submitit", "cluster=local", *LONG)
-    screen = tmp_path.with_name("screen")
-    with open(screen, "w") as output:
-        process = subprocess.Popen(
-            [str(script("fairseq-posenc")), *given], stdout=output, stderr=output
-        )
-    folder = tmp_path / "CoLA" / "lr0.003-seed1"
-    while not (folder / "checkpoint_last.pt").exists():
-        assert process.poll() is None, screen.read_text()
-        time.sleep(0.01)
-    process.send_signal(signal.SIGHUP)
-    assert process.wait(60) == STOPPED
-    told = "stopped; the jobs go on; the same command waits for them again"
-    assert told in screen.read_text()
-    assert not (folder / "result.json").exists()
-    assert main(given) == 0
-    assert ", submitted before, its output is in" in capsys.readouterr().err
-    assert len(list((tmp_path / "submitit").glob("*_submitted.pkl"))) == 1
-    whole = finished() / "CoLA" / "lr0.003-seed1"
-    assert read(folder / "result.json") == read(whole / "result.json")
-    assert "going on" not in (folder / "train.log").read_text()
 
 
 def test_without_the_number_of_updates_the_task_refuses_to_train():

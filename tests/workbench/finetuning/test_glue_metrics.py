@@ -15,7 +15,6 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue import metrics
 from fairseq_posenc.tasks.glue.definitions import PROTOCOLS, TASKS
 from fairseq_posenc.workbench.finetuning.glue import workers
-from fairseq_posenc.workbench.finetuning.glue.cluster import parse_options
 from fairseq_posenc.workbench.finetuning.glue.configuration import (
     CONFIGS,
     config_name,
@@ -162,13 +161,6 @@ def test_hydra_reads_values_back():
     for value in values:
         (read,) = OverridesParser.create().parse_overrides([format_override("model.x", value)])
         assert read.value() == value
-
-
-def test_options_of_submitit():
-    found = parse_options(["slurm_partition=gpu", "timeout_min=600"])
-    assert found == {"slurm_partition": "gpu", "timeout_min": 600}
-    with pytest.raises(UserError, match="--submitit gpu: write it as key=value"):
-        parse_options(["gpu"])
 
 
 # ----------------------------------------------------------------------------------------- results

@@ -21,6 +21,7 @@ from fairseq_posenc.workbench.experiments.text_settings import TextSettings
 from fairseq_posenc.workbench.experiments.trainings import default_jobs
 from fairseq_posenc.workbench.experiments.variants import FAMILIES, parse_variants
 from fairseq_posenc.workbench.results.evidence import measured
+from fairseq_posenc.workbench.running.executor import add_on, parse_place
 from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import write_whole
 from fairseq_posenc.workbench.running.locks import lock_output_folder
@@ -52,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_seeds(parser, (1, 2, 3))
     add_count(parser, "--vocab-size", "number of sentencepieces", 512)
     add_jobs(parser, "one on each core, or on the GPU")
+    add_on(parser)
     add_out(parser, computed="choose-NAME for --text NAME.txt")
     add_json(parser)
 
@@ -121,6 +123,7 @@ def _settings(question: Question, args: argparse.Namespace) -> TextSettings:
         read=question.length,
         points=2,
         jobs=args.jobs or default_jobs(),
+        cluster=parse_place(args),
         train_args=(*args.passed, "--tokens-per-sample", str(question.trained)),
     )
 

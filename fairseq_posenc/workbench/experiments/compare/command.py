@@ -20,6 +20,7 @@ from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment
 from fairseq_posenc.workbench.experiments.text_settings import LEARNING_RATE, TASKS, TextSettings
 from fairseq_posenc.workbench.experiments.trainings import default_jobs
 from fairseq_posenc.workbench.running.devices import choose_device
+from fairseq_posenc.workbench.running.executor import add_on, parse_place
 from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.locks import lock_output_folder
 from fairseq_posenc.workbench.running.options import (
@@ -64,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "best (default: %(default)s)",
     )
     add_jobs(parser, "one on each core, but all models of a seed up to five; one on a GPU")
+    add_on(parser)
     parser.add_argument(
         "--open", action="store_true", help="show the page of the run in a browser as it grows"
     )
@@ -88,7 +90,8 @@ def run(args: argparse.Namespace) -> int:
         lock_output_folder(settings.out, (REPORT, PICTURE, PAGE, RECORD)) as lock,
     ):
         say(f"comparing {', '.join(settings.names)}; everything goes to {settings.out}/")
-        announce(settings)
+        if not settings.cluster:
+            announce(settings)
         results = TextExperiment(settings, lock).run(Live(args.open))
         report, found = write_report(results), record(results)
         found.write(settings.out / RECORD)
@@ -120,4 +123,5 @@ def _settings(args: argparse.Namespace) -> TextSettings:
         lrs=tuple(dict.fromkeys(lr.strip() for lr in args.lrs.split(","))),
         train_args=tuple(args.passed),
         jobs=args.jobs or _default_jobs(len(models)),
+        cluster=parse_place(args),
     )

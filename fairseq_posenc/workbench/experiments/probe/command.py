@@ -20,6 +20,7 @@ from fairseq_posenc.workbench.experiments.probe.settings import TaskSettings
 from fairseq_posenc.workbench.experiments.trainings import default_jobs
 from fairseq_posenc.workbench.experiments.variants import BOTH, CAUSAL, parse_variants
 from fairseq_posenc.workbench.results.pictures import can_draw
+from fairseq_posenc.workbench.running.executor import add_on, parse_place
 from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.locks import lock_output_folder
 from fairseq_posenc.workbench.running.options import (
@@ -51,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_count(parser, "--trained", "longest questions trained on", 40)
     add_lengths(parser, "lengths read", "10,20,40,60,80,120,160,200")
     add_jobs(parser, "one on each core, or on the GPU")
+    add_on(parser)
     add_json(parser)
 
 
@@ -92,4 +94,5 @@ def _settings(args: argparse.Namespace) -> TaskSettings:
         trained=args.trained,
         lengths=args.lengths,
         jobs=args.jobs or default_jobs(),
+        cluster=parse_place(args),
     )

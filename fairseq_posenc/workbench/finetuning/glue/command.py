@@ -6,11 +6,11 @@ import argparse
 import shlex
 import shutil
 from pathlib import Path
+from typing import Any
 
 from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.tasks.glue.data import find_data
 from fairseq_posenc.tasks.glue.definitions import PROTOCOLS, TASKS, parse_tasks
-from fairseq_posenc.workbench.finetuning.glue.cluster import work_on_cluster
 from fairseq_posenc.workbench.finetuning.glue.configuration import (
     CONFIGS,
     Grid,
@@ -26,10 +26,16 @@ from fairseq_posenc.workbench.finetuning.glue.summary import (
     read_result,
     reported_metric,
 )
-from fairseq_posenc.workbench.finetuning.glue.workers import Workers
+from fairseq_posenc.workbench.finetuning.glue.workers import Workers, as_piece
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.results.record import Record
 from fairseq_posenc.workbench.running.devices import hydra_words
+from fairseq_posenc.workbench.running.executor import (
+    Slurm,
+    add_on,
+    parse_place,
+    refuse_jobs,
+)
 from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import write_whole
 from fairseq_posenc.workbench.running.options import (
@@ -57,18 +63,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--name", help="name of the model in the report (default: the checkpoint's folder)")
     add_out(parser, computed="glue-NAME-PROTOCOL")
     add_jobs(parser, "one on each GPU")
-    add(
-        "--submitit",
-        nargs="+",
-        metavar="KEY=VALUE",
-        help="submit each run to a cluster with these parameters of submitit, as in "
-        "slurm_partition=gpu gpus_per_node=1 timeout_min=600",
-    )
+    add_on(parser)
+    add("--submitit", nargs="+", action=_Submitit, dest="on", help=argparse.SUPPRESS)
     add("--configs", type=Path, default=CONFIGS, help="folder of the YAML files")
     add("--dry-run", action="store_true", help="print the commands without running them")
     add_computing(parser)
     add_set(parser, "model.dropout=0.2")
     add_json(parser)
+
+
+class _Submitit(argparse.Action):
+    """``--submitit``, the old name of ``--on slurm``, with submitit's names of options."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        names = {"timeout_min": "time", "cluster": "clusters"}
+        pairs = [word.removeprefix("slurm_").partition("=") for word in values]
+        words = [names.get(name, name) + equals + value for name, equals, value in pairs]
+        namespace.on = ["slurm", *words]
+        say(f"warning: --submitit is now --on {' '.join(namespace.on)}")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -78,13 +90,14 @@ def run(args: argparse.Namespace) -> int:
         UserError: wrong input.
         RunError: runs that failed.
     """
+    cluster = parse_place(args)
     pretrained = read_pretrained(args.checkpoint, "--checkpoint")
     pretrained = pretrained._replace(path=pretrained.path.resolve())
     name = args.name or pretrained.path.parent.name
     out = (args.out or Path(f"glue-{name}-{args.protocol}")).resolve()
     if not args.learning_rates:
         _offer_rates(args.protocol, pretrained)
-    runs = _plan(args, pretrained, out)
+    runs = _plan(args, pretrained, out, here=cluster is None)
     if args.dry_run:
         for one in runs:
             print(f"# {one.label}: {one.max_update:,} updates\n{shlex.join(one.command)}")
@@ -93,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     waiting = [one for one in runs if not prepare(one, out)]
     say(f"{len(runs)} runs, {len(runs) - len(waiting)} of them finished before; results: {out}")
     with signals_as_keyboard_interrupt(CONTINUES):
-        failures = _work(args, waiting, out)
+        failures = _work(waiting, out, args.jobs, cluster)
     found = _write_results(list_runs(out, like=runs[0]), out, pretrained, name)
     if failures:
         raise RunError(
@@ -107,8 +120,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _plan(args: argparse.Namespace, pretrained: Pretrained, out: Path) -> list[Run]:
-    changes = [*hydra_words(args, here=not args.submitit), *args.changes]
+def _plan(args: argparse.Namespace, pretrained: Pretrained, out: Path, here: bool) -> list[Run]:
+    changes = [*hydra_words(args, here), *args.changes]
     request = Request(args.protocol, out, args.configs, pretrained, changes)
     runs = []
     for task in parse_tasks(args.tasks):
@@ -145,12 +158,13 @@ def _rates(text: str | None) -> tuple[float, ...]:
     return found
 
 
-def _work(args: argparse.Namespace, waiting: list[Run], out: Path) -> list[str]:
+def _work(waiting: list[Run], out: Path, jobs: int | None, cluster: Slurm | None) -> list[str]:
     if not waiting:
         return []
-    if args.submitit:
-        return work_on_cluster(waiting, out, args.submitit)
-    return Workers(waiting, out, args.jobs).work()
+    if cluster:
+        return cluster.run([as_piece(run, out) for run in waiting], out)
+    refuse_jobs(out)
+    return Workers(waiting, out, jobs).work()
 
 
 def _write_results(runs: list[Run], out: Path, pretrained: Pretrained, name: str) -> Record:

@@ -1,0 +1,238 @@
+"""A cluster of two nodes on this machine: Debian's Slurm, with daemons and files of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.running.executor import Piece, add_on, parse_place
+from fairseq_posenc.workbench.running.options import Parser
+
+ROOT = Path(__file__).parents[2]
+NODES = ("n1", "n2")
+DAEMONS = ("munged", "slurmctld", "slurmd")
+# A node that does not answer for 10 s is given up, and a job that is being ended is killed after 5.
+# Accounting is off, as on many small clusters.
+_CONF = """\
+ClusterName=tests
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool.%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SlurmdTimeout=10
+KillWait=5
+ReturnToService=2
+MpiDefault=none
+SchedulerParameters=batch_sched_delay=1,sched_interval=2
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={first} CPUs=1
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={second} CPUs=1
+PartitionName=main Nodes=n1,n2 Default=YES
+"""
+
+
+def why_not() -> str:
+    """Return why no cluster can be started here, or an empty string."""
+    sbin = os.pathsep.join([os.environ["PATH"], "/usr/sbin"])
+    if missing := [name for name in DAEMONS if not shutil.which(name, path=sbin)]:
+        return f"{', '.join(missing)} is not installed: apt install slurm-wlm munge"
+    return "" if os.getuid() == 0 else "Slurm's daemons are started as root"
+
+
+needs_slurm = pytest.mark.skipif(bool(why_not()), reason=why_not())
+
+
+@pytest.fixture(scope="module", name="cluster_of_module")
+def start_cluster() -> Iterator[Cluster]:
+    """Start a cluster for the tests of a module."""
+    folder = Path(tempfile.mkdtemp(prefix="slurm-"))
+    started = Cluster(folder)
+    yield started
+    started.stop()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(name="cluster")
+def join_cluster(cluster_of_module: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """Have this process, and all that it starts, be of the module's cluster."""
+    monkeypatch.setenv("SLURM_CONF", str(cluster_of_module.conf))
+    monkeypatch.chdir(ROOT)
+    return cluster_of_module
+
+
+class Cluster:
+    """Slurm's daemons, until :meth:`stop`.
+
+    Args:
+        folder: new, for their files; its path is short, as one is a socket.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        port, first, second = _free_ports(3)
+        settings = {"host": socket.gethostname(), "port": port, "first": first, "second": second}
+        self.conf = folder / "slurm.conf"
+        self.conf.write_text(_CONF.format(folder=folder, **settings), encoding="utf-8")
+        self._munged()
+        self.start_controller()
+        for node in NODES:
+            self.start(node)
+        wait_until(lambda: self.ask("sinfo", "-h", "-o", "%T").split() == ["idle"], 30)
+
+    def start(self, node: str) -> None:
+        """Bring a node up."""
+        (self.folder / f"spool.{node}").mkdir(exist_ok=True)
+        self._daemon("slurmd", "-N", node, SLURMD_NODENAME=node)  # which its steps inherit
+
+    def kill(self, node: str) -> None:
+        """Have a node die, with all that runs there."""
+        ours = {f"SLURM_CONF={self.conf}".encode(), f"SLURMD_NODENAME={node}".encode()}
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it has ended
+                if ours <= {*(process / "environ").read_bytes().split(b"\0")}:
+                    os.kill(int(process.name), signal.SIGKILL)
+
+    def hasten(self, job: str) -> None:
+        """Have a job that is requeued begin at once, and not after Slurm's two minutes."""
+        wait_until(lambda: "PENDING" in self.ask("squeue", "-h", "-j", job, "-o", "%T"), 60)
+        self.ask("scontrol", "update", f"jobid={job}", "starttime=now")
+
+    def start_controller(self) -> None:
+        """Start the daemon that knows the jobs, with what it knew before."""
+        self._daemon("slurmctld")
+        wait_until(lambda: bool(self.ask("sinfo", "-h")), 30)
+
+    def kill_controller(self) -> None:
+        """Have it die."""
+        os.kill(self._pid("slurmctld"), signal.SIGKILL)
+
+    def ask(self, *words: str) -> str:
+        """Run a command of Slurm's; return what it prints, "" if it fails."""
+        done = subprocess.run(words, env=self.environment, capture_output=True, text=True)
+        return done.stdout if done.returncode == 0 else ""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """That of a user of the cluster."""
+        return {**os.environ, "SLURM_CONF": str(self.conf)}
+
+    def stop(self) -> None:
+        """End all jobs and daemons."""
+        self.ask("scancel", "--partition=main")
+        with suppress(TimeoutError):
+            wait_until(lambda: not self.ask("squeue", "-h").strip(), 20)
+        for name in (*NODES, "slurmctld", "munged"):
+            with suppress(OSError, ValueError):  # a test has killed it
+                os.kill(self._pid(name), signal.SIGKILL)
+
+    def _pid(self, name: str) -> int:
+        return int((self.folder / f"{name}.pid").read_text())
+
+    def _daemon(self, *words: str, **variables: str) -> None:
+        (self.folder / "state").mkdir(exist_ok=True)
+        environment = {**self.environment, "PATH": _path(), **variables}
+        subprocess.run(words, env=environment, check=True)
+
+    def _munged(self) -> None:
+        key = self.folder / "munge.key"
+        key.write_bytes(os.urandom(128))
+        key.chmod(0o600)
+        names = {"key-file": key, "seed-file": self.folder / "munge.seed"}
+        names |= {"socket": self.folder / "munge.socket", "pid-file": self.folder / "munged.pid"}
+        names |= {"log-file": self.folder / "munged.log"}
+        words = [f"--{name}={path}" for name, path in names.items()]
+        subprocess.run(["munged", "--force", *words], env={"PATH": _path()}, check=True)
+
+
+def count(folder: Path, steps: int, seconds: float) -> None:
+    """Write numbers into a file, one after the other, from where it ends."""
+    path = folder / "count"
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(counted(folder), steps):
+        if (folder / "wrong").exists():
+            raise UserError(f"{folder.name}: is wrong")
+        time.sleep(seconds)
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(f"{number}\n")
+
+
+def counted(folder: Path) -> int:
+    """Return how far it has come."""
+    path = folder / "count"
+    return len(path.read_text().split()) if path.exists() else 0
+
+
+def counting(out: Path, name: str, steps: int, seconds: float) -> Piece:
+    """Return a piece that takes a time and needs nothing but the standard library."""
+    folder = out / name
+    return Piece(
+        name,
+        folder,
+        work=lambda lock: count(folder, steps, seconds),
+        is_done=lambda: counted(folder) == steps,
+        progress=lambda: counted(folder),
+    )
+
+
+def sweep(out: Path, steps: int, *options: str, pieces: int = 2, seconds: float = 0.2) -> list[str]:
+    """Count in several pieces on the cluster; return a line for each that failed."""
+    words = ["--on", "slurm", "time=5", *options]
+    parser = Parser()
+    add_on(parser)
+    place = parse_place(Namespace(jobs=None, **vars(parser.parse_args(words))))
+    assert place
+    return place.run([counting(out, f"p{n}", steps, seconds) for n in range(pieces)], out)
+
+
+def wait_until(holds: Callable[[], bool], seconds: float) -> None:
+    """Wait until something holds.
+
+    Raises:
+        TimeoutError: it does not in that time.
+    """
+    end = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > end:
+            raise TimeoutError(f"not within {seconds} s")
+        time.sleep(0.2)
+
+
+def _path() -> str:
+    return os.pathsep.join([os.environ["PATH"], "/usr/sbin", "/sbin"])
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+if __name__ == "__main__":
+    sys.exit(len(sweep(Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])))

@@ -1,0 +1,215 @@
+"""Pieces of work on a real cluster of two nodes, and what befalls machines, jobs and commands."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.running.executor import Slurm, parse_place, refuse_jobs
+from tests.helpers.slurm import ROOT, Cluster, counted, needs_slurm, sweep, wait_until
+
+
+def jobs(out: Path) -> dict[str, str]:
+    return json.loads((out / "slurm" / "jobs.json").read_text())
+
+
+def submissions(out: Path) -> int:
+    return len(list((out / "slurm").glob("*_submission.sh")))
+
+
+def numbers(out: Path, piece: str = "p0") -> list[int]:
+    return [int(line) for line in (out / piece / "count").read_text().split()]
+
+
+def command(cluster: Cluster, out: Path, *words: str) -> subprocess.Popen[str]:
+    """Start a command that waits for its jobs."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.helpers.slurm", out, *words],
+        cwd=ROOT,
+        env=cluster.environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def end_of(waiting: subprocess.Popen[str], status: int = 0) -> str:
+    """Return what a command printed, which ends within a bounded time."""
+    try:
+        told = waiting.communicate(timeout=90)[1]
+    except subprocess.TimeoutExpired:
+        waiting.kill()
+        told = waiting.communicate()[1]
+    assert waiting.returncode == status, told
+    return told
+
+
+@needs_slurm
+class TestOnTwoNodes:
+    def test_all_pieces_are_done_once(self, cluster, tmp_path, capsys):
+        assert sweep(tmp_path, 5, pieces=3) == []
+        assert [numbers(tmp_path, f"p{n}") for n in range(3)] == [list(range(5))] * 3
+        told = capsys.readouterr().err
+        assert "p1  " in told
+        assert "[3 of 3 ended]" in told
+        assert sweep(tmp_path, 5, pieces=3) == []
+        assert submissions(tmp_path) == 1
+
+    def test_detached_jobs_are_found_again(self, cluster, tmp_path, capsys):
+        with pytest.raises(SystemExit) as ended:
+            sweep(tmp_path, 20, "--detach")
+        assert ended.value.code == 0
+        assert "the same command without --detach waits; scancel --name" in capsys.readouterr().err
+        with pytest.raises(UserError, match="has jobs of --on slurm; wait for them"):
+            refuse_jobs(tmp_path)
+        before = jobs(tmp_path)
+        assert sweep(tmp_path, 20) == []
+        assert (jobs(tmp_path), submissions(tmp_path)) == (before, 1)
+        assert numbers(tmp_path) == list(range(20))
+        refuse_jobs(tmp_path)
+
+    def test_more_pieces_are_submitted_beside_those_that_run(self, cluster, tmp_path):
+        with pytest.raises(SystemExit):
+            sweep(tmp_path, 20, "--detach", pieces=1)
+        assert sweep(tmp_path, 20, pieces=2) == []
+        assert submissions(tmp_path) == 2
+        assert numbers(tmp_path, "p0") == numbers(tmp_path, "p1") == list(range(20))
+
+    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+    def test_a_command_that_is_stopped_leaves_its_jobs(self, cluster, tmp_path, number):
+        with command(cluster, tmp_path, "30") as waiting:
+            wait_until(lambda: counted(tmp_path / "p0") > 0, 30)
+            waiting.send_signal(number)
+            told = end_of(waiting, -number)
+        if number == signal.SIGINT:
+            assert "the jobs go on; the same command waits for them again; scancel" in told
+        assert sweep(tmp_path, 30) == []
+        assert submissions(tmp_path) == 1
+        assert numbers(tmp_path) == list(range(30))
+
+    def test_what_a_killed_command_submitted_without_a_note_is_cancelled(self, cluster, tmp_path):
+        with pytest.raises(SystemExit):
+            sweep(tmp_path, 30, "--detach")
+        (tmp_path / "slurm" / "jobs.json").unlink()
+        assert sweep(tmp_path, 30) == []
+        assert submissions(tmp_path) == 2
+        assert numbers(tmp_path) == list(range(30))
+
+    def test_a_job_that_fails_is_told_and_the_others_go_on(self, cluster, tmp_path, capsys):
+        (tmp_path / "p0").mkdir()
+        (tmp_path / "p0" / "wrong").touch()
+        (failure,) = sweep(tmp_path, 5)
+        assert failure.startswith("p0: failed: p0: is wrong (its log: ")
+        assert numbers(tmp_path, "p1") == list(range(5))
+        assert "p0: failed: p0: is wrong" in capsys.readouterr().err
+        assert submissions(tmp_path) == 1
+        (tmp_path / "p0" / "wrong").unlink()
+        assert sweep(tmp_path, 5) == []
+        assert submissions(tmp_path) == 2
+
+    def test_a_cancelled_job_is_no_result(self, cluster, tmp_path):
+        with command(cluster, tmp_path, "500") as waiting:
+            wait_until(lambda: counted(tmp_path / "p0") > 0, 30)
+            cluster.ask("scancel", *jobs(tmp_path).values())
+            told = end_of(waiting, 2)
+        assert "p0: cancelled: " in told
+
+    def test_wrong_options_are_slurms_to_tell(self, cluster, tmp_path):
+        with pytest.raises(UserError, match=r"--on slurm time=5 partition=no: .*invalid partition"):
+            sweep(tmp_path, 1, "partition=no")
+
+    def test_a_missing_submitit_is_told(self, cluster, tmp_path, monkeypatch):
+        monkeypatch.setitem(sys.modules, "submitit", None)
+        with pytest.raises(UserError, match="--on slurm needs the package submitit: pip install"):
+            sweep(tmp_path, 1)
+
+    def test_a_second_command_is_told_of_the_first(self, cluster, tmp_path):
+        with command(cluster, tmp_path, "30") as waiting:
+            wait_until(lambda: counted(tmp_path / "p0") > 0, 30)
+            with pytest.raises(UserError, match="slurm: .* is at work there"):
+                sweep(tmp_path, 30)
+            end_of(waiting)
+
+
+@needs_slurm
+class TestFaults:
+    def test_a_requeued_job_goes_on(self, cluster, tmp_path):
+        with command(cluster, tmp_path, "60") as waiting:
+            wait_until(lambda: counted(tmp_path / "p0") > 3, 30)
+            cluster.ask("scontrol", "requeue", jobs(tmp_path)["p0"])
+            cluster.hasten(jobs(tmp_path)["p0"])
+            told = end_of(waiting)
+        assert "p0: waits (BeginTime)" in told
+        assert numbers(tmp_path) == list(range(60))
+        assert submissions(tmp_path) == 1
+
+    def test_a_node_that_dies_loses_nothing(self, cluster, tmp_path):
+        with command(cluster, tmp_path, "100") as waiting:
+            wait_until(lambda: min(counted(tmp_path / "p0"), counted(tmp_path / "p1")) > 3, 30)
+            cluster.kill("n1")
+            (job,) = [
+                line.split()[0]
+                for line in cluster.ask("squeue", "-h", "-r", "-o", "%i %N").splitlines()
+                if line.endswith("n1")
+            ]
+            cluster.hasten(job)
+            cluster.start("n1")
+            end_of(waiting)
+        assert [numbers(tmp_path, f"p{n}") for n in (0, 1)] == [list(range(100))] * 2
+        assert submissions(tmp_path) == 1
+
+    def test_a_job_whose_time_is_up_goes_on_in_the_next(self, cluster, tmp_path):
+        """Slurm ends a job after the minute that it asked for; two of them are needed here."""
+        short = ["time=1", "signal=USR2@30"]
+        with command(cluster, tmp_path, "300", *short) as waiting:
+            wait_until(lambda: "BeginTime" in cluster.ask("squeue", "-h", "-o", "%r"), 90)
+            for job in jobs(tmp_path).values():
+                cluster.hasten(job)
+            end_of(waiting)
+        assert [numbers(tmp_path, f"p{n}") for n in (0, 1)] == [list(range(300))] * 2
+
+    def test_a_controller_that_does_not_answer_is_waited_for(self, cluster, tmp_path):
+        with command(cluster, tmp_path, "40") as waiting:
+            wait_until(lambda: counted(tmp_path / "p0") > 3, 30)
+            cluster.kill_controller()
+            wait_until(lambda: counted(tmp_path / "p0") == 40, 60)
+            cluster.start_controller()
+            end_of(waiting)
+        assert submissions(tmp_path) == 1
+
+
+def test_options_of_sbatch_are_read():
+    words = ["slurm", "partition=gpu", "--cpus-per-task=4", "gpus_per_node=1", "time=1-0"]
+    found = parse_place(Namespace(on=words, jobs=3, detach=True))
+    options = {"partition": "gpu", "cpus-per-task": "4", "gpus-per-node": "1", "time": "1-0"}
+    assert found == Slurm(options, 3, True)
+    assert parse_place(Namespace(on=["local"], jobs=3, detach=False)) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "detach", "message"),
+    [
+        ("cloud", False, "--on cloud: is neither local nor slurm"),
+        ("local", True, "--on local: goes without --detach"),
+        ("local time=5", False, "--on local: goes without time=5"),
+        ("slurm gpu", False, "--on slurm gpu: write it as key=value, as in partition=gpu"),
+        ("slurm time=5 array=3", False, "--on slurm array=3: array is set here; leave it out"),
+        ("slurm partition=gpu", False, "--on slurm: say how long a job may take, as in time=12:"),
+    ],
+)
+def test_what_cannot_be_read_is_told(words, detach, message):
+    with pytest.raises(UserError, match=message):
+        parse_place(Namespace(on=words.split(), jobs=None, detach=detach))
+
+
+def test_a_machine_without_slurm_is_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="--on slurm: squeue does not answer; is this a machine"):
+        sweep(tmp_path, 1)
+    refuse_jobs(tmp_path)
