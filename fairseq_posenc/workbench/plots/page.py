@@ -43,7 +43,7 @@ class Watched(NamedTuple):
 
 
 def inspect(opened: OpenModel, reading: Reading) -> Watched:
-    """Let a model read, and return what its attention did.
+    """Let a model read, and collect what its attention did.
 
     Raises:
         UserError: the page would be too large, the text is too long for the model, or its
@@ -72,12 +72,7 @@ def inspect(opened: OpenModel, reading: Reading) -> Watched:
 
 
 def page(watched: Sequence[Watched], command: str) -> str:
-    """Return the page.
-
-    Args:
-        watched: one model, or two to see side by side.
-        command: that made it, for the footer.
-    """
+    """Fill the template with one model, or with two to see side by side; ``command`` made it."""
     starts = [sum(len(each.codes) for each in watched[:i]) for i in range(len(watched))]
     data = {
         "command": command,

@@ -12,7 +12,7 @@ from torch import Tensor
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.capture_attention import CapturedAttention
 
-FINE = 0.01  # the largest step between two numbers that are told apart
+FINE = 0.01  # the largest step between two numbers
 LEVELS = 254  # steps that a matrix has at least
 _MOST = 65_000  # and at most, so that two bytes hold them
 
@@ -48,15 +48,13 @@ class Quantised(NamedTuple):
     last: list[list[int]]
 
     def tobytes(self) -> bytes:
-        """Return the codes' low bytes, then their high ones, which compress well."""
-        return b"".join(
-            (part).to(torch.uint8).numpy().tobytes()
-            for part in (self.codes % 256, self.codes // 256)
-        )
+        """Concatenate the codes' low bytes and then their high ones, which compress well."""
+        parts = self.codes % 256, self.codes // 256
+        return b"".join(part.to(torch.uint8).numpy().tobytes() for part in parts)
 
 
 def group_by_kind(seen: Sequence[CapturedAttention]) -> dict[str, list[CapturedAttention]]:
-    """Return the layers of each kind of attention: ``encoder``, ``decoder``, ``cross``."""
+    """Group layers by the kind of attention: ``encoder``, ``decoder``, ``cross``."""
     found: dict[str, list[CapturedAttention]] = {}
     for attention in seen:
         found.setdefault("cross" if attention.cross else attention.stack, []).append(attention)
@@ -78,7 +76,7 @@ def planes(layers: Sequence[CapturedAttention]) -> Iterator[Plane]:
 
 
 def visible(layers: Sequence[CapturedAttention]) -> Tensor:
-    """Return which keys the queries of each layer may see, ``[L, 1, T, S]``.
+    """Find which keys the queries of each layer may see, ``[L, 1, T, S]``.
 
     All of them, or none after the query, or none before it: a side of the diagonal on which no
     head has any weight.
@@ -96,7 +94,7 @@ def visible(layers: Sequence[CapturedAttention]) -> Tensor:
 
 
 def quantised(values: Tensor, seen: Tensor) -> Quantised:
-    """Return values ``[L, H, T, S]`` as multiples of a step, of which each matrix has its own."""
+    """Round values ``[L, H, T, S]`` to multiples of a step, of which each matrix has its own."""
     low = values.masked_fill(~seen, torch.inf).amin((2, 3), keepdim=True)
     high = values.masked_fill(~seen, -torch.inf).amax((2, 3), keepdim=True)
     step = ((high - low) / LEVELS).clamp(max=FINE).maximum((high - low) / _MOST)

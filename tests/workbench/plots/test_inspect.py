@@ -20,9 +20,8 @@ from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.loading.families import FAMILIES
 from fairseq_posenc.workbench.loading.open_model import OpenModel, open_model
 from fairseq_posenc.workbench.plots import page
-from fairseq_posenc.workbench.plots.model_inputs import Reading, read_text
+from fairseq_posenc.workbench.plots.model_inputs import Reading, read_text, tokenize
 from fairseq_posenc.workbench.plots.quantize import FINE, LEVELS, quantised, visible
-from fairseq_posenc.workbench.plots.tokenize import tokenize
 from fairseq_posenc.workbench.tokens.learning import learn_pieces
 from tests.helpers.commands import USER_DIR, new_directory, pairs, run, sentences, train, trained
 from tests.helpers.tiny_models import logits, make_dictionary, make_model
