@@ -14,7 +14,6 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.tokens.numbers import Encoder, Symbols
 from fairseq_posenc.workbench.tokens.symbols import Splitter
 
-from . import lengths
 from .formats import LineFormat, split_lines
 from .options import Settings
 from .sentences import split_sentences
@@ -106,11 +105,11 @@ def make_items(
         keep = ~long if settings.long_lines == "skip" else keep
     if text.empty_lines == "documents":
         keep &= (sizes > 1) | blank  # a line of text without any token ends no document
-        keep, begins, ends = lengths.between_documents(keep, blank)
+        keep, begins, ends = between_documents(keep, blank)
         counts["document_ends"] = int((keep & blank).sum())
     tokens, sizes = tokens[np.repeat(keep, sizes)], sizes[keep]
     if settings.longest_line is not None:
-        sizes = lengths.split_long(sizes, settings.longest_line)
+        sizes = split_long(sizes, settings.longest_line)
     counts.update(items=len(sizes), tokens=len(tokens))
     return Items(tokens.tobytes(), sizes.tobytes(), begins, ends, counts, invalid)
 
@@ -143,3 +142,41 @@ def check_invalid(
     if found and not skip:
         raise UserError(f"{found[0]}; mend the file, or use --invalid-lines skip")
     return found
+
+
+def split_long(sizes: np.ndarray, longest: int) -> np.ndarray:
+    """Split long sizes into as few parts as possible, of nearly equal size.
+
+    Equal parts leave no rest of a single ``</s>``, which fairseq reads as the end of a document.
+    """
+    parts = -(-sizes // longest)
+    if (parts <= 1).all():
+        return sizes
+    whole, number = np.repeat(sizes, parts), np.repeat(parts, parts)
+    which = np.arange(len(number)) - np.repeat(np.cumsum(parts) - parts, parts)
+    return (whole // number + (which < whole % number)).astype(sizes.dtype)
+
+
+def between_documents(keep: np.ndarray, blank: np.ndarray) -> tuple[np.ndarray, bool, bool]:
+    """Keep one empty item between documents, and none before the first and after the last.
+
+    In fairseq's ``complete`` mode each is an extra ``</s>``, of which RoBERTa has one a document.
+
+    Args:
+        keep: mask of the items that are kept so far, (N,).
+        blank: mask of the items that are empty lines, (N,).
+
+    Returns:
+        The mask of the items to keep, and whether the text began and ended with empty items.
+    """
+    kept = np.flatnonzero(keep)
+    empty = blank[kept]
+    full = np.flatnonzero(~empty)
+    if not len(full):
+        return np.zeros_like(keep), len(kept) > 0, len(kept) > 0
+    follows_text = np.concatenate([[False], ~empty[:-1]])
+    inside = np.arange(len(kept)) < full[-1]
+    chosen = ~empty | (follows_text & inside)
+    result = np.zeros_like(keep)
+    result[kept[chosen]] = True
+    return result, bool(empty[0]), bool(empty[-1])

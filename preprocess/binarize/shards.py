@@ -34,7 +34,8 @@ def find_files(inputs: Sequence[str]) -> list[str]:
         path = Path(given)
         if path.is_dir():
             below = (file for file in path.rglob("*") if file.is_file())
-            found += sorted(str(file) for file in below if not _is_hidden(file.relative_to(path)))
+            shown = (file for file in below if "/." not in f"/{file.relative_to(path).as_posix()}")
+            found += sorted(map(str, shown))
         elif path.is_file():
             found.append(given)
         else:
@@ -42,10 +43,6 @@ def find_files(inputs: Sequence[str]) -> list[str]:
     if not any(os.path.getsize(path) for path in found):
         raise UserError(f"no text in {', '.join(inputs)}")
     return found
-
-
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
 
 
 def parts_of_shard(files: Sequence[str], shard: int, num_shards: int) -> list[Part]:

@@ -1,16 +1,21 @@
-"""The documents of a corpus, one after the other, from where they were left."""
+"""The documents of a corpus, read from where they were left, and the text files that get them."""
 
 from __future__ import annotations
 
 import itertools
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from binarize.items import Text, check_invalid, read_lines
 from binarize.pool import Pool
 from binarize.sources import Input, Mark, Place, read_chunks
+from binarize.store import open_at
 from fairseq_posenc.workbench.running.progress import say
+
+from .draw import Drawn
 
 
 class Parts(NamedTuple):
@@ -67,3 +72,40 @@ class Documents:
         part, before = self._inputs[mark.place.part].part, mark.place.line - mark.lines
         for message in check_invalid(parts.invalid, part, before, self._skip_invalid):
             say(f"skipped {message}")
+
+
+class Texts:
+    """``train/00.txt`` and so on, documents with an empty line behind each, and ``valid.txt``.
+
+    Args:
+        folder: where they are.
+        count: of the files to train on, among which documents are dealt out in turn.
+        sizes: what :meth:`sync` returned; what was written after it is dropped.
+    """
+
+    def __init__(self, folder: Path, count: int, sizes: Sequence[int]) -> None:
+        train = folder / "train"
+        train.mkdir(exist_ok=True)
+        width = len(str(count - 1))
+        self.paths = [train / f"{number:0{width}d}.txt" for number in range(count)]
+        self.paths.append(folder / "valid.txt")
+        sizes = sizes or [0] * len(self.paths)
+        self._files = [open_at(path, size) for path, size in zip(self.paths, sizes)]
+
+    def write(self, drawn: Drawn, number: int) -> None:
+        """Write what was drawn of a document, the number of which is counted from 0."""
+        if drawn.train:
+            self._files[number % (len(self._files) - 1)].write(drawn.train + b"\n")
+        self._files[-1].write(drawn.valid)
+
+    def sync(self) -> list[int]:
+        """Bring everything to the disk and return how much each file has."""
+        for file in self._files:
+            file.flush()
+            os.fsync(file.fileno())
+        return [file.tell() for file in self._files]
+
+    def close(self) -> None:
+        """Close the files as they are."""
+        for file in self._files:
+            file.close()

@@ -9,12 +9,97 @@ the seed and of the number of what stands next, so that it does not matter where
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Optional
 
+from binarize.formats import JsonField, LineFormat, WikiText, parse_where, plain, wikipedia
 from fairseq_posenc.errors import UserError
 
-from .corpora import BYTES, DOCUMENTS, LINES, Corpus
+_SETTINGS = ("size", "lines", "hold-out", "field", "where")
+DOCUMENTS, LINES, BYTES = "documents", "lines", "bytes"
+_FORMATS: dict[str, LineFormat] = {
+    "plain": plain,
+    "json": JsonField("text"),
+    "wikipedia": wikipedia,
+    "wikitext": WikiText(articles=True, headings=True),
+}
+_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+class Corpus(NamedTuple):
+    """A corpus to draw from.
+
+    Attributes:
+        name: what a message calls it.
+        lines: what a line of its files holds.
+        paths: files and directories.
+        size: how much to draw, in ``unit``; None for all.
+        unit: ``bytes`` or ``lines``, which ``--sentences`` makes sentences.
+        hold_out: how many sentences or documents are for validation.
+    """
+
+    name: str
+    lines: LineFormat
+    paths: list[str]
+    size: Optional[int]
+    unit: str
+    hold_out: int
+
+
+def parse_corpus(words: Sequence[str]) -> Corpus:
+    """Parse ``FORMAT PATH ... [SETTING=VALUE ...]``.
+
+    Raises:
+        UserError: it is not written so.
+    """
+    settings: dict[str, str] = {}
+    paths = []
+    for word in words[1:]:
+        name, equals, value = word.partition("=")
+        if equals and name in _SETTINGS:
+            settings[name] = value
+        else:
+            paths.append(word)
+    called = f"--corpus {' '.join(words)}"
+    if words[0] not in _FORMATS or not paths:
+        raise UserError(f"{called}: give a format ({', '.join(_FORMATS)}), then files or folders")
+    lines = _FORMATS[words[0]]
+    if isinstance(lines, JsonField):
+        lines = JsonField(settings.get("field", "text"), parse_where(settings.get("where")))
+    elif settings.keys() & {"field", "where"}:
+        raise UserError(f"{called}: field= and where= are for json")
+    size, unit = _drawn(called, settings)
+    hold_out = _number(called, "hold-out", settings.get("hold-out", "0"))
+    return Corpus(called, lines, paths, size, unit, hold_out)
+
+
+def _drawn(called: str, settings: dict[str, str]) -> tuple[Optional[int], str]:
+    """Parse how much to draw, None for all, and its unit."""
+    if "lines" not in settings:
+        return (parse_size(settings["size"]) if "size" in settings else None), BYTES
+    if "size" in settings:
+        raise UserError(f"{called}: give size= or lines=, not both")
+    return _number(called, "lines", settings["lines"]), LINES
+
+
+def _number(called: str, name: str, text: str) -> int:
+    if not text.isdecimal():
+        raise UserError(f"{called}: {name}= is a number of sentences or documents")
+    return int(text)
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes of a size such as ``64GiB``.
+
+    Raises:
+        UserError: it is none.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(B|KiB|MiB|GiB)", text)
+    if not found:
+        raise UserError(f"size={text}: write a number of {', '.join(_UNITS)}, as in 64GiB")
+    return int(float(found[1]) * _UNITS[found[2]])
 
 
 class Drawn(NamedTuple):
@@ -22,11 +107,6 @@ class Drawn(NamedTuple):
 
     train: bytes
     valid: bytes
-
-
-def size_of(document: bytes) -> int:
-    """Return the bytes that a document has in a file, with the empty line behind it."""
-    return len(document) + 1 if document else 0
 
 
 class Draw:
@@ -107,7 +187,7 @@ class Draw:
 
 
 def measure(document: bytes) -> Counter[str]:
-    """Return the counts of a document, nothing of an empty one."""
+    """Count a document; its bytes are those in a file, with the empty line behind it."""
     if not document:
         return Counter()
-    return Counter({DOCUMENTS: 1, LINES: document.count(b"\n"), BYTES: size_of(document)})
+    return Counter({DOCUMENTS: 1, LINES: document.count(b"\n"), BYTES: len(document) + 1})

@@ -8,17 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from binarize.items import Text
-from binarize.pool import pool
+from binarize.pool import Pool
 from binarize.sources import Input, Place
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.folders import Folder
 from fairseq_posenc.workbench.running.progress import say
 
-from .corpora import Corpus
-from .documents import Documents, cut_documents
-from .draw import BYTES, Draw, measure
-from .texts import Texts
+from .documents import Documents, Texts, cut_documents
+from .draw import BYTES, Corpus, Draw, measure
 
 SECONDS_BETWEEN_SAVES = 10.0
 
@@ -64,8 +62,8 @@ class State:
     sizes: list[int] = field(default_factory=list)
 
     @classmethod
-    def of(cls, saved: dict[str, Any]) -> State:
-        """Return a state that was saved as JSON."""
+    def from_json(cls, saved: dict[str, Any]) -> State:
+        """Build a state from its ``vars``, saved as JSON."""
         counts = {name: [Counter[str](each) for each in saved[name]] for name in ("there", "done")}
         return cls(**{**saved, **counts, "place": Place(*saved["place"])})
 
@@ -90,7 +88,7 @@ class Mixture:
         none = [Counter[str]() for _ in corpora]
         fresh = State(there=none, done=[counts.copy() for counts in none])
         self._corpora, self._rules, self._folder = corpora, rules, folder
-        self._state = State.of(saved) if saved else fresh
+        self._state = State.from_json(saved) if saved else fresh
         self._texts = Texts(folder.partial, rules.files, self._state.sizes)
         self._saved = time.monotonic()
 
@@ -122,7 +120,7 @@ class Mixture:
         skip = self._rules.skip_invalid
         documents = Documents(inputs, state.place, state.pending.encode(), skip)
         text = Text(corpus.lines, self._rules.sentences, "keep")
-        with pool(self._rules.workers, cut_documents, text) as opened:
+        with Pool(self._rules.workers, cut_documents, text) as opened:
             for found in documents.read(opened):
                 for document in found:
                     if is_count:

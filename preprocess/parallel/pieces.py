@@ -17,9 +17,9 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.devices import cores
 from fairseq_posenc.workbench.tokens import pieces
 from fairseq_posenc.workbench.tokens.learning import learn_pieces
-from parallel.filters import Pieces
 from parallel.texts import read_bytes
 
+Pieces = list[list[int]]  # numbers of each line
 VOCABULARY = "vocab.json"  # beside the model of the source language
 _SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")  # fairseq's, in its order
 UNKNOWN, SPECIAL = _SYMBOLS.index("<unk>"), len(_SYMBOLS)
@@ -58,16 +58,25 @@ class Encoder:
 
     Args:
         path: the ``.model`` file.
+        vocabulary: the pieces with their numbers in order, fairseq's symbols first; None for the
+            model's own. Pieces of the model that it does not have are unknown, as in opus-mt.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, vocabulary: list[str] | None = None) -> None:
         self._model = pieces.Pieces(path)
-        self._pieces = self._model.names
+        self._pieces = vocabulary or self._model.names
+        numbers = {piece: number for number, piece in enumerate(self._pieces)}
+        self._numbers = [numbers.get(piece, UNKNOWN) for piece in self._model.names]
+
+    @property
+    def knows_pieces(self) -> bool:
+        """Whether any piece of the model is in the vocabulary."""
+        return max(self._numbers) >= SPECIAL
 
     def encode(self, lines: list[str]) -> Pieces:
         """Encode each line as numbers of pieces."""
-        encoded: Pieces = self._model.model.encode([" ".join(line.split()) for line in lines])
-        return encoded
+        encoded = self._model.model.encode([" ".join(line.split()) for line in lines])
+        return [[self._numbers[number] for number in line] for line in encoded]
 
     def write(self, path: Path, lines: Pieces) -> dict[str, int]:
         """Write pieces as text for fairseq-preprocess; return the counts of pieces and of <unk>."""
@@ -124,28 +133,7 @@ class GivenPieces:
         return pieces
 
     def _encoder(self, path: Path) -> Encoder:
-        encoder = _GivenEncoder(path, self.pieces)
-        if not encoder.known:
+        encoder = Encoder(path, self.pieces)
+        if not encoder.knows_pieces:
             raise UserError(f"{path}: none of its pieces is in {self.paths[-1]}")
         return encoder
-
-
-class _GivenEncoder(Encoder):
-    """Encodes with a vocabulary that is not the model's own.
-
-    Args:
-        path: the ``.model`` file.
-        pieces: the vocabulary, fairseq's symbols first.
-    """
-
-    def __init__(self, path: Path, pieces: list[str]) -> None:
-        super().__init__(path)
-        numbers = {piece: number for number, piece in enumerate(pieces)}
-        # Pieces of the model that the vocabulary does not have are unknown, as in opus-mt.
-        self._numbers = [numbers.get(piece, UNKNOWN) for piece in self._pieces]
-        self.known = sum(number >= SPECIAL for number in self._numbers)
-        self._pieces = pieces
-
-    def encode(self, lines: list[str]) -> Pieces:
-        """Encode each line as numbers of pieces."""
-        return [[self._numbers[number] for number in line] for line in super().encode(lines)]

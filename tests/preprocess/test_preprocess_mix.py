@@ -21,8 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "preprocess"))
 import mix
 from binarize import sources
 from mixing import mixture
-from mixing.corpora import parse_corpus, parse_size
-from mixing.draw import Draw, measure
+from mixing.draw import Draw, measure, parse_corpus, parse_size
 
 PROGRAMS = Path(__file__).parents[2] / "preprocess"
 

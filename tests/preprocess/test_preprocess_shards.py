@@ -256,7 +256,7 @@ def test_few_chunks_are_in_memory(tmp_path):
             read.append(number)
             yield number, b""
 
-    with pool.pool(2, len) as opened:
+    with pool.Pool(2, len) as opened:
         for mark, result in opened.map(chunks()):
             assert result == 0
             assert len(read) - mark <= 2 * pool._AHEAD

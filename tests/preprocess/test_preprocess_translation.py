@@ -26,9 +26,9 @@ MULTI30K = REPOSITORY.parent / "shared" / "data" / "multi30k"
 sys.path.insert(0, str(PROGRAM.parent))  # where the program looks for its modules
 
 import translation  # noqa: E402
-from parallel.filters import Limits, filter_pairs  # noqa: E402
 from parallel.iwslt import read_iwslt  # noqa: E402
 from parallel.pieces import Encoder, train  # noqa: E402
+from parallel.preparation import Limits, filter_pairs  # noqa: E402
 from parallel.texts import read_files  # noqa: E402
 
 slow = pytest.mark.slow

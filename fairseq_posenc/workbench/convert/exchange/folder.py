@@ -14,8 +14,7 @@ from torch import Tensor
 from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
-from fairseq_posenc.workbench.convert.exchange.source import Symbol, module
-from fairseq_posenc.workbench.convert.exchange.standalone import standalone
+from fairseq_posenc.workbench.convert.exchange.standalone import Symbol, module, standalone
 from fairseq_posenc.workbench.convert.exchange.tokens import Text
 from fairseq_posenc.workbench.running.folders import Folder
 

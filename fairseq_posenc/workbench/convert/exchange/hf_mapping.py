@@ -13,7 +13,6 @@ from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.workbench.convert.exchange.config_json import ARCHITECTURES, name_there
 from fairseq_posenc.workbench.convert.exchange.encoding_maps import HFClass, ParamMap, hf_classes
 from fairseq_posenc.workbench.convert.exchange.folder import FAIRSEQ
-from fairseq_posenc.workbench.convert.exchange.fused_qkv import joined
 from fairseq_posenc.workbench.convert.exchange.param_names import LAYOUTS, Layout
 from fairseq_posenc.workbench.loading.families import stacks_of
 from fairseq_posenc.workbench.loading.open_model import OpenModel
@@ -29,6 +28,9 @@ _TWICE = (
     ("lm_head.decoder.bias", "lm_head.bias"),
 )
 _NOT_WEIGHTS = ("roberta.embeddings.position_ids", "roberta.embeddings.token_type_ids")
+_PARTS = "qkv"
+_JOINED = "query_key_value"
+_PART = re.compile(rf"(.+\.{_JOINED})\.([{_PARTS}])\.(\w+)")
 
 
 class Export(NamedTuple):
@@ -198,3 +200,40 @@ def _place_there(name: str, layout: Layout, native: HFClass) -> ParamMap:
             name = theirs.format(*match.groups()) + name[match.end() :]
             break
     return ParamMap(name, torch.clone, torch.clone)
+
+
+def joined(weights: dict[str, Tensor], heads: int) -> dict[str, Tensor]:
+    """Return weights with the parts ``query_key_value.q``, ``.k``, ``.v`` as one tensor.
+
+    Args:
+        weights: by name.
+        heads: H.
+    """
+    found: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        match = _PART.fullmatch(name)
+        if match is None:
+            found[name] = weight
+        elif match[2] == _PARTS[0]:
+            parts = [weights[f"{match[1]}.{part}.{match[3]}"] for part in _PARTS]
+            rows = torch.stack([each.unflatten(0, (heads, -1)) for each in parts], dim=1)
+            found[f"{match[1]}.{match[3]}"] = rows.flatten(0, 2)
+    return found
+
+
+def separated(weights: dict[str, Tensor], heads: int) -> dict[str, Tensor]:
+    """Return weights with each such tensor as its parts.
+
+    Args:
+        weights: by name.
+        heads: H.
+    """
+    found: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        stem, _, kind = name.rpartition(".")
+        if not stem.endswith(f".{_JOINED}") or weight.size(0) % (3 * heads):
+            found[name] = weight
+            continue
+        parts = weight.unflatten(0, (heads, 3, -1)).unbind(1)
+        found |= {f"{stem}.{part}.{kind}": rows.flatten(0, 1) for part, rows in zip(_PARTS, parts)}
+    return found

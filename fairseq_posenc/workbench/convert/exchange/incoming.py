@@ -13,11 +13,9 @@ from fairseq_posenc.checkpoints.trusted_settings import check_settings, refuse_f
 from fairseq_posenc.checkpoints.weight_settings import WeightSettings
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.workbench.convert.exchange.folder import CODE, CONFIG, FAIRSEQ, WEIGHTS, code
-from fairseq_posenc.workbench.convert.exchange.from_hf_config import settings_of
-from fairseq_posenc.workbench.convert.exchange.fused_qkv import separated
+from fairseq_posenc.workbench.convert.exchange.from_hf_config import retrained, settings_of
 from fairseq_posenc.workbench.convert.exchange.hf_folder import Folder
-from fairseq_posenc.workbench.convert.exchange.hf_mapping import collect
-from fairseq_posenc.workbench.convert.exchange.retrained import retrained
+from fairseq_posenc.workbench.convert.exchange.hf_mapping import collect, separated
 from fairseq_posenc.workbench.loading.checkpoints import refuse_unusable_settings
 from fairseq_posenc.workbench.loading.families import NO_WEIGHTS, defaults, family_of, stacks_of
 from fairseq_posenc.workbench.loading.families import build as build_model

@@ -1,14 +1,91 @@
-"""What model classes of transformers call the parts of a Transformer, positions apart."""
+"""Layers and parameter names of the model classes of transformers, positions apart."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple
-
-from fairseq_posenc.workbench.convert.exchange.block_style import BERT, GPT_NEOX, OPT, Style
+from typing import Any, NamedTuple
 
 Names = tuple[tuple[str, str], ...]
+
+
+class Style(NamedTuple):
+    """How the layers of a family of model classes are.
+
+    Attributes:
+        stack: ``encoder_stack`` or ``decoder_stack``.
+        sizes: fields of a ``StackConfig``, and what they are called there.
+        fields: those that must have a value.
+        config: settings that make it what fairseq's Transformer is.
+    """
+
+    stack: str
+    sizes: Mapping[str, str]
+    fields: Mapping[str, Any]
+    config: Mapping[str, Any]
+
+
+EPSILON = 1e-5  # of fairseq's layer norms
+
+
+_COMMON = {
+    "vocab_size": "vocab_size",
+    "embed_dim": "hidden_size",
+    "num_heads": "num_attention_heads",
+    "num_layers": "num_hidden_layers",
+}
+
+
+BERT = Style(
+    "encoder_stack",
+    {
+        **_COMMON,
+        "ffn_dim": "intermediate_size",
+        "activation": "hidden_act",
+        "dropout": "hidden_dropout_prob",
+        "attention_dropout": "attention_probs_dropout_prob",
+    },
+    {
+        "embedding_norm": True,
+        "norm_before": False,
+        "final_norm": False,
+        "embed_scale": 1.0,
+        "activation_dropout": 0.0,
+    },
+    {"layer_norm_eps": EPSILON},
+)
+
+
+OPT = Style(
+    "decoder_stack",
+    {
+        **_COMMON,
+        "ffn_dim": "ffn_dim",
+        "activation": "activation_function",
+        "dropout": "dropout",
+        "attention_dropout": "attention_dropout",
+    },
+    {"embedding_norm": False, "norm_before": True, "final_norm": True, "activation_dropout": 0.0},
+    {"do_layer_norm_before": True, "tie_word_embeddings": False},
+)
+
+
+GPT_NEOX = Style(
+    "decoder_stack",
+    {
+        **_COMMON,
+        "ffn_dim": "intermediate_size",
+        "activation": "hidden_act",
+        "dropout": "hidden_dropout",
+        "attention_dropout": "attention_dropout",
+    },
+    OPT.fields,
+    {
+        "layer_norm_eps": EPSILON,
+        "use_parallel_residual": False,
+        "tie_word_embeddings": False,
+    },
+)
 
 
 class Layout(NamedTuple):
@@ -58,6 +135,8 @@ _ROBERTA = (
     ("classifier.", "classifier."),
     ("span_head.scores.", "qa_outputs."),
 )
+
+
 _TYPES = "{}.embeddings.token_type_embeddings.weight"
 
 
@@ -88,6 +167,8 @@ _MPNET = (
     *_layers("mpnet", "attn.{0[0]}", "attn.o", "LayerNorm"),
     ("lm_head.", "lm_head."),
 )
+
+
 _GPT_NEOX = (
     ("decoder.embed_tokens.", "embed_out."),
     ("decoder.layer_norm.", "gpt_neox.final_layer_norm."),
@@ -103,11 +184,14 @@ _GPT_NEOX = (
         )
     ),
 )
+
+
 _OPT = (
     ("decoder.embed_tokens.", "lm_head."),
     ("decoder.layer_norm.", "model.decoder.final_layer_norm."),
     ("decoder.", "model.decoder."),
 )
+
 
 # By the class that says in an encoding's file that its positions are theirs.
 LAYOUTS = {

@@ -16,9 +16,8 @@ from fairseq_posenc.workbench.convert.start_checkpoint import (
     fresh_training_state,
     refuse_existing_output,
 )
-from fairseq_posenc.workbench.convert.swap.extending import RULES
-from fairseq_posenc.workbench.convert.swap.layouts import without_layout
-from fairseq_posenc.workbench.convert.swap.matching import Parameter, Start, match
+from fairseq_posenc.workbench.convert.swap.finding import RULES
+from fairseq_posenc.workbench.convert.swap.matching import Parameter, Start, match, without_layout
 from fairseq_posenc.workbench.convert.swap.target import Choice, Target, target
 from fairseq_posenc.workbench.loading.checkpoints import write_state
 from fairseq_posenc.workbench.loading.families import stacks_of

@@ -3,18 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Optional
+from typing import Any, Literal, NamedTuple, Optional
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fairseq_posenc.checkpoints.state_dict_adapter import OWN, STOCK_OFFSET, STOCK_TABLE
 from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.registry import Spec
-from fairseq_posenc.workbench.convert.swap.extending import RULES, Rule, lengthened
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
 
+Rule = Literal["copy", "interpolate"]
+RULES: dict[str, str] = {
+    "copy": "repeats the table from its first row",
+    "interpolate": "stretches it, so that the positions between come from their neighbours",
+}
 _FREE = ("max_distance", "scale_factor")  # options that leave a parameter's meaning as it is
+
+
+def lengthened(table: Tensor, before: int, rows: int, rule: Rule) -> Tensor:
+    """Return a table ``(rows, C)``.
+
+    Args:
+        table: ``(n, C)``.
+        before: how many of its rows belong to no position, and stay.
+        rows: of the longer one.
+        rule: how.
+    """
+    own, wanted = table[before:], rows - before
+    if rule == "copy":
+        longer = own[torch.arange(wanted) % own.size(0)]
+    else:
+        stretched = F.interpolate(
+            own.float().t()[None], size=wanted, mode="linear", align_corners=True
+        )  # [1, C, wanted]
+        longer = stretched[0].t().to(own.dtype)
+    return torch.cat([table[:before], longer])
 
 
 class Stack(NamedTuple):
