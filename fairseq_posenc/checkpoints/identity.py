@@ -66,11 +66,11 @@ class Identity(NamedTuple):
             TypeError,
             ValueError,
             KeyError,
-            OverflowError,
-            RecursionError,
-        ) as error:
+            ArithmeticError,
+            RuntimeError,
+        ) as e:
             raise UserError(
-                f"what the checkpoint says of its positions cannot be read: {error}"
+                f"what the checkpoint says of its positions cannot be read: {e}"
             ) from None
 
     def describe(self) -> str:
@@ -81,9 +81,7 @@ class Identity(NamedTuple):
     def differences(self, model: Identity, layers: list[int] | None = None) -> list[str]:
         """Describe how a model's positions differ from those of the weights.
 
-        Args:
-            model: identity of the model.
-            layers: those that it has of the trained ones; None for all.
+        ``layers`` are those that it has of the trained ones; None for all.
         """
         positions, directions = self.positions, self.directions
         if layers is not None:

@@ -45,13 +45,7 @@ class WeightSettings(NamedTuple):
 
     @classmethod
     def from_config(cls, cfg: Any, layers: Any, dictionary: Any) -> WeightSettings:
-        """Read the settings of a stack.
-
-        Args:
-            cfg: fairseq's TransformerConfig.
-            layers: its part for the encoder or the decoder.
-            dictionary: of the stack's tokens.
-        """
+        """Read a stack's settings from fairseq's configuration and its part for ``layers``."""
         activation = str(cfg.activation_fn or "relu")
         return cls(
             heads=int(layers.attention_heads),
@@ -84,12 +78,7 @@ class WeightSettings(NamedTuple):
         return [name for name, ours, theirs in fields if ours is None and theirs is not None]
 
     def differences(self, model: WeightSettings, other: str = "the model has") -> list[str]:
-        """Compare the fields that both sides know, in words.
-
-        Args:
-            model: the other side.
-            other: how messages introduce it.
-        """
+        """Compare the fields that both sides know, in words; ``other`` introduces the model's."""
         return [
             f"trained with {_PHRASES[name].format(ours)}, {other} {_PHRASES[name].format(theirs)}"
             for name, ours, theirs in zip(self._fields, self, model)

@@ -42,9 +42,7 @@ _OPTIONS = (
 def run(args: argparse.Namespace, lines: LineFormat) -> None:
     """Make the data-bin or dictionary of the options; continue where a call was interrupted.
 
-    Args:
-        args: parsed by the parser of :func:`options.make_parser`.
-        lines: format of the corpus.
+    ``args`` are of :func:`options.make_parser`, ``lines`` is the format of the corpus.
     """
     settings = Settings.from_args(args)
     text = Text(lines, settings.sentences, settings.empty_lines)

@@ -22,7 +22,7 @@ from .shards import Part
 
 @dataclass(frozen=True)
 class Text:
-    """Rules that turn the lines of a corpus into the lines that are encoded.
+    """Rules that turn the lines of a corpus, in a format, into the lines that are encoded.
 
     Attributes:
         lines: format of the corpus.
@@ -161,10 +161,7 @@ def between_documents(keep: np.ndarray, blank: np.ndarray) -> tuple[np.ndarray, 
     """Keep one empty item between documents, and none before the first and after the last.
 
     In fairseq's ``complete`` mode each is an extra ``</s>``, of which RoBERTa has one a document.
-
-    Args:
-        keep: mask of the items that are kept so far, (N,).
-        blank: mask of the items that are empty lines, (N,).
+    ``keep`` and ``blank`` are masks of items ``(N,)``: kept so far, and empty lines.
 
     Returns:
         The mask of the items to keep, and whether the text began and ended with empty items.

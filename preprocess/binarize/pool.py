@@ -21,12 +21,9 @@ _AHEAD = 3  # chunks for each worker that may be waiting or done
 
 
 class Pool:
-    """Worker processes that call one function, for the time of a ``with`` block.
+    """Worker processes that call ``function(data, *arguments)``, in a ``with`` block.
 
-    Args:
-        workers: number of processes.
-        function: called as ``function(data, *arguments)`` for each chunk.
-        arguments: passed to the workers once, when they start.
+    They get the arguments once, when they start.
     """
 
     def __init__(self, workers: int, function: Callable[..., Any], *arguments: Any) -> None:

@@ -7,7 +7,7 @@ import hashlib
 import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.files import checksum
@@ -48,6 +48,11 @@ class Input(NamedTuple):
 def combine_checksums(inputs: Sequence[Input]) -> str:
     """Combine the checksums of several parts in one."""
     return hashlib.sha256(" ".join(one.sha256 for one in inputs).encode()).hexdigest()
+
+
+def describe_file(path: Path) -> dict[str, Any]:
+    """Describe a file that was written, for a manifest."""
+    return {"bytes": path.stat().st_size, "sha256": checksum(path)}
 
 
 class Place(NamedTuple):
@@ -140,7 +145,7 @@ class Reader:
         self._raw = _Hashed(part)
 
     def sha256(self) -> str:
-        """Return the checksum of the part on disk; call it after all chunks are read."""
+        """Compute the checksum of the part on disk; call it after all chunks are read."""
         return self._raw.digest.hexdigest()
 
     def __iter__(self) -> Iterator[Chunk]:

@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.tokens.numbers import Symbols
 
 from .items import Items, check_invalid
 from .options import Settings
 from .pool import Pool
-from .sources import Input, Mark, Place, read_chunks
+from .sources import Input, Mark, Place, describe_file, read_chunks
 from .store import SIZE, Position, Store
 
 SECONDS_BETWEEN_SAVES = 10.0
@@ -149,8 +148,5 @@ class Split:
                 {**part._asdict(), "lines": lines, "sha256": found}
                 for (part, found), lines in zip(self._inputs, self._state.part_lines)
             ],
-            "outputs": {
-                path.name: {"bytes": path.stat().st_size, "sha256": checksum(path)}
-                for path in outputs
-            },
+            "outputs": {path.name: describe_file(path) for path in outputs},
         }

@@ -19,13 +19,9 @@ _BATCH = 10_000  # examples
 
 
 class Writer(NamedTuple):
-    """Writes splits into a folder.
+    """Writes splits into the folder of a task.
 
-    Attributes:
-        folder: folder of the task.
-        encoder: turns text into numbers.
-        symbols: special symbols of the dictionary.
-        max_tokens: maximum tokens of an example, with all symbols.
+    ``max_tokens`` is the maximum of an example, with all symbols.
     """
 
     folder: Path
@@ -109,14 +105,8 @@ def truncated_lengths(lengths: np.ndarray, room: int) -> np.ndarray:
     """Compute the tokens to keep of each sentence: the longer one of two is cut first.
 
     The result is that of removing one token after the other, each time from the longer sentence,
-    and from the second if they are equal.
-
-    Args:
-        lengths: tokens of the sentences without the symbols around them, (N, 1) or (N, 2).
-        room: maximum tokens of an example, likewise.
-
-    Returns:
-        The lengths to keep, of the same shape.
+    and from the second if they are equal. Lengths, ``(N, 1)`` or ``(N, 2)``, and the room are
+    without the symbols around sentences.
     """
     if lengths.shape[1] == 1:
         return np.minimum(lengths, room)
@@ -130,12 +120,12 @@ def truncated_lengths(lengths: np.ndarray, room: int) -> np.ndarray:
 
 
 def truncate(tokens: np.ndarray, sizes: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    """Truncate sentences; the last token of each stays.
+    """Truncate sentences; the last token of each, ``</s>``, stays.
 
     Args:
-        tokens: tokens of all sentences, each with ``</s>`` at its end, (T,).
-        sizes: sizes of the sentences, with ``</s>``, (N,).
-        kept: tokens to keep of each, without ``</s>``, (N,).
+        tokens: of all sentences, ``(T,)``.
+        sizes: of the sentences, with ``</s>``, ``(N,)``.
+        kept: tokens to keep of each, without ``</s>``, ``(N,)``.
     """
     ends = np.cumsum(sizes)
     place = np.arange(len(tokens)) - np.repeat(ends - sizes, sizes)  # in the sentence, (T,)

@@ -27,7 +27,7 @@ class Parts(NamedTuple):
 
 
 def cut_documents(data: bytes, text: Text) -> Parts:
-    """Return a chunk of a file in parts: what a worker process does."""
+    """Cut a chunk of a file where documents end: what a worker process does."""
     lines, counts, invalid = read_lines(data, text)
     texts = [b""]
     for is_end, group in itertools.groupby(lines, lambda line: not line):
@@ -39,13 +39,9 @@ def cut_documents(data: bytes, text: Text) -> Parts:
 
 
 class Documents:
-    """Reads a corpus chunk by chunk.
+    """Reads a corpus chunk by chunk, from a place on; ``pending`` of a document is begun before it.
 
-    Args:
-        inputs: its files.
-        place: where to go on.
-        pending: of the document that is begun there.
-        skip_invalid: leave invalid lines out, instead of stopping at the first.
+    Invalid lines are left out, or stop at the first.
     """
 
     def __init__(
@@ -99,7 +95,7 @@ class Texts:
         self._files[-1].write(drawn.valid)
 
     def sync(self) -> list[int]:
-        """Bring everything to the disk and return how much each file has."""
+        """Bring everything to the disk; return how much each file has."""
         for file in self._files:
             file.flush()
             os.fsync(file.fileno())

@@ -91,7 +91,7 @@ def _number(called: str, name: str, text: str) -> int:
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes of a size such as ``64GiB``.
+    """Parse a size such as ``64GiB`` into bytes.
 
     Raises:
         UserError: it is none.

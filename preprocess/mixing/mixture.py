@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 from binarize.items import Text
 from binarize.pool import Pool
-from binarize.sources import Input, Place
+from binarize.sources import Input, Place, describe_file
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.folders import Folder
 from fairseq_posenc.workbench.running.progress import say
 
@@ -69,13 +68,9 @@ class State:
 
 
 class Mixture:
-    """Makes the text files.
+    """Makes the text files of corpora by rules; the folder keeps its state, too.
 
-    Args:
-        corpora: with the files of each.
-        rules: what holds for all.
-        folder: to write to; it keeps the state, too.
-        saved: what it kept of an earlier run.
+    ``saved`` is what it kept of an earlier run.
     """
 
     def __init__(
@@ -158,10 +153,7 @@ class Mixture:
         return {
             "drawn": [dict(sorted(counts.items())) for counts in self._state.done],
             "outputs": {
-                str(path.relative_to(self._folder.partial)): {
-                    "bytes": path.stat().st_size,
-                    "sha256": checksum(path),
-                }
+                str(path.relative_to(self._folder.partial)): describe_file(path)
                 for path in self._texts.paths
             },
         }

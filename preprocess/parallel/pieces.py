@@ -26,12 +26,9 @@ UNKNOWN, SPECIAL = _SYMBOLS.index("<unk>"), len(_SYMBOLS)
 
 
 def train(lines: Iterable[str], vocab_size: int, model_type: str) -> bytes:
-    """Train sentencepieces; return the model, the content of a ``.model`` file.
+    """Train sentencepieces, ``bpe`` or ``unigram``; return the content of a ``.model`` file.
 
-    Args:
-        lines: training text.
-        vocab_size: number of pieces, the four special symbols included.
-        model_type: ``bpe`` or ``unigram``.
+    The size of the vocabulary includes the four special symbols.
 
     Raises:
         UserError: the text has too few or too many different pieces for that size.
@@ -103,10 +100,6 @@ class GivenPieces:
     That is the format of Helsinki-NLP's translation models (opus-mt): ``source.spm``,
     ``target.spm`` and ``vocab.json``, which numbers the pieces of both. fairseq gets the same
     pieces in the same order after its own four symbols.
-
-    Args:
-        source: model of the source language.
-        target: model of the target language.
 
     Raises:
         UserError: a file is missing or broken.

@@ -51,13 +51,9 @@ def filter_pairs(
 
 
 class Preparation:
-    """Makes the data-bin.
+    """Makes the data-bin of a corpus in a work folder.
 
-    Args:
-        corpus: the text.
-        settings: the settings.
-        work: folder to write to.
-        lock: open file that ``fairseq-preprocess`` keeps open while it runs.
+    ``lock`` is an open file that ``fairseq-preprocess`` keeps open while it runs.
     """
 
     def __init__(self, corpus: Corpus, settings: Settings, work: Path, lock: int) -> None:

@@ -77,9 +77,7 @@ def decode(content: bytes, origin: str) -> Text:
 def check_split(split: Split, keep_all: bool) -> Split:
     """Check that both sides of a split have the same number of lines; return the split.
 
-    Args:
-        split: the split.
-        keep_all: refuse empty lines, because none may be left out.
+    With ``keep_all`` empty lines are refused, because none may be left out.
 
     Raises:
         UserError: a line without a partner, or an empty line.
@@ -131,11 +129,7 @@ def read_files(
 ) -> Corpus:
     """Read a corpus of text files, one for each language, compressed with gzip or not.
 
-    Args:
-        train: name of the two training files before ``.LANGUAGE`` or ``.LANGUAGE.gz``.
-        valid: the same for each validation set.
-        test: the same for each test set.
-        languages: source and target.
+    Each set is named by its files before ``.LANGUAGE`` or ``.LANGUAGE.gz``.
 
     Raises:
         UserError: a file is missing, is not UTF-8 text, or does not fit the other side.

@@ -181,7 +181,7 @@ def test_a_run_interrupted_at_the_very_end_goes_on(tmp_path, text, monkeypatch):
     monkeypatch.setattr(split, "SECONDS_BETWEEN_SAVES", 0.0)
     run("--train", text, "--out", tmp_path / "whole")
     with monkeypatch.context() as patch:
-        patch.setattr(split, "checksum", _interrupt)  # the index is written then
+        patch.setattr(split, "describe_file", _interrupt)  # the index is written then
         with pytest.raises(_InterruptedError):
             run("--train", text, "--out", tmp_path / "resumed")
     with monkeypatch.context() as patch:
@@ -319,7 +319,7 @@ def test_a_text_that_was_moved_is_the_same_text(tmp_path, text, monkeypatch):
     make_text(old / "2", seed=1)
     monkeypatch.setattr(split, "SECONDS_BETWEEN_SAVES", 0.0)
     with monkeypatch.context() as patch:
-        patch.setattr(split, "checksum", _interrupt)
+        patch.setattr(split, "describe_file", _interrupt)
         with pytest.raises(_InterruptedError):
             run("--train", old, "--out", tmp_path / "resumed")
     old.rename(new)

@@ -16,13 +16,11 @@ from fairseq.data.indexed_dataset import MMapIndexedDataset
 from fairseq_cli import preprocess as fairseq_preprocess
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "preprocess"))
-# Before the folder of that name: the benchmarks' preprocess.py.
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from benchmarks.preprocess import encode_as_fairseq
 from binarize import command, formats, options, sources
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.dictionary import load_dictionary
 from fairseq_posenc.workbench.tokens import gpt2
-from preprocess import encode_as_fairseq
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 BPE = DATA / "gpt2_bpe"

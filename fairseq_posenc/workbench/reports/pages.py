@@ -46,16 +46,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def overview(path: Path) -> str:
-    """Return the page of all encodings with their table between its markers."""
-    old = path.read_text(encoding="utf-8")
-    if START not in old or END not in old:
-        raise UserError(f"{path} has no line {START!r}, or none {END!r} after it")
-    before, rest = old.split(START, 1)
-    return f"{before}{START}\n{table()}\n{END}{rest.split(END, 1)[1]}"
+    """Fill the page of all encodings with their table."""
+    return markdown.fill_page(path, START, f"\n{table()}\n", END)
 
 
 def table() -> str:
-    """Return the table of all encodings in Markdown."""
+    """Format the table of all encodings in Markdown."""
     rows = []
     for name in registry.names():
         formula, _ = equations.split(catalogue.page(name).equation)
@@ -69,20 +65,22 @@ def table() -> str:
 
 
 def encoding_page(name: str) -> str:
-    """Return an encoding's page in Markdown."""
+    """Write an encoding's page in Markdown."""
     page = catalogue.page(name)
     formula, prose = equations.split(page.equation)
     rows = {
         "acts on": registry.get(name).acts_on,
         "works in": catalogue.families(name),
-        "modules": "one for all layers" if registry.get(name).shared else _modules(name),
+        "modules": _modules(name),
         "shapes": _literal(page.shapes),
         "parameters": f"`{page.parameters}`; {catalogue.count_at_base_size(name):,} at base size "
         "(12 layers, width 768, 12 heads, 512 positions)",
         "extra operations per layer": _literal(costs.operations(name)),
         "extra memory per layer (values)": _literal(costs.numbers(name)),
         "source": _literal(page.source),
-        "differences from the paper": _literal(_differences(page.differs)),
+        "differences from the paper": _literal(
+            "none" if page.differs == "nothing." else page.differs
+        ),
     }
     lines = [f"# {name}", "", _literal(page.summary), "", f"$${equations.to_latex(formula)}$$", ""]
     if prose:
@@ -91,25 +89,21 @@ def encoding_page(name: str) -> str:
     shown = "Score against distance" if _kind(name) == "scores" else "Trained tables"
     lines += ["", "## Options", "", _options(name), "", f"## {shown}", ""]
     lines += [f"![{shown.lower()} with {name}]({name}.png)", ""]
-    lines += [
-        "[Symbols](README.md), [options](README.md#options), [picture](README.md#pictures).",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _differences(text: str) -> str:
-    return "none" if text == "nothing." else text
+    lines += ["[Symbols](README.md), [options](README.md#options), [picture](README.md#pictures)."]
+    return "\n".join([*lines, ""])
 
 
 def _kind(name: str) -> str:
-    """Return what to draw of an encoding: its tables, if scores know nothing of them."""
+    """Choose what to draw of an encoding: its tables, if scores know nothing of them."""
     enters = {term.enters for _, term, _ in costs.terms_of(name).given()}
     return "table" if enters == {"values"} else "scores"
 
 
 def _modules(name: str) -> str:
-    return "one, at the input" if registry.get(name).acts_on == "input" else "one for each layer"
+    kind = registry.get(name)
+    if kind.shared:
+        return "one for all layers"
+    return "one, at the input" if kind.acts_on == "input" else "one for each layer"
 
 
 def _options(name: str) -> str:
@@ -124,7 +118,7 @@ def _options(name: str) -> str:
 
 
 def _values(annotation: Any) -> str:
-    """Return what an option takes, in Markdown."""
+    """Describe what an option takes, in Markdown."""
     if get_origin(annotation) is Literal:
         return ", ".join(f"`{value}`" for value in get_args(annotation))
     (kind,) = (each for each in get_args(annotation) or [annotation] if each is not type(None))
@@ -132,12 +126,12 @@ def _values(annotation: Any) -> str:
 
 
 def _default(value: Any) -> str:
-    """Return an option's default as a spec has it, in Markdown."""
+    """Format an option's default as a spec has it, in Markdown."""
     if value is None:
         return "-"
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
 def _literal(text: str) -> str:
-    """Return docstring text as Markdown: its double backquotes are single there."""
+    """Convert docstring text to Markdown: its double backquotes are single there."""
     return text.replace("``", "`").replace("|", "\\|")

@@ -15,6 +15,7 @@ from fairseq_posenc.encodings.distance_table import DistanceEncoding, repeat_row
 from fairseq_posenc.encodings.learned import Learned
 from fairseq_posenc.encodings.rope import Rope
 from fairseq_posenc.encodings.t5 import T5
+from fairseq_posenc.registry import Item
 
 
 class ParamMap(NamedTuple):
@@ -49,37 +50,23 @@ class HFClass(NamedTuple):
     until: Optional[int] = None
 
 
-class ParsedConfig(NamedTuple):
-    """An encoding that a configuration of transformers describes.
-
-    Attributes:
-        name: of the encoding.
-        options: those that are not the default.
-        max_positions: n.
-    """
-
-    name: str
-    options: Mapping[str, Any]
-    max_positions: int
-
-
 def hf_classes(encoding: Encoding) -> list[HFClass]:
     """List the model classes that have an encoding's positions."""
     find = _FINDERS.get(encoding.name)
     return [] if find is None else find(encoding)
 
 
-def parse_positions(model: str, config: dict[str, Any]) -> ParsedConfig | None:
-    """Read the encoding of a model class from its configuration; None for one not known here."""
+def parse_positions(model: str, config: dict[str, Any]) -> tuple[Item, int] | None:
+    """Read a model class's encoding and number of positions; None for one not known here."""
     size = config.get("max_position_embeddings", 0)
     kind = config.get("position_embedding_type", "absolute")
     if model in _LEARNED and kind == "absolute":
-        return ParsedConfig("learned", {}, size - _OFFSET)
+        return Item.canonical("learned", {}), size - _OFFSET
     if model == _ROBERTA and kind in _RELATIVE:
-        return ParsedConfig(_RELATIVE[kind], {}, size)
+        return Item.canonical(_RELATIVE[kind], {}), size
     buckets = config.get("position_buckets", -1)
     if model == _DEBERTA and _is_plain_deberta(config) and isinstance(buckets, int) and buckets > 1:
-        return ParsedConfig("deberta_v2", {"buckets": buckets}, size)
+        return Item.canonical("deberta_v2", {"buckets": buckets}), size
     return None
 
 
@@ -172,7 +159,7 @@ def _find_deberta_v2(encoding: DebertaV2) -> list[HFClass]:
 
 
 def _is_plain_deberta(config: dict[str, Any]) -> bool:
-    """Return whether a DeBERTa V2 has no positions beside those of ``deberta_v2``."""
+    """Check that a DeBERTa V2 has no positions beside those of ``deberta_v2``."""
     found = {**config, "pos_att_type": sorted(config.get("pos_att_type") or ())}
     return (
         all(found.get(name) == value for name, value in _DEBERTA_CONFIG.items())

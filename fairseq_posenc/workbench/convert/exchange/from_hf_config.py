@@ -10,7 +10,7 @@ import torch
 from fairseq import utils
 
 from fairseq_posenc.errors import UserError, shortened
-from fairseq_posenc.registry import Item, Spec
+from fairseq_posenc.registry import Spec
 from fairseq_posenc.tasks.glue.criterion import HEAD
 from fairseq_posenc.workbench.convert.exchange.config_json import ACTIVATIONS, ARCHITECTURES
 from fairseq_posenc.workbench.convert.exchange.encoding_maps import parse_positions
@@ -28,7 +28,7 @@ _ROWS = "classifier.out_proj.weight"  # one for each class
 
 
 def settings_of(config: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the options of a masked language model in fairseq for a native class's configuration.
+    """Find the options of a masked language model in fairseq for a native class's configuration.
 
     Raises:
         UserError: another class, or settings that fairseq's RoBERTa does not have.
@@ -60,12 +60,15 @@ def settings_of(config: dict[str, Any], path: Path) -> dict[str, Any]:
     sizes = (*found.values(), config.get("max_position_embeddings"), config.get("vocab_size"))
     if not all(isinstance(size, int) and size > 0 for size in sizes):
         raise UserError(f"{path}: its config.json has sizes that are no numbers of 1 or more")
-    spec, max_positions = _positions(model, config, path)
+    positions = parse_positions(model, config)
+    if positions is None:
+        raise UserError(f"{path}: the positions of its {model} are none that the package has")
+    item, max_positions = positions
     return {
         "model": {
             **found,
-            "_name": f"roberta_{spec.items[0].name}",
-            "position_encoding": str(spec),
+            "_name": f"roberta_{item.name}",
+            "position_encoding": str(Spec.uniform((item,))),
             "max_positions": max_positions,
             "activation_fn": functions[activation],
         },
@@ -73,20 +76,8 @@ def settings_of(config: dict[str, Any], path: Path) -> dict[str, Any]:
     }
 
 
-def _positions(model: str, config: dict[str, Any], path: Path) -> tuple[Spec, int]:
-    """Return the encoding that a configuration means, and the number of positions."""
-    found = parse_positions(model, config)
-    if found is None:
-        raise UserError(f"{path}: the positions of its {model} are none that the package has")
-    return Spec.uniform((Item.canonical(found.name, dict(found.options)),)), found.max_positions
-
-
 def retrained(settings: dict[str, Any], folder: Folder) -> dict[str, Any]:
-    """Return the options of a folder's model as it is now.
-
-    Args:
-        settings: those of the export.
-        folder: as an export or a training in transformers left it.
+    """Update the options of an export to a folder's model as it is now, perhaps trained on.
 
     Raises:
         UserError: a head that no model of fairseq has.
@@ -118,7 +109,7 @@ def retrained(settings: dict[str, Any], folder: Folder) -> dict[str, Any]:
 
 
 def _untied(model: dict[str, Any], folder: Folder) -> dict[str, bool]:
-    """Return the options of tied embeddings that the two tensors of a folder no longer are."""
+    """Find the options of tied embeddings that the two tensors of a folder no longer are."""
     weights = folder.weights
     if model.get("share_all_embeddings"):
         pair = [weights.get(f"{side}.embed_tokens.weight") for side in ("encoder", "decoder")]
@@ -137,7 +128,7 @@ def _untied(model: dict[str, Any], folder: Folder) -> dict[str, bool]:
 
 
 def _head(folder: Folder) -> tuple[str, Any]:
-    """Return the head of a folder's class, and its activation if it has one of its own.
+    """Find the head of a folder's class, and its activation if it has one of its own.
 
     Raises:
         UserError: an unknown class.

@@ -43,7 +43,7 @@ class Export(NamedTuple):
 def as_native(
     trained: OpenModel, config: dict[str, Any], weights: dict[str, Tensor], version: int | None
 ) -> tuple[Export | None, str]:
-    """Return a model as a class of transformers has it, or why none has.
+    """Convert a model to a class of transformers, or say why none has it.
 
     Args:
         trained: the model.
@@ -73,14 +73,14 @@ def as_native(
 
 
 def encodings_of(stack: Any) -> list[Encoding]:
-    """Return the encodings of a stack, those of its first layer for all."""
+    """List the encodings of a stack, those of its first layer for all."""
     at_input = [] if stack.embed_positions is None else [stack.embed_positions.encodings]
     places = [*at_input, stack.encodings, stack.layers[0].self_attn.encodings]
     return [encoding for place in places for encoding in place.each()]
 
 
 def _why_not(trained: OpenModel, config: dict[str, Any], layout: Layout) -> str:
-    """Return what a model has that a native one has not, an empty string if nothing."""
+    """Describe what a model has that a native one has not; empty if nothing."""
     stack = config[layout.style.stack]
     activation = layout.activations.get(trained.head)
     if activation not in (None, config["head_activation"]):
@@ -97,15 +97,7 @@ def _config(config: dict[str, Any], native: HFClass, layout: Layout) -> dict[str
     stack = config[layout.style.stack]
     (own,) = config["architectures"]
     head = next(head for head, name in ARCHITECTURES.items() if name == own)
-    common = (
-        "pad_token_id",
-        "eos_token_id",
-        "bos_token_id",
-        "dtype",
-        "id2label",
-        "label2id",
-        FAIRSEQ,
-    )
+    common = ("pad_token_id", "eos_token_id", "bos_token_id", "dtype", "id2label", "label2id")
     return {
         "model_type": layout.model_type,
         "architectures": [layout.heads[head]],
@@ -113,7 +105,7 @@ def _config(config: dict[str, Any], native: HFClass, layout: Layout) -> dict[str
         **layout.style.config,
         **({"type_vocab_size": 1} if layout.types else {}),
         **native.config,
-        **{name: config[name] for name in common if name in config},
+        **{name: config[name] for name in (*common, FAIRSEQ) if name in config},
     }
 
 
@@ -135,12 +127,12 @@ def _weights(
 def collect(
     config: dict[str, Any], weights: dict[str, Tensor], wanted: list[str], model: Any
 ) -> tuple[dict[str, Tensor], set[str]]:
-    """Return a model's weights by fairseq's names, and the names there of what was used.
+    """Collect a model's weights by fairseq's names, and the names there of what was used.
 
     Args:
-        config: of the folder.
-        weights: of the folder.
-        wanted: the names.
+        config: of the folder, as ``weights``.
+        weights: by their names there.
+        wanted: fairseq's names.
         model: of fairseq, its positions those of the folder.
 
     Raises:
@@ -168,7 +160,7 @@ def collect(
 
 
 def _tied(weights: dict[str, Tensor]) -> list[str]:
-    """Return the tensors that are there a second time, if they are equal to the first."""
+    """List the tensors that are there a second time, if they are equal to the first."""
     there = [pair for pair in _TWICE if weights.keys() >= set(pair)]
     for second, first in there:
         if not torch.equal(weights[second], weights[first]):
@@ -189,7 +181,7 @@ def _of_config(config: dict[str, Any], model: Any) -> tuple[Layout, HFClass]:
 
 
 def _place_there(name: str, layout: Layout, native: HFClass) -> ParamMap:
-    """Return where a parameter of ours is in a native class."""
+    """Find where a parameter of ours is in a native class."""
     own = re.match(_OWN, name)
     if own and native.weights:
         carried = native.weights[name[own.end() :]]
@@ -203,11 +195,9 @@ def _place_there(name: str, layout: Layout, native: HFClass) -> ParamMap:
 
 
 def joined(weights: dict[str, Tensor], heads: int) -> dict[str, Tensor]:
-    """Return weights with the parts ``query_key_value.q``, ``.k``, ``.v`` as one tensor.
+    """Join the parts ``query_key_value.q``, ``.k``, ``.v`` of weights into one tensor each.
 
-    Args:
-        weights: by name.
-        heads: H.
+    Its rows are those of a head's query, key and value, head after head: ``(H, 3, D)`` times C.
     """
     found: dict[str, Tensor] = {}
     for name, weight in weights.items():
@@ -222,12 +212,7 @@ def joined(weights: dict[str, Tensor], heads: int) -> dict[str, Tensor]:
 
 
 def separated(weights: dict[str, Tensor], heads: int) -> dict[str, Tensor]:
-    """Return weights with each such tensor as its parts.
-
-    Args:
-        weights: by name.
-        heads: H.
-    """
+    """Separate each tensor of :func:`joined` into its parts."""
     found: dict[str, Tensor] = {}
     for name, weight in weights.items():
         stem, _, kind = name.rpartition(".")

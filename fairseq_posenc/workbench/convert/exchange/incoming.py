@@ -115,7 +115,7 @@ def _add_head(model: Any, own: dict[str, Any]) -> None:
 
 
 def _symbols(folder: Folder) -> list[int]:
-    """Return the number of symbols of each stack."""
+    """Read the number of symbols of each stack."""
     stacks = [folder.config.get(key) for key in ("encoder_stack", "decoder_stack")]
     sizes = [each.get("vocab_size") for each in stacks if isinstance(each, dict)]
     found: list[Any] = sizes or [folder.config.get("vocab_size")]
@@ -180,7 +180,7 @@ def load(folder: Folder, built: Built) -> dict[str, Any]:
 
 
 def _unused(built: Built, own: dict[str, Any]) -> list[str]:
-    """Return what a fine-tuned model has of its pre-training's head, tied embeddings apart.
+    """List what a fine-tuned model has of its pre-training's head, tied embeddings apart.
 
     An export leaves it out. It is zeros here: what was drawn would pass for trained.
     """

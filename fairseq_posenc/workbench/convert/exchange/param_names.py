@@ -111,7 +111,7 @@ class Layout(NamedTuple):
 
 
 def _layers(prefix: str, projections: str, out: str, norm: str) -> Names:
-    """Return the names of BERT's embeddings and layers in one of its descendants."""
+    """Name BERT's embeddings and layers in one of its descendants."""
     layer, there = "encoder.layers.{}.", f"{prefix}.encoder.layer.{{}}."
     pairs = [
         ("encoder.embed_tokens.", f"{prefix}.embeddings.word_embeddings."),
@@ -152,7 +152,7 @@ def _roberta(model_type: str, name: str) -> Layout:
 
 
 def _bert(model_type: str, name: str, layers: Names, types: str = "") -> Layout:
-    """Return the layout of a model whose head for masked tokens is BERT's."""
+    """Build the layout of a model whose head for masked tokens is BERT's."""
     head = "cls.predictions."
     names = (
         *layers,

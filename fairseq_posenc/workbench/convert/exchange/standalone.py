@@ -45,11 +45,7 @@ class Use(NamedTuple):
 
 
 class Module:
-    """A module of the package, read and not imported.
-
-    Args:
-        name: its dotted name.
-    """
+    """A module of the package, read and not imported."""
 
     def __init__(self, name: str) -> None:
         spec = find_spec(name)
@@ -79,7 +75,7 @@ class Module:
                 self._imported[each.asname or each.name] = Symbol(node.module, each.name)
 
     def find(self, name: str) -> Symbol | None:
-        """Return what a name means at the top of the module; None for Python's own."""
+        """Find what a name means at the top of the module; None for Python's own."""
         if name in self.definitions:
             return Symbol(self.name, name)
         found = self._imported.get(name)
@@ -92,7 +88,7 @@ class Module:
         return module(found.module).find(found.name)
 
     def uses(self, name: str) -> list[Use]:
-        """Return where the definition of a name uses symbols."""
+        """List where the definition of a name uses symbols."""
         return list(self._uses(self.definitions[name], frozenset()))
 
     def _uses(self, node: ast.AST, local: frozenset[str]) -> Iterator[Use]:
@@ -114,7 +110,7 @@ class Module:
             yield from self._uses(child, local)
 
     def texts(self, wanted: Iterable[str], names: dict[Symbol, str]) -> list[str]:
-        """Return definitions in their order, values that follow each other as one text."""
+        """Write definitions in their order, values that follow each other as one text."""
         lines = {self.definitions[name].lineno: name for name in wanted}
         ordered = [lines[line] for line in sorted(lines)]
         found = []
@@ -124,11 +120,11 @@ class Module:
         return found
 
     def is_block(self, name: str) -> bool:
-        """Return whether the definition of a name is a function or a class."""
+        """Whether the definition of a name is a function or a class."""
         return isinstance(self.definitions[name], (ast.FunctionDef, ast.ClassDef))
 
     def text(self, name: str, names: dict[Symbol, str]) -> str:
-        """Return a definition and the comments above it, with other names for some symbols."""
+        """Write a definition and the comments above it, with other names for some symbols."""
         node, lines = self.definitions[name], list(self.lines)
         for use in sorted(self.uses(name), key=lambda use: (use.line, use.start), reverse=True):
             if use.symbol.is_ours:
@@ -147,7 +143,7 @@ class Module:
 
 @cache
 def module(name: str) -> Module:
-    """Return a module of the package, read once."""
+    """Read a module of the package, once."""
     return Module(name)
 
 
@@ -162,7 +158,7 @@ def _is_stored(node: ast.AST) -> bool:
 
 
 def _bound(scope: ast.AST) -> set[str]:
-    """Return the names that a function or comprehension binds, those of inner ones apart."""
+    """Collect the names that a function or comprehension binds, those of inner ones apart."""
     found: set[str] = set()
     left = list(ast.iter_child_nodes(scope))
     while left:
@@ -179,12 +175,7 @@ def _bound(scope: ast.AST) -> set[str]:
 
 
 def standalone(title: str, wanted: Iterable[Symbol]) -> str:
-    """Return a module with some definitions, and what they need of the package.
-
-    Args:
-        title: its docstring.
-        wanted: the definitions.
-    """
+    """Write a module with the wanted definitions, and what they need of the package."""
     taken, imports = _needed(list(wanted))
     counts = Counter([symbol.name for symbol in taken])
     names = {each: _distinct(each) for each in taken if counts[each.name] > 1}
@@ -196,7 +187,7 @@ def standalone(title: str, wanted: Iterable[Symbol]) -> str:
 
 
 def _needed(first: list[Symbol]) -> tuple[dict[Symbol, list[Symbol]], list[str]]:
-    """Return all definitions that are needed, with what each names, and imports from elsewhere."""
+    """Collect all definitions that are needed, with what each names, and imports from elsewhere."""
     taken: dict[Symbol, list[Symbol]] = {}
     outside: dict[str, set[str]] = {}
     left = first[::-1]
@@ -214,7 +205,7 @@ def _needed(first: list[Symbol]) -> tuple[dict[Symbol, list[Symbol]], list[str]]
 
 
 def _modules_in_order(taken: dict[Symbol, list[Symbol]]) -> list[Module]:
-    """Return the modules of symbols, each after those that it needs."""
+    """Sort the modules of symbols, each after those that it needs."""
     needs: dict[str, list[str]] = {symbol.module: [] for symbol in taken}
     for symbol, named in taken.items():
         needs[symbol.module] += [each.module for each in named]
@@ -232,7 +223,7 @@ def _modules_in_order(taken: dict[Symbol, list[Symbol]]) -> list[Module]:
 
 
 def _alias(use: Use) -> str:
-    """Return what is imported for a use from its module; "" is the module itself."""
+    """Write what is imported for a use from its module; "" is the module itself."""
     name = use.symbol.name
     return name if use.written == (name or use.symbol.module) else f"{name} as {use.written}"
 
@@ -246,5 +237,5 @@ def _import(source: str, names: set[str]) -> str:
 
 
 def _distinct(symbol: Symbol) -> str:
-    """Return a name that tells a definition from another one of that name."""
+    """Name a definition by its module, too, where another one has that name."""
     return f"{symbol.module.rpartition('.')[2]}_{symbol.name.lstrip('_')}"

@@ -24,13 +24,9 @@ _FREE = ("max_distance", "scale_factor")  # options that leave a parameter's mea
 
 
 def lengthened(table: Tensor, before: int, rows: int, rule: Rule) -> Tensor:
-    """Return a table ``(rows, C)``.
+    """Lengthen a table ``(n, C)`` to ``(rows, C)`` by a rule.
 
-    Args:
-        table: ``(n, C)``.
-        before: how many of its rows belong to no position, and stay.
-        rows: of the longer one.
-        rule: how.
+    Its first rows, ``before``, belong to no position, and stay.
     """
     own, wanted = table[before:], rows - before
     if rule == "copy":
@@ -67,7 +63,7 @@ def find(
     stack: Stack,
     extend: Optional[Rule],
 ) -> tuple[Optional[Tensor], str]:
-    """Return the source's values for a position parameter, None if it has none; and the note."""
+    """Find the source's values for a position parameter, None if it has none; and the note."""
     if name not in theirs:
         return None, ""
     if changed := _changed_options(name, stack.spec, stack.module.assembly.spec):
@@ -91,7 +87,7 @@ def find(
 
 
 def _extended(name: str, old: Tensor, stack: Stack) -> Tensor:
-    """Return a table by distance with its ends repeated; any other parameter as it is."""
+    """Repeat the ends of a table by distance; any other parameter stays as it is."""
     before, _, after = f".{name.removeprefix(stack.prefix)}".rpartition(OWN)
     encoding, _, parameter = after.partition(".")
     module = stack.module.get_submodule(f"{before}{OWN}{encoding}"[1:])
@@ -99,7 +95,7 @@ def _extended(name: str, old: Tensor, stack: Stack) -> Tensor:
 
 
 def _changed_options(name: str, old: Spec, new: Spec) -> str:
-    """Return the options of a parameter's encoding that the source has otherwise."""
+    """List the options of a parameter's encoding that the source has otherwise."""
     encoding = name.rpartition(OWN)[2].split(".")[0]
     before, now = (
         {
@@ -123,7 +119,7 @@ def _ask_for_rule(name: str, old: Tensor, drawn: Tensor) -> str:
 
 
 def original(name: str, source: Pretrained) -> str:
-    """Return a position parameter's name in the source's file, which fairseq may have written."""
+    """Name a position parameter as the source's file does, which fairseq may have written."""
     stock = name.replace(".encodings.learned.table.weight", ".weight")
     oldest = [f"decoder.{each.partition('.')[2]}" for each in (name, stock)]
     return next(each for each in (name, stock, *oldest) if each in source.weights)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import product
-from typing import Any, Literal, NamedTuple, Optional, cast
+from typing import Any, NamedTuple, Optional, cast
 
 import torch
 from torch import Tensor
@@ -20,24 +20,6 @@ from fairseq_posenc.workbench.convert.swap.finding import Rule, Stack, find, ori
 from fairseq_posenc.workbench.loading.families import stacks_of
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
 
-Fate = Literal["new", "mapped", "dropped"]
-
-
-class Parameter(NamedTuple):
-    """What became of a position parameter.
-
-    Attributes:
-        name: in the start, or in the source if it is dropped.
-        shape: likewise.
-        fate: new, mapped, or dropped.
-        note: from what, or why; goes on after the fate.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    fate: Fate
-    note: str
-
 
 class Start(NamedTuple):
     """The start's parameters, and an account of them.
@@ -46,14 +28,14 @@ class Start(NamedTuple):
         weights: all parameters by name.
         kept: names of the source's parameters beside positions, as they are there.
         permuted: names of those whose rows stand in another order.
-        positions: one entry for each position parameter of the start and of the source.
+        positions: a line on each position parameter of the start and of the source.
         heads: names of the source's parameters that belong to no encoder; they are left out.
     """
 
     weights: dict[str, Tensor]
     kept: list[str]
     permuted: list[str]
-    positions: list[Parameter]
+    positions: list[str]
     heads: list[str]
 
 
@@ -84,11 +66,12 @@ def match(source: Pretrained, model: Any, extend: Optional[Rule]) -> Start:
         stack = next(each for each in stacks if name.startswith(each.prefix))
         found, note = find(name, own[name], theirs, source, stack, extend)
         weights[name] = own[name] if found is None else found
-        fate: Fate = "new" if found is None else "mapped"
-        accounts.append(Parameter(name, tuple(own[name].shape), fate, note))
-    accounts += [
-        _dropped(name, source) for name in theirs if _is_position(name) and name not in own
-    ]
+        fate = "new" if found is None else "mapped"
+        accounts.append(f"{name} {tuple(own[name].shape)}: {fate}{note}")
+    for name in theirs:
+        if _is_position(name) and name not in own:
+            there = original(name, source)
+            accounts.append(f"{there} {tuple(source.weights[there].shape)}: dropped")
     weights.update(permuted)
     model.load_state_dict(dict(weights))  # strict: fairseq's own check of names and shapes
     still = [name for name in kept if name not in permuted]
@@ -110,7 +93,7 @@ def _stacks(source: Pretrained, model: Any) -> list[Stack]:
 
 
 def _as_now(source: Pretrained, model: Any) -> tuple[dict[str, Tensor], list[str]]:
-    """Return the source's weights under the names of today's fairseq, and what has no stack."""
+    """Rename the source's weights as today's fairseq does; list what has no stack."""
     heads = [n for n in source.weights if not n.startswith(("encoder.", "decoder."))]
     weights = {name: value for name, value in source.weights.items() if name not in heads}
     upgrade: Any = model.upgrade_state_dict
@@ -161,15 +144,13 @@ def _refuse_other_parameters(
             )
 
 
-def _dropped(name: str, source: Pretrained) -> Parameter:
-    there = original(name, source)
-    return Parameter(there, tuple(source.weights[there].shape), "dropped", "")
-
-
 def reordered(
     prefix: str, stack: Any, old: Spec, weights: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return the weights of a stack's queries and keys for its layout; nothing if that is the same.
+    """Reorder the weights of a stack's queries and keys for its layout of pairs, if it is another.
+
+    Scores are sums over coordinates, so that a head's queries and keys may have theirs in any
+    order, as long as it is one. Rotations name the coordinates that are a pair.
 
     Args:
         prefix: of the names of its parameters.
@@ -201,7 +182,7 @@ def reordered(
 
 
 def without_layout(spec: Spec) -> Spec:
-    """Return positions, each rotation of which has the layout that is its default."""
+    """Give each rotation of a spec the layout that is its default."""
 
     def plain(layer: Layer) -> Layer:
         options = (dict(item.options) for item in layer)

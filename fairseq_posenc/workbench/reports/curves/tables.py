@@ -36,7 +36,7 @@ STAGES_NOTE = (
 
 
 def all_tables(trainings: Trainings) -> str:
-    """Return all that there is to say: best validations, perplexity by epoch, stages, and NaN."""
+    """Format all that there is to say: best validations, perplexity by epoch, stages, and NaN."""
     curves = numbered(trainings)
     parts = [best_table(curves), *_epochs(trainings), *_seeds(trainings)]
     parts += [*_stages(curves), _not_finite(curves)]
@@ -44,7 +44,7 @@ def all_tables(trainings: Trainings) -> str:
 
 
 def numbered(trainings: Trainings) -> dict[str, Curve]:
-    """Return the single trainings, with a number in their names where a name has several."""
+    """Collect the single trainings, with a number in their names where a name has several."""
     return {
         f"{name} {number}" if len(curves) > 1 else name: curve
         for name, curves in trainings.items()
@@ -53,7 +53,7 @@ def numbered(trainings: Trainings) -> dict[str, Curve]:
 
 
 def figures(trainings: Trainings) -> dict[str, list[Row]]:
-    """Return the figures of all tables."""
+    """Collect the figures of all tables for the record."""
     curves = numbered(trainings)
     stages = {name: find_stages(curve) for name, curve in curves.items()}
     seeds = {name: _over_seeds(each) for name, each in trainings.items() if len(each) > 1}
@@ -82,7 +82,7 @@ def figures(trainings: Trainings) -> dict[str, list[Row]]:
 
 
 def _over_seeds(curves: Sequence[Curve]) -> dict[str, Interval]:
-    """Return the means of trainings that differ by seed; of the stages where all have them."""
+    """Compute means of trainings that differ by seed; of the stages where all have them."""
     means = {"perplexity": interval_of_perplexity(curve.best.perplexity for curve in curves)}
     ends = [points[-1][1] for points in map(smoothed, curves) if points]
     if len(ends) == len(curves):
@@ -177,7 +177,7 @@ def _epochs(trainings: Trainings) -> list[str]:
 
 
 def _mean_epochs(curves: Sequence[Curve]) -> dict[int, Entry]:
-    """Return the last validation of each epoch that all seeds have, with their mean perplexity."""
+    """Take the last validation of each epoch that all seeds have, with their mean perplexity."""
     first, *others = (curve.epochs for curve in curves)
     return {
         epoch: entry._replace(

@@ -127,13 +127,7 @@ _READERS = {"glue": _glue, "glue-test": _glue_test, "squad": _squad}
 
 
 def read_runs(path: Path, record: Record, recipe: Optional[str]) -> list[Run]:
-    """Build the runs of a record; none of a kind that belongs to no table.
-
-    Args:
-        path: the record's file.
-        record: its content.
-        recipe: the paper's set-up that the user says it stands for.
-    """
+    """Build the runs of a record, for the user's recipe if any; none of a kind in no table."""
     if record.kind == "bleu":
         return _bleu(path, record)
     return [_READERS[record.kind](path, record, recipe)] if record.kind in _READERS else []

@@ -21,11 +21,8 @@ _LEVEL = "3.48"  # of DecBERT's figure 4
 def build_run(path: Path, training: Training, recipe: Optional[str]) -> Run:
     """Build the run of a training, with its perplexity and the figures of its log.
 
-    Args:
-        path: folder or checkpoint.
-        training: what was read there.
-        recipe: the paper's set-up that the user says it stands for; None takes that of the script
-            that made the folder, or the usual one.
+    ``path`` is its folder or checkpoint. Without a recipe of the user's, that of the script that
+    made the folder is taken, or the usual one.
     """
     whole = path.is_dir() or training.path.name.startswith("checkpoint")
     usual = {"language_modeling": "b_lm", "translation": TRANSLATION}.get(training.task, "b_small")

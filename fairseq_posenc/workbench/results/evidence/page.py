@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments.variants import FAMILIES
 from fairseq_posenc.workbench.results import markdown
 from fairseq_posenc.workbench.results.evidence import measured
@@ -20,21 +19,17 @@ _TITLES = {
 
 
 def page(path: Path) -> str:
-    """Return a page with the tables between its markers.
+    """Fill a page with the tables.
 
     Raises:
         UserError: it has no place for them.
     """
-    old = path.read_text(encoding="utf-8") if path.is_file() else ""
-    if START not in old or END not in old:
-        raise UserError(f"{path} has no line {START!r}, or none {END!r} after it")
     parts = [part for family in FAMILIES for part in _family(family)]
-    before, rest = old.split(START, 1)
-    return "\n\n".join([before + START, *parts, END + rest.split(END, 1)[1]])
+    return markdown.fill_page(path, START, "\n\n".join(["", *parts, ""]), END)
 
 
 def columns(family: str) -> list[Column]:
-    """Return what is known of a family's encodings, the most telling first."""
+    """Collect what is known of a family's encodings, the most telling first."""
     found = [
         measured.compared(family),
         *(measured.at_length(family, times) for times in measured.multiples(family) if times > 1),
@@ -48,15 +43,14 @@ def columns(family: str) -> list[Column]:
 
 
 def table(family: str, names: Sequence[str]) -> str:
-    """Return what is known of some encodings, in Markdown."""
+    """Format what is known of some encodings, in Markdown."""
     found = columns(family)
     header = ["encoding", *(column.title for column in found)]
-    rows = [[f"`{name}`", *(_cell(column, name) for column in found)] for name in names]
+    rows = [
+        [f"`{name}`", *(column.show(name) if name in column.of else "-" for column in found)]
+        for name in names
+    ]
     return markdown.table(header, rows)
-
-
-def _cell(column: Column, name: str) -> str:
-    return column.show(name) if name in column.of else "-"
 
 
 def _family(family: str) -> list[str]:
@@ -64,10 +58,7 @@ def _family(family: str) -> list[str]:
     first = found[0].ranked()
     names = [*first, *(name for name in measured.names(family) if name not in first)]
     files = sorted({column.source for column in found if column.source})
-    return [f"### {_TITLES[family]}", table(family, names), f"Records: {_links(files)}."]
-
-
-def _links(files: Sequence[str]) -> str:
-    return ", ".join(
-        f"[{name}](results/{name})" if "*" not in name else f"`results/{name}`" for name in files
+    links = ", ".join(
+        f"`results/{name}`" if "*" in name else f"[{name}](results/{name})" for name in files
     )
+    return [f"### {_TITLES[family]}", table(family, names), f"Records: {links}."]
