@@ -19,12 +19,10 @@ import pytest
 import zstandard
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 
+from binarize import command, formats, options, pool, shards, sources, split
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running import locks
 from tests.helpers.programs import true_start
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "preprocess"))
-from binarize import command, formats, options, pool, shards, sources, split
 
 PROGRAMS = Path(__file__).parents[2] / "preprocess"
 FILES = ("train.bin", "train.idx", "dict.txt")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import random
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,6 @@ from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 from fairseq_cli import preprocess as fairseq_preprocess
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "preprocess"))
 from benchmarks.preprocess import encode_as_fairseq
 from binarize import command, formats, options, sources
 from fairseq_posenc.errors import UserError
