@@ -22,37 +22,24 @@ from .shards import Part
 
 @dataclass(frozen=True)
 class Text:
-    """Rules that turn the lines of a corpus, in a format, into the lines that are encoded.
+    """Rules that turn the lines of a corpus, in a format, into the lines that are encoded."""
 
-    Attributes:
-        lines: format of the corpus.
-        sentences: split lines into sentences.
-        empty_lines: ``drop``; ``keep``, each as ``</s>`` alone; or ``documents``: one such item
-            between two documents, however many empty lines there are.
-    """
-
-    lines: LineFormat
-    sentences: bool
+    lines: LineFormat  # format of the corpus
+    sentences: bool  # split lines into sentences
+    # `drop`; `keep`, each as `</s>` alone; or `documents`: one such item between two documents,
+    # however many empty lines there are
     empty_lines: str
 
 
 class Items(NamedTuple):
-    """Part of a data set.
+    """Part of a data set."""
 
-    Attributes:
-        tokens: the items' tokens as bytes of the data set's type.
-        sizes: the items' sizes as bytes of int32.
-        begins_document: with ``documents``, whether an empty line came before the first item.
-        ends_document: the same, after the last item; both when there are no items.
-        counts: counts for the manifest.
-        invalid: for each line left out, its number in the chunk from 0, and the reason.
-    """
-
-    tokens: bytes
-    sizes: bytes
-    begins_document: bool
-    ends_document: bool
-    counts: Counter[str]
+    tokens: bytes  # the items' tokens as bytes of the data set's type
+    sizes: bytes  # the items' sizes as bytes of int32
+    begins_document: bool  # with `documents`, whether an empty line came before the first item
+    ends_document: bool  # the same, after the last item; both when there are no items
+    counts: Counter[str]  # counts for the manifest
+    # for each line left out, its number in the chunk from 0, and the reason
     invalid: list[tuple[int, str]]
 
 

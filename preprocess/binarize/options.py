@@ -24,15 +24,10 @@ _SHORTEST_LIMIT = 4  # tokens
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of one data-bin; fields are named as the options.
+    """The settings of one data-bin; fields are named as the options."""
 
-    Attributes:
-        inputs: files and folders of each split that was given.
-        vocabulary: files that define the tokens.
-    """
-
-    inputs: dict[str, list[str]]
-    vocabulary: Vocabulary
+    inputs: dict[str, list[str]]  # files and folders of each split that was given
+    vocabulary: Vocabulary  # files that define the tokens
     out: Path
     words: bool
     characters: bool

@@ -27,23 +27,14 @@ _SHOWN = 10  # messages about invalid lines; the counts are complete
 
 @dataclass
 class State:
-    """Progress of a split; everything before it is safely on disk.
+    """Progress of a split; everything before it is safely on disk."""
 
-    Attributes:
-        place: beginning of the next chunk.
-        position: end of the data set.
-        document_ended: whether an empty item is due before the next item.
-        counts: counts of the split so far.
-        part_lines: number of lines of each part that is done.
-        messages: messages about the first invalid lines.
-    """
-
-    place: Place = field(default_factory=Place)
-    position: Position = field(default_factory=Position)
-    document_ended: bool = False
-    counts: Counter[str] = field(default_factory=Counter)
-    part_lines: list[int] = field(default_factory=list)
-    messages: list[str] = field(default_factory=list)
+    place: Place = field(default_factory=Place)  # beginning of the next chunk
+    position: Position = field(default_factory=Position)  # end of the data set
+    document_ended: bool = False  # whether an empty item is due before the next item
+    counts: Counter[str] = field(default_factory=Counter)  # counts of the split so far
+    part_lines: list[int] = field(default_factory=list)  # number of lines of each part that is done
+    messages: list[str] = field(default_factory=list)  # messages about the first invalid lines
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> State:

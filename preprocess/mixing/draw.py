@@ -29,23 +29,14 @@ _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 class Corpus(NamedTuple):
-    """A corpus to draw from.
+    """A corpus to draw from."""
 
-    Attributes:
-        name: what a message calls it.
-        lines: what a line of its files holds.
-        paths: files and directories.
-        size: how much to draw, in ``unit``; None for all.
-        unit: ``bytes`` or ``lines``, which ``--sentences`` makes sentences.
-        hold_out: how many sentences or documents are for validation.
-    """
-
-    name: str
-    lines: LineFormat
-    paths: list[str]
-    size: Optional[int]
-    unit: str
-    hold_out: int
+    name: str  # what a message calls it
+    lines: LineFormat  # what a line of its files holds
+    paths: list[str]  # files and directories
+    size: Optional[int]  # how much to draw, in `unit`; None for all
+    unit: str  # `bytes` or `lines`, which `--sentences` makes sentences
+    hold_out: int  # how many sentences or documents are for validation
 
 
 def parse_corpus(words: Sequence[str]) -> Corpus:

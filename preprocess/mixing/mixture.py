@@ -21,44 +21,27 @@ SECONDS_BETWEEN_SAVES = 10.0
 
 
 class Rules(NamedTuple):
-    """What holds for all corpora.
+    """What holds for all corpora."""
 
-    Attributes:
-        seed: of the chance.
-        sentences: cut lines into sentences.
-        unit: what is held out, ``documents`` or ``lines``.
-        files: how many text files to train on are made.
-        skip_invalid: leave invalid lines out, instead of stopping at the first.
-        workers: number of processes.
-    """
-
-    seed: int
-    sentences: bool
-    unit: str
-    files: int
-    skip_invalid: bool
-    workers: int
+    seed: int  # of the chance
+    sentences: bool  # cut lines into sentences
+    unit: str  # what is held out, `documents` or `lines`
+    files: int  # how many text files to train on are made
+    skip_invalid: bool  # leave invalid lines out, instead of stopping at the first
+    workers: int  # number of processes
 
 
 @dataclass
 class State:
-    """How far the work is; everything before it is safely on disk.
+    """How far the work is; everything before it is safely on disk."""
 
-    Attributes:
-        step: every corpus is counted, then every one is drawn from: which of these is next.
-        place: in that corpus.
-        pending: of the document that is begun there.
-        there: of each corpus, what it has.
-        done: of each corpus, what was seen and drawn.
-        sizes: of the files.
-    """
-
-    step: int = 0
-    place: Place = field(default_factory=Place)
-    pending: str = ""
-    there: list[Counter[str]] = field(default_factory=list)
+    step: int = 0  # every corpus is counted, then every one is drawn from: which of these is next
+    place: Place = field(default_factory=Place)  # in that corpus
+    pending: str = ""  # of the document that is begun there
+    there: list[Counter[str]] = field(default_factory=list)  # of each corpus, what it has
+    # of each corpus, what was seen and drawn
     done: list[Counter[str]] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)  # of the files
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> State:

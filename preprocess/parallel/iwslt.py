@@ -33,17 +33,12 @@ _ENTITIES = {"&quot;": '"', "&apos;": "'"}
 
 
 class _Talks(NamedTuple):
-    """A train file.
+    """A train file."""
 
-    Attributes:
-        text: lines of text.
-        starts: for each talk, the number of lines of text before it, and its line in the file.
-        tags: number of lines about the talks, by tag.
-    """
-
-    text: Text
+    text: Text  # lines of text
+    # for each talk, the number of lines of text before it, and its line in the file
     starts: list[tuple[int, int]]
-    tags: Counter[str]
+    tags: Counter[str]  # number of lines about the talks, by tag
 
 
 class _Release:

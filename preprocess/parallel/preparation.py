@@ -17,15 +17,10 @@ from parallel.texts import Corpus, Split
 
 
 class Limits(NamedTuple):
-    """Limits of a training pair.
+    """Limits of a training pair."""
 
-    Attributes:
-        max_length: maximum pieces of either side.
-        max_ratio: maximum ratio of the longer side to the shorter one.
-    """
-
-    max_length: int
-    max_ratio: float
+    max_length: int  # maximum pieces of either side
+    max_ratio: float  # maximum ratio of the longer side to the shorter one
 
     def reason(self, source: list[int], target: list[int]) -> Optional[str]:
         """Name the reason to drop a pair; None keeps it."""

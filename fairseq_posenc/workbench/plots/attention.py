@@ -21,24 +21,15 @@ _FEW = 4  # maps in a row that have room for whole titles
 
 
 class Maps(NamedTuple):
-    """Attention of some layers and heads to one sentence.
+    """Attention of some layers and heads to one sentence."""
 
-    Attributes:
-        layers: whose weights these are, counted from 0, as heads are.
-        heads: likewise.
-        weights: ``(layers, heads, tgt_len, src_len)``.
-        hidden: where no head has any weight, as in unseen directions,
-            ``(layers, tgt_len, src_len)``.
-        queries: the tokens that attend.
-        keys: the tokens that are attended to.
-    """
-
-    layers: Sequence[int]
-    heads: Sequence[int]
-    weights: Tensor
+    layers: Sequence[int]  # whose weights these are, counted from 0, as heads are
+    heads: Sequence[int]  # likewise
+    weights: Tensor  # `(layers, heads, tgt_len, src_len)`
+    # where no head has any weight, as in unseen directions, `(layers, tgt_len, src_len)`
     hidden: Tensor
-    queries: Sequence[str]
-    keys: Sequence[str]
+    queries: Sequence[str]  # the tokens that attend
+    keys: Sequence[str]  # the tokens that are attended to
 
     def less(self, others: Maps) -> Maps:
         """Subtract the attention of another model to the same tokens.

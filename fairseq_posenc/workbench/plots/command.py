@@ -19,41 +19,24 @@ _SIZES = {"embed_dim": 256, "heads": 4, "max_positions": 128}  # of a spec's lay
 
 
 class Kind(NamedTuple):
-    """A kind of picture.
+    """A kind of picture."""
 
-    Attributes:
-        help: what it shows.
-        draw: makes the Figure.
-        checkpoints: how many it is of.
-        of_spec: whether a spec is enough.
-        text: whether a model reads something for it: ``no``, ``can``, ``must``.
-        reach: the largest distance by default; 0 where there is no such choice.
-    """
-
-    help: str
-    draw: Callable[[argparse.Namespace], Any]
-    checkpoints: int = 1
-    of_spec: bool = True
-    text: str = "no"
-    reach: int = 0
+    help: str  # what it shows
+    draw: Callable[[argparse.Namespace], Any]  # makes the Figure
+    checkpoints: int = 1  # how many it is of
+    of_spec: bool = True  # whether a spec is enough
+    text: str = "no"  # whether a model reads something for it: `no`, `can`, `must`
+    reach: int = 0  # the largest distance by default; 0 where there is no such choice
 
 
 class Subject(NamedTuple):
-    """The positions that a picture is of.
+    """The positions that a picture is of."""
 
-    Attributes:
-        stack: of layers.
-        model: that the stack is a part of; None for a spec alone.
-        layers: chosen, counted from 0, as heads are.
-        heads: likewise.
-        name: for titles.
-    """
-
-    stack: Stack
-    model: Any
-    layers: list[int]
-    heads: list[int]
-    name: str
+    stack: Stack  # of layers
+    model: Any  # that the stack is a part of; None for a spec alone
+    layers: list[int]  # chosen, counted from 0, as heads are
+    heads: list[int]  # likewise
+    name: str  # for titles
 
     def tables(self) -> list[tables.Table]:
         """Collect the tables of the chosen layers and heads."""

@@ -19,17 +19,11 @@ _SEED = 1
 
 
 class Curves(NamedTuple):
-    """What depends on the distance in a layer, or in all layers alike.
+    """What depends on the distance in a layer, or in all layers alike."""
 
-    Attributes:
-        title: what it is and where.
-        distances: ``(R,)``.
-        values: ``(heads, R)``; of one head where all share it.
-    """
-
-    title: str
-    distances: Tensor
-    values: Tensor
+    title: str  # what it is and where
+    distances: Tensor  # `(R,)`
+    values: Tensor  # `(heads, R)`; of one head where all share it
 
 
 def mean_by_distance(values: Tensor, counted: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -45,16 +45,10 @@ class TokenizedText(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """A text as a model reads it.
+    """A text as a model reads it."""
 
-    Attributes:
-        labels: what of the text each token is, by stack: ``encoder``, ``decoder``.
-        run: makes a forward pass, for
-            :func:`~fairseq_posenc.transformer.capture_attention.capture_attention`.
-    """
-
-    labels: dict[str, list[str]]
-    run: Callable[[], Any]
+    labels: dict[str, list[str]]  # what of the text each token is, by stack: `encoder`, `decoder`
+    run: Callable[[], Any]  # makes a forward pass, for `capture_attention`
 
 
 def read_text(opened: OpenModel, text: str, target: str | None = None) -> Reading:

@@ -31,15 +31,10 @@ _BYTES = 8  # of a pair of tokens, with most encodings: its weight, and three pa
 
 
 class Watched(NamedTuple):
-    """What a model did with a text.
+    """What a model did with a text."""
 
-    Attributes:
-        facts: what the page says of it, as JSON values.
-        codes: the bytes of its planes, one after the other.
-    """
-
-    facts: dict[str, Any]
-    codes: bytes
+    facts: dict[str, Any]  # what the page says of it, as JSON values
+    codes: bytes  # the bytes of its planes, one after the other
 
 
 def inspect(opened: OpenModel, reading: Reading) -> Watched:

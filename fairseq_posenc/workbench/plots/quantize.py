@@ -18,34 +18,22 @@ _MOST = 65_000  # and at most, so that two bytes hold them
 
 
 class Plane(NamedTuple):
-    """One number of each pair of tokens, in every layer and head of a kind of attention.
+    """One number of each pair of tokens, in every layer and head of a kind of attention."""
 
-    Attributes:
-        name: ``weight``, a part of the score, or what a part comes from.
-        role: ``weight``, ``part`` (a summand of the score), ``detail`` (a summand of ``both``), or
-            ``factor`` (of the score, where that is a product).
-        values: ``[L, H, T, S]``.
-    """
-
-    name: str
+    name: str  # `weight`, a part of the score, or what a part comes from
+    # `weight`, `part` (a summand of the score), `detail` (a summand of `both`), or `factor` (of
+    # the score, where that is a product)
     role: str
-    values: Tensor
+    values: Tensor  # `[L, H, T, S]`
 
 
 class Quantised(NamedTuple):
-    """A plane in whole numbers: code c > 0 stands for ``(first + c - 1) * step``.
+    """A plane in whole numbers: code c > 0 stands for ``(first + c - 1) * step``."""
 
-    Attributes:
-        codes: ``[L, H, T, S]`` of int64, below 2^16; 0 where a query does not see the key.
-        step: ``[L][H]``, of each matrix.
-        first: ``[L][H]``, of its smallest number.
-        last: of its largest.
-    """
-
-    codes: Tensor
-    step: list[list[float]]
-    first: list[list[int]]
-    last: list[list[int]]
+    codes: Tensor  # `[L, H, T, S]` of int64, below 2^16; 0 where a query does not see the key
+    step: list[list[float]]  # `[L][H]`, of each matrix
+    first: list[list[int]]  # `[L][H]`, of its smallest number
+    last: list[list[int]]  # of its largest
 
     def tobytes(self) -> bytes:
         """Concatenate the codes' low bytes and then their high ones, which compress well."""

@@ -21,14 +21,10 @@ _SEED = 1
 
 
 class Stack(NamedTuple):
-    """A stack of layers: its positions, and the projections that they meet.
+    """A stack of layers: its positions, and the projections that they meet."""
 
-    Attributes:
-        layers: the positions of each layer, with those that all of them share.
-        projections: of each layer, for queries and for keys, ``(H, D, C)``; none for a spec.
-    """
-
-    layers: list[PositionEncoding]
+    layers: list[PositionEncoding]  # the positions of each layer, with those that all of them share
+    # of each layer, for queries and for keys, `(H, D, C)`; none for a spec
     projections: list[tuple[Tensor, Tensor]]
 
     @property

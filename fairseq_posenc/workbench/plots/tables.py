@@ -20,23 +20,14 @@ POSITION, DISTANCE, CHANNEL = "position", "distance j - i", "channel"
 
 
 class Table(NamedTuple):
-    """A matrix of numbers.
+    """A matrix of numbers."""
 
-    Attributes:
-        title: what it is and where it stands, as ``query table, layer 1, head 2``.
-        values: ``(rows, columns)``.
-        rows: the position or distance of each row.
-        columns: the number of each column.
-        of_rows: what rows are, as :data:`POSITION` or :data:`DISTANCE`.
-        of_columns: what columns are.
-    """
-
-    title: str
-    values: Tensor
-    rows: Tensor
-    columns: Sequence[int]
-    of_rows: str
-    of_columns: str
+    title: str  # what it is and where it stands, as `query table, layer 1, head 2`
+    values: Tensor  # `(rows, columns)`
+    rows: Tensor  # the position or distance of each row
+    columns: Sequence[int]  # the number of each column
+    of_rows: str  # what rows are, as `POSITION` or `DISTANCE`
+    of_columns: str  # what columns are
 
 
 @torch.no_grad()

@@ -36,23 +36,14 @@ PERPLEXITY = Scale("perplexity", math.log)
 
 
 class PairedDifference(NamedTuple):
-    """The paired difference of two models, the better one first.
+    """The paired difference of two models, the better one first."""
 
-    Attributes:
-        better: the name of the one with the better mean.
-        other: the name of the other.
-        seeds: that both have.
-        interval: of the difference on the scale, better less other.
-        p_value: of the paired t-test; NaN with too few seeds.
-        holm: the same, corrected for all comparisons (Holm 1979).
-    """
-
-    better: str
-    other: str
-    seeds: int
-    interval: Interval
-    p_value: float = math.nan
-    holm: float = math.nan
+    better: str  # the name of the one with the better mean
+    other: str  # the name of the other
+    seeds: int  # that both have
+    interval: Interval  # of the difference on the scale, better less other
+    p_value: float = math.nan  # of the paired t-test; NaN with too few seeds
+    holm: float = math.nan  # the same, corrected for all comparisons (Holm 1979)
 
     @property
     def is_judged(self) -> bool:

@@ -19,35 +19,21 @@ from fairseq_posenc.registry import Item
 
 
 class ParamMap(NamedTuple):
-    """A parameter of an encoding as a tensor of a model class.
+    """A parameter of an encoding as a tensor of a model class."""
 
-    Attributes:
-        name: of the tensor, with ``{}`` for the number of the layer.
-        there: computes the tensor from the parameter.
-        back: computes the parameter from the tensor.
-    """
-
-    name: str
-    there: Callable[[Tensor], Tensor]
-    back: Callable[[Tensor], Tensor]
+    name: str  # of the tensor, with `{}` for the number of the layer
+    there: Callable[[Tensor], Tensor]  # computes the tensor from the parameter
+    back: Callable[[Tensor], Tensor]  # computes the parameter from the tensor
 
 
 class HFClass(NamedTuple):
-    """A model class that has an encoding's positions, and no others.
+    """A model class that has an encoding's positions, and no others."""
 
-    Attributes:
-        model: its name.
-        config: the fields of its configuration that describe the positions.
-        weights: the encoding's parameters, by their names.
-        fixed: further tensors that it has for its positions.
-        until: the last major version of transformers that has it; None for all.
-    """
-
-    model: str
-    config: Mapping[str, Any]
-    weights: Mapping[str, ParamMap] = {}
-    fixed: Mapping[str, Tensor] = {}
-    until: Optional[int] = None
+    model: str  # its name
+    config: Mapping[str, Any]  # the fields of its configuration that describe the positions
+    weights: Mapping[str, ParamMap] = {}  # the encoding's parameters, by their names
+    fixed: Mapping[str, Tensor] = {}  # further tensors that it has for its positions
+    until: Optional[int] = None  # the last major version of transformers that has it; None for all
 
 
 def hf_classes(encoding: Encoding) -> list[HFClass]:

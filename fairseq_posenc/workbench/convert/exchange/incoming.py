@@ -26,21 +26,13 @@ _UNUSED = "encoder.lm_head."  # by fine-tuned models: an export leaves it out
 
 
 class Built(NamedTuple):
-    """A model of fairseq without weights of its own yet.
+    """A model of fairseq without weights of its own yet."""
 
-    Attributes:
-        model: built, its parameters drawn: none of them may stay.
-        family: see :class:`~fairseq_posenc.workbench.loading.families.Family`.
-        settings: fairseq's configuration, plain.
-        head: what the model was trained for: ``spans``, ``classes``, or its family.
-        changed: options that are other than when it was exported.
-    """
-
-    model: Any
-    family: str
-    settings: dict[str, Any]
-    head: str
-    changed: dict[str, Any]
+    model: Any  # built, its parameters drawn: none of them may stay
+    family: str  # see `Family`
+    settings: dict[str, Any]  # fairseq's configuration, plain
+    head: str  # what the model was trained for: `spans`, `classes`, or its family
+    changed: dict[str, Any]  # options that are other than when it was exported
 
 
 def build(folder: Folder) -> Built:

@@ -10,19 +10,12 @@ Names = tuple[tuple[str, str], ...]
 
 
 class Style(NamedTuple):
-    """How the layers of a family of model classes are.
+    """How the layers of a family of model classes are."""
 
-    Attributes:
-        stack: ``encoder_stack`` or ``decoder_stack``.
-        sizes: fields of a ``StackConfig``, and what they are called there.
-        fields: those that must have a value.
-        config: settings that make it what fairseq's Transformer is.
-    """
-
-    stack: str
-    sizes: Mapping[str, str]
-    fields: Mapping[str, Any]
-    config: Mapping[str, Any]
+    stack: str  # `encoder_stack` or `decoder_stack`
+    sizes: Mapping[str, str]  # fields of a `StackConfig`, and what they are called there
+    fields: Mapping[str, Any]  # those that must have a value
+    config: Mapping[str, Any]  # settings that make it what fairseq's Transformer is
 
 
 EPSILON = 1e-5  # of fairseq's layer norms
@@ -89,24 +82,16 @@ GPT_NEOX = Style(
 
 
 class Layout(NamedTuple):
-    """A family of model classes.
+    """A family of model classes."""
 
-    Attributes:
-        model_type: as config.json has it.
-        heads: the class for each head (see ``ARCHITECTURES``).
-        names: beginnings of names, ours and theirs, with ``{}`` for the number of the layer.
-        activations: those that heads of theirs have, whatever the layers have.
-        style: of the layers.
-        types: name of a table of token types, which are all one type: zeros.
-        scaled: name of the input embeddings with their factor, where those of the output have none.
-    """
-
-    model_type: str
-    heads: dict[str, str]
-    names: Names
+    model_type: str  # as config.json has it
+    heads: dict[str, str]  # the class for each head (see `ARCHITECTURES`)
+    names: Names  # beginnings of names, ours and theirs, with `{}` for the number of the layer
+    # those that heads of theirs have, whatever the layers have
     activations: Mapping[str, str] = MappingProxyType({})
-    style: Style = BERT
-    types: str = ""
+    style: Style = BERT  # of the layers
+    types: str = ""  # name of a table of token types, which are all one type: zeros
+    # name of the input embeddings with their factor, where those of the output have none
     scaled: str = ""
 
 

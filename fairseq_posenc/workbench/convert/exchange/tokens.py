@@ -29,16 +29,11 @@ TEMPLATES = {
 
 
 class Text(NamedTuple):
-    """How a text is cut into symbols.
+    """How a text is cut into symbols."""
 
-    Attributes:
-        tokenizer: of the library tokenizers.
-        unknown: how many pieces the cutting knows and the dictionary does not. They have numbers
-            behind those of the dictionary, which an exported model reads as ``<unk>``, as fairseq
-            does.
-    """
-
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer  # of the library tokenizers
+    # how many pieces the cutting knows and the dictionary does not. They have numbers behind
+    # those of the dictionary, which an exported model reads as `<unk>`, as fairseq does
     unknown: int
 
 

@@ -40,19 +40,12 @@ def lengthened(table: Tensor, before: int, rows: int, rule: Rule) -> Tensor:
 
 
 class Stack(NamedTuple):
-    """A stack of the start, and what the source has in its place.
+    """A stack of the start, and what the source has in its place."""
 
-    Attributes:
-        prefix: of the names of its parameters.
-        module: the stack.
-        spec: its positions in the source.
-        positions: how many the source has.
-    """
-
-    prefix: str
-    module: Any
-    spec: Spec
-    positions: tuple[int, ...]
+    prefix: str  # of the names of its parameters
+    module: Any  # the stack
+    spec: Spec  # its positions in the source
+    positions: tuple[int, ...]  # how many the source has
 
 
 def find(

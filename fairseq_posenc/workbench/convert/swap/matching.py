@@ -22,20 +22,13 @@ from fairseq_posenc.workbench.loading.pretrained import Pretrained
 
 
 class Start(NamedTuple):
-    """The start's parameters, and an account of them.
+    """The start's parameters, and an account of them."""
 
-    Attributes:
-        weights: all parameters by name.
-        kept: names of the source's parameters beside positions, as they are there.
-        permuted: names of those whose rows stand in another order.
-        positions: a line on each position parameter of the start and of the source.
-        heads: names of the source's parameters that belong to no encoder; they are left out.
-    """
-
-    weights: dict[str, Tensor]
-    kept: list[str]
-    permuted: list[str]
-    positions: list[str]
+    weights: dict[str, Tensor]  # all parameters by name
+    kept: list[str]  # names of the source's parameters beside positions, as they are there
+    permuted: list[str]  # names of those whose rows stand in another order
+    positions: list[str]  # a line on each position parameter of the start and of the source
+    # names of the source's parameters that belong to no encoder; they are left out
     heads: list[str]
 
 

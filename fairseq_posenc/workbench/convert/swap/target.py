@@ -25,21 +25,13 @@ _SIZES = (
 
 
 class Choice(NamedTuple):
-    """What the user wants.
+    """What the user wants."""
 
-    Attributes:
-        position_encoding: spec; None for the architecture's.
-        position_encoding_decoder: of the decoder, None for the same.
-        attention_directions: as in ``lr,rl``; None for the architecture's.
-        max_positions: of the tables; None for the source's.
-        arch: architecture; None for the one that takes the fewest options.
-    """
-
-    position_encoding: Optional[str] = None
-    position_encoding_decoder: Optional[str] = None
-    attention_directions: Optional[str] = None
-    max_positions: Optional[int] = None
-    arch: Optional[str] = None
+    position_encoding: Optional[str] = None  # spec; None for the architecture's
+    position_encoding_decoder: Optional[str] = None  # of the decoder, None for the same
+    attention_directions: Optional[str] = None  # as in `lr,rl`; None for the architecture's
+    max_positions: Optional[int] = None  # of the tables; None for the source's
+    arch: Optional[str] = None  # architecture; None for the one that takes the fewest options
 
     def of(self, source: Pretrained) -> Choice:
         """Fill in the source's positions and directions where the user names none."""
@@ -56,17 +48,11 @@ class Choice(NamedTuple):
 
 
 class Target(NamedTuple):
-    """The model that starts.
+    """The model that starts."""
 
-    Attributes:
-        values: its options, complete.
-        training: those with which fairseq-train builds the same.
-        model: built, its parameters drawn.
-    """
-
-    values: dict[str, Any]
-    training: list[str]
-    model: Any
+    values: dict[str, Any]  # its options, complete
+    training: list[str]  # those with which fairseq-train builds the same
+    model: Any  # built, its parameters drawn
 
 
 def target(choice: Choice, source: Pretrained, seed: int) -> Target:

@@ -20,32 +20,18 @@ _METRICS = {"BLEU-4 on pieces, 0 to 1": "bleu", "BLEU": "sacreBLEU", "chrF2": "c
 
 
 class Run(NamedTuple):
-    """Figures of one model.
+    """Figures of one model."""
 
-    Attributes:
-        name: what the report calls it.
-        kind: ``pre-training``, ``training`` (translation), ``glue``, ``glue-test``, ``squad`` or
-            ``bleu``.
-        path: the file or folder that it is from.
-        recipe: the paper's set-up that it stands for.
-        encoding: its position encodings, None if not known.
-        directions: what its layers see, as in ``lr,rl``; None if not known.
-        figures: in percent, or a perplexity.
-        training: its pre-training, None if its checkpoint is not there any more.
-        notes: what a reader has to know of the figures.
-        record: what the file holds, None for a training.
-    """
-
-    name: str
-    kind: str
-    path: Path
-    recipe: str
-    encoding: Optional[str]
-    directions: Optional[str]
-    figures: dict[Figure, float]
-    training: Optional[Training]
-    notes: list[str]
-    record: Optional[Record] = None
+    name: str  # what the report calls it
+    kind: str  # `pre-training`, `training` (translation), `glue`, `glue-test`, `squad` or `bleu`
+    path: Path  # the file or folder that it is from
+    recipe: str  # the paper's set-up that it stands for
+    encoding: Optional[str]  # its position encodings, None if not known
+    directions: Optional[str]  # what its layers see, as in `lr,rl`; None if not known
+    figures: dict[Figure, float]  # in percent, or a perplexity
+    training: Optional[Training]  # its pre-training, None if its checkpoint is not there any more
+    notes: list[str]  # what a reader has to know of the figures
+    record: Optional[Record] = None  # what the file holds, None for a training
 
     @property
     def model(self) -> str:

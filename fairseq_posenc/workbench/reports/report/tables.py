@@ -17,23 +17,14 @@ from fairseq_posenc.workbench.training.recipes.reported import TABLES, Figure, R
 
 
 class Row(NamedTuple):
-    """A row of a paper's table, and our models in its place.
+    """A row of a paper's table, and our models in its place."""
 
-    Attributes:
-        name: the paper's.
-        encoding: spec of its positions.
-        paper: its figures by column.
-        texts: what the paper says in words, by column.
-        computed: our figures that need no run, by column.
-        models: for each of our models its runs.
-    """
-
-    name: str
-    encoding: str
-    paper: dict[str, float]
-    texts: dict[str, str]
-    computed: dict[str, float]
-    models: list[list[Run]]
+    name: str  # the paper's
+    encoding: str  # spec of its positions
+    paper: dict[str, float]  # its figures by column
+    texts: dict[str, str]  # what the paper says in words, by column
+    computed: dict[str, float]  # our figures that need no run, by column
+    models: list[list[Run]]  # for each of our models its runs
 
 
 class Table(NamedTuple):

@@ -35,17 +35,11 @@ _TRANSLATED = (  # docs/results/multi30k.md
 
 
 class Setting(NamedTuple):
-    """What the figures of a family were measured on.
+    """What the figures of a family were measured on."""
 
-    Attributes:
-        models: size, text, updates and seeds, in words.
-        trained: the length of training, in tokens; 0 where texts have their own lengths.
-        longest: that was read, in tokens; in words where texts have their own lengths.
-    """
-
-    models: str
-    trained: int
-    longest: int
+    models: str  # size, text, updates and seeds, in words
+    trained: int  # the length of training, in tokens; 0 where texts have their own lengths
+    longest: int  # that was read, in tokens; in words where texts have their own lengths
 
     def covers(self, length: int, trained: int) -> bool:
         """Whether models trained and read at these lengths were measured."""
@@ -53,25 +47,15 @@ class Setting(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A figure of every encoding for which there is one.
+    """A figure of every encoding for which there is one."""
 
-    Attributes:
-        title: what it is.
-        source: the files that it is from.
-        digits: that are shown behind the point.
-        of: the figures by encoding; infinite where one cannot be read.
-        higher: whether the highest is the best one, and not the lowest.
-        seeds: the figures by encoding and seed, where there are several.
-        scale: on which differences are taken.
-    """
-
-    title: str
-    source: str
-    digits: int
-    of: Mapping[str, Interval]
-    higher: bool = False
-    seeds: Mapping[str, Values] = {}
-    scale: Scale = PERPLEXITY
+    title: str  # what it is
+    source: str  # the files that it is from
+    digits: int  # that are shown behind the point
+    of: Mapping[str, Interval]  # the figures by encoding; infinite where one cannot be read
+    higher: bool = False  # whether the highest is the best one, and not the lowest
+    seeds: Mapping[str, Values] = {}  # the figures by encoding and seed, where there are several
+    scale: Scale = PERPLEXITY  # on which differences are taken
 
     def show(self, name: str) -> str:
         """Format the figure of an encoding as tables have it."""
