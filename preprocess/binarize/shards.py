@@ -34,8 +34,10 @@ def find_files(inputs: Sequence[str]) -> list[str]:
         path = Path(given)
         if path.is_dir():
             below = (file for file in path.rglob("*") if file.is_file())
-            shown = (file for file in below if "/." not in f"/{file.relative_to(path).as_posix()}")
-            found += sorted(map(str, shown))
+            visible = (
+                file for file in below if "/." not in f"/{file.relative_to(path).as_posix()}"
+            )
+            found += sorted(map(str, visible))
         elif path.is_file():
             found.append(given)
         else:

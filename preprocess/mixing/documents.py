@@ -6,6 +6,7 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,17 +39,14 @@ def cut_documents(data: bytes, text: Text) -> Parts:
     return Parts(texts, counts, invalid)
 
 
+@dataclass
 class Documents:
-    """Reads a corpus chunk by chunk, from a place on; ``pending`` of a document is begun before it.
+    """Reads a corpus chunk by chunk."""
 
-    Invalid lines are left out, or stop at the first.
-    """
-
-    def __init__(
-        self, inputs: Sequence[Input], place: Place, pending: bytes, skip_invalid: bool
-    ) -> None:
-        self.place, self.pending = place, pending
-        self._inputs, self._skip_invalid = inputs, skip_invalid
+    inputs: Sequence[Input]
+    place: Place  # where to go on
+    pending: bytes  # of the document that is begun there
+    skip_invalid: bool  # leave invalid lines out, instead of stopping at the first
 
     def read(self, pool: Pool) -> Iterator[list[bytes]]:
         """Yield the documents that end in a chunk; ``place`` and ``pending`` are then behind it.
@@ -56,7 +54,7 @@ class Documents:
         Raises:
             UserError: a line is invalid, or a file cannot be read.
         """
-        for mark, parts in pool.map(read_chunks(self._inputs, self.place)):
+        for mark, parts in pool.map(read_chunks(self.inputs, self.place)):
             self._check(parts, mark)
             first, *others = parts.texts
             found = [self.pending + first, *others]
@@ -65,8 +63,8 @@ class Documents:
             yield [document for document in found if document]
 
     def _check(self, parts: Parts, mark: Mark) -> None:
-        part, before = self._inputs[mark.place.part].part, mark.place.line - mark.lines
-        for message in check_invalid(parts.invalid, part, before, self._skip_invalid):
+        part, before = self.inputs[mark.place.part].part, mark.place.line - mark.lines
+        for message in check_invalid(parts.invalid, part, before, self.skip_invalid):
             say(f"skipped {message}")
 
 

@@ -12,6 +12,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Optional
 
 from binarize.formats import JsonField, LineFormat, WikiText, parse_where, plain, wikipedia
@@ -100,22 +101,15 @@ class Drawn(NamedTuple):
     valid: bytes
 
 
+@dataclass
 class Draw:
-    """Draws from one corpus.
+    """Draws from one corpus."""
 
-    Args:
-        corpus: what is wanted.
-        seed: of the chance.
-        unit: what is held out, ``documents`` or ``lines``.
-        there: how many documents, lines and bytes the corpus has.
-        done: what was seen and drawn so far; counted on.
-    """
-
-    def __init__(
-        self, corpus: Corpus, seed: str, unit: str, there: Counter[str], done: Counter[str]
-    ) -> None:
-        self._corpus, self._seed, self._unit, self._there = corpus, seed, unit, there
-        self.done = done
+    corpus: Corpus  # what is wanted
+    seed: str  # of the chance
+    unit: str  # what is held out, `documents` or `lines`
+    there: Counter[str]  # how many documents, lines and bytes the corpus has
+    done: Counter[str]  # what was seen and drawn so far; counted on
 
     def check(self) -> None:
         """Refuse, before anything is drawn, to draw more than there is.
@@ -123,7 +117,7 @@ class Draw:
         Raises:
             UserError: says how much there is.
         """
-        corpus, there, unit = self._corpus, self._there, self._unit
+        corpus, there, unit = self.corpus, self.there, self.unit
         if corpus.hold_out > there[unit]:
             raise UserError(f"{corpus.name}: has {there[unit]:,} {unit}, less than hold-out=")
         if corpus.size is not None and corpus.size > self._rest():
@@ -134,10 +128,10 @@ class Draw:
 
     def draw(self, document: bytes) -> Drawn:
         """Decide about the next document: train on it, hold it out, or leave it out."""
-        corpus, done = self._corpus, self.done
+        corpus, done = self.corpus, self.done
         if not corpus.hold_out:
             train, valid = document, b""
-        elif self._unit == DOCUMENTS:
+        elif self.unit == DOCUMENTS:
             is_held = self._is_held_out(done[DOCUMENTS])
             train, valid = (b"", document + b"\n") if is_held else (document, b"")
         else:
@@ -153,11 +147,11 @@ class Draw:
 
     def _rest(self) -> float:
         """Estimate how much is left to train on, in the corpus' unit."""
-        left = self._there[self._unit] - self.done[self._unit]
-        held = self._corpus.hold_out - self.done["held_out"]
+        left = self.there[self.unit] - self.done[self.unit]
+        held = self.corpus.hold_out - self.done["held_out"]
         share = 1 - held / left if left else 0
-        unit = self._corpus.unit
-        return (self._there[unit] - self.done[unit]) * share
+        unit = self.corpus.unit
+        return (self.there[unit] - self.done[unit]) * share
 
     def _without_lines(self, document: bytes) -> tuple[bytes, bytes]:
         kept: list[bytes] = []
@@ -167,13 +161,13 @@ class Draw:
         return b"".join(kept), b"".join(held)
 
     def _is_held_out(self, number: int) -> bool:
-        wanted = self._corpus.hold_out - self.done["held_out"]
-        is_held = self._chance("hold-out", number) * (self._there[self._unit] - number) < wanted
+        wanted = self.corpus.hold_out - self.done["held_out"]
+        is_held = self._chance("hold-out", number) * (self.there[self.unit] - number) < wanted
         self.done["held_out"] += is_held
         return is_held
 
     def _chance(self, what: str, number: int) -> float:
-        text = f"{self._seed} {what} {number}".encode()
+        text = f"{self.seed} {what} {number}".encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") / (1 << 64)
 
 

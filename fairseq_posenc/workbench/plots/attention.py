@@ -103,5 +103,5 @@ def _fits(tokens: Sequence[str], room: float) -> bool:
 
 def _write(set_ticks: Any, tokens: Sequence[str], room: float, **how: Any) -> None:
     """Write tokens along an axis, if so many inches are enough for them."""
-    shown = tokens if _fits(tokens, room) else ()
-    set_ticks(range(len(shown)), list(shown), fontsize=7, **how)
+    labels = tokens if _fits(tokens, room) else ()
+    set_ticks(range(len(labels)), list(labels), fontsize=7, **how)

@@ -71,13 +71,13 @@ def heat(
     import numpy as np
     from matplotlib import colormaps
 
-    shown = np.ma.masked_array(
+    masked = np.ma.masked_array(
         values.detach().float().numpy(), mask=False if hidden is None else hidden.numpy()
     )
     limit = limit or float(values.abs().max()) or 1.0
     colours = colormaps[SIGNED if signed else AMOUNTS].with_extremes(bad=PALE)
     image = axes.imshow(
-        shown,
+        masked,
         cmap=colours,
         vmin=-limit if signed else 0.0,
         vmax=limit,

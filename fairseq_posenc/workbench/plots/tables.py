@@ -149,9 +149,9 @@ def _of_terms(stack: Stack, layer: int, heads: Sequence[int]) -> Iterator[Table]
             continue
         tensor = tensor.narrow(term.rows, 0, len(distances))  # rows of a reset come after
         for name, values, columns in _matrices(term, tensor, heads, title):
-            shown, rows = _unclipped(values[seen], distances[seen])
+            kept, rows = _unclipped(values[seen], distances[seen])
             of_columns = CHANNEL if term.has_vectors else "head"
-            yield Table(name, shown, rows, columns, DISTANCE, of_columns)
+            yield Table(name, kept, rows, columns, DISTANCE, of_columns)
 
 
 def _matrices(

@@ -86,9 +86,9 @@ def encoding_page(name: str) -> str:
     if prose:
         lines += [f"where {_literal(prose)}", ""]
     lines += [markdown.table(("", ""), rows.items(), "l")]
-    shown = "Score against distance" if _kind(name) == "scores" else "Trained tables"
-    lines += ["", "## Options", "", _options(name), "", f"## {shown}", ""]
-    lines += [f"![{shown.lower()} with {name}]({name}.png)", ""]
+    caption = "Score against distance" if _kind(name) == "scores" else "Trained tables"
+    lines += ["", "## Options", "", _options(name), "", f"## {caption}", ""]
+    lines += [f"![{caption.lower()} with {name}]({name}.png)", ""]
     lines += ["[Symbols](README.md), [options](README.md#options), [picture](README.md#pictures)."]
     return "\n".join([*lines, ""])
 

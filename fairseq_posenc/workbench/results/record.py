@@ -50,8 +50,8 @@ class Record(NamedTuple):
         lines = [f" {json.dumps(name)}: {_json(value)}" for name, value in head.items()]
         tables = []
         for name, rows in self.figures.items():
-            shown = ",\n".join(f"   {_json(row)}" for row in rows)
-            tables.append(f"  {json.dumps(name)}: [\n{shown}\n  ]")
+            body = ",\n".join(f"   {_json(row)}" for row in rows)
+            tables.append(f"  {json.dumps(name)}: [\n{body}\n  ]")
         lines.append(' "figures": {\n' + ",\n".join(tables) + "\n }")
         return "{\n" + ",\n".join(lines) + "\n}"
 

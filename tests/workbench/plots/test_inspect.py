@@ -322,19 +322,17 @@ def test_wrong_input_is_one_line(capsys, tmp_path):
 
 
 @slow
-def test_another_dictionary_is_refused(capsys):
+@pytest.mark.parametrize(
+    ("family", "data", "name"),
+    [("masked_lm", sentences, "dict.txt"), ("translation", pairs, "dict.tgt.txt")],
+)
+def test_another_dictionary_is_refused(family, data, name, capsys):
     folder = new_directory() / "bin"
-    shutil.copytree(sentences(), folder)
-    with open(folder / "dict.txt", "a") as file:
+    shutil.copytree(data(), folder)
+    with open(folder / name, "a") as file:
         file.write("more 1\n")
-    masked = trained("masked_lm").save_dir / "checkpoint_last.pt"
-    assert "dict.txt has" in refusal(capsys, masked, "--data", folder)
-    folder = new_directory() / "bin"
-    shutil.copytree(pairs(), folder)
-    with open(folder / "dict.tgt.txt", "a") as file:
-        file.write("more 1\n")
-    translating = trained("translation").save_dir / "checkpoint_last.pt"
-    assert "dict.tgt.txt has" in refusal(capsys, translating, "--data", folder)
+    checkpoint = trained(family).save_dir / "checkpoint_last.pt"
+    assert f"{name} has" in refusal(capsys, checkpoint, "--data", folder)
 
 
 @slow

@@ -88,13 +88,13 @@ def retrained(settings: dict[str, Any], folder: Folder) -> dict[str, Any]:
         return {**settings, "model": model, "head": head}
     if activation is not None:
         name = "pooler_activation_fn" if head == "classes" else "activation_fn"
-        said = str(model.get(name))
-        if ACTIVATIONS.get(said, said) != activation:
+        trained_with = str(model.get(name))
+        if ACTIVATIONS.get(trained_with, trained_with) != activation:
             known = {ACTIVATIONS.get(x, x): x for x in utils.get_available_activation_fns()}
             if head == "masked_lm" or activation not in known:
                 raise UserError(
                     f"{folder.path}: {shortened(str(activation))} in its head, where a model of "
-                    f"fairseq with such layers has {shortened(said)}"
+                    f"fairseq with such layers has {shortened(trained_with)}"
                 )
             model[name] = known[activation]
     rows = folder.weights.get(_ROWS)

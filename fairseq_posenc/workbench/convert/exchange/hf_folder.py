@@ -69,7 +69,7 @@ def _refuse_pipe(path: Path) -> None:
 
 
 def _weights(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file whose header is of a size that models have."""
+    """Read the tensors of a file whose header is of a size that models have."""
     try:
         _refuse_pipe(path)
         with open(path, "rb") as file:

@@ -199,14 +199,14 @@ def _restate(folder: Folder, built: Built) -> None:
         if others := meaning.differences(stack.weight_settings):
             raise UserError(f"{folder.source}: {side}: {'; '.join(others)}")
         stack.weight_settings = stack.weight_settings.filled_from(meaning)
-        said = config.get(f"{side}_stack")
-        if said:
+        stated = config.get(f"{side}_stack")
+        if stated:
             items = {item.name: dict(item.options) for item in stack.assembly.spec.items}
-            if said["positions"] != items or said["directions"] != list(stack.directions):
+            if stated["positions"] != items or stated["directions"] != list(stack.directions):
                 raise UserError(
-                    f"{CONFIG}: the {side} has {'+'.join(said['positions'])} there, and "
+                    f"{CONFIG}: the {side} has {'+'.join(stated['positions'])} there, and "
                     f"{stack.identity.positions} by the options under {FAIRSEQ!r}, or other "
                     "attention directions"
                 )
-            identity = stack.identity._replace(trained_length=int(said["trained_on"]))
+            identity = stack.identity._replace(trained_length=int(stated["trained_on"]))
             stack.set_extra_state(identity.to_tensor())

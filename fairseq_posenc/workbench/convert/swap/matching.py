@@ -109,16 +109,16 @@ def _identity(stack: Stack, theirs: Mapping[str, Tensor]) -> Identity:
     is to be for the length that was trained.
     """
     state, now = theirs.get(f"{stack.prefix}{KEY}"), stack.module.identity
-    said = None if state is None else Identity.from_tensor(state)
-    if said is not None:
-        now = now._replace(weight_settings=said.weight_settings)
+    old = None if state is None else Identity.from_tensor(state)
+    if old is not None:
+        now = now._replace(weight_settings=old.weight_settings)
     both = {item.name for item in stack.spec.items} & {
         item.name for item in stack.module.assembly.spec.items
     }
     if not both - {"none"}:
         return now
-    old = stack.positions[0] if said is None else said.trained_length
-    return now._replace(trained_length=old)
+    length = stack.positions[0] if old is None else old.trained_length
+    return now._replace(trained_length=length)
 
 
 def _refuse_other_parameters(

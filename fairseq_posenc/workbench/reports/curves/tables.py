@@ -148,7 +148,7 @@ def _best_row(name: str, curve: Curve) -> Row:
 
 
 def best_table(curves: Curves) -> str:
-    """Return the best validation of each training."""
+    """Format the best validation of each training."""
     accuracies = any(curve.best.accuracy is not None for curve in curves.values())
     columns = ["training", "updates", "best at", "loss (bits)", "loss (nats)"]
     columns += ["perplexity", *(["accuracy"] if accuracies else []), "tokens/s"]
