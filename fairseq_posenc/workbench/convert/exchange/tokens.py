@@ -15,8 +15,8 @@ from tokenizers.processors import TemplateProcessing
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.folders import plan_of
+from fairseq_posenc.workbench.tokens.tokenizer import ENCODER, MERGES
 
-ENCODER, MERGES = "encoder.json", "vocab.bpe"
 SPACE = "▁"
 WAYS = ("words", "characters", "none")
 # What a sentence, and a pair of them, is between: as fairseq's tasks put it.

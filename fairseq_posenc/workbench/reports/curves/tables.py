@@ -37,13 +37,13 @@ STAGES_NOTE = (
 
 def all_tables(trainings: Trainings) -> str:
     """Format all that there is to say: best validations, perplexity by epoch, stages, and NaN."""
-    curves = numbered(trainings)
-    parts = [best_table(curves), *_epochs(trainings), *_seeds(trainings)]
+    curves = _numbered(trainings)
+    parts = [_best_table(curves), *_epochs(trainings), *_seeds(trainings)]
     parts += [*_stages(curves), _not_finite(curves)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def numbered(trainings: Trainings) -> dict[str, Curve]:
+def _numbered(trainings: Trainings) -> dict[str, Curve]:
     """Collect the single trainings, with a number in their names where a name has several."""
     return {
         f"{name} {number}" if len(curves) > 1 else name: curve
@@ -54,9 +54,7 @@ def numbered(trainings: Trainings) -> dict[str, Curve]:
 
 def figures(trainings: Trainings) -> dict[str, list[Row]]:
     """Collect the figures of all tables for the record."""
-    curves = numbered(trainings)
-    stages = {name: find_stages(curve) for name, curve in curves.items()}
-    seeds = {name: _over_seeds(each) for name, each in trainings.items() if len(each) > 1}
+    curves = _numbered(trainings)
     return {
         "best": [_best_row(name, curve) for name, curve in curves.items()],
         "epochs": [
@@ -66,8 +64,8 @@ def figures(trainings: Trainings) -> dict[str, list[Row]]:
         ],
         "stages": [
             {"training": name, **{f"{stage}_ends": at for stage, at in found._asdict().items()}}
-            for name, found in stages.items()
-            if found is not None
+            for name, curve in curves.items()
+            if (found := find_stages(curve)) is not None
         ],
         "pieces": [
             {"training": name, "last_update": piece.end, "nats_in_1000_updates": 1000 * piece.rate}
@@ -75,8 +73,9 @@ def figures(trainings: Trainings) -> dict[str, list[Row]]:
             for piece in straight_pieces(training_points(curve))
         ],
         "seeds": [
-            {"training": name, "seeds": len(trainings[name]), **_flat(means)}
-            for name, means in seeds.items()
+            {"training": name, "seeds": len(each), **_flat(_over_seeds(each))}
+            for name, each in trainings.items()
+            if len(each) > 1
         ],
     }
 
@@ -147,7 +146,7 @@ def _best_row(name: str, curve: Curve) -> Row:
     }
 
 
-def best_table(curves: Curves) -> str:
+def _best_table(curves: Curves) -> str:
     """Format the best validation of each training."""
     accuracies = any(curve.best.accuracy is not None for curve in curves.values())
     columns = ["training", "updates", "best at", "loss (bits)", "loss (nats)"]
