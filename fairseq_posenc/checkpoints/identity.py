@@ -20,19 +20,12 @@ KEY = "_extra_state"  # torch's name for what a module adds to its parameters
 
 
 class Identity(NamedTuple):
-    """Positions and settings that the weights of a stack were trained with.
+    """Positions and settings that the weights of a stack were trained with."""
 
-    Attributes:
-        positions: the spec in its canonical form.
-        directions: of the first layers, as in ``lr,rl``; all further ones are ``both``.
-        trained_length: in tokens.
-        weight_settings: everything but positions.
-    """
-
-    positions: str
-    directions: str
-    trained_length: int
-    weight_settings: WeightSettings = WeightSettings()
+    positions: str  # the spec in its canonical form
+    directions: str  # of the first layers, as in `lr,rl`; all further ones are `both`
+    trained_length: int  # in tokens
+    weight_settings: WeightSettings = WeightSettings()  # everything but positions
 
     @classmethod
     def from_directions(

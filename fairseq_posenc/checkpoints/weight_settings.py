@@ -22,26 +22,18 @@ class WeightSettings(NamedTuple):
     """Settings of a stack's weights that no name or shape of a tensor shows, positions excepted.
 
     A field is None where it is not known, or where the stack has no such thing.
-
-    Attributes:
-        heads: of self-attention, and of a decoder's cross-attention.
-        activation: of the feed-forward blocks.
-        norm: ``pre`` or ``post``.
-        embeddings: ``scaled`` by the root of their width, or ``unscaled``.
-        pooler: activation of classification heads.
-        add_bos_token: of a causal LM, ``on`` where ``<s>`` begins each sample, or ``off``.
-        language: of a translation model, the encoder's source or the decoder's target.
-        dictionary: hash of its symbols in their order.
     """
 
-    heads: int | None = None
-    activation: str | None = None
-    norm: str | None = None
-    embeddings: str | None = None
-    pooler: str | None = None
+    heads: int | None = None  # of self-attention, and of a decoder's cross-attention
+    activation: str | None = None  # of the feed-forward blocks
+    norm: str | None = None  # `pre` or `post`
+    embeddings: str | None = None  # `scaled` by the root of their width, or `unscaled`
+    pooler: str | None = None  # activation of classification heads
+    # of a causal LM, `on` where `<s>` begins each sample, or `off`
     add_bos_token: str | None = None
+    # of a translation model, the encoder's source or the decoder's target
     language: str | None = None
-    dictionary: str | None = None
+    dictionary: str | None = None  # hash of its symbols in their order
 
     @classmethod
     def from_config(cls, cfg: Any, layers: Any, dictionary: Any) -> WeightSettings:

@@ -54,8 +54,9 @@ def run(args: argparse.Namespace) -> int:
     runs: Runs = {}
     records: Records = {}
     for argument in args.runs:
-        for known, found in zip((runs, records), find_results(argument)):
-            known.update(found)  # what is named twice counts once
+        found_runs, found_records = find_results(argument)
+        runs |= found_runs  # what is named twice counts once
+        records |= found_records
     if args.runs and not (runs or records):
         raise UserError("all files were passed over: there is nothing to report")
     tables, others = collect(list(runs.values()), args.tables)
