@@ -19,16 +19,12 @@ class Style(NamedTuple):
 
 
 EPSILON = 1e-5  # of fairseq's layer norms
-
-
 _COMMON = {
     "vocab_size": "vocab_size",
     "embed_dim": "hidden_size",
     "num_heads": "num_attention_heads",
     "num_layers": "num_hidden_layers",
 }
-
-
 BERT = Style(
     "encoder_stack",
     {
@@ -47,8 +43,6 @@ BERT = Style(
     },
     {"layer_norm_eps": EPSILON},
 )
-
-
 OPT = Style(
     "decoder_stack",
     {
@@ -61,8 +55,6 @@ OPT = Style(
     {"embedding_norm": False, "norm_before": True, "final_norm": True, "activation_dropout": 0.0},
     {"do_layer_norm_before": True, "tie_word_embeddings": False},
 )
-
-
 GPT_NEOX = Style(
     "decoder_stack",
     {
@@ -120,8 +112,6 @@ _ROBERTA = (
     ("classifier.", "classifier."),
     ("span_head.scores.", "qa_outputs."),
 )
-
-
 _TYPES = "{}.embeddings.token_type_embeddings.weight"
 
 
@@ -152,8 +142,6 @@ _MPNET = (
     *_layers("mpnet", "attn.{0[0]}", "attn.o", "LayerNorm"),
     ("lm_head.", "lm_head."),
 )
-
-
 _GPT_NEOX = (
     ("decoder.embed_tokens.", "embed_out."),
     ("decoder.layer_norm.", "gpt_neox.final_layer_norm."),
@@ -169,14 +157,11 @@ _GPT_NEOX = (
         )
     ),
 )
-
-
 _OPT = (
     ("decoder.embed_tokens.", "lm_head."),
     ("decoder.layer_norm.", "model.decoder.final_layer_norm."),
     ("decoder.", "model.decoder."),
 )
-
 
 # By the class that says in an encoding's file that its positions are theirs.
 LAYOUTS = {
