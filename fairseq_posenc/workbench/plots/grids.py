@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from fairseq_posenc.workbench.results import pictures
-from fairseq_posenc.workbench.results.pictures import GREY, GRID, PALE
+from fairseq_posenc.workbench.results.pictures import GREY, PALE
 
 WIDTH, DPI = 8.0, 100  # 800 pixels
 MOST = 48  # panels that are still readable
@@ -95,10 +95,8 @@ def lines(axes: Any, x: Tensor, rows: Tensor, names: Sequence[str]) -> None:
     for number, (name, row) in enumerate(zip(names, rows.detach().float())):
         axes.plot(x.numpy(), row.numpy(), lw=1.4, label=name, **pictures.look(number))
     axes.axvline(0, color=PALE, lw=0.8, zorder=0)
-    axes.grid(axis="y", color=GRID, linewidth=0.8)
-    axes.tick_params(labelsize=_SMALL, length=0, colors=GREY)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.spines["bottom"].set_color(PALE)
+    pictures.style_lines(axes)
+    axes.tick_params(labelsize=_SMALL)
 
 
 def label(axes: Any, title: str, x: str, y: str) -> None:

@@ -13,6 +13,7 @@ from fairseq_posenc.encodings.terms import Term
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.plots import grids
 from fairseq_posenc.workbench.plots.stacks import Stack, terms_of
+from fairseq_posenc.workbench.results.pictures import GRID
 
 _FEWEST_ROWS, _MOST_MAPS = 3, 16
 _SEED = 0
@@ -124,7 +125,7 @@ def draw_map(tables: Sequence[Table], title: str) -> Any:
         image = axes.scatter(*points.T, c=table.rows.numpy(), cmap=grids.AMOUNTS, s=14, zorder=2)
         axes.set_aspect("equal", adjustable="datalim")
         axes.set(xticks=[], yticks=[])
-        axes.spines[:].set_color(grids.GRID)
+        axes.spines[:].set_color(GRID)
         axes.set_title(table.title, fontsize=9)
         grids.scale(figure, image, axes, table.of_rows)
     return figure
