@@ -17,7 +17,7 @@ from tests.helpers.commands import new_directory
 from tests.helpers.exchanged import Checkpoint, checkpoint
 from tests.helpers.tiny_models import ARGS, STOCK, make_model
 from tests.workbench.convert.test_exchange import padded, scores
-from tests.workbench.convert.test_init import write
+from tests.workbench.convert.test_swap_roberta import write
 
 LAYOUTS = [
     ("masked_lm", "rope", "rope(layout=half)"),
