@@ -166,7 +166,7 @@ def speeds(
 
 def quality(engine: Engine, sources: Sequence[str], beam: int) -> list[Found]:
     """Translate the whole test set."""
-    found = {}
+    found: dict[str, Found] = {}
     for batch in batches(sorted(set(sources)), 32):
         found.update(zip(batch, engine(batch, beam)))
     return [found[source] for source in sources]

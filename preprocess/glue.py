@@ -49,16 +49,7 @@ _SHORTEST_LIMIT = 8  # tokens of an example
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of all data-bins.
-
-    Attributes:
-        raw: folder of GLUE's folders.
-        out: folder to make.
-        tasks: tasks to write.
-        splits: sets to write, of :data:`_SPLITS`.
-        vocabulary: files that define the tokens.
-        max_tokens: maximum tokens of an example, with ``<s>`` and ``</s>``.
-    """
+    """The settings of all data-bins; fields are named as the options."""
 
     raw: Path
     out: Path

@@ -34,8 +34,7 @@ from fairseq_posenc.workbench.running.exit_codes import (
 from fairseq_posenc.workbench.running.folders import Folder
 from fairseq_posenc.workbench.running.options import Parser, add_workers, positive_int
 from fairseq_posenc.workbench.running.progress import format_counts
-from mixing.corpora import Corpus, parse_corpus
-from mixing.draw import DOCUMENTS, LINES
+from mixing.draw import DOCUMENTS, LINES, Corpus, parse_corpus
 from mixing.mixture import Mixture, Rules
 
 _FORMAT = 2  # of manifest.json

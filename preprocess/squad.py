@@ -44,19 +44,12 @@ _NAMES = {  # names of the vocabulary's files in the folder
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of the folder.
+    """The settings of the folder."""
 
-    Attributes:
-        inputs: SQuAD's file of each split.
-        out: folder to make.
-        vocabulary: its files by their names in the folder.
-        limits: sizes in tokens.
-    """
-
-    inputs: dict[str, Path]
-    out: Path
-    vocabulary: dict[str, Path]
-    limits: Limits
+    inputs: dict[str, Path]  # SQuAD's file of each split
+    out: Path  # folder to make
+    vocabulary: dict[str, Path]  # its files by their names in the folder
+    limits: Limits  # sizes in tokens
 
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> Settings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 
 from fairseq_posenc import registry
 from fairseq_posenc.assembly import Assembly
@@ -13,21 +14,17 @@ from fairseq_posenc.encodings.terms import Cost, Terms
 
 def operations(name: str) -> str:
     """Describe the additional operations of an encoding, in words and formulas."""
-    parts = _parts(name)
-    return _format_costs(
-        name, [part.operations for part in parts], [part.common_operations for part in parts]
-    )
+    costs = [(part.operations, part.common_operations) for part in _parts(name)]
+    return _format_costs(name, *zip(*costs))
 
 
 def numbers(name: str) -> str:
     """Describe the additional numbers held at once, in words and formulas."""
-    parts = _parts(name)
-    return _format_costs(
-        name, [part.numbers for part in parts], [part.common_numbers for part in parts]
-    )
+    costs = [(part.numbers, part.common_numbers) for part in _parts(name)]
+    return _format_costs(name, *zip(*costs))
 
 
-def _format_costs(name: str, each: list[str], together: list[str]) -> str:
+def _format_costs(name: str, each: Sequence[str], together: Sequence[str]) -> str:
     phrases = []
     if any(each):
         phrases.append(f"``{_sum(each)}`` for each sentence")
@@ -43,7 +40,7 @@ def _format_costs(name: str, each: list[str], together: list[str]) -> str:
     return "; ".join(phrases) or "none"
 
 
-def _sum(formulas: list[str]) -> str:
+def _sum(formulas: Sequence[str]) -> str:
     """Add up formulas, equal terms as one."""
     factors: Counter[str] = Counter()
     for term in " + ".join(filter(None, formulas)).split(" + "):

@@ -67,14 +67,10 @@ def _registered(node: ast.ClassDef) -> Optional[str]:
 def _acts_on(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> str:
     """Read a class's ``acts_on``, its own or the first base's that has one."""
     for each in node.body:
-        if isinstance(each, ast.AnnAssign) and each.value and _is_name(each.target, "acts_on"):
+        if isinstance(each, ast.AnnAssign) and each.value and ast.unparse(each.target) == "acts_on":
             return str(ast.literal_eval(each.value))
     (base,) = (classes[base.id] for base in node.bases if isinstance(base, ast.Name))
     return _acts_on(base, classes)
-
-
-def _is_name(node: ast.expr, name: str) -> bool:
-    return isinstance(node, ast.Name) and node.id == name
 
 
 def _summary(node: ast.ClassDef) -> str:

@@ -52,7 +52,7 @@ def errors(spec: str, backends: list[str], causal: bool) -> dict[str, float]:
 
 
 def _input_error(encodings: Encodings, positions: Positions) -> float:
-    """Return 0 if the added vectors are finite and shaped as the embeddings, else infinity."""
+    """Check that added vectors are finite and shaped as the embeddings: 0, else infinity."""
     vectors = [encoding.embed(positions) for encoding in encodings.each()]
     shape = (1, LENGTH, DIMS.embed_dim)
     good = all(x is None or (x.shape == shape and bool(x.isfinite().all())) for x in vectors)
@@ -77,11 +77,9 @@ def _rotated(
     encodings: Encodings, query: Tensor, key: Tensor, ids: Tensor
 ) -> tuple[Tensor, Tensor]:
     rotation = encodings.rotation(ids)
-    return (
-        (query, key)
-        if rotation is None
-        else (rotation.rotate_queries(query), rotation.rotate_keys(key))
-    )
+    if rotation is None:
+        return query, key
+    return rotation.rotate_queries(query), rotation.rotate_keys(key)
 
 
 def _evaluate_equation(

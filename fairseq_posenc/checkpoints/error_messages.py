@@ -33,31 +33,31 @@ _READERS = {
 
 
 def one_line(error: BaseException) -> str | None:
-    """Return the message for a user's mistake anywhere in an exception's chain, else None.
+    """Find the message for a user's mistake anywhere in an exception's chain, else None.
 
     fairseq wraps what goes wrong while a checkpoint is loaded in a general exception, so the cause
     has to be looked for along the chain.
     """
     links = list(chain(error))
-    messages = [_told(link) for link in links]
+    messages = [_message(link) for link in links]
     # Of a checkpoint, the first thing that went wrong tells most.
     messages += [_unreadable(link) for link in reversed(links)]
     return next((message for message in messages if message), None)
 
 
 def exit_code(error: BaseException) -> int:
-    """Return what a command ends with that told an error in one line.
+    """Choose the exit code of a command that reported an error in one line.
 
     2 is for what its user can mend before it runs, 1 for a run that failed or found no room.
     """
-    told = next((link for link in chain(error) if _told(link)), error)
-    return 1 if isinstance(told, RunError) or _is_no_room(told) else 2
+    cause = next((link for link in chain(error) if _message(link)), error)
+    return 1 if isinstance(cause, RunError) or _is_no_room(cause) else 2
 
 
 def damage(error: BaseException) -> str:
-    """Return what is wrong with a checkpoint, from what went wrong when it was read."""
-    if told := next(filter(None, map(_told, chain(error))), None):
-        return told
+    """Describe what is wrong with a checkpoint, from what went wrong when it was read."""
+    if message := next(filter(None, map(_message, chain(error))), None):
+        return message
     for link in chain(error):
         if _runs_code(link):
             reason = str(link.__context__ or link).strip().splitlines()[0]  # what torch met
@@ -72,8 +72,8 @@ def damage(error: BaseException) -> str:
     return f"not a whole checkpoint of fairseq ({kind}{': ' if reason else ''}{reason})"
 
 
-def _told(error: BaseException) -> str | None:
-    """Return the message of an error that says itself what a user did."""
+def _message(error: BaseException) -> str | None:
+    """Get the message of an error that says itself what a user did."""
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] in _EXTRA:
@@ -88,9 +88,9 @@ def _told(error: BaseException) -> str | None:
             "checkpoints written before are whole. Make room and start the same command again "
             "to go on from the last one."
         )
-    told_by_rank = _RANK.search(str(error)) if "Process" in type(error).__name__ else None
+    of_rank = _RANK.search(str(error)) if "Process" in type(error).__name__ else None
     # torch hands on an error of another process as text
-    return told_by_rank[1] if told_by_rank else None
+    return of_rank[1] if of_rank else None
 
 
 def _is_no_room(error: BaseException) -> bool:
@@ -102,7 +102,7 @@ def _runs_code(error: BaseException) -> bool:
 
 
 def _unreadable(error: BaseException) -> str | None:
-    """Return what is wrong with the checkpoint that fairseq was reading, None if it was not."""
+    """Describe the fault of the checkpoint that fairseq was reading, None if it was not."""
     if isinstance(error, MemoryError) or "allocate memory" in str(error):
         return None
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -117,12 +117,10 @@ def _unreadable(error: BaseException) -> str | None:
 
 
 def _fault(error: BaseException, opening: bool, here: bool) -> str | None:
-    """Return what a file has to do with an error, None if it may be another's fault.
+    """Describe what a file has to do with an error, None if it may be another's fault.
 
-    Args:
-        error: raised in a function that reads the file, or below it.
-        opening: whether the function does nothing else.
-        here: whether it was raised in the function itself.
+    The error was raised ``here``, in a function that reads the file, or below it; ``opening``
+    functions do nothing else.
     """
     text = str(error)
     if text.startswith(_MISSING):
@@ -141,5 +139,5 @@ def _fault(error: BaseException, opening: bool, here: bool) -> str | None:
 
 
 def _place(frame: FrameType) -> tuple[str, str]:
-    """Return the name of a frame's file, with its folder, and that of its function."""
+    """Name a frame's file, with its folder, and its function."""
     return "/".join(frame.f_code.co_filename.split(os.sep)[-2:]), frame.f_code.co_name

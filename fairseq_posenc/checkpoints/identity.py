@@ -20,19 +20,12 @@ KEY = "_extra_state"  # torch's name for what a module adds to its parameters
 
 
 class Identity(NamedTuple):
-    """Positions and settings that the weights of a stack were trained with.
+    """Positions and settings that the weights of a stack were trained with."""
 
-    Attributes:
-        positions: the spec in its canonical form.
-        directions: of the first layers, as in ``lr,rl``; all further ones are ``both``.
-        trained_length: in tokens.
-        weight_settings: everything but positions.
-    """
-
-    positions: str
-    directions: str
-    trained_length: int
-    weight_settings: WeightSettings = WeightSettings()
+    positions: str  # the spec in its canonical form
+    directions: str  # of the first layers, as in `lr,rl`; all further ones are `both`
+    trained_length: int  # in tokens
+    weight_settings: WeightSettings = WeightSettings()  # everything but positions
 
     @classmethod
     def from_directions(
@@ -66,11 +59,11 @@ class Identity(NamedTuple):
             TypeError,
             ValueError,
             KeyError,
-            OverflowError,
-            RecursionError,
-        ) as error:
+            ArithmeticError,
+            RuntimeError,
+        ) as e:
             raise UserError(
-                f"what the checkpoint says of its positions cannot be read: {error}"
+                f"what the checkpoint says of its positions cannot be read: {e}"
             ) from None
 
     def describe(self) -> str:
@@ -81,9 +74,7 @@ class Identity(NamedTuple):
     def differences(self, model: Identity, layers: list[int] | None = None) -> list[str]:
         """Describe how a model's positions differ from those of the weights.
 
-        Args:
-            model: identity of the model.
-            layers: those that it has of the trained ones; None for all.
+        ``layers`` are those that it has of the trained ones; None for all.
         """
         positions, directions = self.positions, self.directions
         if layers is not None:

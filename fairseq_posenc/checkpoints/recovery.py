@@ -20,17 +20,11 @@ _NAMES = re.compile(r"checkpoint(\d+|_\d+_\d+|_last|_best|\.best_.+)\.pt")
 
 
 class WholeCheckpoint(NamedTuple):
-    """A checkpoint that a training can go on from.
+    """A checkpoint that a training can go on from."""
 
-    Attributes:
-        updates: made so far.
-        written: when, in nanoseconds.
-        path: the file.
-    """
-
-    updates: int
-    written: int
-    path: Path
+    updates: int  # made so far
+    written: int  # when, in nanoseconds
+    path: Path  # the file
 
 
 def newest_checkpoint(folder: Path) -> WholeCheckpoint | None:

@@ -9,8 +9,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from fairseq_posenc.checkpoints.identity import KEY, Identity
-from fairseq_posenc.checkpoints.load_report import format_load_report
-from fairseq_posenc.checkpoints.weights import refuse_broken_weights, refuse_untied
+from fairseq_posenc.checkpoints.weights import (
+    format_load_report,
+    refuse_broken_weights,
+    refuse_untied,
+)
 from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.host.resuming import refuse_optimizer

@@ -22,36 +22,22 @@ class WeightSettings(NamedTuple):
     """Settings of a stack's weights that no name or shape of a tensor shows, positions excepted.
 
     A field is None where it is not known, or where the stack has no such thing.
-
-    Attributes:
-        heads: of self-attention, and of a decoder's cross-attention.
-        activation: of the feed-forward blocks.
-        norm: ``pre`` or ``post``.
-        embeddings: ``scaled`` by the root of their width, or ``unscaled``.
-        pooler: activation of classification heads.
-        add_bos_token: of a causal LM, ``on`` where ``<s>`` begins each sample, or ``off``.
-        language: of a translation model, the encoder's source or the decoder's target.
-        dictionary: hash of its symbols in their order.
     """
 
-    heads: int | None = None
-    activation: str | None = None
-    norm: str | None = None
-    embeddings: str | None = None
-    pooler: str | None = None
+    heads: int | None = None  # of self-attention, and of a decoder's cross-attention
+    activation: str | None = None  # of the feed-forward blocks
+    norm: str | None = None  # `pre` or `post`
+    embeddings: str | None = None  # `scaled` by the root of their width, or `unscaled`
+    pooler: str | None = None  # activation of classification heads
+    # of a causal LM, `on` where `<s>` begins each sample, or `off`
     add_bos_token: str | None = None
+    # of a translation model, the encoder's source or the decoder's target
     language: str | None = None
-    dictionary: str | None = None
+    dictionary: str | None = None  # hash of its symbols in their order
 
     @classmethod
     def from_config(cls, cfg: Any, layers: Any, dictionary: Any) -> WeightSettings:
-        """Read the settings of a stack.
-
-        Args:
-            cfg: fairseq's TransformerConfig.
-            layers: its part for the encoder or the decoder.
-            dictionary: of the stack's tokens.
-        """
+        """Read a stack's settings from fairseq's configuration and its part for ``layers``."""
         activation = str(cfg.activation_fn or "relu")
         return cls(
             heads=int(layers.attention_heads),
@@ -84,12 +70,7 @@ class WeightSettings(NamedTuple):
         return [name for name, ours, theirs in fields if ours is None and theirs is not None]
 
     def differences(self, model: WeightSettings, other: str = "the model has") -> list[str]:
-        """Compare the fields that both sides know, in words.
-
-        Args:
-            model: the other side.
-            other: how messages introduce it.
-        """
+        """Compare the fields that both sides know, in words; ``other`` introduces the model's."""
         return [
             f"trained with {_PHRASES[name].format(ours)}, {other} {_PHRASES[name].format(theirs)}"
             for name, ours, theirs in zip(self._fields, self, model)

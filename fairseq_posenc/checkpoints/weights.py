@@ -1,4 +1,4 @@
-"""Weights that no training leaves, and two matrices for a model that has one."""
+"""Weights that no training leaves, two matrices for one that a model shares, and what is loaded."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fairseq_posenc.checkpoints.identity import KEY
 from fairseq_posenc.errors import UserError
 
 
 def refuse_broken_weights(state_dict: dict[str, Any], own: dict[str, Tensor]) -> None:
     """Refuse what torch would copy into the model without a word.
 
-    Args:
-        state_dict: of a checkpoint.
-        own: the model's; only what it has, and has as floating-point numbers, is looked at.
+    Only what the model has, and has as floating-point numbers, is looked at.
 
     Raises:
         UserError: names the first such tensor.
@@ -32,20 +31,15 @@ def refuse_broken_weights(state_dict: dict[str, Any], own: dict[str, Tensor]) ->
 def refuse_untied(state_dict: dict[str, Any], own: dict[str, Tensor]) -> None:
     """Refuse two different matrices for one that the model shares: the second would win.
 
-    Args:
-        state_dict: of a checkpoint.
-        own: the model's.
-
     Raises:
         UserError: names the first such pair.
     """
     first: dict[int, str] = {}
     for name in own:
-        if name not in state_dict or storage_address(state_dict[name]) == storage_address(
-            own[name]
-        ):
+        address = storage_address(own[name])
+        if name not in state_dict or storage_address(state_dict[name]) == address:
             continue  # the model's own, which starts fresh
-        other = first.setdefault(storage_address(own[name]), name)
+        other = first.setdefault(address, name)
         pair = state_dict[other], state_dict[name]
         if storage_address(pair[0]) != storage_address(pair[1]) and not torch.equal(*pair):
             raise UserError(
@@ -76,3 +70,33 @@ def _describe_damage(weight: Any) -> str | None:
     return (
         f"has {broken:,} of {weight.numel():,} numbers that are NaN or infinite" if broken else None
     )
+
+
+def format_load_report(
+    before: dict[str, Any], state_dict: dict[str, Any], own: dict[str, Tensor]
+) -> str:
+    """Count the tensors that are loaded, new in the model, and left in the checkpoint.
+
+    fairseq and our adapter rename, split, drop and add tensors; storages show which were loaded.
+    ``before`` is the checkpoint's as it was read, ``state_dict`` as it is about to be loaded.
+    """
+    given = {name: x for name, x in state_dict.items() if isinstance(x, Tensor)}
+    names = [name for name in own if not name.endswith(KEY)]
+    new = [
+        x for x in names if x not in given or storage_address(given[x]) == storage_address(own[x])
+    ]
+    loaded = set(names) - set(new)
+    used = {storage_address(given[name]) for name in loaded}
+    ignored = [
+        name
+        for name, x in before.items()
+        if isinstance(x, Tensor) and not name.endswith(KEY)
+        if name not in loaded and storage_address(x) not in used
+    ]
+    return f"{len(loaded):,} tensors loaded, {_format(new)} new, {_format(ignored)} ignored"
+
+
+def _format(names: list[str]) -> str:
+    """Format their number, with the first of them."""
+    more = ", ..." if len(names) > 1 else ""
+    return f"{len(names):,} ({names[0]}{more})" if names else "0"

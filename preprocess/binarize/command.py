@@ -23,7 +23,7 @@ from fairseq_posenc.workbench.tokens.symbols import SymbolEncoder
 from .formats import LineFormat, check_format, describe_format
 from .items import Text, check_invalid, count_symbols, make_items
 from .options import Settings
-from .pool import Pool, pool
+from .pool import Pool
 from .shards import Part, find_files, parts_of_shard
 from .sources import Input, Reader, combine_checksums
 from .split import Split, State
@@ -42,9 +42,7 @@ _OPTIONS = (
 def run(args: argparse.Namespace, lines: LineFormat) -> None:
     """Make the data-bin or dictionary of the options; continue where a call was interrupted.
 
-    Args:
-        args: parsed by the parser of :func:`options.make_parser`.
-        lines: format of the corpus.
+    ``args`` are of :func:`options.make_parser`, ``lines`` is the format of the corpus.
     """
     settings = Settings.from_args(args)
     text = Text(lines, settings.sentences, settings.empty_lines)
@@ -70,7 +68,7 @@ def _write_folder(settings: Settings, text: Text) -> None:
         symbols = Symbols.from_dictionary(dictionary)
         tokenizer = settings.vocabulary.load_encoder(dictionary)
         encoder = tokenizer or SymbolEncoder(settings.splitter, dictionary)
-        with pool(settings.workers, make_items, text, encoder, symbols, settings) as opened:
+        with Pool(settings.workers, make_items, text, encoder, symbols, settings) as opened:
             for split in inputs:
                 _write_split(split, inputs[split], settings, folder, symbols, opened, done)
         summary = {"symbols": len(dictionary), "sha256": checksum(folder.partial / DICTIONARY)}
@@ -147,7 +145,7 @@ def _count_dictionary(settings: Settings, text: Text) -> Dictionary:
     """Make a dictionary of the training text, equal to that of ``fairseq-preprocess``."""
     counter: Counter[str] = Counter()
     parts = parts_of_shard(find_files(settings.inputs["train"]), 0, 1)
-    with pool(settings.workers, count_symbols, text, settings.splitter) as opened:
+    with Pool(settings.workers, count_symbols, text, settings.splitter) as opened:
         for (part, line), (counts, read) in opened.map(_chunks(parts)):
             check_invalid(read.invalid, part, line, settings.skips_invalid)
             counter.update(counts)

@@ -33,14 +33,10 @@ def plain(line: str) -> Sequence[str]:
 
 
 class JsonField(NamedTuple):
-    """A JSON object a line, one of whose fields holds a document (C4, OpenWebText2, the Pile).
+    """A JSON object a line, one of whose fields holds a document (C4, OpenWebText2, the Pile)."""
 
-    Attributes:
-        field: name of the text's field; a field inside another is written ``meta.title``.
-        where: a field and its value; objects with another value are left out. None for all.
-    """
-
-    field: str
+    field: str  # name of the text's field; a field inside another is written `meta.title`
+    # a field and its value; objects with another value are left out. None for all
     where: Optional[tuple[str, str]] = None
 
     def __call__(self, line: str) -> Sequence[str]:
@@ -96,15 +92,10 @@ def wikipedia(line: str) -> Sequence[str]:
 
 
 class WikiText(NamedTuple):
-    """WikiText-2 and -103: a paragraph a line, headings between equal signs, empty lines.
+    """WikiText-2 and -103: a paragraph a line, headings between equal signs, empty lines."""
 
-    Attributes:
-        articles: an empty line only where an article ends, not around headings.
-        headings: keep the lines with headings.
-    """
-
-    articles: bool
-    headings: bool
+    articles: bool  # an empty line only where an article ends, not around headings
+    headings: bool  # keep the lines with headings
 
     def __call__(self, line: str) -> Sequence[str]:
         """Keep or drop the line; "" comes before one that begins an article."""

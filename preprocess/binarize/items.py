@@ -14,7 +14,6 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.tokens.numbers import Encoder, Symbols
 from fairseq_posenc.workbench.tokens.symbols import Splitter
 
-from . import lengths
 from .formats import LineFormat, split_lines
 from .options import Settings
 from .sentences import split_sentences
@@ -23,37 +22,24 @@ from .shards import Part
 
 @dataclass(frozen=True)
 class Text:
-    """Rules that turn the lines of a corpus into the lines that are encoded.
+    """Rules that turn the lines of a corpus, in a format, into the lines that are encoded."""
 
-    Attributes:
-        lines: format of the corpus.
-        sentences: split lines into sentences.
-        empty_lines: ``drop``; ``keep``, each as ``</s>`` alone; or ``documents``: one such item
-            between two documents, however many empty lines there are.
-    """
-
-    lines: LineFormat
-    sentences: bool
+    lines: LineFormat  # format of the corpus
+    sentences: bool  # split lines into sentences
+    # `drop`; `keep`, each as `</s>` alone; or `documents`: one such item between two documents,
+    # however many empty lines there are
     empty_lines: str
 
 
 class Items(NamedTuple):
-    """Part of a data set.
+    """Part of a data set."""
 
-    Attributes:
-        tokens: the items' tokens as bytes of the data set's type.
-        sizes: the items' sizes as bytes of int32.
-        begins_document: with ``documents``, whether an empty line came before the first item.
-        ends_document: the same, after the last item; both when there are no items.
-        counts: counts for the manifest.
-        invalid: for each line left out, its number in the chunk from 0, and the reason.
-    """
-
-    tokens: bytes
-    sizes: bytes
-    begins_document: bool
-    ends_document: bool
-    counts: Counter[str]
+    tokens: bytes  # the items' tokens as bytes of the data set's type
+    sizes: bytes  # the items' sizes as bytes of int32
+    begins_document: bool  # with `documents`, whether an empty line came before the first item
+    ends_document: bool  # the same, after the last item; both when there are no items
+    counts: Counter[str]  # counts for the manifest
+    # for each line left out, its number in the chunk from 0, and the reason
     invalid: list[tuple[int, str]]
 
 
@@ -106,11 +92,11 @@ def make_items(
         keep = ~long if settings.long_lines == "skip" else keep
     if text.empty_lines == "documents":
         keep &= (sizes > 1) | blank  # a line of text without any token ends no document
-        keep, begins, ends = lengths.between_documents(keep, blank)
+        keep, begins, ends = between_documents(keep, blank)
         counts["document_ends"] = int((keep & blank).sum())
     tokens, sizes = tokens[np.repeat(keep, sizes)], sizes[keep]
     if settings.longest_line is not None:
-        sizes = lengths.split_long(sizes, settings.longest_line)
+        sizes = split_long(sizes, settings.longest_line)
     counts.update(items=len(sizes), tokens=len(tokens))
     return Items(tokens.tobytes(), sizes.tobytes(), begins, ends, counts, invalid)
 
@@ -143,3 +129,38 @@ def check_invalid(
     if found and not skip:
         raise UserError(f"{found[0]}; mend the file, or use --invalid-lines skip")
     return found
+
+
+def split_long(sizes: np.ndarray, longest: int) -> np.ndarray:
+    """Split long sizes into as few parts as possible, of nearly equal size.
+
+    Equal parts leave no rest of a single ``</s>``, which fairseq reads as the end of a document.
+    """
+    parts = -(-sizes // longest)
+    if (parts <= 1).all():
+        return sizes
+    whole, number = np.repeat(sizes, parts), np.repeat(parts, parts)
+    which = np.arange(len(number)) - np.repeat(np.cumsum(parts) - parts, parts)
+    return (whole // number + (which < whole % number)).astype(sizes.dtype)
+
+
+def between_documents(keep: np.ndarray, blank: np.ndarray) -> tuple[np.ndarray, bool, bool]:
+    """Keep one empty item between documents, and none before the first and after the last.
+
+    In fairseq's ``complete`` mode each is an extra ``</s>``, of which RoBERTa has one a document.
+    ``keep`` and ``blank`` are masks of items ``(N,)``: kept so far, and empty lines.
+
+    Returns:
+        The mask of the items to keep, and whether the text began and ended with empty items.
+    """
+    kept = np.flatnonzero(keep)
+    empty = blank[kept]
+    full = np.flatnonzero(~empty)
+    if not len(full):
+        return np.zeros_like(keep), len(kept) > 0, len(kept) > 0
+    follows_text = np.concatenate([[False], ~empty[:-1]])
+    inside = np.arange(len(kept)) < full[-1]
+    chosen = ~empty | (follows_text & inside)
+    result = np.zeros_like(keep)
+    result[kept[chosen]] = True
+    return result, bool(empty[0]), bool(empty[-1])

@@ -24,15 +24,10 @@ _SHORTEST_LIMIT = 4  # tokens
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of one data-bin; fields are named as the options.
+    """The settings of one data-bin; fields are named as the options."""
 
-    Attributes:
-        inputs: files and folders of each split that was given.
-        vocabulary: files that define the tokens.
-    """
-
-    inputs: dict[str, list[str]]
-    vocabulary: Vocabulary
+    inputs: dict[str, list[str]]  # files and folders of each split that was given
+    vocabulary: Vocabulary  # files that define the tokens
     out: Path
     words: bool
     characters: bool
@@ -101,12 +96,7 @@ class Settings:
 
 
 def make_parser(description: str | None, *, characters: bool = False) -> argparse.ArgumentParser:
-    """Build a parser with the shared options.
-
-    Args:
-        description: the program's docstring.
-        characters: the program is for characters; otherwise its user chooses the tokens.
-    """
+    """Build a parser with the shared options; of programs for characters, without other tokens."""
     parser = Parser(description=description)
     files = parser.add_argument_group("files")
     text = "text files, also compressed (.gz, .bz2, .xz, .zst), or folders of them"
@@ -117,12 +107,9 @@ def make_parser(description: str | None, *, characters: bool = False) -> argpars
     _add_tokens(parser, characters)
     _add_lines(parser)
     machine = parser.add_argument_group("machines")
-    machine.add_argument(
-        "--shard", type=int, default=0, metavar="K", help="number of the shard to make, from 0"
-    )
-    machine.add_argument(
-        "--num-shards", type=positive_int, default=1, metavar="N", help="number of shards"
-    )
+    add = machine.add_argument
+    add("--shard", type=int, default=0, metavar="K", help="number of the shard to make, from 0")
+    add("--num-shards", type=positive_int, default=1, metavar="N", help="number of shards")
     add_workers(machine)
     return parser
 

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from fairseq_posenc.errors import RunError
@@ -22,12 +21,9 @@ _AHEAD = 3  # chunks for each worker that may be waiting or done
 
 
 class Pool:
-    """Worker processes that call one function.
+    """Worker processes that call ``function(data, *arguments)``, in a ``with`` block.
 
-    Args:
-        workers: number of processes.
-        function: called as ``function(data, *arguments)`` for each chunk.
-        arguments: passed to the workers once, when they start.
+    They get the arguments once, when they start.
     """
 
     def __init__(self, workers: int, function: Callable[..., Any], *arguments: Any) -> None:
@@ -60,19 +56,12 @@ class Pool:
                 "start the same command again, perhaps with fewer --workers, to go on"
             ) from None
 
-    def close(self) -> None:
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """End the workers and drop chunks that they have not begun."""
         self._executor.shutdown(cancel_futures=True)
-
-
-@contextmanager
-def pool(workers: int, function: Callable[..., Any], *arguments: Any) -> Iterator[Pool]:
-    """Open a :class:`Pool` for the time of a ``with`` block."""
-    opened = Pool(workers, function, *arguments)
-    try:
-        yield opened
-    finally:
-        opened.close()
 
 
 _task: tuple[Callable[..., Any], tuple[Any, ...]]

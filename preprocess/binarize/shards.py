@@ -34,7 +34,10 @@ def find_files(inputs: Sequence[str]) -> list[str]:
         path = Path(given)
         if path.is_dir():
             below = (file for file in path.rglob("*") if file.is_file())
-            found += sorted(str(file) for file in below if not _is_hidden(file.relative_to(path)))
+            visible = (
+                file for file in below if "/." not in f"/{file.relative_to(path).as_posix()}"
+            )
+            found += sorted(map(str, visible))
         elif path.is_file():
             found.append(given)
         else:
@@ -42,10 +45,6 @@ def find_files(inputs: Sequence[str]) -> list[str]:
     if not any(os.path.getsize(path) for path in found):
         raise UserError(f"no text in {', '.join(inputs)}")
     return found
-
-
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
 
 
 def parts_of_shard(files: Sequence[str], shard: int, num_shards: int) -> list[Part]:
@@ -56,12 +55,13 @@ def parts_of_shard(files: Sequence[str], shard: int, num_shards: int) -> list[Pa
     Raises:
         UserError: the shard would be empty.
     """
-    whole = all(map(is_whole, files))
-    sizes = [1 if whole else os.path.getsize(path) for path in files]
+    whole = {path for path in files if Path(path).suffix in WHOLE}  # compressed
+    by_bytes = len(whole) < len(set(files))
+    sizes = [os.path.getsize(path) if by_bytes else 1 for path in files]
     low, high = (sum(sizes) * number // num_shards for number in (shard, shard + 1))
     parts, begins = [], 0
     for path, size in zip(files, sizes):
-        if is_whole(path):
+        if path in whole:
             start, end = 0, os.path.getsize(path) if low <= begins < high else 0
         else:
             start = _line_start(path, min(max(low - begins, 0), size))
@@ -75,11 +75,6 @@ def parts_of_shard(files: Sequence[str], shard: int, num_shards: int) -> list[Pa
             "divided; use fewer shards"
         )
     return parts
-
-
-def is_whole(path: str) -> bool:
-    """Tell by the suffix whether a file cannot be divided because it is compressed."""
-    return Path(path).suffix in WHOLE
 
 
 def _line_start(path: str, offset: int) -> int:

@@ -7,7 +7,7 @@ import hashlib
 import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.files import checksum
@@ -20,17 +20,11 @@ _LONGEST_LINE = 1 << 28  # bytes; a chunk is held in memory several times
 
 
 class Chunk(NamedTuple):
-    """Whole lines of a part.
+    """Whole lines of a part."""
 
-    Attributes:
-        data: decompressed bytes.
-        offset: beginning of the next chunk in decompressed bytes from the part's start.
-        lines: number of lines.
-    """
-
-    data: bytes
-    offset: int
-    lines: int
+    data: bytes  # decompressed bytes
+    offset: int  # beginning of the next chunk in decompressed bytes from the part's start
+    lines: int  # number of lines
 
 
 class Input(NamedTuple):
@@ -50,32 +44,25 @@ def combine_checksums(inputs: Sequence[Input]) -> str:
     return hashlib.sha256(" ".join(one.sha256 for one in inputs).encode()).hexdigest()
 
 
+def describe_file(path: Path) -> dict[str, Any]:
+    """Describe a file that was written, for a manifest."""
+    return {"bytes": path.stat().st_size, "sha256": checksum(path)}
+
+
 class Place(NamedTuple):
-    """A place in the text of several parts.
+    """A place in the text of several parts."""
 
-    Attributes:
-        part: number of the part.
-        offset: decompressed bytes of the part before the place.
-        line: lines of the part before the place.
-    """
-
-    part: int = 0
-    offset: int = 0
-    line: int = 0
+    part: int = 0  # number of the part
+    offset: int = 0  # decompressed bytes of the part before the place
+    line: int = 0  # lines of the part before the place
 
 
 class Mark(NamedTuple):
-    """A chunk that was read.
+    """A chunk that was read."""
 
-    Attributes:
-        place: end of the chunk.
-        lines: number of lines.
-        is_last: whether it is the empty chunk at the end of its part.
-    """
-
-    place: Place
-    lines: int
-    is_last: bool
+    place: Place  # end of the chunk
+    lines: int  # number of lines
+    is_last: bool  # whether it is the empty chunk at the end of its part
 
     @property
     def next(self) -> Place:
@@ -140,7 +127,7 @@ class Reader:
         self._raw = _Hashed(part)
 
     def sha256(self) -> str:
-        """Return the checksum of the part on disk; call it after all chunks are read."""
+        """Compute the checksum of the part on disk; call it after all chunks are read."""
         return self._raw.digest.hexdigest()
 
     def __iter__(self) -> Iterator[Chunk]:

@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.tokens.numbers import Symbols
 
 from .items import Items, check_invalid
 from .options import Settings
 from .pool import Pool
-from .sources import Input, Mark, Place, read_chunks
+from .sources import Input, Mark, Place, describe_file, read_chunks
 from .store import SIZE, Position, Store
 
 SECONDS_BETWEEN_SAVES = 10.0
@@ -28,23 +27,14 @@ _SHOWN = 10  # messages about invalid lines; the counts are complete
 
 @dataclass
 class State:
-    """Progress of a split; everything before it is safely on disk.
+    """Progress of a split; everything before it is safely on disk."""
 
-    Attributes:
-        place: beginning of the next chunk.
-        position: end of the data set.
-        document_ended: whether an empty item is due before the next item.
-        counts: counts of the split so far.
-        part_lines: number of lines of each part that is done.
-        messages: messages about the first invalid lines.
-    """
-
-    place: Place = field(default_factory=Place)
-    position: Position = field(default_factory=Position)
-    document_ended: bool = False
-    counts: Counter[str] = field(default_factory=Counter)
-    part_lines: list[int] = field(default_factory=list)
-    messages: list[str] = field(default_factory=list)
+    place: Place = field(default_factory=Place)  # beginning of the next chunk
+    position: Position = field(default_factory=Position)  # end of the data set
+    document_ended: bool = False  # whether an empty item is due before the next item
+    counts: Counter[str] = field(default_factory=Counter)  # counts of the split so far
+    part_lines: list[int] = field(default_factory=list)  # number of lines of each part that is done
+    messages: list[str] = field(default_factory=list)  # messages about the first invalid lines
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> State:
@@ -149,8 +139,5 @@ class Split:
                 {**part._asdict(), "lines": lines, "sha256": found}
                 for (part, found), lines in zip(self._inputs, self._state.part_lines)
             ],
-            "outputs": {
-                path.name: {"bytes": path.stat().st_size, "sha256": checksum(path)}
-                for path in outputs
-            },
+            "outputs": {path.name: describe_file(path) for path in outputs},
         }

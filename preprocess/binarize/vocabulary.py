@@ -38,12 +38,9 @@ class Vocabulary(NamedTuple):
     def from_args(
         cls, args: argparse.Namespace, has_symbols: bool = False, more: str = ""
     ) -> Vocabulary:
-        """Build the vocabulary from the parsed options.
+        """Build the vocabulary from the parsed options, ``--dict`` among them.
 
-        Args:
-            args: the options, ``--dict`` among them.
-            has_symbols: whether another option chose words or characters as tokens.
-            more: the name of that option, for messages.
+        Another option, which ``more`` names, may have chosen words or characters as tokens.
 
         Raises:
             UserError: the options name no vocabulary, more than one, or a file that is missing.
@@ -51,8 +48,9 @@ class Vocabulary(NamedTuple):
         found = cls(*(getattr(args, name) for name in _OPTIONS))
         ways = [found.encoder_json, found.sentencepiece_model, has_symbols]
         if sum(map(bool, ways)) != 1 or bool(found.encoder_json) != bool(found.vocab_bpe):
-            ours = "--encoder-json and --vocab-bpe, or --sentencepiece-model"
-            raise UserError(f"choose the tokens: {ours}{more}")
+            raise UserError(
+                "choose the tokens: --encoder-json and --vocab-bpe, or --sentencepiece-model" + more
+            )
         if found.encoder_json and not found.dict_txt:
             raise UserError("give --dict: the dict.txt that belongs to --encoder-json")
         for name, path in found.files.items():

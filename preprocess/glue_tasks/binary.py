@@ -1,4 +1,4 @@
-"""Writes the splits of a task as fairseq's sentence prediction reads them."""
+"""Truncates examples, and writes the splits of a task as fairseq reads them."""
 
 from __future__ import annotations
 
@@ -13,20 +13,15 @@ from binarize.store import SIZE, Position, Store
 from fairseq_posenc.tasks.glue.definitions import SCORE_MAXIMUM, Task
 from fairseq_posenc.workbench.tokens.numbers import Encoder, Symbols
 
-from .cutting import truncate, truncated_lengths
 from .rows import Examples
 
 _BATCH = 10_000  # examples
 
 
 class Writer(NamedTuple):
-    """Writes splits into a folder.
+    """Writes splits into the folder of a task.
 
-    Attributes:
-        folder: folder of the task.
-        encoder: turns text into numbers.
-        symbols: special symbols of the dictionary.
-        max_tokens: maximum tokens of an example, with all symbols.
+    ``max_tokens`` is the maximum of an example, with all symbols.
     """
 
     folder: Path
@@ -104,3 +99,36 @@ def build_label_dictionary(task: Task) -> Dictionary:
     for label in task.classes:
         dictionary.add_symbol(label)
     return dictionary
+
+
+def truncated_lengths(lengths: np.ndarray, room: int) -> np.ndarray:
+    """Compute the tokens to keep of each sentence: the longer one of two is cut first.
+
+    The result is that of removing one token after the other, each time from the longer sentence,
+    and from the second if they are equal. Lengths, ``(N, 1)`` or ``(N, 2)``, and the room are
+    without the symbols around sentences.
+    """
+    if lengths.shape[1] == 1:
+        return np.minimum(lengths, room)
+    first, second = lengths.T
+    half, other = room - room // 2, room // 2
+    both = first + second > room
+    cut_first = np.maximum(half, room - np.minimum(second, other))
+    cut_second = np.maximum(other, room - np.minimum(first, half))
+    kept = np.minimum(lengths, np.stack([cut_first, cut_second], axis=1))
+    return np.where(both[:, None], kept, lengths)
+
+
+def truncate(tokens: np.ndarray, sizes: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    """Truncate sentences; the last token of each, ``</s>``, stays.
+
+    Args:
+        tokens: of all sentences, ``(T,)``.
+        sizes: of the sentences, with ``</s>``, ``(N,)``.
+        kept: tokens to keep of each, without ``</s>``, ``(N,)``.
+    """
+    ends = np.cumsum(sizes)
+    place = np.arange(len(tokens)) - np.repeat(ends - sizes, sizes)  # in the sentence, (T,)
+    keep = place < np.repeat(kept, sizes)
+    keep[ends - 1] = True
+    return tokens[keep]

@@ -16,19 +16,12 @@ _ENDINGS = ("", ".gz", ".bz2", ".xz", ".zst")
 
 
 class Examples(NamedTuple):
-    """The examples of a file.
+    """The examples of a file."""
 
-    Attributes:
-        sentences: texts of each of the task's one or two columns.
-        labels: labels as written; empty for a test set.
-        ids: GLUE's ids of the examples.
-        broken: number of rows that were left out.
-    """
-
-    sentences: tuple[list[str], ...]
-    labels: list[str]
-    ids: list[str]
-    broken: int
+    sentences: tuple[list[str], ...]  # texts of each of the task's one or two columns
+    labels: list[str]  # labels as written; empty for a test set
+    ids: list[str]  # GLUE's ids of the examples
+    broken: int  # number of rows that were left out
 
 
 def find_file(folder: Path, task: Task, split: str) -> Path:

@@ -1,3 +1,3 @@
-"""Parts of ``mix.py``: ``corpora`` are what is asked for, ``documents`` reads, ``draw`` chooses."""
+"""Modules of ``mix.py``: ``documents`` reads and writes, ``draw`` chooses, ``mixture`` does all."""
 
 from fairseq_posenc.workbench.running import host  # noqa: F401  (before fairseq: keeps it quiet, errors short)

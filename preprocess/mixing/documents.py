@@ -1,16 +1,22 @@
-"""The documents of a corpus, one after the other, from where they were left."""
+"""The documents of a corpus, read from where they were left, and the text files that get them."""
 
 from __future__ import annotations
 
 import itertools
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from binarize.items import Text, check_invalid, read_lines
 from binarize.pool import Pool
 from binarize.sources import Input, Mark, Place, read_chunks
+from binarize.store import open_at
 from fairseq_posenc.workbench.running.progress import say
+
+from .draw import Drawn
 
 
 class Parts(NamedTuple):
@@ -22,7 +28,7 @@ class Parts(NamedTuple):
 
 
 def cut_documents(data: bytes, text: Text) -> Parts:
-    """Return a chunk of a file in parts: what a worker process does."""
+    """Cut a chunk of a file where documents end: what a worker process does."""
     lines, counts, invalid = read_lines(data, text)
     texts = [b""]
     for is_end, group in itertools.groupby(lines, lambda line: not line):
@@ -33,21 +39,14 @@ def cut_documents(data: bytes, text: Text) -> Parts:
     return Parts(texts, counts, invalid)
 
 
+@dataclass
 class Documents:
-    """Reads a corpus chunk by chunk.
+    """Reads a corpus chunk by chunk."""
 
-    Args:
-        inputs: its files.
-        place: where to go on.
-        pending: of the document that is begun there.
-        skip_invalid: leave invalid lines out, instead of stopping at the first.
-    """
-
-    def __init__(
-        self, inputs: Sequence[Input], place: Place, pending: bytes, skip_invalid: bool
-    ) -> None:
-        self.place, self.pending = place, pending
-        self._inputs, self._skip_invalid = inputs, skip_invalid
+    inputs: Sequence[Input]
+    place: Place  # where to go on
+    pending: bytes  # of the document that is begun there
+    skip_invalid: bool  # leave invalid lines out, instead of stopping at the first
 
     def read(self, pool: Pool) -> Iterator[list[bytes]]:
         """Yield the documents that end in a chunk; ``place`` and ``pending`` are then behind it.
@@ -55,7 +54,7 @@ class Documents:
         Raises:
             UserError: a line is invalid, or a file cannot be read.
         """
-        for mark, parts in pool.map(read_chunks(self._inputs, self.place)):
+        for mark, parts in pool.map(read_chunks(self.inputs, self.place)):
             self._check(parts, mark)
             first, *others = parts.texts
             found = [self.pending + first, *others]
@@ -64,6 +63,43 @@ class Documents:
             yield [document for document in found if document]
 
     def _check(self, parts: Parts, mark: Mark) -> None:
-        part, before = self._inputs[mark.place.part].part, mark.place.line - mark.lines
-        for message in check_invalid(parts.invalid, part, before, self._skip_invalid):
+        part, before = self.inputs[mark.place.part].part, mark.place.line - mark.lines
+        for message in check_invalid(parts.invalid, part, before, self.skip_invalid):
             say(f"skipped {message}")
+
+
+class Texts:
+    """``train/00.txt`` and so on, documents with an empty line behind each, and ``valid.txt``.
+
+    Args:
+        folder: where they are.
+        count: of the files to train on, among which documents are dealt out in turn.
+        sizes: what :meth:`sync` returned; what was written after it is dropped.
+    """
+
+    def __init__(self, folder: Path, count: int, sizes: Sequence[int]) -> None:
+        train = folder / "train"
+        train.mkdir(exist_ok=True)
+        width = len(str(count - 1))
+        self.paths = [train / f"{number:0{width}d}.txt" for number in range(count)]
+        self.paths.append(folder / "valid.txt")
+        sizes = sizes or [0] * len(self.paths)
+        self._files = [open_at(path, size) for path, size in zip(self.paths, sizes)]
+
+    def write(self, drawn: Drawn, number: int) -> None:
+        """Write what was drawn of a document, the number of which is counted from 0."""
+        if drawn.train:
+            self._files[number % (len(self._files) - 1)].write(drawn.train + b"\n")
+        self._files[-1].write(drawn.valid)
+
+    def sync(self) -> list[int]:
+        """Bring everything to the disk; return how much each file has."""
+        for file in self._files:
+            file.flush()
+            os.fsync(file.fileno())
+        return [file.tell() for file in self._files]
+
+    def close(self) -> None:
+        """Close the files as they are."""
+        for file in self._files:
+            file.close()

@@ -9,12 +9,89 @@ the seed and of the number of what stands next, so that it does not matter where
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Optional
 
+from binarize.formats import JsonField, LineFormat, WikiText, parse_where, plain, wikipedia
 from fairseq_posenc.errors import UserError
 
-from .corpora import BYTES, DOCUMENTS, LINES, Corpus
+_SETTINGS = ("size", "lines", "hold-out", "field", "where")
+DOCUMENTS, LINES, BYTES = "documents", "lines", "bytes"
+_FORMATS: dict[str, LineFormat] = {
+    "plain": plain,
+    "json": JsonField("text"),
+    "wikipedia": wikipedia,
+    "wikitext": WikiText(articles=True, headings=True),
+}
+_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+class Corpus(NamedTuple):
+    """A corpus to draw from."""
+
+    name: str  # what a message calls it
+    lines: LineFormat  # what a line of its files holds
+    paths: list[str]  # files and directories
+    size: Optional[int]  # how much to draw, in `unit`; None for all
+    unit: str  # `bytes` or `lines`, which `--sentences` makes sentences
+    hold_out: int  # how many sentences or documents are for validation
+
+
+def parse_corpus(words: Sequence[str]) -> Corpus:
+    """Parse ``FORMAT PATH ... [SETTING=VALUE ...]``.
+
+    Raises:
+        UserError: it is not written so.
+    """
+    settings: dict[str, str] = {}
+    paths = []
+    for word in words[1:]:
+        name, equals, value = word.partition("=")
+        if equals and name in _SETTINGS:
+            settings[name] = value
+        else:
+            paths.append(word)
+    called = f"--corpus {' '.join(words)}"
+    if words[0] not in _FORMATS or not paths:
+        raise UserError(f"{called}: give a format ({', '.join(_FORMATS)}), then files or folders")
+    lines = _FORMATS[words[0]]
+    if isinstance(lines, JsonField):
+        lines = JsonField(settings.get("field", "text"), parse_where(settings.get("where")))
+    elif settings.keys() & {"field", "where"}:
+        raise UserError(f"{called}: field= and where= are for json")
+    size, unit = _drawn(called, settings)
+    hold_out = _number(called, "hold-out", settings.get("hold-out", "0"))
+    return Corpus(called, lines, paths, size, unit, hold_out)
+
+
+def _drawn(called: str, settings: dict[str, str]) -> tuple[Optional[int], str]:
+    """Parse how much to draw, None for all, and its unit."""
+    if "lines" not in settings:
+        return (parse_size(settings["size"]) if "size" in settings else None), BYTES
+    if "size" in settings:
+        raise UserError(f"{called}: give size= or lines=, not both")
+    return _number(called, "lines", settings["lines"]), LINES
+
+
+def _number(called: str, name: str, text: str) -> int:
+    if not text.isdecimal():
+        raise UserError(f"{called}: {name}= is a number of sentences or documents")
+    return int(text)
+
+
+def parse_size(text: str) -> int:
+    """Parse a size such as ``64GiB`` into bytes.
+
+    Raises:
+        UserError: it is none.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(B|KiB|MiB|GiB)", text)
+    if not found:
+        raise UserError(f"size={text}: write a number of {', '.join(_UNITS)}, as in 64GiB")
+    return int(float(found[1]) * _UNITS[found[2]])
 
 
 class Drawn(NamedTuple):
@@ -24,27 +101,15 @@ class Drawn(NamedTuple):
     valid: bytes
 
 
-def size_of(document: bytes) -> int:
-    """Return the bytes that a document has in a file, with the empty line behind it."""
-    return len(document) + 1 if document else 0
-
-
+@dataclass
 class Draw:
-    """Draws from one corpus.
+    """Draws from one corpus."""
 
-    Args:
-        corpus: what is wanted.
-        seed: of the chance.
-        unit: what is held out, ``documents`` or ``lines``.
-        there: how many documents, lines and bytes the corpus has.
-        done: what was seen and drawn so far; counted on.
-    """
-
-    def __init__(
-        self, corpus: Corpus, seed: str, unit: str, there: Counter[str], done: Counter[str]
-    ) -> None:
-        self._corpus, self._seed, self._unit, self._there = corpus, seed, unit, there
-        self.done = done
+    corpus: Corpus  # what is wanted
+    seed: str  # of the chance
+    unit: str  # what is held out, `documents` or `lines`
+    there: Counter[str]  # how many documents, lines and bytes the corpus has
+    done: Counter[str]  # what was seen and drawn so far; counted on
 
     def check(self) -> None:
         """Refuse, before anything is drawn, to draw more than there is.
@@ -52,7 +117,7 @@ class Draw:
         Raises:
             UserError: says how much there is.
         """
-        corpus, there, unit = self._corpus, self._there, self._unit
+        corpus, there, unit = self.corpus, self.there, self.unit
         if corpus.hold_out > there[unit]:
             raise UserError(f"{corpus.name}: has {there[unit]:,} {unit}, less than hold-out=")
         if corpus.size is not None and corpus.size > self._rest():
@@ -63,10 +128,10 @@ class Draw:
 
     def draw(self, document: bytes) -> Drawn:
         """Decide about the next document: train on it, hold it out, or leave it out."""
-        corpus, done = self._corpus, self.done
+        corpus, done = self.corpus, self.done
         if not corpus.hold_out:
             train, valid = document, b""
-        elif self._unit == DOCUMENTS:
+        elif self.unit == DOCUMENTS:
             is_held = self._is_held_out(done[DOCUMENTS])
             train, valid = (b"", document + b"\n") if is_held else (document, b"")
         else:
@@ -82,11 +147,11 @@ class Draw:
 
     def _rest(self) -> float:
         """Estimate how much is left to train on, in the corpus' unit."""
-        left = self._there[self._unit] - self.done[self._unit]
-        held = self._corpus.hold_out - self.done["held_out"]
+        left = self.there[self.unit] - self.done[self.unit]
+        held = self.corpus.hold_out - self.done["held_out"]
         share = 1 - held / left if left else 0
-        unit = self._corpus.unit
-        return (self._there[unit] - self.done[unit]) * share
+        unit = self.corpus.unit
+        return (self.there[unit] - self.done[unit]) * share
 
     def _without_lines(self, document: bytes) -> tuple[bytes, bytes]:
         kept: list[bytes] = []
@@ -96,18 +161,18 @@ class Draw:
         return b"".join(kept), b"".join(held)
 
     def _is_held_out(self, number: int) -> bool:
-        wanted = self._corpus.hold_out - self.done["held_out"]
-        is_held = self._chance("hold-out", number) * (self._there[self._unit] - number) < wanted
+        wanted = self.corpus.hold_out - self.done["held_out"]
+        is_held = self._chance("hold-out", number) * (self.there[self.unit] - number) < wanted
         self.done["held_out"] += is_held
         return is_held
 
     def _chance(self, what: str, number: int) -> float:
-        text = f"{self._seed} {what} {number}".encode()
+        text = f"{self.seed} {what} {number}".encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") / (1 << 64)
 
 
 def measure(document: bytes) -> Counter[str]:
-    """Return the counts of a document, nothing of an empty one."""
+    """Count a document; its bytes are those in a file, with the empty line behind it."""
     if not document:
         return Counter()
-    return Counter({DOCUMENTS: 1, LINES: document.count(b"\n"), BYTES: size_of(document)})
+    return Counter({DOCUMENTS: 1, LINES: document.count(b"\n"), BYTES: len(document) + 1})

@@ -8,76 +8,52 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from binarize.items import Text
-from binarize.pool import pool
-from binarize.sources import Input, Place
+from binarize.pool import Pool
+from binarize.sources import Input, Place, describe_file
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.folders import Folder
 from fairseq_posenc.workbench.running.progress import say
 
-from .corpora import Corpus
-from .documents import Documents, cut_documents
-from .draw import BYTES, Draw, measure
-from .texts import Texts
+from .documents import Documents, Texts, cut_documents
+from .draw import BYTES, Corpus, Draw, measure
 
 SECONDS_BETWEEN_SAVES = 10.0
 
 
 class Rules(NamedTuple):
-    """What holds for all corpora.
+    """What holds for all corpora."""
 
-    Attributes:
-        seed: of the chance.
-        sentences: cut lines into sentences.
-        unit: what is held out, ``documents`` or ``lines``.
-        files: how many text files to train on are made.
-        skip_invalid: leave invalid lines out, instead of stopping at the first.
-        workers: number of processes.
-    """
-
-    seed: int
-    sentences: bool
-    unit: str
-    files: int
-    skip_invalid: bool
-    workers: int
+    seed: int  # of the chance
+    sentences: bool  # cut lines into sentences
+    unit: str  # what is held out, `documents` or `lines`
+    files: int  # how many text files to train on are made
+    skip_invalid: bool  # leave invalid lines out, instead of stopping at the first
+    workers: int  # number of processes
 
 
 @dataclass
 class State:
-    """How far the work is; everything before it is safely on disk.
+    """How far the work is; everything before it is safely on disk."""
 
-    Attributes:
-        step: every corpus is counted, then every one is drawn from: which of these is next.
-        place: in that corpus.
-        pending: of the document that is begun there.
-        there: of each corpus, what it has.
-        done: of each corpus, what was seen and drawn.
-        sizes: of the files.
-    """
-
-    step: int = 0
-    place: Place = field(default_factory=Place)
-    pending: str = ""
-    there: list[Counter[str]] = field(default_factory=list)
+    step: int = 0  # every corpus is counted, then every one is drawn from: which of these is next
+    place: Place = field(default_factory=Place)  # in that corpus
+    pending: str = ""  # of the document that is begun there
+    there: list[Counter[str]] = field(default_factory=list)  # of each corpus, what it has
+    # of each corpus, what was seen and drawn
     done: list[Counter[str]] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)  # of the files
 
     @classmethod
-    def of(cls, saved: dict[str, Any]) -> State:
-        """Return a state that was saved as JSON."""
+    def from_json(cls, saved: dict[str, Any]) -> State:
+        """Build a state from its ``vars``, saved as JSON."""
         counts = {name: [Counter[str](each) for each in saved[name]] for name in ("there", "done")}
         return cls(**{**saved, **counts, "place": Place(*saved["place"])})
 
 
 class Mixture:
-    """Makes the text files.
+    """Makes the text files of corpora by rules; the folder keeps its state, too.
 
-    Args:
-        corpora: with the files of each.
-        rules: what holds for all.
-        folder: to write to; it keeps the state, too.
-        saved: what it kept of an earlier run.
+    ``saved`` is what it kept of an earlier run.
     """
 
     def __init__(
@@ -90,7 +66,7 @@ class Mixture:
         none = [Counter[str]() for _ in corpora]
         fresh = State(there=none, done=[counts.copy() for counts in none])
         self._corpora, self._rules, self._folder = corpora, rules, folder
-        self._state = State.of(saved) if saved else fresh
+        self._state = State.from_json(saved) if saved else fresh
         self._texts = Texts(folder.partial, rules.files, self._state.sizes)
         self._saved = time.monotonic()
 
@@ -122,7 +98,7 @@ class Mixture:
         skip = self._rules.skip_invalid
         documents = Documents(inputs, state.place, state.pending.encode(), skip)
         text = Text(corpus.lines, self._rules.sentences, "keep")
-        with pool(self._rules.workers, cut_documents, text) as opened:
+        with Pool(self._rules.workers, cut_documents, text) as opened:
             for found in documents.read(opened):
                 for document in found:
                     if is_count:
@@ -160,10 +136,7 @@ class Mixture:
         return {
             "drawn": [dict(sorted(counts.items())) for counts in self._state.done],
             "outputs": {
-                str(path.relative_to(self._folder.partial)): {
-                    "bytes": path.stat().st_size,
-                    "sha256": checksum(path),
-                }
+                str(path.relative_to(self._folder.partial)): describe_file(path)
                 for path in self._texts.paths
             },
         }

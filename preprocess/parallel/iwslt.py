@@ -33,17 +33,12 @@ _ENTITIES = {"&quot;": '"', "&apos;": "'"}
 
 
 class _Talks(NamedTuple):
-    """A train file.
+    """A train file."""
 
-    Attributes:
-        text: lines of text.
-        starts: for each talk, the number of lines of text before it, and its line in the file.
-        tags: number of lines about the talks, by tag.
-    """
-
-    text: Text
+    text: Text  # lines of text
+    # for each talk, the number of lines of text before it, and its line in the file
     starts: list[tuple[int, int]]
-    tags: Counter[str]
+    tags: Counter[str]  # number of lines about the talks, by tag
 
 
 class _Release:
@@ -75,13 +70,9 @@ class _Release:
 def read_iwslt(
     path: Path, languages: tuple[str, str], valid: Sequence[str], test: Sequence[str]
 ) -> Corpus:
-    """Read a release of IWSLT 2017.
+    """Read a release of IWSLT 2017, a ``.tgz`` file or a folder with its files.
 
-    Args:
-        path: the ``.tgz`` file, or a folder with its files.
-        languages: source and target.
-        valid: names of the sets to validate on, such as ``dev2010``.
-        test: names of the sets to test on, such as ``tst2015``; ``tst2014+tst2015`` is both as one.
+    Sets to validate and test on have names such as ``dev2010``; ``tst2014+tst2015`` is both as one.
 
     Raises:
         UserError: a file is missing, damaged, not UTF-8, or does not fit the other side.

@@ -17,21 +17,18 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.devices import cores
 from fairseq_posenc.workbench.tokens import pieces
 from fairseq_posenc.workbench.tokens.learning import learn_pieces
-from parallel.filters import Pieces
 from parallel.texts import read_bytes
 
+Pieces = list[list[int]]  # numbers of each line
 VOCABULARY = "vocab.json"  # beside the model of the source language
 _SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")  # fairseq's, in its order
 UNKNOWN, SPECIAL = _SYMBOLS.index("<unk>"), len(_SYMBOLS)
 
 
 def train(lines: Iterable[str], vocab_size: int, model_type: str) -> bytes:
-    """Train sentencepieces; return the model, the content of a ``.model`` file.
+    """Train sentencepieces, ``bpe`` or ``unigram``; return the content of a ``.model`` file.
 
-    Args:
-        lines: training text.
-        vocab_size: number of pieces, the four special symbols included.
-        model_type: ``bpe`` or ``unigram``.
+    The size of the vocabulary includes the four special symbols.
 
     Raises:
         UserError: the text has too few or too many different pieces for that size.
@@ -58,16 +55,25 @@ class Encoder:
 
     Args:
         path: the ``.model`` file.
+        vocabulary: the pieces with their numbers in order, fairseq's symbols first; None for the
+            model's own. Pieces of the model that it does not have are unknown, as in opus-mt.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, vocabulary: list[str] | None = None) -> None:
         self._model = pieces.Pieces(path)
-        self._pieces = self._model.names
+        self._pieces = vocabulary or self._model.names
+        numbers = {piece: number for number, piece in enumerate(self._pieces)}
+        self._numbers = [numbers.get(piece, UNKNOWN) for piece in self._model.names]
+
+    @property
+    def knows_pieces(self) -> bool:
+        """Whether any piece of the model is in the vocabulary."""
+        return max(self._numbers) >= SPECIAL
 
     def encode(self, lines: list[str]) -> Pieces:
         """Encode each line as numbers of pieces."""
-        encoded: Pieces = self._model.model.encode([" ".join(line.split()) for line in lines])
-        return encoded
+        encoded = self._model.model.encode([" ".join(line.split()) for line in lines])
+        return [[self._numbers[number] for number in line] for line in encoded]
 
     def write(self, path: Path, lines: Pieces) -> dict[str, int]:
         """Write pieces as text for fairseq-preprocess; return the counts of pieces and of <unk>."""
@@ -95,10 +101,6 @@ class GivenPieces:
     ``target.spm`` and ``vocab.json``, which numbers the pieces of both. fairseq gets the same
     pieces in the same order after its own four symbols.
 
-    Args:
-        source: model of the source language.
-        target: model of the target language.
-
     Raises:
         UserError: a file is missing or broken.
     """
@@ -124,28 +126,7 @@ class GivenPieces:
         return pieces
 
     def _encoder(self, path: Path) -> Encoder:
-        encoder = _GivenEncoder(path, self.pieces)
-        if not encoder.known:
+        encoder = Encoder(path, self.pieces)
+        if not encoder.knows_pieces:
             raise UserError(f"{path}: none of its pieces is in {self.paths[-1]}")
         return encoder
-
-
-class _GivenEncoder(Encoder):
-    """Encodes with a vocabulary that is not the model's own.
-
-    Args:
-        path: the ``.model`` file.
-        pieces: the vocabulary, fairseq's symbols first.
-    """
-
-    def __init__(self, path: Path, pieces: list[str]) -> None:
-        super().__init__(path)
-        numbers = {piece: number for number, piece in enumerate(pieces)}
-        # Pieces of the model that the vocabulary does not have are unknown, as in opus-mt.
-        self._numbers = [numbers.get(piece, UNKNOWN) for piece in self._pieces]
-        self.known = sum(number >= SPECIAL for number in self._numbers)
-        self._pieces = pieces
-
-    def encode(self, lines: list[str]) -> Pieces:
-        """Encode each line as numbers of pieces."""
-        return [[self._numbers[number] for number in line] for line in super().encode(lines)]

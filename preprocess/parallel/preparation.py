@@ -3,27 +3,52 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Optional
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
-from parallel.filters import Limits, Pieces, filter_pairs
-from parallel.pieces import Encoder, train
+from parallel.pieces import Encoder, Pieces, train
 from parallel.settings import Settings
 from parallel.texts import Corpus, Split
 
 
-class Preparation:
-    """Makes the data-bin.
+class Limits(NamedTuple):
+    """Limits of a training pair."""
 
-    Args:
-        corpus: the text.
-        settings: the settings.
-        work: folder to write to.
-        lock: open file that ``fairseq-preprocess`` keeps open while it runs.
+    max_length: int  # maximum pieces of either side
+    max_ratio: float  # maximum ratio of the longer side to the shorter one
+
+    def reason(self, source: list[int], target: list[int]) -> Optional[str]:
+        """Name the reason to drop a pair; None keeps it."""
+        shorter, longer = sorted((len(source), len(target)))
+        if not shorter:
+            return "empty"
+        if longer > self.max_length:
+            return "too long"
+        if longer > self.max_ratio * shorter:
+            return "lengths too different"
+        return None
+
+
+def filter_pairs(
+    source: Pieces, target: Pieces, limits: Limits
+) -> tuple[Pieces, Pieces, dict[str, int]]:
+    """Filter pairs; return both sides of those kept, and counts of those dropped by reason."""
+    reasons = [limits.reason(*pair) for pair in zip(source, target)]
+    dropped = Counter({"empty": 0, "too long": 0, "lengths too different": 0})
+    dropped.update(reason for reason in reasons if reason)
+    kept = [index for index, reason in enumerate(reasons) if reason is None]
+    return [source[index] for index in kept], [target[index] for index in kept], dict(dropped)
+
+
+class Preparation:
+    """Makes the data-bin of a corpus in a work folder.
+
+    ``lock`` is an open file that ``fairseq-preprocess`` keeps open while it runs.
     """
 
     def __init__(self, corpus: Corpus, settings: Settings, work: Path, lock: int) -> None:

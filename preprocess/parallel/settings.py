@@ -19,25 +19,18 @@ _DEFAULTS = {"vocab_size": 16384, "model_type": "bpe", "separate": False}  # of 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of one data-bin; fields are named as the options.
-
-    Attributes:
-        path: the release, or the folder of the corpus; None where ``train`` names the files.
-        train: prefix of the training files; None for IWSLT.
-        valid: validation sets.
-        test: test sets.
-        given: pieces that were learnt elsewhere; None to learn them.
-    """
+    """The settings of one data-bin; fields are named as the options."""
 
     corpus: str
+    # the release, or the folder of the corpus; None where `train` names the files
     path: Optional[Path]
-    train: Optional[str]
-    valid: list[str]
-    test: list[str]
+    train: Optional[str]  # prefix of the training files; None for IWSLT
+    valid: list[str]  # validation sets
+    test: list[str]  # test sets
     out: Path
     source_lang: str
     target_lang: str
-    given: Optional[GivenPieces]
+    given: Optional[GivenPieces]  # pieces that were learnt elsewhere; None to learn them
     vocab_size: Optional[int]
     model_type: Optional[str]
     separate: bool

@@ -16,17 +16,11 @@ _REFUSED = {b"\0": "a NUL byte", b"\r": "a carriage return inside a line"}
 
 
 class Text(NamedTuple):
-    """Lines in one language.
+    """Lines in one language."""
 
-    Attributes:
-        origin: name of the file in messages.
-        lines: lines of the file without line ends.
-        numbers: number of each line in the file, from 1 on.
-    """
-
-    origin: str
-    lines: list[str]
-    numbers: Sequence[int]
+    origin: str  # name of the file in messages
+    lines: list[str]  # lines of the file without line ends
+    numbers: Sequence[int]  # number of each line in the file, from 1 on
 
     def where(self, index: int) -> str:
         """Describe the place of a line."""
@@ -42,20 +36,13 @@ class Split(NamedTuple):
 
 
 class Corpus(NamedTuple):
-    """A corpus: text for training, validation and test.
+    """A corpus: text for training, validation and test."""
 
-    Attributes:
-        train: training pairs.
-        valid: one or several validation sets.
-        test: one or several test sets.
-        inputs: SHA-256 of each file that was read, by name.
-        left_out: for each language, the number of training lines that were no text, by tag.
-    """
-
-    train: Split
-    valid: list[Split]
-    test: list[Split]
-    inputs: dict[str, str]
+    train: Split  # training pairs
+    valid: list[Split]  # one or several validation sets
+    test: list[Split]  # one or several test sets
+    inputs: dict[str, str]  # SHA-256 of each file that was read, by name
+    # for each language, the number of training lines that were no text, by tag
     left_out: dict[str, dict[str, int]]
 
 
@@ -77,9 +64,7 @@ def decode(content: bytes, origin: str) -> Text:
 def check_split(split: Split, keep_all: bool) -> Split:
     """Check that both sides of a split have the same number of lines; return the split.
 
-    Args:
-        split: the split.
-        keep_all: refuse empty lines, because none may be left out.
+    With ``keep_all`` empty lines are refused, because none may be left out.
 
     Raises:
         UserError: a line without a partner, or an empty line.
@@ -131,11 +116,7 @@ def read_files(
 ) -> Corpus:
     """Read a corpus of text files, one for each language, compressed with gzip or not.
 
-    Args:
-        train: name of the two training files before ``.LANGUAGE`` or ``.LANGUAGE.gz``.
-        valid: the same for each validation set.
-        test: the same for each test set.
-        languages: source and target.
+    Each set is named by its files before ``.LANGUAGE`` or ``.LANGUAGE.gz``.
 
     Raises:
         UserError: a file is missing, is not UTF-8 text, or does not fit the other side.

@@ -208,31 +208,19 @@ def resumed(family, *more, positions=(), **how):
     return train(family, *options, save_dir=folder, **how).run
 
 
-REFUSED = {  # in fairseq, and here before, most of these went on without a word
+REFUSED = {  # in fairseq most of these go on without a word; more of them, in memory, above
     "masked_lm": [
         (["--encoder-attention-heads", 8], "trained with 4 heads, the model has 8 heads"),
-        (["--encoder-attention-heads", 2], "trained with 4 heads, the model has 2 heads"),
-        (["--activation-fn", "relu"], "activation gelu, the model has activation relu"),
-        (["--encoder-normalize-before"], "post-norm layers, the model has pre-norm layers"),
         (["--untie-weights-roberta"], "its optimizer's state is for other parameters"),
         (["--optimizer", "sgd"], "Optimizer does not match; please reset the optimizer"),
     ],
     "causal_lm": [
-        (["--decoder-attention-heads", 8], "trained with 4 heads, the model has 8 heads"),
-        (["--decoder-attention-heads", 2], "trained with 4 heads, the model has 2 heads"),
-        (["--activation-fn", "relu"], "activation gelu, the model has activation relu"),
         (["--no-decoder-normalize-before"], "pre-norm layers, the model has post-norm layers"),
-        (["--no-scale-embedding"], "scaled token embeddings, the model has unscaled"),
         (["--add-bos-token"], "--add-bos-token off, the model has --add-bos-token on"),
         (["--no-share-decoder-input-output-embed"], "its optimizer's state is for other"),
     ],
     "translation": [
-        (["--encoder-attention-heads", 8], "encoder: trained with 4 heads, the model has 8 heads"),
-        (["--decoder-attention-heads", 2], "decoder: trained with 4 heads, the model has 2 heads"),
         (["--activation-fn", "gelu"], "activation relu, the model has activation gelu"),
-        (["--encoder-normalize-before"], "encoder: trained with post-norm layers, the model has"),
-        (["--decoder-normalize-before"], "decoder: trained with post-norm layers, the model has"),
-        (["--no-scale-embedding"], "scaled token embeddings, the model has unscaled"),
         (
             ["--source-lang", "tgt", "--target-lang", "src"],
             "encoder: trained with language src, the model has language tgt; decoder: trained with",
@@ -307,39 +295,44 @@ def test_tables_do_not_grow_under_an_optimizers_state(family, more):
     resumed(family, *more, "--reset-optimizer", positions=positions)
 
 
-def _fine_tuned(path):
-    options = ["--decoder-attention-heads", 8, "--finetune-from-model", path, "--max-update", 1]
-    return train("causal_lm", *POSITIONS["causal_lm"], *options, fails=True).run
+def _trained_on(*options):
+    """Return what trains a causal model on, from a checkpoint."""
+    fixed = [*POSITIONS["causal_lm"], "--max-update", 1]
+    return lambda path: train("causal_lm", *fixed, *options, path, fails=True).run
 
 
-def _restored(path):
-    options = ["--activation-fn", "relu", "--restore-file", path, "--reset-optimizer"]
-    return train("causal_lm", *POSITIONS["causal_lm"], *options, fails=True).run
-
-
-def _evaluated(path):
-    options = ["--user-dir", USER_DIR, "--path", path, "--add-bos-token"]
-    return run("fairseq-eval-lm", sentences(), *options, fails=True)
-
-
-def _overridden(path):
-    overrides = ["--model-overrides", "{'decoder_attention_heads': 2}"]
-    options = ["--user-dir", USER_DIR, "--path", path, *overrides]
-    return run("fairseq-eval-lm", sentences(), *options, fails=True)
-
-
-def _generated(path):
-    languages = ["--source-lang", "tgt", "--target-lang", "src"]
-    options = ["--user-dir", USER_DIR, "--path", path, *languages]
-    return run("fairseq-generate", pairs(), *options, fails=True)
+def _read(program, data, *options):
+    """Return what runs a program of fairseq's on a checkpoint."""
+    fixed = ["--user-dir", USER_DIR, *options]
+    return lambda path: run(program, data(), *fixed, "--path", path, fails=True)
 
 
 COMMANDS = {
-    "fine-tune": ("causal_lm", _fine_tuned, "trained with 4 heads, the model has 8 heads"),
-    "restore": ("causal_lm", _restored, "activation gelu, the model has activation relu"),
-    "eval-lm": ("causal_lm", _evaluated, "--add-bos-token off, the model has --add-bos-token on"),
-    "overrides": ("causal_lm", _overridden, "trained with 4 heads, the model has 2 heads"),
-    "generate": ("translation", _generated, "trained with language src, the model has language t"),
+    "fine-tune": (
+        "causal_lm",
+        _trained_on("--decoder-attention-heads", 8, "--finetune-from-model"),
+        "trained with 4 heads, the model has 8 heads",
+    ),
+    "restore": (
+        "causal_lm",
+        _trained_on("--activation-fn", "relu", "--reset-optimizer", "--restore-file"),
+        "activation gelu, the model has activation relu",
+    ),
+    "eval-lm": (
+        "causal_lm",
+        _read("fairseq-eval-lm", sentences, "--add-bos-token"),
+        "--add-bos-token off, the model has --add-bos-token on",
+    ),
+    "overrides": (
+        "causal_lm",
+        _read("fairseq-eval-lm", sentences, "--model-overrides", "{'decoder_attention_heads': 2}"),
+        "trained with 4 heads, the model has 2 heads",
+    ),
+    "generate": (
+        "translation",
+        _read("fairseq-generate", pairs, "--source-lang", "tgt", "--target-lang", "src"),
+        "trained with language src, the model has language t",
+    ),
 }
 
 

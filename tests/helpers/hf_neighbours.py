@@ -16,7 +16,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from fairseq_posenc.workbench.convert.exchange.fused_qkv import joined
+from fairseq_posenc.workbench.convert.exchange.hf_mapping import joined
 from tests.helpers.exchanged import checkpoint
 from tests.workbench.convert.test_exchange import padded
 

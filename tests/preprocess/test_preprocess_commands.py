@@ -116,5 +116,4 @@ def start(name: str, arguments: Sequence[object], monkeypatch: pytest.MonkeyPatc
     """Run a program as a script, in this process."""
     path = str(PROGRAMS / f"{name}.py")
     monkeypatch.setattr(sys, "argv", [path, *map(str, arguments)])
-    monkeypatch.syspath_prepend(str(PROGRAMS))
     runpy.run_path(path)["main"]()

@@ -17,8 +17,8 @@ import zstandard
 from fairseq.data import Dictionary, TokenBlockDataset
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "preprocess"))
-from binarize import command, formats, lengths, options
+from binarize import command, formats, options
+from binarize.items import split_long
 from binarize.sentences import split_sentences
 from fairseq_posenc.errors import UserError
 
@@ -27,7 +27,7 @@ DOCUMENTS = "a b\nc\n\n\n\nd\n"
 
 
 def run(tmp_path: Path, text: str | bytes, *arguments: object, lines=formats.plain) -> list[str]:
-    """Return the items of a text, as words and </s>."""
+    """Return the items of a text, or of another --train, as words and </s>."""
     path = tmp_path / "text"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     given = ["--train", path, "--out", tmp_path / "bin", "--words", "--workers", 1, *arguments]
@@ -76,9 +76,8 @@ def test_each_file_is_a_document(tmp_path):
     cache.mkdir(parents=True)
     (cache / "books.metadata").write_text("d41d8cd98f\n")  # what a download leaves beside the files
     path = [str(books)]
-    given = ["--train", *path, "--out", str(tmp_path / "bin"), "--words"]
-    command.run(options.make_parser("").parse_args(given), formats.plain)
-    assert read(tmp_path / "bin") == ["a </s>", "b </s>", "</s>", "c </s>"]
+    found = run(tmp_path, "", "--train", *path)
+    assert found == ["a </s>", "b </s>", "</s>", "c </s>"]
 
 
 def blocks(folder: Path, mode: str, size: int) -> list[list[int]]:
@@ -162,10 +161,9 @@ def test_the_pile_is_read_as_it_is_published(tmp_path):
     """Many frames in a file of zstd, as its tools write them."""
     frames = [zstandard.compress(f"{json.dumps(record)}\n".encode()) for record in PILE]
     (tmp_path / "00.jsonl.zst").write_bytes(b"".join(frames))
-    given = ["--train", tmp_path / "00.jsonl.zst", "--out", tmp_path / "bin", "--words"]
     lines = formats.JsonField("text", ("meta.pile_set_name", "Pile-CC"))
-    command.run(options.make_parser("").parse_args(list(map(str, given))), lines)
-    assert read(tmp_path / "bin") == ["a b </s>", "</s>", "d </s>"]
+    found = run(tmp_path, "", "--train", tmp_path / "00.jsonl.zst", lines=lines)
+    assert found == ["a b </s>", "</s>", "d </s>"]
 
 
 def test_parquet_is_read_as_objects(tmp_path, monkeypatch):
@@ -251,14 +249,9 @@ def test_splitting_loses_white_space_alone(seed):
 @pytest.mark.parametrize("compressed", [False, True])
 def test_a_byte_order_mark_is_no_part_of_the_first_word(tmp_path, compressed):
     content = codecs.BOM_UTF8 + "eins zwei\n\ufeffeins\n".encode()
-    path = tmp_path / ("text.gz" if compressed else "text")
+    path = tmp_path / ("content.gz" if compressed else "content")
     path.write_bytes(gzip.compress(content) if compressed else content)
-    command.run(
-        options.make_parser("").parse_args(
-            ["--words", "--train", str(path), "--out", str(tmp_path / "bin"), "--workers", "1"]
-        ),
-        formats.plain,
-    )
+    run(tmp_path, "", "--train", path)
     dictionary = Dictionary.load(str(tmp_path / "bin" / "dict.txt"))
     assert set(dictionary.symbols[dictionary.nspecial :]) >= {"eins", "zwei", "\ufeffeins"}
     assert dictionary.count[dictionary.index("eins")] == 1
@@ -303,7 +296,7 @@ def test_long_lines_are_skipped_with_a_count(tmp_path):
 @pytest.mark.parametrize("longest", [4, 5, 7, 64])
 def test_cut_sizes(longest):
     sizes = np.arange(1, 400, dtype=np.int32)
-    cut = lengths.split_long(sizes, longest)
+    cut = split_long(sizes, longest)
     assert cut.dtype == np.int32
     assert cut.max() <= longest
     assert set(np.cumsum(sizes)) <= set(np.cumsum(cut))  # every line still ends an item

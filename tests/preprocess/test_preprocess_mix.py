@@ -14,15 +14,12 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from fairseq_posenc.errors import UserError
-from tests.helpers.programs import true_start
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "preprocess"))
 import mix
 from binarize import sources
+from fairseq_posenc.errors import UserError
 from mixing import mixture
-from mixing.corpora import parse_corpus, parse_size
-from mixing.draw import Draw, measure
+from mixing.draw import Draw, measure, parse_corpus, parse_size
+from tests.helpers.programs import true_start
 
 PROGRAMS = Path(__file__).parents[2] / "preprocess"
 
@@ -77,13 +74,18 @@ def test_so_many_documents_are_held_out_by_the_seed_and_no_text_is_lost(tmp_path
     assert held[1] != held[2]
 
 
-def test_so_many_sentences_are_held_out(tmp_path, monkeypatch):
+def draw_sentences(folder: Path, monkeypatch, *wanted: str) -> tuple[list[str], list[str]]:
+    """Mix 70 documents of three sentences; return the sentences held out, and those drawn."""
     text = "".join(f"One {n}. Two {n}! Three {n}?\n\n" for n in range(70))
-    (tmp_path / "text").write_text(text)
-    given = ["--corpus", "plain", tmp_path / "text", "hold-out=50", "--files", 1]
-    run(monkeypatch, *given, "--sentences", "--unit", "lines", "--out", tmp_path / "out")
-    held = (tmp_path / "out" / "valid.txt").read_text().splitlines()
-    kept = "".join(train(tmp_path / "out")).splitlines()
+    (folder / "text").write_text(text)
+    given = ["--corpus", "plain", folder / "text", *wanted, "--files", 1]
+    run(monkeypatch, *given, "--sentences", "--unit", "lines", "--out", folder / "out")
+    held = (folder / "out" / "valid.txt").read_text().splitlines()
+    return held, "".join(train(folder / "out")).splitlines()
+
+
+def test_so_many_sentences_are_held_out(tmp_path, monkeypatch):
+    held, kept = draw_sentences(tmp_path, monkeypatch, "hold-out=50")
     assert len(held) == 50
     assert len(kept) == 3 * 70 - 50
     forms = ("One {}.", "Two {}!", "Three {}?")
@@ -109,12 +111,7 @@ def test_a_corpus_is_drawn_to_a_size(tmp_path, monkeypatch):
 
 
 def test_a_corpus_is_drawn_to_a_number_of_sentences(tmp_path, monkeypatch):
-    text = "".join(f"One {n}. Two {n}! Three {n}?\n\n" for n in range(70))
-    (tmp_path / "text").write_text(text)
-    given = ["--corpus", "plain", tmp_path / "text", "lines=90", "hold-out=30", "--files", 1]
-    run(monkeypatch, *given, "--sentences", "--unit", "lines", "--out", tmp_path / "out")
-    held = (tmp_path / "out" / "valid.txt").read_text().splitlines()
-    drawn = "".join(train(tmp_path / "out")).splitlines()
+    held, drawn = draw_sentences(tmp_path, monkeypatch, "lines=90", "hold-out=30")
     assert len(held) == 30
     assert abs(len(drawn) - 90) <= 3  # whole documents, of three sentences at most
     assert not set(drawn) & set(held)

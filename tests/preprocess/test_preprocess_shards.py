@@ -19,12 +19,10 @@ import pytest
 import zstandard
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 
+from binarize import command, formats, options, pool, shards, sources, split
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running import locks
 from tests.helpers.programs import true_start
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "preprocess"))
-from binarize import command, formats, options, pool, shards, sources, split
 
 PROGRAMS = Path(__file__).parents[2] / "preprocess"
 FILES = ("train.bin", "train.idx", "dict.txt")
@@ -181,7 +179,7 @@ def test_a_run_interrupted_at_the_very_end_goes_on(tmp_path, text, monkeypatch):
     monkeypatch.setattr(split, "SECONDS_BETWEEN_SAVES", 0.0)
     run("--train", text, "--out", tmp_path / "whole")
     with monkeypatch.context() as patch:
-        patch.setattr(split, "checksum", _interrupt)  # the index is written then
+        patch.setattr(split, "describe_file", _interrupt)  # the index is written then
         with pytest.raises(_InterruptedError):
             run("--train", text, "--out", tmp_path / "resumed")
     with monkeypatch.context() as patch:
@@ -256,7 +254,7 @@ def test_few_chunks_are_in_memory(tmp_path):
             read.append(number)
             yield number, b""
 
-    with pool.pool(2, len) as opened:
+    with pool.Pool(2, len) as opened:
         for mark, result in opened.map(chunks()):
             assert result == 0
             assert len(read) - mark <= 2 * pool._AHEAD
@@ -319,7 +317,7 @@ def test_a_text_that_was_moved_is_the_same_text(tmp_path, text, monkeypatch):
     make_text(old / "2", seed=1)
     monkeypatch.setattr(split, "SECONDS_BETWEEN_SAVES", 0.0)
     with monkeypatch.context() as patch:
-        patch.setattr(split, "checksum", _interrupt)
+        patch.setattr(split, "describe_file", _interrupt)
         with pytest.raises(_InterruptedError):
             run("--train", old, "--out", tmp_path / "resumed")
     old.rename(new)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import random
-import sys
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +15,13 @@ from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 from fairseq_cli import preprocess as fairseq_preprocess
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "preprocess"))
-# Before the folder of that name: the benchmarks' preprocess.py.
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from binarize import command, formats, options, sources
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.dictionary import load_dictionary
 from fairseq_posenc.workbench.tokens import gpt2
-from preprocess import encode_as_fairseq
 
+BENCHMARK = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "preprocess.py"))
+encode_as_fairseq = BENCHMARK["encode_as_fairseq"]
 DATA = Path(__file__).parents[3] / "shared" / "data"
 BPE = DATA / "gpt2_bpe"
 needs_data = pytest.mark.skipif(not BPE.is_dir(), reason="the data files are not here")

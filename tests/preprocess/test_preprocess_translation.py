@@ -17,20 +17,17 @@ import sentencepiece
 from fairseq.data import Dictionary
 from fairseq.data.data_utils import load_indexed_dataset, post_process
 
+import translation
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.exit_codes import STOPPED
+from parallel.iwslt import read_iwslt
+from parallel.pieces import Encoder, train
+from parallel.preparation import Limits, filter_pairs
+from parallel.texts import read_files
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAM = REPOSITORY / "preprocess" / "translation.py"
 MULTI30K = REPOSITORY.parent / "shared" / "data" / "multi30k"
-sys.path.insert(0, str(PROGRAM.parent))  # where the program looks for its modules
-
-import translation  # noqa: E402
-from parallel.filters import Limits, filter_pairs  # noqa: E402
-from parallel.iwslt import read_iwslt  # noqa: E402
-from parallel.pieces import Encoder, train  # noqa: E402
-from parallel.texts import read_files  # noqa: E402
-
 slow = pytest.mark.slow
 WORDS = {
     **{"le": "the", "la": "a", "chat": "cat", "chien": "dog", "mange": "eats", "dort": "sleeps"},

@@ -14,11 +14,9 @@ _LONGEST = 512
 
 
 def sentences(model: Any, side: str) -> list[Tensor]:
-    """Return sentences for each stack of a model, ``(3, T)``, the longest as long as may be.
+    """Draw sentences for each stack of a model, ``(3, T)``, the longest as long as may be.
 
-    Args:
-        model: of a family.
-        side: of the padding, ``left`` or ``right``.
+    Padding is on a ``side``, ``left`` or ``right``.
     """
     generator = torch.Generator().manual_seed(1)
     made = []
@@ -36,7 +34,7 @@ def sentences(model: Any, side: str) -> list[Tensor]:
 
 
 def scores(model: Any, *tokens: Tensor) -> Tensor:
-    """Return the scores of symbols, ``(B, T, symbols)``, of a model of any family."""
+    """Compute the scores of symbols, ``(B, T, symbols)``, with a model of any family."""
     if len(tokens) == 1:
         return model(tokens[0])[0]
     source, target = tokens
@@ -45,13 +43,13 @@ def scores(model: Any, *tokens: Tensor) -> Tensor:
 
 
 def relative(ours: Tensor, theirs: Tensor) -> float:
-    """Return the largest difference of scores, in parts of the largest one."""
+    """Compute the largest difference of scores, in parts of the largest one."""
     return float((ours - theirs).abs().max() / ours.abs().max())
 
 
 @torch.no_grad()
 def largest_difference(one: Any, other: Any) -> float:
-    """Return the largest difference of two models' scores, in parts of the largest one.
+    """Compute the largest difference of two models' scores, in parts of the largest one.
 
     Scores of padding are not compared. Both models are taken to float32 and to evaluation.
     """

@@ -11,15 +11,10 @@ from fairseq_posenc.errors import UserError
 
 
 def refuse_existing_output(option: str, out: Path, overwrite: bool) -> None:
-    """Refuse to write where something is, or where nothing can be.
-
-    Args:
-        option: that named the file.
-        out: the file.
-        overwrite: whether an older one may go.
+    """Refuse to write where something is, unless it may be overwritten, or where nothing can be.
 
     Raises:
-        UserError: says which.
+        UserError: says which; ``option`` named the file.
     """
     if out.exists() and not overwrite:
         raise UserError(f"{option} {out} exists: name another file, or add --overwrite")
@@ -28,12 +23,7 @@ def refuse_existing_output(option: str, out: Path, overwrite: bool) -> None:
 
 
 def fresh_training_state(settings: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, Any]:
-    """Return what fairseq reads: the weights, and a training that has not begun.
-
-    Args:
-        settings: fairseq's configuration, plain.
-        weights: by name.
-    """
+    """Build what fairseq reads: plain settings, weights, and a training that has not begun."""
     not_begun = {
         "criterion_name": "",
         "optimizer_name": "",

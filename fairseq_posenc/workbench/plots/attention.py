@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.plots import grids
 from fairseq_posenc.workbench.plots.distances import mean_by_distance
 
@@ -20,23 +21,28 @@ _FEW = 4  # maps in a row that have room for whole titles
 
 
 class Maps(NamedTuple):
-    """Attention of some layers and heads to one sentence.
+    """Attention of some layers and heads to one sentence."""
 
-    Attributes:
-        layers: whose weights these are, counted from 0.
-        heads: likewise.
-        weights: ``(layers, heads, tgt_len, src_len)``.
-        hidden: where nobody can look, ``(layers, tgt_len, src_len)``: padding, unseen directions.
-        queries: the tokens that attend.
-        keys: the tokens that are attended to.
-    """
-
-    layers: Sequence[int]
-    heads: Sequence[int]
-    weights: Tensor
+    layers: Sequence[int]  # whose weights these are, counted from 0, as heads are
+    heads: Sequence[int]  # likewise
+    weights: Tensor  # `(layers, heads, tgt_len, src_len)`
+    # where no head has any weight, as in unseen directions, `(layers, tgt_len, src_len)`
     hidden: Tensor
-    queries: Sequence[str]
-    keys: Sequence[str]
+    queries: Sequence[str]  # the tokens that attend
+    keys: Sequence[str]  # the tokens that are attended to
+
+    def less(self, others: Maps) -> Maps:
+        """Subtract the attention of another model to the same tokens.
+
+        Raises:
+            UserError: the models read other tokens.
+        """
+        if (self.queries, self.keys) != (others.queries, others.keys):
+            raise UserError(
+                "the models cut the text into other tokens: choose two of one dictionary"
+            )
+        hidden = self.hidden & others.hidden
+        return self._replace(weights=self.weights - others.weights, hidden=hidden)
 
 
 def maps_of(
@@ -45,35 +51,17 @@ def maps_of(
     heads: Sequence[int],
     queries: Sequence[str],
     keys: Sequence[str],
-    padding: Optional[tuple[Tensor, Tensor]] = None,
 ) -> Maps:
-    """Return the maps of the first sentence that a stack read.
-
-    Args:
-        seen: of all its layers, what :func:`~fairseq_posenc.transformer.capture_attention.watch`
-        returns.
-        layers: counted from 0.
-        heads: likewise.
-        queries: the tokens that attend.
-        keys: the tokens that are attended to.
-        padding: True for padding, of queries ``(tgt_len,)`` and of keys ``(src_len,)``.
-    """
+    """Select the maps of the first sentence that a stack, all of whose layers are given, read."""
     weights = torch.stack([seen[layer].weights[0] for layer in layers])
-    hidden = weights.eq(0).all(1)
-    if padding is not None:
-        hidden = hidden | padding[0][:, None] | padding[1]
-    return Maps(layers, heads, weights[:, list(heads)], hidden, queries, keys)
+    return Maps(layers, heads, weights[:, list(heads)], weights.eq(0).all(1), queries, keys)
 
 
 def draw_attention(maps: Maps, title: str, signed: bool = False) -> Any:
-    """Return a Figure of attention maps, a row a layer and a column a head, on one scale.
+    """Draw a Figure of attention maps, a row a layer and a column a head, on one scale.
 
-    Tokens are written where there is room for them; grey is where nobody can look.
-
-    Args:
-        maps: the weights.
-        title: of the figure.
-        signed: whether the weights are differences.
+    Tokens are written where there is room for them; grey is where nobody can look. ``signed`` is
+    for differences of weights.
     """
     rows, columns, tgt_len, src_len = maps.weights.shape
     ratio = min(max(tgt_len / src_len, 0.5), 1.5)
@@ -86,8 +74,7 @@ def draw_attention(maps: Maps, title: str, signed: bool = False) -> Any:
     form = "layer {}, head {}" if columns <= _FEW else "{}.{}"
     for number, axes in enumerate(panels):
         row, column = divmod(number, columns)
-        hidden = maps.hidden[row]
-        image = grids.heat(axes, maps.weights[row, column], limit, signed, hidden)
+        image = grids.heat(axes, maps.weights[row, column], limit, signed, maps.hidden[row])
         axes.set_title(form.format(maps.layers[row] + 1, maps.heads[column] + 1), fontsize=9)
         left, bottom = column == 0, row == rows - 1
         _write(axes.set_yticks, maps.queries if left else (), side * ratio)
@@ -97,7 +84,7 @@ def draw_attention(maps: Maps, title: str, signed: bool = False) -> Any:
 
 
 def draw_distance(maps: Maps, title: str) -> Any:
-    """Return a Figure of the mean attention by distance, a panel a layer and a line a head.
+    """Draw a Figure of the mean attention by distance, a panel a layer and a line a head.
 
     Pairs that nobody can see do not count.
     """
@@ -116,5 +103,5 @@ def _fits(tokens: Sequence[str], room: float) -> bool:
 
 def _write(set_ticks: Any, tokens: Sequence[str], room: float, **how: Any) -> None:
     """Write tokens along an axis, if so many inches are enough for them."""
-    shown = tokens if _fits(tokens, room) else ()
-    set_ticks(range(len(shown)), list(shown), fontsize=7, **how)
+    labels = tokens if _fits(tokens, room) else ()
+    set_ticks(range(len(labels)), list(labels), fontsize=7, **how)

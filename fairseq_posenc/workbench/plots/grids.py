@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from textwrap import fill
-from typing import Any, Optional
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from fairseq_posenc.workbench.results import pictures
-from fairseq_posenc.workbench.results.pictures import GREY, GRID, PALE
+from fairseq_posenc.workbench.results.pictures import GREY, PALE
 
 WIDTH, DPI = 8.0, 100  # 800 pixels
-# Both can be told apart by colour-blind people, and in print.
+MOST = 48  # panels that are still readable
+# Colour-blind people can distinguish both, also in print.
 SIGNED, AMOUNTS = "PuOr", "cividis"
 _SMALL = 8
 _LETTERS = 85  # of a line of a title
@@ -23,11 +23,11 @@ _HEADER = 0.6  # inches for the title and the legend
 def new(
     count: int, title: str, columns: int, ratio: float, below: float = 0.0
 ) -> tuple[Any, list[Any]]:
-    """Return a figure with so many panels, and these.
+    """Create a figure with ``count`` panels; return both.
 
     Args:
         count: of panels.
-        title: of the figure.
+        title: above them.
         columns: the most panels in a row.
         ratio: height of a panel by its width.
         below: inches that the last row's labels take.
@@ -45,7 +45,7 @@ def new(
 
 
 def side(columns: int) -> float:
-    """Return how many inches wide a panel is at least; a single one is taken for half a row."""
+    """Compute the least width of a panel in inches; a single one is taken for half a row."""
     width = WIDTH / max(columns, 2)
     return width - min(0.7, 0.2 * width)
 
@@ -53,10 +53,10 @@ def side(columns: int) -> float:
 def heat(
     axes: Any,
     values: Tensor,
-    limit: Optional[float] = None,
+    limit: float | None = None,
     signed: bool = True,
-    hidden: Optional[Tensor] = None,
-    extent: Optional[Sequence[float]] = None,
+    hidden: Tensor | None = None,
+    extent: Sequence[float] | None = None,
 ) -> Any:
     """Draw a matrix as a heat map, its rows downwards; return matplotlib's image.
 
@@ -71,13 +71,13 @@ def heat(
     import numpy as np
     from matplotlib import colormaps
 
-    shown = np.ma.masked_array(
+    masked = np.ma.masked_array(
         values.detach().float().numpy(), mask=False if hidden is None else hidden.numpy()
     )
     limit = limit or float(values.abs().max()) or 1.0
     colours = colormaps[SIGNED if signed else AMOUNTS].with_extremes(bad=PALE)
     image = axes.imshow(
-        shown,
+        masked,
         cmap=colours,
         vmin=-limit if signed else 0.0,
         vmax=limit,
@@ -95,10 +95,8 @@ def lines(axes: Any, x: Tensor, rows: Tensor, names: Sequence[str]) -> None:
     for number, (name, row) in enumerate(zip(names, rows.detach().float())):
         axes.plot(x.numpy(), row.numpy(), lw=1.4, label=name, **pictures.look(number))
     axes.axvline(0, color=PALE, lw=0.8, zorder=0)
-    axes.grid(axis="y", color=GRID, linewidth=0.8)
-    axes.tick_params(labelsize=_SMALL, length=0, colors=GREY)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.spines["bottom"].set_color(PALE)
+    pictures.style_lines(axes)
+    axes.tick_params(labelsize=_SMALL)
 
 
 def label(axes: Any, title: str, x: str, y: str) -> None:
@@ -126,10 +124,5 @@ def name_lines(figure: Any, axes: Any) -> None:
 
 
 def heads(chosen: Sequence[int]) -> list[str]:
-    """Return the names of heads, which are counted from 0."""
+    """Name heads, which are counted from 0."""
     return [f"head {head + 1}" for head in chosen]
-
-
-def distances(low: int, high: int) -> Tensor:
-    """Return the distances from low to high."""
-    return torch.arange(low, high + 1)

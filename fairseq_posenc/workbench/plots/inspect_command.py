@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.loading.open_model import open_model
+from fairseq_posenc.workbench.plots.command import refuse_bad_output
 from fairseq_posenc.workbench.plots.model_inputs import read_text
 from fairseq_posenc.workbench.plots.page import Watched, inspect, page
 from fairseq_posenc.workbench.results.record import own_command
@@ -43,7 +44,9 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: wrong input.
     """
-    _refuse_bad_options(args)
+    if len(args.checkpoint) > 2:
+        raise UserError(f"--checkpoint is given {len(args.checkpoint)} times: name one, or two")
+    refuse_bad_output(args.out)
     watched = []
     for path in args.checkpoint:
         opened = open_model(path, args.data)
@@ -57,18 +60,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _refuse_bad_options(args: argparse.Namespace) -> None:
-    if len(args.checkpoint) > 2:
-        raise UserError(f"--checkpoint is given {len(args.checkpoint)} times: name one, or two")
-    if not args.out.parent.is_dir() or args.out.is_dir():
-        raise UserError(f"--out {args.out}: name a file in a folder that there is")
-
-
 def _shape(watched: Watched) -> str:
-    """Return the layers, heads and tokens of a model."""
-    kinds = watched.facts["kinds"]
+    """Format the layers, heads and tokens of a model."""
     return ", ".join(
         f"{kind['name']} {kind['layers']} layers x {kind['heads']} heads x "
         f"{len(kind['queries'])}x{len(kind['keys'])} tokens"
-        for kind in kinds
+        for kind in watched.facts["kinds"]
     )

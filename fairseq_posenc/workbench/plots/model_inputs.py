@@ -1,41 +1,61 @@
-"""Text as an opened model reads it."""
+"""Text as an opened model reads it; what of it each symbol is labels the pictures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Optional
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+from fairseq.data import Dictionary
 from fairseq.dataclass.configs import GenerationConfig
 from torch import Tensor
 
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.workbench.loading.open_model import OpenModel
-from fairseq_posenc.workbench.plots.tokenize import TokenizedText, tokenize
+from fairseq_posenc.workbench.tokens.offsets import Tokens
+from fairseq_posenc.workbench.tokens.pieces import PieceEncoder, Pieces
+from fairseq_posenc.workbench.tokens.symbols import SPACE, SymbolEncoder, words
+from fairseq_posenc.workbench.tokens.tokenizer import ENCODER, PIECES, Tokenizer, load_tokenizer
 
 _BEAM = 5
 
 
+class TokenizedText(NamedTuple):
+    """Symbols of a text: their numbers in the dictionary, and what of the text each is."""
+
+    ids: list[int]
+    labels: list[str]
+
+    @classmethod
+    def from_ids(cls, ids: Iterable[int], dictionary: Dictionary) -> TokenizedText:
+        """Label symbols that come from no text with their names."""
+        found = list(map(int, ids))
+        return cls(found, [dictionary[each].strip(SPACE) or SPACE for each in found])
+
+    def __add__(self, other: TokenizedText) -> TokenizedText:  # type: ignore[override]
+        """Append the symbols that follow."""
+        return TokenizedText(self.ids + other.ids, self.labels + other.labels)
+
+    def batch(self) -> Tensor:
+        """Build a batch of one, ``(1, T)``."""
+        return torch.tensor([self.ids])
+
+
 class Reading(NamedTuple):
-    """A text as a model reads it.
+    """A text as a model reads it."""
 
-    Attributes:
-        labels: what of the text each token is, by stack: ``encoder``, ``decoder``.
-        run: makes a forward pass, for :func:`~fairseq_posenc.transformer.capture_attention.watch`.
-    """
-
-    labels: dict[str, list[str]]
-    run: Callable[[], Any]
+    labels: dict[str, list[str]]  # what of the text each token is, by stack: `encoder`, `decoder`
+    run: Callable[[], Any]  # makes a forward pass, for `capture_attention`
 
 
-def read_text(opened: OpenModel, text: str, target: Optional[str] = None) -> Reading:
-    """Return a text as a model reads it, batch of one.
+def read_text(opened: OpenModel, text: str, target: str | None = None) -> Reading:
+    """Tokenize a raw text for a model, as a batch of one.
 
-    Args:
-        opened: the model.
-        text: raw; of a translation model, the source.
-        target: raw, of a translation model; None for its own translation, by beam search.
+    Of a translation model the text is the source, and ``target`` its translation; None for the
+    model's own, by beam search.
 
     Raises:
         UserError: a text has no symbol that the model knows, or is longer than the model can read,
@@ -44,55 +64,51 @@ def read_text(opened: OpenModel, text: str, target: Optional[str] = None) -> Rea
     if target is not None and opened.family.name != "translation":
         raise UserError(f"--target is for translation; {opened.path} is a {opened.family.title}")
     task, symbols = opened.task, opened.task.source_dictionary
-    begin, end = (TokenizedText.of_ids([each], symbols) for each in (symbols.bos(), symbols.eos()))
+    begin, end = (
+        TokenizedText.from_ids([each], symbols) for each in (symbols.bos(), symbols.eos())
+    )
     if opened.family.name == "translation":
         source = tokenize(text, "--text", opened.data, symbols, task.cfg.source_lang) + end
-        return _pair(opened, source, target)
-    found = tokenize(text, "--text", opened.data, symbols)
+        return _read_pair(opened, source, target)
+    tokens, stack = tokenize(text, "--text", opened.data, symbols), "decoder"
     if opened.family.name == "causal_lm":
-        return _single(opened, "decoder", (begin if task.args.add_bos_token else end) + found)
-    return _single(opened, "encoder", begin + found + end)
-
-
-def _single(opened: OpenModel, stack: str, tokens: TokenizedText) -> Reading:
+        tokens = (begin if task.args.add_bos_token else end) + tokens
+    else:
+        tokens, stack = begin + tokens + end, "encoder"
     _refuse_long(opened, stack, tokens)
-    return Reading({stack: tokens.labels}, lambda: _run(opened, _batch(tokens)))
+    return Reading({stack: tokens.labels}, lambda: _run(opened, tokens.batch()))
 
 
-def _pair(opened: OpenModel, source: TokenizedText, target: Optional[str]) -> Reading:
-    """Return a source and what the decoder reads of its translation: a start, and all of it."""
+def _read_pair(opened: OpenModel, source: TokenizedText, target: str | None) -> Reading:
+    """Read a source, and of its translation what the decoder does: a start, and all of it."""
     task, symbols = opened.task, opened.task.target_dictionary
     _refuse_long(opened, "encoder", source)
     if target is None:
-        output = _translated(opened, source)
+        output = _translate(opened, source)
     else:
         output = tokenize(target, "--target", opened.data, symbols, task.cfg.target_lang)
-    tokens = TokenizedText.of_ids([symbols.eos()], symbols) + output
+    tokens = TokenizedText.from_ids([symbols.eos()], symbols) + output
     _refuse_long(opened, "decoder", tokens)
     lengths = torch.tensor([len(source.ids)])
     return Reading(
         {"encoder": source.labels, "decoder": tokens.labels},
-        lambda: _run(opened, _batch(source), lengths, _batch(tokens)),
+        lambda: _run(opened, source.batch(), lengths, tokens.batch()),
     )
 
 
-def _translated(opened: OpenModel, source: TokenizedText) -> TokenizedText:
+def _translate(opened: OpenModel, source: TokenizedText) -> TokenizedText:
     generator = opened.task.build_generator([opened.model], GenerationConfig(beam=_BEAM))
-    data = opened.task.build_dataset_for_inference([_batch(source)[0]], [len(source.ids)])
-    with _telling(opened):
+    data = opened.task.build_dataset_for_inference([source.batch()[0]], [len(source.ids)])
+    with _naming(opened):
         ((best, *_),) = opened.task.inference_step(
             generator, [opened.model], data.collater([data[0]])
         )
-    return TokenizedText.of_ids(best["tokens"][:-1], opened.task.target_dictionary)
+    return TokenizedText.from_ids(best["tokens"][:-1], opened.task.target_dictionary)
 
 
 def _run(opened: OpenModel, *inputs: Tensor) -> Any:
-    with _telling(opened):
+    with _naming(opened):
         return opened.model(*inputs)
-
-
-def _batch(tokens: TokenizedText) -> Tensor:
-    return torch.tensor([tokens.ids])
 
 
 def _refuse_long(opened: OpenModel, stack: str, tokens: TokenizedText) -> None:
@@ -108,9 +124,59 @@ def _refuse_long(opened: OpenModel, stack: str, tokens: TokenizedText) -> None:
 
 
 @contextmanager
-def _telling(opened: OpenModel) -> Iterator[None]:
+def _naming(opened: OpenModel) -> Iterator[None]:
     """Name the checkpoint in what its model refuses."""
     try:
         yield
     except UserError as error:
         raise UserError(f"{opened.path}: {error}") from error
+
+
+class _Words(SymbolEncoder):
+    """What stands between white space, which is how fairseq reads text that is cut already."""
+
+    def __init__(self, dictionary: Dictionary) -> None:
+        super().__init__(words, dictionary)
+
+    def tokens(self, text: str) -> Tokens:
+        found = list(re.finditer(r"\S+", text))
+        ids = [self.index(word[0]) for word in found]
+        return Tokens.from_spans(text, ids, (word.span() for word in found))
+
+
+def tokenize(
+    text: str, option: str, folder: Path, dictionary: Dictionary, language: str | None = None
+) -> TokenizedText:
+    """Tokenize a raw text as a data-bin was; where that has no tokenizer, at white space.
+
+    Args:
+        text: raw.
+        option: that gave it, for messages.
+        folder: the data-bin.
+        dictionary: of the language.
+        language: of the text, where the data-bin has several.
+
+    Raises:
+        UserError: there is nothing in it that the dictionary knows.
+    """
+    tokens = _tokenizer(folder, dictionary, language).tokens(text)
+    unknown = dictionary.unk()
+    if all(number == unknown for number in tokens.ids):
+        raise UserError(
+            f"{option} {shortened(text)!r}: has no symbol of the dictionary in {folder}; a text "
+            f"is cut by {PIECES} or {ENCODER} there, and without them at white space"
+        )
+    labels = [text[start:end].strip() or SPACE for start, end in zip(tokens.starts, tokens.ends)]
+    for place, number in enumerate(tokens.ids):
+        if number == unknown:
+            labels[place] += " (unknown)"
+    return TokenizedText(tokens.ids.tolist(), labels)
+
+
+def _tokenizer(folder: Path, dictionary: Dictionary, language: str | None) -> Tokenizer:
+    own = folder / f"sentencepiece.{language}.model"
+    if language and own.exists():
+        return PieceEncoder(Pieces(own), dictionary)
+    if (folder / PIECES).exists() or (folder / ENCODER).exists():
+        return load_tokenizer(folder, dictionary)
+    return _Words(dictionary)

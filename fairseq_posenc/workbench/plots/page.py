@@ -31,19 +31,14 @@ _BYTES = 8  # of a pair of tokens, with most encodings: its weight, and three pa
 
 
 class Watched(NamedTuple):
-    """What a model did with a text.
+    """What a model did with a text."""
 
-    Attributes:
-        facts: what the page says of it, as JSON values.
-        codes: the bytes of its planes, one after the other.
-    """
-
-    facts: dict[str, Any]
-    codes: bytes
+    facts: dict[str, Any]  # what the page says of it, as JSON values
+    codes: bytes  # the bytes of its planes, one after the other
 
 
 def inspect(opened: OpenModel, reading: Reading) -> Watched:
-    """Let a model read, and return what its attention did.
+    """Let a model read, and collect what its attention did.
 
     Raises:
         UserError: the page would be too large, the text is too long for the model, or its
@@ -72,12 +67,7 @@ def inspect(opened: OpenModel, reading: Reading) -> Watched:
 
 
 def page(watched: Sequence[Watched], command: str) -> str:
-    """Return the page.
-
-    Args:
-        watched: one model, or two to see side by side.
-        command: that made it, for the footer.
-    """
+    """Fill the template with one model, or with two to see side by side; ``command`` made it."""
     starts = [sum(len(each.codes) for each in watched[:i]) for i in range(len(watched))]
     data = {
         "command": command,

@@ -12,51 +12,37 @@ from torch import Tensor
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.capture_attention import CapturedAttention
 
-FINE = 0.01  # the largest step between two numbers that are told apart
+FINE = 0.01  # the largest step between two numbers
 LEVELS = 254  # steps that a matrix has at least
 _MOST = 65_000  # and at most, so that two bytes hold them
 
 
 class Plane(NamedTuple):
-    """One number of each pair of tokens, in every layer and head of a kind of attention.
+    """One number of each pair of tokens, in every layer and head of a kind of attention."""
 
-    Attributes:
-        name: ``weight``, a part of the score, or what a part comes from.
-        role: ``weight``, ``part`` (a summand of the score), ``detail`` (a summand of ``both``), or
-            ``factor`` (of the score, where that is a product).
-        values: ``[L, H, T, S]``.
-    """
-
-    name: str
+    name: str  # `weight`, a part of the score, or what a part comes from
+    # `weight`, `part` (a summand of the score), `detail` (a summand of `both`), or `factor` (of
+    # the score, where that is a product)
     role: str
-    values: Tensor
+    values: Tensor  # `[L, H, T, S]`
 
 
 class Quantised(NamedTuple):
-    """A plane in whole numbers: code c > 0 stands for ``(first + c - 1) * step``.
+    """A plane in whole numbers: code c > 0 stands for ``(first + c - 1) * step``."""
 
-    Attributes:
-        codes: ``[L, H, T, S]`` of int64, below 2^16; 0 where a query does not see the key.
-        step: ``[L][H]``, of each matrix.
-        first: ``[L][H]``, of its smallest number.
-        last: of its largest.
-    """
-
-    codes: Tensor
-    step: list[list[float]]
-    first: list[list[int]]
-    last: list[list[int]]
+    codes: Tensor  # `[L, H, T, S]` of int64, below 2^16; 0 where a query does not see the key
+    step: list[list[float]]  # `[L][H]`, of each matrix
+    first: list[list[int]]  # `[L][H]`, of its smallest number
+    last: list[list[int]]  # of its largest
 
     def tobytes(self) -> bytes:
-        """Return the codes' low bytes, then their high ones, which compress well."""
-        return b"".join(
-            (part).to(torch.uint8).numpy().tobytes()
-            for part in (self.codes % 256, self.codes // 256)
-        )
+        """Concatenate the codes' low bytes and then their high ones, which compress well."""
+        parts = self.codes % 256, self.codes // 256
+        return b"".join(part.to(torch.uint8).numpy().tobytes() for part in parts)
 
 
 def group_by_kind(seen: Sequence[CapturedAttention]) -> dict[str, list[CapturedAttention]]:
-    """Return the layers of each kind of attention: ``encoder``, ``decoder``, ``cross``."""
+    """Group layers by the kind of attention: ``encoder``, ``decoder``, ``cross``."""
     found: dict[str, list[CapturedAttention]] = {}
     for attention in seen:
         found.setdefault("cross" if attention.cross else attention.stack, []).append(attention)
@@ -78,7 +64,7 @@ def planes(layers: Sequence[CapturedAttention]) -> Iterator[Plane]:
 
 
 def visible(layers: Sequence[CapturedAttention]) -> Tensor:
-    """Return which keys the queries of each layer may see, ``[L, 1, T, S]``.
+    """Find which keys the queries of each layer may see, ``[L, 1, T, S]``.
 
     All of them, or none after the query, or none before it: a side of the diagonal on which no
     head has any weight.
@@ -96,7 +82,7 @@ def visible(layers: Sequence[CapturedAttention]) -> Tensor:
 
 
 def quantised(values: Tensor, seen: Tensor) -> Quantised:
-    """Return values ``[L, H, T, S]`` as multiples of a step, of which each matrix has its own."""
+    """Round values ``[L, H, T, S]`` to multiples of a step, of which each matrix has its own."""
     low = values.masked_fill(~seen, torch.inf).amin((2, 3), keepdim=True)
     high = values.masked_fill(~seen, -torch.inf).amax((2, 3), keepdim=True)
     step = ((high - low) / LEVELS).clamp(max=FINE).maximum((high - low) / _MOST)

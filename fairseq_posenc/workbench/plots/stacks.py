@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fairseq_posenc.api import PositionEncoding
 from fairseq_posenc.assembly import Shared
+from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
@@ -20,37 +21,26 @@ _SEED = 1
 
 
 class Stack(NamedTuple):
-    """A stack of layers: its positions, and the projections that they meet.
+    """A stack of layers: its positions, and the projections that they meet."""
 
-    Attributes:
-        name: ``encoder`` or ``decoder``.
-        layers: the positions of each layer, with those that all of them share.
-        projections: of each layer, for queries and for keys, ``(H, D, C)``; none for a spec.
-    """
-
-    name: str
-    layers: list[PositionEncoding]
+    layers: list[PositionEncoding]  # the positions of each layer, with those that all of them share
+    # of each layer, for queries and for keys, `(H, D, C)`; none for a spec
     projections: list[tuple[Tensor, Tensor]]
+
+    @property
+    def dims(self) -> Dims:
+        """The sizes of its layers."""
+        return self.layers[0].assembly.dims
+
+    @property
+    def name(self) -> str:
+        """``encoder`` or ``decoder``."""
+        return "decoder" if self.dims.causal else "encoder"
 
     @property
     def spec(self) -> str:
         """The position encodings."""
         return str(parse(",".join(str(layer.assembly.spec) for layer in self.layers)))
-
-    @property
-    def num_heads(self) -> int:
-        """H."""
-        return self.layers[0].assembly.dims.num_heads
-
-    @property
-    def causal(self) -> bool:
-        """Whether queries see no later keys."""
-        return self.layers[0].assembly.dims.causal
-
-    @property
-    def max_positions(self) -> int:
-        """The positions that tables have room for."""
-        return self.layers[0].assembly.dims.max_positions
 
     @property
     def differ(self) -> bool:
@@ -59,16 +49,16 @@ class Stack(NamedTuple):
         return len(specs) > 1 or bool(self.layers[0].layer.each())
 
     def where(self, layer: int) -> str:
-        """Return in words whose encodings a layer's are; layers are counted from 0."""
+        """Say in words whose encodings a layer's are; layers are counted from 0."""
         return f"layer {layer + 1}" if self.differ else "all layers"
 
     def furthest(self, reach: int) -> int:
-        """Return how far pictures by distance go: no further than the tables."""
-        return min(reach, (self.max_positions - 1) // 2)
+        """Limit the reach of pictures by distance to that of the tables."""
+        return min(reach, (self.dims.max_positions - 1) // 2)
 
-    def vectors(self) -> Optional[Tensor]:
-        """Return what is added at the input, ``(max_positions, C)``, or None."""
-        positions = tokens(self.max_positions)
+    def vectors(self) -> Tensor | None:
+        """Compute what is added at the input, ``(max_positions, C)``; None for nothing."""
+        positions = tokens(self.dims.max_positions)
         for encoding in self.layers[0].input.each() if self.layers[0].input is not None else ():
             vectors = encoding.embed(positions)
             if vectors is not None:
@@ -77,7 +67,7 @@ class Stack(NamedTuple):
 
 
 def of_spec(spec: str, embed_dim: int, num_heads: int, max_positions: int, causal: bool) -> Stack:
-    """Return the layers of a spec as they are before training.
+    """Build the layers of a spec as they are before training.
 
     Raises:
         UserError: a spec that cannot be read or has no meaning, or sizes that do not fit.
@@ -88,39 +78,32 @@ def of_spec(spec: str, embed_dim: int, num_heads: int, max_positions: int, causa
             PositionEncoding(layer, embed_dim, num_heads, max_positions, causal).eval()
             for layer in map(str, parse(spec).each())
         ]
-    return Stack("decoder" if causal else "encoder", layers, [])
+    return Stack(layers, [])
 
 
 def of_model(model: nn.Module) -> dict[str, Stack]:
-    """Return the stacks of a trained model by name; none for a model of fairseq's own."""
+    """Collect the stacks of a trained model by name; none for a model of fairseq's own."""
     found = [_of_trained(module) for module in model.modules() if hasattr(module, "assembly")]
     return {stack.name: stack for stack in found}
 
 
 def terms_of(positions: PositionEncoding, length: int) -> tuple[Span, Terms]:
-    """Return the distances between ``length`` tokens, and a layer's terms for them."""
+    """Compute the distances between ``length`` tokens, and a layer's terms for them."""
     span = Span.from_lengths(length, length, torch.device("cpu"))
-    return span, Shared.compute(positions.shared, tokens(length)).terms | positions.layer.terms(
-        span, tokens(length)
-    )
+    shared = Shared.compute(positions.shared, tokens(length)).terms
+    return span, shared | positions.layer.terms(span, tokens(length))
 
 
 def tokens(length: int) -> Positions:
-    """Return the positions of a sentence of so many tokens."""
+    """Compute the positions of a sentence of so many tokens."""
     return Positions.from_tokens(torch.full((1, length), _TOKEN), _PADDING, _END, length)
 
 
-def numbered(chosen: Optional[Sequence[int]], count: int, what: str, where: str) -> list[int]:
-    """Return indices, from 0, of layers or heads that were chosen by number, from 1.
-
-    Args:
-        chosen: None for all.
-        count: how many there are.
-        what: ``layer`` or ``head``.
-        where: what has them, for messages.
+def choose_numbers(chosen: Sequence[int] | None, count: int, what: str, where: str) -> list[int]:
+    """Convert the numbers of ``count`` layers or heads, from 1, to indices, from 0; None for all.
 
     Raises:
-        UserError: there is no such layer or head.
+        UserError: there is none of a number; ``what`` and ``where`` name it.
     """
     for number in chosen or ():
         if not 1 <= number <= count:
@@ -148,4 +131,4 @@ def _of_trained(stack: Any) -> Stack:
             for projection in (attention.q_proj, attention.k_proj)
         )
         projections.append((query, key))
-    return Stack("decoder" if dims.causal else "encoder", layers, projections)
+    return Stack(layers, projections)

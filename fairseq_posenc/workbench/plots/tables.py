@@ -1,7 +1,8 @@
-"""Heat maps of tables: what stands at each position, or belongs to each distance."""
+"""Tables, what stands at each position or distance: heat maps, and maps of their rows."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -12,42 +13,30 @@ from fairseq_posenc.encodings.terms import Term
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.plots import grids
 from fairseq_posenc.workbench.plots.stacks import Stack, terms_of
+from fairseq_posenc.workbench.results.pictures import GRID
 
-_MOST = 48  # panels that are still readable
+_FEWEST_ROWS, _MOST_MAPS = 3, 16
+_SEED = 0
 POSITION, DISTANCE, CHANNEL = "position", "distance j - i", "channel"
 
 
 class Table(NamedTuple):
-    """A matrix of numbers.
+    """A matrix of numbers."""
 
-    Attributes:
-        title: what it is and where it stands, as ``query table, layer 1, head 2``.
-        values: ``(rows, columns)``.
-        rows: the position or distance of each row.
-        columns: the number of each column.
-        of_rows: what rows are, as :data:`POSITION` or :data:`DISTANCE`.
-        of_columns: what columns are.
-    """
-
-    title: str
-    values: Tensor
-    rows: Tensor
-    columns: Sequence[int]
-    of_rows: str
-    of_columns: str
+    title: str  # what it is and where it stands, as `query table, layer 1, head 2`
+    values: Tensor  # `(rows, columns)`
+    rows: Tensor  # the position or distance of each row
+    columns: Sequence[int]  # the number of each column
+    of_rows: str  # what rows are, as `POSITION` or `DISTANCE`
+    of_columns: str  # what columns are
 
 
 @torch.no_grad()
 def tables_of(stack: Stack, layers: Sequence[int], heads: Sequence[int]) -> list[Table]:
-    """Return the tables of a stack: that of its input, and those of its layers and heads.
+    """Collect the tables of a stack's input, and those of its layers and heads, counted from 0.
 
     What all layers, or all heads, share is there once. Where distances are clipped, one row stands
     for all beyond. A causal stack has no rows of later keys.
-
-    Args:
-        stack: of a model, or of a spec.
-        layers: counted from 0.
-        heads: likewise.
 
     Raises:
         UserError: the encodings have no tables.
@@ -55,9 +44,7 @@ def tables_of(stack: Stack, layers: Sequence[int], heads: Sequence[int]) -> list
     found = []
     if (vectors := stack.vectors()) is not None:
         rows, columns = (range(size) for size in vectors.shape)
-        found = [
-            Table("at the input", vectors, torch.tensor(rows), columns, POSITION, CHANNEL),
-        ]
+        found = [Table("at the input", vectors, torch.tensor(rows), columns, POSITION, CHANNEL)]
     for layer in layers if stack.differ else layers[:1]:
         found += _of_terms(stack, layer, heads)
     if not found:
@@ -65,14 +52,33 @@ def tables_of(stack: Stack, layers: Sequence[int], heads: Sequence[int]) -> list
     return found
 
 
+def subtract_tables(tables: Sequence[Table], others: Sequence[Table]) -> list[Table]:
+    """Subtract the tables of another model.
+
+    Raises:
+        UserError: the models have other tables, or of other sizes.
+    """
+    ours, theirs = (
+        [f"{table.title} ({' x '.join(map(str, table.values.shape))})" for table in each]
+        for each in (tables, others)
+    )
+    if ours != theirs:
+        raise UserError(
+            f"the models have other tables: {'; '.join(ours)} and {'; '.join(theirs)}: choose two "
+            "with the same positions and sizes"
+        )
+    return [
+        table._replace(values=table.values - other.values) for table, other in zip(tables, others)
+    ]
+
+
 def draw_tables(tables: Sequence[Table], title: str) -> Any:
-    """Return a Figure with a heat map for each table; white is 0.
+    """Draw a Figure with a heat map for each table; white is 0.
 
     Raises:
         UserError: there are too many for a picture.
     """
-    if len(tables) > _MOST:
-        raise UserError(f"{len(tables)} tables are too many for a picture: choose --layer, --head")
+    _refuse_many(tables, grids.MOST)
     figure, panels = grids.new(len(tables), title, columns=4, ratio=1.2)
     for axes, table in zip(panels, tables):
         low, high, width = int(table.rows[0]), int(table.rows[-1]), len(table.columns)
@@ -84,23 +90,69 @@ def draw_tables(tables: Sequence[Table], title: str) -> Any:
     return figure
 
 
+def place_rows(rows: Tensor) -> Tensor:
+    """Place points ``(rows, 2)`` whose distances are, as far as they can, those of the rows.
+
+    Metric multidimensional scaling of Euclidean distances, from a fixed seed.
+
+    Raises:
+        UserError: scikit-learn is missing.
+    """
+    try:
+        from sklearn.manifold import MDS
+    except ImportError:
+        raise UserError("maps need scikit-learn: pip install 'fairseq-posenc[plot]'") from None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about defaults of its next versions
+        scaling = MDS(n_components=2, n_init=4, max_iter=1000, eps=1e-9, random_state=_SEED)
+        return torch.from_numpy(scaling.fit_transform(rows.detach().double().numpy()))
+
+
+def draw_map(tables: Sequence[Table], title: str) -> Any:
+    """Draw a Figure with a map of each table, its rows in order joined by a line.
+
+    Raises:
+        UserError: no table has rows enough, or there are too many tables.
+    """
+    tables = [table for table in tables if min(table.values.shape) >= _FEWEST_ROWS]
+    if not tables:
+        raise UserError("no table has rows of several numbers, which a map could place")
+    _refuse_many(tables, _MOST_MAPS)
+    figure, panels = grids.new(len(tables), title, columns=2, ratio=0.85)
+    for axes, table in zip(panels, tables):
+        points = place_rows(table.values).numpy()
+        axes.plot(*points.T, color=grids.PALE, lw=0.7, zorder=1)
+        image = axes.scatter(*points.T, c=table.rows.numpy(), cmap=grids.AMOUNTS, s=14, zorder=2)
+        axes.set_aspect("equal", adjustable="datalim")
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set_color(GRID)
+        axes.set_title(table.title, fontsize=9)
+        grids.scale(figure, image, axes, table.of_rows)
+    return figure
+
+
+def _refuse_many(tables: Sequence[Table], most: int) -> None:
+    if len(tables) > most:
+        raise UserError(f"{len(tables)} tables are too many for a picture: choose --layer, --head")
+
+
 def _of_terms(stack: Stack, layer: int, heads: Sequence[int]) -> Iterator[Table]:
-    span, terms = terms_of(stack.layers[layer], stack.max_positions)
+    span, terms = terms_of(stack.layers[layer], stack.dims.max_positions)
     distances = span.distances()
-    seen = distances <= (0 if stack.causal else span.high)
+    seen = distances <= (0 if stack.dims.causal else span.high)
     named: dict[int, tuple[list[str], Term, Tensor]] = {}
     for name, term, tensor in terms.given():  # m4's query and key table are one
         named.setdefault(id(tensor), ([], term, tensor))[0].append(name.replace("_", " "))
     for names, term, tensor in named.values():
         title = f"{' and '.join(names)}, {stack.where(layer)}"
         if term.rows is None:
-            yield from _pairs(term, tensor[0], heads, title)
+            yield from _pairs(tensor[0], heads, title)
             continue
         tensor = tensor.narrow(term.rows, 0, len(distances))  # rows of a reset come after
         for name, values, columns in _matrices(term, tensor, heads, title):
-            shown, rows = _unclipped(values[seen], distances[seen])
+            kept, rows = _unclipped(values[seen], distances[seen])
             of_columns = CHANNEL if term.has_vectors else "head"
-            yield Table(name, shown, rows, columns, DISTANCE, of_columns)
+            yield Table(name, kept, rows, columns, DISTANCE, of_columns)
 
 
 def _matrices(
@@ -117,7 +169,7 @@ def _matrices(
             yield f"{title}, head {head + 1}", tensor[head], range(tensor.size(-1))
 
 
-def _pairs(term: Term, tensor: Tensor, heads: Sequence[int], title: str) -> Iterator[Table]:
+def _pairs(tensor: Tensor, heads: Sequence[int], title: str) -> Iterator[Table]:
     rows, columns = torch.arange(tensor.size(-2)), range(tensor.size(-1))
     for head in heads if tensor.size(0) > 1 else [0]:
         name = f"{title}, head {head + 1}" if tensor.size(0) > 1 else title
@@ -125,7 +177,7 @@ def _pairs(term: Term, tensor: Tensor, heads: Sequence[int], title: str) -> Iter
 
 
 def _unclipped(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a table without the ends where all rows are equal, but for one row each."""
+    """Cut the ends of a table where all rows are equal down to one row each."""
     changes = (values[1:] != values[:-1]).any(1).nonzero().flatten().tolist()
     kept = slice(changes[0], changes[-1] + 2) if changes else slice(None)
     return values[kept], rows[kept]

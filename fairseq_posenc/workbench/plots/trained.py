@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any
 
 import torch
 from fairseq.models import FairseqEncoderDecoderModel
@@ -21,29 +21,8 @@ _SENTENCES, _SEED = 16, 1
 _SPECIAL = 4  # symbols at the beginning of a dictionary that no text has
 
 
-class Seen(NamedTuple):
-    """The attention of one kind, of all layers, to a text.
-
-    Attributes:
-        kind: ``encoder``, ``decoder`` or ``cross``.
-        layers: what they did.
-        queries: the tokens that attend.
-        keys: the tokens that are attended to.
-    """
-
-    kind: str
-    layers: list[CapturedAttention]
-    queries: list[str]
-    keys: list[str]
-
-
-def open_stack(path: Path, data: Optional[Path], wanted: Optional[str]) -> tuple[Stack, Any]:
-    """Return a stack of a checkpoint, and the model that it is a part of.
-
-    Args:
-        path: the checkpoint.
-        data: folder with its dictionaries; None for the one that it was trained on.
-        wanted: ``encoder`` or ``decoder``; None for the first that there is.
+def open_stack(path: Path, data: Path | None, wanted: str | None) -> tuple[Stack, Any]:
+    """Open a stack of a checkpoint, by default its first; return it with its model.
 
     Raises:
         UserError: no such checkpoint or stack, or a model without positions of ours.
@@ -59,16 +38,13 @@ def open_stack(path: Path, data: Optional[Path], wanted: Optional[str]) -> tuple
 
 
 def attention_to_text(
-    path: Path, data: Optional[Path], text: str, target: Optional[str], wanted: Optional[str]
-) -> Seen:
-    """Return what the attention of a checkpoint does with a text.
+    path: Path, data: Path | None, text: str, target: str | None, wanted: str | None
+) -> tuple[str, list[CapturedAttention], list[str], list[str]]:
+    """Capture the attention of a checkpoint to a text; see :func:`read_text`.
 
-    Args:
-        path: the checkpoint.
-        data: folder with its dictionaries; None for the one that it was trained on.
-        text: what it reads.
-        target: the translation; None for the model's own.
-        wanted: ``encoder``, ``decoder`` or ``cross``; None for the first that there is.
+    Returns:
+        The kind of attention, ``encoder``, ``decoder`` or ``cross``: the ``wanted`` one, or the
+        first that there is; that of all layers; the tokens that attend and are attended to.
 
     Raises:
         UserError: no such checkpoint or attention, or a text that the model cannot read.
@@ -78,18 +54,16 @@ def attention_to_text(
     kinds = group_by_kind(capture_attention(opened.model, reading.run))
     kind = _chosen(path, list(kinds), wanted)
     queries, keys = ("decoder", "encoder") if kind == "cross" else (kind, kind)
-    return Seen(kind, kinds[kind], reading.labels[queries], reading.labels[keys])
+    return kind, kinds[kind], reading.labels[queries], reading.labels[keys]
 
 
 def attention_to_random_symbols(model: Any, length: int) -> list[CapturedAttention]:
-    """Return what attention does in a model that reads random symbols, always the same.
+    """Capture the attention of a model of ours to random sentences, always the same ones.
 
-    Args:
-        model: of any family, with positions of ours, in evaluation mode.
-        length: of the sentences, which are no longer than the model's shortest table.
+    They have ``length`` tokens, or as many as the model's shortest table.
     """
     generator = torch.Generator().manual_seed(_SEED)
-    length = min([length, *(stack.max_positions for stack in of_model(model).values())])
+    length = min([length, *(stack.dims.max_positions for stack in of_model(model).values())])
 
     def drawn(embeddings: Any) -> Tensor:
         size = (_SENTENCES, length)
@@ -104,7 +78,7 @@ def attention_to_random_symbols(model: Any, length: int) -> list[CapturedAttenti
     return capture_attention(model, lambda: model(tokens))
 
 
-def _chosen(path: Path, there: Sequence[str], wanted: Optional[str]) -> str:
+def _chosen(path: Path, there: Sequence[str], wanted: str | None) -> str:
     if wanted and wanted not in there:
         raise UserError(f"--stack {wanted}: --checkpoint {path} has {' and '.join(there)} only")
     return wanted or there[0]

@@ -48,16 +48,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def overview(path: Path) -> str:
-    """Return the page of all encodings with their table between its markers."""
-    old = path.read_text(encoding="utf-8")
-    if START not in old or END not in old:
-        raise UserError(f"{path} has no line {START!r}, or none {END!r} after it")
-    before, rest = old.split(START, 1)
-    return f"{before}{START}\n{table()}\n{END}{rest.split(END, 1)[1]}"
+    """Fill the page of all encodings with their table."""
+    return markdown.fill_page(path, START, f"\n{table()}\n", END)
 
 
 def table() -> str:
-    """Return the table of all encodings in Markdown."""
+    """Format the table of all encodings in Markdown."""
     rows = []
     for name in registry.names():
         formula, _ = equations.split(catalogue.page(name).equation)
@@ -67,7 +63,7 @@ def table() -> str:
 
 
 def encoding_page(name: str) -> str:
-    """Return an encoding's page in Markdown."""
+    """Write an encoding's page in Markdown."""
     page = catalogue.page(name)
     formula, prose = equations.split(page.equation)
     rows = {
@@ -99,7 +95,7 @@ def _differences(text: str) -> str:
 
 
 def _kind(name: str) -> str:
-    """Return what to draw of an encoding: its tables, if scores know nothing of them."""
+    """Choose what to draw of an encoding: its tables, if scores know nothing of them."""
     enters = {term.enters for _, term, _ in costs.terms_of(name).given()}
     return "table" if enters == {"values"} else "scores"
 
@@ -121,5 +117,5 @@ def _option(option: Parameter) -> str:
 
 
 def _literal(text: str) -> str:
-    """Return docstring text as Markdown: its double backquotes are single there."""
+    """Convert docstring text to Markdown: its double backquotes are single there."""
     return text.replace("``", "`").replace("|", "\\|")

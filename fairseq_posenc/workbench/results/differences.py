@@ -25,45 +25,25 @@ NOT_SIGNIFICANT = (
 
 
 class Scale(NamedTuple):
-    """What is compared.
-
-    Attributes:
-        name: of the figure.
-        apply: takes a value to the scale on which differences are taken.
-        higher: whether the highest value is the best one.
-    """
+    """A figure, how to take it to the scale of differences, and whether the highest is the best."""
 
     name: str
     apply: Callable[[float], float] = float
     higher: bool = False
-
-    @property
-    def better(self) -> str:
-        """The word for a better figure."""
-        return "higher" if self.higher else "lower"
 
 
 PERPLEXITY = Scale("perplexity", math.log)
 
 
 class PairedDifference(NamedTuple):
-    """The paired difference of two models, the better one first.
+    """The paired difference of two models, the better one first."""
 
-    Attributes:
-        better: the name of the one with the better mean.
-        other: the name of the other.
-        seeds: that both have.
-        interval: of the difference on the scale, better less other.
-        p_value: of the paired t-test; NaN with too few seeds.
-        holm: the same, corrected for all comparisons (Holm 1979).
-    """
-
-    better: str
-    other: str
-    seeds: int
-    interval: Interval
-    p_value: float = math.nan
-    holm: float = math.nan
+    better: str  # the name of the one with the better mean
+    other: str  # the name of the other
+    seeds: int  # that both have
+    interval: Interval  # of the difference on the scale, better less other
+    p_value: float = math.nan  # of the paired t-test; NaN with too few seeds
+    holm: float = math.nan  # the same, corrected for all comparisons (Holm 1979)
 
     @property
     def is_judged(self) -> bool:
@@ -84,11 +64,14 @@ def compare(one: Values, other: Values, scale: Scale = PERPLEXITY) -> PairedDiff
     return PairedDifference("", "", len(changes), found, _p_value(changes))
 
 
-def compare_all(samples: Mapping[str, Values], scale: Scale = PERPLEXITY) -> list[PairedDifference]:
-    """Compare all pairs, from the best model on, with Holm's correction over those judged."""
+def compare_all(samples: Mapping[str, Values]) -> list[PairedDifference]:
+    """Compare the perplexities of all pairs, from the best model on.
+
+    Holm's correction is over the pairs that are judged.
+    """
     found = [
-        compare(samples[one], samples[other], scale)._replace(better=one, other=other)
-        for one, other in combinations(rank(samples, scale), 2)
+        compare(samples[one], samples[other])._replace(better=one, other=other)
+        for one, other in combinations(_rank(samples), 2)
     ]
     judged = sorted((each for each in found if each.is_judged), key=lambda each: each.p_value)
     corrected, largest = {}, 0.0
@@ -98,26 +81,24 @@ def compare_all(samples: Mapping[str, Values], scale: Scale = PERPLEXITY) -> lis
     return [each._replace(holm=corrected.get(each[:2], math.nan)) for each in found]
 
 
-def rank(samples: Mapping[str, Values], scale: Scale = PERPLEXITY) -> list[str]:
-    """Sort names from the best mean on."""
-    sign = -1 if scale.higher else 1
+def _rank(samples: Mapping[str, Values]) -> list[str]:
+    """Sort names from the lowest mean loss on."""
     means = {
-        name: sign * statistics.fmean(map(scale.apply, values.values()))
-        for name, values in samples.items()
+        name: statistics.fmean(map(math.log, values.values())) for name, values in samples.items()
     }
     return sorted(means, key=lambda name: (math.isnan(means[name]), means[name]))
 
 
-def describe(samples: Mapping[str, Values], scale: Scale = PERPLEXITY) -> list[str]:
+def describe(samples: Mapping[str, Values]) -> list[str]:
     """Say which models differ significantly, which do not, and what Holm's correction leaves."""
-    found = compare_all(samples, scale)
+    found = compare_all(samples)
     judged = [each for each in found if each.is_judged]
     significant = [each for each in judged if each.is_significant]
     same = [each for each in judged if not each.is_significant]
     few = [each for each in found if not each.is_judged]
     sentences = [
-        f"{_code(name)} has a significantly {scale.better} {scale.name} than {_all(others)}."
-        for name, others in _grouped(significant)
+        f"`{name}` has a significantly lower perplexity than {_all(others)}."
+        for name, others in _grouped(significant).items()
     ]
     if same:
         sentences.append(f"{NOT_SIGNIFICANT}: {_pairs(same)}.")
@@ -156,20 +137,17 @@ def _p_value(changes: Sequence[float]) -> float:
     return float(2 * stats.t.sf(size, len(changes) - 1))
 
 
-def _grouped(differences: Sequence[PairedDifference]) -> list[tuple[str, list[str]]]:
+def _grouped(differences: Sequence[PairedDifference]) -> dict[str, list[str]]:
     groups: dict[str, list[str]] = {}
     for each in differences:
         groups.setdefault(each.better, []).append(each.other)
-    return list(groups.items())
+    return groups
 
 
 def _pairs(differences: Sequence[PairedDifference]) -> str:
-    return "; ".join(f"{_code(name)} and {_all(others)}" for name, others in _grouped(differences))
-
-
-def _code(name: str) -> str:
-    return f"`{name}`"
+    groups = _grouped(differences).items()
+    return "; ".join(f"`{name}` and {_all(others)}" for name, others in groups)
 
 
 def _all(names: Sequence[str]) -> str:
-    return ", ".join(map(_code, names))
+    return ", ".join(f"`{name}`" for name in names)

@@ -64,11 +64,9 @@ def interval_of_perplexity(values: Iterable[float]) -> Interval:
 def where_all_have(
     lines: Sequence[Sequence[tuple[int, float]]], over: Callable[[Iterable[float]], Interval]
 ) -> list[tuple[int, Interval]]:
-    """Return the mean over seeds, by the rule ``over``, at the updates at which all have a value.
+    """Compute the mean over seeds at the updates at which all lines, one a seed, have a value.
 
-    Args:
-        lines: updates and values, a line a seed.
-        over: such as :func:`interval_of_perplexity`.
+    ``over`` is the rule, such as :func:`interval_of_perplexity`.
     """
     known = [dict(line) for line in lines]
     shared = sorted(set.intersection(*map(set, known)))

@@ -60,7 +60,10 @@ def draw_lines(
         bands: around lines, by name.
         dots: the values of single seeds, by name.
     """
-    bands = {name: _bounded(band) for name, band in (bands or {}).items()}
+    bands = {  # at points with seeds enough for an interval
+        name: [point for point in band if all(map(math.isfinite, point))]
+        for name, band in (bands or {}).items()
+    }
     dots = dots or {}
     values = [y for line in (*lines.values(), *dots.values()) for _, y in line]
     values += [y for band in bands.values() for point in band for y in point[1:]]
@@ -79,8 +82,11 @@ def draw_lines(
     for name, line in lines.items():
         if line:
             ends.append(_draw_line(axes, name, line, styles[name]))
-            _draw_band(axes, bands.get(name, ()), styles[name])
-            _draw_dots(axes, dots.get(name, ()), styles[name])
+            colour = styles[name]["color"]
+            if band := bands.get(name):
+                axes.fill_between(*zip(*band), color=colour, alpha=0.15, linewidth=0)
+            if known := [point for point in dots.get(name, ()) if math.isfinite(point[1])]:
+                axes.plot(*zip(*known), "o", color=colour, ms=2.5, alpha=0.6, mew=0)
     label_ends(axes, ends, _LABEL_HEIGHT)
     axes.set_title(title, loc="left", fontsize=14, pad=14)
     figure.get_layout_engine().set(w_pad=0.15, h_pad=0.15)
@@ -104,21 +110,6 @@ def _draw_line(
         return f"{name}  diverged at {update:,}", 1.0, style["color"]
     digits = 1 if axes.get_yscale() == "log" else 2
     return f"{name}  {end:,.{digits}f}", height(axes, update, end), style["color"]
-
-
-def _draw_band(axes: Any, band: Band, style: Mapping[str, str]) -> None:
-    if band:
-        axes.fill_between(*zip(*band), color=style["color"], alpha=0.15, linewidth=0)
-
-
-def _bounded(band: Band) -> Band:
-    """Keep the points at which there are seeds enough for an interval."""
-    return [point for point in band if all(map(math.isfinite, point))]
-
-
-def _draw_dots(axes: Any, dots: Line, style: Mapping[str, str]) -> None:
-    if known := [point for point in dots if math.isfinite(point[1])]:
-        axes.plot(*zip(*known), "o", color=style["color"], ms=2.5, alpha=0.6, mew=0)
 
 
 def _style_updates(axes: Any, updates: Sequence[int]) -> None:

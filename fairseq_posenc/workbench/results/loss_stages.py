@@ -23,33 +23,20 @@ _DIGITS = 0.001  # nats, to which fairseq writes a loss: no line is more exact
 
 
 class Stages(NamedTuple):
-    """Where the stages end, in updates.
+    """Where the stages end, in updates."""
 
-    Attributes:
-        start: the plateau begins.
-        plateau: the dive begins.
-        dive: convergence begins, which lasts until the end.
-    """
-
-    start: int
-    plateau: int
-    dive: int
+    start: int  # the plateau begins
+    plateau: int  # the dive begins
+    dive: int  # convergence begins, which lasts until the end
 
 
 class Piece(NamedTuple):
-    """A straight piece of a loss.
+    """A straight piece of a loss."""
 
-    Attributes:
-        rate: how fast it falls, in nats an update.
-        updates: how many it lasts.
-        end: the last of them.
-        loss: there, in nats.
-    """
-
-    rate: float
-    updates: int
-    end: int
-    loss: float
+    rate: float  # how fast it falls, in nats an update
+    updates: int  # how many it lasts
+    end: int  # the last of them
+    loss: float  # there, in nats
 
 
 def smoothed(curve: Curve) -> list[tuple[int, float]]:

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from fairseq_posenc.errors import UserError
 
 _RULES = {"l": "---", "r": "---:"}
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -31,3 +34,16 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], align: str = "lr
     rule = [_RULES[align[min(column, len(align) - 1)]] for column in range(len(header))]
     head, *lines = ([_BAR.sub(r"\|", plain(cell)) for cell in row] for row in (header, *rows))
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *lines))
+
+
+def fill_page(path: Path, start: str, content: str, end: str) -> str:
+    """Replace what stands between two markers of a page.
+
+    Raises:
+        UserError: the page has no such place.
+    """
+    old = path.read_text(encoding="utf-8") if path.is_file() else ""
+    if start not in old or end not in old:
+        raise UserError(f"{path} has no line {start!r}, or none {end!r} after it")
+    before, rest = old.split(start, 1)
+    return f"{before}{start}{content}{end}{rest.split(end, 1)[1]}"

@@ -86,6 +86,11 @@ def style_values(axes: Any, low: float, high: float, log: bool) -> None:
         axes.yaxis.set_minor_locator(NullLocator())
     axes.set_ylim(low, high)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    style_lines(axes)
+
+
+def style_lines(axes: Any) -> None:
+    """Give axes of lines a quiet grid, and no frame but the line below."""
     axes.tick_params(length=0, colors=GREY)
     axes.grid(axis="y", color=GRID, linewidth=0.8)
     axes.spines[["top", "right", "left"]].set_visible(False)

@@ -26,26 +26,18 @@ class RecordError(ValueError):
 
 
 class Record(NamedTuple):
-    """What came out of a job.
+    """What came out of a job."""
 
-    Attributes:
-        kind: the job, as in ``compare``.
-        figures: tables by name; each has rows, and a row has values by column. The first table
-            holds what the job is about.
-        data: what the figures are of: the text or its folder, a checkpoint, the machine, by name.
-        spec: the position encodings, where they are the same in all rows; None if not known.
-        seed: of everything random, where it is the same in all rows.
-        command: the line that made it.
-        version: of the form.
-    """
-
-    kind: str
+    kind: str  # the job, as in `compare`
+    # tables by name; each has rows, and a row has values by column. The first table holds what
+    # the job is about
     figures: Mapping[str, Sequence[Row]]
-    data: Row
+    data: Row  # what the figures are of: the text or its folder, a checkpoint, the machine, by name
+    # the position encodings, where they are the same in all rows; None if not known
     spec: Optional[str] = None
-    seed: Optional[int] = None
-    command: str = ""
-    version: int = VERSION
+    seed: Optional[int] = None  # of everything random, where it is the same in all rows
+    command: str = ""  # the line that made it
+    version: int = VERSION  # of the form
 
     @property
     def rows(self) -> Sequence[Row]:
@@ -58,8 +50,8 @@ class Record(NamedTuple):
         lines = [f" {json.dumps(name)}: {_json(value)}" for name, value in head.items()]
         tables = []
         for name, rows in self.figures.items():
-            shown = ",\n".join(f"   {_json(row)}" for row in rows)
-            tables.append(f"  {json.dumps(name)}: [\n{shown}\n  ]")
+            body = ",\n".join(f"   {_json(row)}" for row in rows)
+            tables.append(f"  {json.dumps(name)}: [\n{body}\n  ]")
         lines.append(' "figures": {\n' + ",\n".join(tables) + "\n }")
         return "{\n" + ",\n".join(lines) + "\n}"
 

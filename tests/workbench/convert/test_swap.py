@@ -17,7 +17,7 @@ from tests.helpers.commands import new_directory
 from tests.helpers.exchanged import Checkpoint, checkpoint
 from tests.helpers.tiny_models import ARGS, STOCK, make_model
 from tests.workbench.convert.test_exchange import padded, scores
-from tests.workbench.convert.test_init import write
+from tests.workbench.convert.test_swap_roberta import write
 
 LAYOUTS = [
     ("masked_lm", "rope", "rope(layout=half)"),
@@ -110,20 +110,27 @@ def test_the_decoder_may_have_other_positions():
     assert torch.equal(weights(swapped)[table], weights(trained)[table])
 
 
-@pytest.mark.parametrize("family", ["causal_lm", "translation"])
+@pytest.mark.parametrize("family", ["masked_lm", "causal_lm", "translation"])
 @pytest.mark.parametrize("rule", ["copy", "interpolate"])
 def test_tables_by_position_become_longer(family, rule, capsys):
+    """To 47 positions, by interpolation each second one is an old one."""
     trained = checkpoint(family, "learned")
     swap(trained, "--max-positions", 47, code=2)
-    assert "say how a longer table is made" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "24 rows in the source and would have 47: say how a longer table is made" in error
+    assert "--extend copy" in error
+    assert "--extend interpolate" in error
     swapped = swap(trained, "--max-positions", 47, "--extend", rule)
-    name = "decoder.embed_positions.encodings.learned.table.weight"
+    stack = "encoder.sentence_encoder" if family == "masked_lm" else "decoder"
+    name = f"{stack}.embed_positions.encodings.learned.table.weight"
+    assert f"24 rows: --extend {rule}" in capsys.readouterr().out
     old, new = weights(trained)[name], weights(swapped)[name]
     assert new.shape == (47, old.size(1))
     if rule == "copy":
         assert torch.equal(new, torch.cat([old, old[:23]]))
     else:
         torch.testing.assert_close(new[::2], old)
+        torch.testing.assert_close(new[1::2], (old[1:] + old[:-1]) / 2)
     tokens, _ = padded("right", longest=46)
     assert scores(swapped, family, tokens).isfinite().all()
 
@@ -211,6 +218,8 @@ def test_what_is_no_swap_is_told_in_a_line(capsys):
         error = capsys.readouterr().err
         assert told in error
         assert len(error.splitlines()) == 1
+    swap(trained, "--arch", "roberta_m4m", code=2)
+    assert "a model of the architecture transformer_lm" in capsys.readouterr().err
     state = torch.load(trained.path)
     state["cfg"]["model"]["_name"] = "lightconv"
     torch.save(state, trained.path)

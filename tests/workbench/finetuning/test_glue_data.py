@@ -31,7 +31,7 @@ from tests.helpers.glue_files import (
 )
 
 sys.path.insert(0, str(PREPROCESS))
-from glue_tasks.cutting import truncate, truncated_lengths
+from glue_tasks.binary import truncate, truncated_lengths
 from glue_tasks.rows import find_file, read_examples
 
 SIZES = {"train": 9, "valid": 5, "test": 4}

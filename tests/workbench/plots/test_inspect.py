@@ -20,9 +20,8 @@ from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.loading.families import FAMILIES
 from fairseq_posenc.workbench.loading.open_model import OpenModel, open_model
 from fairseq_posenc.workbench.plots import page
-from fairseq_posenc.workbench.plots.model_inputs import Reading, read_text
+from fairseq_posenc.workbench.plots.model_inputs import Reading, read_text, tokenize
 from fairseq_posenc.workbench.plots.quantize import FINE, LEVELS, quantised, visible
-from fairseq_posenc.workbench.plots.tokenize import tokenize
 from fairseq_posenc.workbench.tokens.learning import learn_pieces
 from tests.helpers.commands import USER_DIR, new_directory, pairs, run, sentences, train, trained
 from tests.helpers.tiny_models import logits, make_dictionary, make_model
@@ -323,19 +322,17 @@ def test_wrong_input_is_one_line(capsys, tmp_path):
 
 
 @slow
-def test_another_dictionary_is_refused(capsys):
+@pytest.mark.parametrize(
+    ("family", "data", "name"),
+    [("masked_lm", sentences, "dict.txt"), ("translation", pairs, "dict.tgt.txt")],
+)
+def test_another_dictionary_is_refused(family, data, name, capsys):
     folder = new_directory() / "bin"
-    shutil.copytree(sentences(), folder)
-    with open(folder / "dict.txt", "a") as file:
+    shutil.copytree(data(), folder)
+    with open(folder / name, "a") as file:
         file.write("more 1\n")
-    masked = trained("masked_lm").save_dir / "checkpoint_last.pt"
-    assert "dict.txt has" in refusal(capsys, masked, "--data", folder)
-    folder = new_directory() / "bin"
-    shutil.copytree(pairs(), folder)
-    with open(folder / "dict.tgt.txt", "a") as file:
-        file.write("more 1\n")
-    translating = trained("translation").save_dir / "checkpoint_last.pt"
-    assert "dict.tgt.txt has" in refusal(capsys, translating, "--data", folder)
+    checkpoint = trained(family).save_dir / "checkpoint_last.pt"
+    assert f"{name} has" in refusal(capsys, checkpoint, "--data", folder)
 
 
 @slow

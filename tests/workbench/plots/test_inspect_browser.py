@@ -60,6 +60,15 @@ class Shown:
         self.path = path
         self.attention = attention
 
+    def layer(self, stack: str, number: int) -> CapturedAttention:
+        """Return the self-attention of a layer, counted from 0."""
+        (found,) = (
+            each
+            for each in self.attention[0]
+            if (each.stack, each.cross, each.layer) == (stack, False, number)
+        )
+        return found
+
     def __call__(self, screen: Any, view: str = "") -> Any:
         screen.goto("about:blank")  # so that another address is another visit
         screen.goto(f"{self.path.as_uri()}#{view}")
@@ -163,9 +172,7 @@ def test_the_numbers_are_the_models(shown, screen):
 
 def test_the_curves_are_means_by_distance(shown, screen):
     shown(screen, "layer=2&head=3")
-    (layer,) = (
-        a for a in shown.attention[0] if (a.stack, a.cross, a.layer) == ("encoder", False, 1)
-    )
+    layer = shown.layer("encoder", 1)
     head, *rows = table(screen, "curves")
     assert head == ["key − query", "weight", "content", "position", "both"]
     assert [int(row[0]) for row in rows] == list(range(1 - len(WORDS), len(WORDS)))
@@ -179,9 +186,7 @@ def test_the_reading_of_a_pair_adds_up(shown, screen):
     shown(screen, "kind=decoder&layer=2&head=2&query=5&key=2")
     told = screen.locator(".reading").inner_text()
     weight, score, *parts = map(number, re.findall(r"(?<= )[−\d.]*\d(?=[, .+]|$)", told))
-    (layer,) = (
-        a for a in shown.attention[0] if (a.stack, a.cross, a.layer) == ("decoder", False, 1)
-    )
+    layer = shown.layer("decoder", 1)
     assert weight == pytest.approx(layer.weights[0, 1, 5, 2].item(), abs=1e-2)
     assert score == pytest.approx(sum(parts), abs=3e-2)
     assert "“two” to “of”" in told
@@ -195,9 +200,7 @@ def test_every_picture_has_a_table(shown, screen):
         assert canvas.get_attribute("aria-label")
     for button in screen.locator(".heads button").all():
         assert re.fullmatch(r"layer \d, head \d", button.get_attribute("aria-label"))
-    (layer,) = (
-        a for a in shown.attention[0] if (a.stack, a.cross, a.layer) == ("encoder", False, 1)
-    )
+    layer = shown.layer("encoder", 1)
     head, *rows = table(screen, "matrix")
     assert head == ["content", *WORDS]
     for row, values in zip(rows, layer.split.content[0, 2].tolist()):

@@ -132,7 +132,7 @@ class TestOnTwoNodes:
     def test_a_second_command_is_told_of_the_first(self, cluster, tmp_path):
         with command(cluster, tmp_path, "30") as waiting:
             wait_until(lambda: counted(tmp_path / "p0") > 0, 30)
-            with pytest.raises(UserError, match="slurm: .* is at work there"):
+            with pytest.raises(UserError, match=r"slurm: .* is at work there"):
                 sweep(tmp_path, 30)
             end_of(waiting)
 

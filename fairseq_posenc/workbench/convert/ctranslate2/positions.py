@@ -19,12 +19,15 @@ from fairseq_posenc.assembly import Shared
 from fairseq_posenc.encodings.alibi import head_slopes
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.rope import Rope
+from fairseq_posenc.encodings.rotation import PairRotation
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Span
+from fairseq_posenc.registry import get
 
 # What terms hold beside vectors by distance for queries and values, and a bias by distance.
 _WITHOUT_PLACE = {
+    "counted_table": "counted positions",
     "key_table": "vectors that meet the keys",
     "gain": "factors of the dot product",
     "channel_gain": "factors of the dot product",
@@ -97,10 +100,16 @@ def _refuse_without_place(stack: Any, states: list[Shared], terms: list[Terms]) 
         _refuse(stack, "attention directions")
     if getattr(stack, "rotates_source", False):
         _refuse(stack, "rotations between decoder and encoder")
+    if any(get(item.name).lifts for item in stack.assembly.spec.items):
+        _refuse(stack, "queries and keys wider than values")
+    if any(each.decay is not None for each in stack.assembly.check("auto")):
+        _refuse(stack, "forget gates")
     for state, each in zip(states, terms):
+        if state.positions.drawn is not None:
+            _refuse(stack, "drawn positions")
         if state.locality.limits:
             _refuse(stack, "limits of the keys that a query sees")
-        if state.rotation is not None and state.rotation.decay is not None:
+        if isinstance(state.rotation, PairRotation) and state.rotation.decay is not None:
             _refuse(stack, "a rotation that also decays")
         for name, what in _WITHOUT_PLACE.items():
             value = getattr(each, name)

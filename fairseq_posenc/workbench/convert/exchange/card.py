@@ -33,7 +33,6 @@ by its version {version} with `fairseq-posenc export --checkpoint {file} --to {t
 {notes}
 """
 
-
 # AutoTokenizer of transformers 5 would ask to run the model's code, which no tokenizer needs.
 _MODEL = """from transformers import {auto}, PreTrainedTokenizerFast
 
@@ -47,7 +46,6 @@ session = onnxruntime.InferenceSession("FOLDER/model.onnx")
 inputs = tokenizer(["a text"], return_tensors="np", padding=True)
 {outputs} = session.run(None, dict(inputs))"""
 
-
 # What Hugging Face's hub calls what a model does.
 _PIPELINES = {
     "masked_lm": "fill-mask",
@@ -59,11 +57,9 @@ _PIPELINES = {
 
 
 class Labels(NamedTuple):
-    """What a checkpoint does not tell of its model.
+    """What a checkpoint does not tell of its model: the license as the hub names it, and languages.
 
-    Attributes:
-        license: as the hub names it.
-        languages: codes; empty for those of a translation model's data.
+    Without languages, those of a translation model's data are taken.
     """
 
     license: str = "unknown"
@@ -71,27 +67,19 @@ class Labels(NamedTuple):
 
 
 def model_usage(config: dict[str, Any]) -> str:
-    """Return the lines that read a model with transformers.
-
-    Args:
-        config: config.json.
-    """
+    """Write the lines that read a model with transformers, from its config.json."""
     kind = config["architectures"][0].partition("For")[2]
     trust = ", trust_remote_code=True" if "auto_map" in config else ""
     return _MODEL.format(auto=f"AutoModelFor{kind}", trust=trust)
 
 
 def graph_usage(outputs: Sequence[str]) -> str:
-    """Return the lines that run a graph with onnxruntime.
-
-    Args:
-        outputs: their names.
-    """
+    """Write the lines that run a graph with onnxruntime, from the names of its outputs."""
     return _GRAPH.format(outputs=", ".join(outputs) if len(outputs) > 1 else f"({outputs[0]},)")
 
 
 def card(trained: OpenModel, target: str, usage: str, notes: Sequence[str], labels: Labels) -> str:
-    """Return the text of README.md.
+    """Write the text of README.md.
 
     Args:
         trained: the model.
@@ -127,7 +115,7 @@ def card(trained: OpenModel, target: str, usage: str, notes: Sequence[str], labe
 
 
 def _figures(trained: OpenModel) -> list[tuple[str, str]]:
-    """Return what the checkpoint says of its training."""
+    """Collect what the checkpoint says of its training."""
     history = trained.state.get("optimizer_history") or [{}]
     found = [("updates", f"{history[-1].get('num_updates', 0):,}")]
     extra = trained.state.get("extra_state") or {}

@@ -18,11 +18,7 @@ from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 
 def read_back(folder: Path, architecture: str) -> Any:
-    """Return the model of a folder.
-
-    Args:
-        folder: as it was written.
-        architecture: its class, of transformers or of the code in the folder.
+    """Read the model of a written folder, of a class of transformers or of the code in the folder.
 
     Raises:
         UserError: a tensor is missing, left over or of another shape.
@@ -54,11 +50,7 @@ def read_back(folder: Path, architecture: str) -> Any:
 
 @torch.no_grad()
 def largest_difference(trained: OpenModel, model: Any) -> float:
-    """Return the largest difference of scores, in parts of the largest one.
-
-    Args:
-        trained: the model in fairseq.
-        model: the exported one.
+    """Compute the largest difference of an exported model's scores, in parts of the largest one.
 
     Sentences of many lengths, padded on the right, and on the left where the head does not read the
     first token alone; scores of padding are not compared.
@@ -83,7 +75,7 @@ def _difference(trained: OpenModel, model: Any, *tokens: Tensor) -> float:
 
 
 def outputs(trained: OpenModel, *tokens: Tensor) -> Tensor:
-    """Return fairseq's scores, ``(B, T, ...)``; of classes ``(B, classes)``."""
+    """Compute fairseq's scores, ``(B, T, ...)``; of classes ``(B, classes)``."""
     model = trained.model
     if trained.head == "spans":
         return torch.stack(model(tokens[0], span_scores=True), -1)

@@ -40,11 +40,7 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_export(options: argparse.Namespace) -> int:
-    """Write a folder that others read, and say how equal the two models are.
-
-    Raises:
-        UserError: see the parts' own.
-    """
+    """Write a folder that others read, and say how equal the two models are."""
     _ask_for("hf", "transformers", "tokenizers", "safetensors")
     if options.to == "onnx":
         _ask_for("onnx", "onnx", "onnxruntime", "onnxscript")
@@ -83,11 +79,7 @@ def add_import_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_import(options: argparse.Namespace) -> int:
-    """Write a start checkpoint, and say how a training goes on from it.
-
-    Raises:
-        UserError: see the parts' own.
-    """
+    """Write a start checkpoint, and say how a training goes on from it."""
     _ask_for("hf", "safetensors")
     from fairseq_posenc.workbench.convert.exchange.hf_folder import read_folder
     from fairseq_posenc.workbench.convert.exchange.incoming import build, load

@@ -1,4 +1,4 @@
-"""What the exported parts of a model are called, there and here."""
+"""config.json and the weights of an exported model."""
 
 from __future__ import annotations
 
@@ -16,15 +16,7 @@ ARCHITECTURES = {
     "causal_lm": "PosencForCausalLM",
     "translation": "PosencForSeq2SeqLM",
 }
-# What an AutoModelFor... of transformers is here; those of one stack can be trained on for another.
-AUTO_CLASSES = {
-    "AutoModelForMaskedLM": "masked_lm",
-    "AutoModelForSequenceClassification": "classes",
-    "AutoModelForQuestionAnswering": "spans",
-    "AutoModelForCausalLM": "causal_lm",
-    "AutoModelForSeq2SeqLM": "translation",
-}
-HEADS = ("masked_lm", "classes", "spans")  # of an encoder
+ENCODER_HEADS = ("masked_lm", "classes", "spans")  # an encoder can be trained on for another
 # fairseq's names of activations, where transformers has others.
 ACTIVATIONS = {
     "gelu_fast": "gelu_new",
@@ -43,7 +35,7 @@ _NAMES = (
 
 
 def exported(trained: OpenModel) -> dict[str, Tensor]:
-    """Return the weights by the names of ``modeling/``, each with memory of its own.
+    """Collect the weights by the names of ``modeling/``, each with memory of its own.
 
     What a fine-tuned model has of its pre-training's head stays behind, and tied output embeddings
     are not there twice.
@@ -61,27 +53,24 @@ def exported(trained: OpenModel) -> dict[str, Tensor]:
 
 
 def name_there(name: str) -> str:
-    """Return what one of fairseq's names is in an exported model."""
+    """Convert one of fairseq's names to that of an exported model."""
     for pattern, there in _NAMES:
         name = re.sub(pattern, there, name)
     return name
 
 
 def configuration(trained: OpenModel) -> dict[str, Any]:
-    """Return config.json, without what depends on the tokenizer."""
+    """Build config.json, without what depends on the tokenizer."""
     masked = trained.family.name == "masked_lm"
     args: Any = trained.model.args if masked else trained.model.decoder.cfg
     head = "pooler_activation_fn" if trained.head == "classes" else "activation_fn"
     activation = str(getattr(args, head))
     stacks = {f"{side}_stack": _stack(stack, side) for side, stack in trained.stacks.items()}
     last = list(trained.stacks.values())[-1]
-    heads = HEADS if masked else (trained.head,)
+    heads = ENCODER_HEADS if masked else (trained.head,)
     module = "modeling_fairseq_posenc"
-    autos = {
-        auto: f"{module}.{ARCHITECTURES[head]}"
-        for auto, head in AUTO_CLASSES.items()
-        if head in heads
-    }
+    classes = [ARCHITECTURES[head] for head in heads]
+    autos = {f"AutoModelFor{name.partition('For')[2]}": f"{module}.{name}" for name in classes}
     found: dict[str, Any] = {
         "model_type": "fairseq_posenc",
         "architectures": [ARCHITECTURES[trained.head]],
@@ -105,7 +94,7 @@ def configuration(trained: OpenModel) -> dict[str, Any]:
 
 
 def generation(trained: OpenModel) -> dict[str, Any]:
-    """Return generation_config.json: the search of ``fairseq-generate`` with its own defaults."""
+    """Build generation_config.json: the search of ``fairseq-generate`` with its own defaults."""
     last = list(trained.stacks.values())[-1]
     found: dict[str, Any] = {
         "bos_token_id": 0,
@@ -127,7 +116,7 @@ def generation(trained: OpenModel) -> dict[str, Any]:
 
 
 def _stack(stack: Any, side: str) -> dict[str, Any]:
-    """Return the fields of a ``StackConfig``."""
+    """Collect the fields of a ``StackConfig``."""
     cfg = stack.cfg
     own, dims, layer = getattr(cfg, side), stack.assembly.dims, stack.layers[0]
     return {
@@ -157,7 +146,7 @@ def _stack(stack: Any, side: str) -> dict[str, Any]:
 
 
 def _labels(trained: OpenModel, classes: int) -> dict[str, str]:
-    """Return the names of the classes, from the dictionary of the labels if there is one."""
+    """Name the classes, by the dictionary of the labels if there is one."""
     path = trained.data / "label" / "dict.txt"
     names = [line.split()[0] for line in path.read_text().splitlines()] if path.is_file() else []
     names = [name for name in names if not name.startswith("madeupword")]

@@ -15,52 +15,25 @@ from fairseq_posenc.encodings.distance_table import DistanceEncoding, repeat_row
 from fairseq_posenc.encodings.learned import Learned
 from fairseq_posenc.encodings.rope import Rope
 from fairseq_posenc.encodings.t5 import T5
+from fairseq_posenc.registry import Item
 
 
 class ParamMap(NamedTuple):
-    """A parameter of an encoding as a tensor of a model class.
+    """A parameter of an encoding as a tensor of a model class."""
 
-    Attributes:
-        name: of the tensor, with ``{}`` for the number of the layer.
-        there: computes the tensor from the parameter.
-        back: computes the parameter from the tensor.
-    """
-
-    name: str
-    there: Callable[[Tensor], Tensor]
-    back: Callable[[Tensor], Tensor]
+    name: str  # of the tensor, with `{}` for the number of the layer
+    there: Callable[[Tensor], Tensor]  # computes the tensor from the parameter
+    back: Callable[[Tensor], Tensor]  # computes the parameter from the tensor
 
 
 class HFClass(NamedTuple):
-    """A model class that has an encoding's positions, and no others.
+    """A model class that has an encoding's positions, and no others."""
 
-    Attributes:
-        model: its name.
-        config: the fields of its configuration that describe the positions.
-        weights: the encoding's parameters, by their names.
-        fixed: further tensors that it has for its positions.
-        until: the last major version of transformers that has it; None for all.
-    """
-
-    model: str
-    config: Mapping[str, Any]
-    weights: Mapping[str, ParamMap] = {}
-    fixed: Mapping[str, Tensor] = {}
-    until: Optional[int] = None
-
-
-class ParsedConfig(NamedTuple):
-    """An encoding that a configuration of transformers describes.
-
-    Attributes:
-        name: of the encoding.
-        options: those that are not the default.
-        max_positions: n.
-    """
-
-    name: str
-    options: Mapping[str, Any]
-    max_positions: int
+    model: str  # its name
+    config: Mapping[str, Any]  # the fields of its configuration that describe the positions
+    weights: Mapping[str, ParamMap] = {}  # the encoding's parameters, by their names
+    fixed: Mapping[str, Tensor] = {}  # further tensors that it has for its positions
+    until: Optional[int] = None  # the last major version of transformers that has it; None for all
 
 
 def hf_classes(encoding: Encoding) -> list[HFClass]:
@@ -69,17 +42,17 @@ def hf_classes(encoding: Encoding) -> list[HFClass]:
     return [] if find is None else find(encoding)
 
 
-def parse_positions(model: str, config: dict[str, Any]) -> ParsedConfig | None:
-    """Read the encoding of a model class from its configuration; None for one not known here."""
+def parse_positions(model: str, config: dict[str, Any]) -> tuple[Item, int] | None:
+    """Read a model class's encoding and number of positions; None for one not known here."""
     size = config.get("max_position_embeddings", 0)
     kind = config.get("position_embedding_type", "absolute")
     if model in _LEARNED and kind == "absolute":
-        return ParsedConfig("learned", {}, size - _OFFSET)
+        return Item.canonical("learned", {}), size - _OFFSET
     if model == _ROBERTA and kind in _RELATIVE:
-        return ParsedConfig(_RELATIVE[kind], {}, size)
+        return Item.canonical(_RELATIVE[kind], {}), size
     buckets = config.get("position_buckets", -1)
     if model == _DEBERTA and _is_plain_deberta(config) and isinstance(buckets, int) and buckets > 1:
-        return ParsedConfig("deberta_v2", {"buckets": buckets}, size)
+        return Item.canonical("deberta_v2", {"buckets": buckets}), size
     return None
 
 
@@ -172,7 +145,7 @@ def _find_deberta_v2(encoding: DebertaV2) -> list[HFClass]:
 
 
 def _is_plain_deberta(config: dict[str, Any]) -> bool:
-    """Return whether a DeBERTa V2 has no positions beside those of ``deberta_v2``."""
+    """Check that a DeBERTa V2 has no positions beside those of ``deberta_v2``."""
     found = {**config, "pos_att_type": sorted(config.get("pos_att_type") or ())}
     return (
         all(found.get(name) == value for name, value in _DEBERTA_CONFIG.items())

@@ -50,7 +50,7 @@ def export(
         The class, and what a user should know.
 
     Raises:
-        UserError: see the parts' own; or the models differ.
+        UserError: the models differ, or a part cannot be exported.
     """
     _refuse_patterns(trained)
     with whole(out) as folder:
@@ -78,11 +78,9 @@ def _refuse_patterns(trained: OpenModel) -> None:
 
 
 def _write_graph(trained: OpenModel, folder: Path, notes: list[str], labels: Labels) -> str:
-    """Write an ONNX graph with its card; return what it gives."""
-    from fairseq_posenc.workbench.convert.exchange.graph import (
-        GRAPH,
-        write_graph,
-    )  # whose libraries are an extra
+    """Write an ONNX graph with its card; describe what it gives."""
+    # Its libraries are an extra.
+    from fairseq_posenc.workbench.convert.exchange.graph import GRAPH, write_graph
 
     names, difference = write_graph(trained, folder)
     notes.append(f"equal to {difference:.1e} of the largest number, on padded sentences")
@@ -95,7 +93,7 @@ def _write_graph(trained: OpenModel, folder: Path, notes: list[str], labels: Lab
 def _write_for_transformers(
     trained: OpenModel, target: str, unknown: int, folder: Path, notes: list[str], labels: Labels
 ) -> str:
-    """Write what transformers reads, and what the way back needs; return the class."""
+    """Write what transformers reads, and what the way back needs; name the class."""
     config = _write_model(trained, target, unknown, folder, notes)
     if trained.family.name != "masked_lm":
         write_json(folder / "generation_config.json", generation(trained))
@@ -131,7 +129,7 @@ def _write_model(
 
 
 def _compare(trained: OpenModel, folder: Path, config: dict[str, Any], notes: list[str]) -> str:
-    """Note how equal a written model is to the trained one; return why it is not, or nothing."""
+    """Note how equal a written model is to the trained one; say why it is not, or nothing."""
     (name,) = config["architectures"]
     difference = largest_difference(trained, read_back(folder, name))
     if difference > ALLOWED:
@@ -168,7 +166,7 @@ def _write_tokenizers(trained: OpenModel, given: str | None, folder: Path) -> tu
 
 
 def _places(trained: OpenModel, folder: Path) -> dict[str, Path]:
-    """Return the folder of the tokenizer of each dictionary that there is need of."""
+    """Choose the folder of the tokenizer of each dictionary that there is need of."""
     first, *more = trained.dictionaries
     symbols = trained.dictionaries[first].symbols
     others = [name for name in more if trained.dictionaries[name].symbols != symbols]
@@ -176,7 +174,7 @@ def _places(trained: OpenModel, folder: Path) -> dict[str, Path]:
 
 
 def _options(trained: OpenModel) -> dict[str, Any]:
-    """Return what an import needs, in config.json, which every save of transformers keeps."""
+    """Collect what an import needs, in config.json, which every save of transformers keeps."""
     model, task = (_plain(trained.settings[name]) for name in ("model", "task"))
     if trained.family.name != "causal_lm":  # whose configuration has no other options
         names = {"_name", *(option.dest for option in model_options(model["_name"]))}
@@ -191,7 +189,7 @@ def _options(trained: OpenModel) -> dict[str, Any]:
 
 
 def _plain(options: Any) -> dict[str, Any]:
-    """Return options as JSON has them, without paths, which are nobody's business elsewhere."""
+    """Convert options to JSON values, without paths, which are nobody's business elsewhere."""
     if OmegaConf.is_config(options):
         options = OmegaConf.to_container(options, resolve=True, enum_to_str=True)
     values = options if isinstance(options, dict) else vars(options)

@@ -14,8 +14,7 @@ from torch import Tensor
 from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
-from fairseq_posenc.workbench.convert.exchange.source import Symbol, module
-from fairseq_posenc.workbench.convert.exchange.standalone import standalone
+from fairseq_posenc.workbench.convert.exchange.standalone import Symbol, module, standalone
 from fairseq_posenc.workbench.convert.exchange.tokens import Text
 from fairseq_posenc.workbench.running.folders import Folder
 
@@ -61,7 +60,7 @@ def write_model(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]
 
 
 def code(config: dict[str, Any]) -> str:
-    """Return the code of a model: its classes, its encodings, and what those need."""
+    """Write the code of a model: its classes, its encodings, and what those need."""
     classes = {name.rpartition(".")[2] for name in config["auto_map"].values()}
     # A training in transformers writes the stack that a model lacks as null.
     stacks = [config[key] for key in ("encoder_stack", "decoder_stack") if config.get(key)]
@@ -77,39 +76,23 @@ def code(config: dict[str, Any]) -> str:
 
 
 def write_tokenizer(folder: Path, text: Text, longest: int, pads: str) -> None:
-    """Write a tokenizer.
+    """Write a tokenizer for a model of ``longest`` positions.
 
-    Args:
-        folder: for its files.
-        text: how a text is cut.
-        longest: positions of the model.
-        pads: the side, ``left`` or ``right``.
+    ``pads`` is the side, ``left`` or ``right``.
     """
     folder.mkdir(exist_ok=True)
     text.tokenizer.save(str(folder / "tokenizer.json"))
-    names = {
-        "bos": "<s>",
-        "eos": "</s>",
-        "unk": "<unk>",
-        "pad": "<pad>",
-        "cls": "<s>",
-        "sep": "</s>",
-    }
-    if text.tokenizer.token_to_id("<mask>") is not None:
-        names["mask"] = "<mask>"
+    names = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "pad": "<pad>", "cls": "<s>"}
     settings: dict[str, Any] = {f"{name}_token": token for name, token in names.items()}
-    if "mask" in names:
-        settings["mask_token"] = {
-            "__type": "AddedToken",
-            "content": "<mask>",
-            "lstrip": True,
-            "rstrip": False,
-            "single_word": False,
-            "normalized": False,
-        }
-    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
-    settings["model_max_length"] = longest
-    settings["padding_side"] = pads
-    settings["model_input_names"] = ["input_ids", "attention_mask"]
-    settings["clean_up_tokenization_spaces"] = False
+    settings["sep_token"] = "</s>"
+    if text.tokenizer.token_to_id("<mask>") is not None:
+        flags = {"lstrip": True, "rstrip": False, "single_word": False, "normalized": False}
+        settings["mask_token"] = {"__type": "AddedToken", "content": "<mask>", **flags}
+    settings |= {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": longest,
+        "padding_side": pads,
+        "model_input_names": ["input_ids", "attention_mask"],
+        "clean_up_tokenization_spaces": False,
+    }
     write_json(folder / "tokenizer_config.json", settings)

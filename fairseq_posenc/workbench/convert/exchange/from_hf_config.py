@@ -1,18 +1,21 @@
-"""What a configuration of transformers means here: the options of a masked language model."""
+"""Options of fairseq for a folder of transformers: of a class of its own, or trained on there."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
+import torch
 from fairseq import utils
 
 from fairseq_posenc.errors import UserError, shortened
-from fairseq_posenc.registry import Item, Spec
-from fairseq_posenc.workbench.convert.exchange.block_style import BERT, EPSILON
-from fairseq_posenc.workbench.convert.exchange.config_json import ACTIVATIONS
+from fairseq_posenc.registry import Spec
+from fairseq_posenc.tasks.glue.criterion import HEAD
+from fairseq_posenc.workbench.convert.exchange.config_json import ACTIVATIONS, ARCHITECTURES
 from fairseq_posenc.workbench.convert.exchange.encoding_maps import parse_positions
-from fairseq_posenc.workbench.convert.exchange.param_names import LAYOUTS
+from fairseq_posenc.workbench.convert.exchange.hf_folder import Folder
+from fairseq_posenc.workbench.convert.exchange.param_names import BERT, EPSILON, LAYOUTS
 
 _OPTIONS = {
     "layers": "num_hidden_layers",
@@ -20,10 +23,12 @@ _OPTIONS = {
     "ffn_embed_dim": "intermediate_size",
     "attention_heads": "num_attention_heads",
 }
+_TASKS = {"masked_lm": "masked_lm", "classes": "glue", "spans": "squad"}  # of an encoder's heads
+_ROWS = "classifier.out_proj.weight"  # one for each class
 
 
 def settings_of(config: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the options of a masked language model in fairseq for a native class's configuration.
+    """Find the options of a masked language model in fairseq for a native class's configuration.
 
     Raises:
         UserError: another class, or settings that fairseq's RoBERTa does not have.
@@ -55,12 +60,15 @@ def settings_of(config: dict[str, Any], path: Path) -> dict[str, Any]:
     sizes = (*found.values(), config.get("max_position_embeddings"), config.get("vocab_size"))
     if not all(isinstance(size, int) and size > 0 for size in sizes):
         raise UserError(f"{path}: its config.json has sizes that are no numbers of 1 or more")
-    spec, max_positions = _positions(model, config, path)
+    positions = parse_positions(model, config)
+    if positions is None:
+        raise UserError(f"{path}: the positions of its {model} are none that the package has")
+    item, max_positions = positions
     return {
         "model": {
             **found,
-            "_name": f"roberta_{spec.items[0].name}",
-            "position_encoding": str(spec),
+            "_name": f"roberta_{item.name}",
+            "position_encoding": str(Spec.uniform((item,))),
             "max_positions": max_positions,
             "activation_fn": functions[activation],
         },
@@ -68,9 +76,70 @@ def settings_of(config: dict[str, Any], path: Path) -> dict[str, Any]:
     }
 
 
-def _positions(model: str, config: dict[str, Any], path: Path) -> tuple[Spec, int]:
-    """Return the encoding that a configuration means, and the number of positions."""
-    found = parse_positions(model, config)
-    if found is None:
-        raise UserError(f"{path}: the positions of its {model} are none that the package has")
-    return Spec.uniform((Item.canonical(found.name, dict(found.options)),)), found.max_positions
+def retrained(settings: dict[str, Any], folder: Folder) -> dict[str, Any]:
+    """Update the options of an export to a folder's model as it is now, perhaps trained on.
+
+    Raises:
+        UserError: a head that no model of fairseq has.
+    """
+    head, activation = _head(folder)
+    model = {**settings["model"], **_untied(settings["model"], folder)}
+    if head not in _TASKS:
+        return {**settings, "model": model, "head": head}
+    if activation is not None:
+        name = "pooler_activation_fn" if head == "classes" else "activation_fn"
+        trained_with = str(model.get(name))
+        if ACTIVATIONS.get(trained_with, trained_with) != activation:
+            known = {ACTIVATIONS.get(x, x): x for x in utils.get_available_activation_fns()}
+            if head == "masked_lm" or activation not in known:
+                raise UserError(
+                    f"{folder.path}: {shortened(str(activation))} in its head, where a model of "
+                    f"fairseq with such layers has {shortened(trained_with)}"
+                )
+            model[name] = known[activation]
+    rows = folder.weights.get(_ROWS)
+    return {
+        **settings,
+        "model": model,
+        "task": {**settings["task"], "_name": _TASKS[head]},
+        "head": head,
+        "head_name": settings.get("head_name", HEAD),
+        "classes": 0 if rows is None else rows.size(0),
+    }
+
+
+def _untied(model: dict[str, Any], folder: Folder) -> dict[str, bool]:
+    """Find the options of tied embeddings that the two tensors of a folder no longer are."""
+    weights = folder.weights
+    if model.get("share_all_embeddings"):
+        pair = [weights.get(f"{side}.embed_tokens.weight") for side in ("encoder", "decoder")]
+        untied = {"share_all_embeddings": False, "share_decoder_input_output_embed": True}
+    elif layout := next((each for each in LAYOUTS.values() if each.scaled in weights), None):
+        output = next(theirs for ours, theirs in layout.names if ours == "decoder.embed_tokens.")
+        pair = [weights.get(f"{output}weight"), weights[layout.scaled]]
+        if pair[0] is not None and not model.get("no_scale_embedding"):
+            pair[0] = pair[0] * math.sqrt(pair[0].size(1))
+        untied = {"share_decoder_input_output_embed": False}
+    else:
+        return {}
+    one, other = pair
+    same = one is None or other is None or torch.equal(one, other)
+    return {} if same else untied
+
+
+def _head(folder: Folder) -> tuple[str, Any]:
+    """Find the head of a folder's class, and its activation if it has one of its own.
+
+    Raises:
+        UserError: an unknown class.
+    """
+    name = str((folder.config.get("architectures") or [None])[0])
+    for head, own in ARCHITECTURES.items():
+        if own == name:
+            has_one = head in ("masked_lm", "classes")
+            return head, folder.config.get("head_activation") if has_one else None
+    for layout in LAYOUTS.values():
+        for head, native in layout.heads.items():
+            if native == name:
+                return head, layout.activations.get(head)
+    raise UserError(f"{folder.path}: a {shortened(name)}, which no export of fairseq-posenc is")

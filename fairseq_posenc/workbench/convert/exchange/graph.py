@@ -44,11 +44,7 @@ class _Encoder(nn.Module):
 
 
 def write_graph(trained: OpenModel, folder: Path) -> tuple[tuple[str, ...], float]:
-    """Write a model as a graph, and compare the two.
-
-    Args:
-        trained: the model; of one that translates, its encoder.
-        folder: for the file.
+    """Write a model, or the encoder of one that translates, as a graph, and compare the two.
 
     Returns:
         The graph's outputs, and the largest difference in parts of the largest number.
@@ -65,7 +61,7 @@ def write_graph(trained: OpenModel, folder: Path) -> tuple[tuple[str, ...], floa
     model = _Encoder(_model(trained), names).eval()
     example = torch.full(_EXAMPLE, 4), torch.ones(_EXAMPLE, dtype=torch.long)
     sizes = {dim: torch.export.Dim.DYNAMIC for dim in (0, 1)}
-    with _told_in_a_line(trained):
+    with _one_line_errors(trained):
         program: Any = torch.onnx.export(
             model,
             example,
@@ -86,7 +82,7 @@ def write_graph(trained: OpenModel, folder: Path) -> tuple[tuple[str, ...], floa
 
 
 def _model(trained: OpenModel) -> nn.Module:
-    """Return the model as exported folders have it; of a translation model, its encoder."""
+    """Build the model as exported folders have it; of a translation model, its encoder."""
     config, weights = configuration(trained), exported(trained)
     if trained.family.name == "translation":
         model: nn.Module = Stack(settings.StackConfig(**config["encoder_stack"]))
@@ -99,8 +95,8 @@ def _model(trained: OpenModel) -> nn.Module:
 
 
 @contextlib.contextmanager
-def _told_in_a_line(trained: OpenModel) -> Iterator[None]:
-    """Tell why a model cannot become a graph: torch tells it in a page."""
+def _one_line_errors(trained: OpenModel) -> Iterator[None]:
+    """Say in one line why a model cannot become a graph: torch fills a page."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -121,7 +117,7 @@ def _told_in_a_line(trained: OpenModel) -> Iterator[None]:
 
 @torch.no_grad()
 def _largest_difference(trained: OpenModel, session: Any) -> float:
-    """Return the largest difference on padded sentences of two lengths, in parts of the largest."""
+    """Compute the largest difference on padded sentences, in parts of the largest number."""
     found = []
     for side in ("right",) if trained.head == "classes" else ("right", "left"):
         whole, *_ = sentences(trained.model, side)
@@ -139,7 +135,7 @@ def _largest_difference(trained: OpenModel, session: Any) -> float:
 
 
 def _outputs(trained: OpenModel, tokens: Tensor) -> Tensor:
-    """Return fairseq's numbers for a graph's: scores, or a source encoded, ``(B, T, C)``."""
+    """Compute fairseq's numbers for a graph's: scores, or a source encoded, ``(B, T, C)``."""
     if trained.family.name != "translation":
         return outputs(trained, tokens)
     encoder = trained.model.encoder

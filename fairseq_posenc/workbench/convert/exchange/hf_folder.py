@@ -19,20 +19,14 @@ _LARGEST_SETTINGS = 10_000_000
 
 
 class Folder(NamedTuple):
-    """What a folder of transformers holds.
+    """What a folder of transformers holds."""
 
-    Attributes:
-        path: the folder.
-        config: config.json.
-        settings: options of the model and of its task in fairseq, as an export has them; None for
-            a folder of other origin.
-        weights: by their names there.
-    """
-
-    path: Path
-    config: dict[str, Any]
+    path: Path  # the folder
+    config: dict[str, Any]  # config.json
+    # options of the model and of its task in fairseq, as an export has them; None for a folder of
+    # other origin
     settings: dict[str, Any] | None
-    weights: dict[str, Tensor]
+    weights: dict[str, Tensor]  # by their names there
 
     @property
     def source(self) -> Path:
@@ -75,7 +69,7 @@ def _refuse_pipe(path: Path) -> None:
 
 
 def _weights(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file whose header is of a size that models have."""
+    """Read the tensors of a file whose header is of a size that models have."""
     try:
         _refuse_pipe(path)
         with open(path, "rb") as file:

@@ -13,7 +13,6 @@ from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.workbench.convert.exchange.config_json import ARCHITECTURES, name_there
 from fairseq_posenc.workbench.convert.exchange.encoding_maps import HFClass, ParamMap, hf_classes
 from fairseq_posenc.workbench.convert.exchange.folder import FAIRSEQ
-from fairseq_posenc.workbench.convert.exchange.fused_qkv import joined
 from fairseq_posenc.workbench.convert.exchange.param_names import LAYOUTS, Layout
 from fairseq_posenc.workbench.loading.families import stacks_of
 from fairseq_posenc.workbench.loading.open_model import OpenModel
@@ -29,6 +28,9 @@ _TWICE = (
     ("lm_head.decoder.bias", "lm_head.bias"),
 )
 _NOT_WEIGHTS = ("roberta.embeddings.position_ids", "roberta.embeddings.token_type_ids")
+_PARTS = "qkv"
+_JOINED = "query_key_value"
+_PART = re.compile(rf"(.+\.{_JOINED})\.([{_PARTS}])\.(\w+)")
 
 
 class Export(NamedTuple):
@@ -41,7 +43,7 @@ class Export(NamedTuple):
 def as_native(
     trained: OpenModel, config: dict[str, Any], weights: dict[str, Tensor], version: int | None
 ) -> tuple[Export | None, str]:
-    """Return a model as a class of transformers has it, or why none has.
+    """Convert a model to a class of transformers, or say why none has it.
 
     Args:
         trained: the model.
@@ -71,14 +73,14 @@ def as_native(
 
 
 def encodings_of(stack: Any) -> list[Encoding]:
-    """Return the encodings of a stack, those of its first layer for all."""
+    """List the encodings of a stack, those of its first layer for all."""
     at_input = [] if stack.embed_positions is None else [stack.embed_positions.encodings]
     places = [*at_input, stack.encodings, stack.layers[0].self_attn.encodings]
     return [encoding for place in places for encoding in place.each()]
 
 
 def _why_not(trained: OpenModel, config: dict[str, Any], layout: Layout) -> str:
-    """Return what a model has that a native one has not, an empty string if nothing."""
+    """Describe what a model has that a native one has not; empty if nothing."""
     stack = config[layout.style.stack]
     activation = layout.activations.get(trained.head)
     if activation not in (None, config["head_activation"]):
@@ -95,15 +97,7 @@ def _config(config: dict[str, Any], native: HFClass, layout: Layout) -> dict[str
     stack = config[layout.style.stack]
     (own,) = config["architectures"]
     head = next(head for head, name in ARCHITECTURES.items() if name == own)
-    common = (
-        "pad_token_id",
-        "eos_token_id",
-        "bos_token_id",
-        "dtype",
-        "id2label",
-        "label2id",
-        FAIRSEQ,
-    )
+    common = ("pad_token_id", "eos_token_id", "bos_token_id", "dtype", "id2label", "label2id")
     return {
         "model_type": layout.model_type,
         "architectures": [layout.heads[head]],
@@ -111,7 +105,7 @@ def _config(config: dict[str, Any], native: HFClass, layout: Layout) -> dict[str
         **layout.style.config,
         **({"type_vocab_size": 1} if layout.types else {}),
         **native.config,
-        **{name: config[name] for name in common if name in config},
+        **{name: config[name] for name in (*common, FAIRSEQ) if name in config},
     }
 
 
@@ -133,12 +127,12 @@ def _weights(
 def collect(
     config: dict[str, Any], weights: dict[str, Tensor], wanted: list[str], model: Any
 ) -> tuple[dict[str, Tensor], set[str]]:
-    """Return a model's weights by fairseq's names, and the names there of what was used.
+    """Collect a model's weights by fairseq's names, and the names there of what was used.
 
     Args:
-        config: of the folder.
-        weights: of the folder.
-        wanted: the names.
+        config: of the folder, as ``weights``.
+        weights: by their names there.
+        wanted: fairseq's names.
         model: of fairseq, its positions those of the folder.
 
     Raises:
@@ -166,7 +160,7 @@ def collect(
 
 
 def _tied(weights: dict[str, Tensor]) -> list[str]:
-    """Return the tensors that are there a second time, if they are equal to the first."""
+    """List the tensors that are there a second time, if they are equal to the first."""
     there = [pair for pair in _TWICE if weights.keys() >= set(pair)]
     for second, first in there:
         if not torch.equal(weights[second], weights[first]):
@@ -187,7 +181,7 @@ def _of_config(config: dict[str, Any], model: Any) -> tuple[Layout, HFClass]:
 
 
 def _place_there(name: str, layout: Layout, native: HFClass) -> ParamMap:
-    """Return where a parameter of ours is in a native class."""
+    """Find where a parameter of ours is in a native class."""
     own = re.match(_OWN, name)
     if own and native.weights:
         carried = native.weights[name[own.end() :]]
@@ -198,3 +192,33 @@ def _place_there(name: str, layout: Layout, native: HFClass) -> ParamMap:
             name = theirs.format(*match.groups()) + name[match.end() :]
             break
     return ParamMap(name, torch.clone, torch.clone)
+
+
+def joined(weights: dict[str, Tensor], heads: int) -> dict[str, Tensor]:
+    """Join the parts ``query_key_value.q``, ``.k``, ``.v`` of weights into one tensor each.
+
+    Its rows are those of a head's query, key and value, head after head: ``(H, 3, D)`` times C.
+    """
+    found: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        match = _PART.fullmatch(name)
+        if match is None:
+            found[name] = weight
+        elif match[2] == _PARTS[0]:
+            parts = [weights[f"{match[1]}.{part}.{match[3]}"] for part in _PARTS]
+            rows = torch.stack([each.unflatten(0, (heads, -1)) for each in parts], dim=1)
+            found[f"{match[1]}.{match[3]}"] = rows.flatten(0, 2)
+    return found
+
+
+def separated(weights: dict[str, Tensor], heads: int) -> dict[str, Tensor]:
+    """Separate each tensor of :func:`joined` into its parts."""
+    found: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        stem, _, kind = name.rpartition(".")
+        if not stem.endswith(f".{_JOINED}") or weight.size(0) % (3 * heads):
+            found[name] = weight
+            continue
+        parts = weight.unflatten(0, (heads, 3, -1)).unbind(1)
+        found |= {f"{stem}.{part}.{kind}": rows.flatten(0, 1) for part, rows in zip(_PARTS, parts)}
+    return found

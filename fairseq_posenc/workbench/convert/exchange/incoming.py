@@ -13,11 +13,9 @@ from fairseq_posenc.checkpoints.trusted_settings import check_settings, refuse_f
 from fairseq_posenc.checkpoints.weight_settings import WeightSettings
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.workbench.convert.exchange.folder import CODE, CONFIG, FAIRSEQ, WEIGHTS, code
-from fairseq_posenc.workbench.convert.exchange.from_hf_config import settings_of
-from fairseq_posenc.workbench.convert.exchange.fused_qkv import separated
+from fairseq_posenc.workbench.convert.exchange.from_hf_config import retrained, settings_of
 from fairseq_posenc.workbench.convert.exchange.hf_folder import Folder
-from fairseq_posenc.workbench.convert.exchange.hf_mapping import collect
-from fairseq_posenc.workbench.convert.exchange.retrained import retrained
+from fairseq_posenc.workbench.convert.exchange.hf_mapping import collect, separated
 from fairseq_posenc.workbench.loading.checkpoints import refuse_unusable_settings
 from fairseq_posenc.workbench.loading.families import NO_WEIGHTS, defaults, family_of, stacks_of
 from fairseq_posenc.workbench.loading.families import build as build_model
@@ -28,21 +26,13 @@ _UNUSED = "encoder.lm_head."  # by fine-tuned models: an export leaves it out
 
 
 class Built(NamedTuple):
-    """A model of fairseq without weights of its own yet.
+    """A model of fairseq without weights of its own yet."""
 
-    Attributes:
-        model: built, its parameters drawn: none of them may stay.
-        family: see :class:`~fairseq_posenc.workbench.loading.families.Family`.
-        settings: fairseq's configuration, plain.
-        head: what the model was trained for: ``spans``, ``classes``, or its family.
-        changed: options that are other than when it was exported.
-    """
-
-    model: Any
-    family: str
-    settings: dict[str, Any]
-    head: str
-    changed: dict[str, Any]
+    model: Any  # built, its parameters drawn: none of them may stay
+    family: str  # see `Family`
+    settings: dict[str, Any]  # fairseq's configuration, plain
+    head: str  # what the model was trained for: `spans`, `classes`, or its family
+    changed: dict[str, Any]  # options that are other than when it was exported
 
 
 def build(folder: Folder) -> Built:
@@ -117,7 +107,7 @@ def _add_head(model: Any, own: dict[str, Any]) -> None:
 
 
 def _symbols(folder: Folder) -> list[int]:
-    """Return the number of symbols of each stack."""
+    """Read the number of symbols of each stack."""
     stacks = [folder.config.get(key) for key in ("encoder_stack", "decoder_stack")]
     sizes = [each.get("vocab_size") for each in stacks if isinstance(each, dict)]
     found: list[Any] = sizes or [folder.config.get("vocab_size")]
@@ -182,7 +172,7 @@ def load(folder: Folder, built: Built) -> dict[str, Any]:
 
 
 def _unused(built: Built, own: dict[str, Any]) -> list[str]:
-    """Return what a fine-tuned model has of its pre-training's head, tied embeddings apart.
+    """List what a fine-tuned model has of its pre-training's head, tied embeddings apart.
 
     An export leaves it out. It is zeros here: what was drawn would pass for trained.
     """
@@ -209,14 +199,14 @@ def _restate(folder: Folder, built: Built) -> None:
         if others := meaning.differences(stack.weight_settings):
             raise UserError(f"{folder.source}: {side}: {'; '.join(others)}")
         stack.weight_settings = stack.weight_settings.filled_from(meaning)
-        said = config.get(f"{side}_stack")
-        if said:
+        stated = config.get(f"{side}_stack")
+        if stated:
             items = {item.name: dict(item.options) for item in stack.assembly.spec.items}
-            if said["positions"] != items or said["directions"] != list(stack.directions):
+            if stated["positions"] != items or stated["directions"] != list(stack.directions):
                 raise UserError(
-                    f"{CONFIG}: the {side} has {'+'.join(said['positions'])} there, and "
+                    f"{CONFIG}: the {side} has {'+'.join(stated['positions'])} there, and "
                     f"{stack.identity.positions} by the options under {FAIRSEQ!r}, or other "
                     "attention directions"
                 )
-            identity = stack.identity._replace(trained_length=int(said["trained_on"]))
+            identity = stack.identity._replace(trained_length=int(stated["trained_on"]))
             stack.set_extra_state(identity.to_tensor())

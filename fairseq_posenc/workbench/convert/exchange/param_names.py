@@ -1,40 +1,94 @@
-"""What model classes of transformers call the parts of a Transformer, positions apart."""
+"""Layers and parameter names of the model classes of transformers, positions apart."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple
-
-from fairseq_posenc.workbench.convert.exchange.block_style import BERT, GPT_NEOX, OPT, Style
+from typing import Any, NamedTuple
 
 Names = tuple[tuple[str, str], ...]
 
 
+class Style(NamedTuple):
+    """How the layers of a family of model classes are."""
+
+    stack: str  # `encoder_stack` or `decoder_stack`
+    sizes: Mapping[str, str]  # fields of a `StackConfig`, and what they are called there
+    fields: Mapping[str, Any]  # those that must have a value
+    config: Mapping[str, Any]  # settings that make it what fairseq's Transformer is
+
+
+EPSILON = 1e-5  # of fairseq's layer norms
+_COMMON = {
+    "vocab_size": "vocab_size",
+    "embed_dim": "hidden_size",
+    "num_heads": "num_attention_heads",
+    "num_layers": "num_hidden_layers",
+}
+BERT = Style(
+    "encoder_stack",
+    {
+        **_COMMON,
+        "ffn_dim": "intermediate_size",
+        "activation": "hidden_act",
+        "dropout": "hidden_dropout_prob",
+        "attention_dropout": "attention_probs_dropout_prob",
+    },
+    {
+        "embedding_norm": True,
+        "norm_before": False,
+        "final_norm": False,
+        "embed_scale": 1.0,
+        "activation_dropout": 0.0,
+    },
+    {"layer_norm_eps": EPSILON},
+)
+OPT = Style(
+    "decoder_stack",
+    {
+        **_COMMON,
+        "ffn_dim": "ffn_dim",
+        "activation": "activation_function",
+        "dropout": "dropout",
+        "attention_dropout": "attention_dropout",
+    },
+    {"embedding_norm": False, "norm_before": True, "final_norm": True, "activation_dropout": 0.0},
+    {"do_layer_norm_before": True, "tie_word_embeddings": False},
+)
+GPT_NEOX = Style(
+    "decoder_stack",
+    {
+        **_COMMON,
+        "ffn_dim": "intermediate_size",
+        "activation": "hidden_act",
+        "dropout": "hidden_dropout",
+        "attention_dropout": "attention_dropout",
+    },
+    OPT.fields,
+    {
+        "layer_norm_eps": EPSILON,
+        "use_parallel_residual": False,
+        "tie_word_embeddings": False,
+    },
+)
+
+
 class Layout(NamedTuple):
-    """A family of model classes.
+    """A family of model classes."""
 
-    Attributes:
-        model_type: as config.json has it.
-        heads: the class for each head (see ``ARCHITECTURES``).
-        names: beginnings of names, ours and theirs, with ``{}`` for the number of the layer.
-        activations: those that heads of theirs have, whatever the layers have.
-        style: of the layers.
-        types: name of a table of token types, which are all one type: zeros.
-        scaled: name of the input embeddings with their factor, where those of the output have none.
-    """
-
-    model_type: str
-    heads: dict[str, str]
-    names: Names
+    model_type: str  # as config.json has it
+    heads: dict[str, str]  # the class for each head (see `ARCHITECTURES`)
+    names: Names  # beginnings of names, ours and theirs, with `{}` for the number of the layer
+    # those that heads of theirs have, whatever the layers have
     activations: Mapping[str, str] = MappingProxyType({})
-    style: Style = BERT
-    types: str = ""
+    style: Style = BERT  # of the layers
+    types: str = ""  # name of a table of token types, which are all one type: zeros
+    # name of the input embeddings with their factor, where those of the output have none
     scaled: str = ""
 
 
 def _layers(prefix: str, projections: str, out: str, norm: str) -> Names:
-    """Return the names of BERT's embeddings and layers in one of its descendants."""
+    """Name BERT's embeddings and layers in one of its descendants."""
     layer, there = "encoder.layers.{}.", f"{prefix}.encoder.layer.{{}}."
     pairs = [
         ("encoder.embed_tokens.", f"{prefix}.embeddings.word_embeddings."),
@@ -73,7 +127,7 @@ def _roberta(model_type: str, name: str) -> Layout:
 
 
 def _bert(model_type: str, name: str, layers: Names, types: str = "") -> Layout:
-    """Return the layout of a model whose head for masked tokens is BERT's."""
+    """Build the layout of a model whose head for masked tokens is BERT's."""
     head = "cls.predictions."
     names = (
         *layers,

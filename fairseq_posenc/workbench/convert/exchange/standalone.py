@@ -6,21 +6,176 @@ taken over names it. Only names that two modules use for different things are ch
 
 from __future__ import annotations
 
+import ast
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import cache
+from importlib.util import find_spec
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
 
-from fairseq_posenc.workbench.convert.exchange.source import Module, Symbol, Use, module
-
+PACKAGE = __name__.partition(".")[0]
+_SCOPES = (ast.FunctionDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_REFERENCE = re.compile(rf"~?\b{PACKAGE}\.[\w.]*\b(\w+)")
 _RULE = f"# {'-' * 96}"
 
 
-def standalone(title: str, wanted: Iterable[Symbol]) -> str:
-    """Return a module with some definitions, and what they need of the package.
+class Symbol(NamedTuple):
+    """A name of a module; "" is the module itself."""
 
-    Args:
-        title: its docstring.
-        wanted: the definitions.
-    """
+    module: str
+    name: str = ""
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is of the package."""
+        return self.module.partition(".")[0] == PACKAGE
+
+
+class Use(NamedTuple):
+    """A symbol as a definition names it: a piece of a line, in bytes, and what stands there."""
+
+    symbol: Symbol
+    written: str
+    line: int
+    start: int
+    end: int
+
+
+class Module:
+    """A module of the package, read and not imported."""
+
+    def __init__(self, name: str) -> None:
+        spec = find_spec(name)
+        assert spec is not None
+        assert spec.origin is not None
+        text = Path(spec.origin).read_text(encoding="utf-8")
+        tree = ast.parse(text)
+        self.name, self.lines = name, text.splitlines()
+        self.title = (ast.get_docstring(tree) or "").partition("\n")[0]
+        self.definitions: dict[str, ast.stmt] = {}
+        self._imported: dict[str, Symbol] = {}
+        for node in tree.body:
+            self._read(node)
+
+    def _read(self, node: ast.stmt) -> None:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            self.definitions[node.name] = node
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            names = {each.id: node for each in ast.walk(node) if _is_stored(each)}  # type: ignore[attr-defined]
+            self.definitions.update(names)
+        elif isinstance(node, ast.Import):
+            self._imported.update(
+                {each.asname or each.name: Symbol(each.name) for each in node.names}
+            )
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for each in node.names:
+                self._imported[each.asname or each.name] = Symbol(node.module, each.name)
+
+    def find(self, name: str) -> Symbol | None:
+        """Find what a name means at the top of the module; None for Python's own."""
+        if name in self.definitions:
+            return Symbol(self.name, name)
+        found = self._imported.get(name)
+        if found is None or not found.is_ours or not found.name:
+            return found
+        if find_spec(found.module).submodule_search_locations:  # type: ignore[union-attr]
+            inner = f"{found.module}.{found.name}"
+            if find_spec(inner):
+                return Symbol(inner)
+        return module(found.module).find(found.name)
+
+    def uses(self, name: str) -> list[Use]:
+        """List where the definition of a name uses symbols."""
+        return list(self._uses(self.definitions[name], frozenset()))
+
+    def _uses(self, node: ast.AST, local: frozenset[str]) -> Iterator[Use]:
+        if isinstance(node, _SCOPES):
+            local |= _bound(node)
+        place = node
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            owner = None if node.value.id in local else self.find(node.value.id)
+            if owner is not None and owner.is_ours and not owner.name:
+                symbol = module(owner.module).find(node.attr)
+                assert symbol is not None
+                yield _use(symbol, node.attr, place)
+                return
+        if isinstance(node, ast.Name) and node.id not in local:
+            symbol = self.find(node.id)
+            if symbol is not None:
+                yield _use(symbol, node.id, place)
+        for child in ast.iter_child_nodes(node):
+            yield from self._uses(child, local)
+
+    def texts(self, wanted: Iterable[str], names: dict[Symbol, str]) -> list[str]:
+        """Write definitions in their order, values that follow each other as one text."""
+        lines = {self.definitions[name].lineno: name for name in wanted}
+        ordered = [lines[line] for line in sorted(lines)]
+        found = []
+        for is_block, group in groupby(ordered, self.is_block):
+            texts = [self.text(name, names) for name in group]
+            found += texts if is_block else ["\n".join(texts)]
+        return found
+
+    def is_block(self, name: str) -> bool:
+        """Whether the definition of a name is a function or a class."""
+        return isinstance(self.definitions[name], (ast.FunctionDef, ast.ClassDef))
+
+    def text(self, name: str, names: dict[Symbol, str]) -> str:
+        """Write a definition and the comments above it, with other names for some symbols."""
+        node, lines = self.definitions[name], list(self.lines)
+        for use in sorted(self.uses(name), key=lambda use: (use.line, use.start), reverse=True):
+            if use.symbol.is_ours:
+                line = lines[use.line - 1].encode()
+                new = names.get(use.symbol, use.symbol.name).encode()
+                lines[use.line - 1] = (line[: use.start] + new + line[use.end :]).decode()
+        own = names.get(Symbol(self.name, name), name)
+        if self.is_block(name):
+            heading = rf"(def|class) {name}\b"
+            lines[node.lineno - 1] = re.sub(heading, rf"\1 {own}", lines[node.lineno - 1])
+        first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
+        while first > 1 and lines[first - 2].startswith("#"):
+            first -= 1
+        return _REFERENCE.sub(r"\1", "\n".join(lines[first - 1 : node.end_lineno]))
+
+
+@cache
+def module(name: str) -> Module:
+    """Read a module of the package, once."""
+    return Module(name)
+
+
+def _use(symbol: Symbol, written: str, node: ast.AST) -> Use:
+    assert isinstance(node, ast.expr)
+    assert node.end_col_offset is not None
+    return Use(symbol, written, node.lineno, node.col_offset, node.end_col_offset)
+
+
+def _is_stored(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+
+
+def _bound(scope: ast.AST) -> set[str]:
+    """Collect the names that a function or comprehension binds, those of inner ones apart."""
+    found: set[str] = set()
+    left = list(ast.iter_child_nodes(scope))
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.arg):
+            found.add(node.arg)
+        if _is_stored(node):
+            found.add(node.id)  # type: ignore[attr-defined]
+        if isinstance(node, ast.FunctionDef):
+            found.add(node.name)
+        if not isinstance(node, _SCOPES):
+            left += ast.iter_child_nodes(node)
+    return found
+
+
+def standalone(title: str, wanted: Iterable[Symbol]) -> str:
+    """Write a module with the wanted definitions, and what they need of the package."""
     taken, imports = _needed(list(wanted))
     counts = Counter([symbol.name for symbol in taken])
     names = {each: _distinct(each) for each in taken if counts[each.name] > 1}
@@ -32,7 +187,7 @@ def standalone(title: str, wanted: Iterable[Symbol]) -> str:
 
 
 def _needed(first: list[Symbol]) -> tuple[dict[Symbol, list[Symbol]], list[str]]:
-    """Return all definitions that are needed, with what each names, and imports from elsewhere."""
+    """Collect all definitions that are needed, with what each names, and imports from elsewhere."""
     taken: dict[Symbol, list[Symbol]] = {}
     outside: dict[str, set[str]] = {}
     left = first[::-1]
@@ -50,7 +205,7 @@ def _needed(first: list[Symbol]) -> tuple[dict[Symbol, list[Symbol]], list[str]]
 
 
 def _modules_in_order(taken: dict[Symbol, list[Symbol]]) -> list[Module]:
-    """Return the modules of symbols, each after those that it needs."""
+    """Sort the modules of symbols, each after those that it needs."""
     needs: dict[str, list[str]] = {symbol.module: [] for symbol in taken}
     for symbol, named in taken.items():
         needs[symbol.module] += [each.module for each in named]
@@ -68,7 +223,7 @@ def _modules_in_order(taken: dict[Symbol, list[Symbol]]) -> list[Module]:
 
 
 def _alias(use: Use) -> str:
-    """Return what is imported for a use from its module; "" is the module itself."""
+    """Write what is imported for a use from its module; "" is the module itself."""
     name = use.symbol.name
     return name if use.written == (name or use.symbol.module) else f"{name} as {use.written}"
 
@@ -82,5 +237,5 @@ def _import(source: str, names: set[str]) -> str:
 
 
 def _distinct(symbol: Symbol) -> str:
-    """Return a name that tells a definition from another one of that name."""
+    """Name a definition by its module, too, where another one has that name."""
     return f"{symbol.module.rpartition('.')[2]}_{symbol.name.lstrip('_')}"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 from fairseq.data import Dictionary
 from sentencepiece import SentencePieceProcessor
@@ -14,10 +14,9 @@ from tokenizers import pre_tokenizers as splits
 from tokenizers.processors import TemplateProcessing
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.convert.exchange.sentencepieces import settings_of
 from fairseq_posenc.workbench.running.folders import plan_of
+from fairseq_posenc.workbench.tokens.tokenizer import ENCODER, MERGES
 
-ENCODER, MERGES = "encoder.json", "vocab.bpe"
 SPACE = "▁"
 WAYS = ("words", "characters", "none")
 # What a sentence, and a pair of them, is between: as fairseq's tasks put it.
@@ -30,21 +29,16 @@ TEMPLATES = {
 
 
 class Text(NamedTuple):
-    """How a text is cut into symbols.
+    """How a text is cut into symbols."""
 
-    Attributes:
-        tokenizer: of the library tokenizers.
-        unknown: how many pieces the cutting knows and the dictionary does not. They have numbers
-            behind those of the dictionary, which an exported model reads as ``<unk>``, as fairseq
-            does.
-    """
-
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer  # of the library tokenizers
+    # how many pieces the cutting knows and the dictionary does not. They have numbers behind
+    # those of the dictionary, which an exported model reads as `<unk>`, as fairseq does
     unknown: int
 
 
 def find_way(given: Optional[str], folder: Path, language: str) -> Path | str:
-    """Return what cuts the text of a model: a file, a folder, or one of :data:`WAYS`.
+    """Find what cuts the text of a model: a file, a folder, or one of :data:`WAYS`.
 
     Args:
         given: by the user.
@@ -73,12 +67,9 @@ def find_way(given: Optional[str], folder: Path, language: str) -> Path | str:
 
 
 def build(way: Path | str, dictionary: Dictionary, template: str) -> Text:
-    """Return the tokenizer of a way to cut a text.
+    """Build the tokenizer of a way (:func:`find_way`) to cut a text, not ``none``.
 
-    Args:
-        way: see :func:`find_way`; not ``none``.
-        dictionary: whose numbers the symbols get.
-        template: a key of :data:`TEMPLATES`.
+    Symbols get the numbers of the dictionary; the template is a key of :data:`TEMPLATES`.
 
     Raises:
         UserError: a file cannot be read.
@@ -106,7 +97,7 @@ def build(way: Path | str, dictionary: Dictionary, template: str) -> Text:
 
 
 def _of_bytes(folder: Path, dictionary: Dictionary) -> Text:
-    """Return GPT-2's BPE, for a dictionary of the numbers in encoder.json."""
+    """Build GPT-2's BPE, for a dictionary of the numbers in encoder.json."""
     numbers = json.loads((folder / ENCODER).read_text(encoding="utf-8"))
     names = {str(number): piece for piece, number in numbers.items()}
     own = {names.get(symbol, symbol): number for symbol, number in dictionary.indices.items()}
@@ -120,7 +111,7 @@ def _of_bytes(folder: Path, dictionary: Dictionary) -> Text:
 
 
 def _of_pieces(path: Path, dictionary: Dictionary) -> Text:
-    """Return a sentencepiece model's tokenizer, for a dictionary of its pieces."""
+    """Build a sentencepiece model's tokenizer, for a dictionary of its pieces."""
     model = SentencePieceProcessor(model_file=str(path))
     numbers = range(model.get_piece_size())
     scores = {
@@ -129,8 +120,8 @@ def _of_pieces(path: Path, dictionary: Dictionary) -> Text:
         if not (model.is_control(number) or model.is_unknown(number))
     }
     vocabulary = _with(dictionary.indices, scores)
-    settings = settings_of(model)
-    if settings.is_bpe:
+    is_bpe, normalization = _read_settings(model)
+    if is_bpe:
         ranked = sorted(scores, key=lambda piece: -scores[piece])
         merges = [(piece[:i], piece[i:]) for piece in ranked for i in range(1, len(piece))]
         tokenizer = _bpe(vocabulary, merges, fuse_unk=True)
@@ -138,7 +129,7 @@ def _of_pieces(path: Path, dictionary: Dictionary) -> Text:
         lowest = min(scores.values()) - 100.0  # of symbols that no text has
         pieces = [(symbol, scores.get(symbol, lowest)) for symbol in vocabulary]
         tokenizer = Tokenizer(models.Unigram(pieces, dictionary.unk(), False))
-    steps = [normalizers.Precompiled(settings.characters)] if settings.characters else []
+    steps = [normalizers.Precompiled(normalization)] if normalization else []
     strip = [normalizers.Strip(), normalizers.Replace(Regex(r"\s+"), " ")]
     tokenizer.normalizer = normalizers.Sequence([*steps, *strip])
     tokenizer.pre_tokenizer = splits.Metaspace(SPACE, "always")
@@ -147,7 +138,7 @@ def _of_pieces(path: Path, dictionary: Dictionary) -> Text:
 
 
 def _of_words(way: str, dictionary: Dictionary) -> Text:
-    """Return a tokenizer of words, or of characters."""
+    """Build a tokenizer of words, or of characters."""
     tokenizer = Tokenizer(models.WordLevel(dict(dictionary.indices), "<unk>"))
     if way == "words":
         tokenizer.pre_tokenizer = splits.WhitespaceSplit()
@@ -162,13 +153,52 @@ def _of_words(way: str, dictionary: Dictionary) -> Text:
 
 
 def _with(own: dict[str, int], pieces: Iterable[str]) -> dict[str, int]:
-    """Return the numbers of symbols, in their order, and further ones for other pieces."""
+    """Number symbols in their order, and other pieces after them."""
     more = [piece for piece in pieces if piece not in own]
     ordered = sorted(own, key=lambda symbol: own[symbol])
     return {symbol: number for number, symbol in enumerate([*ordered, *more])}
 
 
 def _bpe(vocabulary: dict[str, int], merges: list[tuple[str, str]], fuse_unk: bool) -> Tokenizer:
-    """Return a BPE of those merges whose pieces there are."""
+    """Build a BPE of those merges whose pieces there are."""
     known = [m for m in merges if vocabulary.keys() >= {m[0], m[1], m[0] + m[1]}]
     return Tokenizer(models.BPE(vocabulary, known, unk_token="<unk>", fuse_unk=fuse_unk))
+
+
+def _read_settings(model: SentencePieceProcessor) -> tuple[bool, bytes]:
+    """Read what a model's library does not tell: if it merges pairs, and how it normalises text.
+
+    Raises:
+        ValueError: it does what cannot be done here.
+    """
+    parts: dict[int, Any] = dict(_fields(model.serialized_model_proto()))  # the last of each
+    trainer, normalizer = (dict[int, Any](_fields(parts.get(number, b""))) for number in (2, 3))
+    if trainer.get(3, 1) not in (1, 2) or trainer.get(35):
+        raise ValueError("neither unigram nor BPE pieces, or single bytes for what is unknown")
+    return trainer.get(3, 1) == 2, normalizer.get(2, b"")
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Yield the numbers and values of a message of protocol buffers; fixed-size ones as bytes."""
+    place = 0
+
+    def number() -> int:
+        nonlocal place
+        found, shift = 0, 0
+        while True:
+            byte = message[place]
+            place += 1
+            found |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return found
+
+    while place < len(message):
+        key = number()
+        kind = key & 7
+        if kind == 0:
+            yield key >> 3, number()
+            continue
+        size = number() if kind == 2 else {1: 8, 5: 4}[kind]
+        place += size
+        yield key >> 3, message[place - size : place]

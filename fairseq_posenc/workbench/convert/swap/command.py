@@ -16,9 +16,8 @@ from fairseq_posenc.workbench.convert.start_checkpoint import (
     fresh_training_state,
     refuse_existing_output,
 )
-from fairseq_posenc.workbench.convert.swap.extending import RULES
-from fairseq_posenc.workbench.convert.swap.layouts import without_layout
-from fairseq_posenc.workbench.convert.swap.matching import Parameter, Start, match
+from fairseq_posenc.workbench.convert.swap.finding import RULES
+from fairseq_posenc.workbench.convert.swap.matching import Start, match, without_layout
 from fairseq_posenc.workbench.convert.swap.target import Choice, Target, target
 from fairseq_posenc.workbench.loading.checkpoints import write_state
 from fairseq_posenc.workbench.loading.families import stacks_of
@@ -45,11 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write a start checkpoint and print what became of each position parameter.
-
-    Raises:
-        UserError: see the parts' own.
-    """
+    """Write a start checkpoint and print what became of each position parameter."""
     choice = Choice(
         options.position_encoding,
         options.position_encoding_decoder,
@@ -82,7 +77,7 @@ def _write(choice: Choice, source: Pretrained, options: argparse.Namespace, out:
 
 
 def _same(source: Pretrained, new: Target) -> str:
-    """Return how equal a model is to its source, if only the layouts of rotations differ.
+    """Say how equal a model is to its source, if only the layouts of rotations differ.
 
     Raises:
         UserError: not as equal as rounding leaves it.
@@ -90,7 +85,7 @@ def _same(source: Pretrained, new: Target) -> str:
     old = target(Choice().of(source), source, seed=1)
     match(source, old.model, None)
     stacks = zip(stacks_of(old.model), stacks_of(new.model))
-    if any(_told(one) != _told(other) for (_, one), (_, other) in stacks):
+    if any(_meaning(one) != _meaning(other) for (_, one), (_, other) in stacks):
         return ""
     difference = largest_difference(old.model, new.model)
     if difference > ALLOWED:
@@ -101,13 +96,13 @@ def _same(source: Pretrained, new: Target) -> str:
     return f"; on random sentences all scores are equal to {difference:.0e} of the largest one"
 
 
-def _told(stack: Any) -> str:
-    """Return what a stack's weights are for, whatever the layout of its rotation."""
+def _meaning(stack: Any) -> str:
+    """Describe what a stack's weights are for, whatever the layout of its rotation."""
     return str(stack.identity._replace(positions=str(without_layout(stack.assembly.spec))))
 
 
 def _account(source: Pretrained, start: Start, same: str) -> list[str]:
-    """Return what became of the source's parameters, in lines."""
+    """List what became of the source's parameters, in lines."""
     stacks = []
     for side, spec in source.specs.items():
         layers, width = (getattr(source.args, f"{side}_{n}") for n in ("layers", "embed_dim"))
@@ -123,14 +118,14 @@ def _account(source: Pretrained, start: Start, same: str) -> list[str]:
             f"permuted: {len(start.permuted)} tensors of queries and keys, from "
             f"{start.permuted[0]} on: the coordinates of each head{same}"
         )
-    lines += map(_line, start.positions)
+    lines += start.positions
     if start.heads:
         lines.append(f"left out, as they belong to a task: {', '.join(start.heads)}")
     return lines
 
 
 def _ways_on(source: Pretrained, new: Target, out: Path) -> list[str]:
-    """Return what was written, and how a training goes on from it."""
+    """Say what was written, and how a training goes on from it."""
     positions = resolve(argparse.Namespace(**new.values))
     family, settings = source.family, source.settings
     words = ["--task", family.task]
@@ -150,7 +145,3 @@ def _ways_on(source: Pretrained, new: Target, out: Path) -> list[str]:
         "train from it, and resume, with the same command: fairseq-train DATA "
         f"{shlex.join(words)} ...",
     ]
-
-
-def _line(parameter: Parameter) -> str:
-    return f"{parameter.name} {parameter.shape}: {parameter.fate}{parameter.note}"

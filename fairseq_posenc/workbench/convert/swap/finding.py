@@ -3,34 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Optional
+from typing import Any, Literal, NamedTuple, Optional
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fairseq_posenc.checkpoints.state_dict_adapter import OWN, STOCK_OFFSET, STOCK_TABLE
 from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.registry import Spec
-from fairseq_posenc.workbench.convert.swap.extending import RULES, Rule, lengthened
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
 
+Rule = Literal["copy", "interpolate"]
+RULES: dict[str, str] = {
+    "copy": "repeats the table from its first row",
+    "interpolate": "stretches it, so that the positions between come from their neighbours",
+}
 _FREE = ("max_distance", "scale_factor")  # options that leave a parameter's meaning as it is
 
 
-class Stack(NamedTuple):
-    """A stack of the start, and what the source has in its place.
+def lengthened(table: Tensor, before: int, rows: int, rule: Rule) -> Tensor:
+    """Lengthen a table ``(n, C)`` to ``(rows, C)`` by a rule.
 
-    Attributes:
-        prefix: of the names of its parameters.
-        module: the stack.
-        spec: its positions in the source.
-        positions: how many the source has.
+    Its first rows, ``before``, belong to no position, and stay.
     """
+    own, wanted = table[before:], rows - before
+    if rule == "copy":
+        longer = own[torch.arange(wanted) % own.size(0)]
+    else:
+        stretched = F.interpolate(
+            own.float().t()[None], size=wanted, mode="linear", align_corners=True
+        )  # [1, C, wanted]
+        longer = stretched[0].t().to(own.dtype)
+    return torch.cat([table[:before], longer])
 
-    prefix: str
-    module: Any
-    spec: Spec
-    positions: tuple[int, ...]
+
+class Stack(NamedTuple):
+    """A stack of the start, and what the source has in its place."""
+
+    prefix: str  # of the names of its parameters
+    module: Any  # the stack
+    spec: Spec  # its positions in the source
+    positions: tuple[int, ...]  # how many the source has
 
 
 def find(
@@ -41,7 +56,7 @@ def find(
     stack: Stack,
     extend: Optional[Rule],
 ) -> tuple[Optional[Tensor], str]:
-    """Return the source's values for a position parameter, None if it has none; and the note."""
+    """Find the source's values for a position parameter, None if it has none; and the note."""
     if name not in theirs:
         return None, ""
     if changed := _changed_options(name, stack.spec, stack.module.assembly.spec):
@@ -65,7 +80,7 @@ def find(
 
 
 def _extended(name: str, old: Tensor, stack: Stack) -> Tensor:
-    """Return a table by distance with its ends repeated; any other parameter as it is."""
+    """Repeat the ends of a table by distance; any other parameter stays as it is."""
     before, _, after = f".{name.removeprefix(stack.prefix)}".rpartition(OWN)
     encoding, _, parameter = after.partition(".")
     module = stack.module.get_submodule(f"{before}{OWN}{encoding}"[1:])
@@ -73,7 +88,7 @@ def _extended(name: str, old: Tensor, stack: Stack) -> Tensor:
 
 
 def _changed_options(name: str, old: Spec, new: Spec) -> str:
-    """Return the options of a parameter's encoding that the source has otherwise."""
+    """List the options of a parameter's encoding that the source has otherwise."""
     encoding = name.rpartition(OWN)[2].split(".")[0]
     before, now = (
         {
@@ -97,7 +112,7 @@ def _ask_for_rule(name: str, old: Tensor, drawn: Tensor) -> str:
 
 
 def original(name: str, source: Pretrained) -> str:
-    """Return a position parameter's name in the source's file, which fairseq may have written."""
+    """Name a position parameter as the source's file does, which fairseq may have written."""
     stock = name.replace(".encodings.learned.table.weight", ".weight")
     oldest = [f"decoder.{each.partition('.')[2]}" for each in (name, stock)]
     return next(each for each in (name, stock, *oldest) if each in source.weights)

@@ -25,24 +25,16 @@ _SIZES = (
 
 
 class Choice(NamedTuple):
-    """What the user wants.
+    """What the user wants."""
 
-    Attributes:
-        position_encoding: spec; None for the architecture's.
-        position_encoding_decoder: of the decoder, None for the same.
-        attention_directions: as in ``lr,rl``; None for the architecture's.
-        max_positions: of the tables; None for the source's.
-        arch: architecture; None for the one that takes the fewest options.
-    """
-
-    position_encoding: Optional[str] = None
-    position_encoding_decoder: Optional[str] = None
-    attention_directions: Optional[str] = None
-    max_positions: Optional[int] = None
-    arch: Optional[str] = None
+    position_encoding: Optional[str] = None  # spec; None for the architecture's
+    position_encoding_decoder: Optional[str] = None  # of the decoder, None for the same
+    attention_directions: Optional[str] = None  # as in `lr,rl`; None for the architecture's
+    max_positions: Optional[int] = None  # of the tables; None for the source's
+    arch: Optional[str] = None  # architecture; None for the one that takes the fewest options
 
     def of(self, source: Pretrained) -> Choice:
-        """Return the choice with the source's positions and directions where it names none."""
+        """Fill in the source's positions and directions where the user names none."""
         encoding, decoder = self.position_encoding, self.position_encoding_decoder
         if encoding is None:
             sides = {side: str(spec) for side, spec in source.specs.items()}
@@ -56,21 +48,15 @@ class Choice(NamedTuple):
 
 
 class Target(NamedTuple):
-    """The model that starts.
+    """The model that starts."""
 
-    Attributes:
-        values: its options, complete.
-        training: those with which fairseq-train builds the same.
-        model: built, its parameters drawn.
-    """
-
-    values: dict[str, Any]
-    training: list[str]
-    model: Any
+    values: dict[str, Any]  # its options, complete
+    training: list[str]  # those with which fairseq-train builds the same
+    model: Any  # built, its parameters drawn
 
 
 def target(choice: Choice, source: Pretrained, seed: int) -> Target:
-    """Return the model that starts, its parameters drawn from a seed.
+    """Build the model that starts, its parameters drawn from a seed.
 
     Raises:
         UserError: an unknown architecture, one of another size, fewer positions, or positions that
@@ -89,7 +75,7 @@ def target(choice: Choice, source: Pretrained, seed: int) -> Target:
 
 
 def _architectures(choice: Choice, source: Pretrained) -> list[str]:
-    """Return those that are named after the positions, or ``none`` if there is none."""
+    """List those that are named after the positions, or ``none`` if there is none."""
     assert choice.position_encoding is not None
     name = parse(choice.position_encoding).items[0].name
     stems = [f"{source.family.stem}{each}" for each in (name, "none")]
@@ -98,7 +84,7 @@ def _architectures(choice: Choice, source: Pretrained) -> list[str]:
 
 
 def _values(arch: str, choice: Choice, source: Pretrained) -> dict[str, Any]:
-    """Return the options of a model: the user's, the source's, the architecture's, in this order.
+    """Collect the options of a model: the user's, the source's, the architecture's, in this order.
 
     Raises:
         UserError: fewer positions than the source's.
@@ -121,7 +107,7 @@ def _values(arch: str, choice: Choice, source: Pretrained) -> dict[str, Any]:
 
 
 def _defaults(arch: str, source: Pretrained) -> dict[str, Any]:
-    """Return the options of an architecture's model, with their defaults."""
+    """Look up the options of an architecture's model, with their defaults."""
     found = defaults(arch, source.family.task)["model"]
     own = vars(PositionConfig())  # which fairseq does not fill in
     if isinstance(found, dict):
@@ -132,7 +118,7 @@ def _defaults(arch: str, source: Pretrained) -> dict[str, Any]:
 
 
 def _training_options(arch: str, values: dict[str, Any], source: Pretrained) -> list[str]:
-    """Return the options that an architecture does not set by itself."""
+    """List the options that an architecture does not set by itself."""
     by_name, words = _defaults(arch, source), ["--arch", arch]
     for option in model_options(arch):
         value = values.get(option.dest)
@@ -156,12 +142,12 @@ def _refuse_other_arch(arch: str, source: Pretrained) -> None:
         )
     sizes = tuple(getattr(source.args, name) for name in _SIZES)
     by_suffix = {suffix: _sizes_of(setter) for suffix, setter in SUFFIXES.items()}
-    asked = next((s for s in by_suffix if s and arch.endswith(s)), "")
+    wanted = next((s for s in by_suffix if s and arch.endswith(s)), "")
     fitting = next((s for s, each in by_suffix.items() if each == sizes), "")
-    if asked != fitting:
-        stem = arch[: len(arch) - len(asked)]
+    if wanted != fitting:
+        stem = arch[: len(arch) - len(wanted)]
         raise UserError(
-            f"--arch {arch} has {_describe(by_suffix[asked])}, but {source.path} has "
+            f"--arch {arch} has {_describe(by_suffix[wanted])}, but {source.path} has "
             f"{_describe(sizes)}: write --arch {stem}{fitting}"
         )
 

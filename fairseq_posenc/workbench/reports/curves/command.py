@@ -54,11 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write table and picture, print the table; return the exit code.
-
-    Raises:
-        UserError: wrong input.
-    """
+    """Write table and picture, print the table; return the exit code."""
     first, last = _part(args.updates)
     logs = _logs(args.logs)
     trainings = {name: [_read(name, log) for log in each] for name, each in logs.items()}
@@ -104,7 +100,7 @@ def _pictures(drawn: int) -> str:
 
 
 def _part(text: Optional[str]) -> tuple[float, float]:
-    """Return the first and the last update to draw."""
+    """Parse the first and the last update to draw."""
     found = re.fullmatch(r"(\d*):(\d*)", text or ":")
     if found is None:
         raise UserError(f"--updates {text}: write FIRST:LAST, as in 0:16000")

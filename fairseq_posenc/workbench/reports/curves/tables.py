@@ -36,15 +36,15 @@ STAGES_NOTE = (
 
 
 def all_tables(trainings: Trainings) -> str:
-    """Return all that there is to say: best validations, perplexity by epoch, stages, and NaN."""
-    curves = numbered(trainings)
-    parts = [best_table(curves), *_epochs(trainings), *_seeds(trainings)]
+    """Format all that there is to say: best validations, perplexity by epoch, stages, and NaN."""
+    curves = _numbered(trainings)
+    parts = [_best_table(curves), *_epochs(trainings), *_seeds(trainings)]
     parts += [*_stages(curves), _not_finite(curves)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def numbered(trainings: Trainings) -> dict[str, Curve]:
-    """Return the single trainings, with a number in their names where a name has several."""
+def _numbered(trainings: Trainings) -> dict[str, Curve]:
+    """Collect the single trainings, with a number in their names where a name has several."""
     return {
         f"{name} {number}" if len(curves) > 1 else name: curve
         for name, curves in trainings.items()
@@ -53,10 +53,8 @@ def numbered(trainings: Trainings) -> dict[str, Curve]:
 
 
 def figures(trainings: Trainings) -> dict[str, list[Row]]:
-    """Return the figures of all tables."""
-    curves = numbered(trainings)
-    stages = {name: find_stages(curve) for name, curve in curves.items()}
-    seeds = {name: _over_seeds(each) for name, each in trainings.items() if len(each) > 1}
+    """Collect the figures of all tables for the record."""
+    curves = _numbered(trainings)
     return {
         "best": [_best_row(name, curve) for name, curve in curves.items()],
         "epochs": [
@@ -66,8 +64,8 @@ def figures(trainings: Trainings) -> dict[str, list[Row]]:
         ],
         "stages": [
             {"training": name, **{f"{stage}_ends": at for stage, at in found._asdict().items()}}
-            for name, found in stages.items()
-            if found is not None
+            for name, curve in curves.items()
+            if (found := find_stages(curve)) is not None
         ],
         "pieces": [
             {"training": name, "last_update": piece.end, "nats_in_1000_updates": 1000 * piece.rate}
@@ -75,14 +73,15 @@ def figures(trainings: Trainings) -> dict[str, list[Row]]:
             for piece in straight_pieces(training_points(curve))
         ],
         "seeds": [
-            {"training": name, "seeds": len(trainings[name]), **_flat(means)}
-            for name, means in seeds.items()
+            {"training": name, "seeds": len(each), **_flat(_over_seeds(each))}
+            for name, each in trainings.items()
+            if len(each) > 1
         ],
     }
 
 
 def _over_seeds(curves: Sequence[Curve]) -> dict[str, Interval]:
-    """Return the means of trainings that differ by seed; of the stages where all have them."""
+    """Compute means of trainings that differ by seed; of the stages where all have them."""
     means = {"perplexity": interval_of_perplexity(curve.best.perplexity for curve in curves)}
     ends = [points[-1][1] for points in map(smoothed, curves) if points]
     if len(ends) == len(curves):
@@ -147,8 +146,8 @@ def _best_row(name: str, curve: Curve) -> Row:
     }
 
 
-def best_table(curves: Curves) -> str:
-    """Return the best validation of each training."""
+def _best_table(curves: Curves) -> str:
+    """Format the best validation of each training."""
     accuracies = any(curve.best.accuracy is not None for curve in curves.values())
     columns = ["training", "updates", "best at", "loss (bits)", "loss (nats)"]
     columns += ["perplexity", *(["accuracy"] if accuracies else []), "tokens/s"]
@@ -177,7 +176,7 @@ def _epochs(trainings: Trainings) -> list[str]:
 
 
 def _mean_epochs(curves: Sequence[Curve]) -> dict[int, Entry]:
-    """Return the last validation of each epoch that all seeds have, with their mean perplexity."""
+    """Take the last validation of each epoch that all seeds have, with their mean perplexity."""
     first, *others = (curve.epochs for curve in curves)
     return {
         epoch: entry._replace(

@@ -19,20 +19,13 @@ _SECTIONS = (
 
 
 class Training(NamedTuple):
-    """A training.
+    """A training."""
 
-    Attributes:
-        path: its checkpoint.
-        task: fairseq's name of the task.
-        settings: fairseq's options by name.
-        updates: updates made.
-        perplexity: the lowest on the validation set; None if no validation, or not that, was made.
-    """
-
-    path: Path
-    task: str
-    settings: dict[str, Any]
-    updates: int
+    path: Path  # its checkpoint
+    task: str  # fairseq's name of the task
+    settings: dict[str, Any]  # fairseq's options by name
+    updates: int  # updates made
+    # the lowest on the validation set; None if no validation, or not that, was made
     perplexity: Optional[float]
 
     @property

@@ -7,7 +7,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import Optional
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.reports.report import checkpoint
@@ -21,6 +21,8 @@ from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes.reported import TABLES
 
+Runs = dict[tuple[Path, str], Run]  # what may belong to a row of the papers, by file and name
+Records = dict[Path, Record]  # of all jobs, by file
 _STATE = ("stamp.json", "run.json", "result.json")  # from which commands continue
 
 
@@ -49,37 +51,23 @@ def run(args: argparse.Namespace) -> int:
     """
     if not args.runs and args.tables is None:
         raise UserError("name runs, or the papers' tables to show with --tables")
-    found = Found({}, {})
+    runs: Runs = {}
+    records: Records = {}
     for argument in args.runs:
-        found.add(find_results(argument))
-    if args.runs and not (found.runs or found.records):
+        found_runs, found_records = find_results(argument)
+        runs |= found_runs  # what is named twice counts once
+        records |= found_records
+    if args.runs and not (runs or records):
         raise UserError("all files were passed over: there is nothing to report")
-    tables, others = collect(list(found.runs.values()), args.tables)
+    tables, others = collect(list(runs.values()), args.tables)
     if args.json:
-        print(json.dumps(report_data(tables, others, found.records), indent=2))
+        print(json.dumps(report_data(tables, others, records), indent=2))
     else:
-        print(format_report(tables, others, found.records))
+        print(format_report(tables, others, records))
     return 0
 
 
-class Found(NamedTuple):
-    """What an argument names.
-
-    Attributes:
-        runs: what may belong to a row of the papers, by file and name.
-        records: of all jobs, by file.
-    """
-
-    runs: dict[tuple[Path, str], Run]
-    records: dict[Path, Record]
-
-    def add(self, other: Found) -> None:
-        """Take in what another argument names; what is named twice counts once."""
-        self.runs.update(other.runs)
-        self.records.update(other.records)
-
-
-def find_results(argument: str) -> Found:
+def find_results(argument: str) -> tuple[Runs, Records]:
     """Find the results of an argument, ``PATH`` or ``RECIPE=PATH``.
 
     Files that are no record, or one of another version, are named on standard error.
@@ -94,21 +82,27 @@ def find_results(argument: str) -> Found:
         path, given = Path(argument), None
     if not path.exists():
         raise UserError(f"{path}: no such file or folder")
-    found, passed_over = Found({}, {}), defaultdict(list)
+    runs: Runs = {}
+    records: Records = {}
+    passed_over = defaultdict(list)
     for each in _places(path):
         try:
-            found.add(_read(each, given))
+            found, record = _read(each, given)
         except RecordError as error:
             passed_over[str(error)].append(each)
+            continue
+        runs |= {(run.path.resolve(), run.name): run for run in found}
+        if record is not None:
+            records[each.resolve()] = record
     for reason, files in passed_over.items():
         more = f" and {len(files) - 1:,} more" if len(files) > 1 else ""
         say(f"passed over: {files[0]}{more}: {reason}")
-    if not (found.runs or found.records or passed_over):
+    if not (runs or records or passed_over):
         raise UserError(
             f"{path}: holds no results of a fairseq-posenc command, and no checkpoint of a "
             "pre-training or translation model (checkpoint_last.pt)"
         )
-    return found
+    return runs, records
 
 
 def _places(path: Path) -> Iterator[Path]:
@@ -121,21 +115,15 @@ def _places(path: Path) -> Iterator[Path]:
         yield from (file for file in sorted(folder.glob("*.json")) if file.name not in _STATE)
 
 
-def _read(path: Path, recipe: Optional[str]) -> Found:
+def _read(path: Path, recipe: Optional[str]) -> tuple[list[Run], Optional[Record]]:
     if path.is_dir():
         training = checkpoint.read_folder(path)
         ours = training is not None and training.task in (*checkpoint.PRETRAINING, "translation")
-        runs = [build_run(path, training, recipe)] if training and ours else []
-        return Found(_by_name(runs), {})
+        return [build_run(path, training, recipe)] if training and ours else [], None
     if path.suffix == ".pt":
-        return Found(_by_name([build_run(path, checkpoint.read(path), recipe)]), {})
+        return [build_run(path, checkpoint.read(path), recipe)], None
     record = read(path)
     try:
-        runs = read_runs(path, record, recipe)
+        return read_runs(path, record, recipe), record
     except (LookupError, TypeError, ValueError) as error:
         raise RecordError(f"not a whole record of {record.kind} ({error!r})") from error
-    return Found(_by_name(runs), {path.resolve(): record})
-
-
-def _by_name(runs: list[Run]) -> dict[tuple[Path, str], Run]:
-    return {(run.path.resolve(), run.name): run for run in runs}

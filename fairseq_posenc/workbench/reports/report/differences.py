@@ -85,18 +85,14 @@ def _fine_tuning_lines(run: Run) -> list[str]:
     recipe = recipes.load()["finetuning"]["glue"].get(run.record.data["protocol"], {})
     runs, lines = run.record.figures["runs"], []
     for task in dict.fromkeys(each["task"] for each in runs):
-        for what, key in (("learning rates", "learning_rate"), ("seeds", "seed")):
+        given = {**recipe.get("settings", {}), **recipe.get("per_task", {}).get(task, {})}
+        papers = {"learning_rate": given.get("lr"), "seed": given.get("seeds")}
+        for key, paper in papers.items():
             ours = sorted({each[key] for each in runs if each["task"] == task})
-            paper = _paper(recipe, task, key)
             if paper is None or ours != sorted(paper):
+                what = f"{key.replace('_', ' ')}s"
                 lines.append(f"{task}, {what}: {_list(ours)} (paper: {_list(paper)})")
     return lines
-
-
-def _paper(recipe: dict[str, Any], task: str, key: str) -> Optional[list[float]]:
-    """Look up the paper's learning rates or seeds for a task; None if it gives none."""
-    given = {**recipe.get("settings", {}), **recipe.get("per_task", {}).get(task, {})}
-    return given.get({"learning_rate": "lr", "seed": "seeds"}[key])
 
 
 def _list(values: Optional[Sequence[float]]) -> str:

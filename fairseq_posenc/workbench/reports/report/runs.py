@@ -16,36 +16,24 @@ from fairseq_posenc.workbench.results.record import Record, Row
 from fairseq_posenc.workbench.training.recipes.reported import Figure
 
 TRANSLATION = "translation/iwslt17"  # the recipe of all translation models
+# Figures, the recipe of such a record unless a user names another, and notes.
+Evaluation = tuple[dict[Figure, float], Optional[str], list[str]]
 _METRICS = {"BLEU-4 on pieces, 0 to 1": "bleu", "BLEU": "sacreBLEU", "chrF2": "chrF2"}
 
 
 class Run(NamedTuple):
-    """Figures of one model.
+    """Figures of one model."""
 
-    Attributes:
-        name: what the report calls it.
-        kind: ``pre-training``, ``training`` (translation), ``glue``, ``glue-test``, ``squad`` or
-            ``bleu``.
-        path: the file or folder that it is from.
-        recipe: the paper's set-up that it stands for.
-        encoding: its position encodings, None if not known.
-        directions: what its layers see, as in ``lr,rl``; None if not known.
-        figures: in percent, or a perplexity.
-        training: its pre-training, None if its checkpoint is not there any more.
-        notes: what a reader has to know of the figures.
-        record: what the file holds, None for a training.
-    """
-
-    name: str
-    kind: str
-    path: Path
-    recipe: str
-    encoding: Optional[str]
-    directions: Optional[str]
-    figures: dict[Figure, float]
-    training: Optional[Training]
-    notes: list[str]
-    record: Optional[Record] = None
+    name: str  # what the report calls it
+    kind: str  # `pre-training`, `training` (translation), `glue`, `glue-test`, `squad` or `bleu`
+    path: Path  # the file or folder that it is from
+    recipe: str  # the paper's set-up that it stands for
+    encoding: Optional[str]  # its position encodings, None if not known
+    directions: Optional[str]  # what its layers see, as in `lr,rl`; None if not known
+    figures: dict[Figure, float]  # in percent, or a perplexity
+    training: Optional[Training]  # its pre-training, None if its checkpoint is not there any more
+    notes: list[str]  # what a reader has to know of the figures
+    record: Optional[Record] = None  # what the file holds, None for a training
 
     @property
     def model(self) -> str:
@@ -56,7 +44,37 @@ class Run(NamedTuple):
         return str(path.parent if path.name.startswith("checkpoint") else path)
 
 
-def _glue(path: Path, record: Record, recipe: Optional[str]) -> Run:
+def read_runs(path: Path, record: Record, recipe: Optional[str]) -> list[Run]:
+    """Build the runs of a record, for the user's recipe if any; none of a kind in no table."""
+    if record.kind == "bleu":
+        rows = record.figures["scores"]  # the report's own test is greedy
+        return [_bleu(path, row, record) for row in rows if row["beam"] in (None, 1)]
+    if record.kind not in _EVALUATIONS:
+        return []
+    figures, usual, notes = _EVALUATIONS[record.kind](record)
+    training = read_if_there(record.data.get("checkpoint"), path)
+    directions, encoding = record.data.get("attention_directions"), record.spec
+    if training is not None:
+        directions = training.directions if directions is None else directions
+        encoding = encoding or training.encoding
+        if training.task not in PRETRAINING:  # a fine-tuned model
+            training = read_if_there(training.start, path)
+    run = Run(
+        str(record.data.get("name") or path.stem),
+        record.kind,
+        path,
+        recipe or usual or _recipe_of_m4m(training),
+        encoding,
+        directions,
+        figures,
+        training,
+        notes,
+        record,
+    )
+    return [run]
+
+
+def _glue(record: Record) -> Evaluation:
     mean = record.data["protocol"] == "decbert"
     figures = {
         _figure(row["task"], row["metric"], "dev"): float(row["mean" if mean else "best"])
@@ -67,7 +85,7 @@ def _glue(path: Path, record: Record, recipe: Optional[str]) -> Run:
     notes = [f"{task}: {n} of {runs[task]} runs collapsed" for task, n in collapsed.items()]
     if unfinished := record.data.get("unfinished"):
         notes.append(f"not finished: {unfinished}")
-    return _evaluation(path, record, "b_small" if mean else None, recipe, figures, notes)
+    return figures, "b_small" if mean else None, notes
 
 
 def _figure(task: str, metric: str, split: str) -> Figure:
@@ -76,34 +94,25 @@ def _figure(task: str, metric: str, split: str) -> Figure:
     return (f"{task}-{part}", stem, split) if part in ("m", "mm") else (task, metric, split)
 
 
-def _glue_test(path: Path, record: Record, recipe: Optional[str]) -> Run:
+def _glue_test(record: Record) -> Evaluation:
     figures: dict[Figure, float] = {
         (row["task"], metric, "test"): float(value)
         for row in record.rows
         for metric, value in row.items()
         if metric != "task"
     }
-    return _evaluation(path, record, "b_large", recipe, figures, [])
+    return figures, "b_large", []
 
 
-def _squad(path: Path, record: Record, recipe: Optional[str]) -> Run:
+def _squad(record: Record) -> Evaluation:
     task, (row,) = f"SQuAD{record.data['squad']}", record.rows
-    figures: dict[Figure, float] = {
-        (task, metric, "dev"): float(row[metric]) for metric in ("exact", "f1")
-    }
-    return _evaluation(path, record, None, recipe, figures, [])
+    return {(task, metric, "dev"): float(row[metric]) for metric in ("exact", "f1")}, None, []
 
 
-def _bleu(path: Path, record: Record) -> list[Run]:
-    """Build a run for each system, with the scores of greedy search."""
-    return [
-        _bleu_run(path, row, record)
-        for row in record.figures["scores"]
-        if row["beam"] in (None, 1)  # the report's own test is greedy
-    ]
+_EVALUATIONS = {"glue": _glue, "glue-test": _glue_test, "squad": _squad}
 
 
-def _bleu_run(path: Path, row: Row, record: Record) -> Run:
+def _bleu(path: Path, row: Row, record: Record) -> Run:
     is_model = row["beam"] is not None and str(row["path"]).endswith(".pt")
     training = read_if_there(row["path"], path) if is_model else None
     task = translation_task(training)
@@ -118,52 +127,6 @@ def _bleu_run(path: Path, row: Row, record: Record) -> Run:
         {figure: float(value) for figure, value in figures.items() if value is not None},
         training,
         [f"sacreBLEU {row['BLEU']:.2f}"],
-        record,
-    )
-
-
-# By kind: from the file, its record, and the user's recipe.
-_READERS = {"glue": _glue, "glue-test": _glue_test, "squad": _squad}
-
-
-def read_runs(path: Path, record: Record, recipe: Optional[str]) -> list[Run]:
-    """Build the runs of a record; none of a kind that belongs to no table.
-
-    Args:
-        path: the record's file.
-        record: its content.
-        recipe: the paper's set-up that the user says it stands for.
-    """
-    if record.kind == "bleu":
-        return _bleu(path, record)
-    return [_READERS[record.kind](path, record, recipe)] if record.kind in _READERS else []
-
-
-def _evaluation(
-    path: Path,
-    record: Record,
-    usual: Optional[str],
-    recipe: Optional[str],
-    figures: dict[Figure, float],
-    notes: list[str],
-) -> Run:
-    training = read_if_there(record.data.get("checkpoint"), path)
-    directions, encoding = record.data.get("attention_directions"), record.spec
-    if training is not None:
-        directions = training.directions if directions is None else directions
-        encoding = encoding or training.encoding
-        if training.task not in PRETRAINING:  # a fine-tuned model
-            training = read_if_there(training.start, path)
-    return Run(
-        str(record.data.get("name") or path.stem),
-        record.kind,
-        path,
-        recipe or usual or _recipe_of_m4m(training),
-        encoding,
-        directions,
-        figures,
-        training,
-        notes,
         record,
     )
 

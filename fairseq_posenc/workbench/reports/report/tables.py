@@ -17,23 +17,14 @@ from fairseq_posenc.workbench.training.recipes.reported import TABLES, Figure, R
 
 
 class Row(NamedTuple):
-    """A row of a paper's table, and our models in its place.
+    """A row of a paper's table, and our models in its place."""
 
-    Attributes:
-        name: the paper's.
-        encoding: spec of its positions.
-        paper: its figures by column.
-        texts: what the paper says in words, by column.
-        computed: our figures that need no run, by column.
-        models: for each of our models its runs.
-    """
-
-    name: str
-    encoding: str
-    paper: dict[str, float]
-    texts: dict[str, str]
-    computed: dict[str, float]
-    models: list[list[Run]]
+    name: str  # the paper's
+    encoding: str  # spec of its positions
+    paper: dict[str, float]  # its figures by column
+    texts: dict[str, str]  # what the paper says in words, by column
+    computed: dict[str, float]  # our figures that need no run, by column
+    models: list[list[Run]]  # for each of our models its runs
 
 
 class Table(NamedTuple):
@@ -61,9 +52,7 @@ class Table(NamedTuple):
 def collect(runs: Sequence[Run], wanted: Optional[str]) -> tuple[list[Table], list[Run]]:
     """Place the runs in the tables; return the tables and the runs that belong to none.
 
-    Args:
-        runs: of the user.
-        wanted: as in ``A2,B3``, or ``all``; None for all tables with a figure of ours.
+    ``wanted`` is as in ``A2,B3``, or ``all``; None for all tables with a figure of ours.
 
     Raises:
         UserError: there is no such table.
@@ -87,18 +76,13 @@ def _table(paper: Reported, runs: Sequence[Run]) -> Table:
         wanted = {"recipe": paper.recipe, "released": False if released else None, **row}
         models = _models(wanted, set(paper.columns.values()), runs)
         spec = row["position_encoding"]
-        computed = _computed(paper.columns, spec)
+        computed = {
+            column: count_at_base_size(spec) / 1000
+            for column, figure in paper.columns.items()
+            if figure[0] == "parameters"
+        }
         rows.append(Row(row["name"], spec, row["values"], row.get("texts", {}), computed, models))
     return Table(paper, rows)
-
-
-def _computed(columns: Mapping[str, Figure], encoding: str) -> dict[str, float]:
-    """Compute the figures that follow from an encoding alone, by column."""
-    return {
-        column: count_at_base_size(encoding) / 1000
-        for column, figure in columns.items()
-        if figure[0] == "parameters"
-    }
 
 
 def _models(row: dict[str, Any], columns: set[Figure], runs: Sequence[Run]) -> list[list[Run]]:
@@ -111,12 +95,7 @@ def _models(row: dict[str, Any], columns: set[Figure], runs: Sequence[Run]) -> l
 
 
 def _belongs(run: Run, row: dict[str, Any]) -> bool:
-    """Whether a run has the recipe, encoding and directions of a row.
-
-    Args:
-        run: one of ours.
-        row: with its recipe, and whether its model is a released one (None: not asked).
-    """
+    """Whether a run has the recipe, encoding and directions of a row, released or not."""
     if run.recipe != row["recipe"] or run.encoding is None:
         return False
     if registry.parse(run.encoding) != registry.parse(row["position_encoding"]):

@@ -21,11 +21,8 @@ _LEVEL = "3.48"  # of DecBERT's figure 4
 def build_run(path: Path, training: Training, recipe: Optional[str]) -> Run:
     """Build the run of a training, with its perplexity and the figures of its log.
 
-    Args:
-        path: folder or checkpoint.
-        training: what was read there.
-        recipe: the paper's set-up that the user says it stands for; None takes that of the script
-            that made the folder, or the usual one.
+    ``path`` is its folder or checkpoint. Without a recipe of the user's, that of the script that
+    made the folder is taken, or the usual one.
     """
     whole = path.is_dir() or training.path.name.startswith("checkpoint")
     usual = {"language_modeling": "b_lm", "translation": TRANSLATION}.get(training.task, "b_small")
@@ -45,14 +42,15 @@ def build_run(path: Path, training: Training, recipe: Optional[str]) -> Run:
 
 def _figures(training: Training, whole: bool) -> tuple[dict[Figure, float], list[str]]:
     """Collect a training's figures, and notes on them."""
-    log = _read_log(training.path.parent if whole else Path("/nonexistent"))
+    log = training.path.parent / LOG
+    curve = read_curve_file(log) if whole and log.is_file() else Curve([], 0.0)
     if training.task == "translation":
-        figures = _translation_figures(log, translation_task(training))
+        figures = _translation_figures(curve, translation_task(training))
         return figures, [] if figures else ["there is no train.log beside its checkpoint"]
     causal = training.task == "language_modeling"
     task = _corpus(training) if causal else "validation"
     notes = [] if task else ["the name of its data folder holds neither wikitext nor zh or chinese"]
-    figures = {} if causal else _masked_lm_figures(log)
+    figures = {} if causal else _masked_lm_figures(curve)
     if training.perplexity is None:
         notes.append("its checkpoint has no validation loss")
     else:
@@ -66,12 +64,6 @@ def _corpus(training: Training) -> Optional[str]:
     if "wikitext" in name and "103" in name:
         return "WikiText-103"
     return "Chinese Wikipedia" if "zh" in name or "chinese" in name else None
-
-
-def _read_log(folder: Path) -> Curve:
-    """Read the curve of a training's log; an empty one without a log."""
-    log = folder / LOG
-    return read_curve_file(log) if log.is_file() else Curve([], 0.0)
 
 
 def _masked_lm_figures(curve: Curve) -> dict[Figure, float]:

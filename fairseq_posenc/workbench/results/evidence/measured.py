@@ -35,17 +35,11 @@ _TRANSLATED = (  # docs/results/multi30k.md
 
 
 class Setting(NamedTuple):
-    """What the figures of a family were measured on.
+    """What the figures of a family were measured on."""
 
-    Attributes:
-        models: size, text, updates and seeds, in words.
-        trained: the length of training, in tokens; 0 where texts have their own lengths.
-        longest: that was read, in tokens; in words where texts have their own lengths.
-    """
-
-    models: str
-    trained: int
-    longest: int
+    models: str  # size, text, updates and seeds, in words
+    trained: int  # the length of training, in tokens; 0 where texts have their own lengths
+    longest: int  # that was read, in tokens; in words where texts have their own lengths
 
     def covers(self, length: int, trained: int) -> bool:
         """Whether models trained and read at these lengths were measured."""
@@ -53,28 +47,18 @@ class Setting(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A figure of every encoding for which there is one.
+    """A figure of every encoding for which there is one."""
 
-    Attributes:
-        title: what it is.
-        source: the files that it is from.
-        digits: that are shown behind the point.
-        of: the figures by encoding; infinite where one cannot be read.
-        higher: whether the highest is the best one, and not the lowest.
-        seeds: the figures by encoding and seed, where there are several.
-        scale: on which differences are taken.
-    """
-
-    title: str
-    source: str
-    digits: int
-    of: Mapping[str, Interval]
-    higher: bool = False
-    seeds: Mapping[str, Values] = {}
-    scale: Scale = PERPLEXITY
+    title: str  # what it is
+    source: str  # the files that it is from
+    digits: int  # that are shown behind the point
+    of: Mapping[str, Interval]  # the figures by encoding; infinite where one cannot be read
+    higher: bool = False  # whether the highest is the best one, and not the lowest
+    seeds: Mapping[str, Values] = {}  # the figures by encoding and seed, where there are several
+    scale: Scale = PERPLEXITY  # on which differences are taken
 
     def show(self, name: str) -> str:
-        """Return the figure of an encoding as tables have it."""
+        """Format the figure of an encoding as tables have it."""
         found = self.of.get(name)
         if found is None:
             return NOT_MEASURED
@@ -89,19 +73,19 @@ class Column(NamedTuple):
         return best, [name for name in others if name not in behind], behind
 
     def ranked(self) -> list[str]:
-        """Return names from the best figure on."""
+        """Sort names from the best figure on."""
         sign = -1 if self.higher else 1
         means = {name: sign * found.mean for name, found in self.of.items()}
         return sorted(means, key=lambda name: (math.isnan(means[name]), means[name]))
 
 
 def names(family: str) -> list[str]:
-    """Return the encodings that have a meaning in a family."""
+    """List the encodings that have a meaning in a family."""
     return registry.names_for(encoder=family != CAUSAL, decoder=family != MASKED)
 
 
 def compared(family: str) -> Optional[Column]:
-    """Return perplexities at the length of training, or BLEU; None if there are none."""
+    """Read perplexities at the length of training, or BLEU; None if there are none."""
     record = _record(COMPARED[family])
     if record is None:
         return None
@@ -147,7 +131,7 @@ def _by_seed(rows: Iterable[Row], name: str, seed: str, figure: str) -> dict[str
 
 
 def at_length(family: str, times: int) -> Optional[Column]:
-    """Return perplexities at a number of times the length of training, None if not measured."""
+    """Read perplexities at a number of times the length of training, None if not measured."""
     found = _by_times(family).get(times, {})  # a value for each record, so for each seed
     of = {name: interval_of_perplexity(values) for name, values in found.items()}
     seeds = {name: dict(enumerate(values)) for name, values in found.items()}
@@ -156,7 +140,7 @@ def at_length(family: str, times: int) -> Optional[Column]:
 
 
 def multiples(family: str) -> list[int]:
-    """Return the multiples of the length of training that were read."""
+    """List the multiples of the length of training that were read."""
     return sorted(_by_times(family))
 
 
@@ -172,7 +156,7 @@ def _by_times(family: str) -> dict[int, dict[str, list[float]]]:
 
 
 def probed(family: str) -> Optional[Column]:
-    """Return the ranks on tasks with known answers, longer than in training."""
+    """Read the ranks on tasks with known answers, longer than in training."""
     record = _record(PROBED.get(family))
     if record is None:
         return None
@@ -183,7 +167,7 @@ def probed(family: str) -> Optional[Column]:
 
 
 def started(family: str) -> Column:
-    """Return BLEU after a short training that began from another encoding's model."""
+    """Read BLEU after a short training that began from another encoding's model."""
     title, record = "start from a trained model", _record(STARTED.get(family))
     if record is None:
         return Column(title, "", 0, {})
@@ -197,7 +181,7 @@ def _bleu(record: Record, greedy: bool) -> dict[str, Interval]:
 
 
 def early(family: str) -> list[Column]:
-    """Return losses after a few updates of one seed, so without intervals, and what they cost."""
+    """Read losses after a few updates of one seed, so without intervals, and what they cost."""
     called = {MASKED: "masked LM", CAUSAL: "causal LM", BOTH: "translation"}[family]
     runs = {
         run["encoding"]: run
@@ -215,7 +199,7 @@ def early(family: str) -> list[Column]:
 
 
 def costs() -> list[Column]:
-    """Return time and peak of memory of a layer in training, as shares of those of ``none``."""
+    """Read time and peak of memory of a layer in training, as shares of those of ``none``."""
     record = _record(COSTS)
     rows = {str(row["encoding"]): row for row in record.rows} if record else {}
     if "none" not in rows:
@@ -230,13 +214,13 @@ def costs() -> list[Column]:
 
 
 def parameters() -> Column:
-    """Return the trained numbers at base size, which are counted."""
+    """Count the trained numbers at base size."""
     counts = {name: interval([catalogue.count_at_base_size(name)]) for name in registry.names()}
     return Column("position parameters, base size", "", 0, counts)
 
 
 def _interval(row: Row, name: str) -> Interval:
-    """Return a figure of a record, in which there is no infinity."""
+    """Read a figure of a record, in which there is no infinity."""
     mean, low, high = (row[key] for key in (name, f"{name}_low", f"{name}_high"))
     return Interval(
         math.nan if mean is None else mean,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments.variants import FAMILIES
 from fairseq_posenc.workbench.results import markdown
 from fairseq_posenc.workbench.results.evidence import measured
@@ -20,17 +19,13 @@ _TITLES = {
 
 
 def page(path: Path) -> str:
-    """Return a page with the tables between its markers.
+    """Fill a page with the tables.
 
     Raises:
         UserError: it has no place for them.
     """
-    old = path.read_text(encoding="utf-8") if path.is_file() else ""
-    if START not in old or END not in old:
-        raise UserError(f"{path} has no line {START!r}, or none {END!r} after it")
     parts = [part for family in FAMILIES for part in _family(family)]
-    before, rest = old.split(START, 1)
-    return "\n\n".join([before + START, *parts, *_cost(), END + rest.split(END, 1)[1]])
+    return markdown.fill_page(path, START, "\n\n".join(["", *parts, *_cost(), ""]), END)
 
 
 def columns(family: str) -> list[Column]:
@@ -61,12 +56,11 @@ def table(family: str, names: Sequence[str]) -> str:
 
 def _table(found: Sequence[Column], names: Iterable[str]) -> str:
     header = ["encoding", *(column.title for column in found)]
-    rows = [[f"`{name}`", *(_cell(column, name) for column in found)] for name in names]
+    rows = [
+        [f"`{name}`", *(column.show(name) if name in column.of else "-" for column in found)]
+        for name in names
+    ]
     return markdown.table(header, rows)
-
-
-def _cell(column: Column, name: str) -> str:
-    return column.show(name) if name in column.of else "-"
 
 
 def _family(family: str) -> list[str]:

@@ -11,55 +11,31 @@ from fairseq_posenc.registry import module_place
 
 
 class StackConfig(NamedTuple):
-    """An encoder or a decoder.
+    """An encoder or a decoder."""
 
-    Attributes:
-        vocab_size: number of symbols.
-        padding_idx: symbol of padding.
-        eos_idx: symbol that ends a sentence.
-        unk_idx: symbol of what the model has no symbol for.
-        embed_dim: C.
-        ffn_dim: width of the feed-forward layers.
-        num_heads: H.
-        num_layers: number of layers.
-        max_positions: of the tables.
-        trained_on: the length that the model was trained at.
-        positions: the options of each encoding, by name.
-        directions: what each layer sees: ``both``, ``lr`` (up to the token) or ``rl``.
-        causal: whether it is a decoder.
-        embed_scale: factor of the token embeddings.
-        activation: of the feed-forward layers, as transformers calls it.
-        embedding_norm: whether embeddings are normed.
-        norm_before: whether each block norms its input, else its output.
-        final_norm: whether the output of the last layer is normed.
-        memory_dim: width of the encoder's output that a decoder attends to, or None.
-        dropout: of embeddings and of each block's output.
-        attention_dropout: of attention weights.
-        activation_dropout: inside the feed-forward layers.
-    """
-
-    vocab_size: int
-    padding_idx: int
-    eos_idx: int
-    unk_idx: int
-    embed_dim: int
-    ffn_dim: int
-    num_heads: int
-    num_layers: int
-    max_positions: int
-    trained_on: int
-    positions: dict[str, dict[str, Any]]
-    directions: list[str]
-    causal: bool
-    embed_scale: float
-    activation: str
-    embedding_norm: bool
-    norm_before: bool
-    final_norm: bool
+    vocab_size: int  # number of symbols
+    padding_idx: int  # symbol of padding
+    eos_idx: int  # symbol that ends a sentence
+    unk_idx: int  # symbol of what the model has no symbol for
+    embed_dim: int  # C
+    ffn_dim: int  # width of the feed-forward layers
+    num_heads: int  # H
+    num_layers: int  # number of layers
+    max_positions: int  # of the tables
+    trained_on: int  # the length that the model was trained at
+    positions: dict[str, dict[str, Any]]  # the options of each encoding, by name
+    directions: list[str]  # what each layer sees: `both`, `lr` (up to the token) or `rl`
+    causal: bool  # whether it is a decoder
+    embed_scale: float  # factor of the token embeddings
+    activation: str  # of the feed-forward layers, as transformers calls it
+    embedding_norm: bool  # whether embeddings are normed
+    norm_before: bool  # whether each block norms its input, else its output
+    final_norm: bool  # whether the output of the last layer is normed
+    # width of the encoder's output that a decoder attends to, or None
     memory_dim: Optional[int] = None
-    dropout: float = 0.0
-    attention_dropout: float = 0.0
-    activation_dropout: float = 0.0
+    dropout: float = 0.0  # of embeddings and of each block's output
+    attention_dropout: float = 0.0  # of attention weights
+    activation_dropout: float = 0.0  # inside the feed-forward layers
 
     def build_encodings(self, place: str) -> Encodings:
         """Build the encodings of the input, of the whole stack, or of a layer."""

@@ -173,12 +173,8 @@ class PosencForMaskedLM(PosencModel):
         """Compute scores ``(B, T, symbols)``; see :meth:`Stack.forward`."""
         found = self.encoder(input_ids, attention_mask, **kwargs)
         logits = self.lm_head(found.last_hidden_state, self.encoder.embed_tokens.weight)
-        return MaskedLMOutput(
-            loss=head_loss(logits, labels),
-            logits=logits,
-            hidden_states=found.hidden_states,
-            attentions=found.attentions,
-        )
+        loss = head_loss(logits, labels)
+        return MaskedLMOutput(loss, logits, found.hidden_states, found.attentions)
 
 
 class ClassificationHead(nn.Module):
@@ -217,12 +213,7 @@ class PosencForSequenceClassification(PosencModel):
             loss = F.mse_loss(logits.flatten().float(), labels.float())
         elif labels is not None:
             loss = head_loss(logits, labels)
-        return SequenceClassifierOutput(
-            loss=loss,
-            logits=logits,
-            hidden_states=found.hidden_states,
-            attentions=found.attentions,
-        )
+        return SequenceClassifierOutput(loss, logits, found.hidden_states, found.attentions)
 
 
 class PosencForQuestionAnswering(PosencModel):
@@ -250,10 +241,4 @@ class PosencForQuestionAnswering(PosencModel):
         if start_positions is not None and end_positions is not None:
             targets = (start_positions, end_positions)
             loss = sum(F.cross_entropy(*each) for each in zip(scores, targets)) / 2
-        return QuestionAnsweringModelOutput(
-            loss=loss,
-            start_logits=scores[0],
-            end_logits=scores[1],
-            hidden_states=found.hidden_states,
-            attentions=found.attentions,
-        )
+        return QuestionAnsweringModelOutput(loss, *scores, found.hidden_states, found.attentions)
