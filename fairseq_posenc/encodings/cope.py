@@ -17,17 +17,18 @@ class Cope(Encoding):
     """The distance of a key is the sum of gates between it and the query, which say what counts.
 
     Equation:
-        e_ij = z_ij + (1 - f) q_i.E[floor(p)] + f q_i.E[ceil(p)], where z_ij = q_i.k_j / sqrt(d),
-        p = min(sum_{t=j..i} sigmoid(z_it), P - 1) and f = p - floor(p).
+        e_ij = z_ij + (1 - f) (q_i.a_p) + f (q_i.a_u), where z_ij = q_i.k_j / sqrt(d); the gates
+        sigmoid(z_it) of the keys from j to i add up to p + f, p a whole number and at most P - 1;
+        u = p + 1.
     Shapes:
-        E ``(P, d)`` in each layer, P the option ``positions``; its heads share it.
+        a ``(P, d)`` in each layer, P the option ``positions``; its heads share it.
     Parameters:
         m * P * d
     Source:
         Golovneva et al. (2024), "Contextual Position Encoding", arXiv:2405.18719, section 4 and
         appendix B.
     Differs:
-        nothing. E starts at 0.
+        nothing. a starts at 0.
     """
 
     acts_on: ClassVar[Literal["scores"]] = "scores"

@@ -15,13 +15,13 @@ class Fox(Encoding):
     """A penalty that grows with what the tokens between query and key say is to be forgotten.
 
     Equation:
-        e_ij = q_i.k_j / sqrt(d) + sum_{t=j+1..i} ln f_t for j <= i, where
-        f_t = sigmoid(w_h.x_t + b_h) and x is the input of the layer.
+        e_ij = q_i.k_j / sqrt(d) + sum_t log(f_t), where t runs from j + 1 to i,
+        f_t = sigmoid(w_h.x_t + b_h), and x is the input of the layer.
     Shapes:
-        w ``(H, C)`` and b ``(H,)`` in each layer; in an encoder twice as many, the others for later
-        keys: e_ij gets sum_{t=i+1..j} ln f'_t for j > i.
+        w ``(H, C)`` and b ``(H,)`` in each layer. An encoder has twice as many: the others are for
+        later keys, where t runs from i + 1 to j.
     Parameters:
-        m * h * (C + 1); in an encoder 2 * m * h * (C + 1)
+        2 * m * h * (C + 1); half of it in a causal model
     Source:
         Lin et al. (2025), "Forgetting Transformer", arXiv:2503.02130, section 3.
     Differs:

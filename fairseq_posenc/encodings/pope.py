@@ -45,18 +45,18 @@ class Pope(Encoding):
     """Coordinates of queries and keys are lengths, and only positions make the angles between them.
 
     Equation:
-        e_ij = sum_t mu(q_it) mu(k_jt) cos((j - i) base^(-t/d) + delta_t) / sqrt(d), where
-        mu is softplus, and t counts all d coordinates.
+        e_ij = sum_t s_it u_jt cos((j - i) base^(-t/d) + a_t) / sqrt(d), where s and u are the
+        softplus of query and key, and t counts all d coordinates.
     Shapes:
-        delta ``(H, d)`` in each layer, clamped to [-2 pi, 0]; queries and keys become 2 d wide,
-        values stay.
+        a ``(H, d)`` in each layer, the parameter ``delta``, clamped to [-2 pi, 0]; queries and keys
+        become 2 d wide, values stay.
     Parameters:
         m * h * d
     Source:
         Gopalakrishnan et al. (2025), "Decoupling the What and Where With Polar Coordinate
         Positional Embeddings", arXiv:2509.10534.
     Differs:
-        nothing. delta starts at 0.
+        nothing. a starts at 0.
     """
 
     acts_on: ClassVar[Literal["rotation"]] = "rotation"
