@@ -27,9 +27,9 @@ import transformers
 from sentencepiece import SentencePieceProcessor
 from torch import Tensor
 
-from fairseq_posenc.workbench.convert.ctranslate2.exporting import serve
 from fairseq_posenc.workbench.convert.exchange.card import Labels
 from fairseq_posenc.workbench.convert.exchange.config_json import generation
+from fairseq_posenc.workbench.convert.exchange.ctranslate2.exporting import serve
 from fairseq_posenc.workbench.convert.exchange.exporting import export
 from fairseq_posenc.workbench.loading.open_model import OpenModel, open_model
 from fairseq_posenc.workbench.translation import Translator

@@ -111,6 +111,8 @@ def _terms(spec: str, dims: Dims, device: torch.device) -> Terms:
     layer, shared = layer_and_shared(spec, dims)
     attention = PositionalAttention(dims.embed_dim, dims.num_heads, layer).to(device)
     positions = positions_of(1, 1, device)
-    return attention.terms(
+    terms = attention.terms(
         Span.from_lengths(1, 1, device), Shared.compute(shared.to(device), positions)
     )
+    x = torch.zeros(1, 1, dims.embed_dim, device=device)
+    return terms.with_decay(layer.decay(x, positions), dims.num_heads)

@@ -90,11 +90,15 @@ def operation(contender: Contender, case: Case) -> Pass:
     attention = PositionalAttention(case.embed_dim, case.num_heads, layer)
     modules = nn.ModuleList([attention, shared]).to(case.device, case.dtype)
     positions = positions_of(case.batch, case.length, case.device)
+    x = _input(case, case.batch, case.length, case.embed_dim, std=1.0)  # which gates look at
 
     def attend() -> Tensor:
         common = Shared.compute(shared, positions)
-        q, k = common.rotate(query, key)
+        q, k = query, key
+        if (rotation := attention.rotation(common)) is not None:
+            q, k = rotation.rotate_queries(query), rotation.rotate_keys(key)
         terms = attention.terms(Span.from_lengths(case.length, case.length, case.device), common)
+        terms = terms.with_decay(layer.decay(x, positions), case.num_heads)
         return BACKENDS[contender.backend].attend(
             AttentionCall(q, k, value, terms, Mask(), dropout=case.dropout)
         )[0]

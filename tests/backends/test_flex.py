@@ -18,7 +18,7 @@ from tests.helpers.tiny_models import needs_causal
 
 LIMITS = ["none+window(size=6)", "m4m+window(size=6)", "t5+chunk(size=5)", "deberta+window(size=9)"]
 RESETS = ["tupe+reset", "m4+reset", "deberta+reset"]
-REFUSED = {"m3": "channel", "shaw_values": "table of values"}
+REFUSED = {"m3": "channel", "shaw_values": "table of values", "cope": "all scores"}
 SERVED = [name for name in names_for(encoder=False) if name not in REFUSED]
 MODELS = [
     (spec, causal)

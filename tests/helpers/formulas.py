@@ -89,10 +89,11 @@ def oracle_params(built, name: str) -> dict:
     return params
 
 
-def their_scores(built, spec: str, query, key, **projections):
+def their_scores(built, spec: str, query, key, inputs=INPUTS, **projections):
     """Return what the oracles give for the same parameters, shape as :func:`our_scores`.
 
     Terms of several encodings are summed: each one's scores less the content that all share.
+    ``inputs`` of the layer, one row a key, are what gates look at.
     """
     tgt_len, src_len = query.size(1), key.size(1)
     parsed = registry.parse(spec).items
@@ -106,6 +107,6 @@ def their_scores(built, spec: str, query, key, **projections):
     total = torch.zeros_like(plain)
     for item in scored:
         params = oracle_params(built, item.name)
-        options = {**oracle_options(item), "inputs": INPUTS[:src_len], **projections}
+        options = {**oracle_options(item), "inputs": inputs[:src_len], **projections}
         total = total + oracles.SCORES[item.name](query, key, params, options)
     return total - plain * (len(scored) - 1)

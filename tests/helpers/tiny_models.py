@@ -102,6 +102,11 @@ def needs_causal(spec: str) -> bool:
     return "causal" in spec or any(registry.get(item.name).causal_only for item in parsed.items)
 
 
+def directions(spec: str) -> list[str]:
+    """Name the directions of attention that an encoding has a formula for."""
+    return ["lr"] if "cope" in spec else ["both", "lr", "rl"]
+
+
 def specs(*places: str) -> list[str]:
     """Return every encoding, alone and with each of its options, that acts on given places."""
     found = []

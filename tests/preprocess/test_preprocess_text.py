@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gzip
 import random
-import runpy
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +21,14 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.dictionary import load_dictionary
 from fairseq_posenc.workbench.tokens import gpt2
 
-BENCHMARK = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "preprocess.py"))
-encode_as_fairseq = BENCHMARK["encode_as_fairseq"]
+BENCHMARK = spec_from_file_location(
+    "preprocess_benchmark", Path(__file__).parents[2] / "benchmarks" / "preprocess.py"
+)
+assert BENCHMARK
+assert BENCHMARK.loader
+# Its workers look its functions up by the name of the module.
+chain = sys.modules["preprocess_benchmark"] = module_from_spec(BENCHMARK)
+BENCHMARK.loader.exec_module(chain)
 DATA = Path(__file__).parents[3] / "shared" / "data"
 BPE = DATA / "gpt2_bpe"
 needs_data = pytest.mark.skipif(not BPE.is_dir(), reason="the data files are not here")
@@ -78,7 +85,7 @@ def items(folder: Path, split: str = "train") -> list[list[int]]:
 def test_gpt2_bpe_is_byte_identical_to_fairseqs_chain(tmp_path, keep_empty, monkeypatch):
     monkeypatch.setattr(sources, "CHUNK_BYTES", 700)  # many chunks
     text = write(tmp_path / "text", make_text(1) + "\nlast line without an end")
-    encode_as_fairseq(text, tmp_path / "bpe", BPE, 1, keep_empty)
+    chain.encode_as_fairseq(text, tmp_path / "bpe", BPE, 1, keep_empty)
     run_fairseq(tmp_path / "bpe", tmp_path / "theirs", "--srcdict", BPE / "dict.txt")
     empty = "keep" if keep_empty else "drop"
     run(formats.plain, "--train", text, "--out", tmp_path / "ours", *GPT2, "--empty-lines", empty)
@@ -216,7 +223,7 @@ def test_wikitext_is_that_of_the_chain(tmp_path):
     with gzip.open(DATA / "wikitext-2" / "valid.txt.gz", "rb") as file:
         sample = b"".join(file.readlines()[:300])
     (tmp_path / "text").write_bytes(sample)
-    encode_as_fairseq(tmp_path / "text", tmp_path / "bpe", BPE, 1, keep_empty=True)
+    chain.encode_as_fairseq(tmp_path / "text", tmp_path / "bpe", BPE, 1, keep_empty=True)
     run_fairseq(tmp_path / "bpe", tmp_path / "theirs", "--srcdict", BPE / "dict.txt")
     files = ["--train", tmp_path / "text", "--out", tmp_path / "ours"]
     run(formats.WikiText(False, True), *files, *GPT2, *KEEP)

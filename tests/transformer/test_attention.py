@@ -13,7 +13,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.attention import PositionalAttention
 from tests.helpers import oracles
 from tests.helpers.formulas import DIMS, awake, oracle_options, oracle_params, their_scores
-from tests.helpers.tiny_models import COMPOSITIONS, needs_causal, specs
+from tests.helpers.tiny_models import COMPOSITIONS, directions, needs_causal, specs
 
 SPECS = ["none", *specs("scores", "rotation"), *COMPOSITIONS]
 LENGTH = 17  # beyond the 16 keys that kernels handle apart
@@ -40,7 +40,7 @@ def formula(attention, spec, x, direction):
 
     query, key, value = (heads(p) for p in (attention.q_proj, attention.k_proj, attention.v_proj))
     projections = {"project_query": attention.q_proj, "project_key": attention.k_proj}
-    scores = their_scores(attention.encodings, spec, query, key, **projections)
+    scores = their_scores(attention.encodings, spec, query, key, x, **projections)
     allowed = oracles.allowed(direction, len(x), len(x))
     values = [i for i in registry.parse(spec).items if i.name == "shaw_values"]
     if values:
@@ -53,8 +53,9 @@ def formula(attention, spec, x, direction):
     return attention.out_proj(attended.transpose(0, 1).reshape(len(x), 16))
 
 
-@pytest.mark.parametrize("direction", ["both", "lr", "rl"])
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize(
+    ("spec", "direction"), [(spec, direction) for spec in SPECS for direction in directions(spec)]
+)
 def test_equals_the_formula_with_padding_on_either_side(spec, direction):
     attention = make(spec, direction)
     x = torch.randn(LENGTH, 3, 16, dtype=torch.float64)

@@ -13,7 +13,14 @@ from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from tests.helpers import oracles
 from tests.helpers.formulas import their_scores
-from tests.helpers.tiny_models import COMPOSITIONS, make_model, make_tokens, needs_causal, specs
+from tests.helpers.tiny_models import (
+    COMPOSITIONS,
+    directions,
+    make_model,
+    make_tokens,
+    needs_causal,
+    specs,
+)
 from tests.transformer.test_attention import make
 
 SPECS = ["none", *specs("scores", "rotation"), *COMPOSITIONS]
@@ -56,7 +63,7 @@ def formula(attention, spec, limits, x, direction):
 
     query, key, value = (heads(p) for p in (attention.q_proj, attention.k_proj, attention.v_proj))
     projections = {"project_query": attention.q_proj, "project_key": attention.k_proj}
-    scores = their_scores(attention.encodings, spec, query, key, **projections)
+    scores = their_scores(attention.encodings, spec, query, key, x, **projections)
     attended = oracles.attention(scores, value, visible(limits, direction, len(x)))
     return attention.out_proj(attended.transpose(0, 1).reshape(len(x), 16))
 
@@ -71,7 +78,7 @@ def test_equals_the_formula_with_padding_on_either_side(spec, limits, backend, m
     padding = torch.zeros(3, LENGTH, dtype=torch.bool)
     padding[1, -2:] = True
     padding[2, :3] = True
-    for direction in ("both", "lr", "rl"):
+    for direction in directions(spec):
         attention = make(f"{spec}+{limits}", direction, backend)
         ours, _ = attention(x, x, x, key_padding_mask=padding)
         for b in range(3):

@@ -153,6 +153,10 @@ def _of_terms(stack: Stack, layer: int, heads: Sequence[int]) -> Iterator[Table]
             kept, rows = _unclipped(values[seen], distances[seen])
             of_columns = CHANNEL if term.has_vectors else "head"
             yield Table(name, kept, rows, columns, DISTANCE, of_columns)
+    if (counted := terms.counted_table) is not None:
+        rows, columns = torch.arange(len(counted)), range(counted.size(1))
+        title = f"counted table, {stack.where(layer)}"
+        yield Table(title, counted, rows, columns, "counted position", CHANNEL)
 
 
 def _matrices(

@@ -9,7 +9,7 @@ from typing import Any
 
 # Okabe and Ito's colours, which colour-blind people can tell apart, without the pale ones.
 COLOURS = ("#000000", "#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9")
-STYLES = ("-", "--", ":", "-.")  # for more lines than colours
+STYLES = ("-", "--", ":", "-.", (0, (7, 1, 1, 1, 1, 1)))  # for more lines than colours
 # The place of an encoding is its colour and style in every picture: no two are alike, and those
 # that are compared most often have a colour each. New ones are added at the end.
 _PLACES = (
@@ -17,6 +17,7 @@ _PLACES = (
     *("decbert_diff", "decbert_same", "kerple", "sandwich", "shaw", "fire", "xpos"),
     *("m1", "m2", "m3", "m4", "tupe", "tupe_shared", "raffel"),
     *("deberta", "deberta_v2", "transformer_xl", "shaw_values", "sentence_learned"),
+    *("fox", "pope", "cope"),
 )
 GREY, PALE, GRID = "#666666", "#bbbbbb", "#e4e4e4"
 _TICKS = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
@@ -53,7 +54,7 @@ def save(figure: Any, path: Path) -> None:
         figure.savefig(path, metadata={named: None})
 
 
-def look(number: int, colours: Sequence[str] = COLOURS) -> dict[str, str]:
+def look(number: int, colours: Sequence[str] = COLOURS) -> dict[str, Any]:
     """Choose colour and style of a line by its number."""
     return {
         "color": colours[number % len(colours)],
@@ -61,7 +62,7 @@ def look(number: int, colours: Sequence[str] = COLOURS) -> dict[str, str]:
     }
 
 
-def looks(names: Sequence[str]) -> dict[str, dict[str, str]]:
+def looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Assign colour and style to names of models, an encoding the same in every picture.
 
     Any other name takes the first place that no name of the picture has.

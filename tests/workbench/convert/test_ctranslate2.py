@@ -201,7 +201,7 @@ def test_what_has_no_place_is_refused_in_a_line(family, spec, more, why, capsys)
 
 
 def test_the_page_lists_the_encodings_that_have_a_place():
-    from fairseq_posenc.workbench.convert.ctranslate2.positions import positions_of
+    from fairseq_posenc.workbench.convert.exchange.ctranslate2.positions import positions_of
 
     def has_place(family, name):
         stacks = make_model(family, position_encoding=name)
@@ -253,7 +253,7 @@ def test_a_folder_is_not_overwritten(capsys):
 
 
 def test_the_comparison_would_notice(monkeypatch, capsys):
-    from fairseq_posenc.workbench.convert.ctranslate2 import exporting
+    from fairseq_posenc.workbench.convert.exchange.ctranslate2 import exporting
 
     def wrong(*given):
         spec = right(*given)

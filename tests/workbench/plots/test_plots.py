@@ -107,8 +107,8 @@ class TestTables:
     @pytest.mark.parametrize("spec", specs("input", "scores"))
     def test_every_encoding_has_tables_but_for_none(self, spec):
         stack = spec_stack(spec)
-        if spec == "none":
-            with pytest.raises(UserError, match="none has no table"):
+        if spec == "none" or spec.startswith("fox"):
+            with pytest.raises(UserError, match="has no table"):
                 tables.tables_of(stack, [0], ALL)
             return
         assert all(table.values.isfinite().all() for table in tables_drawn(stack).values())

@@ -60,7 +60,7 @@ def run_export(options: argparse.Namespace) -> int:
         )
     labels = Labels(options.license, tuple(filter(None, options.language.split(","))))
     if options.to == "ctranslate2":
-        from fairseq_posenc.workbench.convert.ctranslate2.exporting import serve
+        from fairseq_posenc.workbench.convert.exchange.ctranslate2.exporting import serve
 
         quantization = options.quantization or "float32"
         print("\n".join(serve(trained, quantization, options.tokens, options.out, labels)))

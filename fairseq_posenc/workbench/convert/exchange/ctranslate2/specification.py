@@ -19,7 +19,10 @@ from torch import Tensor
 
 from fairseq_posenc.checkpoints.state_dict_adapter import is_position_parameter
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.convert.ctranslate2.positions import StackPositions, positions_of
+from fairseq_posenc.workbench.convert.exchange.ctranslate2.positions import (
+    StackPositions,
+    positions_of,
+)
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 _ACTIVATIONS = {

@@ -7,11 +7,11 @@ from tempfile import TemporaryDirectory
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.convert.comparing import ALLOWED
-from fairseq_posenc.workbench.convert.ctranslate2.checking import Difference, difference
-from fairseq_posenc.workbench.convert.ctranslate2.specification import specification
-from fairseq_posenc.workbench.convert.ctranslate2.text import Side, write_sides
 from fairseq_posenc.workbench.convert.exchange.card import Labels, card
 from fairseq_posenc.workbench.convert.exchange.config_json import generation
+from fairseq_posenc.workbench.convert.exchange.ctranslate2.checking import Difference, difference
+from fairseq_posenc.workbench.convert.exchange.ctranslate2.specification import specification
+from fairseq_posenc.workbench.convert.exchange.ctranslate2.text import Side, write_sides
 from fairseq_posenc.workbench.convert.exchange.folder import whole
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
