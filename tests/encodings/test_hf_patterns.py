@@ -145,13 +145,18 @@ def compare(spec, model, padding, causal):
         torch.testing.assert_close(mine[real], expected[real], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_gemma_3s_attention_equals_the_librarys_between_its_norms(side):
+def test_gemma_3s_attention_equals_the_librarys_between_its_norms(side, causal):
     """Queries and keys are normed before they are rotated: they are made by the model itself."""
     torch.manual_seed(1)
     spec = "5*rope(layout=half)+window(size=6),rope(base=1000000,layout=half)"
     config = transformers.Gemma3TextConfig(
-        **SIZES, sliding_window=6, head_dim=8, query_pre_attn_scalar=8
+        **SIZES,
+        sliding_window=6,
+        head_dim=8,
+        query_pre_attn_scalar=8,
+        use_bidirectional_attention=not causal,
     )
     model = transformers.Gemma3TextModel(config)
     padding = torch.zeros(2, 23, dtype=torch.bool)
@@ -165,7 +170,7 @@ def test_gemma_3s_attention_equals_the_librarys_between_its_norms(side):
             for projection in (theirs.q_proj, theirs.k_proj, theirs.v_proj)
         )
         key, value = (x.repeat_interleave(2, 1) for x in (theirs.k_norm(key), value))
-        positions = PositionEncoding(str(parsed.keep([index])), WIDTH, HEADS, 64, causal=True)
+        positions = PositionEncoding(str(parsed.keep([index])), WIDTH, HEADS, 64, causal)
         mine = positions.attend(theirs.q_norm(query), key, value, padding)
         mine = theirs.o_proj(mine.transpose(1, 2).flatten(2))
         torch.testing.assert_close(mine[~padding], expected[~padding], rtol=1e-5, atol=1e-5)
