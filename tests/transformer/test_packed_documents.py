@@ -58,6 +58,23 @@ def test_a_document_in_a_block_gives_what_it_gives_alone(spec, family, end):
             start += len(document)
 
 
+@pytest.mark.parametrize("spec", [s for s in SPECS if not needs_causal(s)])
+def test_translation_models_read_documents_on_either_side(spec):
+    """Of a source block, and of a target block that attends to one source."""
+    model = awake(make_model("translation", position_encoding=f"{spec}+documents"))
+    sources, targets = (torch.tensor([[*chain(*each)]]) for each in (DOCUMENTS, CAUSAL))
+    encoded = model.encoder(sources, torch.tensor([sources.size(1)]))
+    decoded = model.decoder(targets, encoder_out=encoded)[0]
+    start = end = 0
+    for source, target in zip(DOCUMENTS, CAUSAL):
+        alone = model.encoder(torch.tensor([source]), torch.tensor([len(source)]))
+        together = encoded["encoder_out"][0][start : (start := start + len(source))]
+        torch.testing.assert_close(together, alone["encoder_out"][0], rtol=1e-9, atol=1e-9)
+        alone = model.decoder(torch.tensor([target]), encoder_out=encoded)[0]
+        together = decoded[:, end : (end := end + len(target))]
+        torch.testing.assert_close(together, alone, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("spec", ["rope", "t5", "m4+reset", "learned+m4m", "fire", "tupe+reset"])
 def test_decoding_equals_the_full_pass(spec):
     model = awake(make_model("causal_lm", position_encoding=f"{spec}+documents"))
