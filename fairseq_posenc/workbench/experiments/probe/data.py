@@ -10,15 +10,16 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import data_file_path, index_file_path, make_builder
 
-from fairseq_posenc.tasks.answers import ASKS
+from fairseq_posenc.tasks.answers import ASKS, BLANK
 from fairseq_posenc.workbench.experiments.probe.tasks import Example, Task
-from fairseq_posenc.workbench.experiments.variants import BOTH
+from fairseq_posenc.workbench.experiments.variants import BOTH, MASKED
 from fairseq_posenc.workbench.running.stages import Outputs
 
 QUESTION, ANSWER = "question", "answer"  # fairseq's two languages, with an encoder
 DATA_SEED = 1
 EXAMPLES = {"train": 50_000, "valid": 200}
 READ = 100  # examples of each length
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of what is hidden, an equal part of the examples at each
 
 
 def write_training(task: Task, family: str, longest: int, folder: Path) -> Outputs:
@@ -31,17 +32,21 @@ def write_training(task: Task, family: str, longest: int, folder: Path) -> Outpu
 
 
 def write_reading(task: Task, family: str, lengths: Sequence[int], folder: Path) -> Outputs:
-    """Write a split for each length; see :func:`split_name`."""
-    for length in lengths:
-        chance = _chance(task, split_name(length))
-        examples = (task.example(chance, length) for _ in range(READ))
-        _write(examples, task, family, folder, split_name(length))
-    return {split_name(length): READ for length in lengths}
+    """Write a split for each length, and depth; see :func:`split_names`."""
+    written = {}
+    for split, (length, *depth) in split_names(task, lengths).items():
+        chance = _chance(task, split)
+        written[split] = READ // (len(DEPTHS) if depth else 1)
+        examples = (task.example(chance, length, *depth) for _ in range(written[split]))
+        _write(examples, task, family, folder, split)
+    return written
 
 
-def split_name(length: int) -> str:
-    """Name the split with questions of a length."""
-    return f"length-{length}"
+def split_names(task: Task, lengths: Sequence[int]) -> dict[str, tuple[int] | tuple[int, float]]:
+    """Name the splits that are read; of each the length, and the depth where the task has them."""
+    if not task.has_depth:
+        return {f"length-{length}": (length,) for length in lengths}
+    return {f"length-{n}-depth-{d:g}": (n, d) for n in lengths for d in DEPTHS}
 
 
 def _chance(task: Task, split: str) -> random.Random:
@@ -51,7 +56,7 @@ def _chance(task: Task, split: str) -> random.Random:
 def _write(examples: Iterable[Example], task: Task, family: str, folder: Path, split: str) -> None:
     """Write a split: a line of question and answer, or lines of both for encoder and decoder."""
     dictionary = Dictionary()
-    for symbol in (ASKS, *task.symbols):
+    for symbol in (ASKS, *([BLANK] if family == MASKED else []), *task.symbols):
         dictionary.add_symbol(symbol)
     names = {"": split}
     if family == BOTH:
