@@ -114,7 +114,8 @@ COMMAND = """
 import sys
 sys.path[:] = [path for path in sys.path if "site-packages" not in path] + sys.argv[1:]
 from fairseq_posenc.workbench.cli import main
-codes = [main(words.split()) for words in ("list", "doctor", "compare --text x", "learning-curves x")]
+commands = ("list", "doctor", "compare --text x.txt", "learning-curves x.log")
+codes = [main(command.split()) for command in commands]
 from fairseq_posenc.user_dir import register
 try:
     register()
