@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.running.files import CONTROL
 
 _RULES = {"l": "---", "r": "---:"}
-CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _BAR = re.compile(r"(?<!\\)\|")  # which would end a cell
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, NoReturn, Optional, TypeVar, Union
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.results.markdown import CONTROL
 from fairseq_posenc.workbench.running.devices import cores
+from fairseq_posenc.workbench.running.files import CONTROL
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 Settings = TypeVar("Settings")

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple, Optional
 
-from fairseq_posenc.workbench.results.evidence import measured, page
-from fairseq_posenc.workbench.results.evidence.measured import Column
+from fairseq_posenc.workbench.experiments.evidence import measured, page
+from fairseq_posenc.workbench.experiments.evidence.measured import Column
 
 _FEW = 8  # candidates to train where a user names none
 

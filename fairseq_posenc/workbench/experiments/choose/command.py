@@ -16,11 +16,11 @@ from fairseq_posenc.workbench.experiments.choose.report import (
     record,
 )
 from fairseq_posenc.workbench.experiments.corpus import read_text
+from fairseq_posenc.workbench.experiments.evidence import measured
 from fairseq_posenc.workbench.experiments.pieces import unigram_perplexity
 from fairseq_posenc.workbench.experiments.text_settings import TextSettings
 from fairseq_posenc.workbench.experiments.trainings import default_jobs
 from fairseq_posenc.workbench.experiments.variants import FAMILIES, parse_variants
-from fairseq_posenc.workbench.results.evidence import measured
 from fairseq_posenc.workbench.running.executor import add_on, parse_place
 from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import write_whole
