@@ -75,7 +75,7 @@ def _cost() -> list[str]:
 
 
 def _part(found: Sequence[Column], names: Iterable[str]) -> list[str]:
-    files = sorted({column.source for column in found})
+    files = sorted({name for column in found for name in column.source.split(", ")})
     return [_table(found, names), f"Records: {_links(files)}."]
 
 
