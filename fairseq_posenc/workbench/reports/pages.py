@@ -67,6 +67,8 @@ def encoding_page(name: str) -> str:
     page = catalogue.page(name)
     formula, prose = equations.split(page.equation)
     rows = {
+        "use": f'`--position-encoding {name}`; in Python `StackPositions("{name}", C, h)`',
+        "works in": _families(name),
         "shapes": _literal(page.shapes),
         "parameters": _parameters(name, page.parameters),
         "operations": _literal(costs.operations(name)),
@@ -74,6 +76,7 @@ def encoding_page(name: str) -> str:
         "options": _options(name),
         "source": _literal(page.source),
         "differences": _literal(_differences(page.differs)),
+        "relatives": _relatives(name),
     }
     lines = [f"# {name}", "", _literal(page.summary), "", f"$${equations.to_latex(formula)}$$", ""]
     if prose:
@@ -81,6 +84,11 @@ def encoding_page(name: str) -> str:
     shown = "score against distance" if _kind(name) == "scores" else "trained tables"
     lines += [markdown.table(("", ""), rows.items(), "l"), ""]
     lines += [f"![{shown} with {name}]({name}.png)", ""]
+    if measures := choosing.card(name):
+        lines += [
+            f"Small models, 95 % intervals over seeds ([how](../choose.md)):\n\n{measures}",
+            "",
+        ]
     lines += ["[Symbols and options](README.md)", ""]
     return "\n".join(lines)
 
@@ -88,6 +96,24 @@ def encoding_page(name: str) -> str:
 def _parameters(name: str, formula: str) -> str:
     number = catalogue.count_at_base_size(name)
     return f"`{formula}`; at base size {number:,}" if number else "none"
+
+
+def _families(name: str) -> str:
+    is_causal = registry.get(name).causal_only
+    return f"causal LMs: {is_causal}" if is_causal else "masked LMs, causal LMs, translation"
+
+
+def _relatives(name: str) -> str:
+    """Link the encodings that enter attention in the same places."""
+    places = {other: _places(other) for other in registry.names()}
+    found = [other for other in places if other != name and places[other] == places[name] != set()]
+    return ", ".join(f"[`{other}`]({other}.md)" for other in found) or "none"
+
+
+def _places(name: str) -> set[str]:
+    places = {term.enters for _, term, _ in costs.terms_of(name).given()}
+    acts_on = registry.get(name).acts_on
+    return places | ({acts_on} if acts_on != "scores" and name != "none" else set())
 
 
 def _differences(text: str) -> str:

@@ -32,14 +32,14 @@ def columns(family: str) -> list[Column]:
     """Return what is known of a family's encodings, the most telling first."""
     probed = measured.probed(family)
     return [
-        *_figures(family, measured.multiples(family)),
+        *figures(family, measured.multiples(family)),
         *([probed] if probed else []),
         *measured.costs(),
         measured.parameters(),
     ]
 
 
-def _figures(family: str, multiples: Iterable[int]) -> list[Column]:
+def figures(family: str, multiples: Iterable[int]) -> list[Column]:
     """Return what models did, also at some multiples of the length of training."""
     found = [
         measured.compared(family),
@@ -54,6 +54,30 @@ def table(family: str, names: Sequence[str]) -> str:
     return _table(columns(family), names)
 
 
+def card(name: str) -> str:
+    """Make a table of what was measured of an encoding, and of the best; "" if nothing was."""
+    rows = [
+        (f"{_TITLES[family]}: {column.title}", column.show(name), _standing(column, name))
+        for family in FAMILIES
+        for column in figures(family, measured.multiples(family)[-1:])
+        if name in column.of
+    ]
+    rows += [(each.title, each.show(name), "") for each in measured.costs() if name in each.of]
+    return markdown.table(("figure", name, "the best"), rows, "lrl") if rows else ""
+
+
+def _standing(column: Column, name: str) -> str:
+    """Say where an encoding stands in a column, and whether the best differs significantly."""
+    best, same, _ = column.best()
+    place = f"{column.ranked().index(name) + 1} of {len(column.of)}"
+    if name == best:
+        return f"{place}: the best"
+    found = f"{place}: `{best}` {column.show(best)}"
+    if not column.seeds:
+        return found
+    return f"{found}, {'not ' if name in same else ''}significantly different"
+
+
 def _table(found: Sequence[Column], names: Iterable[str]) -> str:
     header = ["encoding", *(column.title for column in found)]
     rows = [
@@ -64,7 +88,7 @@ def _table(found: Sequence[Column], names: Iterable[str]) -> str:
 
 
 def _family(family: str) -> list[str]:
-    found = _figures(family, measured.multiples(family)[-1:])
+    found = figures(family, measured.multiples(family)[-1:])
     names = dict.fromkeys(name for column in found for name in column.ranked())
     return [f"### {_TITLES[family]}", *_part(found, names)]
 
