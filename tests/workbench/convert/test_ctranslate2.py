@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import sentencepiece
 import torch
 from fairseq.dataclass.configs import GenerationConfig
 
 from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.cli import main
+from fairseq_posenc.workbench.translation import Translator
 from tests.helpers.commands import new_directory
-from tests.helpers.exchanged import checkpoint
+from tests.helpers.exchanged import WORDS, checkpoint, data_bin
 from tests.helpers.tiny_models import make_model, needs_causal
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="pip install 'fairseq-posenc[ctranslate2]'")
@@ -271,20 +273,48 @@ def test_the_comparison_would_notice(monkeypatch, capsys):
     assert list(out.parent.iterdir()) == []
 
 
-@pytest.mark.parametrize("family", ["translation", "causal_lm"])
-def test_the_card_s_example_needs_neither_fairseq_nor_this_package(family):
-    folder = export(checkpoint(family, "rope"))
-    (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.S)
-    hidden = ("fairseq", "fairseq_posenc", "torch", "transformers")
-    nothing = "".join(f"sys.modules[{name!r}] = None\n" for name in hidden)
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys\n{nothing}{code.replace('FOLDER', str(folder))}"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": ""},
-    )
+def run_alone(code, *names):
+    """Run Python in a process that finds the standard library and these packages alone."""
+    folder, installed = new_directory(), Path(ctranslate2.__file__).parents[1]
+    for found in (each for name in names for each in installed.glob(f"{name}*")):
+        (folder / found.name).symlink_to(found)  # with its .libs
+    add = f"import sys\nsys.path.append({str(folder)!r})\n"
+    command = [sys.executable, "-I", "-S", "-c", add + code]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("family", ["translation", "causal_lm"])
+@pytest.mark.parametrize("cuts", ["sentencepiece", "tokenizers"])
+def test_the_card_s_example_needs_two_packages_alone(family, cuts):
+    symbols, folder = ["Un", "homme", "dort.", *WORDS], new_directory()
+    if cuts == "sentencepiece":
+        model = folder / "sentencepiece.model"
+        with model.open("wb") as file:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=iter(["Un homme dort.", "Une femme court."] * 9),
+                model_writer=file,
+                vocab_size=18,
+                minloglevel=2,
+            )
+        cut = sentencepiece.SentencePieceProcessor(model_file=str(model))
+        symbols = [cut.id_to_piece(number) for number in range(3, len(cut))]
+    data = data_bin(family, symbols)
+    if cuts == "sentencepiece":
+        shutil.copy(model, data)
+    trained = checkpoint(family, "rope", data)
+    steady_ends(trained)
+    out = folder / "out"
+    given = ["--checkpoint", trained.path, "--to", "ctranslate2", "--out", out]
+    given += ["--tokens", "words"] if cuts == "tokenizers" else []
+    assert main(["export", *map(str, given)]) == 0
+    (code,) = re.findall(r"```python\n(.*?)```", (out / "README.md").read_text(), re.S)
+    printed = run_alone(code.replace("FOLDER", str(out)), "ctranslate2", "numpy", "yaml", cuts)
+    assert printed
+    if (family, cuts) == ("translation", "sentencepiece"):
+        translator = Translator.load(trained.path, device="cpu")
+        assert printed == translator.translate(["Un homme dort."])[0][0].text
 
 
 def test_vocabularies_are_those_of_the_dictionaries():
