@@ -20,17 +20,11 @@ QUERY, KEY = -2, -1  # the rows behind those by distance: of the first token's q
 
 
 class ResetLine(NamedTuple):
-    """A row or a column of a block, at a place of its own in each sentence and head.
+    """A row or a column of a block, at a place of its own in each sentence and head."""
 
-    Attributes:
-        dim: 1, the row of the first token's query; 2, the column of its key.
-        place: within the block, ``(c, 1, 1)``.
-        inside: whether it lies in the block, ``(c, 1, 1)``; if not, the place is another's.
-    """
-
-    dim: int
-    place: Tensor
-    inside: Tensor
+    dim: int  # 1, the row of the first token's query; 2, the column of its key
+    place: Tensor  # within the block, `(c, 1, 1)`
+    inside: Tensor  # whether it lies in the block, `(c, 1, 1)`; if not, the place is another's
 
     def select(self, x: Tensor) -> Tensor:
         """Copy the line out of ``(c, M, W)``: ``(c, 1, W)`` or ``(c, M, 1)``."""

@@ -26,22 +26,15 @@ class BlockState(NamedTuple):
 
     In a sum, a term may also have queries or keys in tiles: ``(c, tiles, N, W)``,
     ``(c, M, tiles, N)``.
-
-    Attributes:
-        content: the first factor of the scores; a sum without a gain overwrites it.
-        gain: multiplies the content; a view of a table, never held.
-        query_term: products of queries and their table.
-        key_term: products of keys and theirs.
-        weights: after the softmax; with a minus sign those that are dropped.
-        scores: before a temperature multiplies them; never held.
     """
 
+    # the first factor of the scores; a sum without a gain overwrites it
     content: Tensor | None = None
-    gain: Tensor | None = None
-    query_term: Tensor | None = None
-    key_term: Tensor | None = None
-    weights: Tensor | None = None
-    scores: Tensor | None = None
+    gain: Tensor | None = None  # multiplies the content; a view of a table, never held
+    query_term: Tensor | None = None  # products of queries and their table
+    key_term: Tensor | None = None  # products of keys and theirs
+    weights: Tensor | None = None  # after the softmax; with a minus sign those that are dropped
+    scores: Tensor | None = None  # before a temperature multiplies them; never held
 
     def held(self, rule: Rule) -> BlockState:
         """Select the tensors for a backward pass: factors of a product, or weights of a sum."""

@@ -60,15 +60,10 @@ class Attention(torch.autograd.Function):
 
 
 class ForwardResult(NamedTuple):
-    """The result of the forward pass.
+    """The result of the forward pass."""
 
-    Attributes:
-        attended: values ``(B, H, T, D)`` of float32.
-        log_sums: ``(B, H, T)``; see :class:`Saved`.
-    """
-
-    attended: Tensor
-    log_sums: Tensor
+    attended: Tensor  # values `(B, H, T, D)` of float32
+    log_sums: Tensor  # `(B, H, T)`; see Saved
 
 
 def run_forward(settings: Settings, inputs: Sequence[Tensor | None]) -> ForwardResult:

@@ -58,21 +58,13 @@ def attend(kernels: Kernels, call: AttentionCall) -> Tensor:
 
 
 class _Places(NamedTuple):
-    """Places of the first tokens, and their masks.
+    """Places of the first tokens, and their masks."""
 
-    Attributes:
-        first: of the first token in each row, ``(B,)``; 0 where there is none.
-        query: the same among the queries.
-        left_out: keys that the kernels leave out, ``(B, S)``.
-        hidden_key: queries that must not see the first token's key, or have none, ``(B, T)``.
-        hidden_of_query: keys that the first token's query must not see, ``(B, S)``.
-    """
-
-    first: Tensor
-    query: Tensor
-    left_out: Tensor
-    hidden_key: Tensor
-    hidden_of_query: Tensor
+    first: Tensor  # of the first token in each row, `(B,)`; 0 where there is none
+    query: Tensor  # the same among the queries
+    left_out: Tensor  # keys that the kernels leave out, `(B, S)`
+    hidden_key: Tensor  # queries that must not see the first token's key, or have none, `(B, T)`
+    hidden_of_query: Tensor  # keys that the first token's query must not see, `(B, S)`
 
     @classmethod
     def locate(cls, first: Tensor, mask: Mask, tgt_len: int) -> _Places:

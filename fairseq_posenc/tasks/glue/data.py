@@ -14,17 +14,12 @@ HOW = "make it with preprocess/glue.py"
 
 
 class DataBin(NamedTuple):
-    """The data of one task.
+    """The data of one task."""
 
-    Attributes:
-        path: folder of the data-bin, absolute.
-        task: the task.
-        splits: counts of each split, among them ``examples`` and ``longest`` (in tokens, with the
-            symbols between the sentences).
-    """
-
-    path: Path
-    task: Task
+    path: Path  # folder of the data-bin, absolute
+    task: Task  # the task
+    # counts of each split, among them `examples` and `longest` (in tokens, with the symbols
+    # between the sentences)
     splits: dict[str, dict[str, int]]
 
     @property

@@ -27,25 +27,15 @@ NO_WEIGHTS = ("._extra_state", ".version", "._float_tensor")
 
 
 class Family(NamedTuple):
-    """A family of models.
+    """A family of models."""
 
-    Attributes:
-        name: ``masked_lm``, ``causal_lm`` or ``translation``.
-        title: the name in a sentence.
-        kind: the class.
-        stock: fairseq's own, which it derives from.
-        task: that it is trained for.
-        stem: of the names of its architectures, which end with an encoding's.
-        positions: its stacks, and the option of each for the number of positions.
-    """
-
-    name: str
-    title: str
-    kind: Any
-    stock: Any
-    task: str
-    stem: str
-    positions: dict[str, str]
+    name: str  # `masked_lm`, `causal_lm` or `translation`
+    title: str  # the name in a sentence
+    kind: Any  # the class
+    stock: Any  # fairseq's own, which it derives from
+    task: str  # that it is trained for
+    stem: str  # of the names of its architectures, which end with an encoding's
+    positions: dict[str, str]  # its stacks, and the option of each for the number of positions
 
 
 FAMILIES = (

@@ -34,25 +34,15 @@ from fairseq_posenc.workbench.loading.families import (
 
 
 class OpenModel(NamedTuple):
-    """A trained model and what it was trained with.
+    """A trained model and what it was trained with."""
 
-    Attributes:
-        path: its checkpoint.
-        family: of models.
-        model: in float32, in evaluation mode, on the CPU.
-        task: fairseq's, with the dictionaries.
-        state: the checkpoint, as fairseq upgrades it.
-        data: the data-bin, with the files of the dictionaries and of what cut the text.
-        dictionaries: by the name of their file; that of the source first.
-    """
-
-    path: Path
-    family: Family
-    model: Any
-    task: Any
-    state: State
-    data: Path
-    dictionaries: dict[str, Dictionary]
+    path: Path  # its checkpoint
+    family: Family  # of models
+    model: Any  # in float32, in evaluation mode, on the CPU
+    task: Any  # fairseq's, with the dictionaries
+    state: State  # the checkpoint, as fairseq upgrades it
+    data: Path  # the data-bin, with the files of the dictionaries and of what cut the text
+    dictionaries: dict[str, Dictionary]  # by the name of their file; that of the source first
 
     @property
     def settings(self) -> Any:

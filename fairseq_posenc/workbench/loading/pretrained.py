@@ -35,32 +35,20 @@ NOT_THE_MODEL = {
 
 
 class Pretrained(NamedTuple):
-    """A trained model of any family: one of ours, or of fairseq's own.
+    """A trained model of any family: one of ours, or of fairseq's own."""
 
-    Attributes:
-        path: its checkpoint.
-        settings: fairseq's configuration of its training.
-        args: its model options, complete.
-        arch: its architecture.
-        family: of models.
-        specs: the position encodings of each stack, by ``encoder`` and ``decoder``.
-        positions: how many each stack has room for.
-        sizes: of the dictionaries, with ``<mask>``; the source's first.
-        dictionary: of the data that it was trained on, where that was; None if it does not tell.
-        fingerprint: of the symbols of its first dictionary; None if it does not tell.
-        weights: its parameters by name, as the file has them; empty unless asked for.
-    """
-
-    path: Path
-    settings: Any
-    args: Namespace
-    arch: str
-    family: Family
-    specs: dict[str, Spec]
-    positions: dict[str, int]
-    sizes: list[int]
+    path: Path  # its checkpoint
+    settings: Any  # fairseq's configuration of its training
+    args: Namespace  # its model options, complete
+    arch: str  # its architecture
+    family: Family  # of models
+    specs: dict[str, Spec]  # the position encodings of each stack, by `encoder` and `decoder`
+    positions: dict[str, int]  # how many each stack has room for
+    sizes: list[int]  # of the dictionaries, with `<mask>`; the source's first
+    # of the data that it was trained on, where that was; None if it does not tell
     dictionary: Optional[Path]
-    fingerprint: Optional[str]
+    fingerprint: Optional[str]  # of the symbols of its first dictionary; None if it does not tell
+    # its parameters by name, as the file has them; empty unless asked for
     weights: dict[str, Tensor]
 
     @property

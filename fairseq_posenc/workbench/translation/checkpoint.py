@@ -15,17 +15,11 @@ from fairseq_posenc.workbench.loading.open_model import OpenModel, open_model
 
 
 class DataBin(NamedTuple):
-    """A folder made by ``fairseq-preprocess``, read in one direction.
+    """A folder made by ``fairseq-preprocess``, read in one direction."""
 
-    Attributes:
-        folder: the folder.
-        source: language to translate from.
-        target: language to translate to.
-    """
-
-    folder: Path
-    source: str
-    target: str
+    folder: Path  # the folder
+    source: str  # language to translate from
+    target: str  # language to translate to
 
     def dictionary(self, language: str) -> Path:
         """Return the path of a language's dictionary."""

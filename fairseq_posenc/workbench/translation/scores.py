@@ -15,32 +15,21 @@ _LENGTHS = (5, 10, 15, 20, 30, 50)
 
 
 class Difference(NamedTuple):
-    """How a system's score differs from that of the baseline.
+    """How a system's score differs from that of the baseline."""
 
-    Attributes:
-        metric: one of :data:`METRICS`.
-        difference: the system's score less the baseline's.
-        p_value: of the paired test; None where both translate alike, of which sacreBLEU would say
-            that it is no chance.
-    """
-
-    metric: str
-    difference: float
+    metric: str  # one of :data:`METRICS`
+    difference: float  # the system's score less the baseline's
+    # of the paired test; None where both translate alike, of which sacreBLEU would say that it is
+    # no chance
     p_value: Optional[float]
 
 
 class LengthGroup(NamedTuple):
-    """The sentences of similar length.
+    """The sentences of similar length."""
 
-    Attributes:
-        words: the range of their numbers of words, such as ``6-10``.
-        sentences: how many there are.
-        bleu: BLEU on them, by system; of all trainings together.
-    """
-
-    words: str
-    sentences: int
-    bleu: dict[str, float]
+    words: str  # the range of their numbers of words, such as `6-10`
+    sentences: int  # how many there are
+    bleu: dict[str, float]  # BLEU on them, by system; of all trainings together
 
 
 class Scorer:

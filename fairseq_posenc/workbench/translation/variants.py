@@ -13,18 +13,13 @@ from fairseq_posenc.workbench.running.options import is_folder_name, parse_named
 
 
 class Variant(NamedTuple):
-    """A model of the comparison, in one of its trainings.
+    """A model of the comparison, in one of its trainings."""
 
-    Attributes:
-        name: what tables call it.
-        path: what the user named: a checkpoint, several joined by ``:`` (an ensemble), a folder of
-            checkpoints to average, or a text file with a translation a line.
-        training: its number among those of the same name, which differ by seed; from 1.
-    """
-
-    name: str
+    name: str  # what tables call it
+    # what the user named: a checkpoint, several joined by `:` (an ensemble), a folder of
+    # checkpoints to average, or a text file with a translation a line
     path: str
-    training: int = 1
+    training: int = 1  # its number among those of the same name, which differ by seed; from 1
 
     @property
     def label(self) -> str:

@@ -32,19 +32,12 @@ _LEAST = 1.2  # times the updates before, for a round to be worth its starts
 
 
 class Round(NamedTuple):
-    """What came out of a round.
+    """What came out of a round."""
 
-    Attributes:
-        before: updates of each training until then.
-        updates: of each since its beginning.
-        seconds: that it took.
-        models: all that were in it, from the best on.
-    """
-
-    before: int
-    updates: int
-    seconds: float
-    models: list[SeedAggregate]
+    before: int  # updates of each training until then
+    updates: int  # of each since its beginning
+    seconds: float  # that it took
+    models: list[SeedAggregate]  # all that were in it, from the best on
 
     @property
     def able(self) -> list[SeedAggregate]:

@@ -24,37 +24,23 @@ _MOST_BITS = 1000.0  # 2 to this power is still a number
 
 
 class Request(NamedTuple):
-    """Which figures are wanted.
+    """Which figures are wanted."""
 
-    Attributes:
-        lengths: context lengths.
-        strides: the stride of each mode; None for that of the length, so that nothing overlaps.
-        max_tokens: tokens to read in a batch.
-    """
-
-    lengths: Sequence[int]
+    lengths: Sequence[int]  # context lengths
+    # the stride of each mode; None for that of the length, so that nothing overlaps
     strides: Mapping[str, int | None]
-    max_tokens: int
+    max_tokens: int  # tokens to read in a batch
 
 
 class Score(NamedTuple):
-    """How well a model predicts a stream, or why it cannot.
+    """How well a model predicts a stream, or why it cannot."""
 
-    Attributes:
-        length: most tokens that the model read at a time.
-        stride: tokens predicted at a time.
-        tokens: tokens predicted in all.
-        loss: bits per token; None if the model refused.
-        seconds: of wall-clock time.
-        refusal: why there is no figure.
-    """
-
-    length: int
-    stride: int
-    tokens: int
-    loss: Optional[float]
-    seconds: float
-    refusal: str = ""
+    length: int  # most tokens that the model read at a time
+    stride: int  # tokens predicted at a time
+    tokens: int  # tokens predicted in all
+    loss: Optional[float]  # bits per token; None if the model refused
+    seconds: float  # of wall-clock time
+    refusal: str = ""  # why there is no figure
 
     @property
     def perplexity(self) -> Optional[float]:

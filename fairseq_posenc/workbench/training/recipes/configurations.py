@@ -38,18 +38,12 @@ _WHY = {
 
 
 class Configuration(NamedTuple):
-    """A file.
+    """A file."""
 
-    Attributes:
-        head: lines of comment.
-        options: values by option of fairseq; the name of a model is ``arch``.
-        notes: comments on some of them.
-        shared: the file that has what several files share, without its ending; empty if none has.
-    """
-
-    head: list[str]
-    options: Mapping[str, Any]
-    notes: Mapping[str, str]
+    head: list[str]  # lines of comment
+    options: Mapping[str, Any]  # values by option of fairseq; the name of a model is `arch`
+    notes: Mapping[str, str]  # comments on some of them
+    # the file that has what several files share, without its ending; empty if none has
     shared: str = ""
 
 

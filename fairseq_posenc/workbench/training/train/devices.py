@@ -13,19 +13,12 @@ from fairseq_posenc.workbench.training.recipes import Recipe, largest_share
 
 
 class Devices(NamedTuple):
-    """What a training runs on.
+    """What a training runs on."""
 
-    Attributes:
-        gpus: of each machine; 1 on the processor.
-        nodes: machines.
-        meeting: torchrun's options to find the others; empty for a single process.
-        precision: an option of fairseq-train: ``--fp16``, ``--bf16`` or ``--cpu``.
-    """
-
-    gpus: int
-    nodes: int
-    meeting: list[str]
-    precision: str
+    gpus: int  # of each machine; 1 on the processor
+    nodes: int  # machines
+    meeting: list[str]  # torchrun's options to find the others; empty for a single process
+    precision: str  # an option of fairseq-train: `--fp16`, `--bf16` or `--cpu`
 
     @property
     def world(self) -> int:
