@@ -40,9 +40,7 @@ class CapturedAttention(NamedTuple):
 def capture_attention(model: nn.Module, run: Callable[[], Any]) -> list[CapturedAttention]:
     """Capture the weights and scores of every attention in a full forward pass, stack by stack.
 
-    Args:
-        model: of any family, in evaluation mode.
-        run: makes the pass.
+    The model is in evaluation mode; ``run`` makes the pass.
     """
     seen: list[CapturedAttention] = []
     with ExitStack() as hooks:

@@ -103,13 +103,7 @@ class ResetLines(NamedTuple):
 
 
 def find_first_tokens(first: Tensor, batch: int, heads: int) -> Tensor:
-    """Find the first tokens, ``(B, H, 1, 1)``; -1 for a sentence without one.
-
-    Args:
-        first: see :class:`~fairseq_posenc.encodings.terms.Terms`.
-        batch: B.
-        heads: H.
-    """
+    """Find the first tokens, ``(B, H, 1, 1)``; -1 for a sentence without one."""
     place = first.long().argmax(1).masked_fill(~first.any(1), -1)  # [B or 1]
     return place[:, None, None, None].expand(batch, heads, 1, 1)
 

@@ -79,14 +79,7 @@ class BlockState(NamedTuple):
 
 
 class Scores:
-    """The scores of a chunk, with masks.
-
-    Args:
-        geometry: of the call.
-        rule: of the call.
-        chunk: which sentences and heads.
-        operands: the chunk's part.
-    """
+    """The scores of a chunk, with masks."""
 
     def __init__(self, geometry: Geometry, rule: Rule, chunk: Chunk, operands: Operands) -> None:
         self.geometry, self.rule, self.chunk, self.operands = geometry, rule, chunk, operands
@@ -115,13 +108,9 @@ class Scores:
     def add_gradients(
         self, block: Block, state: BlockState, grad: Tensor, totals: Operands
     ) -> None:
-        """Add the gradients of all operands, given that of a block's scores.
+        """Add the gradients of the operands, given that of a block's scores, which is overwritten.
 
-        Args:
-            block: of the chunk.
-            state: its forward pass.
-            grad: of its scores, ``(c, M, W)``; overwritten.
-            totals: the chunk's part, to add to; None for what needs no gradient.
+        Totals are None for what needs no gradient.
         """
         if totals.pair_bias is not None:
             total = block.select_pairs(totals.pair_bias)

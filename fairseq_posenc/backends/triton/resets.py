@@ -26,9 +26,7 @@ Kernels = Callable[[AttentionCall], tuple[Tensor, Tensor]]  # see `ForwardResult
 def attend(kernels: Kernels, call: AttentionCall) -> Tensor:
     """Compute the attended values ``(B, H, T, D)`` of a call with a reset.
 
-    Args:
-        kernels: compute attention without a reset: values in float32, and log2 of the sums.
-        call: with a reset.
+    The kernels compute attention without one: values in float32, and log2 of the sums.
     """
     query, key, value, terms, mask, dropout, _ = call
     tgt_len, src_len = query.size(2), key.size(2)

@@ -35,10 +35,6 @@ class DataBin(NamedTuple):
     def check_lengths(self, max_positions: int, model: Path) -> None:
         """Refuse examples that are too long for a model.
 
-        Args:
-            max_positions: positions of the model.
-            model: the model's checkpoint.
-
         Raises:
             UserError: an example is too long.
         """

@@ -39,11 +39,9 @@ def encode(model: Path, text: Path, pieces: Path) -> int:
 
 
 def unigram_perplexity(train: Path, valid: Path) -> float:
-    """Compute the perplexity of a model that knows only how often each piece occurs.
+    """Compute the perplexity of a model that knows only how often each piece of ``train`` occurs.
 
-    Args:
-        train: pieces separated by spaces, whose frequencies it knows (add-one smoothing).
-        valid: those on which it is measured; as in fairseq every line ends with one more symbol.
+    Frequencies are smoothed by one; as in fairseq every line ends with one more symbol.
     """
     counts, wanted = (Counter(_symbols(path)) for path in (train, valid))
     total = sum(counts.values()) + len(counts | wanted)

@@ -73,13 +73,7 @@ def validate_command(data: Path, folder: Path, *options: str) -> list[str]:
 def run_trials(
     trials: Sequence[Trial], jobs: int, lock: int, watch: Optional[Callable[[], None]] = None
 ) -> None:
-    """Train and measure all models that are not finished; see :func:`finished`.
-
-    Args:
-        trials: each with a folder of its own.
-        jobs: how many at a time.
-        lock: open file that the started programs keep open.
-        watch: called now and then, several times a second.
+    """Train and measure all models that are not finished, each in a folder of its own.
 
     Raises:
         UserError: a program failed, but for a training that diverged.

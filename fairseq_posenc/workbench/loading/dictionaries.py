@@ -33,11 +33,6 @@ class TrainedDictionary(NamedTuple):
     def check(self, file: Path, dictionary: Dictionary, advice: str) -> None:
         """Refuse a dictionary whose symbols mean something else to the model.
 
-        Args:
-            file: of the dictionary.
-            dictionary: read from it.
-            advice: what to do about another one.
-
         Raises:
             UserError: its size, its symbols or their order differ.
         """
@@ -73,10 +68,7 @@ def translates(settings: Any) -> bool:
 def open_task(path: Path, state: State, data: Optional[Path] = None) -> OpenTask:
     """Set up the task of a checkpoint; its settings then name what is read.
 
-    Args:
-        path: the checkpoint, for messages.
-        state: what it holds.
-        data: folder with its dictionaries; None for the one that it was trained on.
+    Without ``data`` the dictionaries are those of the folder that it was trained on.
 
     Raises:
         UserError: no such folder, no dictionary, or another one than that of the training.

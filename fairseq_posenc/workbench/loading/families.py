@@ -61,12 +61,7 @@ def architecture(settings: Any) -> str:
 
 
 def family_of(arch: str, stock: bool = False) -> Optional[Family]:
-    """Return the family of an architecture; None if it is of none.
-
-    Args:
-        arch: its name.
-        stock: whether fairseq's own models count, too.
-    """
+    """Return the family of an architecture, if any; with ``stock`` fairseq's own count, too."""
     kind = ARCH_MODEL_REGISTRY.get(arch, object)
     return next((f for f in FAMILIES if issubclass(kind, f.stock if stock else f.kind)), None)
 
@@ -107,12 +102,7 @@ def model_options(arch: str) -> list[Action]:
 
 
 def build(values: dict[str, Any], symbols: list[int]) -> Any:
-    """Return a model, its parameters drawn.
-
-    Args:
-        values: its options, complete.
-        symbols: the size of the dictionary of each stack.
-    """
+    """Return a model of complete options, its parameters drawn, for dictionaries of these sizes."""
     dictionaries = [Placeholders(size) for size in symbols]
     task = SimpleNamespace(
         source_dictionary=dictionaries[0],

@@ -95,14 +95,10 @@ def open_model(
     state: Optional[State] = None,
     spec: Optional[Spec] = None,
 ) -> OpenModel:
-    """Open a model.
+    """Open a model, with the dictionaries of ``data`` or of the folder that it was trained on.
 
-    Args:
-        path: its checkpoint.
-        data: folder with its dictionaries; None for the one that it was trained on.
-        option: that named the checkpoint, for messages.
-        state: what the checkpoint holds, where the caller has read it to check more.
-        spec: positions to read it with, in place of those that it was trained with.
+    ``state`` is the checkpoint where the caller has read it; ``spec`` are positions to read the
+    model with, in place of those that it was trained with.
 
     Raises:
         UserError: no whole checkpoint of one of the families, weights that are no numbers, no

@@ -94,13 +94,7 @@ class Pretrained(NamedTuple):
 def read_pretrained(
     path: Path, option: str, with_weights: bool = False, any_family: bool = False
 ) -> Pretrained:
-    """Read a model's checkpoint.
-
-    Args:
-        path: the file.
-        option: that named it, for messages.
-        with_weights: whether the parameters are wanted, too.
-        any_family: whether it may be another model than a RoBERTa.
+    """Read a model's checkpoint, its parameters only if asked for; of a RoBERTa, or of any family.
 
     Raises:
         UserError: no such file, no whole checkpoint, or none of these models.

@@ -61,11 +61,7 @@ class DataBin(NamedTuple):
 
 
 def load_translation(path: Path, what: str = "--checkpoint") -> State:
-    """Return the checkpoint of a translation model.
-
-    Args:
-        path: the file.
-        what: how messages introduce it, as the option that named it.
+    """Return the checkpoint of a translation model; messages begin with ``what``.
 
     Raises:
         UserError: it is no file, is damaged, or was made by another task than translation.
@@ -79,12 +75,7 @@ def load_translation(path: Path, what: str = "--checkpoint") -> State:
 
 
 def data_bin(path: Path, state: State, given: Optional[Path] = None) -> DataBin:
-    """Return the data folder of a checkpoint.
-
-    Args:
-        path: of the checkpoint, for error messages.
-        state: its contents.
-        given: another folder with the same dictionaries; by default, the one it was trained on.
+    """Return the data folder of a checkpoint, or the given one, if it has the same dictionaries.
 
     Raises:
         UserError: the folder does not exist or has other dictionaries.

@@ -58,12 +58,7 @@ class _Texts(NamedTuple):
 
 
 def evaluate(request: Request, out: Path, lock: int) -> Evaluation:
-    """Translate what is not translated yet, and score it.
-
-    Args:
-        request: what the user asked for.
-        out: folder for what is kept.
-        lock: open file that the programs started keep open.
+    """Translate what is not translated yet into a folder, and score it.
 
     Raises:
         UserError: wrong input, found before anything is translated; or ``fairseq-generate`` failed.

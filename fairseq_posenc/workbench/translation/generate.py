@@ -45,15 +45,7 @@ class Options:
 
 
 class Generation:
-    """Translates a test set by one model, or by several as an ensemble.
-
-    Args:
-        label: what lines of progress call the model.
-        checkpoints: its files.
-        data: the folder with the test set.
-        options: what all translations share.
-        lock: open file that ``fairseq-generate`` keeps open while it lives.
-    """
+    """Translates a test set by one model, or by several as an ensemble."""
 
     def __init__(
         self, label: str, checkpoints: Sequence[Path], data: DataBin, options: Options, lock: int
@@ -77,10 +69,7 @@ class Generation:
     def run(self, search: Search, folder: Path) -> list[str]:
         """Return the plain translations, in the order of the test set.
 
-        Args:
-            search: how to search.
-            folder: where the parts are kept; those that are there, made from the same inputs, are
-                not made again.
+        Parts in the folder, made from the same inputs, are not made again.
 
         Raises:
             UserError: ``fairseq-generate`` failed, or left out a sentence.

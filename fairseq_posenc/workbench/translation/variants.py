@@ -52,9 +52,7 @@ class Variant(NamedTuple):
 def parse_variants(texts: Sequence[str], average: int | None) -> list[Variant]:
     """Return the systems of the command line, each ``NAME=PATH[,PATH...]`` or a path.
 
-    Args:
-        texts: the arguments.
-        average: number of checkpoints to average in each folder, or None.
+    Of each folder ``average`` checkpoints are averaged.
 
     Raises:
         UserError: a name that cannot be a folder's, or two alike; one with more trainings than

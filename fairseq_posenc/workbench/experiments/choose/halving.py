@@ -51,12 +51,9 @@ class Round(NamedTuple):
 
 
 class Halving:
-    """Rounds within a budget; what is done is not repeated.
+    """Rounds within a budget of seconds; what is done is not repeated.
 
-    Args:
-        settings: of the trainings, with all candidates; its number of updates is not used.
-        budget: seconds for all.
-        lock: open file that the started programs keep open.
+    The number of updates in the settings is not used.
     """
 
     def __init__(self, settings: TextSettings, budget: float, lock: int) -> None:

@@ -68,12 +68,7 @@ class LoadedModel(NamedTuple):
 
 
 def load(variant: Variant, data: Path, how: Computing = PLAIN) -> LoadedModel:
-    """Read a model from its checkpoint.
-
-    Args:
-        variant: which one, and with which positions.
-        data: folder of the text, whose dictionary must be the model's.
-        how: on what, and in what, to compute.
+    """Read a model from its checkpoint, for a text whose dictionary must be the model's.
 
     Raises:
         UserError: no checkpoint of a causal language model, a dictionary that is not the model's,

@@ -53,13 +53,8 @@ def evaluate(
 ) -> dict[str, dict[int, Score]]:
     """Compute a model's scores of each mode, by length.
 
-    Args:
-        loaded: the model.
-        stream: the text.
-        request: which figures.
-        folder: by which lines call the model; figures are kept in it, and those that are there,
-            made from the same inputs, are not made again.
-        inputs: what the model and the text are known by.
+    Figures are kept in the folder, by whose name lines call the model; those that are there, made
+    from the same inputs, are not made again.
     """
     scores: dict[str, dict[int, Score]] = {}
     for mode, stride in request.strides.items():
@@ -93,15 +88,10 @@ def score(
     max_tokens: int,
     on_tokens: Callable[[int], None] = lambda tokens: None,
 ) -> Score:
-    """Score every token of a stream once.
+    """Score every token of a stream once; tell ``on_tokens`` of each batch how many.
 
-    Args:
-        loaded: the model.
-        stream: the text.
-        length: most tokens to read at a time.
-        stride: tokens to predict at a time; ``length`` for non-overlapping blocks.
-        max_tokens: tokens to read in a batch, if that is more than one window.
-        on_tokens: called with the number of tokens scored since the last call.
+    At most ``length`` tokens are read at a time and ``stride`` predicted, in batches of
+    ``max_tokens``, if that is more than one window.
     """
     began = time.monotonic()
     total, tokens, refusal = 0.0, 0, ""
@@ -131,12 +121,9 @@ def _check_limit(loaded: LoadedModel, length: int) -> None:
 
 @torch.no_grad()
 def log_probabilities(loaded: LoadedModel, stream: Stream, batch: list[Window]) -> Tensor:
-    """Compute the natural logarithms of the probabilities of a batch's predicted tokens, ``(n,)``.
+    """Compute the natural logarithms of the probabilities of predicted tokens, ``(n,)``.
 
-    Args:
-        loaded: the model.
-        stream: the text.
-        batch: windows of equal shape.
+    All windows of the batch have one shape.
     """
     model = loaded.model
     device = next(model.parameters()).device

@@ -54,10 +54,7 @@ class Watch:
         return True
 
     def measurements(self, left_out: int) -> Measurements:
-        """Return the figures.
-
-        Args:
-            left_out: how many of the first updates do not count.
+        """Return the figures without the first updates.
 
         Raises:
             UserError: there are not more than these.

@@ -32,12 +32,7 @@ class Training(NamedTuple):
     seed: int  # of everything random
 
     def probe(self, updates: int, save_dir: Path) -> list[str]:
-        """Return the command of a short training, always from the start.
-
-        Args:
-            updates: its length.
-            save_dir: where it writes its one checkpoint.
-        """
+        """Return the command of a short training, always from the start, with one checkpoint."""
         # The program by name, as those that run commands want it.
         command = [Path(self.command[0]).name, *self.command[1:]]
         command += ["--max-update", str(updates), "--max-epoch", _NEVER]

@@ -142,14 +142,5 @@ def model_of(directions: str) -> str:
 
 
 def largest_share(batch: int, devices: int, most: int) -> Optional[int]:
-    """Compute the largest share of a device that divides the batch into whole steps.
-
-    Args:
-        batch: of all of them together.
-        devices: how many.
-        most: what one can take.
-
-    Returns:
-        The largest such number; None if there is none.
-    """
+    """Compute a device's largest share that divides the batch of all into whole steps, if any."""
     return next((each for each in range(most, 0, -1) if batch % (devices * each) == 0), None)

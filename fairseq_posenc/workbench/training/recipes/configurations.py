@@ -48,12 +48,7 @@ class Configuration(NamedTuple):
 
 
 def texts(folder: Path, configurations: Mapping[str, Configuration]) -> dict[Path, str]:
-    """Return the text of each file, and of those that have what several files share.
-
-    Args:
-        folder: of the files.
-        configurations: by name of the file, without its ending.
-    """
+    """Return the text of each file, by its name without ending, and of those that several share."""
     found = {}
     for shared in {each.shared for each in configurations.values() if each.shared}:
         like = [each for each in configurations.values() if each.shared == shared]

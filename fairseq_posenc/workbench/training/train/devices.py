@@ -32,11 +32,7 @@ class Devices(NamedTuple):
 
 
 def choose(args: Namespace, name: str) -> Devices:
-    """Choose the devices from a user's options, or from what is there.
-
-    Args:
-        args: with ``gpus``, ``nodes``, ``head``, ``device``, ``fp16``, ``bf16`` and ``dry_run``.
-        name: by which the nodes know the run.
+    """Choose the devices from a user's options, or from what is there, for a run of that name.
 
     Raises:
         UserError: there is none, or options contradict each other.
@@ -86,16 +82,10 @@ def _slurm_head(nodes: int) -> str:
 
 
 def share_batch(recipe: Recipe, devices: Devices, per_gpu: int | None) -> tuple[int, int]:
-    """Share the recipe's batch, so that all devices together make it.
+    """Share the recipe's batch: what a device takes at a time, and steps between updates.
 
-    Args:
-        recipe: has the batch, and what a GPU takes.
-        devices: that share it.
-        per_gpu: the requested share of a GPU. A GPU takes fewer sequences than the
-            recipe says where these do not divide the batch.
-
-    Returns:
-        What a device takes at a time, and after how many steps the parameters are updated.
+    Without ``per_gpu`` a GPU takes fewer sequences than the recipe says where these do not divide
+    the batch.
 
     Raises:
         UserError: it cannot be shared so.

@@ -81,13 +81,7 @@ class Run(NamedTuple):
 
 
 def runs(recipe: Recipe, encoding: str, args: Namespace, model: str = "") -> Iterator[Run]:
-    """Yield the runs of a training, one for each seed.
-
-    Args:
-        recipe: what is trained.
-        encoding: spec of the positions.
-        args: the user's options.
-        model: one of DecBERT's, where the recipe has them.
+    """Yield the runs of a training, one for each seed; ``model`` is one of DecBERT's, or empty.
 
     Raises:
         UserError: wrong input.
