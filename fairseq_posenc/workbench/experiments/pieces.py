@@ -20,10 +20,7 @@ def train_pieces(text: Path, prefix: Path, vocab_size: int) -> None:
         UserError: the text does not support that many pieces, or needs more.
     """
     learn_pieces(
-        vocab_size,
-        input=str(text),
-        model_prefix=str(prefix),
-        control_symbols=_FAIRSEQ_SYMBOLS,
+        vocab_size, input=str(text), model_prefix=str(prefix), control_symbols=_FAIRSEQ_SYMBOLS
     )
 
 

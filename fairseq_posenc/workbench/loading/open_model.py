@@ -17,11 +17,7 @@ from fairseq_posenc.checkpoints.identity import override_positions
 from fairseq_posenc.checkpoints.weights import refuse_broken_weights
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.registry import Spec
-from fairseq_posenc.workbench.loading.checkpoints import (
-    State,
-    load_state,
-    refuse_unusable_settings,
-)
+from fairseq_posenc.workbench.loading.checkpoints import State, load_state, refuse_unusable_settings
 from fairseq_posenc.workbench.loading.dictionaries import open_task
 from fairseq_posenc.workbench.loading.families import (
     FAMILIES,

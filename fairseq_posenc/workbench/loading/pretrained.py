@@ -18,12 +18,7 @@ from fairseq_posenc.transformer.dictionary import DICTIONARY, load_dictionary
 from fairseq_posenc.transformer.options import resolve
 from fairseq_posenc.workbench.loading.checkpoints import load_state
 from fairseq_posenc.workbench.loading.dictionaries import EMBEDDINGS, TrainedDictionary
-from fairseq_posenc.workbench.loading.families import (
-    Family,
-    architecture,
-    family_of,
-    model_options,
-)
+from fairseq_posenc.workbench.loading.families import Family, architecture, family_of, model_options
 
 # About how a checkpoint is loaded, or a training made; not about what the model is.
 NOT_THE_MODEL = {
