@@ -39,13 +39,7 @@ def stack_config(args: Any) -> TransformerConfig:
 
 
 def task_option(task: Any, name: str, default: Any = None) -> Any:
-    """Read an option of a task, which fairseq's older tasks keep in another place.
-
-    Args:
-        task: fairseq's task, or a stand-in that has no options.
-        name: of the option.
-        default: where there is none.
-    """
+    """Read an option of a task, which fairseq's older tasks keep in another place."""
     options = getattr(task, "cfg", None) or getattr(task, "args", None)
     return getattr(options, name, default)
 
@@ -68,11 +62,7 @@ def check_activations(args: Any) -> None:
 
 
 def announce(**stacks: Any) -> None:
-    """Log the positions of each stack in one line.
-
-    Args:
-        **stacks: its encoder and decoder.
-    """
+    """Log the positions of each stack in one line."""
     for name, stack in stacks.items():
         directions = " ".join(
             f"{direction} x{count}" for direction, count in _runs(stack.directions)

@@ -17,9 +17,7 @@ from fairseq_posenc.registry import Spec
 def check_document_ends(spec: Spec, task: Any) -> None:
     """Refuse to train on text in which the ends of documents cannot be told.
 
-    Args:
-        spec: of the stack.
-        task: fairseq's, before it has loaded data; only those of language models are looked at.
+    The task has not loaded data; only those of language models are looked at.
 
     Raises:
         UserError: a masked LM would not see ends that are masked, or no line of the text is empty

@@ -126,14 +126,7 @@ class _PositionalStack:
 
 
 class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
-    """fairseq's Transformer encoder with position encodings as parts.
-
-    Args:
-        cfg: fairseq's TransformerConfig, with our options as ``cfg.position``.
-        dictionary: of the source.
-        embed_tokens: token embeddings.
-        return_fc: fairseq's own.
-    """
+    """fairseq's encoder with position encodings as parts; our options are ``cfg.position``."""
 
     def __init__(
         self, cfg: Any, dictionary: Any, embed_tokens: nn.Embedding, return_fc: bool = False
@@ -168,15 +161,7 @@ class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
 
 
 class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
-    """fairseq's Transformer decoder with position encodings as parts.
-
-    Args:
-        cfg: fairseq's TransformerConfig, with our options as ``cfg.position``.
-        dictionary: of the target.
-        embed_tokens: token embeddings.
-        no_encoder_attn: True for a language model.
-        output_projection: fairseq's own.
-    """
+    """fairseq's decoder with position encodings as parts; our options are ``cfg.position``."""
 
     def __init__(
         self,

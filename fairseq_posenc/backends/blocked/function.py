@@ -22,14 +22,7 @@ class BlockedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, geometry: Geometry, rule: Rule, *tensors: Any) -> Tensor:
-        """Compute the attended values ``(B, H, T, D)``.
-
-        Args:
-            ctx: torch's.
-            geometry: of the call.
-            rule: of the call.
-            *tensors: the fields of :class:`Operands`, with query, key and value as they came.
-        """
+        """Compute the attended values ``(B, H, T, D)``."""
         given = _pad_to_tiles(geometry, rule, Operands(*tensors))
         batch, heads, queries, width = *given.query.shape[:3], given.value.size(-1)
         # Laid out as `_restore_layout` does, whatever the query's layout; a chunk of it is a view.

@@ -17,19 +17,12 @@ FEWEST = 64  # queries of a block, where each sees few keys
 
 
 class Rule(NamedTuple):
-    """The computation of weights from scores.
+    """The computation of weights from scores."""
 
-    Attributes:
-        product: whether terms are multiplied, else added.
-        scale: of the query.
-        dropout: probability of dropping a weight.
-        holds: keep what the blocks have computed; else the backward pass computes it again.
-    """
-
-    product: bool
-    scale: float
-    dropout: float
-    holds: bool
+    product: bool  # whether terms are multiplied, else added
+    scale: float  # of the query
+    dropout: float  # probability of dropping a weight
+    holds: bool  # keep what the blocks have computed; else the backward pass computes it again
 
     @property
     def holds_weights(self) -> bool:
@@ -75,29 +68,18 @@ class Block(NamedTuple):
 
 
 class Geometry(NamedTuple):
-    """The sizes of a call.
+    """The sizes of a call."""
 
-    Attributes:
-        batch: B.
-        heads: H.
-        tgt_len: T.
-        src_len: S.
-        tile: N, members of a tile where one side has products with a table; 1 where none has.
-        direction: see :class:`~fairseq_posenc.backends.base.Mask`.
-        per_head: whether a table differs from head to head.
-        block_pairs: how many pairs of queries and keys make a block.
-        visible: for each query the first and the last key that any sentence shows it, where a
-            window or segments hide others; None where a direction alone does.
-    """
-
-    batch: int
-    heads: int
-    tgt_len: int
-    src_len: int
-    tile: int
-    direction: str
-    per_head: bool
-    block_pairs: int
+    batch: int  # B
+    heads: int  # H
+    tgt_len: int  # T
+    src_len: int  # S
+    tile: int  # N, members of a tile where one side has products with a table; 1 where none has
+    direction: str  # see Mask
+    per_head: bool  # whether a table differs from head to head
+    block_pairs: int  # how many pairs of queries and keys make a block
+    # for each query the first and the last key that any sentence shows it, where a window or
+    # segments hide others; None where a direction alone does
     visible: tuple[list[int], list[int]] | None = None
 
     @classmethod

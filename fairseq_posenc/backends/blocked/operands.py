@@ -29,58 +29,35 @@ BY_PAIR = {"pair_bias", "masked"}
 
 
 class Operands(NamedTuple):
-    """The tensors of a call, or their gradients, with the last query first; None for those missing.
+    """The tensors of a call, or their gradients, the last query first; None for those missing."""
 
-    Attributes:
-        query: ``(B, H, T, D)``.
-        key: ``(B, H, S, D)``; its gradient ``(B, H, D, S)``: that product is the faster one.
-        value: as the key.
-        first: the first token's place, ``(B, H, 1, 1)``.
-        query_seeds: for dropout, ``(B, H, 2, T)``.
-        key_seeds: ``(B, H, S)``.
-        query_table: ``(G, R, D)``; tables have the reset's two rows at their end, if there is one.
-        key_table: ``(G, R, D)``.
-        value_table: ``(G, R, D)``.
-        gain: ``(G, R)``.
-        bias: ``(G, R)``.
-        distance_bias: of a direction and a window, ``(1, R)``.
-        pair_bias: ``(B or 1, G, T, S)``.
-        masked: the bias of padding and forbidden pairs, ``(B or 1, 1, T or 1, S)``.
-        fully_masked: the queries that may see no key, ``(B, 1, T, 1)``, in their own order.
-        query_segments: ``(B, H, T)``; a query sees keys of its own segment.
-        key_segments: ``(B, H, S)``.
-        temperature: multiplies all scores of a query, ``(B, H, T)``.
-        sink: a score beside those of the keys, ``(B, H, 1)``.
-        query_decay: of earlier keys, or of all, ``(B, H, T)`` in float64.
-        key_decay: ``(B, H, S)``.
-        query_later: of later keys.
-        key_later: likewise.
-        is_later: where both are given, the distances of later keys, ``(1, R)`` of bool.
-    """
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    first: Tensor | None = None
-    query_seeds: Tensor | None = None
-    key_seeds: Tensor | None = None
+    query: Tensor  # `(B, H, T, D)`
+    key: Tensor  # `(B, H, S, D)`; its gradient `(B, H, D, S)`: that product is the faster one
+    value: Tensor  # as the key
+    first: Tensor | None = None  # the first token's place, `(B, H, 1, 1)`
+    query_seeds: Tensor | None = None  # for dropout, `(B, H, 2, T)`
+    key_seeds: Tensor | None = None  # `(B, H, S)`
+    # `(G, R, D)`; tables have the reset's two rows at their end, if there is one
     query_table: Tensor | None = None
-    key_table: Tensor | None = None
-    value_table: Tensor | None = None
-    gain: Tensor | None = None
-    bias: Tensor | None = None
-    distance_bias: Tensor | None = None
-    pair_bias: Tensor | None = None
+    key_table: Tensor | None = None  # `(G, R, D)`
+    value_table: Tensor | None = None  # `(G, R, D)`
+    gain: Tensor | None = None  # `(G, R)`
+    bias: Tensor | None = None  # `(G, R)`
+    distance_bias: Tensor | None = None  # of a direction and a window, `(1, R)`
+    pair_bias: Tensor | None = None  # `(B or 1, G, T, S)`
+    # the bias of padding and forbidden pairs, `(B or 1, 1, T or 1, S)`
     masked: Tensor | None = None
+    # the queries that may see no key, `(B, 1, T, 1)`, in their own order
     fully_masked: Tensor | None = None
-    query_segments: Tensor | None = None
-    key_segments: Tensor | None = None
-    temperature: Tensor | None = None
-    sink: Tensor | None = None
-    query_decay: Tensor | None = None
-    key_decay: Tensor | None = None
-    query_later: Tensor | None = None
-    key_later: Tensor | None = None
+    query_segments: Tensor | None = None  # `(B, H, T)`; a query sees keys of its own segment
+    key_segments: Tensor | None = None  # `(B, H, S)`
+    temperature: Tensor | None = None  # multiplies all scores of a query, `(B, H, T)`
+    sink: Tensor | None = None  # a score beside those of the keys, `(B, H, 1)`
+    query_decay: Tensor | None = None  # of earlier keys, or of all, `(B, H, T)` in float64
+    key_decay: Tensor | None = None  # `(B, H, S)`
+    query_later: Tensor | None = None  # of later keys
+    key_later: Tensor | None = None  # likewise
+    # where both are given, the distances of later keys, `(1, R)` of bool
     is_later: Tensor | None = None
 
     def select_chunk(self, chunk: Chunk) -> Operands:

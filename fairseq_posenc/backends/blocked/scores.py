@@ -26,22 +26,15 @@ class BlockState(NamedTuple):
 
     In a sum, a term may also have queries or keys in tiles: ``(c, tiles, N, W)``,
     ``(c, M, tiles, N)``.
-
-    Attributes:
-        content: the first factor of the scores; a sum without a gain overwrites it.
-        gain: multiplies the content; a view of a table, never held.
-        query_term: products of queries and their table.
-        key_term: products of keys and theirs.
-        weights: after the softmax; with a minus sign those that are dropped.
-        scores: before a temperature multiplies them; never held.
     """
 
+    # the first factor of the scores; a sum without a gain overwrites it
     content: Tensor | None = None
-    gain: Tensor | None = None
-    query_term: Tensor | None = None
-    key_term: Tensor | None = None
-    weights: Tensor | None = None
-    scores: Tensor | None = None
+    gain: Tensor | None = None  # multiplies the content; a view of a table, never held
+    query_term: Tensor | None = None  # products of queries and their table
+    key_term: Tensor | None = None  # products of keys and theirs
+    weights: Tensor | None = None  # after the softmax; with a minus sign those that are dropped
+    scores: Tensor | None = None  # before a temperature multiplies them; never held
 
     def held(self, rule: Rule) -> BlockState:
         """Select the tensors for a backward pass: factors of a product, or weights of a sum."""
@@ -86,14 +79,7 @@ class BlockState(NamedTuple):
 
 
 class Scores:
-    """The scores of a chunk, with masks.
-
-    Args:
-        geometry: of the call.
-        rule: of the call.
-        chunk: which sentences and heads.
-        operands: the chunk's part.
-    """
+    """The scores of a chunk, with masks."""
 
     def __init__(self, geometry: Geometry, rule: Rule, chunk: Chunk, operands: Operands) -> None:
         self.geometry, self.rule, self.chunk, self.operands = geometry, rule, chunk, operands
@@ -122,13 +108,9 @@ class Scores:
     def add_gradients(
         self, block: Block, state: BlockState, grad: Tensor, totals: Operands
     ) -> None:
-        """Add the gradients of all operands, given that of a block's scores.
+        """Add the gradients of the operands, given that of a block's scores, which is overwritten.
 
-        Args:
-            block: of the chunk.
-            state: its forward pass.
-            grad: of its scores, ``(c, M, W)``; overwritten.
-            totals: the chunk's part, to add to; None for what needs no gradient.
+        Totals are None for what needs no gradient.
         """
         if totals.pair_bias is not None:
             total = block.select_pairs(totals.pair_bias)

@@ -60,15 +60,10 @@ class Attention(torch.autograd.Function):
 
 
 class ForwardResult(NamedTuple):
-    """The result of the forward pass.
+    """The result of the forward pass."""
 
-    Attributes:
-        attended: values ``(B, H, T, D)`` of float32.
-        log_sums: ``(B, H, T)``; see :class:`Saved`.
-    """
-
-    attended: Tensor
-    log_sums: Tensor
+    attended: Tensor  # values `(B, H, T, D)` of float32
+    log_sums: Tensor  # `(B, H, T)`; see Saved
 
 
 def run_forward(settings: Settings, inputs: Sequence[Tensor | None]) -> ForwardResult:
@@ -93,13 +88,7 @@ def run_backward(
 ) -> list[Tensor | None]:
     """Start the backward kernels, and return the gradients of the inputs.
 
-    Args:
-        settings: as for the forward pass.
-        inputs: as for the forward pass.
-        found: by the forward pass.
-        grad: of the attended values.
-        by_log_sums: gradients of ``found.log_sums``, or None.
-        wanted: which of query table, key table, value table, gain and bias need a gradient.
+    ``wanted`` says which of query table, key table, value table, gain and bias need one.
     """
     problem = build_problem(settings, inputs)
     # Rounded before, so that the two agree: where a query sees one key alone, they cancel out.

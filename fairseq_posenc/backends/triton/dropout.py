@@ -10,17 +10,11 @@ from fairseq_posenc.backends.blocked.dropout import draw, multiplier
 
 
 class Dropout(NamedTuple):
-    """The seeds of a call, as those of :mod:`~fairseq_posenc.backends.blocked.dropout`.
+    """The seeds of a call, as those of :mod:`~fairseq_posenc.backends.blocked.dropout`."""
 
-    Attributes:
-        rate: probability of dropping a weight.
-        queries: two for each query, ``(2, B, H, T)`` of int32.
-        keys: ``(B, H, S)`` of int32.
-    """
-
-    rate: float
-    queries: Tensor
-    keys: Tensor
+    rate: float  # probability of dropping a weight
+    queries: Tensor  # two for each query, `(2, B, H, T)` of int32
+    keys: Tensor  # `(B, H, S)` of int32
 
     @classmethod
     def draw(cls, rate: float, query: Tensor, key: Tensor) -> Dropout:

@@ -29,10 +29,7 @@ PROGRAMS = 512  # enough to fill a GPU, few enough to keep small what they write
 class Gradients:
     """The gradients of a problem's inputs.
 
-    Args:
-        problem: the problem.
-        product: whether the terms are combined by product.
-        wanted: which of query table, key table, value table, gain and bias need a gradient.
+    ``wanted`` says which of query table, key table, value table, gain and bias need one.
     """
 
     def __init__(self, problem: Problem, product: bool, wanted: tuple[bool, ...]) -> None:

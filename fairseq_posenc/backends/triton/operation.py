@@ -32,9 +32,7 @@ TENSORS = ", ".join(
 
 
 @torch.library.custom_op(
-    "fairseq_posenc::attention",
-    mutates_args=(),
-    schema=f"({TENSORS}) -> (Tensor, Tensor)",
+    "fairseq_posenc::attention", mutates_args=(), schema=f"({TENSORS}) -> (Tensor, Tensor)"
 )
 def attention(*given: Any) -> tuple[Tensor, Tensor]:
     """Compute a :class:`ForwardResult`."""

@@ -20,17 +20,12 @@ PIPELINED = 64  # wider rows of tables would fill the shared memory if two tiles
 
 
 class Size(NamedTuple):
-    """The sizes for a generation.
+    """The sizes for a generation."""
 
-    Attributes:
-        block: queries, and keys, of a tile in half precision; float32 has 32 everywhere.
-        warps: of a program.
-        spread_warps: warps of a kernel whose tile results are not fed into another ``tl.dot``,
-            so they may be spread over more warps.
-    """
-
-    block: int
-    warps: int
+    block: int  # queries, and keys, of a tile in half precision; float32 has 32 everywhere
+    warps: int  # of a program
+    # warps of a kernel whose tile results are not fed into another `tl.dot`, so they may be
+    # spread over more warps
     spread_warps: int
 
 

@@ -88,12 +88,7 @@ def split(documents: list[Document]) -> tuple[list[Document], list[Document]]:
 
 
 def write_corpus(text: Optional[str], origin: str, folder: Path) -> dict[str, Any]:
-    """Write ``train.txt`` and ``valid.txt`` and return their figures.
-
-    Args:
-        text: a text, or None for Python's documentation.
-        origin: what an error message calls the source.
-        folder: where to write.
+    """Write ``train.txt`` and ``valid.txt`` of a text, None for Python's own; return their figures.
 
     Raises:
         UserError: there are too few words.

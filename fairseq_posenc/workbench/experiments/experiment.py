@@ -27,12 +27,7 @@ Watch = Callable[[Callable[[], Results[AnySettings]]], None]
 
 
 class Experiment(ABC, Generic[AnySettings]):
-    """Trainings that share their data and differ in variant, seed and case.
-
-    Args:
-        settings: the user's choices.
-        lock: open file that the started programs keep open.
-    """
+    """Trainings that share their data and differ in variant, seed and case."""
 
     def __init__(self, settings: AnySettings, lock: int) -> None:
         self.settings, self._lock = settings, lock
@@ -48,9 +43,7 @@ class Experiment(ABC, Generic[AnySettings]):
     def run(self, watch: Optional[Watch[AnySettings]] = None) -> Results[AnySettings]:
         """Do all steps and return the figures.
 
-        Args:
-            watch: called now and then, several times a second, with a function that reads the
-                results so far.
+        ``watch`` is called several times a second with a function that reads the results so far.
 
         Raises:
             UserError: bad data, or a command that failed.

@@ -68,22 +68,17 @@ RESERVED = {
 
 @dataclass(frozen=True, kw_only=True)
 class TextSettings(Settings):
-    """The user's choices for language models that learn a text.
-
-    Attributes:
-        text: the user's text file, or None for Python's own documentation.
-        read: length at which a model is measured, in tokens, where it is not that of training.
-        lrs: learning rates, at the best of which a model is judged; one for each training.
-        vocab_size: number of sentencepieces.
-        train_args: options added to those of ``fairseq-train``; they win over the demo's.
-    """
+    """The user's choices for language models that learn a text."""
 
     case: ClassVar[str] = "learning rate"
     family: str = MASKED
-    text: Optional[Path] = None
+    text: Optional[Path] = None  # the user's text file, or None for Python's own documentation
+    # length at which a model is measured, in tokens, where it is not that of training
     read: int = 0
+    # learning rates, at the best of which a model is judged; one for each training
     lrs: tuple[str, ...] = (LEARNING_RATE,)
-    vocab_size: int
+    vocab_size: int  # number of sentencepieces
+    # options added to those of `fairseq-train`; they win over the demo's
     train_args: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

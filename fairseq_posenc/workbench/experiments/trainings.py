@@ -31,21 +31,13 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 class Trial(NamedTuple):
-    """A training, and how its model is measured.
+    """A training, and how its model is measured."""
 
-    Attributes:
-        label: what messages call it.
-        stage: the folder of its checkpoints and log, and the updates it is to make.
-        train: command of ``fairseq-train``, without ``--user-dir``.
-        measure: command that measures the model, as well.
-        read: parses the lines that ``measure`` prints into figures by name.
-    """
-
-    label: str
-    stage: Stage
-    train: Sequence[str]
-    measure: Sequence[str]
-    read: Read
+    label: str  # what messages call it
+    stage: Stage  # the folder of its checkpoints and log, and the updates it is to make
+    train: Sequence[str]  # command of `fairseq-train`, without `--user-dir`
+    measure: Sequence[str]  # command that measures the model, as well
+    read: Read  # parses the lines that `measure` prints into figures by name
 
 
 def default_jobs() -> int:
@@ -81,13 +73,7 @@ def validate_command(data: Path, folder: Path, *options: str) -> list[str]:
 def run_trials(
     trials: Sequence[Trial], jobs: int, lock: int, watch: Optional[Callable[[], None]] = None
 ) -> None:
-    """Train and measure all models that are not finished; see :func:`finished`.
-
-    Args:
-        trials: each with a folder of its own.
-        jobs: how many at a time.
-        lock: open file that the started programs keep open.
-        watch: called now and then, several times a second.
+    """Train and measure all models that are not finished, each in a folder of its own.
 
     Raises:
         UserError: a program failed, but for a training that diverged.

@@ -50,15 +50,7 @@ def draw_lines(
     """Draw lines over updates, labelled at their ends, into a PNG file; say whether there are any.
 
     A line breaks where its value is no number. That is marked with a cross above the lines, and a
-    line that ends so says where.
-
-    Args:
-        lines: updates and values, by name; what has none is left out.
-        title: above the picture.
-        path: of the file.
-        log: whether the values' scale is logarithmic.
-        bands: around lines, by name.
-        dots: the values of single seeds, by name.
+    line that ends so says where. Bands are around lines, by name; dots are single seeds.
     """
     bands = {  # at points with seeds enough for an interval
         name: [point for point in band if all(map(math.isfinite, point))]

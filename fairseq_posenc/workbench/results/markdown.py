@@ -25,11 +25,7 @@ def plain(text: str) -> str:
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], align: str = "lr") -> str:
     """Format a table.
 
-    Args:
-        header: names of the columns.
-        rows: a cell for each column.
-        align: ``l`` or ``r`` for each column, left or right; the last one holds for all that
-            follow, so that ``lr`` is a column of names and then numbers.
+    Columns are aligned ``l`` or ``r``, left or right; the last letter holds for all that follow.
     """
     rule = [_RULES[align[min(column, len(align) - 1)]] for column in range(len(header))]
     head, *lines = ([_BAR.sub(r"\|", plain(cell)) for cell in row] for row in (header, *rows))

@@ -42,10 +42,6 @@ def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
     Sums are made in float32 at least, and each mean has the type of the parameter. The settings are
     those of the first; there is no optimizer state, which would not belong to the mean.
 
-    Args:
-        paths: checkpoints of one model.
-        target: file to write; an interruption leaves the old one or none.
-
     Raises:
         UserError: a file is no checkpoint, or the models are not of one kind.
     """

@@ -22,15 +22,10 @@ _LARGEST_BATCH = 128  # sentences
 
 
 class Search(NamedTuple):
-    """How translations are searched for.
+    """How translations are searched for."""
 
-    Attributes:
-        beam: number of hypotheses that are followed; 1 is greedy.
-        length_penalty: below 1 favours short translations, above 1 long ones.
-    """
-
-    beam: int
-    length_penalty: float
+    beam: int  # number of hypotheses that are followed; 1 is greedy
+    length_penalty: float  # below 1 favours short translations, above 1 long ones
 
     @property
     def name(self) -> str:
@@ -40,33 +35,17 @@ class Search(NamedTuple):
 
 @dataclass(frozen=True)
 class Options:
-    """What all translations of an evaluation share.
+    """What all translations of an evaluation share."""
 
-    Attributes:
-        subset: the part of the data to translate.
-        num_shards: number of parts; an interrupted evaluation goes on after the last whole one.
-        max_tokens: source tokens translated at a time.
-        cpu: leave a GPU alone.
-        fp16: half precision.
-    """
-
-    subset: str
-    num_shards: int
-    max_tokens: int
-    cpu: bool
-    fp16: bool
+    subset: str  # the part of the data to translate
+    num_shards: int  # number of parts; an interrupted evaluation goes on after the last whole one
+    max_tokens: int  # source tokens translated at a time
+    cpu: bool  # leave a GPU alone
+    fp16: bool  # half precision
 
 
 class Generation:
-    """Translates a test set by one model, or by several as an ensemble.
-
-    Args:
-        label: what lines of progress call the model.
-        checkpoints: its files.
-        data: the folder with the test set.
-        options: what all translations share.
-        lock: open file that ``fairseq-generate`` keeps open while it lives.
-    """
+    """Translates a test set by one model, or by several as an ensemble."""
 
     def __init__(
         self, label: str, checkpoints: Sequence[Path], data: DataBin, options: Options, lock: int
@@ -90,10 +69,7 @@ class Generation:
     def run(self, search: Search, folder: Path) -> list[str]:
         """Return the plain translations, in the order of the test set.
 
-        Args:
-            search: how to search.
-            folder: where the parts are kept; those that are there, made from the same inputs, are
-                not made again.
+        Parts in the folder, made from the same inputs, are not made again.
 
         Raises:
             UserError: ``fairseq-generate`` failed, or left out a sentence.

@@ -13,52 +13,31 @@ from fairseq_posenc.workbench.translation.scores import METRICS, Difference, Len
 
 
 class Row(NamedTuple):
-    """The scores of one system, in one of its trainings, with one search.
+    """The scores of one system, in one of its trainings, with one search."""
 
-    Attributes:
-        system: its name.
-        path: its checkpoint or text file, as the user named it.
-        training: its number.
-        search: how it searched; None for translations that were written already.
-        hypotheses: the file with the plain translations.
-        scores: by metric.
-        piece_bleu: BLEU-4 on pieces; None if it could not be measured.
-    """
-
-    system: str
-    path: str
-    training: int
-    search: Optional[Search]
-    hypotheses: str
-    scores: dict[str, float]
-    piece_bleu: Optional[float]
+    system: str  # its name
+    path: str  # its checkpoint or text file, as the user named it
+    training: int  # its number
+    search: Optional[Search]  # how it searched; None for translations that were written already
+    hypotheses: str  # the file with the plain translations
+    scores: dict[str, float]  # by metric
+    piece_bleu: Optional[float]  # BLEU-4 on pieces; None if it could not be measured
 
 
 class Evaluation(NamedTuple):
-    """What came out.
+    """What came out."""
 
-    Attributes:
-        subset: name of the test set.
-        reference: file with its references.
-        sentences: its size.
-        rows: the scores, in the user's order.
-        signatures: sacreBLEU's, by metric.
-        piece_bleu: how BLEU-4 on pieces was measured, or why not.
-        baseline: the system that the others are compared with.
-        differences: of each system from the baseline.
-        test_signatures: sacreBLEU's of the paired test, by metric; empty without another system.
-        groups: BLEU by length of the source; None if the source text is not known.
-    """
-
-    subset: str
-    reference: str
-    sentences: int
-    rows: list[Row]
-    signatures: dict[str, str]
-    piece_bleu: str
-    baseline: str
-    differences: dict[str, list[Difference]]
+    subset: str  # name of the test set
+    reference: str  # file with its references
+    sentences: int  # its size
+    rows: list[Row]  # the scores, in the user's order
+    signatures: dict[str, str]  # sacreBLEU's, by metric
+    piece_bleu: str  # how BLEU-4 on pieces was measured, or why not
+    baseline: str  # the system that the others are compared with
+    differences: dict[str, list[Difference]]  # of each system from the baseline
+    # sacreBLEU's of the paired test, by metric; empty without another system
     test_signatures: dict[str, str]
+    # BLEU by length of the source; None if the source text is not known
     groups: Optional[list[LengthGroup]]
 
     @property

@@ -13,18 +13,13 @@ from fairseq_posenc.workbench.running.options import is_folder_name, parse_named
 
 
 class Variant(NamedTuple):
-    """A model of the comparison, in one of its trainings.
+    """A model of the comparison, in one of its trainings."""
 
-    Attributes:
-        name: what tables call it.
-        path: what the user named: a checkpoint, several joined by ``:`` (an ensemble), a folder of
-            checkpoints to average, or a text file with a translation a line.
-        training: its number among those of the same name, which differ by seed; from 1.
-    """
-
-    name: str
+    name: str  # what tables call it
+    # what the user named: a checkpoint, several joined by `:` (an ensemble), a folder of
+    # checkpoints to average, or a text file with a translation a line
     path: str
-    training: int = 1
+    training: int = 1  # its number among those of the same name, which differ by seed; from 1
 
     @property
     def label(self) -> str:
@@ -57,9 +52,7 @@ class Variant(NamedTuple):
 def parse_variants(texts: Sequence[str], average: int | None) -> list[Variant]:
     """Return the systems of the command line, each ``NAME=PATH[,PATH...]`` or a path.
 
-    Args:
-        texts: the arguments.
-        average: number of checkpoints to average in each folder, or None.
+    Of each folder ``average`` checkpoints are averaged.
 
     Raises:
         UserError: a name that cannot be a folder's, or two alike; one with more trainings than

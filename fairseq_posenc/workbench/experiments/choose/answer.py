@@ -13,17 +13,11 @@ _FEW = 8  # candidates to train where a user names none
 
 
 class Question(NamedTuple):
-    """What a user asks.
+    """What a user asks."""
 
-    Attributes:
-        family: of models.
-        length: of what is read, in tokens.
-        trained: the length of training.
-    """
-
-    family: str
-    length: int
-    trained: int
+    family: str  # of models
+    length: int  # of what is read, in tokens
+    trained: int  # the length of training
 
 
 def deciding(question: Question) -> Optional[Column]:

@@ -35,10 +35,7 @@ def last_of_each(rounds: Sequence[Round]) -> Iterator[tuple[Round, SeedAggregate
 def describe_rounds(rounds: Sequence[Round], settings: TextSettings, unigram: float) -> str:
     """Say what was measured, the ranking, which differences are significant, and what to do next.
 
-    Args:
-        rounds: all of them.
-        settings: of the trainings.
-        unigram: perplexity of a model that knows only how often each piece occurs.
+    ``unigram`` is the perplexity of a model that knows only how often each piece occurs.
     """
     rows = [
         (f"`{model.variant.name}`", f"{each.updates:,}", model.show(2))

@@ -31,15 +31,7 @@ _REFRESH = 10  # seconds between two looks of a browser at the page of a run tha
 
 
 def write_report(results: TextResults, seconds_left: Optional[float] = None) -> Path:
-    """Write the report, as Markdown and as a page, and its picture, if matplotlib is installed.
-
-    Args:
-        results: all trainings, or those that have begun while others are missing.
-        seconds_left: until the missing ones are finished, as far as is known.
-
-    Returns:
-        the path of the Markdown.
-    """
+    """Write the report as Markdown, whose path is returned, and as a page; draw its picture."""
     out, drawn = results.settings.out, False
     if can_draw():
         title = f"Validation perplexity of the {_FAMILIES[results.settings.family]}"

@@ -15,12 +15,7 @@ Line = tuple[list[int], list[float]]  # lengths, perplexities
 
 
 def draw(results: Results, path: Path) -> bool:
-    """Draw all lines, labelled at their ends, a panel for each mode; return whether there are any.
-
-    Args:
-        results: the figures.
-        path: a PNG file.
-    """
+    """Draw all lines, labelled at their ends, a panel for each mode; say whether there are any."""
     lines = {mode: [_line(row, mode) for row in results.rows] for mode in results.modes}
     values = [value for mode in lines.values() for _, ys in mode for value in ys]
     if not values:

@@ -19,21 +19,13 @@ MODES = (NON_OVERLAPPING, SLIDING)
 
 
 class Row(NamedTuple):
-    """What came out for one model.
+    """What came out for one model."""
 
-    Attributes:
-        variant: what the user named.
-        encoding: its position encodings, or whose model it is.
-        trained_length: tokens in a training sample.
-        updates: training updates, if known.
-        scores: of each mode, by length.
-    """
-
-    variant: Variant
-    encoding: str
-    trained_length: int
-    updates: int | None
-    scores: dict[str, dict[int, Score]]
+    variant: Variant  # what the user named
+    encoding: str  # its position encodings, or whose model it is
+    trained_length: int  # tokens in a training sample
+    updates: int | None  # training updates, if known
+    scores: dict[str, dict[int, Score]]  # of each mode, by length
 
     @classmethod
     def of(cls, variant: Variant, loaded: LoadedModel, scores: dict[str, dict[int, Score]]) -> Row:
@@ -43,21 +35,13 @@ class Row(NamedTuple):
 
 
 class Results(NamedTuple):
-    """All that is reported.
+    """All that is reported."""
 
-    Attributes:
-        data: folder of the text.
-        split: which of its splits.
-        tokens: how many tokens the split has; each was predicted once for each figure.
-        stride: of the sliding window.
-        rows: a model each.
-    """
-
-    data: Path
-    split: str
-    tokens: int
-    stride: int
-    rows: list[Row]
+    data: Path  # folder of the text
+    split: str  # which of its splits
+    tokens: int  # how many tokens the split has; each was predicted once for each figure
+    stride: int  # of the sliding window
+    rows: list[Row]  # a model each
 
     @property
     def modes(self) -> list[str]:

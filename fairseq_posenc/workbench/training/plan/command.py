@@ -86,10 +86,8 @@ def record(training: Training, plan: dict[str, Any]) -> Record:
 def measure(training: Training, updates: int, log: Optional[Path] = None) -> dict[str, Any]:
     """Run a probe of a training and return its figures, and what follows from them.
 
-    Args:
-        training: what to run.
-        updates: length of the probe; the first fifth, at most 10, does not count.
-        log: file for its log; None for one that is removed if all goes well.
+    The first fifth of its updates, at most 10, does not count. Without a file of its own the log is
+    removed if all goes well.
 
     Raises:
         UserError: the training failed.

@@ -15,31 +15,19 @@ _WANTED = ("wpb", "bsz", "gb_free")
 
 
 class Measurements(NamedTuple):
-    """What a probe gave.
+    """What a probe gave."""
 
-    Attributes:
-        seconds_per_update: median.
-        tokens_per_second: median, of all GPUs together.
-        tokens_per_update: median.
-        sequences_per_update: median.
-        updates_per_epoch: as fairseq counts them; of a shard, if there are several.
-        devices: how many GPUs, or 1 processor.
-        gpu: name of the first GPU, None on a processor.
-        gpu_memory: most that was allocated on it at a time, in GiB; None on a processor.
-        gpu_total: its memory in GiB, None on a processor.
-        checkpoint_seconds: time to write a checkpoint.
-    """
-
-    seconds_per_update: float
-    tokens_per_second: float
-    tokens_per_update: float
-    sequences_per_update: float
-    updates_per_epoch: int
-    devices: int
-    gpu: Optional[str]
+    seconds_per_update: float  # median
+    tokens_per_second: float  # median, of all GPUs together
+    tokens_per_update: float  # median
+    sequences_per_update: float  # median
+    updates_per_epoch: int  # as fairseq counts them; of a shard, if there are several
+    devices: int  # how many GPUs, or 1 processor
+    gpu: Optional[str]  # name of the first GPU, None on a processor
+    # most that was allocated on it at a time, in GiB; None on a processor
     gpu_memory: Optional[float]
-    gpu_total: Optional[float]
-    checkpoint_seconds: Optional[float]
+    gpu_total: Optional[float]  # its memory in GiB, None on a processor
+    checkpoint_seconds: Optional[float]  # time to write a checkpoint
 
 
 class _Update(NamedTuple):
@@ -66,10 +54,7 @@ class Watch:
         return True
 
     def measurements(self, left_out: int) -> Measurements:
-        """Return the figures.
-
-        Args:
-            left_out: how many of the first updates do not count.
+        """Return the figures without the first updates.
 
         Raises:
             UserError: there are not more than these.

@@ -38,28 +38,17 @@ _WHY = {
 
 
 class Configuration(NamedTuple):
-    """A file.
+    """A file."""
 
-    Attributes:
-        head: lines of comment.
-        options: values by option of fairseq; the name of a model is ``arch``.
-        notes: comments on some of them.
-        shared: the file that has what several files share, without its ending; empty if none has.
-    """
-
-    head: list[str]
-    options: Mapping[str, Any]
-    notes: Mapping[str, str]
+    head: list[str]  # lines of comment
+    options: Mapping[str, Any]  # values by option of fairseq; the name of a model is `arch`
+    notes: Mapping[str, str]  # comments on some of them
+    # the file that has what several files share, without its ending; empty if none has
     shared: str = ""
 
 
 def texts(folder: Path, configurations: Mapping[str, Configuration]) -> dict[Path, str]:
-    """Return the text of each file, and of those that have what several files share.
-
-    Args:
-        folder: of the files.
-        configurations: by name of the file, without its ending.
-    """
+    """Return the text of each file, by its name without ending, and of those that several share."""
     found = {}
     for shared in {each.shared for each in configurations.values() if each.shared}:
         like = [each for each in configurations.values() if each.shared == shared]

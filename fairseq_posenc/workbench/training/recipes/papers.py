@@ -142,11 +142,7 @@ def _table(rows: Iterable[Line]) -> str:
 
 
 def _training(row: Entry) -> str:
-    """Format the command that makes a row's model.
-
-    Args:
-        row: with ``recipe``, ``position_encoding`` and, if it has them, ``attention_directions``.
-    """
+    """Format the command that makes a row's model, by its recipe, encoding and directions."""
     recipe, encoding = row["recipe"], row["position_encoding"]
     quoted = f"'{encoding}'" if "(" in encoding else encoding
     if recipe.startswith("translation/"):

@@ -29,23 +29,14 @@ _BATCH_OPTIONS = {"--batch-size", "--max-tokens", "--update-freq"}
 
 
 class Run(NamedTuple):
-    """One start of fairseq-train.
+    """One start of fairseq-train."""
 
-    Attributes:
-        identity: what makes it another run than others.
-        folder: of its checkpoints and its log.
-        command: all of it, but for what the weights start from.
-        passed: the user's options for fairseq-train, at the end of the command.
-        recipe: what it is of.
-        init: the checkpoint that the user wants it to start from.
-    """
-
-    identity: Identity
-    folder: Path
-    command: list[str]
-    passed: list[str]
-    recipe: Recipe
-    init: Optional[Path]
+    identity: Identity  # what makes it another run than others
+    folder: Path  # of its checkpoints and its log
+    command: list[str]  # all of it, but for what the weights start from
+    passed: list[str]  # the user's options for fairseq-train, at the end of the command
+    recipe: Recipe  # what it is of
+    init: Optional[Path]  # the checkpoint that the user wants it to start from
 
     @property
     def stage(self) -> Stage:
@@ -90,13 +81,7 @@ class Run(NamedTuple):
 
 
 def runs(recipe: Recipe, encoding: str, args: Namespace, model: str = "") -> Iterator[Run]:
-    """Yield the runs of a training, one for each seed.
-
-    Args:
-        recipe: what is trained.
-        encoding: spec of the positions.
-        args: the user's options.
-        model: one of DecBERT's, where the recipe has them.
+    """Yield the runs of a training, one for each seed; ``model`` is one of DecBERT's, or empty.
 
     Raises:
         UserError: wrong input.

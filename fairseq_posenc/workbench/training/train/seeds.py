@@ -12,9 +12,6 @@ from fairseq_posenc.workbench.running.logs import bits_to_nats
 def best_losses(folder: Path) -> dict[Path, float]:
     """Read the validation loss of each run's best checkpoint, in bits, the lowest first.
 
-    Args:
-        folder: with a folder for each run.
-
     Raises:
         UserError: there is no checkpoint, or one that is not whole.
     """
