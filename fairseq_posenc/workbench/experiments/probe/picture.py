@@ -24,7 +24,7 @@ def draw_depths(results: TaskResults, task: str, path: Path) -> None:
     columns = min(_COLUMNS, len(models))
     rows = -(-len(models) // columns)
     figure = pictures.new_figure(3.6 * columns + 1.0, 2.2 * rows + 0.6, dpi=110)
-    panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flat
+    panels = [*figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flat]
     for axes in panels:
         axes.set_visible(False)
     for axes, model in zip(panels, models):
