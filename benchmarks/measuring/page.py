@@ -215,7 +215,7 @@ def serving_table(rows: Rows) -> str:
         ]
         for row in rows
     ]
-    return table(titles, cells, "l")
+    return table(titles, cells)
 
 
 def _quality(row: dict[str, Any], beam: str) -> list[str]:
@@ -223,7 +223,7 @@ def _quality(row: dict[str, Any], beam: str) -> list[str]:
     apart = row[f"score_difference_beam_{beam}"]
     return [
         f"{row[f'same_beam_{beam}']:,} of {row['sentences']:,}",
-        "-" if apart is None else f"{apart:.0e}",
+        f"{apart:.0e}" if apart else "-",
         f"{row[f'bleu_beam_{beam}']:.2f}",
     ]
 
