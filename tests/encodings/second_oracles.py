@@ -55,7 +55,8 @@ def layer(
         return [[dot(row, w) + b for w, b in zip(weight, bias)] for row in x]
 
     whole, d = [projected(x, name) for name in "qkv"], len(x[0]) // heads
-    weights, attended = [[[0.0] * len(x) for _ in x] for _ in range(heads)], [[] for _ in x]
+    weights = [[[0.0] * len(x) for _ in x] for _ in range(heads)]
+    attended: Rows = [[] for _ in x]
     for number in range(heads):
         q, k, v = ([row[number * d : number * d + d] for row in rows] for rows in whole)
         head = Head(number, q, k, x, sees)

@@ -169,7 +169,7 @@ def test_documents_give_what_they_give_alone(case, causal):
 
 def test_randomized_positions():
     """The table of ``learned`` shows at which numbers the tokens stand."""
-    limit, x, padding = 200, *batch()
+    limit, (x, padding) = 200, batch()
     spec = f"learned+rope(base=30)+randomized(limit={limit})"
     positions, layer = built(Case(spec), False)
     table = positions.state_dict()["input.learned.table.weight"]
