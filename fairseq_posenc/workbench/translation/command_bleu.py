@@ -65,21 +65,8 @@ def run(args: argparse.Namespace) -> int:
         UserError: wrong input.
         RunError: ``fairseq-generate`` failed.
     """
-    request = _request(args)
-    with (
-        signals_as_keyboard_interrupt(CONTINUES),
-        lock_output_folder(args.out, (REPORT, FIGURES)) as lock,
-    ):
-        result = evaluate(request, args.out, lock)
-        text = write_report(result, args.out)
-    print(record(result).text() if args.json else text)
-    say(f"report: {args.out / REPORT}, figures: {args.out / FIGURES}")
-    return 0
-
-
-def _request(args: argparse.Namespace) -> Request:
     device = choose_device(args.device, args.fp16)
-    return Request(
+    request = Request(
         systems=parse_variants(args.systems, args.average),
         average=args.average,
         data=args.data,
@@ -90,3 +77,12 @@ def _request(args: argparse.Namespace) -> Request:
             args.split, args.num_shards, args.max_tokens, cpu=device == "cpu", fp16=args.fp16
         ),
     )
+    with (
+        signals_as_keyboard_interrupt(CONTINUES),
+        lock_output_folder(args.out, (REPORT, FIGURES)) as lock,
+    ):
+        result = evaluate(request, args.out, lock)
+        text = write_report(result, args.out)
+    print(record(result).text() if args.json else text)
+    say(f"report: {args.out / REPORT}, figures: {args.out / FIGURES}")
+    return 0

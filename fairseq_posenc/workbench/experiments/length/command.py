@@ -66,8 +66,14 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: wrong input.
     """
-    request = Request(list(args.lengths), _strides(args), args.max_tokens)
-    _refuse_bad_stride(args, request)
+    modes = MODES if args.mode == "both" else (args.mode,)
+    strides = {mode: args.stride if mode == SLIDING else None for mode in modes}
+    request = Request(list(args.lengths), strides, args.max_tokens)
+    if SLIDING in modes and args.stride > (shortest := request.lengths[0]):
+        raise UserError(
+            f"--stride {args.stride} is more than the context length {shortest}: tokens in "
+            "between would not be scored; choose a smaller stride"
+        )
     how = Computing.chosen(args.device, args.fp16, args.bf16)
     variants = parse_variants(args.models)
     dictionary = read_dictionary(args.data)
@@ -99,11 +105,6 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _strides(args: argparse.Namespace) -> dict[str, int | None]:
-    modes = MODES if args.mode == "both" else (args.mode,)
-    return {mode: args.stride if mode == SLIDING else None for mode in modes}
-
-
 def _inputs(variant: Variant, args: argparse.Namespace, how: Computing) -> Outputs:
     """Collect the inputs of the figures, without their lengths."""
     text = [args.data / name for name in ("dict.txt", f"{args.split}.idx", f"{args.split}.bin")]
@@ -114,12 +115,3 @@ def _inputs(variant: Variant, args: argparse.Namespace, how: Computing) -> Outpu
         "precision": str(how.dtype),
         "version": __version__,
     }
-
-
-def _refuse_bad_stride(args: argparse.Namespace, request: Request) -> None:
-    shortest = request.lengths[0]
-    if SLIDING in request.strides and args.stride > shortest:
-        raise UserError(
-            f"--stride {args.stride} is more than the context length {shortest}: tokens in "
-            "between would not be scored; choose a smaller stride"
-        )

@@ -57,7 +57,8 @@ def read_training(words: Sequence[str]) -> Training:
         known = recipes.load()["pretraining"]
         script = next((name for name in names if name in known), names[0])
         words = _ask_script(words)
-    options = _options([*words[_position(words) + 1 :]])
+    position = [Path(word).name for word in words].index(TRAIN)
+    options = _options([*words[position + 1 :]])
     return Training(
         list(words),
         script,
@@ -72,10 +73,6 @@ def read_training(words: Sequence[str]) -> Training:
 
 def _trains(words: Sequence[str]) -> bool:
     return any(Path(word).name == TRAIN for word in words)
-
-
-def _position(words: Sequence[str]) -> int:
-    return [Path(word).name for word in words].index(TRAIN)
 
 
 def _options(words: list[str]) -> argparse.Namespace:
