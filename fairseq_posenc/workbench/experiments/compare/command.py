@@ -19,17 +19,11 @@ from fairseq_posenc.workbench.experiments.compare.report import (
 from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment
 from fairseq_posenc.workbench.experiments.text_settings import LEARNING_RATE, TASKS, TextSettings
 from fairseq_posenc.workbench.experiments.trainings import default_jobs
+from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import choose_device
 from fairseq_posenc.workbench.running.executor import add_on, parse_place
 from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.locks import lock_output_folder
-from fairseq_posenc.workbench.running.options import (
-    add_count,
-    add_jobs,
-    add_json,
-    add_out,
-    add_seeds,
-)
 from fairseq_posenc.workbench.running.progress import say
 
 _TOGETHER = 5  # trainings that share even a single core
@@ -37,7 +31,7 @@ _TOGETHER = 5  # trainings that share even a single core
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    add_out(parser, computed="demo; compare-NAME for --text NAME.txt")
+    options.add_out(parser, computed="demo; compare-NAME for --text NAME.txt")
     parser.add_argument(
         "--text", type=Path, help="UTF-8 text file (default: the documentation inside Python)"
     )
@@ -55,16 +49,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         + ", ".join(variants.SHORTHANDS)
         + " (default: %(default)s)",
     )
-    add_count(parser, "--updates", "training updates of each model", 400)
-    add_count(parser, "--vocab-size", "number of sentencepieces", 512)
-    add_seeds(parser, (1, 2, 3))
+    options.add_count(parser, "--updates", "training updates of each model", 400)
+    options.add_count(parser, "--vocab-size", "number of sentencepieces", 512)
+    options.add_seeds(parser, (1, 2, 3))
     parser.add_argument(
         "--lrs",
         default=LEARNING_RATE,
         help="learning rates, as in 0.001,0.003: each model is trained with each and judged at its "
         "best (default: %(default)s)",
     )
-    add_jobs(parser, "one on each core, but all models of a seed up to five; one on a GPU")
+    options.add_jobs(parser, "one on each core, but all models of a seed up to five; one on a GPU")
     add_on(parser)
     parser.add_argument(
         "--open", action="store_true", help="show the page of the run in a browser as it grows"
@@ -72,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--overwrite", action="store_true", help="replace a report that has what this one lacks"
     )
-    add_json(parser)
+    options.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -17,12 +17,7 @@ from fairseq_posenc.workbench.running.options import add_count, add_json
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import bar
 from fairseq_posenc.workbench.training import recipes
-from fairseq_posenc.workbench.training.plan.probe import (
-    Measurements,
-    Watch,
-    checkpoint_size,
-    largest_process,
-)
+from fairseq_posenc.workbench.training.plan import probe
 from fairseq_posenc.workbench.training.plan.training import Training, read_training
 
 
@@ -94,7 +89,7 @@ def measure(training: Training, updates: int, log: Optional[Path] = None) -> dic
     """
     left_out = min(10, updates // 5)
     kept = log or Path(tempfile.mkstemp(prefix="fairseq-posenc-plan-", suffix=".log")[1])
-    watch = Watch()
+    watch = probe.Watch()
     # Beside the later checkpoints: the same disk, for its room and its speed.
     with tempfile.TemporaryDirectory(prefix="plan-", dir=_existing(training.save_dir)) as folder:
         command = training.probe(updates, Path(folder))
@@ -105,7 +100,7 @@ def measure(training: Training, updates: int, log: Optional[Path] = None) -> dic
                 lock,
                 lambda line: shown.update(int(watch.read(line, time.monotonic()))),
             )
-        size = checkpoint_size(Path(folder))
+        size = probe.checkpoint_size(Path(folder))
     figures = watch.measurements(left_out)
     if log is None:
         kept.unlink()
@@ -113,7 +108,7 @@ def measure(training: Training, updates: int, log: Optional[Path] = None) -> dic
         "probe_updates": updates,
         "left_out": left_out,
         **figures._asdict(),
-        "process_memory": largest_process(),
+        "process_memory": probe.largest_process(),
         "checkpoint_bytes": size,
         **_duration(training, figures),
     }
@@ -125,7 +120,7 @@ def _existing(folder: Path) -> Path:
     return next(each for each in (folder, *folder.parents) if each.is_dir())
 
 
-def _duration(training: Training, figures: Measurements) -> dict[str, Any]:
+def _duration(training: Training, figures: probe.Measurements) -> dict[str, Any]:
     """Format the duration of the training and of the paper's."""
     ends = [training.max_update] if training.max_update else []
     if training.max_epoch:
