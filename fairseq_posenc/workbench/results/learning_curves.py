@@ -9,6 +9,7 @@ from typing import Any, Optional
 
 from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.results.loss_stages import smoothed
+from fairseq_posenc.workbench.results.pictures import save
 from fairseq_posenc.workbench.running.logs import Curve, Entry
 
 Line = Sequence[tuple[int, float]]  # updates and values, NaN where the loss was no number
@@ -74,7 +75,7 @@ def draw_lines(
     pictures.label_ends(axes, ends, _LABEL_HEIGHT)
     axes.set_title(title, loc="left", fontsize=14, pad=14)
     figure.get_layout_engine().set(w_pad=0.15, h_pad=0.15)
-    pictures.save(figure, path)
+    save(figure, path)
     return True
 
 
