@@ -68,17 +68,8 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     query = F.pad(query, (0, 0, 0, sizes[0] - tgt_len))
     key, value = (F.pad(x, (0, 0, 0, sizes[1] - src_len)) for x in (key, value))
     with torch.autocast(query.device.type, enabled=False):
-        modify = score_mod(
-            terms,
-            tgt_len,
-            src_len,
-            query.device,
-            mask,
-            query,
-            key,
-            call.temperature(),
-            call.decay(),
-        )
+        softmax = call.temperature(), call.decay()
+        modify = score_mod(terms, tgt_len, src_len, query.device, mask, query, key, *softmax)
         scale = score_scale(terms, query.size(-1))
         if terms.sink is None:
             attended = _run(query, key, value, modify, blocks, scale=scale)

@@ -45,9 +45,8 @@ class Attention(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*found, *inputs)
         assert inputs[0] is not None
-        return found.attended if settings.exact else found.attended.type_as(
-            inputs[0]
-        ), found.log_sums
+        attended = found.attended if settings.exact else found.attended.type_as(inputs[0])
+        return attended, found.log_sums
 
     @staticmethod
     @once_differentiable
@@ -161,6 +160,5 @@ def _are_same(ours: Tensor | None, theirs: Tensor | None) -> bool:
     """Return whether two tables share their memory, so that rows are loaded once."""
     if ours is None or theirs is None:
         return False
-    return (ours.data_ptr(), ours.shape, ours.stride()) == (
-        *(theirs.data_ptr(), theirs.shape, theirs.stride()),
-    )
+    one, other = ((x.data_ptr(), x.shape, x.stride()) for x in (ours, theirs))
+    return one == other

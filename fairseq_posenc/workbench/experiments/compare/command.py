@@ -97,15 +97,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _default_jobs(models: int) -> int:
-    """Count trainings at a time: on few cores more of them, so that curves grow together."""
-    jobs = default_jobs()
-    return jobs if choose_device() == "cuda" else max(jobs, min(models, _TOGETHER))
-
-
 def _settings(args: argparse.Namespace) -> TextSettings:
     own = args.text and Path(f"compare-{args.text.stem}")  # so that a text never replaces the demo
     models = variants.parse_variants(args.encodings)
+    jobs = args.jobs or default_jobs()
+    if not args.jobs and choose_device() != "cuda":  # so that curves grow together
+        jobs = max(jobs, min(len(models), _TOGETHER))
     return TextSettings(
         out=args.out or own or Path("demo"),
         text=args.text,
@@ -116,6 +113,6 @@ def _settings(args: argparse.Namespace) -> TextSettings:
         vocab_size=args.vocab_size,
         lrs=tuple(dict.fromkeys(lr.strip() for lr in args.lrs.split(","))),
         train_args=tuple(args.passed),
-        jobs=args.jobs or _default_jobs(len(models)),
+        jobs=jobs,
         cluster=parse_place(args),
     )

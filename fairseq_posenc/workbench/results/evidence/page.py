@@ -71,11 +71,8 @@ def _cost() -> list[str]:
 
 
 def _part(found: Sequence[Column], names: Iterable[str]) -> list[str]:
-    files = sorted({column.source for column in found})
-    return [_table(found, names), f"Records: {_links(files)}."]
-
-
-def _links(files: Sequence[str]) -> str:
-    return ", ".join(
-        f"[{name}](results/{name})" if "*" not in name else f"`results/{name}`" for name in files
-    )
+    links = [
+        f"[{name}](results/{name})" if "*" not in name else f"`results/{name}`"
+        for name in sorted({column.source for column in found})
+    ]
+    return [_table(found, names), f"Records: {', '.join(links)}."]

@@ -91,7 +91,9 @@ def measure(training: Training, updates: int, log: Optional[Path] = None) -> dic
     kept = log or Path(tempfile.mkstemp(prefix="fairseq-posenc-plan-", suffix=".log")[1])
     watch = probe.Watch()
     # Beside the later checkpoints: the same disk, for its room and its speed.
-    with tempfile.TemporaryDirectory(prefix="plan-", dir=_existing(training.save_dir)) as folder:
+    place = training.save_dir.absolute()
+    there = next(each for each in (place, *place.parents) if each.is_dir())
+    with tempfile.TemporaryDirectory(prefix="plan-", dir=there) as folder:
         command = training.probe(updates, Path(folder))
         with lock_folder(Path(folder)) as lock, bar("probe", updates, " updates") as shown:
             run_logged(
@@ -114,12 +116,6 @@ def measure(training: Training, updates: int, log: Optional[Path] = None) -> dic
     }
 
 
-def _existing(folder: Path) -> Path:
-    """Find the folder, or the nearest one above it that is there."""
-    folder = folder.absolute()
-    return next(each for each in (folder, *folder.parents) if each.is_dir())
-
-
 def _duration(training: Training, figures: probe.Measurements) -> dict[str, Any]:
     """Format the duration of the training and of the paper's."""
     ends = [training.max_update] if training.max_update else []
@@ -140,6 +136,8 @@ def describe(plan: dict[str, Any]) -> str:
     memory = f"{plan['process_memory']:.1f} GiB in the largest process"
     if plan["gpu_memory"] is not None:
         memory = f"{plan['gpu_memory']:.1f} of {plan['gpu_total']:.1f} GiB on a GPU; {memory}"
+    written = plan["checkpoint_seconds"]
+    took = f", written in {written:.1f} s" if written is not None else ""
     rows = {
         "probe": f"{plan['probe_updates']} updates on {device}; medians without the first "
         f"{plan['left_out']}",
@@ -148,7 +146,7 @@ def describe(plan: dict[str, Any]) -> str:
         "an update": f"{plan['tokens_per_update']:,.0f} tokens, "
         f"{plan['sequences_per_update']:,.0f} sequences",
         "peak memory": memory,
-        "checkpoint": _checkpoint(plan),
+        "checkpoint": f"{plan['checkpoint_bytes'] / 1e6:,.1f} MB{took}",
         "time": _time(plan),
     }
     if plan["paper_hours"]:
@@ -156,12 +154,6 @@ def describe(plan: dict[str, Any]) -> str:
         rows["the paper"] = paper
     width = max(map(len, rows))
     return "\n".join(f"{name:{width}}  {value}" for name, value in rows.items())
-
-
-def _checkpoint(plan: dict[str, Any]) -> str:
-    written = plan["checkpoint_seconds"]
-    took = f", written in {written:.1f} s" if written is not None else ""
-    return f"{plan['checkpoint_bytes'] / 1e6:,.1f} MB{took}"
 
 
 def _time(plan: dict[str, Any]) -> str:
