@@ -8,7 +8,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments.length import report
 from fairseq_posenc.workbench.experiments.length.checkpoint import Variant, load, parse_variants
-from fairseq_posenc.workbench.experiments.length.picture import draw
+from fairseq_posenc.workbench.experiments.length.report import draw
 from fairseq_posenc.workbench.experiments.length.scoring import Request, evaluate
 from fairseq_posenc.workbench.experiments.length.stream import read_dictionary, read_stream
 from fairseq_posenc.workbench.results.pictures import can_draw
