@@ -52,7 +52,8 @@ class Dropout(NamedTuple):
 
     def for_kernels(self) -> Drop:
         """Build the kernels' argument."""
-        return Drop(*self.queries, self.keys, dropout.keep_threshold(self.rate))
+        first, second = self.queries
+        return Drop(first, second, self.keys, dropout.keep_threshold(self.rate))
 
 
 class Problem(NamedTuple):

@@ -8,7 +8,6 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments.length import report
 from fairseq_posenc.workbench.experiments.length.checkpoint import Variant, load, parse_variants
-from fairseq_posenc.workbench.experiments.length.report import draw
 from fairseq_posenc.workbench.experiments.length.scoring import Request, evaluate
 from fairseq_posenc.workbench.experiments.length.stream import read_dictionary, read_stream
 from fairseq_posenc.workbench.results.pictures import can_draw
@@ -84,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         results = report.Results(args.data, args.split, len(stream), args.stride, rows)
         found = report.record(results)
         found.write(args.out / FIGURES)
-        drawn = can_draw() and draw(results, args.out / PICTURE)
+        drawn = can_draw() and report.draw(results, args.out / PICTURE)
         report.write_markdown(results, args.out / REPORT, PICTURE if drawn else "")
     print(found.text() if args.json else report.table(results))
     say(f"report: {args.out / REPORT}" + ("" if drawn else " (no picture)"))

@@ -1,4 +1,4 @@
-"""The results as a table, as JSON, and in words."""
+"""The results as a table, as JSON, in words, and as a picture: perplexity over length."""
 
 from __future__ import annotations
 
