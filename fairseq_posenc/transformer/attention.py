@@ -135,14 +135,12 @@ class PositionalAttention(SelfAttentionCore, MultiheadAttention):
             span = Span.from_lengths(tgt_len, tokens, positions.tokens.device)
             return self.terms(span, shared).without_first_keys(dropped)
         key = self._get_full_incremental_state_key("terms")
-        steps = cached_terms(
-            state,
-            key,
-            span,
-            lambda span: self.terms(
-                span, shared._replace(positions=lookahead_positions(positions, span))
-            ),
-        )
+
+        def terms_of(span: Span) -> Terms:
+            ahead = lookahead_positions(positions, span)
+            return self.terms(span, shared._replace(positions=ahead))
+
+        steps = cached_terms(state, key, span, terms_of)
         # Numbers for each query or token, so those of later steps are not at hand.
         now = slice_for_step(steps, tokens)._replace(
             temperature=shared.terms.temperature,

@@ -18,7 +18,7 @@ from fairseq_posenc.checkpoints.weight_settings import WeightSettings
 from fairseq_posenc.encodings.base import Dims, Encoding
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.positions import Positions, may_sync
+from fairseq_posenc.positions import Positions, Span, may_sync
 from fairseq_posenc.transformer.attention import IncrementalState
 from fairseq_posenc.transformer.decoding import cached_terms, lookahead_positions, span_of_step
 from fairseq_posenc.transformer.forward_context import current_context, inject_context, set_context
@@ -114,12 +114,11 @@ class _PositionalStack:
             if encoding.acts_on == "softmax" or positions.drawn is not None:  # by token
                 return encoding.terms(span, positions)
             key = self._get_full_incremental_state_key(f"terms.{name}")
-            return cached_terms(
-                state,
-                key,
-                span,
-                lambda span: encoding.terms(span, lookahead_positions(positions, span)),
-            )
+
+            def ahead(span: Span) -> Terms:
+                return encoding.terms(span, lookahead_positions(positions, span))
+
+            return cached_terms(state, key, span, ahead)
 
         return Shared.compute(self.encodings, positions, span, terms_of)
 

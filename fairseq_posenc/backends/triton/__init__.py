@@ -90,17 +90,8 @@ def _run_kernels(call: AttentionCall, exact: bool) -> tuple[Tensor, Tensor]:
         product=terms.product,
         exact=exact,
     )
-    attended, log_sums = apply(
-        settings,
-        query,
-        key,
-        value,
-        terms.query_table,
-        terms.key_table,
-        terms.value_table,
-        terms.gain,
-        terms.bias,
-    )
+    tables = terms.query_table, terms.key_table, terms.value_table, terms.gain, terms.bias
+    attended, log_sums = apply(settings, query, key, value, *tables)
     return attended, log_sums
 
 

@@ -96,12 +96,11 @@ def measure(training: Training, updates: int, log: Optional[Path] = None) -> dic
     with tempfile.TemporaryDirectory(prefix="plan-", dir=there) as folder:
         command = training.probe(updates, Path(folder))
         with lock_folder(Path(folder)) as lock, bar("probe", updates, " updates") as shown:
-            run_logged(
-                command,
-                kept,
-                lock,
-                lambda line: shown.update(int(watch.read(line, time.monotonic()))),
-            )
+
+            def see(line: str) -> None:
+                shown.update(int(watch.read(line, time.monotonic())))
+
+            run_logged(command, kept, lock, see)
         size = sum(path.stat().st_size for path in Path(folder).glob("*.pt"))  # maybe in parts
     figures = watch.measurements(left_out)
     if log is None:
