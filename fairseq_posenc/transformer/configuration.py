@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from argparse import Namespace
+from itertools import groupby
 from typing import Any
 
 from fairseq import utils
@@ -64,9 +65,8 @@ def check_activations(args: Any) -> None:
 def announce(**stacks: Any) -> None:
     """Log the positions of each stack in one line."""
     for name, stack in stacks.items():
-        directions = " ".join(
-            f"{direction} x{count}" for direction, count in _runs(stack.directions)
-        )
+        runs = [(direction, len([*alike])) for direction, alike in groupby(stack.directions)]
+        directions = " ".join(f"{direction} x{count}" for direction, count in runs)
         parameters = sum(
             value.numel()
             for key, value in stack.named_parameters()
@@ -74,14 +74,5 @@ def announce(**stacks: Any) -> None:
         )
         logger.info(
             f"{name} position encoding: {stack.assembly.spec} | directions: {directions} | "
-            f"backend: {stack.backend} | "
-            f"position parameters: {parameters:,}"
+            f"backend: {stack.backend} | position parameters: {parameters:,}"
         )
-
-
-def _runs(items: tuple[str, ...]) -> list[tuple[str, int]]:
-    runs: list[tuple[str, int]] = []
-    for item in items:
-        count = runs.pop()[1] if runs and runs[-1][0] == item else 0
-        runs.append((item, count + 1))
-    return runs

@@ -95,11 +95,8 @@ def _sum_gradients(ctx: Any, grad: Tensor) -> Operands:
         grad.mul_(dropout.multiplier(rule.dropout))
     totals = given.zeros(ctx.needs_input_grad[2:])
     for chunk in geometry.chunks():
-        of_totals, of_gathered, of_mean = (
-            totals.select_chunk(chunk),
-            chunk.select(grad),
-            chunk.select(mean),
-        )
+        of_totals = totals.select_chunk(chunk)
+        of_gathered, of_mean = chunk.select(grad), chunk.select(mean)
         for block, scores, values in _blocks(geometry, rule, chunk, given):
             state = scores.forward(block, next(held, None))
             assert state.weights is not None

@@ -93,16 +93,14 @@ class Geometry(NamedTuple):
             terms: of the encodings, added to the scores.
         """
         tables = [(term, x) for _, term, x in terms.given() if term.rows is not None]
-        batch, heads, tgt_len, _ = query.shape
+        tgt_len = query.size(2)
         # Few members, so that little is computed beside their band, but no tiny products.
         tile = 16 if src_len < 128 else 64
         # On a CPU a block's pairs should stay in the caches, and occupy all threads. A GPU needs
         # work for all of its processors at once.
         on_cpu = query.device.type == "cpu"
         return cls(
-            batch,
-            heads,
-            tgt_len,
+            *query.shape[:3],
             src_len,
             tile if any(term.has_vectors for term, _ in tables) else 1,
             mask.direction,
@@ -175,17 +173,12 @@ def _visible_keys(
     """Compute the first and the last key that each query sees in any sentence."""
     if not mask.locality.limits:
         return None
-    deps = (mask.direction, *mask.locality, tgt_len, src_len, device)
-    return mask.cached("visible", deps, lambda: _read_ranges(mask, tgt_len, src_len, device))
-
-
-def _read_ranges(
-    mask: Mask, tgt_len: int, src_len: int, device: torch.device
-) -> tuple[list[int], list[int]] | None:
     # A window is known without a look at the device.
     place = torch.device("cpu") if mask.locality.segments is None else device
-    ranges = mask.visible_ranges(tgt_len, src_len, place)
-    if ranges is None:
-        return None
-    low, high = ranges
-    return low.amin(0).tolist(), high.amax(0).tolist()
+
+    def read_ranges() -> tuple[list[int], list[int]] | None:
+        ranges = mask.visible_ranges(tgt_len, src_len, place)
+        return ranges and (ranges[0].amin(0).tolist(), ranges[1].amax(0).tolist())
+
+    deps = (mask.direction, *mask.locality, tgt_len, src_len, device)
+    return mask.cached("visible", deps, read_ranges)

@@ -17,13 +17,7 @@ from fairseq_posenc.encodings.precision import at_least_fp32
 # What a pair that may not attend has added: absorbs any score, and three of them are still finite.
 FORBIDDEN = -1e38
 BY_DISTANCE = {
-    "query_table",
-    "key_table",
-    "gain",
-    "bias",
-    "value_table",
-    "distance_bias",
-    "is_later",
+    *("query_table", "key_table", "gain", "bias", "value_table", "distance_bias", "is_later")
 }
 BY_PAIR = {"pair_bias", "masked"}
 

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from fairseq_posenc.backends.blocked import dropout
+
 
 class Table(NamedTuple):
     """A table by distance, as a kernel argument."""
@@ -24,15 +26,34 @@ class Table(NamedTuple):
 
 
 class Drop(NamedTuple):
-    """Dropout, as a kernel argument.
+    """Dropout, as a kernel argument; see :class:`Dropout`."""
 
-    Source: :class:`~fairseq_posenc.backends.triton.dropout.Dropout`, which draws the keys.
-    """
-
-    first: Tensor  # the first key of each query, `(B, H, T)` of int32
+    first: Tensor  # the first seed of each query, `(B, H, T)` of int32
     second: Tensor  # the second one, `(B, H, T)` of int32
     keys: Tensor  # `(B, H, S)` of int32
     keep_threshold: int  # mixed bits below it keep a weight
+
+
+class Dropout(NamedTuple):
+    """The seeds of a call, from which both passes compute the same dropped weights.
+
+    They are as those of :mod:`~fairseq_posenc.backends.blocked.dropout`.
+    """
+
+    rate: float  # probability of dropping a weight
+    queries: Tensor  # two for each query, `(2, B, H, T)` of int32
+    keys: Tensor  # `(B, H, S)` of int32
+
+    @classmethod
+    def draw(cls, rate: float, query: Tensor, key: Tensor) -> Dropout:
+        """Draw from torch's generator, so a forward pass done again drops the same weights."""
+        queries = dropout.draw(2, *query.shape[:3], device=query.device)
+        return cls(rate, queries, dropout.draw(*key.shape[:3], device=query.device))
+
+    def for_kernels(self) -> Drop:
+        """Build the kernels' argument."""
+        first, second = self.queries
+        return Drop(first, second, self.keys, dropout.keep_threshold(self.rate))
 
 
 class Problem(NamedTuple):

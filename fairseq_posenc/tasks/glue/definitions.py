@@ -15,8 +15,6 @@ from fairseq_posenc.errors import UserError
 
 PROTOCOLS = ("m4m", "decbert")
 SCORE_MAXIMUM = 5.0  # of STS-B; models are trained on score / 5, as in fairseq's own recipe
-
-
 _FILES = {"train": "train", "valid": "dev", "test": "test"}
 
 

@@ -130,9 +130,8 @@ class _Work:
     def _train(self) -> Outputs:
         label, stage, command = self._trial.label, self._trial.stage, self._trial.train
         self._updates = updates_done(stage.folder)
-        if (
-            self._updates < stage.max_updates
-        ):  # else stopped between the end of the training and its stamp
+        # Else it was stopped between the end of the training and its stamp.
+        if self._updates < stage.max_updates:
             where = f"to continue at update {self._updates:,}" if self._updates else ""
             say(f"{label}: starting fairseq-train {where or f'for {stage.max_updates:,} updates'}")
             ensure_last_checkpoint(stage.folder)
@@ -156,18 +155,14 @@ class _Work:
         return figures
 
     def _run(self, command: Sequence[str], log: Path, watch: Callable[[str], None]) -> None:
-        run_logged(with_user_dir(command), log, self._lock, watch, _ONE_THREAD)
+        ours = command[0] == "fairseq-posenc"  # fairseq's commands have to find the package
+        more = [] if ours else ["--user-dir", str(USER_DIR)]
+        run_logged([*command, *more], log, self._lock, watch, _ONE_THREAD)
 
     def _watch(self, line: str) -> None:
         if (entry := parse_line(line)) and entry.updates > self._updates:
             self._progress(entry.updates - self._updates)
             self._updates = entry.updates
-
-
-def with_user_dir(command: Sequence[str]) -> list[str]:
-    """Add ``--user-dir`` to a command of fairseq's, which has to find the package."""
-    ours = command[0] == "fairseq-posenc"
-    return [*command] if ours else [*command, "--user-dir", str(USER_DIR)]
 
 
 def perplexity(lines: list[str]) -> Outputs:

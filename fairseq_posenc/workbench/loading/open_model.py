@@ -17,16 +17,10 @@ from fairseq_posenc.checkpoints.identity import override_positions
 from fairseq_posenc.checkpoints.weights import refuse_broken_weights
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.registry import Spec
+from fairseq_posenc.workbench.loading import families
 from fairseq_posenc.workbench.loading.checkpoints import State, load_state, refuse_unusable_settings
 from fairseq_posenc.workbench.loading.dictionaries import open_task
-from fairseq_posenc.workbench.loading.families import (
-    FAMILIES,
-    NO_WEIGHTS,
-    Family,
-    architecture,
-    family_of,
-    stacks_of,
-)
+from fairseq_posenc.workbench.loading.families import Family
 
 
 class OpenModel(NamedTuple):
@@ -48,7 +42,7 @@ class OpenModel(NamedTuple):
     @property
     def stacks(self) -> dict[str, Any]:
         """Its stacks, called ``encoder`` and ``decoder``."""
-        return dict(stacks_of(self.model))
+        return dict(families.stacks_of(self.model))
 
     @property
     def positions(self) -> dict[str, Optional[str]]:
@@ -80,7 +74,7 @@ class OpenModel(NamedTuple):
     def weights(self) -> dict[str, Tensor]:
         """Its parameters by fairseq's names; what is no weight is left out."""
         state: dict[str, Tensor] = self.model.state_dict()
-        return {name: state[name] for name in state if not name.endswith(NO_WEIGHTS)}
+        return {name: state[name] for name in state if not name.endswith(families.NO_WEIGHTS)}
 
 
 def open_model(
@@ -101,10 +95,10 @@ def open_model(
             dictionary or another one, or positions that do not fit the weights.
     """
     state = load_state(path, option) if state is None else state
-    arch = architecture(state["cfg"].model)
-    family = family_of(arch, stock=True)
+    arch = families.architecture(state["cfg"].model)
+    family = families.family_of(arch, stock=True)
     if family is None:
-        kinds = ", ".join(each.title for each in FAMILIES)
+        kinds = ", ".join(each.title for each in families.FAMILIES)
         raise UserError(f"{option} {path}: a model of the kind {arch}; those of {kinds} are read")
     # A checkpoint may have been trained with --init-positions; here it would hide a mistake.
     changes: dict[str, Any] = {"init_positions": False}

@@ -121,9 +121,7 @@ def read_pretrained(
         positions=_positions(args, settings, family, weights),
         sizes=[sizes[name] for name in sorted(sizes, reverse=True)],  # encoder before decoder
         dictionary=Path(str(data).split(":")[0], DICTIONARY) if data else None,
-        fingerprint=said[-1].weight_settings.dictionary
-        if said
-        else None,  # an encoder's comes last
+        fingerprint=said[-1].weight_settings.dictionary if said else None,  # an encoder's is last
         weights=weights if with_weights else {},
     )
 

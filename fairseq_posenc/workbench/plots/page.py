@@ -14,14 +14,8 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.capture_attention import CapturedAttention, capture_attention
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.loading.open_model import OpenModel
+from fairseq_posenc.workbench.plots import quantize
 from fairseq_posenc.workbench.plots.model_inputs import Reading
-from fairseq_posenc.workbench.plots.quantize import (
-    group_by_kind,
-    planes,
-    quantised,
-    refuse_infinite,
-    visible,
-)
 from fairseq_posenc.workbench.running.files import checksum
 
 TEMPLATE = Path(__file__).with_name("inspect.html")
@@ -46,12 +40,14 @@ def inspect(opened: OpenModel, reading: Reading) -> Watched:
     """
     _refuse_large(opened, reading)
     kinds, codes = [], bytearray()
-    for kind, layers in group_by_kind(capture_attention(opened.model, reading.run)).items():
+    for kind, layers in quantize.group_by_kind(
+        capture_attention(opened.model, reading.run)
+    ).items():
         found = []
-        seen = visible(layers)
-        for plane in planes(layers):
-            refuse_infinite(opened.path, kind, plane)
-            coded = quantised(plane.values, seen)
+        seen = quantize.visible(layers)
+        for plane in quantize.planes(layers):
+            quantize.refuse_infinite(opened.path, kind, plane)
+            coded = quantize.quantised(plane.values, seen)
             scale = {"step": coded.step, "first": coded.first, "last": coded.last}
             found.append({"name": plane.name, "role": plane.role, "start": len(codes), **scale})
             codes += coded.tobytes()

@@ -115,12 +115,9 @@ def _read_texts(request: Request, models: list[_Model]) -> _Texts:
     if reference is None:
         where = f"{data.folder} holds none" if data else "without --data there is no default"
         raise UserError(f"name the text to score against with --reference: {where}")
-    texts = _Texts(
-        reference,
-        read_lines(reference, "--reference"),
-        read_lines(source, "--source") if source else None,
-        data,
-    )
+    references = read_lines(reference, "--reference")
+    sources = read_lines(source, "--source") if source else None
+    texts = _Texts(reference, references, sources, data)
     if texts.sources is not None:
         texts.check(f"--source {source}", len(texts.sources))
     return texts

@@ -50,11 +50,8 @@ class Generation:
     def __init__(
         self, label: str, checkpoints: Sequence[Path], data: DataBin, options: Options, lock: int
     ) -> None:
-        self._label = label
-        self._checkpoints = list(checkpoints)
-        self._data = data
-        self._options = options
-        self._lock = lock
+        self._label, self._checkpoints = label, list(checkpoints)
+        self._data, self._options, self._lock = data, options, lock
         self._sentences = data.sentences(options.subset)
         # Each part gets a batch at least: fairseq-generate divides by its number of sentences.
         self._shards = min(options.num_shards, self._sentences)

@@ -79,12 +79,8 @@ def record(result: Evaluation) -> Record:
         **{f"test signature of {name}": each for name, each in result.test_signatures.items()},
         f"signature of {NAME}": result.piece_bleu,
     }
-    tables = {
-        "scores": rows,
-        "means": means(result.rows),
-        "differences": differences,
-        "lengths": lengths,
-    }
+    tables = {"scores": rows, "means": means(result.rows)}
+    tables |= {"differences": differences, "lengths": lengths}
     return Record("bleu", tables, data, command=own_command())
 
 
@@ -93,19 +89,14 @@ def means(rows: Sequence[Row]) -> list[dict[str, Any]]:
     groups: dict[tuple[str, Optional[Search]], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.system, row.search), []).append(row)
-    return [
-        {"system": system, **_searched(search), "trainings": len(found), **_figures(found)}
-        for (system, search), found in groups.items()
-    ]
-
-
-def _figures(rows: Sequence[Row]) -> dict[str, float]:
-    scores = {name: interval(row.scores[name] for row in rows) for name in METRICS}
-    return {key: value for name in METRICS for key, value in scores[name].figures(name).items()}
+    found = []
+    for (system, search), alike in groups.items():
+        mean = {"system": system, **_searched(search), "trainings": len(alike)}
+        for name in METRICS:
+            mean |= interval(row.scores[name] for row in alike).figures(name)
+        found.append(mean)
+    return found
 
 
 def _searched(search: Optional[Search]) -> dict[str, Any]:
-    return {
-        "beam": search.beam if search else None,
-        "length_penalty": search.length_penalty if search else None,
-    }
+    return search._asdict() if search else dict.fromkeys(Search._fields)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Optional
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
 
-METRICS = ("BLEU", "chrF2")  # sacreBLEU's names
+METRICS = {"BLEU": BLEU, "chrF2": CHRF}  # by sacreBLEU's names
 # The most words of a source sentence in each group but the last.
 _LENGTHS = (5, 10, 15, 20, 30, 50)
 
@@ -37,7 +37,7 @@ class Scorer:
 
     def __init__(self, references: Sequence[str]) -> None:
         self.references = list(references)
-        self._metrics = dict(zip(METRICS, (metric(references=[references]) for metric in _KINDS)))
+        self._metrics = {name: kind(references=[references]) for name, kind in METRICS.items()}
 
     def scores(self, hypotheses: Sequence[str]) -> dict[str, float]:
         """Return the scores of a whole test set by metric."""
@@ -65,7 +65,7 @@ class Scorer:
         baseline, *others = systems
         trainings = len(systems[baseline])
         references = [self.references * trainings]
-        metrics = {name: metric(references=references) for name, metric in zip(METRICS, _KINDS)}
+        metrics = {name: kind(references=references) for name, kind in METRICS.items()}
         test = PairedTest(list(together.items()), metrics, None, "ar" if trainings > 1 else "bs")
         signatures, found = test()
         results: Any = found
@@ -99,6 +99,3 @@ class Scorer:
         references = [self.references[number] for number in chosen] * len(trainings)
         hypotheses = [lines[number] for lines in trainings for number in chosen]
         return float(BLEU().corpus_score(hypotheses, [references]).score)
-
-
-_KINDS = (BLEU, CHRF)

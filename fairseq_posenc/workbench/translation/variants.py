@@ -58,7 +58,10 @@ def parse_variants(texts: Sequence[str], average: int | None) -> list[Variant]:
         UserError: a name that cannot be a folder's, or two alike; one with more trainings than
             another; a folder without ``average``, or a checkpoint with it.
     """
-    given = [f"{_name(text)}={text}" if _is_path(text) else text for text in texts]
+    given = [  # a path may hold the sign itself
+        f"{_name(text)}={text}" if "=" not in text or Path(text).exists() else text
+        for text in texts
+    ]
     paths = {
         name: split_trainings(path)
         for name, path in parse_named(given, "NAME=PATH or NAME=PATH,PATH", "systems").items()
@@ -80,11 +83,6 @@ def parse_variants(texts: Sequence[str], average: int | None) -> list[Variant]:
         if system.is_model and not system.is_folder and average:
             raise UserError(f"--average {average}: {system.path} is no folder of checkpoints")
     return systems
-
-
-def _is_path(text: str) -> bool:
-    """Return whether an argument is no ``NAME=PATH``; the path may hold the sign itself."""
-    return "=" not in text or Path(text).exists()
 
 
 def _name(path: str) -> str:

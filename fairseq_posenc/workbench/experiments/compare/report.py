@@ -43,7 +43,9 @@ def write_report(results: TextResults, seconds_left: Optional[float] = None) -> 
         _missing(results, seconds_left),
         _introduction(results),
         table(results),
-        _caveat(results.settings),
+        f"**Who starts first is not who is better.** After {results.settings.updates:,} updates of "
+        "small models the table shows which of them begin to learn early. One that stands still "
+        "may start later, and the order may change.",
         f"![Learning curves: validation perplexity over updates]({PICTURE})" if drawn else "",
         "## What follows from the figures",
         "\n".join(f"- {sentence}" for sentence in conclusions(results)),
@@ -94,15 +96,6 @@ def _note(settings: TextSettings) -> str:
 
 
 _FAMILIES = {MASKED: "masked language model", CAUSAL: "causal language model"}
-
-
-def _caveat(settings: TextSettings) -> str:
-    """Say what the figures do not show."""
-    return (
-        f"**Who starts first is not who is better.** After {settings.updates:,} updates of small "
-        "models the table shows which of them begin to learn early. One that stands still may "
-        "start later, and the order may change."
-    )
 
 
 def _introduction(results: TextResults) -> str:

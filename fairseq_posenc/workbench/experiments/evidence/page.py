@@ -95,11 +95,8 @@ def _cost() -> list[str]:
 
 
 def _part(found: Sequence[Column], names: Iterable[str]) -> list[str]:
-    files = sorted({name for column in found for name in column.source.split(", ")})
-    return [_table(found, names), f"Records: {_links(files)}."]
-
-
-def _links(files: Sequence[str]) -> str:
-    return ", ".join(
-        f"[{name}](results/{name})" if "*" not in name else f"`results/{name}`" for name in files
-    )
+    links = [
+        f"[{name}](results/{name})" if "*" not in name else f"`results/{name}`"
+        for name in sorted({name for column in found for name in column.source.split(", ")})
+    ]
+    return [_table(found, names), f"Records: {', '.join(links)}."]

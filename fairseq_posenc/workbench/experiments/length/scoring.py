@@ -96,7 +96,8 @@ def score(
     began = time.monotonic()
     total, tokens, refusal = 0.0, 0, ""
     try:
-        _check_limit(loaded, length)
+        if loaded.limit is not None and length > loaded.limit:
+            raise UserError(f"{length} tokens are more than the model's limit of {loaded.limit}")
         for module in loaded.model.modules():
             if isinstance(module, Encoding):
                 module.make_room(length)
@@ -112,11 +113,6 @@ def score(
         refusal = "the model's probabilities are too small for a number"
     seconds = time.monotonic() - began
     return Score(length, stride, tokens, None if refusal else loss, seconds, refusal)
-
-
-def _check_limit(loaded: LoadedModel, length: int) -> None:
-    if loaded.limit is not None and length > loaded.limit:
-        raise UserError(f"{length} tokens are more than the model's limit of {loaded.limit}")
 
 
 @torch.no_grad()

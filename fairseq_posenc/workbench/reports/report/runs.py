@@ -59,19 +59,9 @@ def read_runs(path: Path, record: Record, recipe: Optional[str]) -> list[Run]:
         encoding = encoding or training.encoding
         if training.task not in PRETRAINING:  # a fine-tuned model
             training = read_if_there(training.start, path)
-    run = Run(
-        str(record.data.get("name") or path.stem),
-        record.kind,
-        path,
-        recipe or usual or _recipe_of_m4m(training),
-        encoding,
-        directions,
-        figures,
-        training,
-        notes,
-        record,
-    )
-    return [run]
+    name, recipe = str(record.data.get("name") or path.stem), recipe or usual
+    place = name, record.kind, path, recipe or _recipe_of_m4m(training)
+    return [Run(*place, encoding, directions, figures, training, notes, record)]
 
 
 def _glue(record: Record) -> Evaluation:
@@ -117,18 +107,10 @@ def _bleu(path: Path, row: Row, record: Record) -> Run:
     training = read_if_there(row["path"], path) if is_model else None
     task = translation_task(training)
     figures = {(task, metric, "test"): row[name] for name, metric in _METRICS.items()}
-    return Run(
-        row["system"],
-        "bleu",
-        path,
-        TRANSLATION,
-        None if training is None else training.encoding,
-        None if training is None else training.directions,
-        {figure: float(value) for figure, value in figures.items() if value is not None},
-        training,
-        [f"sacreBLEU {row['BLEU']:.2f}"],
-        record,
-    )
+    found = {figure: float(value) for figure, value in figures.items() if value is not None}
+    what = (training.encoding, training.directions) if training else (None, None)
+    notes = [f"sacreBLEU {row['BLEU']:.2f}"]
+    return Run(row["system"], "bleu", path, TRANSLATION, *what, found, training, notes, record)
 
 
 def read_if_there(checkpoint: Any, path: Path) -> Optional[Training]:

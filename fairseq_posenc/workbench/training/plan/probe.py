@@ -5,7 +5,6 @@ from __future__ import annotations
 import resource
 import statistics
 import sys
-from pathlib import Path
 from typing import NamedTuple, Optional
 
 from fairseq_posenc.errors import UserError
@@ -89,8 +88,3 @@ def largest_process() -> float:
     """Return the memory that the largest process started from here held at most, in GiB."""
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     return peak / (2**30 if sys.platform == "darwin" else 2**20)  # Linux counts in KiB
-
-
-def checkpoint_size(folder: Path) -> int:
-    """Return the bytes of the checkpoint in a folder, which may be in several files."""
-    return sum(path.stat().st_size for path in folder.glob("*.pt"))

@@ -57,25 +57,15 @@ def read_training(words: Sequence[str]) -> Training:
         known = recipes.load()["pretraining"]
         script = next((name for name in names if name in known), names[0])
         words = _ask_script(words)
-    options = _options([*words[_position(words) + 1 :]])
-    return Training(
-        list(words),
-        script,
-        options.max_update or None,  # 0 is no limit
-        options.max_epoch or None,
-        Path(options.save_dir),
-        options.restore_file is not None,
-        options.position_encoding,
-        options.seed,
-    )
+    position = [Path(word).name for word in words].index(TRAIN)
+    given = _options([*words[position + 1 :]])
+    ends = given.max_update or None, given.max_epoch or None  # 0 is no limit
+    start = Path(given.save_dir), given.restore_file is not None
+    return Training(list(words), script, *ends, *start, given.position_encoding, given.seed)
 
 
 def _trains(words: Sequence[str]) -> bool:
     return any(Path(word).name == TRAIN for word in words)
-
-
-def _position(words: Sequence[str]) -> int:
-    return [Path(word).name for word in words].index(TRAIN)
 
 
 def _options(words: list[str]) -> argparse.Namespace:

@@ -77,13 +77,11 @@ def load() -> dict[str, Any]:
     return data
 
 
-def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    both = {key: _merged(old[key], new[key]) for key in new if _are_tables(old.get(key), new[key])}
-    return {**old, **new, **both}
-
-
-def _are_tables(*values: Any) -> bool:
-    return all(isinstance(value, dict) for value in values)
+def _merged(old: Any, new: Any) -> Any:
+    """Take the old entries of tables where the new ones say nothing."""
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return new
+    return {**old, **{key: _merged(old.get(key), value) for key, value in new.items()}}
 
 
 def housekeeping(family: str) -> dict[str, Any]:
@@ -119,14 +117,13 @@ def _recipe(name: str, known: Mapping[str, Any]) -> Recipe:
         raise UserError(f"no recipe is called '{name}'; there are {', '.join(known)}")
     entry = known[name]
     batch = entry["batch"]
+    same = ("title", "source", "where", "arch", "init", "note", "settings", "not_given")
     return Recipe(
         name=name,
-        **{key: entry[key] for key in ("title", "source", "where", "arch", "init", "note")},
+        **{key: entry[key] for key in same},
         batch=batch["size"],
         unit=batch["unit"],
         per_gpu=batch["per_gpu"],
-        settings=entry["settings"],
-        not_given=entry["not_given"],
         housekeeping={**housekeeping(entry["family"]), **entry.get("housekeeping", {})},
         has_models=len(entry.get("attention_directions", ())) > 1,
         hardware=entry.get("hardware", {}),

@@ -50,30 +50,22 @@ class Configuration(NamedTuple):
 def texts(folder: Path, configurations: Mapping[str, Configuration]) -> dict[Path, str]:
     """Return the text of each file, by its name without ending, and of those that several share."""
     found = {}
+    common: dict[str, dict[str, Any]] = {"": {}}
     for shared in {each.shared for each in configurations.values() if each.shared}:
         like = [each for each in configurations.values() if each.shared == shared]
-        common = _common([each.options for each in like])
-        notes = _common([each.notes for each in like])
+        common[shared] = _common([each.options for each in like])
         head = [f"What several files have in common; they name it as `{shared}`."]
-        found[folder / f"{shared}.yaml"] = _text(Configuration(head, common, notes), common)
-        for name, each in configurations.items():
-            if each.shared == shared:
-                own = {key: v for key, v in each.options.items() if key not in common}
-                found[folder / f"{name}.yaml"] = _text(each, own)
+        whole = Configuration(head, common[shared], _common([each.notes for each in like]))
+        found[folder / f"{shared}.yaml"] = _text(whole, common[shared])
     for name, each in configurations.items():
-        if not each.shared:
-            found[folder / f"{name}.yaml"] = _text(each, each.options)
+        own = {key: v for key, v in each.options.items() if key not in common[each.shared]}
+        found[folder / f"{name}.yaml"] = _text(each, own)
     return found
 
 
 def _common(mappings: list[Mapping[str, Any]]) -> dict[str, Any]:
     first, *others = mappings
-    missing = object()
-    return {
-        key: value
-        for key, value in first.items()
-        if all(other.get(key, missing) == value for other in others)
-    }
+    return {k: v for k, v in first.items() if all(k in each and each[k] == v for each in others)}
 
 
 def _text(configuration: Configuration, options: Mapping[str, Any]) -> str:
@@ -89,11 +81,8 @@ def _text(configuration: Configuration, options: Mapping[str, Any]) -> str:
         lines += ["", "defaults:", "  - _self_", f"  - {configuration.shared}"]
     for name, body in sections.items():
         if body:
-            lines += [
-                "",
-                f"{name}:",
-                *sorted(body, key=lambda line: not line.startswith("  _name:")),
-            ]
+            body.sort(key=lambda line: not line.startswith("  _name:"))
+            lines += ["", f"{name}:", *body]
     return "\n".join(lines) + "\n"
 
 

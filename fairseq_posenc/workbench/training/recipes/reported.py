@@ -41,13 +41,9 @@ def reported() -> dict[str, Reported]:
 def _table(name: str, entry: dict[str, Any]) -> Reported:
     columns = entry["columns"].items()
     return Reported(
-        name,
-        entry["title"],
-        entry["source"],
-        entry["where"],
-        entry["recipe"],
-        {column: (each["task"], each["metric"], each["split"]) for column, each in columns},
-        {column: each.get("digits", 2) for column, each in columns},
-        entry["rows"],
-        entry.get("note", ""),
+        id=name,
+        **{key: entry[key] for key in ("title", "source", "where", "recipe", "rows")},
+        columns={column: (x["task"], x["metric"], x["split"]) for column, x in columns},
+        digits={column: each.get("digits", 2) for column, each in columns},
+        note=entry.get("note", ""),
     )

@@ -60,10 +60,8 @@ def _visible(dry_run: bool) -> int:
     if gpus == 0 and not dry_run:
         raise UserError("no GPU is visible; --device cpu trains on the processor, which takes long")
     if gpus == 0:
-        say(
-            "no GPU is visible here: this is the command for one (--gpus N, or --device cpu, for "
-            "another)"
-        )
+        other = "(--gpus N, or --device cpu, for another)"
+        say(f"no GPU is visible here: this is the command for one {other}")
     return gpus or 1
 
 

@@ -101,10 +101,14 @@ def runs(recipe: Recipe, encoding: str, args: Namespace, model: str = "") -> Ite
     del options["fp16"]  # the precision is a choice
     if recipe.warmup_epochs:
         options.update(_schedule(recipe, data, options, args.passed))
+    launcher = [find_command("fairseq-train")]
+    if devices.meeting:
+        torchrun = [find_command("torchrun"), *devices.meeting, f"--nproc_per_node={devices.gpus}"]
+        launcher = torchrun + launcher
     for seed in (seeds := args.seeds or recipe.seeds) or [None]:
         own = {"save_dir": folder / f"seed{seed}" if seeds else folder}
         own.update({"seed": seed} if seeds else {})
-        words = [*_launcher(devices), *_arguments(data, {**options, **own}), devices.precision]
+        words = [*launcher, *_arguments(data, {**options, **own}), devices.precision]
         yield Run(identity, own["save_dir"], words, args.passed, recipe, args.init)
 
 
@@ -148,14 +152,6 @@ def _schedule(
     fall = recipe.settings["max_epoch"] * updates - rise
     say(f"an epoch has {updates} updates: warm-up over {rise}, decay over {fall}")
     return {"warmup_steps": rise, "hold_steps": 0, "decay_steps": fall}
-
-
-def _launcher(devices: Devices) -> list[str]:
-    fairseq_train = find_command("fairseq-train")
-    if not devices.meeting:
-        return [fairseq_train]
-    torchrun = [find_command("torchrun"), *devices.meeting, f"--nproc_per_node={devices.gpus}"]
-    return [*torchrun, fairseq_train]
 
 
 def _arguments(data: Data, options: Mapping[str, Any]) -> list[str]:
