@@ -100,7 +100,9 @@ class Geometry(NamedTuple):
         # work for all of its processors at once.
         on_cpu = query.device.type == "cpu"
         return cls(
-            *query.shape[:3],
+            query.size(0),
+            query.size(1),
+            tgt_len,
             src_len,
             tile if any(term.has_vectors for term, _ in tables) else 1,
             mask.direction,

@@ -95,11 +95,12 @@ def compared(family: str) -> Optional[Column]:
         of, rows = _bleu(record, greedy=False), record.rows
         seeds = _by_seed([row for row in rows if row["beam"] != 1], "system", "training", "BLEU")
         return Column("BLEU", COMPARED[family], 2, of, higher=True, seeds=seeds, scale=_BLEU)
-    first, later = _perplexities(record), NEWER[family]
-    if (more := _record(later)) is None:
-        return Column("perplexity", COMPARED[family], 2, first[0], seeds=first[1])
-    found, seeds = ({**new, **old} for new, old in zip(_perplexities(more), first))
-    return Column("perplexity", f"{COMPARED[family]}, {later}", 2, found, seeds=seeds)
+    source, (found, seeds) = COMPARED[family], _perplexities(record)
+    if more := _record(NEWER[family]):
+        source = f"{source}, {NEWER[family]}"
+        newer, newer_seeds = _perplexities(more)
+        found, seeds = {**newer, **found}, {**newer_seeds, **seeds}
+    return Column("perplexity", source, 2, found, seeds=seeds)
 
 
 def _perplexities(record: Record) -> tuple[dict[str, Interval], dict[str, dict[int, float]]]:

@@ -108,9 +108,19 @@ def _bleu(path: Path, row: Row, record: Record) -> Run:
     task = translation_task(training)
     figures = {(task, metric, "test"): row[name] for name, metric in _METRICS.items()}
     found = {figure: float(value) for figure, value in figures.items() if value is not None}
-    what = (training.encoding, training.directions) if training else (None, None)
     notes = [f"sacreBLEU {row['BLEU']:.2f}"]
-    return Run(row["system"], "bleu", path, TRANSLATION, *what, found, training, notes, record)
+    return Run(
+        name=row["system"],
+        kind="bleu",
+        path=path,
+        recipe=TRANSLATION,
+        encoding=training.encoding if training else None,
+        directions=training.directions if training else None,
+        figures=found,
+        training=training,
+        notes=notes,
+        record=record,
+    )
 
 
 def read_if_there(checkpoint: Any, path: Path) -> Optional[Training]:
