@@ -21,6 +21,7 @@ from fairseq_posenc.workbench.experiments.trainings import (
 )
 from fairseq_posenc.workbench.running.executor import refuse_jobs
 from fairseq_posenc.workbench.running.logs import Curve, read_curve_file
+from fairseq_posenc.workbench.running.programs import refuse_failures
 from fairseq_posenc.workbench.running.stages import Outputs, Stage
 
 Watch = Callable[[Callable[[], Results[AnySettings]]], None]
@@ -66,7 +67,8 @@ class Experiment(ABC, Generic[AnySettings]):
         follow = (lambda: watch(results)) if watch else None
         work: list[Trial] = [*trials.values()]
         if cluster := self.settings.cluster:
-            cluster.run_all([*map(as_piece, work)], self.settings.out, follow)
+            failures = cluster.run([*map(as_piece, work)], self.settings.out, follow)
+            refuse_failures(failures, len(work))
         else:
             refuse_jobs(self.settings.out)
             run_trials(work, self.settings.jobs, self._lock, follow)
