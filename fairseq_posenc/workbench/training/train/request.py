@@ -25,6 +25,14 @@ from fairseq_posenc.workbench.training.train.identity import (
 )
 
 _SAID = {"update_epoch_batch_itr"}  # by fairseq's command line as --OPTION True
+# fairseq finds out about ranks by itself only where there are GPUs.
+_RANK = ("--no-python", "sh", "-c", 'exec "$0" "$@" --distributed-rank "$RANK"')
+_ON_PROCESSORS = {
+    "distributed_no_spawn": True,
+    "distributed_init_method": "env://",
+    "distributed_backend": "gloo",
+    "ddp_backend": "legacy_ddp",
+}
 _BATCH_OPTIONS = {"--batch-size", "--max-tokens", "--update-freq"}
 
 
@@ -114,6 +122,8 @@ def runs(recipe: Recipe, encoding: str, args: Namespace, model: str = "") -> Ite
         **_batch(recipe, devices, args),
     }
     del options["fp16"]  # the precision is a choice
+    if devices.precision == "--cpu" and devices.meeting:
+        options.update(_ON_PROCESSORS)
     if recipe.warmup_epochs:
         options.update(_schedule(recipe, data, options, args.passed))
     for seed in (seeds := args.seeds or recipe.seeds) or [None]:
@@ -170,7 +180,7 @@ def _launcher(devices: Devices) -> list[str]:
     if not devices.meeting:
         return [fairseq_train]
     torchrun = [find_command("torchrun"), *devices.meeting, f"--nproc_per_node={devices.gpus}"]
-    return [*torchrun, fairseq_train]
+    return [*torchrun, *(_RANK if devices.precision == "--cpu" else ()), fairseq_train]
 
 
 def _arguments(data: Data, options: Mapping[str, Any]) -> list[str]:
