@@ -14,6 +14,7 @@ from fairseq_posenc.workbench.experiments.settings import Run
 from fairseq_posenc.workbench.experiments.trainings import Read, Trial
 from fairseq_posenc.workbench.running.executor import refuse_jobs
 from fairseq_posenc.workbench.running.logs import Curve, read_curve_file
+from fairseq_posenc.workbench.running.programs import refuse_failures
 from fairseq_posenc.workbench.running.stages import Outputs, Stage
 
 Watch = Callable[[Callable[[], Results[AnySettings]]], None]
@@ -52,7 +53,8 @@ class Experiment(ABC, Generic[AnySettings]):
         follow = (lambda: watch(results)) if watch else None
         work: list[Trial] = [*trials.values()]
         if cluster := self.settings.cluster:
-            cluster.run_all([*map(trainings.as_piece, work)], self.settings.out, follow)
+            failures = cluster.run([*map(trainings.as_piece, work)], self.settings.out, follow)
+            refuse_failures(failures, len(work))
         else:
             refuse_jobs(self.settings.out)
             trainings.run_trials(work, self.settings.jobs, self._lock, follow)

@@ -105,9 +105,9 @@ class TestOnTwoNodes:
         (tmp_path / "p0").mkdir()
         (tmp_path / "p0" / "wrong").touch()
         (failure,) = sweep(tmp_path, 5)
-        assert failure.startswith("p0: failed: p0: is wrong (its log: ")
+        assert failure.startswith("p0: FAILED (NonZeroExitCode): p0: is wrong (its log: ")
         assert numbers(tmp_path, "p1") == list(range(5))
-        assert "p0: failed: p0: is wrong" in capsys.readouterr().err
+        assert "p0: FAILED (NonZeroExitCode): p0: is wrong" in capsys.readouterr().err
         assert submissions(tmp_path) == 1
         (tmp_path / "p0" / "wrong").unlink()
         assert sweep(tmp_path, 5) == []
@@ -118,7 +118,7 @@ class TestOnTwoNodes:
             wait_until(lambda: counted(tmp_path / "p0") > 0, 30)
             cluster.ask("scancel", *jobs(tmp_path).values())
             told = end_of(waiting, 2)
-        assert "p0: cancelled: " in told
+        assert "p0: CANCELLED " in told
 
     def test_wrong_options_are_slurms_to_tell(self, cluster, tmp_path):
         with pytest.raises(UserError, match=r"--on slurm time=5 partition=no: .*invalid partition"):
@@ -144,8 +144,7 @@ class TestFaults:
             wait_until(lambda: counted(tmp_path / "p0") > 3, 30)
             cluster.ask("scontrol", "requeue", jobs(tmp_path)["p0"])
             cluster.hasten(jobs(tmp_path)["p0"])
-            told = end_of(waiting)
-        assert "p0: waits (BeginTime)" in told
+            end_of(waiting)
         assert numbers(tmp_path) == list(range(60))
         assert submissions(tmp_path) == 1
 
@@ -158,8 +157,8 @@ class TestFaults:
                 for line in cluster.ask("squeue", "-h", "-r", "-o", "%i %N").splitlines()
                 if line.endswith("n1")
             ]
-            cluster.hasten(job)
             cluster.start("n1")
+            cluster.hasten(job)
             end_of(waiting)
         assert [numbers(tmp_path, f"p{n}") for n in (0, 1)] == [list(range(100))] * 2
         assert submissions(tmp_path) == 1

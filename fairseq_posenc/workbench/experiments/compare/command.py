@@ -21,7 +21,7 @@ from fairseq_posenc.workbench.experiments.text_settings import LEARNING_RATE, TA
 from fairseq_posenc.workbench.experiments.trainings import default_jobs
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import choose_device
-from fairseq_posenc.workbench.running.executor import add_on, parse_place
+from fairseq_posenc.workbench.running.executor import parse_place
 from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.locks import lock_output_folder
 from fairseq_posenc.workbench.running.progress import say
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "best (default: %(default)s)",
     )
     options.add_jobs(parser, "one on each core, but all models of a seed up to five; one on a GPU")
-    add_on(parser)
+    options.add_on(parser)
     parser.add_argument(
         "--open", action="store_true", help="show the page of the run in a browser as it grows"
     )
