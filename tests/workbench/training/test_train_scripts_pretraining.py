@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import shlex
 import shutil
 import socket
@@ -35,7 +34,6 @@ from tests.helpers.commands import (
     sentences,
     trained,
 )
-from tests.helpers.slurm import needs_slurm
 
 slow = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[3]
@@ -298,12 +296,12 @@ def test_some_of_the_shards_are_not_the_whole_corpus():
         (
             "b_lm",
             ["--device", "cpu", "--gpus", 2],
-            "--device cpu goes without --gpus, --fp16 and --bf16",
+            "--device cpu goes without --gpus, --nodes, --fp16 and --bf16",
         ),
         (
             "b_lm",
             ["--device", "cpu", "--bf16"],
-            "--device cpu goes without --gpus, --fp16 and --bf16",
+            "--device cpu goes without --gpus, --nodes, --fp16 and --bf16",
         ),
         ("b_lm", ["--gpus"], "argument --gpus: expected one argument"),
         ("b_lm", ["--gpus", 0], "argument --gpus: must be a whole number of at least 1, not '0'"),
@@ -538,35 +536,6 @@ def test_the_slurm_wrapper_starts_the_script_once_on_each_node():
     done = start("slurm", "a b.sh", "learned", SLURM_CPUS_PER_TASK="32", PATH=path)
     expected = "--ntasks-per-node=1|--kill-on-bad-exit=1|--cpus-per-task=32|a b.sh|learned|"
     assert done.stdout == expected
-
-
-@slow
-@needs_slurm
-def test_two_nodes_give_the_losses_of_one_with_the_same_batches(cluster, tmp_path):
-    """By the wrapper as users submit it, but for where the nodes meet: here they have one name."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        head = f"127.0.0.1:{free.getsockname()[1]}"
-    same = ["--dropout", 0, "--attention-dropout", 0, "--max-update", 6, "--log-format", "json"]
-    words = ["b_lm", "learned", sentences(), "--device", "cpu", "--per-gpu", 4, "--out"]
-    one, two = tmp_path / "one", tmp_path / "two"
-    call("train-recipe", *words, one, "--seeds", 1, "--", *TINY, *same)
-    # The same command on both, which find out by the step how many they are.
-    given = [*words[1:], two, "--head", head, "--seeds", 1, "--", *TINY, *same]
-    scripts = [str(SCRIPTS / "slurm.sh"), str(SCRIPTS / "b_lm.sh")]
-    submit = ["sbatch", "--wait", "--nodes=2", "--time=10", f"--output={tmp_path}/log"]
-    done = subprocess.run([*submit, *scripts, *map(str, given)], env=cluster.environment)
-    assert done.returncode == 0, (tmp_path / "log").read_text()
-    assert "training on 2 devices" in (tmp_path / "log").read_text()
-    assert updates(two / "seed1" / "checkpoint_last.pt") == 6
-    found, expected = ([float(x) for x in losses(each / "seed1")] for each in (two, one))
-    assert len(expected) == 6
-    assert found == pytest.approx(expected, rel=2e-3)
-
-
-def losses(folder: Path) -> list[str]:
-    """Return the loss of each update, as the log has it."""
-    return re.findall(r'"loss": "([\d.]+)", "ppl"', (folder / "train.log").read_text())
 
 
 @slow

@@ -107,7 +107,9 @@ def _bleu(path: Path, row: Row, record: Record) -> Run:
     training = read_if_there(row["path"], path) if is_model else None
     task = translation_task(training)
     figures = {(task, metric, "test"): row[name] for name, metric in _METRICS.items()}
-    found = {figure: float(value) for figure, value in figures.items() if value is not None}
+    found: dict[Figure, float] = {
+        figure: float(value) for figure, value in figures.items() if value is not None
+    }
     notes = [f"sacreBLEU {row['BLEU']:.2f}"]
     return Run(
         name=row["system"],
