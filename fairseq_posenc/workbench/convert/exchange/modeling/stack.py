@@ -91,6 +91,10 @@ class Stack(nn.Module):
         layers = (config.layer(number) for number in range(config.num_layers))
         self.kinds = [config.kinds.index(layer) for layer in layers]
 
+    def _rotates_source(self) -> bool:
+        layers: list[Any] = [*self.layers]
+        return any(layer.encoder_attn.rotates for layer in layers)
+
     def forward(
         self,
         input_ids: Tensor,
@@ -130,7 +134,7 @@ class Stack(nn.Module):
             if vectors is not None:
                 x = x + vectors.type_as(x)
         x = self.dropout(x if self.layernorm_embedding is None else self.layernorm_embedding(x))
-        if memory is not None and any(layer.encoder_attn.rotates for layer in self.layers):
+        if memory is not None and self._rotates_source():
             shared = shared.with_source(self.encodings, self._source_ids(memory))
         states, weights, cross_weights = [x], [], []
         for layer, kind in zip(self.layers, self.kinds):
