@@ -164,7 +164,7 @@ class TestFaults:
         assert submissions(tmp_path) == 1
 
     def test_a_job_whose_time_is_up_goes_on_in_the_next(self, cluster, tmp_path):
-        """Slurm may signal a minute earlier than it was asked to, so of two minutes 30 s are left."""
+        """Slurm may signal up to a minute early: of two minutes 30 s are sure."""
         short = ["time=2", "signal=USR2@30"]
         with command(cluster, tmp_path, "600", *short) as waiting:
             wait_until(lambda: "BeginTime" in cluster.ask("squeue", "-h", "-o", "%r"), 150)
