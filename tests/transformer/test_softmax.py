@@ -61,7 +61,10 @@ def softmax(spec: str, scores: torch.Tensor, layer, direction: str) -> torch.Ten
     weights = torch.zeros_like(scores)
     for h in range(HEADS):
         factor = float(layer["ssmax"].factor[h]) if "ssmax" in layer else 1.0
-        sink = float(layer["sink"].score[h]) if "sink" in layer else -math.inf
+        sink = -math.inf
+        if "sink" in layer:
+            fixed = layer["sink"].value
+            sink = float(layer["sink"].score[h] if fixed is None else fixed)
         for i in range(scores.size(1)):
             keys = range(scores.size(2))
             seen = [
