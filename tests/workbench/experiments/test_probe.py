@@ -478,6 +478,19 @@ class TestReport:
         assert len(rows["trainings"]) == 2 * 3 * 3
         assert report.write_report(found, drawn=True).read_text().count("probe.png") == 1
 
+    def test_depths_are_drawn_and_recorded(self, tmp_path):
+        chosen = settings(tmp_path, tasks=(tasks.get("needle"),), lengths=(20, 80))
+        shares = {f"{n}@{depth:g}": 1 - depth * n / 80 for n in (20, 80) for depth in data.DEPTHS}
+        figures = {"20": 0.9, "80": 0.5, **shares}
+        outcomes = [Outcome(run, figures, seconds=9.0) for run in chosen.runs]
+        found = TaskResults(chosen, outcomes)
+        picture.draw_depths(found, "needle", tmp_path / "needle.png")
+        assert (tmp_path / "needle.png").stat().st_size > 10_000
+        rows = report.record(found).figures["depths"]
+        assert len(rows) == 3 * 2 * len(data.DEPTHS)
+        assert {row["exact"] for row in rows if row["length"] == 80} == {1, 0.75, 0.5, 0.25, 0}
+        assert "probe-needle.png" in report.write_report(found, drawn=True).read_text()
+
     def test_without_longer_questions_there_are_no_ranks(self, tmp_path):
         found = made_up(tmp_path)
         short = TaskResults(settings(tmp_path, lengths=(20, 40)), found.outcomes)
