@@ -63,7 +63,7 @@ def _write_folder(settings: Settings, text: Text) -> None:
     folder = Folder(settings.folder, _plan(settings, text, inputs))
     if folder.is_done():
         return
-    with folder.continued() as done:
+    with folder.resume() as done:
         dictionary = _make_dictionary(settings, text, folder.partial / DICTIONARY)
         symbols = Symbols.from_dictionary(dictionary)
         tokenizer = settings.vocabulary.load_encoder(dictionary)

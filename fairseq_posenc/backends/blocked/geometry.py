@@ -23,18 +23,18 @@ class Rule(NamedTuple):
         product: whether terms are multiplied, else added.
         scale: of the query.
         dropout: probability of dropping a weight.
-        holds: keep what the blocks have computed; else the backward pass computes it again.
+        saves: save the blocks' tensors for the backward pass, which else computes them again.
     """
 
     product: bool
     scale: float
     dropout: float
-    holds: bool
+    saves: bool
 
     @property
-    def holds_weights(self) -> bool:
-        """Whether the weights are among what is held: those of a sum."""
-        return self.holds and not self.product
+    def saves_weights(self) -> bool:
+        """Whether the weights are saved: those of a sum."""
+        return self.saves and not self.product
 
 
 class Chunk(NamedTuple):

@@ -2,8 +2,8 @@
 
 submitit writes the jobs, submits them, and queues a job again whose time is up. Here is what it
 leaves open: which jobs belong to a folder, what has become of them, and when to submit another.
-Whether a piece is done is told by what it left, as on one machine, never by the cluster: so a sweep
-begins here, goes on there, and comes back.
+Whether a piece is done is read from its folder, as on one machine, never asked of the cluster: so a
+sweep can move from one machine to a cluster and back.
 
 The states come from ``squeue``, which every cluster answers, and not from ``sacct``, as accounting
 is off on small ones.
@@ -287,7 +287,7 @@ class _Queue:
     def _ask(self) -> Optional[dict[str, _State]]:
         """Ask for the states of all jobs, by their ids; None if Slurm does not answer.
 
-        Jobs that have ended are told for some minutes.
+        Slurm lists a job for some minutes after its end.
         """
         command = ["squeue", "--noheader", "--array", "--states=all", f"--name={self._name}"]
         try:

@@ -233,8 +233,8 @@ class TestData:
         folders = [tmp_path / name for name in ("one", "other")]
         for folder in folders:
             folder.mkdir()
-            data.write_training(tasks.get("sort"), family, 8, folder)
-            data.write_reading(tasks.get("sort"), family, [3, 20], folder)
+            data.write_train_splits(tasks.get("sort"), family, 8, folder)
+            data.write_test_splits(tasks.get("sort"), family, [3, 20], folder)
         names = sorted(path.name for path in folders[0].iterdir())
         assert filecmp.cmpfiles(*folders, names, shallow=False) == (names, [], [])
         assert len(names) == (9 if family == CAUSAL else 18)
@@ -374,7 +374,7 @@ class TestReport:
         log = [
             '| INFO | length-20 | {"epoch": 1, "length-20_loss": "1", "length-20_exact": "0.25"}'
         ]
-        assert experiment.parse_shares([*log, "noise"]) == {"20": 0.25}
+        assert experiment.parse_accuracies([*log, "noise"]) == {"20": 0.25}
 
 
 def parse(*words: str) -> argparse.Namespace:

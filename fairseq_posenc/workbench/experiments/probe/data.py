@@ -1,4 +1,4 @@
-"""Questions and answers as data of fairseq, the same whenever they are made."""
+"""Write questions and answers as fairseq data: deterministic, from a fixed seed."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fairseq_posenc.workbench.running.stages import Outputs
 QUESTION, ANSWER = "question", "answer"  # fairseq's two languages, with an encoder
 DATA_SEED = 1
 EXAMPLES = {"train": 50_000, "valid": 200}
-READ = 100  # examples of each length
+TEST_EXAMPLES = 100  # of each length
 
 
-def write_training(task: Task, family: str, longest: int, folder: Path) -> Outputs:
-    """Write the splits ``train`` and ``valid``, with all lengths up to the longest."""
+def write_train_splits(task: Task, family: str, longest: int, folder: Path) -> Outputs:
+    """Write the splits ``train`` and ``valid``, with lengths drawn from 1 to ``longest``."""
     for split, count in EXAMPLES.items():
         chance = _chance(task, split)
         examples = (task.example(chance, chance.randint(1, longest)) for _ in range(count))
@@ -30,16 +30,16 @@ def write_training(task: Task, family: str, longest: int, folder: Path) -> Outpu
     return dict(EXAMPLES)
 
 
-def write_reading(task: Task, family: str, lengths: Sequence[int], folder: Path) -> Outputs:
-    """Write a split for each length; see :func:`split_name`."""
+def write_test_splits(task: Task, family: str, lengths: Sequence[int], folder: Path) -> Outputs:
+    """Write a test split for each length; see :func:`name_test_split`."""
     for length in lengths:
-        chance = _chance(task, split_name(length))
-        examples = (task.example(chance, length) for _ in range(READ))
-        _write(examples, task, family, folder, split_name(length))
-    return {split_name(length): READ for length in lengths}
+        chance = _chance(task, name_test_split(length))
+        examples = (task.example(chance, length) for _ in range(TEST_EXAMPLES))
+        _write(examples, task, family, folder, name_test_split(length))
+    return {name_test_split(length): TEST_EXAMPLES for length in lengths}
 
 
-def split_name(length: int) -> str:
+def name_test_split(length: int) -> str:
     """Name the split with questions of a length."""
     return f"length-{length}"
 
