@@ -106,9 +106,7 @@ class Operands(NamedTuple):
         }
         query, key, value = self[:3]
         zeros["query"] = query.new_zeros(query.shape)
-        zeros["key"], zeros["value"] = (
-            x.new_zeros(x.mT.shape) for x in (key, value)
-        )  # [B, H, D, S]
+        zeros["key"], zeros["value"] = (x.new_zeros(x.mT.shape) for x in (key, value))
         return self._replace(**zeros)
 
 

@@ -261,7 +261,7 @@ class TestFolders:
             fail()
         assert os.listdir(tmp_path) == []
 
-    @pytest.mark.parametrize("way", ["begun", "continued"])
+    @pytest.mark.parametrize("way", ["create", "resume"])
     def test_somebody_elses_unfinished_folder_is_left_alone(self, tmp_path: Path, way: str) -> None:
         folder = Folder(tmp_path / "out", {})
         folder.partial.mkdir()
@@ -270,7 +270,7 @@ class TestFolders:
             getattr(folder, way)().__enter__()
         assert os.listdir(folder.partial) == ["thesis.tex"]
 
-    @pytest.mark.parametrize("way", ["begun", "continued"])
+    @pytest.mark.parametrize("way", ["create", "resume"])
     def test_a_link_in_the_place_of_the_unfinished_folder(self, tmp_path: Path, way: str) -> None:
         folder = Folder(tmp_path / "out", {})
         (tmp_path / "elsewhere").mkdir()
