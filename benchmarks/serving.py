@@ -1,7 +1,7 @@
 """Speed of a trained translation model in the engines that it can be carried to, and their BLEU.
 
-fairseq's own search, transformers and CTranslate2 in float32 and int8 translate the same batches of
-raw text, sentences of similar length together, with beam 5, and take turns. What they find for the
+fairseq's own search, transformers and CTranslate2 in each type translate the same batches of raw
+text, sentences of similar length together, with beam 5, and take turns. What they find for the
 whole test set is compared token by token with what fairseq finds, with beam 5 and greedily.
 
     python benchmarks/serving.py --checkpoint rope/checkpoint_best.pt --threads 1
@@ -17,6 +17,7 @@ if __name__ == "__main__":
 import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Optional
 
@@ -52,7 +53,8 @@ class Found(NamedTuple):
     score: Optional[float]
 
 
-Engine = Callable[[Sequence[str], int], list[Found]]  # translates a batch with a beam
+# Translates a batch with a beam, and says whether to tell scores.
+Engine = Callable[[Sequence[str], int, bool], list[Found]]
 
 
 def parse_args(words: list[str]) -> argparse.Namespace:
@@ -76,7 +78,7 @@ def fairseq_engine(args: argparse.Namespace) -> Engine:
     """Load the model with fairseq, for the search of ``fairseq-generate``."""
     translator = Translator.load(args.checkpoint, data=args.data, device="cpu")
 
-    def translate(sentences: Sequence[str], beam: int) -> list[Found]:
+    def translate(sentences: Sequence[str], beam: int, _: bool) -> list[Found]:
         found = translator.translate(sentences, beam=beam, max_tokens=10**6)
         return [Found(each[0].tokens, each[0].score) for each in found]
 
@@ -93,7 +95,7 @@ def transformers_engine(folder: Path) -> Engine:
         found = tokenizer.convert_ids_to_tokens(numbers.tolist())
         return tuple(each for each in found if each not in special)
 
-    def translate(sentences: Sequence[str], beam: int) -> list[Found]:
+    def translate(sentences: Sequence[str], beam: int, _: bool) -> list[Found]:
         given = tokenizer(list(sentences), return_tensors="pt", padding=True)
         with torch.inference_mode():
             found = model.generate(**given, num_beams=beam, early_stopping=beam > 1)
@@ -107,30 +109,28 @@ def ctranslate2_engine(folder: Path, pieces: Path, longest: int, threads: int) -
     cut = SentencePieceProcessor(model_file=str(pieces))
     translator = ctranslate2.Translator(str(folder), inter_threads=1, intra_threads=threads)
 
-    def translate(sentences: Sequence[str], beam: int) -> list[Found]:
+    def translate(sentences: Sequence[str], beam: int, scored: bool) -> list[Found]:
+        given = [cut.encode(each, out_type=str) for each in sentences]
         found = translator.translate_batch(
-            [cut.encode(each, out_type=str) for each in sentences],
-            beam_size=beam,
-            max_decoding_length=longest,
-            return_end_token=True,
-            return_scores=True,
+            given, beam_size=beam, max_decoding_length=longest, return_end_token=True
         )
-        return [
-            Found(tuple(word for word in each.hypotheses[0] if word != "</s>"), each.scores[0])
-            for each in found
-        ]
+        words = [[word for word in each.hypotheses[0] if word != "</s>"] for each in found]
+        scores: Sequence[Optional[float]] = [None] * len(words)
+        if scored:  # anew, as a search leaves the end out of the chances of the first word
+            scores = [fmean(each.log_probs) for each in translator.score_batch(given, words)]
+        return [Found(tuple(each), score) for each, score in zip(words, scores)]
 
     return translate
 
 
 def carried(trained: OpenModel, folder: Path, threads: int) -> dict[str, Engine]:
     """Export a model, and load it with each of the other engines."""
-    longest = generation(trained)["max_new_tokens"]
+    longest = generation(trained)["max_new_tokens"] - 1  # words
     source = data_of(trained)
     pieces = source.pieces(source.source)
     export(trained, "hf", None, folder / "hf", Labels())
     found = {"transformers": transformers_engine(folder / "hf")}
-    for quantization in ("float32", "int8"):
+    for quantization in ("float32", "float16", "int8"):
         place = folder / quantization
         serve(trained, quantization, None, place, Labels())
         found[f"CTranslate2, {quantization}"] = ctranslate2_engine(place, pieces, longest, threads)
@@ -155,7 +155,7 @@ def speeds(
         for engine in engines:
             began = now()
             for batch in cut if turn else cut[:2]:
-                engine(batch, BEAMS[0])
+                engine(batch, BEAMS[0], False)
             seconds.append(now() - began)
         found += [seconds] if turn else []
     return [
@@ -168,7 +168,7 @@ def quality(engine: Engine, sources: Sequence[str], beam: int) -> list[Found]:
     """Translate the whole test set."""
     found: dict[str, Found] = {}
     for batch in batches(sorted(set(sources)), 32):
-        found.update(zip(batch, engine(batch, beam)))
+        found.update(zip(batch, engine(batch, beam, True)))
     return [found[source] for source in sources]
 
 

@@ -1,3 +1,3 @@
 """The one place that holds the version of this package."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

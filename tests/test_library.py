@@ -114,7 +114,8 @@ COMMAND = """
 import sys
 sys.path[:] = [path for path in sys.path if "site-packages" not in path] + sys.argv[1:]
 from fairseq_posenc.workbench.cli import main
-codes = [main(words.split()) for words in ("list", "compare --text x.txt", "learning-curves x.log")]
+commands = ("list", "doctor", "compare --text x.txt", "learning-curves x.log")
+codes = [main(command.split()) for command in commands]
 from fairseq_posenc.user_dir import register
 try:
     register()
@@ -126,7 +127,7 @@ except ValueError as error:
 def test_what_needs_the_extra_says_so_in_a_line(torch_alone):
     done = run_alone(COMMAND, torch_alone)
     *_, last = done.stdout.splitlines()
-    assert last == "[0, 2, 2] needs fairseq: pip install 'fairseq-posenc[fairseq]'", done.stderr
+    assert last == "[0, 0, 2, 2] needs fairseq: pip install 'fairseq-posenc[fairseq]'", done.stderr
     told = done.stderr.splitlines()
     assert len(told) == 2
     assert all(line.endswith("pip install 'fairseq-posenc[fairseq]'") for line in told)

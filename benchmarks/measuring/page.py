@@ -205,23 +205,27 @@ def serving_table(rows: Rows) -> str:
     beams = [key.rpartition("_")[2] for key in rows[0] if key.startswith("bleu_")]
     titles = ["engine"]
     titles += [f"sentences/s, batch {size} (times fairseq's)" for size in sizes]
-    titles += [title.format(beam) for beam in beams for title in ("same, beam {}", "BLEU, beam {}")]
+    parts = ("same, beam {}", "scores apart, beam {}", "BLEU, beam {}")
+    titles += [title.format(beam) for beam in beams for title in parts]
     cells = [
         [
             row["engine"],
             *(f"{row[f'sentences_per_second_{n}']:.1f} ({row[f'ratio_{n}']:.2f})" for n in sizes),
-            *(
-                text
-                for n in beams
-                for text in (
-                    f"{row[f'same_beam_{n}']:,} of {row['sentences']:,}",
-                    f"{row[f'bleu_beam_{n}']:.2f}",
-                )
-            ),
+            *(cell for n in beams for cell in _quality(row, n)),
         ]
         for row in rows
     ]
-    return table(titles, cells, "l")
+    return table(titles, cells)
+
+
+def _quality(row: dict[str, Any], beam: str) -> list[str]:
+    """Format how equal an engine's translations are to fairseq's, and how good."""
+    apart = row[f"score_difference_beam_{beam}"]
+    return [
+        f"{row[f'same_beam_{beam}']:,} of {row['sentences']:,}",
+        f"{apart:.0e}" if apart else "-",
+        f"{row[f'bleu_beam_{beam}']:.2f}",
+    ]
 
 
 SECTIONS: dict[str, Callable[[Sequence[Result]], list[str]]] = {

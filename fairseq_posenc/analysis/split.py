@@ -60,6 +60,8 @@ def split(
     """
     query, key = query.double(), key.double()
     exact: dict[str, Any] = {name: term.double() for name, _, term in terms.given()}
+    if terms.counted_table is not None:
+        exact["counted_table"] = terms.counted_table.double()
     terms = terms._replace(**exact)
     bare = Terms(scale_factor=terms.scale_factor, first=terms.first)
     scores = partial(reference.scores, mask=mask)

@@ -89,10 +89,7 @@ def refuse_swelling(path: Path) -> None:
 
 @contextmanager
 def readable_errors(what: str) -> Iterator[None]:
-    """Convert every error of reading a checkpoint to one line.
-
-    Args:
-        what: the file, as a user knows it: ``--checkpoint PATH``.
+    """Convert every error of reading a checkpoint, as in ``--checkpoint PATH``, to one line.
 
     Raises:
         UserError: whatever went wrong; what torch and fairseq raise depends on what the file holds.

@@ -25,11 +25,8 @@ STOCK_SPEC = "sinusoidal(layout=fairseq)"
 STOCK_TABLE = "embed_positions.weight"  # fairseq's learned positions
 LEARNED_TABLE = "embed_positions.encodings.learned.table.weight"  # the same here
 # Beside the weights: copies of them, which encoder layers of fairseq 0.12.2 have for its fast path.
-COPIES = [
-    f"{name}_{kind}"
-    for name in ("in_proj", "out_proj", "fc1", "fc2")
-    for kind in ("weight", "bias")
-]
+_COPIED = ("in_proj", "out_proj", "fc1", "fc2")
+COPIES = [f"{name}_{kind}" for name in _COPIED for kind in ("weight", "bias")]
 _COPY = re.compile(rf"\.layers\.\d+\.(?:{'|'.join(COPIES)})$")
 STOCK_OFFSET = 2  # rows before position 0: padding_idx + 1, and fairseq's padding_idx is 1
 
@@ -130,10 +127,8 @@ class PositionCheckpoints(nn.Module):
                     f"{name}: the checkpoint is of a version that did not write down its "
                     f"positions, and is taken for one of {own.positions}"
                 )
-            others += [
-                f"{name}: {each}"
-                for each in theirs.weight_settings.differences(own.weight_settings)
-            ]
+            differing = theirs.weight_settings.differences(own.weight_settings)
+            others += [f"{name}: {each}" for each in differing]
             if unknown := theirs.weight_settings.unknown_beside(own.weight_settings):
                 logger.info("%s: the checkpoint does not say its %s", name, ", ".join(unknown))
             found = theirs.differences(own, stack.layers_kept)

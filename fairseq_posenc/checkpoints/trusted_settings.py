@@ -52,10 +52,7 @@ class _Setting(NamedTuple):
 
 
 def check_settings(state: Any) -> None:
-    """Refuse settings that fairseq would run as code, or could not read.
-
-    Args:
-        state: of a checkpoint: its settings are ``cfg``, or ``args`` of older ones.
+    """Refuse settings (`cfg`, older `args`) that fairseq would run as code, or could not read.
 
     Raises:
         UserError: names the setting.

@@ -66,10 +66,9 @@ def _describe_damage(weight: Any) -> str | None:
     # A sum reads the tensor once and keeps nothing. Only if it overflows are all parts looked at.
     if weight.sum(dtype=torch.promote_types(weight.dtype, torch.float32)).isfinite():
         return None
-    broken = int((~weight.isfinite()).sum())
-    return (
-        f"has {broken:,} of {weight.numel():,} numbers that are NaN or infinite" if broken else None
-    )
+    if not (broken := int((~weight.isfinite()).sum())):
+        return None
+    return f"has {broken:,} of {weight.numel():,} numbers that are NaN or infinite"
 
 
 def format_load_report(

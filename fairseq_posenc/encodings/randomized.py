@@ -52,6 +52,11 @@ class Randomized(Encoding):
         self.limit, self.evaluation = limit, evaluation
         self.register_buffer("fixed", self._fixed_numbers(), persistent=False)
 
+    def trained_at(self, length: int) -> None:
+        """Draw the numbers, too: what builds a model without memory leaves them out."""
+        super().trained_at(length)
+        self.fixed.copy_(self._fixed_numbers())
+
     def make_room(self, length: int) -> None:
         """Draw for as many positions."""
         self.dims = self.dims.with_room(length)

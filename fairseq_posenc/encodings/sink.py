@@ -36,10 +36,6 @@ class Sink(Encoding):
         self.value = value
         if value is None:
             self.score = nn.Parameter(torch.empty(dims.num_heads))
-        else:
-            self.register_buffer(
-                "score", torch.full((dims.num_heads,), float(value)), persistent=False
-            )
 
     def reset_parameters(self) -> None:
         """Start at 0."""
@@ -48,7 +44,10 @@ class Sink(Encoding):
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Bring the score."""
-        return Terms(sink=self.score)
+        if self.value is None:
+            return Terms(sink=self.score)
+        device, heads = positions.tokens.device, self.dims.num_heads
+        return Terms(sink=torch.full((heads,), float(self.value), device=device))
 
     @classmethod
     def parameter_count(cls, dims: Dims, layers: int) -> int:

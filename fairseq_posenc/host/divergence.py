@@ -41,7 +41,12 @@ def explain_divergence(error: BaseException) -> str | None:
             for frame, _ in traceback.walk_tb(link.__traceback__):
                 trainer, samples = frame.f_locals.get("self"), frame.f_locals.get("samples")
                 if isinstance(trainer, Trainer) and samples:
-                    return _format_message(link, trainer, samples)
+                    return (
+                        f"training stopped at update {trainer.get_num_updates() + 1:,}: {link}; "
+                        f"{_largest(trainer, samples)}the checkpoints in "
+                        f"{Path(trainer.cfg.checkpoint.save_dir)} but crash.pt are of before: go "
+                        "on from one of them with a smaller --lr, or with --clip-norm"
+                    )
     return None
 
 
@@ -49,15 +54,6 @@ def parse_stop_update(message: str) -> int:
     """Parse the update at which a training diverged from its message; 0 if it has none."""
     found = _STOPPED.search(message)
     return int(found[1].replace(",", "")) if found else 0
-
-
-def _format_message(error: BaseException, trainer: Trainer, samples: list[Any]) -> str:
-    return (
-        f"training stopped at update {trainer.get_num_updates() + 1:,}: {error}; "
-        f"{_largest(trainer, samples)}the checkpoints in "
-        f"{Path(trainer.cfg.checkpoint.save_dir)} but crash.pt are of before: go on from one of "
-        "them with a smaller --lr, or with --clip-norm"
-    )
 
 
 def _largest(trainer: Trainer, samples: list[Any]) -> str:

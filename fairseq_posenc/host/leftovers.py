@@ -23,10 +23,6 @@ def temporary_file(folder: Path, name: str) -> Iterator[Path]:
 
     What killed processes left under such a name is deleted first: a process locks what it makes as
     long as it lives. On a file system without locks nothing can tell, and leftovers stay.
-
-    Args:
-        folder: where to make it.
-        name: the first part of its name.
     """
     for path in folder.glob(f"{glob.escape(name)}{_MARK}{'[0-9a-f]' * 8}"):
         _delete_abandoned(path, path)

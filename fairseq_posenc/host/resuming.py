@@ -20,12 +20,7 @@ _optimizers: list[Path] = []  # the checkpoint whose optimizer's state is about 
 
 
 def begin(path: Path, settings: DictConfig | None) -> None:
-    """Log how a training's settings differ from those of the checkpoint that it goes on from.
-
-    Args:
-        path: the checkpoint, which is whole.
-        settings: of the training; None where they are not known.
-    """
+    """Log how a training's settings differ from those of the checkpoint that it goes on from."""
     _optimizers.clear()
     if settings is None or not path.is_file():
         return
@@ -44,9 +39,6 @@ def begin(path: Path, settings: DictConfig | None) -> None:
 
 def refuse_optimizer(resized: list[str]) -> None:
     """Refuse an optimizer's state for parameters that have other sizes in the checkpoint.
-
-    Args:
-        resized: those parameters, in words.
 
     Raises:
         UserError: there are some, and :func:`begin` saw that the state is about to be loaded.

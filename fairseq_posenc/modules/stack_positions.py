@@ -83,6 +83,7 @@ class StackPositions(nn.Module):
         positions = self._split_documents(positions, document_ids)
         if position_ids is not None:
             positions = self._with_ids(positions, position_ids)
+        positions = self.shared.number(positions)
         for encoding in self.input.each() if self.input is not None else ():
             vectors = encoding.embed(positions)
             if vectors is not None:

@@ -1,6 +1,7 @@
 """The criterion ``answers``: the loss of the answers alone, for questions with one right answer.
 
-It works with fairseq's tasks ``language_modeling`` and ``translation``.
+It works with fairseq's tasks ``language_modeling``, with ``--self-target`` for encoders, and
+``translation``.
 """
 
 from __future__ import annotations
@@ -15,49 +16,61 @@ from torch import Tensor
 
 from fairseq_posenc.errors import UserError
 
-ASKS = "="  # the symbol before the answer
+ASKS, ENDS = "=", ";"  # the symbols before an answer, and after one that the text goes on behind
+BLANK = "<blank>"  # what an encoder sees in place of an answer
 
 
 @register_criterion("answers")
 class AnswersCriterion(FairseqCriterion):
-    """Cross-entropy of the answer after ``=``, and the exact match of greedy search.
+    """Cross-entropy of the answers after ``=``, and the exact match of greedy search.
 
-    Each token is predicted from the right ones before it. If the likeliest token is right
-    everywhere, greedy search finds the whole answer, and only then.
+    A decoder predicts each token from the right ones before it. If the likeliest token is right
+    everywhere, greedy search finds all answers, and only then. An encoder predicts all tokens of
+    the answers at once, each at a place of its own (Ruoss et al. 2023, arXiv:2305.16843).
     """
 
     def __init__(self, task: Any) -> None:
         super().__init__(task)
         dictionary = task.target_dictionary
-        self._asks, self._pad = dictionary.index(ASKS), dictionary.pad()
-        if self._asks == dictionary.unk():
-            raise UserError(f"--criterion answers: the dictionary has no {ASKS!r}")
+        self._asks, self._ends = dictionary.index(ASKS), dictionary.index(ENDS)
+        self._blank, self._pad = dictionary.index(BLANK), dictionary.pad()
+        self._is_encoder = getattr(task, "targets", None) == ["self"]
+        for symbol in (ASKS, BLANK) if self._is_encoder else (ASKS,):
+            if dictionary.index(symbol) == dictionary.unk():
+                raise UserError(f"--criterion answers: the dictionary has no {symbol!r}")
 
     def forward(
         self, model: Any, sample: dict[str, Any], reduce: bool = True
     ) -> tuple[Tensor, int, dict[str, Any]]:
         """Compute the summed loss, the number of its tokens, and the values to log, all sums."""
-        scores = model(**sample["net_input"])[0].float()  # [B, T, V]
+        given, counted = sample["net_input"], self.counted(sample)
+        if self._is_encoder:
+            tokens = given["src_tokens"].masked_fill(counted, self._blank)
+            given = {**given, "src_tokens": tokens}
+        scores = model(**given)[0].float()  # [B, T, V]
         target = sample["target"]  # [B, T]
-        counted = self.counted(sample)
         loss = F.cross_entropy(scores[counted], target[counted], reduction="sum")
         wrong = ((scores.argmax(-1) != target) & counted).any(-1)  # [B]
-        tokens = int(counted.sum())
+        count = int(counted.sum())
         logged = {
             "loss": loss.detach(),
             "ntokens": sample["ntokens"],
             "nsentences": len(target),
-            "sample_size": tokens,
+            "sample_size": count,
             "exact": len(target) - wrong.sum(),
         }
-        return loss, tokens, logged
+        return loss, count, logged
 
     def counted(self, sample: dict[str, Any]) -> Tensor:
-        """Mask the targets that belong to the answer, with its end, ``[B, T]``."""
+        """Mask the targets that belong to an answer, a decoder's with its end, ``[B, T]``."""
         given = sample["net_input"]
         given = given.get("prev_output_tokens", given["src_tokens"])
-        answers: Tensor = given.eq(self._asks).cumsum(-1).bool()
-        return answers & sample["target"].ne(self._pad)
+        asks = given.eq(self._asks)
+        started = asks.cumsum(-1)
+        if self._is_encoder:
+            started = started - asks.long()  # the answer stands behind, and is not told in advance
+        open_answers: Tensor = started > given.eq(self._ends).cumsum(-1)
+        return open_answers & sample["target"].ne(self._pad)
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:

@@ -56,10 +56,8 @@ class PositionalAttention(SelfAttentionCore, MultiheadAttention):
         super().__init__(embed_dim, num_heads, self_attention=True, **kwargs)
         if self.use_xformers or self.bias_k is not None or self.add_zero_attn:
             raise UserError("position encodings do not work with xformers or added key biases")
-        self.encodings = encodings
-        self.direction = direction
-        self.backend = backend
-        self.kind = kind
+        self.encodings, self.direction = encodings, direction
+        self.backend, self.kind = backend, kind
 
     def __prepare_scriptable__(self) -> None:
         """Refuse ``torch.jit.script``, which asks this of every part of a model.
@@ -120,9 +118,9 @@ class PositionalAttention(SelfAttentionCore, MultiheadAttention):
         terms = self._step_terms(incremental_state, q.size(2), k.size(2), shared)
         terms = terms.with_decay(decay, self.num_heads)
         mask = self._mask(key_padding_mask, attn_mask, shared, k.size(2))
-        attended, weights = attend(
-            q, k, v, terms, mask, self._dropout(), need_weights, self.backend
-        )
+        drops = self.dropout_module.training or self.dropout_module.apply_during_inference
+        dropout = float(self.dropout_module.p) if drops else 0.0
+        attended, weights = attend(q, k, v, terms, mask, dropout, need_weights, self.backend)
         if weights is not None:
             weights = weights.transpose(0, 1) if need_head_weights else weights.mean(1)
         return self.merge_heads(attended), weights
@@ -137,14 +135,12 @@ class PositionalAttention(SelfAttentionCore, MultiheadAttention):
             span = Span.from_lengths(tgt_len, tokens, positions.tokens.device)
             return self.terms(span, shared).without_first_keys(dropped)
         key = self._get_full_incremental_state_key("terms")
-        steps = cached_terms(
-            state,
-            key,
-            span,
-            lambda span: self.terms(
-                span, shared._replace(positions=lookahead_positions(positions, span))
-            ),
-        )
+
+        def terms_of(span: Span) -> Terms:
+            ahead = lookahead_positions(positions, span)
+            return self.terms(span, shared._replace(positions=ahead))
+
+        steps = cached_terms(state, key, span, terms_of)
         # Numbers for each query or token, so those of later steps are not at hand.
         now = slice_for_step(steps, tokens)._replace(
             temperature=shared.terms.temperature,
@@ -206,10 +202,6 @@ class PositionalAttention(SelfAttentionCore, MultiheadAttention):
         if limits.segments is not None:  # of the keys that a cache has not dropped
             limits = limits._replace(segments=limits.segments[:, -src_len:])
         return Mask(self.direction, padding, pairs, shared.cache, limits)
-
-    def _dropout(self) -> float:
-        module = self.dropout_module
-        return float(module.p) if module.training or module.apply_during_inference else 0.0
 
     def _without_stack(
         self, query: Tensor, cache: dict[str, Tensor | None], key_padding_mask: Tensor | None

@@ -25,21 +25,14 @@ Hook = Callable[..., Any]
 
 
 class CapturedAttention(NamedTuple):
-    """Weights and scores of one attention.
+    """Weights and scores of one attention."""
 
-    Attributes:
-        stack: ``encoder`` or ``decoder``.
-        cross: whether keys are the other stack's.
-        layer: counted from 0.
-        weights: ``(batch, heads, tgt_len, src_len)``.
-        split: the parts of its scores; content alone where no encoding acts on them, as in
-            cross-attention and in fairseq's own models.
-    """
-
-    stack: str
-    cross: bool
-    layer: int
-    weights: Tensor
+    stack: str  # `encoder` or `decoder`
+    cross: bool  # whether keys are the other stack's
+    layer: int  # counted from 0
+    weights: Tensor  # `(batch, heads, tgt_len, src_len)`
+    # the parts of its scores; content alone where no encoding acts on them, as in cross-attention
+    # and in fairseq's own models
     split: Split
 
 
@@ -47,9 +40,7 @@ class CapturedAttention(NamedTuple):
 def capture_attention(model: nn.Module, run: Callable[[], Any]) -> list[CapturedAttention]:
     """Capture the weights and scores of every attention in a full forward pass, stack by stack.
 
-    Args:
-        model: of any family, in evaluation mode.
-        run: makes the pass.
+    The model is in evaluation mode; ``run`` makes the pass.
     """
     seen: list[CapturedAttention] = []
     with ExitStack() as hooks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from argparse import Namespace
+from itertools import groupby
 from typing import Any
 
 from fairseq import utils
@@ -39,13 +40,7 @@ def stack_config(args: Any) -> TransformerConfig:
 
 
 def task_option(task: Any, name: str, default: Any = None) -> Any:
-    """Read an option of a task, which fairseq's older tasks keep in another place.
-
-    Args:
-        task: fairseq's task, or a stand-in that has no options.
-        name: of the option.
-        default: where there is none.
-    """
+    """Read an option of a task, which fairseq's older tasks keep in another place."""
     options = getattr(task, "cfg", None) or getattr(task, "args", None)
     return getattr(options, name, default)
 
@@ -68,15 +63,10 @@ def check_activations(args: Any) -> None:
 
 
 def announce(**stacks: Any) -> None:
-    """Log the positions of each stack in one line.
-
-    Args:
-        **stacks: its encoder and decoder.
-    """
+    """Log the positions of each stack in one line."""
     for name, stack in stacks.items():
-        directions = " ".join(
-            f"{direction} x{count}" for direction, count in _runs(stack.directions)
-        )
+        runs = [(direction, len([*alike])) for direction, alike in groupby(stack.directions)]
+        directions = " ".join(f"{direction} x{count}" for direction, count in runs)
         parameters = sum(
             value.numel()
             for key, value in stack.named_parameters()
@@ -84,14 +74,5 @@ def announce(**stacks: Any) -> None:
         )
         logger.info(
             f"{name} position encoding: {stack.assembly.spec} | directions: {directions} | "
-            f"backend: {stack.backend} | "
-            f"position parameters: {parameters:,}"
+            f"backend: {stack.backend} | position parameters: {parameters:,}"
         )
-
-
-def _runs(items: tuple[str, ...]) -> list[tuple[str, int]]:
-    runs: list[tuple[str, int]] = []
-    for item in items:
-        count = runs.pop()[1] if runs and runs[-1][0] == item else 0
-        runs.append((item, count + 1))
-    return runs

@@ -68,10 +68,7 @@ class RotaryCrossAttention(MultiheadAttention):
 class RotatedProjection(nn.Linear):
     """A projection to queries or keys, rotated by the current position state.
 
-    Args:
-        plain: the projection, whose parameters become this one's.
-        head_dim: D; heads may be pruned.
-        of_source: whether it makes keys of the source, else queries of the target.
+    It takes over the parameters of the plain one. Heads may be pruned.
     """
 
     def __init__(self, plain: nn.Linear, head_dim: int, of_source: bool) -> None:

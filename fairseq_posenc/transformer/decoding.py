@@ -19,11 +19,9 @@ STEPS = 32  # terms are computed for a multiple of so many keys
 
 
 def span_of_step(positions: Positions, limit: int) -> Span:
-    """Compute the distances from a last query to all keys, with room for later steps.
+    """Compute the distances from a last query to all keys, with room for later steps up to a limit.
 
-    Args:
-        positions: of the step.
-        limit: where the room ends, unless the step lies beyond: encodings may have no more rows.
+    A step beyond the limit has no more room: encodings may have no more rows.
     """
     src_len = positions.tokens.size(1)
     room = -(-src_len // STEPS) * STEPS
@@ -33,14 +31,7 @@ def span_of_step(positions: Positions, limit: int) -> Span:
 
 
 def cached_terms(state: Any, key: str, span: Span, compute: Callable[[Span], Terms]) -> Terms:
-    """Get the terms of a span from the cache, or compute them.
-
-    Args:
-        state: fairseq's incremental state.
-        key: of the terms in it.
-        span: see :func:`span_of_step`.
-        compute: computes them.
-    """
+    """Get the terms of a span (:func:`span_of_step`) from the cache, or compute them."""
     if key not in state or state[key][0] != span:
         state[key] = span, compute(span)
     terms: Terms = state[key][1]

@@ -31,12 +31,7 @@ def fingerprint(dictionary: Dictionary) -> str | None:
 
 
 def load_dictionary(path: Path, mask: bool = True) -> Dictionary:
-    """Load a dictionary.
-
-    Args:
-        path: the ``dict.txt``.
-        mask: add ``<mask>`` at the end, as the tasks of masked language models do; the file of a
-            data-bin does not have it.
+    """Load a ``dict.txt``; add ``<mask>``, which the tasks of masked language models do, if asked.
 
     Raises:
         UserError: it cannot be read.

@@ -17,9 +17,7 @@ from fairseq_posenc.registry import Spec
 def check_document_ends(spec: Spec, task: Any) -> None:
     """Refuse to train on text in which the ends of documents are not marked.
 
-    Args:
-        spec: of the stack.
-        task: fairseq's, before it has loaded data; tasks other than language models pass.
+    The task has not loaded data; tasks other than language models pass.
 
     Raises:
         UserError: a masked LM would not see masked ends, no line of the text is empty, or no line

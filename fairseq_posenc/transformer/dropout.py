@@ -27,12 +27,7 @@ class RetainedDropout(nn.Module):
 
 
 def _owners(model: nn.Module, requested: Any) -> list[str]:
-    """Look up the classes that own a dropout by fairseq's names.
-
-    Args:
-        model: whose modules are looked through.
-        requested: names of classes, or one text with all of them, as the command line gives it.
-    """
+    """Look up the classes that own a dropout by fairseq's names, in a list or in one text."""
     names = re.findall(r"\w+", requested) if isinstance(requested, str) else list(requested)
     known: dict[str, set[str]] = {}
     for owner in model.modules():

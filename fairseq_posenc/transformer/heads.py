@@ -7,11 +7,7 @@ from torch.nn import functional as F
 
 
 class SpanHead(nn.Module):
-    """A linear layer with two outputs a token, as in BERT (Devlin et al., 2019, section 4.2).
-
-    Args:
-        embed_dim: width of the model.
-    """
+    """A linear layer with two outputs a token, as in BERT (Devlin et al., 2019, section 4.2)."""
 
     def __init__(self, embed_dim: int) -> None:
         super().__init__()

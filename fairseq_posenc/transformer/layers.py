@@ -85,13 +85,7 @@ class _PositionalLayer:
 
 
 class PositionalEncoderLayer(_PositionalLayer, TransformerEncoderLayerBase):
-    """fairseq's encoder layer with our self-attention.
-
-    Args:
-        cfg: fairseq's TransformerConfig, with our options as ``cfg.position``.
-        return_fc: fairseq's own.
-        index: of the layer, from 0.
-    """
+    """fairseq's encoder layer with our self-attention; our options are ``cfg.position``."""
 
     def __init__(self, cfg: Any, return_fc: bool = False, index: int = 0) -> None:
         self.index = index  # fairseq's constructor builds the attention
@@ -119,14 +113,9 @@ class PositionalEncoderLayer(_PositionalLayer, TransformerEncoderLayerBase):
 
 
 class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
-    """fairseq's decoder layer with our self-attention.
+    """fairseq's decoder layer with our self-attention; our options are ``cfg.position``.
 
     Cross-attention is fairseq's own, unless an encoding asks for rotations in it.
-
-    Args:
-        cfg: fairseq's TransformerConfig, with our options as ``cfg.position``.
-        no_encoder_attn: True for a language model.
-        index: of the layer, from 0.
     """
 
     def __init__(self, cfg: Any, no_encoder_attn: bool = False, index: int = 0) -> None:

@@ -18,8 +18,7 @@ from fairseq_posenc.checkpoints.weight_settings import WeightSettings
 from fairseq_posenc.encodings.base import Dims, Encoding
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.positions import Positions, may_sync
-from fairseq_posenc.registry import Spec
+from fairseq_posenc.positions import Positions, Span, may_sync
 from fairseq_posenc.transformer.attention import IncrementalState
 from fairseq_posenc.transformer.decoding import cached_terms, lookahead_positions, span_of_step
 from fairseq_posenc.transformer.forward_context import current_context, inject_context, set_context
@@ -115,43 +114,30 @@ class _PositionalStack:
             if encoding.acts_on == "softmax" or positions.drawn is not None:  # by token
                 return encoding.terms(span, positions)
             key = self._get_full_incremental_state_key(f"terms.{name}")
-            return cached_terms(
-                state,
-                key,
-                span,
-                lambda span: encoding.terms(span, lookahead_positions(positions, span)),
-            )
+
+            def ahead(span: Span) -> Terms:
+                return encoding.terms(span, lookahead_positions(positions, span))
+
+            return cached_terms(state, key, span, ahead)
 
         return Shared.compute(self.encodings, positions, span, terms_of)
 
 
 class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
-    """fairseq's Transformer encoder with position encodings as parts.
-
-    Args:
-        cfg: fairseq's TransformerConfig, with our options as ``cfg.position``.
-        dictionary: of the source.
-        embed_tokens: token embeddings.
-        return_fc: fairseq's own.
-    """
+    """fairseq's encoder with position encodings as parts; our options are ``cfg.position``."""
 
     def __init__(
         self, cfg: Any, dictionary: Any, embed_tokens: nn.Embedding, return_fc: bool = False
     ) -> None:
-        kept = _layers_kept(cfg.encoder.layers_to_keep)
-        spec = _spec_kept(cfg.position.encoder, kept, cfg.encoder.layers)
-        cfg.position = cfg.position._replace(encoder=spec)  # of which layers are built
-        assembly = _assembly(spec, encoder_dims(cfg), cfg.encoder.layers)
+        kept, assembly = _prepare(cfg, "encoder", encoder_dims(cfg))
         super().__init__(cfg, dictionary, embed_tokens, return_fc)
         self.layers_kept = kept
         self.weight_settings = WeightSettings.from_config(cfg, cfg.encoder, dictionary)
-        options = cfg.position
-        self.install(
-            assembly,
-            dictionary.eos(),
-            _directions_kept(options.directions, self.layers_kept),
-            options.backend,
-        )
+        directions = cfg.position.directions
+        if self.layers_kept is not None:
+            named = dict(enumerate(directions))
+            directions = tuple(named.get(index, "both") for index in self.layers_kept)
+        self.install(assembly, dictionary.eos(), directions, cfg.position.backend)
 
     def build_encoder_layer(self, cfg: Any) -> nn.Module:
         """Build a layer, wrapped as fairseq does."""
@@ -168,15 +154,7 @@ class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
 
 
 class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
-    """fairseq's Transformer decoder with position encodings as parts.
-
-    Args:
-        cfg: fairseq's TransformerConfig, with our options as ``cfg.position``.
-        dictionary: of the target.
-        embed_tokens: token embeddings.
-        no_encoder_attn: True for a language model.
-        output_projection: fairseq's own.
-    """
+    """fairseq's decoder with position encodings as parts; our options are ``cfg.position``."""
 
     def __init__(
         self,
@@ -186,16 +164,13 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         no_encoder_attn: bool = False,
         output_projection: nn.Module | None = None,
     ) -> None:
-        kept = _layers_kept(cfg.decoder.layers_to_keep)
-        spec = _spec_kept(cfg.position.decoder, kept, cfg.decoder.layers)
-        cfg.position = cfg.position._replace(decoder=spec)  # of which layers are built
-        assembly = _assembly(spec, decoder_dims(cfg), cfg.decoder.layers)
+        kept, assembly = _prepare(cfg, "decoder", decoder_dims(cfg))
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
         self.layers_kept = kept
         self.weight_settings = WeightSettings.from_config(cfg, cfg.decoder, dictionary)
         every_layer = ("lr",) * len(self.layers)
         self.install(assembly, dictionary.eos(), every_layer, cfg.position.backend)
-        self.rotates_source = rotates_source(spec)
+        self.rotates_source = rotates_source(assembly.spec)
 
     def build_decoder_layer(self, cfg: Any, no_encoder_attn: bool = False) -> nn.Module:
         """Build a layer, wrapped as fairseq does."""
@@ -262,30 +237,16 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         state[key] = tokens.size(1)
 
 
-def _assembly(spec: Spec, dims: Dims, layers: int) -> Assembly:
-    """Build the assembly of a stack; its tables and fairseq's own must fit into memory."""
+def _prepare(cfg: Any, side: str, dims: Dims) -> tuple[list[int] | None, Assembly]:
+    """List the layers that LayerDrop's pruning keeps, None without, and build what they are of."""
+    stack, spec = getattr(cfg, side), getattr(cfg.position, side)
+    kept = sorted(map(int, stack.layers_to_keep.split(","))) if stack.layers_to_keep else None
+    if kept is None:
+        spec.check_length(stack.layers)
+    else:
+        spec = spec.keep(kept)
+    cfg.position = cfg.position._replace(**{side: spec})  # of which layers are built
     assembly = Assembly(spec, dims)
-    assembly.check_size(layers, least=dims.max_positions * dims.embed_dim)
-    return assembly
-
-
-def _layers_kept(layers_to_keep: str | None) -> list[int] | None:
-    """List the layers that fairseq's LayerDrop pruning keeps; None without pruning."""
-    if not layers_to_keep:
-        return None
-    return sorted(int(index) for index in layers_to_keep.split(","))
-
-
-def _spec_kept(spec: Spec, kept: list[int] | None, layers: int) -> Spec:
-    """Select the encodings of the layers that are kept; a list must not exceed the stack."""
-    if kept is not None:
-        return spec.keep(kept)
-    spec.check_length(layers)
-    return spec
-
-
-def _directions_kept(directions: tuple[str, ...], layers: list[int] | None) -> tuple[str, ...]:
-    """Select the directions of the layers that are kept."""
-    if layers is None:
-        return directions
-    return tuple(directions[i] if i < len(directions) else "both" for i in layers)
+    # With fairseq's own tables it must fit into memory.
+    assembly.check_size(stack.layers, least=dims.max_positions * dims.embed_dim)
+    return kept, assembly

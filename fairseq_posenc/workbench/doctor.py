@@ -11,10 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import fairseq
 import torch
-from fairseq.modules.layer_norm import has_fused_layernorm
-from fairseq.optim.fused_adam import get_fused_adam_class
 
 from fairseq_posenc import registry
 from fairseq_posenc.analysis.self_test import errors
@@ -53,22 +50,30 @@ def findings() -> Iterator[Finding]:
     """Look at one thing after the other; the self-test comes last."""
     yield Finding("Python", True, platform.python_version())
     yield Finding("torch", True, torch.__version__)
-    yield _fairseq()
+    has_fairseq = importlib.util.find_spec("fairseq") is not None
+    yield _fairseq(has_fairseq)
     yield from _cuda()
-    yield from _apex()
+    if has_fairseq:
+        yield from _apex()
     yield _triton()
     yield from _backends()
-    yield _user_dir()
+    if has_fairseq:
+        yield _user_dir()
     yield self_test()
 
 
-def _fairseq() -> Finding:
+def _fairseq(is_there: bool) -> Finding:
+    if not is_there:
+        extra = "pip install 'fairseq-posenc[fairseq]' adds the plugin and most commands"
+        return Finding("fairseq", None, f"not installed: the library works; {extra}")
     for name in ("fairseq-fixed", "fairseq"):
         try:
             installed = f"{name} {importlib.metadata.version(name)}"
         except importlib.metadata.PackageNotFoundError:
             continue
         return Finding("fairseq", True, installed)
+    import fairseq
+
     return Finding("fairseq", True, f"{fairseq.__version__}, not installed by pip")
 
 
@@ -88,6 +93,9 @@ def _cuda() -> Iterator[Finding]:
 
 
 def _apex() -> Iterator[Finding]:
+    from fairseq.modules.layer_norm import has_fused_layernorm
+    from fairseq.optim.fused_adam import get_fused_adam_class
+
     # fairseq takes both only on a GPU, however apex is installed.
     for subject, installed, otherwise in (
         ("apex layer norm", has_fused_layernorm, "fairseq uses torch's"),
@@ -113,6 +121,8 @@ def _backends() -> Iterator[Finding]:
 
 def _user_dir() -> Finding:
     """Say where fairseq finds the package; a bare name is looked up beside fairseq itself."""
+    import fairseq
+
     by_name = Path(fairseq.__file__).parent.parent / PACKAGE.name
     if by_name.resolve() == PACKAGE:
         return Finding("--user-dir", True, f"{PACKAGE.name} (by name), or {PACKAGE}")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
+import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,13 +16,21 @@ from fairseq.data import Dictionary
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.dictionary import DICTIONARY, load_dictionary
+from fairseq_posenc.workbench.running.executor import Piece, Slurm
 from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
-from fairseq_posenc.workbench.running.files import checksum, written_whole
-from fairseq_posenc.workbench.running.folders import Folder
+from fairseq_posenc.workbench.running.files import (
+    checksum,
+    read_json,
+    write_whole,
+    written_whole,
+)
+from fairseq_posenc.workbench.running.folders import MANIFEST, Folder, saved_progress
+from fairseq_posenc.workbench.running.programs import refuse_failures
 from fairseq_posenc.workbench.running.progress import format_counts, say
 from fairseq_posenc.workbench.tokens.numbers import Symbols
 from fairseq_posenc.workbench.tokens.symbols import SymbolEncoder
 
+from .coverage import check_coverage, read_shards
 from .formats import LineFormat, check_format, describe_format
 from .items import Text, check_invalid, count_symbols, make_items
 from .options import Settings
@@ -30,6 +41,7 @@ from .split import Split, State
 from .vocabulary import PACKAGES
 
 _FORMAT = 2  # of manifest.json
+_COUNTS = "counts.json"
 _PADDING_FACTOR = 8  # of a dictionary's size, as in fairseq, for matrix hardware
 # The numbers depend on these options, and on the files.
 _OPTIONS = (
@@ -47,7 +59,11 @@ def run(args: argparse.Namespace, lines: LineFormat) -> None:
     settings = Settings.from_args(args)
     text = Text(lines, settings.sentences, settings.empty_lines)
     with signals_as_keyboard_interrupt(CONTINUES):
-        if settings.dict_only:
+        if settings.cluster:
+            _run_jobs(settings, text, settings.cluster)
+        elif settings.dict_only and settings.num_shards > 1:
+            _write_counts(settings, text)
+        elif settings.dict_only:
             path = settings.out / DICTIONARY
             if path.exists():
                 raise UserError(f"{path} is there already; delete it, or choose another --out")
@@ -55,6 +71,62 @@ def run(args: argparse.Namespace, lines: LineFormat) -> None:
             say(f"wrote {path}")
         else:
             _write_folder(settings, text)
+
+
+def _run_jobs(settings: Settings, text: Text, cluster: Slurm) -> None:
+    """Make all shards as jobs of a cluster, and before them their dictionary, in the same way."""
+    # There the modules are found as the program finds them, beside it.
+    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    settings = replace(settings, workers=int(cluster.options.get("cpus-per-task", 1)))
+    if settings.makes_dictionary:
+        counting, path = replace(settings, dict_only=True), settings.out / DICTIONARY
+        counter: Counter[str] = Counter()
+        for folder in _make_shards(counting, text, cluster, _write_counts):
+            counter.update(read_json(folder / _COUNTS))
+        _save(_build_dictionary(settings, counter), path)
+        settings = replace(settings, vocabulary=settings.vocabulary._replace(dict_txt=path))
+    if not settings.dict_only:
+        _make_shards(settings, text, cluster, _write_folder)
+
+
+def _make_shards(
+    settings: Settings, text: Text, cluster: Slurm, write: Callable[[Settings, Text], None]
+) -> list[Path]:
+    """Have ``write`` make all shards that are not there; return their folders, which are whole."""
+    plan, files = _plan(settings, text, {}), find_files(settings.inputs["train"])
+    shards = [replace(settings, shard=number) for number in range(settings.num_shards)]
+    folders = [one.folder for one in shards]
+    read_shards([folder for folder in folders if folder.exists()], plan)
+    pieces = [_as_piece(one, text, write) for one in shards]
+    refuse_failures(cluster.run(pieces, settings.out), len(pieces))
+    check_coverage(read_shards(folders, plan), files)
+    say(f"{settings.num_shards} shards in {folders[0].parent} have all of {len(files)} files, once")
+    return folders
+
+
+def _as_piece(settings: Settings, text: Text, write: Callable[[Settings, Text], None]) -> Piece:
+    folder = settings.folder
+    return Piece(
+        str(folder.relative_to(settings.out)),
+        folder,
+        work=lambda lock: write(settings, text),
+        is_done=(folder / MANIFEST).exists,
+        progress=lambda: saved_progress(folder),
+    )
+
+
+def _write_counts(settings: Settings, text: Text) -> None:
+    """Write how often each symbol occurs in a shard."""
+    inputs = _find_inputs(settings)["train"]
+    folder = Folder(settings.folder, _plan(settings, text, {"train": inputs}))
+    if folder.is_done():
+        return
+    with folder.create():
+        counter = _count(settings, text, [one.part for one in inputs])
+        write_whole(folder.partial / _COUNTS, json.dumps(counter))
+        described = {"inputs": [{**part._asdict(), "sha256": found} for part, found in inputs]}
+        folder.finish({"splits": {"train": described}})
 
 
 def _write_folder(settings: Settings, text: Text) -> None:
@@ -142,13 +214,21 @@ def _save(dictionary: Dictionary, path: Path) -> None:
 
 
 def _count_dictionary(settings: Settings, text: Text) -> Dictionary:
-    """Make a dictionary of the training text, equal to that of ``fairseq-preprocess``."""
-    counter: Counter[str] = Counter()
     parts = parts_of_shard(find_files(settings.inputs["train"]), 0, 1)
+    return _build_dictionary(settings, _count(settings, text, parts))
+
+
+def _count(settings: Settings, text: Text, parts: Sequence[Part]) -> Counter[str]:
+    counter: Counter[str] = Counter()
     with Pool(settings.workers, count_symbols, text, settings.splitter) as opened:
         for (part, line), (counts, read) in opened.map(_chunks(parts)):
             check_invalid(read.invalid, part, line, settings.skips_invalid)
             counter.update(counts)
+    return counter
+
+
+def _build_dictionary(settings: Settings, counter: Counter[str]) -> Dictionary:
+    """Build the dictionary of the training text, equal to that of ``fairseq-preprocess``."""
     dictionary = Dictionary()
     for symbol, count in sorted(counter.items()):
         dictionary.add_symbol(symbol, count)

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Optional
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.running.executor import Slurm, parse_place
 from fairseq_posenc.workbench.running.options import (
     Parser,
+    add_jobs,
+    add_on,
     add_workers,
     build_settings,
     positive_int,
@@ -43,6 +46,7 @@ class Settings:
     shard: int
     num_shards: int
     workers: int
+    cluster: Optional[Slurm]
 
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> Settings:
@@ -54,7 +58,9 @@ class Settings:
         inputs = {split: given for split in SPLITS if (given := getattr(args, split))}
         has_symbols = args.words or args.characters
         vocabulary = Vocabulary.from_args(args, has_symbols, ", or --words")
-        settings = build_settings(cls, args, inputs=inputs, vocabulary=vocabulary)
+        settings = build_settings(
+            cls, args, inputs=inputs, vocabulary=vocabulary, cluster=parse_place(args)
+        )
         settings._check()
         return settings
 
@@ -74,7 +80,13 @@ class Settings:
         if self.num_shards == 1:
             return self.out
         number = f"{self.shard:0{len(str(self.num_shards - 1))}d}"
-        return self.out / f"shard{number}-of-{self.num_shards}"
+        below = self.out / "counts" if self.dict_only else self.out
+        return below / f"shard{number}-of-{self.num_shards}"
+
+    @property
+    def makes_dictionary(self) -> bool:
+        """Whether the dictionary is made from the training text."""
+        return (self.words or self.characters) and not self.vocabulary.dict_txt
 
     def _check(self) -> None:
         if not 0 <= self.shard < self.num_shards:
@@ -83,13 +95,17 @@ class Settings:
             raise UserError(f"--longest-line {self.longest_line}: give {_SHORTEST_LIMIT} or more")
         if not self.inputs:
             raise UserError("nothing to do: give --train, --valid or --test")
-        has_symbols, has_train = self.words or self.characters, "train" in self.inputs
-        makes_dictionary = has_symbols and not self.vocabulary.dict_txt
-        if self.dict_only and not (makes_dictionary and has_train):
+        if self.cluster and (self.shard or self.num_shards == 1):
+            raise UserError("--on slurm makes all shards: give --num-shards, and leave --shard out")
+        if self.cluster and "train" not in self.inputs:
+            raise UserError("--on slurm makes shards of a training text: give --train")
+        has_train = "train" in self.inputs
+        if self.dict_only and not (self.makes_dictionary and has_train):
             raise UserError("--dict-only counts words or characters of --train, without --dict")
-        if makes_dictionary and not has_train:
+        if self.makes_dictionary and not has_train:
             raise UserError("give --train, which the dictionary is made from, or --dict")
-        if makes_dictionary and not self.dict_only and self.num_shards > 1:
+        made = self.dict_only or self.cluster
+        if self.makes_dictionary and self.num_shards > 1 and not made:
             raise UserError(
                 "shards need one dictionary: make it with --dict-only, then give it with --dict"
             )
@@ -111,6 +127,8 @@ def make_parser(description: str | None, *, characters: bool = False) -> argpars
     add("--shard", type=int, default=0, metavar="K", help="number of the shard to make, from 0")
     add("--num-shards", type=positive_int, default=1, metavar="N", help="number of shards")
     add_workers(machine)
+    add_on(machine)
+    add_jobs(machine, "all shards", "shards")
     return parser
 
 

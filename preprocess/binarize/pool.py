@@ -71,6 +71,7 @@ def _start(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     """Start a worker, which leaves Ctrl-C to the main process and ends with it, even if killed."""
     global _task
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # by which Slurm tells a job that its time is up
     for number in (signal.SIGTERM, signal.SIGHUP):  # the main process handles them like Ctrl-C
         signal.signal(number, signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, daemon=True).start()

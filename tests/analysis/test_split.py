@@ -14,19 +14,31 @@ from tests.helpers.tiny_models import COMPOSITIONS, specs
 LENGTH = 6
 
 
-def parts(spec: str):
+SPECS = [*specs("scores", "rotation"), *COMPOSITIONS, "none"]
+
+
+def parts(spec: str, dtype: torch.dtype = torch.float64):
     """Return the split of random scores ``(1, 2, 6, 6)``, what was split, and the encodings."""
-    built = make(spec)
-    query, key = torch.randn(2, 1, 2, LENGTH, 8, dtype=torch.float64)
+    built = make(spec, dtype=dtype)
+    query, key = torch.randn(2, 1, 2, LENGTH, 8, dtype=dtype)
     span = Span.from_lengths(LENGTH, LENGTH, query.device)
     terms = built.terms(span, positions_of(LENGTH, LENGTH)).unprojected(2)
-    terms = terms.with_decay(built.decay(INPUTS[None, :LENGTH], positions_of(LENGTH, LENGTH)), 2)
+    terms = terms.with_decay(
+        built.decay(INPUTS[None, :LENGTH].to(dtype), positions_of(LENGTH, LENGTH)), 2
+    )
     rotation = built.rotation(torch.arange(LENGTH)[None])
     mask = Mask("lr" if "cope" in spec else "both")
     return split(query, key, terms, rotation, mask=mask), query, key, built
 
 
-@pytest.mark.parametrize("spec", [*specs("scores", "rotation"), *COMPOSITIONS, "none"])
+@pytest.mark.parametrize("spec", SPECS)
+def test_models_of_float32_are_split_in_float64(spec):
+    found, *_ = parts(spec, torch.float32)
+    assert found.scores.dtype == torch.float64
+    assert found.scores.isfinite().all()
+
+
+@pytest.mark.parametrize("spec", SPECS)
 def test_the_parts_are_the_score(spec):
     found, query, key, built = parts(spec)
     scores = our_scores(built, query[0], key[0])

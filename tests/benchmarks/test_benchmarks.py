@@ -39,6 +39,7 @@ from measuring.memory import peak  # noqa: E402
 from measuring.scopes import SCOPES, Case, layer, layer_and_modules, operation  # noqa: E402
 from reset import parse_args, rows_of, without_reset  # noqa: E402
 from survive import survive  # noqa: E402
+from tests.workbench.translation.test_translation_commands import TEST, checkpoint  # noqa: E402
 
 # fairseq's of hydra, and torch's of FlexAttention that is not compiled.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
@@ -269,6 +270,22 @@ def script(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "benchmarks" / name), *arguments]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+
+@pytest.mark.slow
+def test_engines_find_what_fairseq_finds():
+    pytest.importorskip("ctranslate2", reason="pip install 'fairseq-posenc[ctranslate2]'")
+    given = ("--checkpoint", str(checkpoint()), "--sentences", "4", "--batches", "2")
+    done = script("serving.py", *given, "--rounds", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    found = {row["engine"]: row for row in json.loads(done.stdout)}
+    assert {"fairseq", "transformers", "CTranslate2, int8"} < set(found)
+    for beam in (1, 5):
+        assert found["transformers"][f"same_beam_{beam}"] == TEST
+        assert found["CTranslate2, float32"][f"same_beam_{beam}"] == TEST
+        assert found["CTranslate2, float32"][f"score_difference_beam_{beam}"] < 1e-4
+    assert all(row["ratio_2"] > 0 for row in found.values())
+    assert page.serving_table(list(found.values())).count("12 of 12") >= 6
 
 
 @pytest.mark.slow

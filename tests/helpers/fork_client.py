@@ -14,7 +14,6 @@ import sys
 
 SIGNALS = [signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2]
 PLUGIN = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "fairseq_posenc")
-OWN_NUMBER = "submitit.local."  # whose jobs are known by the numbers of these processes
 OPTIONS = {"-B": "PYTHONDONTWRITEBYTECODE", "-u": "PYTHONUNBUFFERED"}  # of Python, and its names
 PATIENCE = 120  # seconds: until the server has imported, on a busy machine
 
@@ -84,8 +83,7 @@ def main(program: str, words: list) -> None:
     end = next((n for n, word in enumerate(words) if word not in OPTIONS), len(words))
     # Python's other options are about its own start, or ask for a terminal's dialogue.
     is_option = words[end:] and words[end][:1] == "-" and words[end] not in ("-c", "-m")
-    is_own = any(word.startswith(OWN_NUMBER) for word in words)
-    if not server or not words[end:] or is_option or is_own:
+    if not server or not words[end:] or is_option:
         os.execv(sys.executable, [sys.executable, *words])
     os.environ.update({OPTIONS[option]: "1" for option in words[:end]})
     words = words[end:]

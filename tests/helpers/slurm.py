@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.executor import Piece, add_on, parse_place
-from fairseq_posenc.workbench.running.options import Parser
+from fairseq_posenc.workbench.running.executor import Piece, parse_place
+from fairseq_posenc.workbench.running.options import Parser, add_on
 
 ROOT = Path(__file__).parents[2]
 NODES = ("n1", "n2")
@@ -100,12 +100,15 @@ class Cluster:
         self.start_controller()
         for node in NODES:
             self.start(node)
-        wait_until(lambda: self.ask("sinfo", "-h", "-o", "%T").split() == ["idle"], 30)
 
     def start(self, node: str) -> None:
-        """Bring a node up."""
+        """Bring a node up.
+
+        The controller of Slurm 22.05 dies of a job that it gives to a node while that comes back.
+        """
         (self.folder / f"spool.{node}").mkdir(exist_ok=True)
         self._daemon("slurmd", "-N", node, SLURMD_NODENAME=node)  # which its steps inherit
+        wait_until(lambda: self.ask("sinfo", "-hn", node, "-o", "%T").strip() == "idle", 60)
 
     def kill(self, node: str) -> None:
         """Have a node die, with all that runs there."""

@@ -9,17 +9,19 @@ import json
 import lzma
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import zstandard
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 
-from binarize import command, formats, options, pool, shards, sources, split
+from binarize import command, coverage, formats, options, pool, shards, sources, split
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running import locks
 from tests.helpers.programs import true_start
@@ -77,6 +79,66 @@ def test_shards_together_are_the_whole(tmp_path, text, number, empty):
     assert len({(folder / "dict.txt").read_bytes() for folder in folders}) == 1
     sizes = [len(items(folder)) for folder in folders]
     assert max(sizes) < 2 * min(sizes)
+
+
+def _drop(folders):
+    shutil.rmtree(folders[1])
+
+
+def _double(folders):
+    shutil.rmtree(folders[1])
+    shutil.copytree(folders[0], folders[1])
+
+
+def _other_options(folders):
+    path = folders[1] / "manifest.json"
+    path.write_text(path.read_text().replace('"longest_line": null', '"longest_line": 9'))
+
+
+def _other_hash(folders):
+    path = folders[1] / "manifest.json"
+    part = json.loads(path.read_text())["splits"]["train"]["inputs"][0]["sha256"]
+    path.write_text(path.read_text().replace(part, part[::-1]))
+
+
+def _cut(folders):
+    with open(folders[1] / "train.bin", "r+b") as file:
+        file.truncate(10)
+
+
+def _grow(folders):
+    with open(folders[0].parents[1] / "text", "ab") as file:
+        file.write(b"w1 w2\n")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folders: None, ""),
+        (_drop, "shard1-of-3 is missing or has no manifest; delete it, and start the same"),
+        (_double, "shard1-of-3: has other parts of the text; delete it, and start the same comm"),
+        (_other_options, "shard1-of-3: has other options, longest_line: 9, not None; delete it"),
+        (_other_hash, "shard1-of-3: has other parts of the text; delete it"),
+        (_cut, "shard1-of-3: has other content of train.bin; delete it"),
+        (_grow, "text: bytes .* are in no shard or in two: it changed since they were made"),
+    ],
+)
+def test_shards_that_are_not_the_whole_are_named(tmp_path, text, damage, message):
+    run("--train", text, "--out", tmp_path / "one")
+    for shard in range(3):
+        run("--train", text, "--out", tmp_path / "bin", "--dict", tmp_path / "one" / "dict.txt",
+            "--shard", shard, "--num-shards", 3)  # fmt: skip
+    folders = sorted((tmp_path / "bin").iterdir())
+    plan = json.loads((folders[0] / "manifest.json").read_text())["plan"]
+    damage(folders)
+    with pytest.raises(UserError, match=message) if message else nullcontext():
+        coverage.check_coverage(coverage.read_shards(folders, plan), [str(text)])
+
+
+def test_a_shard_of_another_text_is_told(tmp_path, text):
+    parts = [[sources.Input(shards.Part("gone", 0, text.stat().st_size), "")]] * 2
+    with pytest.raises(UserError, match="gone is in a shard, but not in --train"):
+        coverage.check_coverage(parts, [str(text)])
 
 
 def test_compressed_files_are_dealt_out_whole(tmp_path):
@@ -367,6 +429,11 @@ def test_a_dictionary_can_be_made_first(tmp_path, text):
         (["--valid", "TEXT"], "give --train, which the dictionary is made from"),
         (["--train", "TEXT", "--shard", "2", "--num-shards", "2"], "--shard 2: .* 0 to 1"),
         (["--train", "TEXT", "--num-shards", "2"], "shards need one dictionary"),
+        (["--train", "TEXT", "--on", "slurm", "time=9"], "makes all shards: give --num-shards"),
+        (
+            ["--valid", "TEXT", "--dict", "TEXT", "--num-shards", "2", "--on", "slurm", "time=9"],
+            "give --train",
+        ),
         (["--train", "TEXT", "--encoder-json", "x"], "choose the tokens"),
         (["--train", "TEXT", "--longest-line", "3"], "give 4 or more"),
         (["--train", "TEXT", "--workers", "0"], "--workers: must be a whole number of at least 1"),

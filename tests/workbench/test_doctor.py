@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
+import fairseq
 import pytest
 import torch
 
@@ -97,7 +98,7 @@ def test_self_test_reports_nan_and_exceptions(monkeypatch):
 
 
 def test_user_dir_by_name_needs_the_package_beside_fairseq(monkeypatch, tmp_path):
-    monkeypatch.setattr(doctor.fairseq, "__file__", str(tmp_path / "fairseq" / "__init__.py"))
+    monkeypatch.setattr(fairseq, "__file__", str(tmp_path / "fairseq" / "__init__.py"))
     beside = tmp_path / "fairseq_posenc"
     assert "make install" in doctor._user_dir().text
     beside.symlink_to(doctor.PACKAGE)

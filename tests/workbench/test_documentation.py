@@ -10,8 +10,8 @@ import pytest
 from fairseq_posenc import registry
 from fairseq_posenc.analysis import catalogue, costs, equations
 from fairseq_posenc.workbench import cli
+from fairseq_posenc.workbench.experiments.evidence import page as choosing
 from fairseq_posenc.workbench.reports import pages
-from fairseq_posenc.workbench.results.evidence import page as choosing
 from tests.helpers import oracles
 
 ROOT = Path(__file__).parents[2]

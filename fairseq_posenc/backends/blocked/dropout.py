@@ -25,6 +25,11 @@ def multiplier(rate: float) -> float:
     return 1 / (1 - rate) if rate < 1 else 0.0
 
 
+def keep_threshold(rate: float) -> int:
+    """Compute the bound below which 32 random bits, read as a signed number, keep a weight."""
+    return min(round((1 - rate) * 2**32) - 2**31, 2**31 - 1)
+
+
 def sign_dropped(weights: Tensor, rate: float, queries: Tensor, keys: Tensor) -> Tensor:
     """Mark the dropped ones of weights ``(c, M, W)`` with a minus sign.
 
@@ -40,7 +45,7 @@ def sign_dropped(weights: Tensor, rate: float, queries: Tensor, keys: Tensor) ->
     one, other = queries.unsqueeze(-1)  # each [c, M, 1]
     bits = one ^ keys.unsqueeze(-2)  # [c, M, W]
     bits.mul_(MURMUR).bitwise_xor_(other).mul_(XXHASH)
-    threshold = min(round((1 - rate) * 2**32) - 2**31, 2**31 - 1)
+    threshold = keep_threshold(rate)
     if weights.dtype == torch.float64:
         return weights.where(bits < threshold, -weights)
     bits.ge_(threshold).bitwise_left_shift_(31)  # the sign of a float

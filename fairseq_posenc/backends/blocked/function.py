@@ -22,14 +22,7 @@ class BlockedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, geometry: Geometry, rule: Rule, *tensors: Any) -> Tensor:
-        """Compute the attended values ``(B, H, T, D)``.
-
-        Args:
-            ctx: torch's.
-            geometry: of the call.
-            rule: of the call.
-            *tensors: the fields of :class:`Operands`, with query, key and value as they came.
-        """
+        """Compute the attended values ``(B, H, T, D)``."""
         given = _pad_to_tiles(geometry, rule, Operands(*tensors))
         batch, heads, queries, width = *given.query.shape[:3], given.value.size(-1)
         # Laid out as `_restore_layout` does, whatever the query's layout; a chunk of it is a view.
@@ -102,11 +95,8 @@ def _sum_gradients(ctx: Any, grad: Tensor) -> Operands:
         grad.mul_(dropout.multiplier(rule.dropout))
     totals = given.make_zeros(ctx.needs_input_grad[2:])
     for chunk in geometry.chunks():
-        of_totals, of_gathered, of_mean = (
-            totals.select_chunk(chunk),
-            chunk.select(grad),
-            chunk.select(mean),
-        )
+        of_totals = totals.select_chunk(chunk)
+        of_gathered, of_mean = chunk.select(grad), chunk.select(mean)
         for block, scores, values in _blocks(geometry, rule, chunk, given):
             state = scores.forward(block, next(states, None))
             assert state.weights is not None

@@ -17,19 +17,12 @@ FEWEST = 64  # queries of a block, where each sees few keys
 
 
 class Rule(NamedTuple):
-    """The computation of weights from scores.
+    """The computation of weights from scores."""
 
-    Attributes:
-        product: whether terms are multiplied, else added.
-        scale: of the query.
-        dropout: probability of dropping a weight.
-        saves: save the blocks' tensors for the backward pass, which else computes them again.
-    """
-
-    product: bool
-    scale: float
-    dropout: float
-    saves: bool
+    product: bool  # whether terms are multiplied, else added
+    scale: float  # of the query
+    dropout: float  # probability of dropping a weight
+    saves: bool  # save the blocks' tensors for the backward pass, which else computes them again
 
     @property
     def saves_weights(self) -> bool:
@@ -75,29 +68,18 @@ class Block(NamedTuple):
 
 
 class Geometry(NamedTuple):
-    """The sizes of a call.
+    """The sizes of a call."""
 
-    Attributes:
-        batch: B.
-        heads: H.
-        tgt_len: T.
-        src_len: S.
-        tile: N, members of a tile where one side has products with a table; 1 where none has.
-        direction: see :class:`~fairseq_posenc.backends.base.Mask`.
-        per_head: whether a table differs from head to head.
-        block_pairs: how many pairs of queries and keys make a block.
-        visible: for each query the first and the last key that any sentence shows it, where a
-            window or segments hide others; None where a direction alone does.
-    """
-
-    batch: int
-    heads: int
-    tgt_len: int
-    src_len: int
-    tile: int
-    direction: str
-    per_head: bool
-    block_pairs: int
+    batch: int  # B
+    heads: int  # H
+    tgt_len: int  # T
+    src_len: int  # S
+    tile: int  # N, members of a tile where one side has products with a table; 1 where none has
+    direction: str  # see Mask
+    per_head: bool  # whether a table differs from head to head
+    block_pairs: int  # how many pairs of queries and keys make a block
+    # for each query the first and the last key that any sentence shows it, where a window or
+    # segments hide others; None where a direction alone does
     visible: tuple[list[int], list[int]] | None = None
 
     @classmethod
@@ -111,15 +93,15 @@ class Geometry(NamedTuple):
             terms: of the encodings, added to the scores.
         """
         tables = [(term, x) for _, term, x in terms.given() if term.rows is not None]
-        batch, heads, tgt_len, _ = query.shape
+        tgt_len = query.size(2)
         # Few members, so that little is computed beside their band, but no tiny products.
         tile = 16 if src_len < 128 else 64
         # On a CPU a block's pairs should stay in the caches, and occupy all threads. A GPU needs
         # work for all of its processors at once.
         on_cpu = query.device.type == "cpu"
         return cls(
-            batch,
-            heads,
+            query.size(0),
+            query.size(1),
             tgt_len,
             src_len,
             tile if any(term.has_vectors for term, _ in tables) else 1,
@@ -193,17 +175,12 @@ def _visible_keys(
     """Compute the first and the last key that each query sees in any sentence."""
     if not mask.locality.limits:
         return None
-    deps = (mask.direction, *mask.locality, tgt_len, src_len, device)
-    return mask.cached("visible", deps, lambda: _read_ranges(mask, tgt_len, src_len, device))
-
-
-def _read_ranges(
-    mask: Mask, tgt_len: int, src_len: int, device: torch.device
-) -> tuple[list[int], list[int]] | None:
     # A window is known without a look at the device.
     place = torch.device("cpu") if mask.locality.segments is None else device
-    ranges = mask.visible_ranges(tgt_len, src_len, place)
-    if ranges is None:
-        return None
-    low, high = ranges
-    return low.amin(0).tolist(), high.amax(0).tolist()
+
+    def read_ranges() -> tuple[list[int], list[int]] | None:
+        ranges = mask.visible_ranges(tgt_len, src_len, place)
+        return ranges and (ranges[0].amin(0).tolist(), ranges[1].amax(0).tolist())
+
+    deps = (mask.direction, *mask.locality, tgt_len, src_len, device)
+    return mask.cached("visible", deps, read_ranges)

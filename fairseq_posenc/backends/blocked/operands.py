@@ -17,13 +17,7 @@ from fairseq_posenc.encodings.precision import at_least_fp32
 # Added to the score of a forbidden pair: larger than any score, and three of them are still finite.
 FORBIDDEN = -1e38
 BY_DISTANCE = {
-    "query_table",
-    "key_table",
-    "gain",
-    "bias",
-    "value_table",
-    "distance_bias",
-    "is_later",
+    *("query_table", "key_table", "gain", "bias", "value_table", "distance_bias", "is_later")
 }
 BY_PAIR = {"pair_bias", "masked"}
 
@@ -32,57 +26,35 @@ class Operands(NamedTuple):
     """The tensors of a call, or their gradients; None for a missing one.
 
     Queries are stored last one first; see :mod:`~fairseq_posenc.backends.blocked.skew`.
-
-    Attributes:
-        query: ``(B, H, T, D)``.
-        key: ``(B, H, S, D)``; its gradient is ``(B, H, D, S)``, the faster product.
-        value: shaped as the key.
-        first: place of the first token, ``(B, H, 1, 1)``.
-        query_seeds: seeds of dropout, ``(B, H, 2, T)``.
-        key_seeds: ``(B, H, S)``.
-        query_table: ``(G, R, D)``; with a reset, all tables have its two rows at their end.
-        key_table: ``(G, R, D)``.
-        value_table: ``(G, R, D)``.
-        gain: ``(G, R)``.
-        bias: ``(G, R)``.
-        distance_bias: mask of a direction and a window, ``(1, R)``.
-        pair_bias: ``(B or 1, G, T, S)``.
-        masked: mask of padding and forbidden pairs, ``(B or 1, 1, T or 1, S)``.
-        fully_masked: queries that see no key, ``(B, 1, T, 1)``, not reversed.
-        query_segments: ``(B, H, T)``; a query sees keys of its own segment.
-        key_segments: ``(B, H, S)``.
-        temperature: multiplies all scores of a query, ``(B, H, T)``.
-        sink: score of the sink in the softmax, ``(B, H, 1)``.
-        query_decay: decay from earlier keys, or from all keys, ``(B, H, T)`` in float64.
-        key_decay: the same at the keys, ``(B, H, S)``.
-        query_later: decay from later keys, if it differs, ``(B, H, T)``.
-        key_later: the same at the keys, ``(B, H, S)``.
-        is_later: with both decays, True at the distances of later keys, ``(1, R)``.
     """
 
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    first: Tensor | None = None
-    query_seeds: Tensor | None = None
-    key_seeds: Tensor | None = None
+    query: Tensor  # `(B, H, T, D)`
+    key: Tensor  # `(B, H, S, D)`; its gradient is `(B, H, D, S)`, the faster product
+    value: Tensor  # shaped as the key
+    first: Tensor | None = None  # place of the first token, `(B, H, 1, 1)`
+    query_seeds: Tensor | None = None  # seeds of dropout, `(B, H, 2, T)`
+    key_seeds: Tensor | None = None  # `(B, H, S)`
+    # `(G, R, D)`; with a reset, all tables have its two rows at their end
     query_table: Tensor | None = None
-    key_table: Tensor | None = None
-    value_table: Tensor | None = None
-    gain: Tensor | None = None
-    bias: Tensor | None = None
-    distance_bias: Tensor | None = None
-    pair_bias: Tensor | None = None
+    key_table: Tensor | None = None  # `(G, R, D)`
+    value_table: Tensor | None = None  # `(G, R, D)`
+    gain: Tensor | None = None  # `(G, R)`
+    bias: Tensor | None = None  # `(G, R)`
+    distance_bias: Tensor | None = None  # of a direction and a window, `(1, R)`
+    pair_bias: Tensor | None = None  # `(B or 1, G, T, S)`
+    # the bias of padding and forbidden pairs, `(B or 1, 1, T or 1, S)`
     masked: Tensor | None = None
+    # the queries that may see no key, `(B, 1, T, 1)`, in their own order
     fully_masked: Tensor | None = None
-    query_segments: Tensor | None = None
-    key_segments: Tensor | None = None
-    temperature: Tensor | None = None
-    sink: Tensor | None = None
-    query_decay: Tensor | None = None
-    key_decay: Tensor | None = None
-    query_later: Tensor | None = None
-    key_later: Tensor | None = None
+    query_segments: Tensor | None = None  # `(B, H, T)`; a query sees keys of its own segment
+    key_segments: Tensor | None = None  # `(B, H, S)`
+    temperature: Tensor | None = None  # multiplies all scores of a query, `(B, H, T)`
+    sink: Tensor | None = None  # a score beside those of the keys, `(B, H, 1)`
+    query_decay: Tensor | None = None  # of earlier keys, or of all, `(B, H, T)` in float64
+    key_decay: Tensor | None = None  # `(B, H, S)`
+    query_later: Tensor | None = None  # of later keys
+    key_later: Tensor | None = None  # likewise
+    # where both are given, the distances of later keys, `(1, R)` of bool
     is_later: Tensor | None = None
 
     def select_chunk(self, chunk: Chunk) -> Operands:

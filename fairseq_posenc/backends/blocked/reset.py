@@ -20,17 +20,11 @@ QUERY, KEY = -2, -1  # the rows behind those by distance: of the first token's q
 
 
 class ResetLine(NamedTuple):
-    """A row or a column of a block, at a place of its own in each sentence and head.
+    """A row or a column of a block, at a place of its own in each sentence and head."""
 
-    Attributes:
-        dim: 1, the row of the first token's query; 2, the column of its key.
-        place: within the block, ``(c, 1, 1)``.
-        inside: whether it lies in the block, ``(c, 1, 1)``; if not, the place is another's.
-    """
-
-    dim: int
-    place: Tensor
-    inside: Tensor
+    dim: int  # 1, the row of the first token's query; 2, the column of its key
+    place: Tensor  # within the block, `(c, 1, 1)`
+    inside: Tensor  # whether it lies in the block, `(c, 1, 1)`; if not, the place is another's
 
     def select(self, x: Tensor) -> Tensor:
         """Copy the line out of ``(c, M, W)``: ``(c, 1, W)`` or ``(c, M, 1)``."""
@@ -109,13 +103,7 @@ class ResetLines(NamedTuple):
 
 
 def find_first_tokens(first: Tensor, batch: int, heads: int) -> Tensor:
-    """Find the first tokens, ``(B, H, 1, 1)``; -1 for a sentence without one.
-
-    Args:
-        first: see :class:`~fairseq_posenc.encodings.terms.Terms`.
-        batch: B.
-        heads: H.
-    """
+    """Find the first tokens, ``(B, H, 1, 1)``; -1 for a sentence without one."""
     place = first.long().argmax(1).masked_fill(~first.any(1), -1)  # [B or 1]
     return place[:, None, None, None].expand(batch, heads, 1, 1)
 

@@ -30,22 +30,15 @@ class BlockState(NamedTuple):
     """The tensors of a block after its forward pass, or those saved of them; each ``(c, M, W)``.
 
     In a sum, a term may be in tiles: ``(c, tiles, N, W)`` of queries, ``(c, M, tiles, N)`` of keys.
-
-    Attributes:
-        content: products of queries and keys; a sum without a gain overwrites them.
-        gain: multiplies the content; a view of a table, never saved.
-        query_term: products of queries and the query table.
-        key_term: products of keys and the key table.
-        weights: after the softmax; dropped ones have a minus sign.
-        scores: before the temperature, if there is one; never saved.
     """
 
+    # the first factor of the scores; a sum without a gain overwrites it
     content: Tensor | None = None
-    gain: Tensor | None = None
-    query_term: Tensor | None = None
-    key_term: Tensor | None = None
-    weights: Tensor | None = None
-    scores: Tensor | None = None
+    gain: Tensor | None = None  # multiplies the content; a view of a table, never saved
+    query_term: Tensor | None = None  # products of queries and their table
+    key_term: Tensor | None = None  # products of keys and theirs
+    weights: Tensor | None = None  # after the softmax; with a minus sign those that are dropped
+    scores: Tensor | None = None  # before a temperature multiplies them; never saved
 
     def select_saved(self, rule: Rule) -> BlockState:
         """Select the tensors for a backward pass: factors of a product, or weights of a sum."""
@@ -90,14 +83,7 @@ class BlockState(NamedTuple):
 
 
 class Scores:
-    """Computes the masked scores of a chunk.
-
-    Args:
-        geometry: sizes of the call.
-        rule: how the call combines its terms.
-        chunk: sentences and heads.
-        operands: the chunk's part of the tensors.
-    """
+    """Computes the masked scores of a chunk."""
 
     def __init__(self, geometry: Geometry, rule: Rule, chunk: Chunk, operands: Operands) -> None:
         self.geometry, self.rule, self.chunk, self.operands = geometry, rule, chunk, operands
@@ -126,13 +112,9 @@ class Scores:
     def add_gradients(
         self, block: Block, state: BlockState, grad: Tensor, totals: Operands
     ) -> None:
-        """Add the gradients of all operands, given that of a block's scores.
+        """Add the gradients of the operands, given that of a block's scores, which is overwritten.
 
-        Args:
-            block: queries and keys.
-            state: tensors of its forward pass.
-            grad: gradient of its scores, ``(c, M, W)``; overwritten.
-            totals: the chunk's gradients, to add to; None for operands that need none.
+        Totals are None for operands that need no gradient.
         """
         if totals.pair_bias is not None:
             total = block.select_pairs(totals.pair_bias)

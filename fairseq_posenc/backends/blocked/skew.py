@@ -95,11 +95,7 @@ class Band:
         return skewed
 
     def sums(self, skewed: Tensor) -> Tensor:
-        """Sum the rows by weight for each member, ``(c, members, D)``.
-
-        Args:
-            skewed: weights, see :meth:`skew`.
-        """
+        """Sum the rows by weight (:meth:`skew`) for each member, ``(c, members, D)``."""
         sums = (skewed @ self.rows).unflatten(2, (-1, self.tile))  # [G, tiles, c / G, N, D]
         return sums.transpose(1, 2).reshape(-1, self.tiles * self.tile, sums.size(-1))
 

@@ -11,14 +11,7 @@ from fairseq_posenc.backends.blocked.skew import QUERIES, Band
 
 
 class Values:
-    """The values of a block.
-
-    Args:
-        block: of the chunk.
-        operands: the chunk's part.
-        lines: row and column of the first token; None without a reset.
-        tile: N.
-    """
+    """The values of a block; ``lines`` are those of the first token, None without a reset."""
 
     def __init__(
         self, block: Block, operands: Operands, lines: ResetLines | None, tile: int

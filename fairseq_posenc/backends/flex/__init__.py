@@ -36,23 +36,19 @@ def unavailable() -> str:
 
 def refuses(terms: Terms, call: CallFeatures) -> str:
     """Explain why FlexAttention cannot compute such a call; empty if it can."""
-    if call.need_weights:
-        return "it does not return the attention weights"
-    if call.dropout:
-        return "FlexAttention has no dropout of weights"
-    if call.device == "cpu" and call.learns:
-        return "on a CPU FlexAttention has no backward pass: train with another"
-    if call.device == "cpu" and call.dtype == torch.float64:
-        return "on a CPU FlexAttention has no float64"
-    if call.device == "cpu" and terms.sink is not None:
-        return "on a CPU FlexAttention does not say of what sum a sink takes its share"
-    if terms.counted_table is not None:
-        return "counted positions depend on all scores of a query"
-    if terms.channel_gain is not None:
-        return "a gain for each channel is inside the dot product, where score_mod does not reach"
-    if terms.value_table is not None:
-        return "a table of values is outside the scores"
-    return ""
+    cpu, sink = call.device == "cpu", terms.sink is not None
+    inside = "a gain for each channel is inside the dot product, where score_mod does not reach"
+    reasons = {
+        "it does not return the attention weights": call.need_weights,
+        "FlexAttention has no dropout of weights": call.dropout,
+        "on a CPU FlexAttention has no backward pass: train with another": cpu and call.learns,
+        "on a CPU FlexAttention has no float64": cpu and call.dtype == torch.float64,
+        "on a CPU FlexAttention does not say of what sum a sink takes its share": cpu and sink,
+        "counted positions depend on all scores of a query": terms.counted_table is not None,
+        inside: terms.channel_gain is not None,
+        "a table of values is outside the scores": terms.value_table is not None,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
@@ -68,17 +64,8 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     query = F.pad(query, (0, 0, 0, sizes[0] - tgt_len))
     key, value = (F.pad(x, (0, 0, 0, sizes[1] - src_len)) for x in (key, value))
     with torch.autocast(query.device.type, enabled=False):
-        modify = score_mod(
-            terms,
-            tgt_len,
-            src_len,
-            query.device,
-            mask,
-            query,
-            key,
-            call.temperature(),
-            call.decay(),
-        )
+        softmax = call.temperature(), call.decay()
+        modify = score_mod(terms, tgt_len, src_len, query.device, mask, query, key, *softmax)
         scale = score_scale(terms, query.size(-1))
         if terms.sink is None:
             attended = _run(query, key, value, modify, blocks, scale=scale)

@@ -12,15 +12,7 @@ from fairseq_posenc.backends.flex.sizes import TILE, let_vary
 
 
 def block_mask(mask: Mask, query: Tensor, src_len: int, queries: int, keys: int) -> BlockMask:
-    """Make the mask of a call whose queries and keys are filled up.
-
-    Args:
-        mask: of the call.
-        query: ``(B, H, T, D)``.
-        src_len: S.
-        queries: T, filled up.
-        keys: S, filled up.
-    """
+    """Make the mask of a call whose queries and keys are filled up to these numbers."""
     tgt_len, device = query.size(2), query.device
     ranges = mask.visible_ranges(tgt_len, src_len, device)
     own = segments = None

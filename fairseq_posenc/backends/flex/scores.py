@@ -20,19 +20,12 @@ _ALL = Mask()
 
 
 class _Rows(NamedTuple):
-    """Where the rows of the visible distances stand in the padded tables of a call.
+    """Where the rows of the visible distances stand in the padded tables of a call."""
 
-    Attributes:
-        low: index of the first visible row in the tables of the terms.
-        number: of visible rows.
-        size: of the padded tables, two rows of a reset at their end included.
-        reset: whether the tables have those.
-    """
-
-    low: int
-    number: int
-    size: int
-    reset: bool
+    low: int  # index of the first visible row in the tables of the terms
+    number: int  # of visible rows
+    size: int  # of the padded tables, two rows of a reset at their end included
+    reset: bool  # whether the tables have those
 
     def of(self, table: Tensor, dim: int = 1) -> Tensor:
         """Cut the visible rows out of a table, ``(G, R, ...)``, and pad them to the size."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fairseq_posenc.backends.base import AttentionCall, CallFeatures, score_scale
 from fairseq_posenc.backends.triton import resets
-from fairseq_posenc.backends.triton.dropout import Dropout
+from fairseq_posenc.backends.triton.problem import Dropout
 from fairseq_posenc.encodings.terms import Terms
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -43,31 +43,24 @@ def unavailable() -> str:
 
 def refuses(terms: Terms, call: CallFeatures) -> str:
     """Explain why these kernels cannot compute such a call; empty if they can."""
-    if terms.has_temperature or terms.sink is not None:
-        return "these kernels know no temperature and no sink"
-    if terms.decay is not None:
-        return "these kernels do not forget"
-    if call.need_weights:
-        return "it does not keep the attention weights"
-    if call.device != "cuda" and not _interpreted():
-        return f"it runs on a GPU, not on {call.device}"
-    if call.lifted:
-        return "its queries, keys and values have one width"
-    if call.head_dim > WIDEST_HEAD:
-        return f"its heads are at most {WIDEST_HEAD} wide, not {call.head_dim}"
-    if call.dtype not in DTYPES:
-        return f"it computes in float32 at most, not in {call.dtype}"
-    if terms.counted_table is not None:
-        return "counted positions depend on all scores of a query"
-    if terms.channel_gain is not None:
-        return "no matrix product computes a gain for each channel"
-    if terms.pair_bias is not None:
-        return "a bias for each pair of tokens is no function of their distance"
-    if call.limited:
-        return "its kernels have no windows, chunks or documents"
-    if terms.content_rows is not None:
-        return "the rows have not been projected yet"
-    return ""
+    wide = call.head_dim > WIDEST_HEAD
+    softmax = terms.has_temperature or terms.sink is not None
+    by_pair = "a bias for each pair of tokens is no function of their distance"
+    reasons = {
+        "these kernels know no temperature and no sink": softmax,
+        "these kernels do not forget": terms.decay is not None,
+        "it does not keep the attention weights": call.need_weights,
+        f"it runs on a GPU, not on {call.device}": call.device != "cuda" and not _interpreted(),
+        "its queries, keys and values have one width": call.lifted,
+        f"its heads are at most {WIDEST_HEAD} wide, not {call.head_dim}": wide,
+        f"it computes in float32 at most, not in {call.dtype}": call.dtype not in DTYPES,
+        "counted positions depend on all scores of a query": terms.counted_table is not None,
+        "no matrix product computes a gain for each channel": terms.channel_gain is not None,
+        by_pair: terms.pair_bias is not None,
+        "its kernels have no windows, chunks or documents": call.limited,
+        "the rows have not been projected yet": terms.content_rows is not None,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
@@ -97,17 +90,8 @@ def _run_kernels(call: AttentionCall, exact: bool) -> tuple[Tensor, Tensor]:
         product=terms.product,
         exact=exact,
     )
-    attended, log_sums = apply(
-        settings,
-        query,
-        key,
-        value,
-        terms.query_table,
-        terms.key_table,
-        terms.value_table,
-        terms.gain,
-        terms.bias,
-    )
+    tables = terms.query_table, terms.key_table, terms.value_table, terms.gain, terms.bias
+    attended, log_sums = apply(settings, query, key, value, *tables)
     return attended, log_sums
 
 

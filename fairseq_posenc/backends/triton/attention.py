@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from fairseq_posenc.backends.blocked.dropout import multiplier
 from fairseq_posenc.backends.triton import sizes
-from fairseq_posenc.backends.triton.dropout import Dropout
 from fairseq_posenc.backends.triton.forward import forward_kernel
 from fairseq_posenc.backends.triton.gradients import Gradients
-from fairseq_posenc.backends.triton.problem import Drop, Problem, Saved, Table
+from fairseq_posenc.backends.triton.problem import Dropout, Problem, Saved, Table
 
 
 class Settings(NamedTuple):
@@ -45,9 +45,8 @@ class Attention(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*found, *inputs)
         assert inputs[0] is not None
-        return found.attended if settings.exact else found.attended.type_as(
-            inputs[0]
-        ), found.log_sums
+        attended = found.attended if settings.exact else found.attended.type_as(inputs[0])
+        return attended, found.log_sums
 
     @staticmethod
     @once_differentiable
@@ -60,15 +59,10 @@ class Attention(torch.autograd.Function):
 
 
 class ForwardResult(NamedTuple):
-    """The result of the forward pass.
+    """The result of the forward pass."""
 
-    Attributes:
-        attended: values ``(B, H, T, D)`` of float32.
-        log_sums: ``(B, H, T)``; see :class:`Saved`.
-    """
-
-    attended: Tensor
-    log_sums: Tensor
+    attended: Tensor  # values `(B, H, T, D)` of float32
+    log_sums: Tensor  # `(B, H, T)`; see Saved
 
 
 def run_forward(settings: Settings, inputs: Sequence[Tensor | None]) -> ForwardResult:
@@ -93,13 +87,7 @@ def run_backward(
 ) -> list[Tensor | None]:
     """Start the backward kernels, and return the gradients of the inputs.
 
-    Args:
-        settings: as for the forward pass.
-        inputs: as for the forward pass.
-        found: by the forward pass.
-        grad: of the attended values.
-        by_log_sums: gradients of ``found.log_sums``, or None.
-        wanted: which of query table, key table, value table, gain and bias need a gradient.
+    ``wanted`` says which of query table, key table, value table, gain and bias need one.
     """
     problem = build_problem(settings, inputs)
     # Rounded before, so that the two agree: where a query sees one key alone, they cancel out.
@@ -121,11 +109,6 @@ def _pad_table(table: Tensor, query: Tensor) -> Tensor:
     return F.pad(table.type_as(query), (0, columns, block, block))  # [G, N + R + N, W]
 
 
-def keep_threshold(rate: float) -> int:
-    """Compute the bound below which 32 random bits, read as a signed number, keep a weight."""
-    return min(round((1 - rate) * 2**32) - 2**31, 2**31 - 1)
-
-
 def build_problem(settings: Settings, inputs: Sequence[Any]) -> Problem:
     """Build the arguments of the kernels."""
     contiguous: list[Any] = [None if x is None else x.contiguous() for x in inputs]
@@ -140,22 +123,14 @@ def build_problem(settings: Settings, inputs: Sequence[Any]) -> Problem:
         **values,
         padding=settings.padding,
         pairs=settings.pairs,
-        drop=_drop(settings.dropout),
-        dropout_scale=1.0 if settings.dropout is None else settings.dropout.multiplier,
+        drop=None if settings.dropout is None else settings.dropout.for_kernels(),
+        dropout_scale=1.0 if settings.dropout is None else multiplier(settings.dropout.rate),
         scale=settings.scale,
         heads=values["query"].size(1),
         tgt_len=values["query"].size(2),
         src_len=values["key"].size(2),
         width=values["query"].size(3),
     )
-
-
-def _drop(dropout: Dropout | None) -> Drop | None:
-    """Build the kernels' arguments for dropout."""
-    if dropout is None:
-        return None
-    first, second = dropout.queries
-    return Drop(first, second, dropout.keys, keep_threshold(dropout.rate))
 
 
 def compile_options(problem: Problem, settings: Settings) -> dict[str, Any]:
@@ -172,6 +147,5 @@ def _are_same(ours: Tensor | None, theirs: Tensor | None) -> bool:
     """Check whether two tables share their memory, so that rows are loaded once."""
     if ours is None or theirs is None:
         return False
-    return (ours.data_ptr(), ours.shape, ours.stride()) == (
-        *(theirs.data_ptr(), theirs.shape, theirs.stride()),
-    )
+    one, other = ((x.data_ptr(), x.shape, x.stride()) for x in (ours, theirs))
+    return one == other

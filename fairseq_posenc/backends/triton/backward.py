@@ -45,16 +45,7 @@ def weight_gradients(problem, grad, v, head, m0, n0, N: tl.constexpr, W: tl.cons
 
 
 @triton.jit
-def score_gradients(
-    problem,
-    saved,
-    scores,
-    grad_weight,
-    sequence,
-    m,
-    n,
-    FULL: tl.constexpr,
-):
+def score_gradients(problem, saved, scores, grad_weight, sequence, m, n, FULL: tl.constexpr):
     """Compute the weights after dropout without its factor, and the gradients of the scores.
 
     The gradients are multiplied by the scale, as all but the bias's need it.

@@ -29,19 +29,14 @@ PROGRAMS = 512  # enough to fill a GPU, few enough to keep small what they write
 class Gradients:
     """The gradients of a problem's inputs.
 
-    Args:
-        problem: the problem.
-        product: whether the terms are combined by product.
-        wanted: which of query table, key table, value table, gain and bias need a gradient.
+    ``wanted`` says which of query table, key table, value table, gain and bias need one.
     """
 
     def __init__(self, problem: Problem, product: bool, wanted: tuple[bool, ...]) -> None:
         self.problem, self.wanted = problem, wanted
         self.stored = choose_stored(problem, product, wanted)
-        self.keys_from_tiles, self.values_from_tiles = (
-            keys_from_tiles(problem),
-            values_from_tiles(problem, product),
-        )
+        self.keys_from_tiles = keys_from_tiles(problem)
+        self.values_from_tiles = values_from_tiles(problem, product)
         self.query = torch.empty_like(problem.query, dtype=torch.float32)
         self.key = torch.empty_like(problem.key)
         self.value = torch.empty_like(problem.value)

@@ -17,7 +17,7 @@ from fairseq_posenc.backends.triton.attention import (
     run_backward,
     run_forward,
 )
-from fairseq_posenc.backends.triton.dropout import Dropout
+from fairseq_posenc.backends.triton.problem import Dropout
 
 INPUTS = 8  # tensors that may have gradients, the first fields of ``Problem``
 MASKS = 4  # padding, pairs, and the keys of dropout for queries and keys
@@ -32,9 +32,7 @@ TENSORS = ", ".join(
 
 
 @torch.library.custom_op(
-    "fairseq_posenc::attention",
-    mutates_args=(),
-    schema=f"({TENSORS}) -> (Tensor, Tensor)",
+    "fairseq_posenc::attention", mutates_args=(), schema=f"({TENSORS}) -> (Tensor, Tensor)"
 )
 def attention(*given: Any) -> tuple[Tensor, Tensor]:
     """Compute a :class:`ForwardResult`."""

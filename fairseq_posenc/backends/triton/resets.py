@@ -26,9 +26,7 @@ Kernels = Callable[[AttentionCall], tuple[Tensor, Tensor]]  # see `ForwardResult
 def attend(kernels: Kernels, call: AttentionCall) -> Tensor:
     """Compute the attended values ``(B, H, T, D)`` of a call with a reset.
 
-    Args:
-        kernels: compute attention without a reset: values in float32, and log2 of the sums.
-        call: with a reset.
+    The kernels compute attention without one: values in float32, and log2 of the sums.
     """
     query, key, value, terms, mask, dropout, _ = call
     tgt_len, src_len = query.size(2), key.size(2)
@@ -58,21 +56,13 @@ def attend(kernels: Kernels, call: AttentionCall) -> Tensor:
 
 
 class _Places(NamedTuple):
-    """Places of the first tokens, and their masks.
+    """Places of the first tokens, and their masks."""
 
-    Attributes:
-        first: of the first token in each row, ``(B,)``; 0 where there is none.
-        query: the same among the queries.
-        left_out: keys that the kernels leave out, ``(B, S)``.
-        hidden_key: queries that must not see the first token's key, or have none, ``(B, T)``.
-        hidden_of_query: keys that the first token's query must not see, ``(B, S)``.
-    """
-
-    first: Tensor
-    query: Tensor
-    left_out: Tensor
-    hidden_key: Tensor
-    hidden_of_query: Tensor
+    first: Tensor  # of the first token in each row, `(B,)`; 0 where there is none
+    query: Tensor  # the same among the queries
+    left_out: Tensor  # keys that the kernels leave out, `(B, S)`
+    hidden_key: Tensor  # queries that must not see the first token's key, or have none, `(B, T)`
+    hidden_of_query: Tensor  # keys that the first token's query must not see, `(B, S)`
 
     @classmethod
     def locate(cls, first: Tensor, mask: Mask, tgt_len: int) -> _Places:

@@ -20,17 +20,12 @@ PIPELINED = 64  # widest table rows of which two tiles, for two stages, fit into
 
 
 class Size(NamedTuple):
-    """The sizes for one generation.
+    """The sizes for one generation."""
 
-    Attributes:
-        block: queries, and keys, of a tile in half precision; in float32 always 32.
-        warps: warps of a kernel.
-        spread_warps: warps of a kernel whose tile results are not fed into another ``tl.dot``,
-            so they may be spread over more warps.
-    """
-
-    block: int
-    warps: int
+    block: int  # queries, and keys, of a tile in half precision; in float32 always 32
+    warps: int  # of a kernel
+    # warps of a kernel whose tile results are not fed into another `tl.dot`, so they may be
+    # spread over more warps
     spread_warps: int
 
 

@@ -20,10 +20,7 @@ NUMBERS = 2**25  # stored at a time: 64 MiB in half precision, little more than 
 def choose_stored(problem: Problem, product: bool, wanted: tuple[bool, ...]) -> tuple[bool, ...]:
     """Choose the fields of :class:`Tiles` that are stored.
 
-    Args:
-        problem: the problem.
-        product: whether the terms are combined by product.
-        wanted: which of query table, key table, value table, gain and bias need a gradient.
+    ``wanted`` says which of query table, key table, value table, gain and bias need a gradient.
     """
     # The gradient of a sum is that of each of its parts.
     same = not product and problem.gain is None

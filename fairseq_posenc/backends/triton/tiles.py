@@ -147,14 +147,7 @@ def score_factors(
 
 @triton.jit
 def combine_factors(
-    problem,
-    parts,
-    head,
-    m0,
-    n0,
-    FLIP: tl.constexpr,
-    PRODUCT: tl.constexpr,
-    N: tl.constexpr,
+    problem, parts, head, m0, n0, FLIP: tl.constexpr, PRODUCT: tl.constexpr, N: tl.constexpr
 ):
     """Combine the factors of a tile, times log2(e), so that exponentials are powers of 2."""
     content, gain, query_term, key_term = parts

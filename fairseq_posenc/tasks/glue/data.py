@@ -14,17 +14,12 @@ HOW = "make it with preprocess/glue.py"
 
 
 class DataBin(NamedTuple):
-    """The data of one task.
+    """The data of one task."""
 
-    Attributes:
-        path: folder of the data-bin, absolute.
-        task: the task.
-        splits: counts of each split, among them ``examples`` and ``longest`` (in tokens, with the
-            symbols between the sentences).
-    """
-
-    path: Path
-    task: Task
+    path: Path  # folder of the data-bin, absolute
+    task: Task  # the task
+    # counts of each split, among them `examples` and `longest` (in tokens, with the symbols
+    # between the sentences)
     splits: dict[str, dict[str, int]]
 
     @property
@@ -39,10 +34,6 @@ class DataBin(NamedTuple):
 
     def check_lengths(self, max_positions: int, model: Path) -> None:
         """Refuse examples that are too long for a model.
-
-        Args:
-            max_positions: positions of the model.
-            model: the model's checkpoint.
 
         Raises:
             UserError: an example is too long.

@@ -15,36 +15,25 @@ from fairseq_posenc.errors import UserError
 
 PROTOCOLS = ("m4m", "decbert")
 SCORE_MAXIMUM = 5.0  # of STS-B; models are trained on score / 5, as in fairseq's own recipe
-
-
 _FILES = {"train": "train", "valid": "dev", "test": "test"}
 
 
 class Task(NamedTuple):
-    """A task of GLUE.
+    """A task of GLUE."""
 
-    Attributes:
-        name: name in the papers, and of its folder.
-        sentences: columns with the text of one or two sentences.
-        label: column of the label.
-        classes: labels in the order of the model's outputs; empty for a score.
-        files: the ``.tsv`` of each split of the data-bin.
-        submitted: names of GLUE's files for the test sets, in the order of ``test``, ``test1``;
-            None for the task's own name.
-        optional: splits that are left out if their files are missing.
-        headless: columns of the splits whose files have no header.
-        may_be_broken: whether some rows for training and development are known to miss columns;
-            such rows are left out and counted.
-    """
-
-    name: str
-    sentences: tuple[str, ...]
-    label: str
-    classes: tuple[str, ...]
-    files: dict[str, str] = _FILES
+    name: str  # name in the papers, and of its folder
+    sentences: tuple[str, ...]  # columns with the text of one or two sentences
+    label: str  # column of the label
+    classes: tuple[str, ...]  # labels in the order of the model's outputs; empty for a score
+    files: dict[str, str] = _FILES  # the `.tsv` of each split of the data-bin
+    # names of GLUE's files for the test sets, in the order of `test`, `test1`; None for the
+    # task's own name
     submitted: Optional[tuple[str, ...]] = None
-    optional: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()  # splits that are left out if their files are missing
+    # columns of the splits whose files have no header
     headless: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    # whether some rows for training and development are known to miss columns; such rows are left
+    # out and counted
     may_be_broken: bool = False
 
     @property

@@ -18,17 +18,11 @@ SYMBOLS = 4  # <s> question </s></s> context </s>
 
 
 class Limits(NamedTuple):
-    """Sizes in tokens; the defaults are those of BERT and RoBERTa.
+    """Sizes in tokens; the defaults are those of BERT and RoBERTa."""
 
-    Attributes:
-        max_length: maximum size of a window, with its four symbols.
-        stride: distance of the starts of two windows.
-        max_question: maximum size of a question; longer ones are cut.
-    """
-
-    max_length: int = 512
-    stride: int = 128
-    max_question: int = 64
+    max_length: int = 512  # maximum size of a window, with its four symbols
+    stride: int = 128  # distance of the starts of two windows
+    max_question: int = 64  # maximum size of a question; longer ones are cut
 
     def check(self) -> None:
         """Refuse sizes that leave no room for the context, or tokens of it in no window.
@@ -45,19 +39,12 @@ class Limits(NamedTuple):
 
 
 class DataBin(NamedTuple):
-    """A folder made by ``preprocess/squad.py``.
+    """A folder made by ``preprocess/squad.py``."""
 
-    Attributes:
-        path: the folder.
-        version: version of SQuAD.
-        limits: sizes of the windows.
-        train_windows: number of training windows.
-    """
-
-    path: Path
-    version: str
-    limits: Limits
-    train_windows: int
+    path: Path  # the folder
+    version: str  # version of SQuAD
+    limits: Limits  # sizes of the windows
+    train_windows: int  # number of training windows
 
     @property
     def dictionary(self) -> Path:

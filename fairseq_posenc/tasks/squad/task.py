@@ -39,13 +39,7 @@ class SquadConfig(FairseqDataclass):
 
 @register_task("squad", dataclass=SquadConfig)
 class SquadTask(FairseqTask):
-    """Finds the answer to a question in a paragraph.
-
-    Args:
-        cfg: options.
-        data_bin: the folder.
-        dictionary: dictionary of the folder.
-    """
+    """Finds the answer to a question in a paragraph."""
 
     def __init__(self, cfg: SquadConfig, data_bin: DataBin, dictionary: Dictionary) -> None:
         super().__init__(cfg)

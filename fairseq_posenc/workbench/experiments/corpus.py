@@ -47,21 +47,14 @@ def text_documents(text: str) -> list[Document]:
     if len(paragraphs) == 1:
         paragraphs = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
     documents: list[Document] = []
-    full = True
-    for paragraph in _shorten(paragraphs):
-        if full:
-            documents.append(Document(f"part {len(documents) + 1}", []))
-        documents[-1].paragraphs.append(paragraph)
-        full = documents[-1].words >= _DOCUMENT_WORDS
-    return documents
-
-
-def _shorten(paragraphs: Iterable[str]) -> Iterable[str]:
-    """Cut long paragraphs, so that a text on a single line can be split as well."""
-    for paragraph in paragraphs:
-        words = paragraph.split()
+    for words in map(str.split, paragraphs):
+        # Long paragraphs are cut, so that a text on a single line can be split as well.
         for start in range(0, len(words), _PARAGRAPH_WORDS):
-            yield " ".join(words[start : start + _PARAGRAPH_WORDS])
+            if not documents or documents[-1].words >= _DOCUMENT_WORDS:
+                documents.append(Document(f"part {len(documents) + 1}", []))
+            shortened = words[start : start + _PARAGRAPH_WORDS]
+            documents[-1].paragraphs.append(" ".join(shortened))
+    return documents
 
 
 def without_repeats(documents: Iterable[Document]) -> list[Document]:
@@ -88,12 +81,7 @@ def split(documents: list[Document]) -> tuple[list[Document], list[Document]]:
 
 
 def write_corpus(text: Optional[str], origin: str, folder: Path) -> dict[str, Any]:
-    """Write ``train.txt`` and ``valid.txt`` and return their figures.
-
-    Args:
-        text: a text, or None for Python's documentation.
-        origin: what an error message calls the source.
-        folder: where to write.
+    """Write ``train.txt`` and ``valid.txt`` of a text, None for Python's own; return their figures.
 
     Raises:
         UserError: there are too few words.

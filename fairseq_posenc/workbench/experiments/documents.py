@@ -16,15 +16,10 @@ _TOPICS = Path("pydoc_data", "topics.py")
 
 
 class Document(NamedTuple):
-    """A piece of text that belongs together.
+    """A piece of text that belongs together."""
 
-    Attributes:
-        name: where it is from.
-        paragraphs: its paragraphs, each without line breaks.
-    """
-
-    name: str
-    paragraphs: list[str]
+    name: str  # where it is from
+    paragraphs: list[str]  # its paragraphs, each without line breaks
 
     @property
     def words(self) -> int:

@@ -8,31 +8,20 @@ from collections.abc import Callable, Sequence
 from typing import Generic, Optional
 
 from fairseq_posenc.version import __version__
+from fairseq_posenc.workbench.experiments import trainings
 from fairseq_posenc.workbench.experiments.results import AnySettings, Outcome, Results
 from fairseq_posenc.workbench.experiments.settings import Run
-from fairseq_posenc.workbench.experiments.trainings import (
-    LOG,
-    Read,
-    Trial,
-    as_piece,
-    finished,
-    run_trials,
-    train_command,
-)
+from fairseq_posenc.workbench.experiments.trainings import Read, Trial
 from fairseq_posenc.workbench.running.executor import refuse_jobs
 from fairseq_posenc.workbench.running.logs import Curve, read_curve_file
+from fairseq_posenc.workbench.running.programs import refuse_failures
 from fairseq_posenc.workbench.running.stages import Outputs, Stage
 
 Watch = Callable[[Callable[[], Results[AnySettings]]], None]
 
 
 class Experiment(ABC, Generic[AnySettings]):
-    """Trainings that share their data and differ in variant, seed and case.
-
-    Args:
-        settings: the user's choices.
-        lock: open file that the started programs keep open.
-    """
+    """Trainings that share their data and differ in variant, seed and case."""
 
     def __init__(self, settings: AnySettings, lock: int) -> None:
         self.settings, self._lock = settings, lock
@@ -48,9 +37,7 @@ class Experiment(ABC, Generic[AnySettings]):
     def run(self, watch: Optional[Watch[AnySettings]] = None) -> Results[AnySettings]:
         """Do all steps and return the figures.
 
-        Args:
-            watch: called now and then, several times a second, with a function that reads the
-                results so far.
+        ``watch`` is called several times a second with a function that reads the results so far.
 
         Raises:
             UserError: bad data, or a command that failed.
@@ -66,10 +53,11 @@ class Experiment(ABC, Generic[AnySettings]):
         follow = (lambda: watch(results)) if watch else None
         work: list[Trial] = [*trials.values()]
         if cluster := self.settings.cluster:
-            cluster.run_all([*map(as_piece, work)], self.settings.out, follow)
+            failures = cluster.run([*map(trainings.as_piece, work)], self.settings.out, follow)
+            refuse_failures(failures, len(work))
         else:
             refuse_jobs(self.settings.out)
-            run_trials(work, self.settings.jobs, self._lock, follow)
+            trainings.run_trials(work, self.settings.jobs, self._lock, follow)
         return results()
 
     def _trial(self, run: Run, data: Stage, measure: Sequence[str], read: Read) -> Trial:
@@ -82,14 +70,16 @@ class Experiment(ABC, Generic[AnySettings]):
             "version": __version__,
         }
         stage = Stage(settings.folder(run), inputs, settings.updates)
-        return Trial(settings.label(run), stage, train_command(settings, run), measure, read)
+        return Trial(
+            settings.label(run), stage, trainings.train_command(settings, run), measure, read
+        )
 
 
 def _read(trials: dict[Run, Trial]) -> tuple[list[Outcome], dict[Run, Curve]]:
     """Read the outcomes of finished trainings, and the curves of those that have begun."""
     outcomes, begun = [], {}
     for run, trial in trials.items():
-        figures, log = finished(trial), trial.stage.folder / LOG
+        figures, log = trainings.finished(trial), trial.stage.folder / trainings.LOG
         if figures is not None:
             seconds, diverged = figures.pop("seconds", math.nan), figures.pop("diverged", 0)
             outcomes.append(Outcome(run, figures, read_curve_file(log), seconds, diverged))

@@ -20,10 +20,7 @@ def train_pieces(text: Path, prefix: Path, vocab_size: int) -> None:
         UserError: the text does not support that many pieces, or needs more.
     """
     learn_pieces(
-        vocab_size,
-        input=str(text),
-        model_prefix=str(prefix),
-        control_symbols=_FAIRSEQ_SYMBOLS,
+        vocab_size, input=str(text), model_prefix=str(prefix), control_symbols=_FAIRSEQ_SYMBOLS
     )
 
 
@@ -39,11 +36,9 @@ def encode(model: Path, text: Path, pieces: Path) -> int:
 
 
 def unigram_perplexity(train: Path, valid: Path) -> float:
-    """Compute the perplexity of a model that knows only how often each piece occurs.
+    """Compute the perplexity of a model that knows only how often each piece of ``train`` occurs.
 
-    Args:
-        train: pieces separated by spaces, whose frequencies it knows (add-one smoothing).
-        valid: those on which it is measured; as in fairseq every line ends with one more symbol.
+    Frequencies are smoothed by one; as in fairseq every line ends with one more symbol.
     """
     counts, wanted = (Counter(_symbols(path)) for path in (train, valid))
     total = sum(counts.values()) + len(counts | wanted)

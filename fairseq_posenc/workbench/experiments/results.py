@@ -21,22 +21,15 @@ AnySettings = TypeVar("AnySettings", bound=Settings)
 
 
 class Outcome(NamedTuple):
-    """What came out of one training.
+    """What came out of one training."""
 
-    Attributes:
-        run: the training.
-        figures: measured values by name: ``perplexity`` (infinite where the model cannot be read
-            at that length), shares by length, ``position_parameters``; empty if it diverged.
-        curve: its learning curve and speed.
-        seconds: time of the training; NaN if it diverged.
-        diverged: the update at which it diverged, 0 if it did not.
-    """
-
-    run: Run
+    run: Run  # the training
+    # measured values by name: `perplexity` (infinite where the model cannot be read at that
+    # length), shares by length, `position_parameters`; empty if it diverged
     figures: Outputs
-    curve: Curve = Curve([], 0.0)
-    seconds: float = math.nan
-    diverged: int = 0
+    curve: Curve = Curve([], 0.0)  # its learning curve and speed
+    seconds: float = math.nan  # time of the training; NaN if it diverged
+    diverged: int = 0  # the update at which it diverged, 0 if it did not
 
     @property
     def perplexity(self) -> float:
@@ -116,18 +109,12 @@ def aggregate(outcomes: Sequence[Outcome]) -> list[SeedAggregate]:
 
 @dataclass(frozen=True)
 class Results(Generic[AnySettings]):
-    """Everything that came out of an experiment so far.
+    """Everything that came out of an experiment so far."""
 
-    Attributes:
-        settings: the user's choices.
-        outcomes: one for each finished training.
-        data: figures of the data.
-        begun: learning curves of the trainings that have begun and are not finished.
-    """
-
-    settings: AnySettings
-    outcomes: Sequence[Outcome]
-    data: Outputs = field(default_factory=dict)
+    settings: AnySettings  # the user's choices
+    outcomes: Sequence[Outcome]  # one for each finished training
+    data: Outputs = field(default_factory=dict)  # figures of the data
+    # learning curves of the trainings that have begun and are not finished
     begun: Mapping[Run, Curve] = field(default_factory=dict)
 
     @property

@@ -12,44 +12,26 @@ from fairseq_posenc.workbench.running.executor import Slurm
 
 
 class Run(NamedTuple):
-    """One training of an experiment.
+    """One training of an experiment."""
 
-    Attributes:
-        variant: the model.
-        seed: of initial weights, order of the data and masks.
-        case: its learning rate, as the user wrote it; of a probe its task.
-    """
-
-    variant: Variant
-    seed: int
-    case: str
+    variant: Variant  # the model
+    seed: int  # of initial weights, order of the data and masks
+    case: str  # its learning rate, as the user wrote it; of a probe its task
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(ABC):
-    """The user's choices for an experiment.
+    """The user's choices for an experiment."""
 
-    Attributes:
-        out: folder for all results.
-        variants: the models to compare.
-        seeds: one training of each model for each.
-        updates: training updates of each model.
-        family: of models.
-        jobs: trainings at a time.
-        cluster: that trains them; None for this machine.
-        case: what messages call a run's case.
-        points: validations of a training, so points of its learning curve.
-    """
-
-    case: ClassVar[str]
-    out: Path
-    variants: tuple[Variant, ...]
-    seeds: tuple[int, ...]
-    updates: int
-    family: str
-    jobs: int = 1
-    cluster: Optional[Slurm] = None
-    points: int = 16
+    case: ClassVar[str]  # what messages call a run's case
+    out: Path  # folder for all results
+    variants: tuple[Variant, ...]  # the models to compare
+    seeds: tuple[int, ...]  # one training of each model for each
+    updates: int  # training updates of each model
+    family: str  # of models
+    jobs: int = 1  # trainings at a time
+    cluster: Optional[Slurm] = None  # that trains them; None for this machine
+    points: int = 16  # validations of a training, so points of its learning curve
 
     def __post_init__(self) -> None:
         if self.family == CAUSAL:

@@ -71,22 +71,16 @@ RESERVED = {
 
 @dataclass(frozen=True, kw_only=True)
 class TextSettings(Settings):
-    """The user's choices for language models that learn a text.
-
-    Attributes:
-        text: the user's text file, or None for Python's own documentation.
-        eval_length: length in tokens at which models are evaluated; 0 for that of training.
-        lrs: learning rates; a model is trained with each and compared by its best one.
-        vocab_size: number of sentencepieces.
-        train_args: more options of ``fairseq-train``, which override those set here.
-    """
+    """The user's choices for language models that learn a text."""
 
     case: ClassVar[str] = "learning rate"
     family: str = MASKED
-    text: Optional[Path] = None
-    eval_length: int = 0
+    text: Optional[Path] = None  # the user's text file, or None for Python's own documentation
+    eval_length: int = 0  # length in tokens at which models are evaluated; 0 for that of training
+    # learning rates; a model is trained with each and compared by its best one
     lrs: tuple[str, ...] = (LEARNING_RATE,)
-    vocab_size: int
+    vocab_size: int  # number of sentencepieces
+    # more options of `fairseq-train`, which override those set here
     train_args: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -31,21 +31,13 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 class Trial(NamedTuple):
-    """A training, and how its model is measured.
+    """A training, and how its model is measured."""
 
-    Attributes:
-        label: what messages call it.
-        stage: the folder of its checkpoints and log, and the updates it is to make.
-        train: command of ``fairseq-train``, without ``--user-dir``.
-        measure: command that measures the model, as well.
-        read: parses the lines that ``measure`` prints into figures by name.
-    """
-
-    label: str
-    stage: Stage
-    train: Sequence[str]
-    measure: Sequence[str]
-    read: Read
+    label: str  # what messages call it
+    stage: Stage  # the folder of its checkpoints and log, and the updates it is to make
+    train: Sequence[str]  # command of `fairseq-train`, without `--user-dir`
+    measure: Sequence[str]  # command that measures the model, as well
+    read: Read  # parses the lines that `measure` prints into figures by name
 
 
 def default_jobs() -> int:
@@ -81,13 +73,7 @@ def validate_command(data: Path, folder: Path, *options: str) -> list[str]:
 def run_trials(
     trials: Sequence[Trial], jobs: int, lock: int, watch: Optional[Callable[[], None]] = None
 ) -> None:
-    """Train and measure all models that are not finished; see :func:`finished`.
-
-    Args:
-        trials: each with a folder of its own.
-        jobs: how many at a time.
-        lock: open file that the started programs keep open.
-        watch: called now and then, several times a second.
+    """Train and measure all models that are not finished, each in a folder of its own.
 
     Raises:
         UserError: a program failed, but for a training that diverged.
@@ -144,9 +130,8 @@ class _Work:
     def _train(self) -> Outputs:
         label, stage, command = self._trial.label, self._trial.stage, self._trial.train
         self._updates = updates_done(stage.folder)
-        if (
-            self._updates < stage.max_updates
-        ):  # else stopped between the end of the training and its stamp
+        # Else it was stopped between the end of the training and its stamp.
+        if self._updates < stage.max_updates:
             where = f"to continue at update {self._updates:,}" if self._updates else ""
             say(f"{label}: starting fairseq-train {where or f'for {stage.max_updates:,} updates'}")
             ensure_last_checkpoint(stage.folder)
@@ -170,18 +155,14 @@ class _Work:
         return figures
 
     def _run(self, command: Sequence[str], log: Path, watch: Callable[[str], None]) -> None:
-        run_logged(with_user_dir(command), log, self._lock, watch, _ONE_THREAD)
+        ours = command[0] == "fairseq-posenc"  # fairseq's commands have to find the package
+        more = [] if ours else ["--user-dir", str(USER_DIR)]
+        run_logged([*command, *more], log, self._lock, watch, _ONE_THREAD)
 
     def _watch(self, line: str) -> None:
         if (entry := parse_line(line)) and entry.updates > self._updates:
             self._progress(entry.updates - self._updates)
             self._updates = entry.updates
-
-
-def with_user_dir(command: Sequence[str]) -> list[str]:
-    """Add ``--user-dir`` to a command of fairseq's, which has to find the package."""
-    ours = command[0] == "fairseq-posenc"
-    return [*command] if ours else [*command, "--user-dir", str(USER_DIR)]
 
 
 def perplexity(lines: list[str]) -> Outputs:

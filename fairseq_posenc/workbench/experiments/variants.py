@@ -21,16 +21,11 @@ SHORTHANDS = {
 
 
 class Variant(NamedTuple):
-    """One model of the comparison.
+    """One model of the comparison."""
 
-    Attributes:
-        name: what the user wrote; names the row of the table.
-        position_encoding: canonical spec for ``--position-encoding``.
-        directions: value of ``--attention-directions``; empty if every layer looks both ways.
-    """
-
-    name: str
-    position_encoding: str
+    name: str  # what the user wrote; names the row of the table
+    position_encoding: str  # canonical spec for `--position-encoding`
+    # value of `--attention-directions`; empty if every layer looks both ways
     directions: str = ""
 
     @property

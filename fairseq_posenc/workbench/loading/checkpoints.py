@@ -28,11 +28,7 @@ def load_state(path: Path, what: str) -> State:
     """Return a checkpoint as fairseq of today would have written it, but for old names of weights.
 
     Its tensors are mapped into memory, so that nobody reads what is not used: two thirds of a file
-    are the optimizer's.
-
-    Args:
-        path: the file.
-        what: how messages introduce it, as the option that named it.
+    are the optimizer's. Messages begin with ``what``, as the option that named the file.
 
     Raises:
         UserError: it is no file, or no whole checkpoint of fairseq.
@@ -60,11 +56,7 @@ def _upgraded(state: State) -> State:
 
 @contextmanager
 def refuse_unusable_settings(place: str) -> Iterator[None]:
-    """Turn what goes wrong inside, where fairseq builds something of settings, into one line.
-
-    Args:
-        place: where the settings stand, for the message.
-    """
+    """Turn what goes wrong inside, where fairseq builds something of settings, into one line."""
     try:
         yield
     except UserError:
@@ -88,12 +80,7 @@ def write_state(state: State, path: Path) -> None:
 
 
 def data_folder(path: Path, state: State, given: Optional[Path] = None) -> Path:
-    """Return the data-bin of a checkpoint: the one that it was trained on, or a copy of it.
-
-    Args:
-        path: of the checkpoint, for messages.
-        state: what it holds.
-        given: the copy, as ``--data`` names it.
+    """Return the data-bin of a checkpoint: the one that it was trained on, or a given copy of it.
 
     Raises:
         UserError: there is no such folder.

@@ -22,27 +22,16 @@ _ADVICE = "--data must have the dictionary that the model was trained with"
 
 
 class TrainedDictionary(NamedTuple):
-    """A dictionary of a training, as far as its checkpoint tells.
+    """A dictionary of a training, as far as its checkpoint tells."""
 
-    Attributes:
-        checkpoint: file of the trained model.
-        size: number of symbols; None without token embeddings.
-        fingerprint: hash of its symbols; None in checkpoints of fairseq and of earlier versions.
-        file: where the training read it, which may be gone; None if that is not known.
-    """
-
-    checkpoint: Path
-    size: Optional[int]
+    checkpoint: Path  # file of the trained model
+    size: Optional[int]  # number of symbols; None without token embeddings
+    # hash of its symbols; None in checkpoints of fairseq and of earlier versions
     fingerprint: Optional[str]
-    file: Optional[Path]
+    file: Optional[Path]  # where the training read it, which may be gone; None if that is not known
 
     def check(self, file: Path, dictionary: Dictionary, advice: str) -> None:
         """Refuse a dictionary whose symbols mean something else to the model.
-
-        Args:
-            file: of the dictionary.
-            dictionary: read from it.
-            advice: what to do about another one.
 
         Raises:
             UserError: its size, its symbols or their order differ.
@@ -64,17 +53,11 @@ class TrainedDictionary(NamedTuple):
 
 
 class OpenTask(NamedTuple):
-    """The task of a trained model, set up on its data.
+    """The task of a trained model, set up on its data."""
 
-    Attributes:
-        task: fairseq's.
-        data: the data-bin, with the files of the dictionaries and of what cut the text.
-        dictionaries: by the name of their file; that of the source first.
-    """
-
-    task: Any
-    data: Path
-    dictionaries: dict[str, Dictionary]
+    task: Any  # fairseq's
+    data: Path  # the data-bin, with the files of the dictionaries and of what cut the text
+    dictionaries: dict[str, Dictionary]  # by the name of their file; that of the source first
 
 
 def translates(settings: Any) -> bool:
@@ -85,10 +68,7 @@ def translates(settings: Any) -> bool:
 def open_task(path: Path, state: State, data: Optional[Path] = None) -> OpenTask:
     """Set up the task of a checkpoint; its settings then name what is read.
 
-    Args:
-        path: the checkpoint, for messages.
-        state: what it holds.
-        data: folder with its dictionaries; None for the one that it was trained on.
+    Without ``data`` the dictionaries are those of the folder that it was trained on.
 
     Raises:
         UserError: no such folder, no dictionary, or another one than that of the training.

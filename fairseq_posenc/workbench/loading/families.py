@@ -27,25 +27,15 @@ NO_WEIGHTS = ("._extra_state", ".version", "._float_tensor")
 
 
 class Family(NamedTuple):
-    """A family of models.
+    """A family of models."""
 
-    Attributes:
-        name: ``masked_lm``, ``causal_lm`` or ``translation``.
-        title: the name in a sentence.
-        kind: the class.
-        stock: fairseq's own, which it derives from.
-        task: that it is trained for.
-        stem: of the names of its architectures, which end with an encoding's.
-        positions: its stacks, and the option of each for the number of positions.
-    """
-
-    name: str
-    title: str
-    kind: Any
-    stock: Any
-    task: str
-    stem: str
-    positions: dict[str, str]
+    name: str  # `masked_lm`, `causal_lm` or `translation`
+    title: str  # the name in a sentence
+    kind: Any  # the class
+    stock: Any  # fairseq's own, which it derives from
+    task: str  # that it is trained for
+    stem: str  # of the names of its architectures, which end with an encoding's
+    positions: dict[str, str]  # its stacks, and the option of each for the number of positions
 
 
 FAMILIES = (
@@ -71,12 +61,7 @@ def architecture(settings: Any) -> str:
 
 
 def family_of(arch: str, stock: bool = False) -> Optional[Family]:
-    """Return the family of an architecture; None if it is of none.
-
-    Args:
-        arch: its name.
-        stock: whether fairseq's own models count, too.
-    """
+    """Return the family of an architecture, if any; with ``stock`` fairseq's own count, too."""
     kind = ARCH_MODEL_REGISTRY.get(arch, object)
     return next((f for f in FAMILIES if issubclass(kind, f.stock if stock else f.kind)), None)
 
@@ -117,12 +102,7 @@ def model_options(arch: str) -> list[Action]:
 
 
 def build(values: dict[str, Any], symbols: list[int]) -> Any:
-    """Return a model, its parameters drawn.
-
-    Args:
-        values: its options, complete.
-        symbols: the size of the dictionary of each stack.
-    """
+    """Return a model of complete options, its parameters drawn, for dictionaries of these sizes."""
     dictionaries = [Placeholders(size) for size in symbols]
     task = SimpleNamespace(
         source_dictionary=dictionaries[0],

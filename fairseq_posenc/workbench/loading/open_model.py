@@ -17,42 +17,22 @@ from fairseq_posenc.checkpoints.identity import override_positions
 from fairseq_posenc.checkpoints.weights import refuse_broken_weights
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.registry import Spec
-from fairseq_posenc.workbench.loading.checkpoints import (
-    State,
-    load_state,
-    refuse_unusable_settings,
-)
+from fairseq_posenc.workbench.loading import families
+from fairseq_posenc.workbench.loading.checkpoints import State, load_state, refuse_unusable_settings
 from fairseq_posenc.workbench.loading.dictionaries import open_task
-from fairseq_posenc.workbench.loading.families import (
-    FAMILIES,
-    NO_WEIGHTS,
-    Family,
-    architecture,
-    family_of,
-    stacks_of,
-)
+from fairseq_posenc.workbench.loading.families import Family
 
 
 class OpenModel(NamedTuple):
-    """A trained model and what it was trained with.
+    """A trained model and what it was trained with."""
 
-    Attributes:
-        path: its checkpoint.
-        family: of models.
-        model: in float32, in evaluation mode, on the CPU.
-        task: fairseq's, with the dictionaries.
-        state: the checkpoint, as fairseq upgrades it.
-        data: the data-bin, with the files of the dictionaries and of what cut the text.
-        dictionaries: by the name of their file; that of the source first.
-    """
-
-    path: Path
-    family: Family
-    model: Any
-    task: Any
-    state: State
-    data: Path
-    dictionaries: dict[str, Dictionary]
+    path: Path  # its checkpoint
+    family: Family  # of models
+    model: Any  # in float32, in evaluation mode, on the CPU
+    task: Any  # fairseq's, with the dictionaries
+    state: State  # the checkpoint, as fairseq upgrades it
+    data: Path  # the data-bin, with the files of the dictionaries and of what cut the text
+    dictionaries: dict[str, Dictionary]  # by the name of their file; that of the source first
 
     @property
     def settings(self) -> Any:
@@ -62,7 +42,7 @@ class OpenModel(NamedTuple):
     @property
     def stacks(self) -> dict[str, Any]:
         """Its stacks, called ``encoder`` and ``decoder``."""
-        return dict(stacks_of(self.model))
+        return dict(families.stacks_of(self.model))
 
     @property
     def positions(self) -> dict[str, Optional[str]]:
@@ -94,7 +74,7 @@ class OpenModel(NamedTuple):
     def weights(self) -> dict[str, Tensor]:
         """Its parameters by fairseq's names; what is no weight is left out."""
         state: dict[str, Tensor] = self.model.state_dict()
-        return {name: state[name] for name in state if not name.endswith(NO_WEIGHTS)}
+        return {name: state[name] for name in state if not name.endswith(families.NO_WEIGHTS)}
 
 
 def open_model(
@@ -105,24 +85,20 @@ def open_model(
     state: Optional[State] = None,
     spec: Optional[Spec] = None,
 ) -> OpenModel:
-    """Open a model.
+    """Open a model, with the dictionaries of ``data`` or of the folder that it was trained on.
 
-    Args:
-        path: its checkpoint.
-        data: folder with its dictionaries; None for the one that it was trained on.
-        option: that named the checkpoint, for messages.
-        state: what the checkpoint holds, where the caller has read it to check more.
-        spec: positions to read it with, in place of those that it was trained with.
+    ``state`` is the checkpoint where the caller has read it; ``spec`` are positions to read the
+    model with, in place of those that it was trained with.
 
     Raises:
         UserError: no whole checkpoint of one of the families, weights that are no numbers, no
             dictionary or another one, or positions that do not fit the weights.
     """
     state = load_state(path, option) if state is None else state
-    arch = architecture(state["cfg"].model)
-    family = family_of(arch, stock=True)
+    arch = families.architecture(state["cfg"].model)
+    family = families.family_of(arch, stock=True)
     if family is None:
-        kinds = ", ".join(each.title for each in FAMILIES)
+        kinds = ", ".join(each.title for each in families.FAMILIES)
         raise UserError(f"{option} {path}: a model of the kind {arch}; those of {kinds} are read")
     # A checkpoint may have been trained with --init-positions; here it would hide a mistake.
     changes: dict[str, Any] = {"init_positions": False}

@@ -18,12 +18,7 @@ from fairseq_posenc.transformer.dictionary import DICTIONARY, load_dictionary
 from fairseq_posenc.transformer.options import resolve
 from fairseq_posenc.workbench.loading.checkpoints import load_state
 from fairseq_posenc.workbench.loading.dictionaries import EMBEDDINGS, TrainedDictionary
-from fairseq_posenc.workbench.loading.families import (
-    Family,
-    architecture,
-    family_of,
-    model_options,
-)
+from fairseq_posenc.workbench.loading.families import Family, architecture, family_of, model_options
 
 # About how a checkpoint is loaded, or a training made; not about what the model is.
 NOT_THE_MODEL = {
@@ -35,32 +30,20 @@ NOT_THE_MODEL = {
 
 
 class Pretrained(NamedTuple):
-    """A trained model of any family: one of ours, or of fairseq's own.
+    """A trained model of any family: one of ours, or of fairseq's own."""
 
-    Attributes:
-        path: its checkpoint.
-        settings: fairseq's configuration of its training.
-        args: its model options, complete.
-        arch: its architecture.
-        family: of models.
-        specs: the position encodings of each stack, by ``encoder`` and ``decoder``.
-        positions: how many each stack has room for.
-        sizes: of the dictionaries, with ``<mask>``; the source's first.
-        dictionary: of the data that it was trained on, where that was; None if it does not tell.
-        fingerprint: of the symbols of its first dictionary; None if it does not tell.
-        weights: its parameters by name, as the file has them; empty unless asked for.
-    """
-
-    path: Path
-    settings: Any
-    args: Namespace
-    arch: str
-    family: Family
-    specs: dict[str, Spec]
-    positions: dict[str, int]
-    sizes: list[int]
+    path: Path  # its checkpoint
+    settings: Any  # fairseq's configuration of its training
+    args: Namespace  # its model options, complete
+    arch: str  # its architecture
+    family: Family  # of models
+    specs: dict[str, Spec]  # the position encodings of each stack, by `encoder` and `decoder`
+    positions: dict[str, int]  # how many each stack has room for
+    sizes: list[int]  # of the dictionaries, with `<mask>`; the source's first
+    # of the data that it was trained on, where that was; None if it does not tell
     dictionary: Optional[Path]
-    fingerprint: Optional[str]
+    fingerprint: Optional[str]  # of the symbols of its first dictionary; None if it does not tell
+    # its parameters by name, as the file has them; empty unless asked for
     weights: dict[str, Tensor]
 
     @property
@@ -106,13 +89,7 @@ class Pretrained(NamedTuple):
 def read_pretrained(
     path: Path, option: str, with_weights: bool = False, any_family: bool = False
 ) -> Pretrained:
-    """Read a model's checkpoint.
-
-    Args:
-        path: the file.
-        option: that named it, for messages.
-        with_weights: whether the parameters are wanted, too.
-        any_family: whether it may be another model than a RoBERTa.
+    """Read a model's checkpoint, its parameters only if asked for; of a RoBERTa, or of any family.
 
     Raises:
         UserError: no such file, no whole checkpoint, or none of these models.
@@ -144,9 +121,7 @@ def read_pretrained(
         positions=_positions(args, settings, family, weights),
         sizes=[sizes[name] for name in sorted(sizes, reverse=True)],  # encoder before decoder
         dictionary=Path(str(data).split(":")[0], DICTIONARY) if data else None,
-        fingerprint=said[-1].weight_settings.dictionary
-        if said
-        else None,  # an encoder's comes last
+        fingerprint=said[-1].weight_settings.dictionary if said else None,  # an encoder's is last
         weights=weights if with_weights else {},
     )
 

@@ -186,10 +186,7 @@ KINDS = {
     "distance": Kind("mean attention to a text by distance", _distance, 1, False, "must"),
     "difference": Kind(
         "tables of one checkpoint less another's; with --text, their attention",
-        _difference,
-        2,
-        False,
-        "can",
+        *(_difference, 2, False, "can"),
     ),
 }
 

@@ -62,13 +62,8 @@ def curves_of(
 ) -> list[Curves]:
     """Compute the mean score by distance, and the biases and gains that it is made with.
 
-    Args:
-        stack: of a model, or of a spec.
-        layers: counted from 0, as heads are.
-        heads: those to show.
-        reach: the largest distance, if the tables go so far.
-        seen: what a model's attention did; without it, scores are those of equal random contents
-            (:meth:`~fairseq_posenc.api.PositionEncoding.distance_curve`).
+    Without ``seen``, what a model's attention did, scores are those of equal random contents
+    (:meth:`~fairseq_posenc.api.PositionEncoding.distance_curve`).
     """
     reach = stack.furthest(reach)
     scores = {

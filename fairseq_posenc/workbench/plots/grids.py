@@ -23,14 +23,9 @@ _HEADER = 0.6  # inches for the title and the legend
 def new(
     count: int, title: str, columns: int, ratio: float, below: float = 0.0
 ) -> tuple[Any, list[Any]]:
-    """Create a figure with ``count`` panels; return both.
+    """Create a figure of panels; return both.
 
-    Args:
-        count: of panels.
-        title: above them.
-        columns: the most panels in a row.
-        ratio: height of a panel by its width.
-        below: inches that the last row's labels take.
+    ``ratio`` is the height of a panel by its width, ``below`` the inches of the last row's labels.
     """
     columns = min(columns, count)
     rows = -(-count // columns)
@@ -60,13 +55,8 @@ def heat(
 ) -> Any:
     """Draw a matrix as a heat map, its rows downwards; return matplotlib's image.
 
-    Args:
-        axes: the panel.
-        values: ``(rows, columns)``.
-        limit: the number with the strongest colour; by default the largest there is.
-        signed: whether colours begin at 0 and go both ways, else upwards from 0.
-        hidden: True where there is nothing to show, which is grey.
-        extent: matplotlib's, the limits of both axes.
+    The strongest colour is that of ``limit``, by default the largest number there is; colours go
+    both ways from 0 if ``signed``. What is ``hidden`` is grey.
     """
     import numpy as np
     from matplotlib import colormaps

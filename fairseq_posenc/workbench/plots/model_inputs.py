@@ -149,13 +149,6 @@ def tokenize(
 ) -> TokenizedText:
     """Tokenize a raw text as a data-bin was; where that has no tokenizer, at white space.
 
-    Args:
-        text: raw.
-        option: that gave it, for messages.
-        folder: the data-bin.
-        dictionary: of the language.
-        language: of the text, where the data-bin has several.
-
     Raises:
         UserError: there is nothing in it that the dictionary knows.
     """

@@ -14,14 +14,8 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.capture_attention import CapturedAttention, capture_attention
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.loading.open_model import OpenModel
+from fairseq_posenc.workbench.plots import quantize
 from fairseq_posenc.workbench.plots.model_inputs import Reading
-from fairseq_posenc.workbench.plots.quantize import (
-    find_visible,
-    group_by_kind,
-    list_planes,
-    quantize,
-    refuse_infinite,
-)
 from fairseq_posenc.workbench.running.files import checksum
 
 TEMPLATE = Path(__file__).with_name("inspect.html")
@@ -31,15 +25,10 @@ _BYTES = 8  # per pair of tokens, with most encodings: a weight and three parts 
 
 
 class Inspection(NamedTuple):
-    """The attention of a model for one text.
+    """The attention of a model for one text."""
 
-    Attributes:
-        facts: JSON values that the page shows: file, family, positions, and the kinds of attention.
-        codes: the quantized planes, concatenated.
-    """
-
-    facts: dict[str, Any]
-    codes: bytes
+    facts: dict[str, Any]  # that the page shows: file, family, positions, and kinds of attention
+    codes: bytes  # the quantized planes, concatenated
 
 
 def inspect_model(opened: OpenModel, reading: Reading) -> Inspection:
@@ -51,12 +40,14 @@ def inspect_model(opened: OpenModel, reading: Reading) -> Inspection:
     """
     _refuse_large(opened, reading)
     kinds, codes = [], bytearray()
-    for kind, layers in group_by_kind(capture_attention(opened.model, reading.run)).items():
+    for kind, layers in quantize.group_by_kind(
+        capture_attention(opened.model, reading.run)
+    ).items():
         found = []
-        seen = find_visible(layers)
-        for plane in list_planes(layers):
-            refuse_infinite(opened.path, kind, plane)
-            coded = quantize(plane.values, seen)
+        seen = quantize.find_visible(layers)
+        for plane in quantize.list_planes(layers):
+            quantize.refuse_infinite(opened.path, kind, plane)
+            coded = quantize.quantize(plane.values, seen)
             scale = {"step": coded.step, "first": coded.first, "last": coded.last}
             found.append({"name": plane.name, "role": plane.role, "start": len(codes), **scale})
             codes += coded.tobytes()

@@ -7,16 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
+from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.results.loss_stages import smoothed
-from fairseq_posenc.workbench.results.pictures import (
-    GREY,
-    height,
-    label_ends,
-    looks,
-    new_figure,
-    save,
-    style_values,
-)
+from fairseq_posenc.workbench.results.pictures import save
 from fairseq_posenc.workbench.running.logs import Curve, Entry
 
 Line = Sequence[tuple[int, float]]  # updates and values, NaN where the loss was no number
@@ -50,15 +43,7 @@ def draw_lines(
     """Draw lines over updates, labelled at their ends, into a PNG file; say whether there are any.
 
     A line breaks where its value is no number. That is marked with a cross above the lines, and a
-    line that ends so says where.
-
-    Args:
-        lines: updates and values, by name; what has none is left out.
-        title: above the picture.
-        path: of the file.
-        log: whether the values' scale is logarithmic.
-        bands: around lines, by name.
-        dots: the values of single seeds, by name.
+    line that ends so says where. Bands are around lines, by name; dots are single seeds.
     """
     bands = {  # at points with seeds enough for an interval
         name: [point for point in band if all(map(math.isfinite, point))]
@@ -70,15 +55,15 @@ def draw_lines(
     values = [y for y in values if math.isfinite(y)]
     if not values:
         return False
-    figure = new_figure(9, 5.2, dpi=160)
+    figure = pictures.new_figure(9, 5.2, dpi=160)
     axes = figure.add_subplot()
     low, high = min(values), max(values)
     room = (high - low or 1.0) * (_MARGIN - 1)
     limits = (low / _MARGIN, high * _MARGIN) if log else (low - room, high + room)
     _style_updates(axes, [x for line in lines.values() for x, _ in line])
-    style_values(axes, *limits, log)
+    pictures.style_values(axes, *limits, log)
     ends = []
-    styles = looks(list(lines))
+    styles = pictures.looks(list(lines))
     for name, line in lines.items():
         if line:
             ends.append(_draw_line(axes, name, line, styles[name]))
@@ -87,7 +72,7 @@ def draw_lines(
                 axes.fill_between(*zip(*band), color=colour, alpha=0.15, linewidth=0)
             if known := [point for point in dots.get(name, ()) if math.isfinite(point[1])]:
                 axes.plot(*zip(*known), "o", color=colour, ms=2.5, alpha=0.6, mew=0)
-    label_ends(axes, ends, _LABEL_HEIGHT)
+    pictures.label_ends(axes, ends, _LABEL_HEIGHT)
     axes.set_title(title, loc="left", fontsize=14, pad=14)
     figure.get_layout_engine().set(w_pad=0.15, h_pad=0.15)
     save(figure, path)
@@ -109,13 +94,13 @@ def _draw_line(
         update = next(x for x in broken if x > finite)
         return f"{name}  diverged at {update:,}", 1.0, style["color"]
     digits = 1 if axes.get_yscale() == "log" else 2
-    return f"{name}  {end:,.{digits}f}", height(axes, update, end), style["color"]
+    return f"{name}  {end:,.{digits}f}", pictures.height(axes, update, end), style["color"]
 
 
 def _style_updates(axes: Any, updates: Sequence[int]) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    axes.set_xlabel("training updates", color=GREY, fontsize=11)
+    axes.set_xlabel("training updates", color=pictures.GREY, fontsize=11)
     # A line that begins late is drawn from there, one that begins at the start from zero.
     first, last = min(updates), max(updates)
     axes.set_xlim(first if last / 8 < first < last else 0, max(last, 1))

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.running.files import CONTROL
 
 _RULES = {"l": "---", "r": "---:"}
-CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _BAR = re.compile(r"(?<!\\)\|")  # which would end a cell
 
 
@@ -25,11 +25,7 @@ def plain(text: str) -> str:
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], align: str = "lr") -> str:
     """Format a table.
 
-    Args:
-        header: names of the columns.
-        rows: a cell for each column.
-        align: ``l`` or ``r`` for each column, left or right; the last one holds for all that
-            follow, so that ``lr`` is a column of names and then numbers.
+    Columns are aligned ``l`` or ``r``, left or right; the last letter holds for all that follow.
     """
     rule = [_RULES[align[min(column, len(align) - 1)]] for column in range(len(header))]
     head, *lines = ([_BAR.sub(r"\|", plain(cell)) for cell in row] for row in (header, *rows))

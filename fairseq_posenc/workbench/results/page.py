@@ -33,13 +33,7 @@ _INLINE: Sequence[tuple[str, str]] = (
 
 
 def page(markdown: str, folder: Path, refresh: int = 0) -> str:
-    """Convert a report.
-
-    Args:
-        markdown: the report.
-        folder: of its pictures, which become part of the page.
-        refresh: seconds after which a browser loads the page again; 0 for never.
-    """
+    """Convert a report, with its pictures; a browser loads it again after ``refresh`` seconds."""
     parts, code = [], {}
     for number, found in enumerate(_FENCE.finditer(markdown)):
         code[f"CODE-{number}"] = f"<pre>{escape(found[1])}</pre>"

@@ -107,10 +107,8 @@ def height(axes: Any, x: float, y: float) -> float:
 def label_ends(axes: Any, ends: Sequence[tuple[str, float, str]], room: float) -> None:
     """Write each name where its line ends, in a column that no two names share.
 
-    Args:
-        axes: with their limits set.
-        ends: for each line the text, the share of the height that it is due, and its colour.
-        room: share of the height that a text takes.
+    The limits of the axes are set. Of each line there are the text, the share of the height that it
+    is due, and its colour; a text takes ``room`` of the height.
     """
     for (text, _, colour), place in zip(ends, spread([due for _, due, _ in ends], room)):
         axes.annotate(

@@ -1,12 +1,9 @@
 """Pieces of work on a cluster, each a job of Slurm; ``--on slurm``.
 
 submitit writes the jobs, submits them, and queues a job again whose time is up. Here is what it
-leaves open: which jobs belong to a folder, what has become of them, and when to submit another.
-Whether a piece is done is read from its folder, as on one machine, never asked of the cluster: so a
-sweep can move from one machine to a cluster and back.
-
-The states come from ``squeue``, which every cluster answers, and not from ``sacct``, as accounting
-is off on small ones.
+leaves open: which jobs belong to a folder, what has become of them (by ``squeue``, as accounting is
+off on small clusters), and when to submit another. Whether a piece is done is read from its folder,
+as on one machine: so a sweep can move from one machine to a cluster and back.
 """
 
 from __future__ import annotations
@@ -15,13 +12,12 @@ import hashlib
 import json
 import subprocess
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-from fairseq_posenc.errors import RunError, UserError
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.files import write_whole
 from fairseq_posenc.workbench.running.folders import read_object
 from fairseq_posenc.workbench.running.locks import is_locked, lock_folder
@@ -29,9 +25,11 @@ from fairseq_posenc.workbench.running.programs import find_user_error
 from fairseq_posenc.workbench.running.progress import say
 
 _OURS = ("array", "error", "job-name", "nodes", "ntasks", "open-mode", "output", "requeue")
-_ENDED = {
+_DONE = "DONE"  # by what is in the folder, whatever Slurm says
+_UNKNOWN = "ENDED"  # some minutes ago, so that Slurm has forgotten it
+_FAILED = {
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL"),
-    *("OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT", "DONE", "ENDED"),  # the last two are ours
+    *("OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT", _UNKNOWN),
 }
 _SHORTEST, _LONGEST = 1.0, 10.0  # seconds between two questions to Slurm
 # A node that Slurm gave up may still be writing for a while, as may a job that is being requeued.
@@ -71,20 +69,6 @@ class Slurm(NamedTuple):
     jobs: Optional[int]
     detach: bool
 
-    def run_all(
-        self, pieces: Sequence[Piece], out: Path, watch: Optional[Callable[[], None]] = None
-    ) -> None:
-        """Have all pieces done, as :meth:`run`.
-
-        Raises:
-            RunError: some failed; the others are done by then.
-        """
-        if failures := self.run(pieces, out, watch):
-            raise RunError(
-                f"{len(failures)} of {len(pieces)} jobs failed; the same command tries them again: "
-                + "; ".join(failures)
-            )
-
     def run(
         self, pieces: Sequence[Piece], out: Path, watch: Optional[Callable[[], None]] = None
     ) -> list[str]:
@@ -108,7 +92,6 @@ class Slurm(NamedTuple):
         queue = _Queue(out)
         with lock_folder(queue.folder, "jobs of"):
             queue.submit(pieces, self)
-            say(queue.table(pieces))
             if self.detach:
                 say(f"submitted; the same command without --detach waits; {queue.how_to_end}")
                 raise SystemExit(0)
@@ -118,21 +101,6 @@ class Slurm(NamedTuple):
                 raise KeyboardInterrupt(
                     f"the jobs go on; the same command waits for them again; {queue.how_to_end}"
                 ) from None
-
-
-def add_on(parser: ArgumentParser) -> None:
-    """Add ``--on`` and ``--detach``: where the pieces of a command run."""
-    parser.add_argument(
-        "--on",
-        nargs="+",
-        default=["local"],
-        metavar="WHERE",
-        help="local (default), or slurm and options of sbatch, as in slurm partition=gpu gpus=1 "
-        "time=12:00:00: a job a piece, of which --jobs run at a time",
-    )
-    parser.add_argument(
-        "--detach", action="store_true", help="with --on slurm: submit, and do not wait"
-    )
 
 
 def parse_place(args: Namespace) -> Optional[Slurm]:
@@ -150,9 +118,9 @@ def parse_place(args: Namespace) -> Optional[Slurm]:
         return None
     options = {}
     for word in words:
-        name, equals, value = word.partition("=")
-        name = name.lstrip("-").replace("_", "-")
-        if not (name and equals and value):
+        name, _, value = word.lstrip("-").partition("=")
+        name = name.replace("_", "-")
+        if not (name and value):
             raise UserError(f"--on slurm {word}: write it as key=value, as in partition=gpu")
         if name in _OURS:
             raise UserError(f"--on slurm {word}: {name} is set here; leave it out")
@@ -175,28 +143,8 @@ def refuse_jobs(out: Path) -> None:
         )
 
 
-class _State(NamedTuple):
-    """What ``squeue`` says of a job: its fields ``%T``, ``%N``, ``%M`` and ``%r``."""
-
-    word: str
-    nodes: str
-    time: str
-    reason: str
-
-    @property
-    def is_alive(self) -> bool:
-        return self.word not in _ENDED
-
-    def __str__(self) -> str:
-        if self.word == "PENDING":
-            return "waits" + (f" ({self.reason})" if self.reason != "None" else "")
-        if self.word == "RUNNING":
-            return f"runs on {self.nodes} for {self.time}"
-        return self.word.lower().replace("_", " ")
-
-
-_DONE = _State("DONE", "", "", "")
-_UNKNOWN = _State("ENDED", "", "", "")  # some minutes ago, so that Slurm has forgotten it
+def _has_failed(state: str) -> bool:
+    return state.split()[0] in _FAILED
 
 
 class _Queue:
@@ -212,92 +160,69 @@ class _Queue:
 
     def is_busy(self) -> bool:
         """Whether jobs wait or run; where Slurm does not answer, whether one holds its lock."""
-        if not self._ids:
-            return False
-        states = self._ask()
-        if states is None:
-            return any(is_locked(self._lock(key)) for key in self._ids)
-        return any(state.is_alive for state in states.values())
+        if self._ids and (states := self._ask()) is not None:
+            return not all(map(_has_failed, states.values()))
+        return any(is_locked(self._lock(key)) for key in self._ids)
 
     def submit(self, pieces: Sequence[Piece], cluster: Slurm) -> None:
-        """Submit the pieces that are not done and have no job, as one array.
-
-        Raises:
-            UserError: there is no Slurm, or it refuses an option.
-        """
-        states = self._ask()
-        if states is None:
+        """Submit the pieces that are not done and have no job, as one array; say all states."""
+        if (states := self._ask()) is None:
             raise UserError("--on slurm: squeue does not answer; is this a machine of a cluster?")
         # Of a command that was killed before it had noted what it submitted.
         lost = states.keys() - set(self._ids.values())
-        if alive := [job for job in lost if states[job].is_alive]:
+        if alive := [job for job in lost if not _has_failed(states[job])]:
             subprocess.run(["scancel", *alive], check=True)
-        new = [
-            each
-            for each in pieces
-            if (state := self._look(each, states)) is not _DONE and not state.is_alive
-        ]
-        if new:
+        if new := [each for each in pieces if _has_failed(self._look(each, states))]:
             keys = list(map(self._key, new))
             jobs = [_Job(piece, self._lock(key)) for key, piece in zip(keys, new)]
             self._ids.update(zip(keys, _submit(jobs, self.folder, self._name, cluster)))
             write_whole(self._note, json.dumps(self._ids, indent=1) + "\n")
+        states, width = self._ask() or {}, max(len(piece.label) for piece in pieces)
+        for piece in pieces:
+            job = self._ids.get(self._key(piece), "")
+            say(f"{piece.label:{width}}  {job:9} {self._look(piece, states)}")
 
     def wait(self, pieces: Sequence[Piece], watch: Optional[Callable[[], None]]) -> list[str]:
         """Wait until all pieces are done or have failed; return a line for each that failed."""
-        left = {self._key(piece): piece for piece in pieces}
         states = self._ask() or {}
-        shown = {key: self._look(piece, states).word for key, piece in left.items()}
+        left = {each: self._look(each, states).split()[0] for each in pieces}
         failures, pause = [], _SHORTEST
         while left:
-            for key, piece in list(left.items()):
-                state = self._look(piece, states)
-                is_new, shown[key] = state.word != shown[key], state.word
-                text = str(state)
-                if not (state.is_alive or state is _DONE):
-                    if is_new:
+            for piece, before in list(left.items()):
+                text = self._look(piece, states)
+                left[piece] = word = text.split()[0]
+                if word in _FAILED:
+                    if word != before:
                         continue  # its last files may be seen here a moment later
-                    text += f": {self._reason(key)}"
+                    text += f": {self._reason(piece)}"
                     failures.append(f"{piece.label}: {text}")
-                if not state.is_alive:
-                    del left[key]
+                if has_ended := word in (_DONE, *_FAILED):
+                    del left[piece]
                     text += f" [{len(pieces) - len(left)} of {len(pieces)} ended]"
-                if is_new or not state.is_alive:
-                    pause = _SHORTEST
+                if word != before or has_ended:
                     say(f"{piece.label}: {text}")
             if watch:
                 watch()
             if left:
                 time.sleep(pause)
-                pause = min(2 * pause, _LONGEST)
+                pause = min(1.5 * pause, _LONGEST)
                 if (asked := self._ask()) is not None:
                     states = asked
         return failures
 
-    def table(self, pieces: Sequence[Piece]) -> str:
-        """Format a line for each piece: its label, its job, and the job's state."""
-        states = self._ask() or {}
-        rows = [
-            (each.label, self._ids.get(self._key(each), ""), str(self._look(each, states)))
-            for each in pieces
-        ]
-        widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-        return "\n".join(f"{a:{widths[0]}}  {b:>{widths[1]}}  {c}" for a, b, c in rows)
+    def _ask(self) -> Optional[dict[str, str]]:
+        """Ask for the states of all jobs, a word and the nodes or a reason, by their ids.
 
-    def _ask(self) -> Optional[dict[str, _State]]:
-        """Ask for the states of all jobs, by their ids; None if Slurm does not answer.
-
-        Slurm lists a job for some minutes after its end.
+        Slurm lists a job for some minutes after its end. None if Slurm does not answer.
         """
         command = ["squeue", "--noheader", "--array", "--states=all", f"--name={self._name}"]
         try:
             asked = subprocess.run(
-                [*command, "--format=%i|%T|%N|%M|%r"], capture_output=True, text=True, check=True
+                [*command, "--format=%i %T %R"], capture_output=True, text=True, check=True
             )
         except (OSError, subprocess.CalledProcessError):
             return None
-        rows = [line.split("|", 4) for line in asked.stdout.splitlines()]
-        return {row[0]: _State(*row[1:]) for row in rows}
+        return dict(line.split(maxsplit=1) for line in asked.stdout.splitlines())
 
     def _lock(self, key: str) -> Path:
         return self.folder / "locks" / key
@@ -305,14 +230,14 @@ class _Queue:
     def _key(self, piece: Piece) -> str:
         return str(piece.folder.relative_to(self._out))
 
-    def _look(self, piece: Piece, states: dict[str, _State]) -> _State:
+    def _look(self, piece: Piece, states: dict[str, str]) -> str:
         if piece.is_done():
             return _DONE
         return states.get(self._ids.get(self._key(piece), ""), _UNKNOWN)
 
-    def _reason(self, key: str) -> str:
+    def _reason(self, piece: Piece) -> str:
         """Describe in a line why a job failed, by the end of its log."""
-        log = self.folder / f"{self._ids[key]}_0_log.err"
+        log = self.folder / f"{self._ids[self._key(piece)]}_0_log.err"
         text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
         lines = [line for line in text.splitlines() if line and not line.startswith("srun: ")]
         last = lines[-1].strip() if lines else "it left no log"
@@ -328,8 +253,10 @@ class _Job:
 
     def __call__(self) -> None:
         """Work on the piece, from where it was."""
-        with ExitStack() as stack:
-            lock = self._enter(stack)
+        until = time.monotonic() + _PATIENCE
+        while is_locked(self._lock) and time.monotonic() < until:
+            time.sleep(_SHORTEST)
+        with lock_folder(self._lock, "job of") as lock:
             if not self._piece.is_done():
                 self._piece.work(lock)
 
@@ -346,16 +273,6 @@ class _Job:
             raise UserError("came no further in all its time; give it more, with time=")
         self._reached = reached
         return DelayedSubmission(self)
-
-    def _enter(self, stack: ExitStack) -> int:
-        until = time.monotonic() + _PATIENCE
-        while True:
-            try:
-                return stack.enter_context(lock_folder(self._lock, "job of"))
-            except UserError:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(_SHORTEST)
 
 
 def _submit(jobs: Sequence[_Job], folder: Path, name: str, cluster: Slurm) -> list[str]:

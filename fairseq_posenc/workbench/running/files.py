@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from typing import Any
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.host.leftovers import temporary_file
 
+# Characters that end or turn a line, which no path may have.
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _BLOCK = 1 << 20  # bytes
 _PACKAGE = Path(__file__).resolve().parents[2]
 

@@ -128,6 +128,11 @@ class Folder:
             )
 
 
+def saved_progress(folder: Path) -> Any:
+    """Read what was saved while a folder is filled; None for nothing."""
+    return read_object(folder.with_name(f"{folder.name}.partial") / _PROGRESS)
+
+
 def read_plan(folder: Path, plan_key: str = "plan") -> Any:
     """Read the plan that a folder was made from; None if it has none."""
     return (read_object(folder / MANIFEST) or {}).get(plan_key)

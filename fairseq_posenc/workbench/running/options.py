@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, NoReturn, Optional, TypeVar, Union
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.results.markdown import CONTROL
 from fairseq_posenc.workbench.running.devices import cores
+from fairseq_posenc.workbench.running.files import CONTROL
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 Settings = TypeVar("Settings")
@@ -109,7 +109,9 @@ def add_computing(parser: ArgumentParser, bf16: bool = True) -> None:
         group.add_argument("--bf16", action="store_true", help="bfloat16")
 
 
-def add_count(parser: ArgumentParser, name: str, text: str, default: Optional[int] = None) -> None:
+def add_count(
+    parser: _ActionsContainer, name: str, text: str, default: Optional[int] = None
+) -> None:
     """Add an option that is a whole number of at least 1; ``text`` says what is counted."""
     text += f" (default: {default})" if default else ""
     parser.add_argument(name, type=positive_int, metavar="N", default=default, help=text)
@@ -133,9 +135,27 @@ def add_seeds(parser: ArgumentParser, default: Union[str, Sequence[int]]) -> Non
     )
 
 
-def add_jobs(parser: ArgumentParser, default: str) -> None:
-    """Add ``--jobs``; ``default`` describes its default."""
-    add_count(parser, "--jobs", f"runs at a time (default: {default})")
+def add_jobs(parser: _ActionsContainer, default: str, what: str = "runs") -> None:
+    """Add ``--jobs``, of ``what``; ``default`` describes its default."""
+    add_count(parser, "--jobs", f"{what} at a time (default: {default})")
+
+
+def add_on(parser: _ActionsContainer) -> None:
+    """Add ``--on`` and ``--detach``: where the pieces of a command run.
+
+    :mod:`fairseq_posenc.workbench.running.executor` reads them.
+    """
+    parser.add_argument(
+        "--on",
+        nargs="+",
+        default=["local"],
+        metavar="WHERE",
+        help="local (default), or slurm and options of sbatch, as in slurm partition=gpu gpus=1 "
+        "time=12:00:00: a job a piece, of which --jobs run at a time",
+    )
+    parser.add_argument(
+        "--detach", action="store_true", help="with --on slurm: submit, say the states, and end"
+    )
 
 
 def add_workers(parser: _ActionsContainer) -> None:

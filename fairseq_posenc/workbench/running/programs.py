@@ -132,6 +132,19 @@ def run_logged(
         raise RunError(_failure(command[0], status, log))
 
 
+def refuse_failures(failures: Sequence[str], works: int) -> None:
+    """Refuse to go on without works that failed, each of which has a line.
+
+    Raises:
+        RunError: there are some.
+    """
+    if failures:
+        raise RunError(
+            f"{len(failures)} of {works} runs failed; the same command tries them again: "
+            + "; ".join(failures)
+        )
+
+
 def run_parallel(
     works: Sequence[Callable[[], Result]], jobs: int, watch: Optional[Callable[[], None]] = None
 ) -> list[Result]:

@@ -21,13 +21,9 @@ _ROWS = 1000  # rows of a Parquet file in memory at a time
 _LARGEST_WINDOW = 1 << 31  # bytes; how far back zstd may refer
 
 
-def _zstd(file: BinaryIO) -> io.RawIOBase:
-    decompressor = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW)
-    return _Stream(_zstd_blocks(decompressor, file))
-
-
-def _zstd_blocks(decompressor: zstandard.ZstdDecompressor, file: BinaryIO) -> Iterator[bytes]:
+def _zstd(file: BinaryIO) -> Iterator[bytes]:
     """Decompress one or several frames; unlike zstandard's own reader, refuse an incomplete one."""
+    decompressor = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW)
     data = file.read(zstandard.DECOMPRESSION_RECOMMENDED_INPUT_SIZE)
     while data:
         frame = decompressor.decompressobj()
@@ -43,7 +39,7 @@ _OPENERS: dict[str, Callable[..., object]] = {
     ".gz": gzip.open,
     ".bz2": bz2.open,
     ".xz": lzma.open,
-    ".zst": _zstd,
+    ".zst": lambda file: _Stream(_zstd(file)),
 }
 WHOLE = (*_OPENERS, PARQUET)  # suffixes of files that can only be read from the beginning
 DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstandard.ZstdError)

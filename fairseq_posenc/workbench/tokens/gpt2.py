@@ -33,11 +33,6 @@ _SPECIAL = "<|endoftext|>"
 class GPT2:
     """GPT-2 BPE with a fairseq dictionary whose symbols are the numbers of ``encoder.json``.
 
-    Args:
-        encoder_json: vocabulary file.
-        vocab_bpe: merges file.
-        dictionary: fairseq dictionary, for example RoBERTa's ``dict.txt``.
-
     Raises:
         UserError: the files do not belong together.
     """

@@ -11,11 +11,7 @@ _LONGEST_LINE = 1 << 20  # bytes; sentencepiece's own limit would leave out line
 
 
 def learn_pieces(vocab_size: int, **options: Any) -> None:
-    """Train a sentencepiece model.
-
-    Args:
-        vocab_size: number of pieces.
-        **options: of sentencepiece's trainer, among them its input and output.
+    """Train a sentencepiece model, with options of sentencepiece's trainer.
 
     Raises:
         UserError: the text has too few or too many different pieces for that size.

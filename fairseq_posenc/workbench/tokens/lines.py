@@ -17,12 +17,7 @@ _BLOCK = 1 << 16  # bytes; about a thousand sentences
 
 
 def decode(content: bytes, name: str, refused: dict[bytes, str]) -> str:
-    """Decode the content of a file, without a byte order mark.
-
-    Args:
-        content: bytes of the file.
-        name: name of the file in messages.
-        refused: bytes that must not occur, with their names in messages.
+    """Decode the content of a file, without a byte order mark; refuse some bytes by their names.
 
     Raises:
         UserError: the content is not UTF-8, or has such a byte; names the first line.
@@ -42,11 +37,7 @@ def decode(content: bytes, name: str, refused: dict[bytes, str]) -> str:
 
 
 def read_lines(path: Path, option: str) -> list[str]:
-    """Read the lines of a text file, without trailing white space.
-
-    Args:
-        path: the file; compressed files (``.gz`` and so on) are unpacked.
-        option: option that named the file, for messages.
+    """Read the lines of a text file, which may be compressed, without trailing white space.
 
     Raises:
         UserError: the file cannot be read, is empty, or is not UTF-8 text.
@@ -66,14 +57,10 @@ def read_lines(path: Path, option: str) -> list[str]:
 
 
 def arriving_lines(file: int, name: str) -> Iterator[list[str]]:
-    """Yield lists of the lines that have arrived in an open file.
+    """Yield lists of the lines that have arrived in an open file, given its descriptor.
 
     A terminal gives a line at a time, a long file about a thousand, so that a program that waits
     for each answer before it writes again gets it.
-
-    Args:
-        file: descriptor to read from.
-        name: name of the file in messages.
 
     Raises:
         UserError: a line is not UTF-8 text.

@@ -12,15 +12,10 @@ if TYPE_CHECKING:
 
 
 class Encoded(NamedTuple):
-    """Lines as numbers, each with ``</s>`` at its end.
+    """Lines as numbers, each with ``</s>`` at its end."""
 
-    Attributes:
-        tokens: tokens of all lines, one after the other, ``[T]``.
-        sizes: tokens of each line, ``</s>`` included, ``[N]``, int32.
-    """
-
-    tokens: np.ndarray
-    sizes: np.ndarray
+    tokens: np.ndarray  # tokens of all lines, one after the other, `[T]`
+    sizes: np.ndarray  # tokens of each line, `</s>` included, `[N]`, int32
 
 
 class Encoder(Protocol):

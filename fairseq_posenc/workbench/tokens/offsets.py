@@ -12,17 +12,12 @@ import numpy as np
 
 
 class Tokens(NamedTuple):
-    """The tokens of a text with the characters of each.
+    """The tokens of a text with the characters of each."""
 
-    Attributes:
-        ids: numbers in the fairseq dictionary, ``[T]``.
-        starts: first character after leading white space, ``[T]``, ascending.
-        ends: character after the last, ``[T]``, ascending. Tokens that share a character, such as
-            the bytes of one letter, overlap.
-    """
-
-    ids: np.ndarray
-    starts: np.ndarray
+    ids: np.ndarray  # numbers in the fairseq dictionary, `[T]`
+    starts: np.ndarray  # first character after leading white space, `[T]`, ascending
+    # character after the last, `[T]`, ascending. Tokens that share a character, such as the bytes
+    # of one letter, overlap
     ends: np.ndarray
 
     @classmethod

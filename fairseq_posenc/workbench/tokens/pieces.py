@@ -15,10 +15,7 @@ if TYPE_CHECKING:
 
 
 class Pieces:
-    """A trained sentencepiece model.
-
-    Args:
-        path: the ``.model`` file.
+    """A trained sentencepiece model, the ``.model`` file.
 
     Raises:
         UserError: not a model, or one with pieces that no fairseq dictionary can hold.
@@ -61,12 +58,7 @@ class Pieces:
 
 
 class PieceEncoder(SymbolEncoder):
-    """Encodes with sentencepieces; offsets refer to the text before the model normalises it.
-
-    Args:
-        pieces: sentencepiece model.
-        dictionary: fairseq dictionary with the pieces as symbols.
-    """
+    """Encodes with sentencepieces; offsets refer to the text before the model normalises it."""
 
     def __init__(self, pieces: Pieces, dictionary: Dictionary) -> None:
         super().__init__(pieces, dictionary)

@@ -41,12 +41,7 @@ class Characters(NamedTuple):
 
 
 class SymbolEncoder:
-    """Looks symbols up in a dictionary.
-
-    Args:
-        split: cuts lines into symbols.
-        dictionary: fairseq dictionary.
-    """
+    """Looks symbols up in a dictionary, as which ``split`` cuts lines."""
 
     def __init__(self, split: Splitter, dictionary: Dictionary) -> None:
         self._split = split

@@ -42,10 +42,6 @@ def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
     Sums are made in float32 at least, and each mean has the type of the parameter. The settings are
     those of the first; there is no optimizer state, which would not belong to the mean.
 
-    Args:
-        paths: checkpoints of one model.
-        target: file to write; an interruption leaves the old one or none.
-
     Raises:
         UserError: a file is no checkpoint, or the models are not of one kind.
     """
@@ -56,17 +52,14 @@ def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
         _check_same(paths[0], first, path, model)
         for name, value in model.items():
             if not is_identity(name):  # whose fields grew from version to version
-                sums[name] = sums.get(name, 0) + value.to(_sum_type(value))
+                wide = torch.promote_types(value.dtype, torch.float32)
+                sums[name] = sums.get(name, 0) + value.to(wide)
     means = {
         name: (sums[name] / len(paths)).to(value.dtype) if name in sums else value
         for name, value in first.items()
     }
     whole = open_mapped(paths[0])
     write_state({**whole, "model": means, "last_optimizer_state": None}, target)
-
-
-def _sum_type(value: Tensor) -> torch.dtype:
-    return torch.promote_types(value.dtype, torch.float32)
 
 
 def _check_same(first: Path, old: dict[str, Tensor], path: Path, new: dict[str, Tensor]) -> None:

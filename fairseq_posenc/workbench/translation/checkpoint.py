@@ -15,17 +15,11 @@ from fairseq_posenc.workbench.loading.open_model import OpenModel, open_model
 
 
 class DataBin(NamedTuple):
-    """A folder made by ``fairseq-preprocess``, read in one direction.
+    """A folder made by ``fairseq-preprocess``, read in one direction."""
 
-    Attributes:
-        folder: the folder.
-        source: language to translate from.
-        target: language to translate to.
-    """
-
-    folder: Path
-    source: str
-    target: str
+    folder: Path  # the folder
+    source: str  # language to translate from
+    target: str  # language to translate to
 
     def dictionary(self, language: str) -> Path:
         """Return the path of a language's dictionary."""
@@ -67,11 +61,7 @@ class DataBin(NamedTuple):
 
 
 def load_translation(path: Path, what: str = "--checkpoint") -> State:
-    """Return the checkpoint of a translation model.
-
-    Args:
-        path: the file.
-        what: how messages introduce it, as the option that named it.
+    """Return the checkpoint of a translation model; messages begin with ``what``.
 
     Raises:
         UserError: it is no file, is damaged, or was made by another task than translation.
@@ -85,12 +75,7 @@ def load_translation(path: Path, what: str = "--checkpoint") -> State:
 
 
 def data_bin(path: Path, state: State, given: Optional[Path] = None) -> DataBin:
-    """Return the data folder of a checkpoint.
-
-    Args:
-        path: of the checkpoint, for error messages.
-        state: its contents.
-        given: another folder with the same dictionaries; by default, the one it was trained on.
+    """Return the data folder of a checkpoint, or the given one, if it has the same dictionaries.
 
     Raises:
         UserError: the folder does not exist or has other dictionaries.

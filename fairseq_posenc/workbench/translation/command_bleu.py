@@ -5,16 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import choose_device
 from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.locks import lock_output_folder
-from fairseq_posenc.workbench.running.options import (
-    add_computing,
-    add_count,
-    add_json,
-    add_out,
-    add_split,
-)
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.translation.command_translate import add_model_arguments
 from fairseq_posenc.workbench.translation.evaluation import Request, evaluate
@@ -34,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--average, or a text file with a translation a line; with commas, trainings of the same "
         "with other seeds; the others are compared with the first",
     )
-    add_out(parser, "bleu")
+    options.add_out(parser, "bleu")
     parser.add_argument(
         "--reference",
         type=Path,
@@ -49,13 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the same in the source language, for BLEU by length of the source",
     )
     add_model_arguments(parser)
-    add_split(parser, "test")
-    add_computing(parser, bf16=False)  # which fairseq-generate takes, and does not use
-    add_count(parser, "--average", "average the last N epochs' checkpoints")
+    options.add_split(parser, "test")
+    options.add_computing(parser, bf16=False)  # which fairseq-generate takes, and does not use
+    options.add_count(parser, "--average", "average the last N epochs' checkpoints")
     parts = "parts of the test set; an interrupted evaluation goes on with the next"
-    add_count(parser, "--num-shards", parts, 4)
-    add_count(parser, "--max-tokens", "source tokens translated at a time", 12000)
-    add_json(parser)
+    options.add_count(parser, "--num-shards", parts, 4)
+    options.add_count(parser, "--max-tokens", "source tokens translated at a time", 12000)
+    options.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -65,21 +59,8 @@ def run(args: argparse.Namespace) -> int:
         UserError: wrong input.
         RunError: ``fairseq-generate`` failed.
     """
-    request = _request(args)
-    with (
-        signals_as_keyboard_interrupt(CONTINUES),
-        lock_output_folder(args.out, (REPORT, FIGURES)) as lock,
-    ):
-        result = evaluate(request, args.out, lock)
-        text = write_report(result, args.out)
-    print(record(result).text() if args.json else text)
-    say(f"report: {args.out / REPORT}, figures: {args.out / FIGURES}")
-    return 0
-
-
-def _request(args: argparse.Namespace) -> Request:
     device = choose_device(args.device, args.fp16)
-    return Request(
+    request = Request(
         systems=parse_variants(args.systems, args.average),
         average=args.average,
         data=args.data,
@@ -90,3 +71,12 @@ def _request(args: argparse.Namespace) -> Request:
             args.split, args.num_shards, args.max_tokens, cpu=device == "cpu", fp16=args.fp16
         ),
     )
+    with (
+        signals_as_keyboard_interrupt(CONTINUES),
+        lock_output_folder(args.out, (REPORT, FIGURES)) as lock,
+    ):
+        result = evaluate(request, args.out, lock)
+        text = write_report(result, args.out)
+    print(record(result).text() if args.json else text)
+    say(f"report: {args.out / REPORT}, figures: {args.out / FIGURES}")
+    return 0

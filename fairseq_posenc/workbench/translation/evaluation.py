@@ -26,25 +26,17 @@ from fairseq_posenc.workbench.translation.variants import Variant
 
 
 class Request(NamedTuple):
-    """What the user asked for.
+    """What the user asked for."""
 
-    Attributes:
-        systems: what is evaluated.
-        average: number of checkpoints to average in each folder, or None.
-        data: folder with the test set; None for the one that each model was trained on.
-        reference: file with the references; None for the one in the data folder.
-        source: file with the sources; None for the one in the data folder, if there is one.
-        searches: how to search, the one to compare systems by last.
-        options: of all translations.
-    """
-
-    systems: list[Variant]
-    average: Optional[int]
+    systems: list[Variant]  # what is evaluated
+    average: Optional[int]  # number of checkpoints to average in each folder, or None
+    # folder with the test set; None for the one that each model was trained on
     data: Optional[Path]
-    reference: Optional[Path]
+    reference: Optional[Path]  # file with the references; None for the one in the data folder
+    # file with the sources; None for the one in the data folder, if there is one
     source: Optional[Path]
-    searches: list[Search]
-    options: Options
+    searches: list[Search]  # how to search, the one to compare systems by last
+    options: Options  # of all translations
 
 
 class _Model(NamedTuple):
@@ -66,12 +58,7 @@ class _Texts(NamedTuple):
 
 
 def evaluate(request: Request, out: Path, lock: int) -> Evaluation:
-    """Translate what is not translated yet, and score it.
-
-    Args:
-        request: what the user asked for.
-        out: folder for what is kept.
-        lock: open file that the programs started keep open.
+    """Translate what is not translated yet into a folder, and score it.
 
     Raises:
         UserError: wrong input, found before anything is translated; or ``fairseq-generate`` failed.
@@ -128,12 +115,9 @@ def _read_texts(request: Request, models: list[_Model]) -> _Texts:
     if reference is None:
         where = f"{data.folder} holds none" if data else "without --data there is no default"
         raise UserError(f"name the text to score against with --reference: {where}")
-    texts = _Texts(
-        reference,
-        read_lines(reference, "--reference"),
-        read_lines(source, "--source") if source else None,
-        data,
-    )
+    references = read_lines(reference, "--reference")
+    sources = read_lines(source, "--source") if source else None
+    texts = _Texts(reference, references, sources, data)
     if texts.sources is not None:
         texts.check(f"--source {source}", len(texts.sources))
     return texts

@@ -22,15 +22,10 @@ _LARGEST_BATCH = 128  # sentences
 
 
 class Search(NamedTuple):
-    """Settings of beam search.
+    """Settings of beam search."""
 
-    Attributes:
-        beam: beam size; 1 is greedy.
-        length_penalty: below 1 favours short translations, above 1 long ones.
-    """
-
-    beam: int
-    length_penalty: float
+    beam: int  # beam size; 1 is greedy
+    length_penalty: float  # below 1 favours short translations, above 1 long ones
 
     @property
     def name(self) -> str:
@@ -40,42 +35,23 @@ class Search(NamedTuple):
 
 @dataclass(frozen=True)
 class Options:
-    """Options that all translations of an evaluation share.
+    """Options that all translations of an evaluation share."""
 
-    Attributes:
-        subset: the part of the data to translate.
-        num_shards: number of parts; an interrupted evaluation resumes after the last whole one.
-        max_tokens: source tokens of a batch.
-        cpu: do not use a GPU.
-        fp16: half precision.
-    """
-
-    subset: str
-    num_shards: int
-    max_tokens: int
-    cpu: bool
-    fp16: bool
+    subset: str  # the part of the data to translate
+    num_shards: int  # number of parts; an interrupted evaluation resumes after the last whole one
+    max_tokens: int  # source tokens of a batch
+    cpu: bool  # do not use a GPU
+    fp16: bool  # half precision
 
 
 class Generation:
-    """Translates a test set by one model, or by several as an ensemble.
-
-    Args:
-        label: name of the model in lines of progress.
-        checkpoints: its checkpoint, or those of an ensemble.
-        data: the folder with the test set.
-        options: what all translations share.
-        lock: open file that ``fairseq-generate`` keeps open while it lives.
-    """
+    """Translates a test set by one model, or by several as an ensemble."""
 
     def __init__(
         self, label: str, checkpoints: Sequence[Path], data: DataBin, options: Options, lock: int
     ) -> None:
-        self._label = label
-        self._checkpoints = list(checkpoints)
-        self._data = data
-        self._options = options
-        self._lock = lock
+        self._label, self._checkpoints = label, list(checkpoints)
+        self._data, self._options, self._lock = data, options, lock
         self._sentences = data.sentences(options.subset)
         # Each part gets a batch at least: fairseq-generate divides by its number of sentences.
         self._shards = min(options.num_shards, self._sentences)
@@ -90,9 +66,7 @@ class Generation:
     def run(self, search: Search, folder: Path) -> list[str]:
         """Translate the test set; return plain text in its order.
 
-        Args:
-            search: how to search.
-            folder: folder of the parts; those already made from the same inputs are reused.
+        Parts in the folder that were made from the same inputs are reused.
 
         Raises:
             UserError: ``fairseq-generate`` failed, or left out a sentence.

@@ -23,12 +23,7 @@ _NO_PIECES = "there is no sentencepiece model to cut the text with; name its fol
 
 
 class PieceBleu:
-    """Measures translations of one test set, or says why it cannot.
-
-    Args:
-        data: the folder with the sentencepiece model of the target language, None if not known.
-        references: plain text, a sentence an item.
-    """
+    """Measures translations of one test set, or says why it cannot."""
 
     def __init__(self, data: Optional[DataBin], references: Sequence[str]) -> None:
         self._corpus_bleu = None

@@ -26,21 +26,16 @@ _OF_SEVERAL = (
 
 def write_report(result: Evaluation, out: Path) -> str:
     """Write the report and the figures into a folder; return the report's text."""
-    parts = ["# Translation quality", _introduction(result), *_scores(result), *_means(result)]
-    if result.differences:
-        parts += _differences(result)
-    parts += _lengths(result)
+    introduction = (
+        f"{result.sentences:,} sentences of `{result.subset}`, plain text against "
+        f"`{result.reference}`. Higher is better."
+    )
+    parts = ["# Translation quality", introduction, *_scores(result), *_means(result)]
+    parts += [*_differences(result), *_lengths(result)]
     text = "\n\n".join(parts) + "\n"
     record(result).write(out / FIGURES)
     write_whole(out / REPORT, text)
     return text
-
-
-def _introduction(result: Evaluation) -> str:
-    return (
-        f"{result.sentences:,} sentences of `{result.subset}`, plain text against "
-        f"`{result.reference}`. Higher is better."
-    )
 
 
 def _scores(result: Evaluation) -> list[str]:
@@ -74,6 +69,8 @@ def _means(result: Evaluation) -> list[str]:
 
 
 def _differences(result: Evaluation) -> list[str]:
+    if not result.differences:
+        return []
     rows = [
         [f"`{name}`", *(cell for each in found for cell in _cells(each))]
         for name, found in result.differences.items()

@@ -13,52 +13,31 @@ from fairseq_posenc.workbench.translation.scores import METRICS, Difference, Len
 
 
 class Row(NamedTuple):
-    """The scores of one system, in one of its trainings, with one search.
+    """The scores of one system, in one of its trainings, with one search."""
 
-    Attributes:
-        system: its name.
-        path: its checkpoint or text file, as the user named it.
-        training: its number.
-        search: how it searched; None for translations that were written already.
-        hypotheses: the file with the plain translations.
-        scores: by metric.
-        piece_bleu: BLEU-4 on pieces; None if it could not be measured.
-    """
-
-    system: str
-    path: str
-    training: int
-    search: Optional[Search]
-    hypotheses: str
-    scores: dict[str, float]
-    piece_bleu: Optional[float]
+    system: str  # its name
+    path: str  # its checkpoint or text file, as the user named it
+    training: int  # its number
+    search: Optional[Search]  # how it searched; None for translations that were written already
+    hypotheses: str  # the file with the plain translations
+    scores: dict[str, float]  # by metric
+    piece_bleu: Optional[float]  # BLEU-4 on pieces; None if it could not be measured
 
 
 class Evaluation(NamedTuple):
-    """What came out.
+    """What came out."""
 
-    Attributes:
-        subset: name of the test set.
-        reference: file with its references.
-        sentences: its size.
-        rows: the scores, in the user's order.
-        signatures: sacreBLEU's, by metric.
-        piece_bleu: how BLEU-4 on pieces was measured, or why not.
-        baseline: the system that the others are compared with.
-        differences: of each system from the baseline.
-        test_signatures: sacreBLEU's of the paired test, by metric; empty without another system.
-        groups: BLEU by length of the source; None if the source text is not known.
-    """
-
-    subset: str
-    reference: str
-    sentences: int
-    rows: list[Row]
-    signatures: dict[str, str]
-    piece_bleu: str
-    baseline: str
-    differences: dict[str, list[Difference]]
+    subset: str  # name of the test set
+    reference: str  # file with its references
+    sentences: int  # its size
+    rows: list[Row]  # the scores, in the user's order
+    signatures: dict[str, str]  # sacreBLEU's, by metric
+    piece_bleu: str  # how BLEU-4 on pieces was measured, or why not
+    baseline: str  # the system that the others are compared with
+    differences: dict[str, list[Difference]]  # of each system from the baseline
+    # sacreBLEU's of the paired test, by metric; empty without another system
     test_signatures: dict[str, str]
+    # BLEU by length of the source; None if the source text is not known
     groups: Optional[list[LengthGroup]]
 
     @property
@@ -100,12 +79,8 @@ def record(result: Evaluation) -> Record:
         **{f"test signature of {name}": each for name, each in result.test_signatures.items()},
         f"signature of {NAME}": result.piece_bleu,
     }
-    tables = {
-        "scores": rows,
-        "means": means(result.rows),
-        "differences": differences,
-        "lengths": lengths,
-    }
+    tables = {"scores": rows, "means": means(result.rows)}
+    tables |= {"differences": differences, "lengths": lengths}
     return Record("bleu", tables, data, command=own_command())
 
 
@@ -114,19 +89,14 @@ def means(rows: Sequence[Row]) -> list[dict[str, Any]]:
     groups: dict[tuple[str, Optional[Search]], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.system, row.search), []).append(row)
-    return [
-        {"system": system, **_searched(search), "trainings": len(found), **_figures(found)}
-        for (system, search), found in groups.items()
-    ]
-
-
-def _figures(rows: Sequence[Row]) -> dict[str, float]:
-    scores = {name: interval(row.scores[name] for row in rows) for name in METRICS}
-    return {key: value for name in METRICS for key, value in scores[name].figures(name).items()}
+    found = []
+    for (system, search), alike in groups.items():
+        mean = {"system": system, **_searched(search), "trainings": len(alike)}
+        for name in METRICS:
+            mean |= interval(row.scores[name] for row in alike).figures(name)
+        found.append(mean)
+    return found
 
 
 def _searched(search: Optional[Search]) -> dict[str, Any]:
-    return {
-        "beam": search.beam if search else None,
-        "length_penalty": search.length_penalty if search else None,
-    }
+    return search._asdict() if search else dict.fromkeys(Search._fields)

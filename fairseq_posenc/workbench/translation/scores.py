@@ -9,50 +9,35 @@ from typing import Any, NamedTuple, Optional
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
 
-METRICS = ("BLEU", "chrF2")  # sacreBLEU's names
+METRICS = {"BLEU": BLEU, "chrF2": CHRF}  # by sacreBLEU's names
 # The most words of a source sentence in each group but the last.
 _LENGTHS = (5, 10, 15, 20, 30, 50)
 
 
 class Difference(NamedTuple):
-    """How a system's score differs from that of the baseline.
+    """How a system's score differs from that of the baseline."""
 
-    Attributes:
-        metric: one of :data:`METRICS`.
-        difference: the system's score less the baseline's.
-        p_value: of the paired test; None where both translate alike, of which sacreBLEU would say
-            that it is no chance.
-    """
-
-    metric: str
-    difference: float
+    metric: str  # one of :data:`METRICS`
+    difference: float  # the system's score less the baseline's
+    # of the paired test; None where both translate alike, of which sacreBLEU would say that it is
+    # no chance
     p_value: Optional[float]
 
 
 class LengthGroup(NamedTuple):
-    """The sentences of similar length.
+    """The sentences of similar length."""
 
-    Attributes:
-        words: the range of their numbers of words, such as ``6-10``.
-        sentences: how many there are.
-        bleu: BLEU on them, by system; of all trainings together.
-    """
-
-    words: str
-    sentences: int
-    bleu: dict[str, float]
+    words: str  # the range of their numbers of words, such as `6-10`
+    sentences: int  # how many there are
+    bleu: dict[str, float]  # BLEU on them, by system; of all trainings together
 
 
 class Scorer:
-    """Measures translations of one test set.
-
-    Args:
-        references: plain text, a sentence an item.
-    """
+    """Measures translations of one test set, whose references are plain text."""
 
     def __init__(self, references: Sequence[str]) -> None:
         self.references = list(references)
-        self._metrics = dict(zip(METRICS, (metric(references=[references]) for metric in _KINDS)))
+        self._metrics = {name: kind(references=[references]) for name, kind in METRICS.items()}
 
     def scores(self, hypotheses: Sequence[str]) -> dict[str, float]:
         """Return the scores of a whole test set by metric."""
@@ -68,25 +53,19 @@ class Scorer:
     def differences(
         self, systems: Mapping[str, Sequence[Sequence[str]]]
     ) -> tuple[dict[str, list[Difference]], dict[str, str]]:
-        """Compare each system with the first.
+        """Compare each system with the first; return differences, and the signatures by metric.
 
         With a training of each, by sacreBLEU's paired bootstrap. With several, by approximate
         randomization over trainings and sentences (Clark et al. 2011, "Better hypothesis testing
         for statistical machine translation"): the translations of a sentence change places between
         the n-th trainings of two systems, by chance. The score is of all trainings' translations
-        together.
-
-        Args:
-            systems: the translations of each training, by system; as many trainings of each.
-
-        Returns:
-            The differences of each system but the first, and the test's signatures by metric.
+        together. All systems have as many trainings.
         """
         together = {name: list(chain(*trainings)) for name, trainings in systems.items()}
         baseline, *others = systems
         trainings = len(systems[baseline])
         references = [self.references * trainings]
-        metrics = {name: metric(references=references) for name, metric in zip(METRICS, _KINDS)}
+        metrics = {name: kind(references=references) for name, kind in METRICS.items()}
         test = PairedTest(list(together.items()), metrics, None, "ar" if trainings > 1 else "bs")
         signatures, found = test()
         results: Any = found
@@ -102,12 +81,7 @@ class Scorer:
     def by_length(
         self, sources: Sequence[str], systems: Mapping[str, Sequence[Sequence[str]]]
     ) -> list[LengthGroup]:
-        """Return the BLEU of each system on sources of similar length, in words.
-
-        Args:
-            sources: plain text, a sentence an item.
-            systems: the translations of each training, by system.
-        """
+        """Return the BLEU of each system on sources of similar length, in words."""
         groups = []
         for low, high in zip((0, *_LENGTHS), (*_LENGTHS, None)):
             chosen = [
@@ -125,6 +99,3 @@ class Scorer:
         references = [self.references[number] for number in chosen] * len(trainings)
         hypotheses = [lines[number] for lines in trainings for number in chosen]
         return float(BLEU().corpus_score(hypotheses, [references]).score)
-
-
-_KINDS = (BLEU, CHRF)

@@ -21,19 +21,13 @@ from fairseq_posenc.workbench.translation.checkpoint import data_of, open_ensemb
 
 
 class Hypothesis(NamedTuple):
-    """A translation.
+    """A translation."""
 
-    Attributes:
-        text: plain text.
-        score: fairseq's: the natural logarithm of the probability, divided by the length (in
-            tokens, with the end) to the power of the length penalty. ``fairseq-generate`` prints
-            it to base 2.
-        tokens: the sentencepieces.
-    """
-
-    text: str
+    text: str  # plain text
+    # fairseq's: the natural logarithm of the probability, divided by the length (in tokens, with
+    # the end) to the power of the length penalty. `fairseq-generate` prints it to base 2
     score: float
-    tokens: tuple[str, ...]
+    tokens: tuple[str, ...]  # the sentencepieces
 
 
 _QUOTED = 40  # characters of a sentence in an error message

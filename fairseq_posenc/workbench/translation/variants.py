@@ -13,18 +13,13 @@ from fairseq_posenc.workbench.running.options import is_folder_name, parse_named
 
 
 class Variant(NamedTuple):
-    """One trained model of the comparison, or a file of its translations.
+    """One trained model of the comparison, or a file of its translations."""
 
-    Attributes:
-        name: its name in tables.
-        path: a checkpoint, several joined by ``:`` (an ensemble), a folder of checkpoints to
-            average, or a text file with one translation per line.
-        training: number of the training, from 1; trainings of one name differ by seed.
-    """
-
-    name: str
+    name: str  # its name in tables
+    # a checkpoint, several joined by `:` (an ensemble), a folder of checkpoints to average, or a
+    # text file with one translation per line
     path: str
-    training: int = 1
+    training: int = 1  # its number among those of the same name, which differ by seed; from 1
 
     @property
     def label(self) -> str:
@@ -57,15 +52,16 @@ class Variant(NamedTuple):
 def parse_variants(texts: Sequence[str], average: int | None) -> list[Variant]:
     """Parse the variants of a command line, each ``NAME=PATH[,PATH...]`` or a path.
 
-    Args:
-        texts: the arguments.
-        average: number of checkpoints to average in each folder, or None.
+    Of each folder ``average`` checkpoints are averaged.
 
     Raises:
         UserError: a name cannot be a folder's or is given twice; one variant has more trainings
             than another; a folder without ``average``, or a checkpoint with it.
     """
-    given = [f"{_name(text)}={text}" if _is_path(text) else text for text in texts]
+    given = [  # a path may hold the sign itself
+        f"{_name(text)}={text}" if "=" not in text or Path(text).exists() else text
+        for text in texts
+    ]
     paths = {
         name: split_trainings(path)
         for name, path in parse_named(given, "NAME=PATH or NAME=PATH,PATH", "systems").items()
@@ -87,11 +83,6 @@ def parse_variants(texts: Sequence[str], average: int | None) -> list[Variant]:
         if variant.is_model and not variant.is_folder and average:
             raise UserError(f"--average {average}: {variant.path} is no folder of checkpoints")
     return variants
-
-
-def _is_path(text: str) -> bool:
-    """Check whether an argument is a bare path, which may contain ``=``, not ``NAME=PATH``."""
-    return "=" not in text or Path(text).exists()
 
 
 def _name(path: str) -> str:

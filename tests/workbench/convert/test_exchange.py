@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +36,17 @@ HARD = [
     ("causal_lm", "rope(layout=half)+alibi", {}),
     ("translation", "m4+rope(cross_attention=true)", {"encoder_embed_dim": 48}),
     ("translation", "sinusoidal(layout=fairseq)", {"share_all_embeddings": True}),
+    ("causal_lm", "rope+window(size=4),none+ssmax", {}),
+    ("masked_lm", "t5+window(size=5)+sink,m4m", {}),
+    ("causal_lm", "alibi+fox+chunk(size=6)", {}),
+]
+OF_TODAY = [
+    ("causal_lm", "rope+sink(value=0.5)+logn(length=4)"),
+    ("causal_lm", "learned+rope+randomized(limit=60)"),
+    ("causal_lm", "m4m+llama4(length=4)"),
+    ("causal_lm", "rope(scaling=dynamic:2)+documents"),
+    ("masked_lm", "pope+ministral3(length=4)"),
+    ("masked_lm", "fox+window(size=5)"),
 ]
 
 
@@ -76,6 +86,7 @@ def of_every_encoding():
     for name in registry.names():
         yield ("causal_lm" if needs_causal(name) else "masked_lm"), name, {}
     yield from HARD
+    yield from ((family, spec, {}) for family, spec in OF_TODAY)
 
 
 @pytest.mark.parametrize(("family", "spec", "more"), of_every_encoding())
@@ -108,7 +119,11 @@ def test_the_comparison_would_notice(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    "spec", ["learned+rope", "sentence_learned+m4(reset=true)", "fire", "rope(layout=half)"]
+    "spec",
+    [
+        *("learned+rope", "sentence_learned+m4(reset=true)", "fire", "rope(layout=half)"),
+        *("fox", "fox+sink,rope+window(size=4)", "cope", "rope+ssmax"),
+    ],
 )
 @pytest.mark.parametrize("beams", [1, 4])
 def test_causal_generation_with_caches_is_that_without(spec, beams):
@@ -202,26 +217,6 @@ def test_the_code_needs_nothing_of_the_package_and_is_the_same_again():
     assert "class M4M" in text
     assert "class Rope" not in text
     assert "fairseq_posenc." not in text
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("target", ["hf", "onnx"])
-@pytest.mark.parametrize(
-    ("spec", "what"),
-    [
-        ("rope,none", "rope,none has layers that differ"),
-        ("rope+window(size=8)", r"rope\+window\(size=8\) has window"),
-        ("m4m+documents", r"m4m\+documents has documents"),
-    ],
-)
-def test_what_exported_code_has_no_form_for_is_one_line(spec, what, target, capsys):
-    trained = checkpoint("causal_lm", spec)
-    out = new_directory() / "out"
-    words = ["--checkpoint", trained.path, "--tokens", "words"]
-    assert main(["export", "--to", target, "--out", str(out), *map(str, words)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert re.search(f"{what}, which an exported model cannot have yet", line)
-    assert not out.exists()
 
 
 @pytest.mark.skipif(not OTHERS, reason="POSENC_TRANSFORMERS names no other Python")

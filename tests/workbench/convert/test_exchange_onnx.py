@@ -54,6 +54,7 @@ def difference(folder, trained):
     [
         ("masked_lm", "rope(scaling=yarn:4)+m4(reset=true)", {"attention_directions": "lr,rl"}),
         ("translation", "rope(layout=half)+t5", {}),
+        ("masked_lm", "t5+window(size=5)+sink,fox", {}),
     ],
 )
 def test_a_graph_is_the_model_at_any_length(family, spec, more):

@@ -10,17 +10,17 @@ import pytest
 import torch
 
 from fairseq_posenc.workbench.cli import main
-from tests.helpers.slurm import needs_slurm
+from tests.helpers.slurm import needs_slurm, wait_until
 from tests.workbench.experiments.test_compare import small_text
 
 pytestmark = [pytest.mark.slow, needs_slurm]
 
 
-def compare(out: Path, models: str, *where: str) -> None:
+def compare(out: Path, models: str, *where: str, updates: int = 4) -> None:
     text = out.with_name("text.txt")
     if not text.exists():
         small_text(text)
-    sizes = ["--encodings", models, "--seeds", "1", "--updates", "4", "--vocab-size", "60"]
+    sizes = ["--encodings", models, "--seeds", "1", "--updates", str(updates), "--vocab-size", "60"]
     tiny = ["--encoder-embed-dim", "16", "--encoder-ffn-embed-dim", "16", "--max-tokens", "1024"]
     given = ["compare", "--text", str(text), "--out", str(out), *sizes, *where]
     assert main([*given, "--", *tiny]) == 0
@@ -54,3 +54,37 @@ def test_a_sweep_goes_on_on_a_cluster_and_back(tmp_path, capsys):
     assert "starting fairseq-train" not in capsys.readouterr().err
     torch.testing.assert_close(models(both), models(here), rtol=0, atol=0)
     assert perplexities(both) == perplexities(here)
+
+
+LONG = 160  # updates, a checkpoint after each tenth
+
+
+@pytest.fixture(scope="module", name="undisturbed")
+def train_undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("here") / "out"
+    compare(out, "m4m", "--jobs", "1", updates=LONG)
+    return out
+
+
+@pytest.mark.parametrize("fault", ["requeued", "preempted", "dead node"])
+def test_a_training_goes_on_bit_by_bit(cluster, undisturbed, tmp_path, fault):
+    out = tmp_path / "out"
+    with pytest.raises(SystemExit):
+        compare(out, "m4m", "--on", "slurm", "time=10", "--detach", updates=LONG)
+    (job,) = json.loads((out / "slurm" / "jobs.json").read_text()).values()
+    wait_until(lambda: bool(models(out)), 180)
+    state, node = cluster.ask("squeue", "-hrj", job, "-o", "%T %N").split()
+    assert state == "RUNNING"
+    if fault == "requeued":
+        cluster.ask("scontrol", "requeue", job)
+    elif fault == "preempted":  # which is what it hears before its time is up, too
+        cluster.ask("scancel", "--signal=USR2", job)
+    else:
+        cluster.kill(node)
+        cluster.start(node)
+    cluster.hasten(job)
+    compare(out, "m4m", "--on", "slurm", "time=10", updates=LONG)
+    logs = "".join(path.read_text() for path in (out / "slurm").glob("*_log.err"))
+    assert "starting fairseq-train to continue at update" in logs
+    torch.testing.assert_close(models(out), models(undisturbed), rtol=0, atol=0)
+    assert perplexities(out) == perplexities(undisturbed)

@@ -21,7 +21,7 @@ from fairseq.data import Dictionary
 from scipy import stats
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.tasks.answers import ASKS
+from fairseq_posenc.tasks.answers import ASKS, BLANK, ENDS
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.experiments.probe import (
     command,
@@ -36,7 +36,7 @@ from fairseq_posenc.workbench.experiments.probe.results import TaskResults, reci
 from fairseq_posenc.workbench.experiments.probe.settings import TRAIN_OPTIONS, TaskSettings
 from fairseq_posenc.workbench.experiments.results import Outcome
 from fairseq_posenc.workbench.experiments.settings import Run
-from fairseq_posenc.workbench.experiments.variants import BOTH, CAUSAL, parse_variants
+from fairseq_posenc.workbench.experiments.variants import BOTH, CAUSAL, FAMILIES, parse_variants
 from fairseq_posenc.workbench.results import differences, intervals, record
 from fairseq_posenc.workbench.running.options import Parser
 
@@ -116,8 +116,95 @@ def by_counting(question: list[str]) -> list[str]:
     return [letter for count, letter in enumerate(question[:end]) if count == place]
 
 
+def by_counting_changes(question: list[str]) -> list[str]:
+    changes = [pair for pair in itertools.pairwise(question) if pair[0] != pair[1]]
+    return ["0" if len(changes) % 2 else "1"]
+
+
+def by_going_round(question: list[str]) -> list[str]:
+    circle = ["0", "1", "2", "3", "4"]
+    for step in question:
+        if step == "right":
+            circle = circle[1:] + circle[:1]
+        elif step == "left":
+            circle = circle[-1:] + circle[:-1]
+    return circle[:1]
+
+
+def by_python(question: list[str]) -> list[str]:
+    return [str(eval("".join(question)) % 5)]
+
+
+def by_replaying(question: list[str]) -> list[str]:
+    stack = ""
+    for word in question:
+        stack = stack[1:] if word == "pop" else word.removeprefix("push") + stack
+    return list(stack.ljust(len(question) + 1, "."))
+
+
+def by_places(question: list[str]) -> list[str]:
+    odd = [word for place, word in enumerate(question, 1) if place % 2 == 1]
+    return odd + [word for place, word in enumerate(question, 1) if place % 2 == 0]
+
+
+def by_searching_words(question: list[str]) -> list[str]:
+    *words, ask, given, shift = question
+    assert ask == "?"
+    assert len(set(words)) == len(words)
+    pairs = itertools.product(enumerate(words), repeat=2)
+    return [found for (i, word), (j, found) in pairs if word == given and j - i == int(shift)]
+
+
+def by_following(question: list[str]) -> list[str]:
+    *words, ask, value = question
+    assert ask == "?"
+    found: list[str] = []
+    for name, is_assigned, source in zip(words, words[1:], words[2:]):
+        if is_assigned == ":=" and source in (value, *found):
+            found.append(name)
+    return found
+
+
+def by_reading_all(question: list[str]) -> list[str]:
+    """Answers on the way must be right as well."""
+    end = question.index("?")
+    words, asked = question[:end], question[end + 1 :]
+    found: dict[str, list[str]] = {}
+    for key, is_needle, value in zip(words, words[1:], words[2:]):
+        if is_needle == "is":
+            found.setdefault(key, []).append(value)
+    while len(asked) > 1:
+        key, asks, value, ends, *asked = asked
+        assert (asks, found[key], ends) == ("=", [value], ";")
+    return found[asked[0]]
+
+
+def by_recalling(question: list[str]) -> list[str]:
+    """The first words are the pairs; of each key that is asked, the value must be right."""
+    known: dict[str, str] = {}
+    first = next((i for i, word in enumerate(question) if word == "="), len(question)) - 1
+    for key, value in zip(question[:first:2], question[1:first:2]):
+        known.setdefault(key, value)
+    for key, asks, value in zip(question, question[1:], question[2:]):
+        assert asks != "=" or known[key] == value
+    return [known[question[-1]]]
+
+
 BRUTE_FORCE = {
     "addition": by_school_addition,
+    "bucket_sort": by_bubbles,
+    "cycle_navigation": by_going_round,
+    "even_pairs": by_counting_changes,
+    "indirect_indexing": by_searching_words,
+    "modular_arithmetic": by_python,
+    "mqar": by_recalling,
+    "needle": by_reading_all,
+    "needle_multi_key": by_reading_all,
+    "needle_multi_query": by_reading_all,
+    "needle_multi_value": by_reading_all,
+    "odds_first": by_places,
+    "stack_manipulation": by_replaying,
+    "variable_tracking": by_following,
     "copy": by_copying,
     "flip_flop": by_walking_back,
     "look_up": by_counting,
@@ -139,10 +226,11 @@ def test_answers_are_what_brute_force_finds(name):
     for length in [*range(1, 41), 100, 200]:
         question, answer = task.example(chance, length)
         assert answer == BRUTE_FORCE[name](question)
-        assert {*question, *answer} <= set(task.symbols)
+        assert {*question, *answer} <= {*task.symbols, ASKS}
         assert ASKS not in task.symbols
         assert answer, "nothing to learn"
-        assert length <= 5 or abs(len(question) - length) <= 5
+        asked_on_the_way = 3 * question.count(ASKS) + (length if name == "mqar" else 0)
+        assert length <= 5 or abs(len(question) - length) <= 5 + asked_on_the_way
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -160,8 +248,9 @@ def dictionary(*words: str) -> Dictionary:
     return found
 
 
-def criterion(words: Dictionary):
-    return criterions.CRITERION_REGISTRY["answers"](SimpleNamespace(target_dictionary=words))
+def criterion(words: Dictionary, targets: list[str] | None = None):
+    task = SimpleNamespace(target_dictionary=words, targets=targets)
+    return criterions.CRITERION_REGISTRY["answers"](task)
 
 
 class Scores:
@@ -190,6 +279,31 @@ class TestCriterion:
     def test_only_answers_count_in_a_causal_model(self):
         counted = criterion(self.WORDS).counted(self.causal()).int().tolist()
         assert counted == [[0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 0, 0]]
+
+    def test_answers_on_the_way_end(self):
+        words = dictionary(ASKS, ENDS, *"abc")
+        given = lines(words, "</s> a = b ; c = b a", "</s> a = b ; c")
+        target = lines(words, "a = b ; c = b a </s>", "a = b ; c </s>")
+        sample = {"net_input": {"src_tokens": given}, "target": target}
+        counted = criterion(words).counted(sample).int().tolist()
+        assert counted == [[0, 0, 1, 1, 0, 0, 1, 1, 1], [0, 0, 1, 1, 0, 0, 0, 0, 0]]
+
+    def test_an_encoder_sees_blanks_in_place_of_answers(self):
+        words = dictionary(ASKS, BLANK, ENDS, *"abc")
+        given = lines(words, "</s> a = b ; c = b a", "</s> c = c")
+        sample = {"net_input": {"src_tokens": given}, "target": given, "ntokens": 13}
+        seen = []
+
+        def model(src_tokens):
+            seen.append(src_tokens)
+            return (torch.zeros(*src_tokens.shape, len(words)),)
+
+        _, count, _ = criterion(words, ["self"])(model, sample)
+        blanks = lines(words, f"</s> a = {BLANK} ; c = {BLANK} {BLANK}", f"</s> c = {BLANK}")
+        assert torch.equal(seen[0], blanks)
+        assert count == 4
+        with pytest.raises(UserError, match="the dictionary has no '<blank>'"):
+            criterion(self.WORDS, ["self"])
 
     def test_only_answers_count_in_a_decoder(self):
         given = lines(self.WORDS, "</s> = b a", "</s> = c")
@@ -375,6 +489,11 @@ class TestReport:
             '| INFO | length-20 | {"epoch": 1, "length-20_loss": "1", "length-20_exact": "0.25"}'
         ]
         assert experiment.parse_accuracies([*log, "noise"]) == {"20": 0.25}
+        log = [
+            f'{{"length-20-depth-{depth}_exact": "{share}"}}'
+            for depth, share in ((0, 1), (0.25, 0.5))
+        ]
+        assert experiment.parse_accuracies(log) == {"20": 0.75, "20@0": 1.0, "20@0.25": 0.5}
 
 
 def parse(*words: str) -> argparse.Namespace:
@@ -387,7 +506,7 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("words", "message"),
         [
-            (["--tasks", "copy,chess"], "--tasks: 'chess' is none of addition, copy"),
+            (["--tasks", "copy,chess"], "--tasks: 'chess' is none of addition, bucket_sort, copy"),
             (["--encodings", "quantum"], "quantum"),
             (["--encodings", "decbert_diff"], "directions, which are for encoders"),
             (["--lengths", "10,x"], "--lengths: must be a whole number of at least 1, not 'x'"),
@@ -403,7 +522,7 @@ class TestCommand:
             command.run(parse("--out", str(tmp_path / "out"), *words))
         assert not (tmp_path / "out").exists()
 
-    @pytest.mark.parametrize("family", [CAUSAL, BOTH])
+    @pytest.mark.parametrize("family", FAMILIES)
     def test_all_are_those_of_the_family(self, family):
         found = command._settings(parse("--encodings", "all", "--family", family))
         names = [variant.name for variant in found.variants]
@@ -412,7 +531,7 @@ class TestCommand:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", [CAUSAL, BOTH])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_small_probe_learns_and_is_not_repeated(family, tmp_path, monkeypatch, capsys):
     """Flip-flops of up to two instructions are learned in seconds, by any order of work."""
     small = (*TRAIN_OPTIONS[family], "--max-tokens", "1024")

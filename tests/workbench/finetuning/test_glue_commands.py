@@ -277,7 +277,7 @@ def test_runs_on_a_cluster_give_the_same_results(tmp_path, capsys):
     assert main([*given, "--submitit", "slurm_partition=main", "timeout_min=10"]) == 0
     said = capsys.readouterr().err
     assert "warning: --submitit is now --on slurm partition=main time=10" in said
-    assert "CoLA, learning rate 0.003, seed 1: done [1 of 1 ended]" in said
+    assert "CoLA, learning rate 0.003, seed 1: DONE [1 of 1 ended]" in said
     ours, whole = (out / "CoLA" / "lr0.003-seed1" / "result.json" for out in (tmp_path, finished()))
     assert read(ours) == read(whole)
     assert main(given) == 0
@@ -290,7 +290,9 @@ def test_what_stops_a_job_of_a_cluster_is_told_in_one_line(tmp_path, capsys):
     wrong = [*QUICK, *changed("+model.attention_directions=up"), "--on", "slurm", "time=10"]
     assert main(arguments("m4m", *RATE, "--out", tmp_path, *wrong)) == 1
     told = capsys.readouterr().err.splitlines()[-1]
-    assert "failed: fairseq-hydra-train: --attention-directions up: 'up' is none of both" in told
+    assert (
+        "FAILED (NonZeroExitCode): fairseq-hydra-train: --attention-directions up: 'up' is" in told
+    )
 
 
 def test_a_dry_run_shows_commands_and_writes_nothing(tmp_path, capsys, monkeypatch):

@@ -105,9 +105,9 @@ class TestOnTwoNodes:
         (tmp_path / "p0").mkdir()
         (tmp_path / "p0" / "wrong").touch()
         (failure,) = sweep(tmp_path, 5)
-        assert failure.startswith("p0: failed: p0: is wrong (its log: ")
+        assert failure.startswith("p0: FAILED (NonZeroExitCode): p0: is wrong (its log: ")
         assert numbers(tmp_path, "p1") == list(range(5))
-        assert "p0: failed: p0: is wrong" in capsys.readouterr().err
+        assert "p0: FAILED (NonZeroExitCode): p0: is wrong" in capsys.readouterr().err
         assert submissions(tmp_path) == 1
         (tmp_path / "p0" / "wrong").unlink()
         assert sweep(tmp_path, 5) == []
@@ -118,7 +118,7 @@ class TestOnTwoNodes:
             wait_until(lambda: counted(tmp_path / "p0") > 0, 30)
             cluster.ask("scancel", *jobs(tmp_path).values())
             told = end_of(waiting, 2)
-        assert "p0: cancelled: " in told
+        assert "p0: CANCELLED " in told
 
     def test_wrong_options_are_slurms_to_tell(self, cluster, tmp_path):
         with pytest.raises(UserError, match=r"--on slurm time=5 partition=no: .*invalid partition"):
@@ -144,8 +144,7 @@ class TestFaults:
             wait_until(lambda: counted(tmp_path / "p0") > 3, 30)
             cluster.ask("scontrol", "requeue", jobs(tmp_path)["p0"])
             cluster.hasten(jobs(tmp_path)["p0"])
-            told = end_of(waiting)
-        assert "p0: waits (BeginTime)" in told
+            end_of(waiting)
         assert numbers(tmp_path) == list(range(60))
         assert submissions(tmp_path) == 1
 
@@ -158,21 +157,21 @@ class TestFaults:
                 for line in cluster.ask("squeue", "-h", "-r", "-o", "%i %N").splitlines()
                 if line.endswith("n1")
             ]
-            cluster.hasten(job)
             cluster.start("n1")
+            cluster.hasten(job)
             end_of(waiting)
         assert [numbers(tmp_path, f"p{n}") for n in (0, 1)] == [list(range(100))] * 2
         assert submissions(tmp_path) == 1
 
     def test_a_job_whose_time_is_up_goes_on_in_the_next(self, cluster, tmp_path):
-        """Slurm ends a job after the minute that it asked for; two of them are needed here."""
-        short = ["time=1", "signal=USR2@30"]
-        with command(cluster, tmp_path, "300", *short) as waiting:
-            wait_until(lambda: "BeginTime" in cluster.ask("squeue", "-h", "-o", "%r"), 90)
+        """Slurm may signal up to a minute early: of two minutes 30 s are sure."""
+        short = ["time=2", "signal=USR2@30"]
+        with command(cluster, tmp_path, "600", *short) as waiting:
+            wait_until(lambda: "BeginTime" in cluster.ask("squeue", "-h", "-o", "%r"), 150)
             for job in jobs(tmp_path).values():
                 cluster.hasten(job)
             end_of(waiting)
-        assert [numbers(tmp_path, f"p{n}") for n in (0, 1)] == [list(range(300))] * 2
+        assert [numbers(tmp_path, f"p{n}") for n in (0, 1)] == [list(range(600))] * 2
 
     def test_a_controller_that_does_not_answer_is_waited_for(self, cluster, tmp_path):
         with command(cluster, tmp_path, "40") as waiting:

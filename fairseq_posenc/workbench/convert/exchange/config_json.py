@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fairseq_posenc.registry import Spec
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 ARCHITECTURES = {
@@ -115,6 +116,11 @@ def generation(trained: OpenModel) -> dict[str, Any]:
     return found
 
 
+def by_layer(spec: Spec) -> list[dict[str, dict[str, Any]]]:
+    """List the options of the encodings of successive layers, by name; see ``StackConfig``."""
+    return [{item.name: dict(item.options) for item in (*spec.whole, *x)} for x in spec.layers]
+
+
 def _stack(stack: Any, side: str) -> dict[str, Any]:
     """Collect the fields of a ``StackConfig``."""
     cfg = stack.cfg
@@ -130,7 +136,7 @@ def _stack(stack: Any, side: str) -> dict[str, Any]:
         "num_layers": len(stack.layers),
         "max_positions": dims.max_positions,
         "trained_on": dims.trained_length,
-        "positions": {item.name: dict(item.options) for item in stack.assembly.spec.items},
+        "positions": by_layer(stack.assembly.spec),
         "directions": list(stack.directions),
         "causal": dims.causal,
         "embed_scale": stack.embed_scale,

@@ -14,8 +14,9 @@ from fairseq_posenc.encodings.deberta_v2 import EPSILON, DebertaV2
 from fairseq_posenc.encodings.distance_table import DistanceEncoding, repeat_row
 from fairseq_posenc.encodings.learned import Learned
 from fairseq_posenc.encodings.rope import Rope
+from fairseq_posenc.encodings.rope_scaling import SETTINGS
 from fairseq_posenc.encodings.t5 import T5
-from fairseq_posenc.registry import Item
+from fairseq_posenc.registry import Item, parse
 
 
 class ParamMap(NamedTuple):
@@ -45,6 +46,9 @@ def hf_classes(encoding: Encoding) -> list[HFClass]:
 def parse_positions(model: str, config: dict[str, Any]) -> tuple[Item, int] | None:
     """Read a model class's encoding and number of positions; None for one not known here."""
     size = config.get("max_position_embeddings", 0)
+    if model == _GPT_NEOX:
+        rope = _parse_rope(config, size)
+        return None if rope is None else (rope, size)
     kind = config.get("position_embedding_type", "absolute")
     if model in _LEARNED and kind == "absolute":
         return Item.canonical("learned", {}), size - _OFFSET
@@ -56,6 +60,21 @@ def parse_positions(model: str, config: dict[str, Any]) -> tuple[Item, int] | No
     return None
 
 
+_GPT_NEOX = "GPTNeoXForCausalLM"
+# Settings of the scalings of rope, ours and theirs. Their dynamic and longrope take the length of a
+# batch, ours that of the model.
+_SCALINGS: dict[str, dict[str, str]] = {
+    "linear": {},
+    "yarn": {
+        **{name: name for name in SETTINGS["yarn"]},
+        "length": "original_max_position_embeddings",
+    },
+    "llama3": {
+        "low": "low_freq_factor",
+        "high": "high_freq_factor",
+        "length": "original_max_position_embeddings",
+    },
+}
 _ROBERTA = "RobertaForMaskedLM"
 _RELATIVE = {"relative_key": "shaw", "relative_key_query": "m4"}
 _OFFSET = 2  # rows before position 0, of fairseq's table as of these
@@ -156,29 +175,68 @@ def _is_plain_deberta(config: dict[str, Any]) -> bool:
 
 def _find_rope(encoding: Rope) -> list[HFClass]:
     """RoFormer, which has a table of all angles as in the paper, or GPT-NeoX for halves."""
-    rows = encoding.dims.max_positions
-    if encoding.scaling.kind != "none":
-        return []
+    rows, kind = encoding.dims.max_positions, encoding.scaling.kind
     if encoding.layout == "half":
+        if kind not in (*_SCALINGS, "none"):
+            return []
         base, part = float(encoding.base), encoding.rotated / encoding.dims.head_dim
+        scaled = _scaling_there(encoding)
         config = {
             "max_position_embeddings": rows,
-            "rotary_emb_base": base,  # up to transformers 4
+            "rotary_emb_base": base,  # up to transformers 4, as the next two
             "rotary_pct": part,
+            "rope_scaling": scaled or None,
             "rope_parameters": {
                 "rope_type": "default",
                 "rope_theta": base,
                 "partial_rotary_factor": part,
+                **scaled,
             },
         }
-        return [HFClass("GPTNeoXForCausalLM", config)]
-    if encoding.base != 10000.0 or encoding.rotated != encoding.dims.head_dim:
+        return [HFClass(_GPT_NEOX, config)]
+    if kind != "none" or encoding.base != 10000.0 or encoding.rotated != encoding.dims.head_dim:
         return []
     angles = torch.arange(rows)[:, None] * encoding.frequencies  # [n, D/2]
     table = torch.cat([angles.sin(), angles.cos()], dim=1)  # [n, D]
     config = {"max_position_embeddings": rows, "rotary_value": False}
     fixed = {"roformer.encoder.embed_positions.weight": table}
     return [HFClass("RoFormerForMaskedLM", config, fixed=fixed)]
+
+
+def _scaling_there(encoding: Rope) -> dict[str, Any]:
+    """Describe a scaling as GPT-NeoX's configuration does; empty where it has none."""
+    kind, factor, settings = encoding.scaling
+    if kind not in _SCALINGS:
+        return {}
+    given = {**settings, "length": settings.get("length") or encoding.dims.trained_length}
+    found = {theirs: given[ours] for ours, theirs in _SCALINGS[kind].items()}
+    return {
+        "rope_type": kind,
+        "factor": factor,
+        **{name: value for name, value in found.items() if value is not None},
+    }
+
+
+def _parse_rope(config: dict[str, Any], size: int) -> Item | None:
+    """Read the rotations of a GPT-NeoX; None for a scaling not known here."""
+    found = config.get("rope_parameters")
+    if found is None or str(config.get("transformers_version")).startswith("4."):
+        names = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
+        old = {name: config[theirs] for name, theirs in names.items() if theirs in config}
+        found = {**old, **(config.get("rope_scaling") or {})}
+    found = {"rope_theta": 10000.0, "partial_rotary_factor": 0.25, **found}
+    kind = found.get("rope_type", found.get("type", "default"))
+    text = f"layout=half,base={found['rope_theta']},fraction={found['partial_rotary_factor']}"
+    if kind != "default":
+        if kind not in _SCALINGS:
+            return None
+        given = {ours: found.get(theirs) for ours, theirs in _SCALINGS[kind].items()}
+        if given.get("length") == size:
+            del given["length"]
+        settings = [f"{name}={value}".lower() for name, value in given.items() if value is not None]
+        text += f",scaling={':'.join([kind, str(found.get('factor')), *settings])}"
+    (item,) = parse(f"rope({text})").items
+    return item
 
 
 def _find_t5(encoding: T5) -> list[HFClass]:

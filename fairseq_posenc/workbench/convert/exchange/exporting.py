@@ -9,7 +9,6 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.registry import names_beside
 from fairseq_posenc.workbench.convert.comparing import ALLOWED
 from fairseq_posenc.workbench.convert.exchange import tokens
 from fairseq_posenc.workbench.convert.exchange.card import Labels, card, graph_usage, model_usage
@@ -52,7 +51,6 @@ def export(
     Raises:
         UserError: the models differ, or a part cannot be exported.
     """
-    _refuse_patterns(trained)
     with create_folder(out) as folder:
         unknown, notes = _write_tokenizers(trained, given, folder)
         if target == "onnx":
@@ -60,21 +58,6 @@ def export(
         else:
             what = _write_for_transformers(trained, target, unknown, folder, notes, labels)
     return [f"wrote {out}: {what}", *notes]
-
-
-def _refuse_patterns(trained: OpenModel) -> None:
-    """Refuse layers that differ and what goes beside encodings: no form of it is exported."""
-    for stack in trained.stacks.values():
-        if not hasattr(stack, "assembly"):
-            continue
-        spec = stack.assembly.spec
-        beside = (*names_beside(), "fox")  # fox's caches hold more than keys and values
-        limits = [item.name for item in spec.items if item.name in beside]
-        if limits or len(spec.kinds) > 1:
-            what = " and ".join(limits) or "layers that differ"
-            raise UserError(
-                f"{trained.path}: {spec} has {what}, which an exported model cannot have yet"
-            )
 
 
 def _write_graph(trained: OpenModel, folder: Path, notes: list[str], labels: Labels) -> str:

@@ -69,13 +69,15 @@ def generate_code(config: dict[str, Any]) -> str:
     # transformers writes a missing stack as null when it saves a trained model.
     stacks = [config[key] for key in ("encoder_stack", "decoder_stack") if config.get(key)]
     # It also sorts what it saves, so the order of encodings is that of their names.
-    names = [sorted(stack["positions"]) for stack in stacks]
-    encodings = [registry.get(name) for each in names for name in each]
+    layers = [[sorted(layer) for layer in stack["positions"]] for stack in stacks]
+    names = sorted({name for each in layers for layer in each for name in layer})
+    encodings = [registry.get(name) for name in names]
     wanted = [Symbol(each.__module__, each.__name__) for each in encodings]
     for source in ("configuration", "heads", "generation"):
         name = f"fairseq_posenc.workbench.convert.exchange.modeling.{source}"
         wanted += [Symbol(name, each) for each in load_module(name).definitions if each in classes]
-    spec = " and ".join(dict.fromkeys(map("+".join, names)))
+    specs = [",".join("+".join(layer) or "none" for layer in each) for each in layers]
+    spec = " and ".join(dict.fromkeys(specs))
     return build_standalone(_TITLE.format(spec=spec, version=__version__), wanted)
 
 

@@ -10,12 +10,17 @@ import torch
 from fairseq import utils
 
 from fairseq_posenc.errors import UserError, shortened
-from fairseq_posenc.registry import Spec
+from fairseq_posenc.registry import Spec, parse
 from fairseq_posenc.tasks.glue.criterion import HEAD
 from fairseq_posenc.workbench.convert.exchange.config_json import ACTIVATIONS, ARCHITECTURES
 from fairseq_posenc.workbench.convert.exchange.encoding_maps import parse_positions
 from fairseq_posenc.workbench.convert.exchange.hf_folder import Folder
-from fairseq_posenc.workbench.convert.exchange.param_names import BERT, EPSILON, LAYOUTS
+from fairseq_posenc.workbench.convert.exchange.param_names import (
+    BERT,
+    EPSILON,
+    GPT_NEOX,
+    LAYOUTS,
+)
 
 _OPTIONS = {
     "layers": "num_hidden_layers",
@@ -84,6 +89,8 @@ def retrained(settings: dict[str, Any], folder: Folder) -> dict[str, Any]:
     """
     head, activation = _head(folder)
     model = {**settings["model"], **_untied(settings["model"], folder)}
+    if head == "causal_lm":
+        model |= _rescaled(model, folder)
     if head not in _TASKS:
         return {**settings, "model": model, "head": head}
     if activation is not None:
@@ -106,6 +113,27 @@ def retrained(settings: dict[str, Any], folder: Folder) -> dict[str, Any]:
         "head_name": settings.get("head_name", HEAD),
         "classes": 0 if rows is None else rows.size(0),
     }
+
+
+def _rescaled(model: dict[str, Any], folder: Folder) -> dict[str, Any]:
+    """Find the options of rotations that a GPT-NeoX of a folder has other than when exported.
+
+    Raises:
+        UserError: a scaling that the package does not have.
+    """
+    name = folder.config["architectures"][0]
+    if LAYOUTS.get(name) is None or LAYOUTS[name].style is not GPT_NEOX:
+        return {}
+    found = parse_positions(name, folder.config)
+    if found is None:
+        raise UserError(
+            f"{folder.path}: its rotary positions are scaled in a way that the package does not "
+            "have, or computes otherwise"
+        )
+    item, size = found
+    spec = str(Spec.uniform((item,)))
+    same = spec == str(parse(str(model.get("position_encoding"))))
+    return {} if same else {"position_encoding": spec, "max_target_positions": size}
 
 
 def _untied(model: dict[str, Any], folder: Folder) -> dict[str, bool]:

@@ -55,7 +55,8 @@ def as_native(
     if stack is None:
         return None, "transformers has no class for two stacks of this kind"
     encodings = encodings_of(stack)
-    found = hf_classes(encodings[0]) if len(encodings) == 1 else []
+    uniform = len(stack.assembly.spec.kinds) == 1
+    found = hf_classes(encodings[0]) if len(encodings) == 1 and uniform else []
     for native in found:
         layout = LAYOUTS.get(native.model)
         if layout is None or trained.head not in layout.heads:

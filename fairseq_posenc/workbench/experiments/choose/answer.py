@@ -6,24 +6,18 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple, Optional
 
-from fairseq_posenc.workbench.results.evidence import measured, page
-from fairseq_posenc.workbench.results.evidence.measured import Column
+from fairseq_posenc.workbench.experiments.evidence import measured, page
+from fairseq_posenc.workbench.experiments.evidence.measured import Column
 
 _FEW = 8  # candidates to train where a user names none
 
 
 class Question(NamedTuple):
-    """What a user asks.
+    """What a user asks."""
 
-    Attributes:
-        family: of models.
-        length: of what is read, in tokens.
-        trained: the length of training.
-    """
-
-    family: str
-    length: int
-    trained: int
+    family: str  # of models
+    length: int  # of what is read, in tokens
+    trained: int  # the length of training
 
 
 def deciding(question: Question) -> Optional[Column]:

@@ -16,12 +16,12 @@ from fairseq_posenc.workbench.experiments.choose.report import (
     record,
 )
 from fairseq_posenc.workbench.experiments.corpus import read_text
+from fairseq_posenc.workbench.experiments.evidence import measured
 from fairseq_posenc.workbench.experiments.pieces import unigram_perplexity
 from fairseq_posenc.workbench.experiments.text_settings import TextSettings
 from fairseq_posenc.workbench.experiments.trainings import default_jobs
 from fairseq_posenc.workbench.experiments.variants import FAMILIES, parse_variants
-from fairseq_posenc.workbench.results.evidence import measured
-from fairseq_posenc.workbench.running.executor import add_on, parse_place
+from fairseq_posenc.workbench.running.executor import parse_place
 from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import write_whole
 from fairseq_posenc.workbench.running.locks import lock_output_folder
@@ -29,6 +29,7 @@ from fairseq_posenc.workbench.running.options import (
     add_count,
     add_jobs,
     add_json,
+    add_on,
     add_out,
     add_seeds,
     positive_int,

@@ -32,19 +32,12 @@ _LEAST = 1.2  # times the updates before, for a round to be worth its starts
 
 
 class Round(NamedTuple):
-    """What came out of a round.
+    """What came out of a round."""
 
-    Attributes:
-        before: updates of each training until then.
-        updates: of each since its beginning.
-        seconds: that it took.
-        models: all that were in it, from the best on.
-    """
-
-    before: int
-    updates: int
-    seconds: float
-    models: list[SeedAggregate]
+    before: int  # updates of each training until then
+    updates: int  # of each since its beginning
+    seconds: float  # that it took
+    models: list[SeedAggregate]  # all that were in it, from the best on
 
     @property
     def able(self) -> list[SeedAggregate]:
@@ -58,12 +51,9 @@ class Round(NamedTuple):
 
 
 class Halving:
-    """Rounds within a budget; what is done is not repeated.
+    """Rounds within a budget of seconds; what is done is not repeated.
 
-    Args:
-        settings: of the trainings, with all candidates; its number of updates is not used.
-        budget: seconds for all.
-        lock: open file that the started programs keep open.
+    The number of updates in the settings is not used.
     """
 
     def __init__(self, settings: TextSettings, budget: float, lock: int) -> None:

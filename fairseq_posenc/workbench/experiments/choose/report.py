@@ -35,10 +35,7 @@ def last_of_each(rounds: Sequence[Round]) -> Iterator[tuple[Round, SeedAggregate
 def describe_rounds(rounds: Sequence[Round], settings: TextSettings, unigram: float) -> str:
     """Say what was measured, the ranking, which differences are significant, and what to do next.
 
-    Args:
-        rounds: all of them.
-        settings: of the trainings.
-        unigram: perplexity of a model that knows only how often each piece occurs.
+    ``unigram`` is the perplexity of a model that knows only how often each piece occurs.
     """
     rows = [
         (f"`{model.variant.name}`", f"{each.updates:,}", model.show(2))
@@ -81,22 +78,16 @@ def _advice(rounds: Sequence[Round], settings: TextSettings, unigram: float) -> 
             f"occurs. Ranks mean something from {LEARNED * unigram:,.1f} on: give a larger "
             "--budget, with which this run goes on."
         )
-    return (
-        "These are small models, trained briefly: who learns fast, not who ends lowest. The real "
-        "training, on data made by `fairseq-posenc preprocess`:\n\n"
-        f"    {real_training(rounds, settings)}"
-    )
-
-
-def real_training(rounds: Sequence[Round], settings: TextSettings) -> str:
-    """Write the command of a whole training with the best candidate."""
-    _, best = next(last_of_each(rounds))
     recipe = _RECIPES.get(settings.family, "a_small")
     spec, directions = best.variant[1:]
     options = ["--tokens-per-sample", str(settings.trained)]
     options += ["--attention-directions", directions] if directions else []
     command = f"fairseq-posenc train-recipe {recipe} {shlex.quote(spec)} DATA-BIN"
-    return f"{command} -- {shlex.join(options)}"
+    return (
+        "These are small models, trained briefly: who learns fast, not who ends lowest. The real "
+        "training, on data made by `fairseq-posenc preprocess`:\n\n"
+        f"    {command} -- {shlex.join(options)}"
+    )
 
 
 def record(rounds: Sequence[Round], settings: TextSettings) -> Record:

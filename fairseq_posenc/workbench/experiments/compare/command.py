@@ -19,17 +19,11 @@ from fairseq_posenc.workbench.experiments.compare.report import (
 from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment
 from fairseq_posenc.workbench.experiments.text_settings import LEARNING_RATE, TASKS, TextSettings
 from fairseq_posenc.workbench.experiments.trainings import default_jobs
+from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import choose_device
-from fairseq_posenc.workbench.running.executor import add_on, parse_place
+from fairseq_posenc.workbench.running.executor import parse_place
 from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.locks import lock_output_folder
-from fairseq_posenc.workbench.running.options import (
-    add_count,
-    add_jobs,
-    add_json,
-    add_out,
-    add_seeds,
-)
 from fairseq_posenc.workbench.running.progress import say
 
 _TOGETHER = 5  # trainings that share even a single core
@@ -37,7 +31,7 @@ _TOGETHER = 5  # trainings that share even a single core
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    add_out(parser, computed="demo; compare-NAME for --text NAME.txt")
+    options.add_out(parser, computed="demo; compare-NAME for --text NAME.txt")
     parser.add_argument(
         "--text", type=Path, help="UTF-8 text file (default: the documentation inside Python)"
     )
@@ -55,24 +49,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         + ", ".join(variants.SHORTHANDS)
         + " (default: %(default)s)",
     )
-    add_count(parser, "--updates", "training updates of each model", 400)
-    add_count(parser, "--vocab-size", "number of sentencepieces", 512)
-    add_seeds(parser, (1, 2, 3))
+    options.add_count(parser, "--updates", "training updates of each model", 400)
+    options.add_count(parser, "--vocab-size", "number of sentencepieces", 512)
+    options.add_seeds(parser, (1, 2, 3))
     parser.add_argument(
         "--lrs",
         default=LEARNING_RATE,
         help="learning rates, as in 0.001,0.003: each model is trained with each and judged at its "
         "best (default: %(default)s)",
     )
-    add_jobs(parser, "one on each core, but all models of a seed up to five; one on a GPU")
-    add_on(parser)
+    options.add_jobs(parser, "one on each core, but all models of a seed up to five; one on a GPU")
+    options.add_on(parser)
     parser.add_argument(
         "--open", action="store_true", help="show the page of the run in a browser as it grows"
     )
     parser.add_argument(
         "--overwrite", action="store_true", help="replace a report that has what this one lacks"
     )
-    add_json(parser)
+    options.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -103,15 +97,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _default_jobs(models: int) -> int:
-    """Count trainings at a time: on few cores more of them, so that curves grow together."""
-    jobs = default_jobs()
-    return jobs if choose_device() == "cuda" else max(jobs, min(models, _TOGETHER))
-
-
 def _settings(args: argparse.Namespace) -> TextSettings:
     own = args.text and Path(f"compare-{args.text.stem}")  # so that a text never replaces the demo
     models = variants.parse_variants(args.encodings)
+    jobs = args.jobs or default_jobs()
+    if not args.jobs and choose_device() != "cuda":  # so that curves grow together
+        jobs = max(jobs, min(len(models), _TOGETHER))
     return TextSettings(
         out=args.out or own or Path("demo"),
         text=args.text,
@@ -122,6 +113,6 @@ def _settings(args: argparse.Namespace) -> TextSettings:
         vocab_size=args.vocab_size,
         lrs=tuple(dict.fromkeys(lr.strip() for lr in args.lrs.split(","))),
         train_args=tuple(args.passed),
-        jobs=args.jobs or _default_jobs(len(models)),
+        jobs=jobs,
         cluster=parse_place(args),
     )

@@ -23,11 +23,7 @@ _EVERY = 20.0  # seconds between two reports; drawing takes one or two
 
 
 class Live:
-    """Rewrites the report while trainings go on.
-
-    Args:
-        opens: whether a browser shows the page as soon as there is one.
-    """
+    """Rewrites the report while trainings go on; shows it in a browser as soon as there is one."""
 
     def __init__(self, opens: bool) -> None:
         self._opens = opens

@@ -98,10 +98,6 @@ def _lost(old: Record, settings: TextSettings) -> Iterator[str]:
             yield f"{row['updates']:,} updates"
     kept = {(run.variant.name, run.case, run.seed) for run in settings.runs}
     for row in old.figures.get("trainings", ()):
-        if _key(row) not in kept:
-            model, lr, seed = _key(row)
+        model, lr, seed = (row.get(name) for name in ("model", "lr", "seed"))
+        if (model, lr, seed) not in kept:
             yield f"{model} with seed {seed} and learning rate {lr}"
-
-
-def _key(row: Row) -> tuple[Any, ...]:
-    return row.get("model"), row.get("lr"), row.get("seed")

@@ -31,15 +31,7 @@ _REFRESH = 10  # seconds between two looks of a browser at the page of a run tha
 
 
 def write_report(results: TextResults, seconds_left: Optional[float] = None) -> Path:
-    """Write the report, as Markdown and as a page, and its picture, if matplotlib is installed.
-
-    Args:
-        results: all trainings, or those that have begun while others are missing.
-        seconds_left: until the missing ones are finished, as far as is known.
-
-    Returns:
-        the path of the Markdown.
-    """
+    """Write the report as Markdown, whose path is returned, and as a page; draw its picture."""
     out, drawn = results.settings.out, False
     if can_draw():
         title = f"Validation perplexity of the {_FAMILIES[results.settings.family]}"
@@ -51,7 +43,9 @@ def write_report(results: TextResults, seconds_left: Optional[float] = None) -> 
         _missing(results, seconds_left),
         _introduction(results),
         table(results),
-        _caveat(results.settings),
+        f"**Who starts first is not who is better.** After {results.settings.updates:,} updates of "
+        "small models the table shows which of them begin to learn early. One that stands still "
+        "may start later, and the order may change.",
         f"![Learning curves: validation perplexity over updates]({PICTURE})" if drawn else "",
         "## What follows from the figures",
         "\n".join(f"- {sentence}" for sentence in conclusions(results)),
@@ -102,15 +96,6 @@ def _note(settings: TextSettings) -> str:
 
 
 _FAMILIES = {MASKED: "masked language model", CAUSAL: "causal language model"}
-
-
-def _caveat(settings: TextSettings) -> str:
-    """Say what the figures do not show."""
-    return (
-        f"**Who starts first is not who is better.** After {settings.updates:,} updates of small "
-        "models the table shows which of them begin to learn early. One that stands still may "
-        "start later, and the order may change."
-    )
 
 
 def _introduction(results: TextResults) -> str:

@@ -20,6 +20,11 @@ def reproduce(settings: TextSettings) -> str:
     more = ["--seeds", ",".join(map(str, (*settings.seeds, *seeds)))]
     rates = ["--lrs", "0.001,0.003,0.01"]
     bigger = ["--text", "big.txt", "--updates", "20000", "--vocab-size", "8000", "--lrs", "0.0005"]
+    stack = STACKS[settings.family]
+    larger = (
+        f"--{stack}-layers 6 --{stack}-embed-dim 512 --{stack}-ffn-embed-dim 2048 "
+        f"--{stack}-attention-heads 8 --dropout 0.1 --tokens-per-sample 256 --max-tokens 16384"
+    )
     lines = [
         ("the same again: steps that are done are not repeated", []),
         ("four times as long: continues these trainings", longer),
@@ -27,19 +32,12 @@ def reproduce(settings: TextSettings) -> str:
         ("each model at the best of three learning rates", rates),
         (
             "bigger: for a text of millions of words, and a GPU, which is used if torch finds one",
-            [*bigger, "--out", f"{out}-big", "--", _bigger(STACKS[settings.family])],
+            [*bigger, "--out", f"{out}-big", "--", larger],
         ),
         ("your own text", ["--text", "my.txt", "--out", f"{out}-my-text"]),
     ]
     shown = [f"# {comment}\n{_compare_command(settings, changes)}" for comment, changes in lines]
     return _folded("Run it again, longer, with more seeds, or on another text", "\n\n".join(shown))
-
-
-def _bigger(stack: str) -> str:
-    return (
-        f"--{stack}-layers 6 --{stack}-embed-dim 512 --{stack}-ffn-embed-dim 2048 "
-        f"--{stack}-attention-heads 8 --dropout 0.1 --tokens-per-sample 256 --max-tokens 16384"
-    )
 
 
 def _compare_command(settings: TextSettings, changes: list[str]) -> str:
@@ -56,10 +54,9 @@ def _compare_command(settings: TextSettings, changes: list[str]) -> str:
         "--": shlex.join(settings.train_args),
     }
     options.update(zip(changes[::2], changes[1::2]))
-    for_fairseq = options.pop("--")
+    passed = options.pop("--")
     words = [word for key, value in options.items() if value for word in (key, value)]
-    line = f"fairseq-posenc compare {shlex.join(words)}"
-    return f"{line} -- {for_fairseq}" if for_fairseq else line
+    return f"fairseq-posenc compare {shlex.join(words)}" + (f" -- {passed}" if passed else "")
 
 
 def commands(settings: TextSettings) -> str:

@@ -21,7 +21,7 @@ def statements(models: Sequence[SeedAggregate], masked: bool = True) -> list[str
     shown = [*diverged, *_falling(able)]
     if few := few_seeds(min(len(model.outcomes) for model in models)):
         return [few, *shown]
-    bag = next((each for each in able if masked and _is_bag_of_words(each)), None)
+    bag = next((each for each in able if masked and each.variant[1:] == ("none", "")), None)
     others = [model for model in able if model is not bag]
     order = describe({model.variant.name: model.by_seed for model in able})
     found = [*shown, *order, _bag_of_words(bag, others), _race(others)]
@@ -83,13 +83,8 @@ def _when(model: SeedAggregate, level: float) -> str:
         return "not in this run"
     first, last = known[0], known[-1]
     when = f"after {first:,} to {last:,} updates" if first < last else f"after {first:,} updates"
-    return (
-        when if len(known) == len(arrivals) else f"{when} ({len(known)} of {len(arrivals)} seeds)"
-    )
-
-
-def _is_bag_of_words(model: SeedAggregate) -> bool:
-    return model.variant.position_encoding == "none" and not model.variant.directions
+    some = len(known) < len(arrivals)
+    return when + (f" ({len(known)} of {len(arrivals)} seeds)" if some else "")
 
 
 def _is_below(model: SeedAggregate, other: SeedAggregate) -> bool:

@@ -27,16 +27,11 @@ _OTHER_TARGETS = ("add_bos_token", "self_target", "past_target")  # fairseq's op
 
 
 class Variant(NamedTuple):
-    """A model to be read from a file.
+    """A model to be read from a file."""
 
-    Attributes:
-        name: what the user calls it.
-        path: its checkpoint.
-        override: position encodings to read it with, in place of those that it was trained with.
-    """
-
-    name: str
-    path: Path
+    name: str  # what the user calls it
+    path: Path  # its checkpoint
+    # position encodings to read it with, in place of those that it was trained with
     override: Optional[Spec] = None
 
 
@@ -61,30 +56,19 @@ def _parse_variant(name: str, value: str) -> Variant:
 
 
 class LoadedModel(NamedTuple):
-    """A model that is ready to score.
+    """A model that is ready to score."""
 
-    Attributes:
-        model: in evaluation mode, on its device.
-        encoding: its position encodings, as it was read; None for a model of fairseq's own.
-        trained_length: tokens in a training sample.
-        updates: training updates; None if the file does not tell.
-        limit: the longest input; None if the position encodings themselves refuse what they cannot.
-    """
-
-    model: FairseqLanguageModel
+    model: FairseqLanguageModel  # in evaluation mode, on its device
+    # its position encodings, as it was read; None for a model of fairseq's own
     encoding: Optional[Spec]
-    trained_length: int
-    updates: Optional[int]
+    trained_length: int  # tokens in a training sample
+    updates: Optional[int]  # training updates; None if the file does not tell
+    # the longest input; None if the position encodings themselves refuse what they cannot
     limit: Optional[int]
 
 
 def load(variant: Variant, data: Path, how: Computing = PLAIN) -> LoadedModel:
-    """Read a model from its checkpoint.
-
-    Args:
-        variant: which one, and with which positions.
-        data: folder of the text, whose dictionary must be the model's.
-        how: on what, and in what, to compute.
+    """Read a model from its checkpoint, for a text whose dictionary must be the model's.
 
     Raises:
         UserError: no checkpoint of a causal language model, a dictionary that is not the model's,

@@ -6,33 +6,16 @@ import argparse
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
+from fairseq_posenc.workbench.experiments.length import report
 from fairseq_posenc.workbench.experiments.length.checkpoint import Variant, load, parse_variants
-from fairseq_posenc.workbench.experiments.length.picture import draw
-from fairseq_posenc.workbench.experiments.length.report import (
-    MODES,
-    SLIDING,
-    Results,
-    Row,
-    record,
-    table,
-    write_markdown,
-)
 from fairseq_posenc.workbench.experiments.length.scoring import Request, evaluate
 from fairseq_posenc.workbench.experiments.length.stream import read_dictionary, read_stream
 from fairseq_posenc.workbench.results.pictures import can_draw
+from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import Computing
 from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.locks import lock_output_folder
-from fairseq_posenc.workbench.running.options import (
-    add_computing,
-    add_count,
-    add_data,
-    add_json,
-    add_lengths,
-    add_out,
-    add_split,
-)
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.running.stages import Outputs
 
@@ -49,15 +32,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a checkpoint and what to call it; with @SPEC it is read with other options of its "
         "position encoding, as in 'yarn=model.pt@rope(scaling=yarn:4)'",
     )
-    add_data(parser, "made by fairseq-preprocess --only-source", required=True)
-    add_split(parser, "valid")
-    add_lengths(parser, "context lengths", "64,128,256,512,1024")
-    add("--mode", choices=(*MODES, "both"), default="both", help="evaluation (default: both)")
-    add_count(parser, "--stride", "of the sliding window, in tokens", 64)
-    add_count(parser, "--max-tokens", "tokens to read at a time", 4096)
-    add_out(parser, "lm-length")
-    add_computing(parser)
-    add_json(parser)
+    options.add_data(parser, "made by fairseq-preprocess --only-source", required=True)
+    options.add_split(parser, "valid")
+    options.add_lengths(parser, "context lengths", "64,128,256,512,1024")
+    add(
+        "--mode", choices=(*report.MODES, "both"), default="both", help="evaluation (default: both)"
+    )
+    options.add_count(parser, "--stride", "of the sliding window, in tokens", 64)
+    options.add_count(parser, "--max-tokens", "tokens to read at a time", 4096)
+    options.add_out(parser, "lm-length")
+    options.add_computing(parser)
+    options.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -66,8 +51,14 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: wrong input.
     """
-    request = Request(list(args.lengths), _strides(args), args.max_tokens)
-    _refuse_bad_stride(args, request)
+    modes = report.MODES if args.mode == "both" else (args.mode,)
+    strides = {mode: args.stride if mode == report.SLIDING else None for mode in modes}
+    request = Request(list(args.lengths), strides, args.max_tokens)
+    if report.SLIDING in modes and args.stride > (shortest := request.lengths[0]):
+        raise UserError(
+            f"--stride {args.stride} is more than the context length {shortest}: tokens in "
+            "between would not be scored; choose a smaller stride"
+        )
     how = Computing.chosen(args.device, args.fp16, args.bf16)
     variants = parse_variants(args.models)
     dictionary = read_dictionary(args.data)
@@ -88,20 +79,15 @@ def run(args: argparse.Namespace) -> int:
             loaded = load(variant, args.data, how)
             inputs = _inputs(variant, args, how)
             scores = evaluate(loaded, stream, request, args.out / variant.name, inputs)
-            rows.append(Row.of(variant, loaded, scores))
-        results = Results(args.data, args.split, len(stream), args.stride, rows)
-        found = record(results)
+            rows.append(report.Row.of(variant, loaded, scores))
+        results = report.Results(args.data, args.split, len(stream), args.stride, rows)
+        found = report.record(results)
         found.write(args.out / FIGURES)
-        drawn = can_draw() and draw(results, args.out / PICTURE)
-        write_markdown(results, args.out / REPORT, PICTURE if drawn else "")
-    print(found.text() if args.json else table(results))
+        drawn = can_draw() and report.draw(results, args.out / PICTURE)
+        report.write_markdown(results, args.out / REPORT, PICTURE if drawn else "")
+    print(found.text() if args.json else report.table(results))
     say(f"report: {args.out / REPORT}" + ("" if drawn else " (no picture)"))
     return 0
-
-
-def _strides(args: argparse.Namespace) -> dict[str, int | None]:
-    modes = MODES if args.mode == "both" else (args.mode,)
-    return {mode: args.stride if mode == SLIDING else None for mode in modes}
 
 
 def _inputs(variant: Variant, args: argparse.Namespace, how: Computing) -> Outputs:
@@ -114,12 +100,3 @@ def _inputs(variant: Variant, args: argparse.Namespace, how: Computing) -> Outpu
         "precision": str(how.dtype),
         "version": __version__,
     }
-
-
-def _refuse_bad_stride(args: argparse.Namespace, request: Request) -> None:
-    shortest = request.lengths[0]
-    if SLIDING in request.strides and args.stride > shortest:
-        raise UserError(
-            f"--stride {args.stride} is more than the context length {shortest}: tokens in "
-            "between would not be scored; choose a smaller stride"
-        )

@@ -24,37 +24,23 @@ _MOST_BITS = 1000.0  # 2 to this power is still a number
 
 
 class Request(NamedTuple):
-    """Which figures are wanted.
+    """Which figures are wanted."""
 
-    Attributes:
-        lengths: context lengths.
-        strides: the stride of each mode; None for that of the length, so that nothing overlaps.
-        max_tokens: tokens to read in a batch.
-    """
-
-    lengths: Sequence[int]
+    lengths: Sequence[int]  # context lengths
+    # the stride of each mode; None for that of the length, so that nothing overlaps
     strides: Mapping[str, int | None]
-    max_tokens: int
+    max_tokens: int  # tokens to read in a batch
 
 
 class Score(NamedTuple):
-    """How well a model predicts a stream, or why it cannot.
+    """How well a model predicts a stream, or why it cannot."""
 
-    Attributes:
-        length: most tokens that the model read at a time.
-        stride: tokens predicted at a time.
-        tokens: tokens predicted in all.
-        loss: bits per token; None if the model refused.
-        seconds: of wall-clock time.
-        refusal: why there is no figure.
-    """
-
-    length: int
-    stride: int
-    tokens: int
-    loss: Optional[float]
-    seconds: float
-    refusal: str = ""
+    length: int  # most tokens that the model read at a time
+    stride: int  # tokens predicted at a time
+    tokens: int  # tokens predicted in all
+    loss: Optional[float]  # bits per token; None if the model refused
+    seconds: float  # of wall-clock time
+    refusal: str = ""  # why there is no figure
 
     @property
     def perplexity(self) -> Optional[float]:
@@ -67,13 +53,8 @@ def evaluate(
 ) -> dict[str, dict[int, Score]]:
     """Compute a model's scores of each mode, by length.
 
-    Args:
-        loaded: the model.
-        stream: the text.
-        request: which figures.
-        folder: by which lines call the model; figures are kept in it, and those that are there,
-            made from the same inputs, are not made again.
-        inputs: what the model and the text are known by.
+    Figures are kept in the folder, by whose name lines call the model; those that are there, made
+    from the same inputs, are not made again.
     """
     scores: dict[str, dict[int, Score]] = {}
     for mode, stride in request.strides.items():
@@ -107,20 +88,16 @@ def score(
     max_tokens: int,
     on_tokens: Callable[[int], None] = lambda tokens: None,
 ) -> Score:
-    """Score every token of a stream once.
+    """Score every token of a stream once; tell ``on_tokens`` of each batch how many.
 
-    Args:
-        loaded: the model.
-        stream: the text.
-        length: most tokens to read at a time.
-        stride: tokens to predict at a time; ``length`` for non-overlapping blocks.
-        max_tokens: tokens to read in a batch, if that is more than one window.
-        on_tokens: called with the number of tokens scored since the last call.
+    At most ``length`` tokens are read at a time and ``stride`` predicted, in batches of
+    ``max_tokens``, if that is more than one window.
     """
     began = time.monotonic()
     total, tokens, refusal = 0.0, 0, ""
     try:
-        _check_limit(loaded, length)
+        if loaded.limit is not None and length > loaded.limit:
+            raise UserError(f"{length} tokens are more than the model's limit of {loaded.limit}")
         for module in loaded.model.modules():
             if isinstance(module, Encoding):
                 module.make_room(length)
@@ -138,19 +115,11 @@ def score(
     return Score(length, stride, tokens, None if refusal else loss, seconds, refusal)
 
 
-def _check_limit(loaded: LoadedModel, length: int) -> None:
-    if loaded.limit is not None and length > loaded.limit:
-        raise UserError(f"{length} tokens are more than the model's limit of {loaded.limit}")
-
-
 @torch.no_grad()
 def log_probabilities(loaded: LoadedModel, stream: Stream, batch: list[Window]) -> Tensor:
-    """Compute the natural logarithms of the probabilities of a batch's predicted tokens, ``(n,)``.
+    """Compute the natural logarithms of the probabilities of predicted tokens, ``(n,)``.
 
-    Args:
-        loaded: the model.
-        stream: the text.
-        batch: windows of equal shape.
+    All windows of the batch have one shape.
     """
     model = loaded.model
     device = next(model.parameters()).device

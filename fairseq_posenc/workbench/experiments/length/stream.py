@@ -16,16 +16,12 @@ from fairseq_posenc.errors import UserError
 
 
 class Stream(NamedTuple):
-    """What a model reads and what it predicts.
+    """What a model reads and what it predicts."""
 
-    Attributes:
-        inputs: ``(N,)``, the token before each target. Before the first one it is the end of
-            sentence, as fairseq has it in training, so the first token is predicted like others.
-        targets: ``(N,)``, every token of the split, ends of sentences included.
-    """
-
+    # `(N,)`, the token before each target. Before the first one it is the end of sentence, as
+    # fairseq has it in training, so the first token is predicted like others
     inputs: Tensor
-    targets: Tensor
+    targets: Tensor  # `(N,)`, every token of the split, ends of sentences included
 
     @classmethod
     def of(cls, tokens: Tensor, eos: int) -> Stream:

@@ -7,20 +7,22 @@ import argparse
 from fairseq_posenc import registry
 from fairseq_posenc.workbench.experiments.probe import tasks
 from fairseq_posenc.workbench.experiments.probe.experiment import TaskExperiment
-from fairseq_posenc.workbench.experiments.probe.picture import draw
+from fairseq_posenc.workbench.experiments.probe.picture import draw, draw_depths
 from fairseq_posenc.workbench.experiments.probe.report import (
     PICTURE,
     RECORD,
     REPORT,
+    depth_picture,
     record,
     tables,
     write_report,
 )
+from fairseq_posenc.workbench.experiments.probe.results import with_depths
 from fairseq_posenc.workbench.experiments.probe.settings import TaskSettings
 from fairseq_posenc.workbench.experiments.trainings import default_jobs
-from fairseq_posenc.workbench.experiments.variants import BOTH, CAUSAL, parse_variants
+from fairseq_posenc.workbench.experiments.variants import CAUSAL, FAMILIES, MASKED, parse_variants
 from fairseq_posenc.workbench.results.pictures import can_draw
-from fairseq_posenc.workbench.running.executor import add_on, parse_place
+from fairseq_posenc.workbench.running.executor import parse_place
 from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.locks import lock_output_folder
 from fairseq_posenc.workbench.running.options import (
@@ -28,6 +30,7 @@ from fairseq_posenc.workbench.running.options import (
     add_jobs,
     add_json,
     add_lengths,
+    add_on,
     add_out,
     add_seeds,
 )
@@ -46,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="none,learned,sinusoidal,t5,alibi,rope",
         help="position-encoding specs, separated by commas, or all (default: %(default)s)",
     )
-    add("--family", choices=(CAUSAL, BOTH), default=CAUSAL, help="of models (%(default)s)")
+    add("--family", choices=FAMILIES, default=CAUSAL, help="of models (%(default)s)")
     add_seeds(parser, (1, 2, 3))
     add_count(parser, "--updates", "of each training", 1000)
     add_count(parser, "--trained", "longest questions trained on", 40)
@@ -72,6 +75,8 @@ def run(args: argparse.Namespace) -> int:
         found.write(settings.out / RECORD)
         if drawn := can_draw():
             draw(results, settings.out / PICTURE)
+            for task in with_depths(results):
+                draw_depths(results, task, settings.out / depth_picture(task))
         report = write_report(results, drawn)
     print(found.text() if args.json else tables(results))
     say(f"report: {report}" + ("" if drawn else " (no picture: matplotlib is not installed)"))
@@ -82,8 +87,8 @@ def _settings(args: argparse.Namespace) -> TaskSettings:
     names = tasks.names() if args.tasks == _ALL else args.tasks.split(",")
     encodings = args.encodings
     if encodings == _ALL:
-        both = args.family == BOTH
-        encodings = ",".join(registry.names_for(encoder=both, decoder=True))
+        has_encoder, has_decoder = args.family != CAUSAL, args.family != MASKED
+        encodings = ",".join(registry.names_for(encoder=has_encoder, decoder=has_decoder))
     return TaskSettings(
         out=args.out,
         family=args.family,

@@ -10,15 +10,16 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import data_file_path, index_file_path, make_builder
 
-from fairseq_posenc.tasks.answers import ASKS
+from fairseq_posenc.tasks.answers import ASKS, BLANK
 from fairseq_posenc.workbench.experiments.probe.tasks import Example, Task
-from fairseq_posenc.workbench.experiments.variants import BOTH
+from fairseq_posenc.workbench.experiments.variants import BOTH, MASKED
 from fairseq_posenc.workbench.running.stages import Outputs
 
 QUESTION, ANSWER = "question", "answer"  # fairseq's two languages, with an encoder
 DATA_SEED = 1
 EXAMPLES = {"train": 50_000, "valid": 200}
 TEST_EXAMPLES = 100  # of each length
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of what is hidden, an equal part of the examples at each
 
 
 def write_train_splits(task: Task, family: str, longest: int, folder: Path) -> Outputs:
@@ -31,17 +32,23 @@ def write_train_splits(task: Task, family: str, longest: int, folder: Path) -> O
 
 
 def write_test_splits(task: Task, family: str, lengths: Sequence[int], folder: Path) -> Outputs:
-    """Write a test split for each length; see :func:`name_test_split`."""
-    for length in lengths:
-        chance = _chance(task, name_test_split(length))
-        examples = (task.example(chance, length) for _ in range(TEST_EXAMPLES))
-        _write(examples, task, family, folder, name_test_split(length))
-    return {name_test_split(length): TEST_EXAMPLES for length in lengths}
+    """Write a test split for each length, and depth; see :func:`name_test_splits`."""
+    written = {}
+    for split, (length, *depth) in name_test_splits(task, lengths).items():
+        chance = _chance(task, split)
+        written[split] = TEST_EXAMPLES // (len(DEPTHS) if depth else 1)
+        examples = (task.example(chance, length, *depth) for _ in range(written[split]))
+        _write(examples, task, family, folder, split)
+    return written
 
 
-def name_test_split(length: int) -> str:
-    """Name the split with questions of a length."""
-    return f"length-{length}"
+def name_test_splits(
+    task: Task, lengths: Sequence[int]
+) -> dict[str, tuple[int] | tuple[int, float]]:
+    """Name the test splits; map each to its length, and to its depth if the task has depths."""
+    if not task.has_depth:
+        return {f"length-{length}": (length,) for length in lengths}
+    return {f"length-{n}-depth-{d:g}": (n, d) for n in lengths for d in DEPTHS}
 
 
 def _chance(task: Task, split: str) -> random.Random:
@@ -51,7 +58,7 @@ def _chance(task: Task, split: str) -> random.Random:
 def _write(examples: Iterable[Example], task: Task, family: str, folder: Path, split: str) -> None:
     """Write a split: a line of question and answer, or lines of both for encoder and decoder."""
     dictionary = Dictionary()
-    for symbol in (ASKS, *task.symbols):
+    for symbol in (ASKS, *([BLANK] if family == MASKED else []), *task.symbols):
         dictionary.add_symbol(symbol)
     names = {"": split}
     if family == BOTH:

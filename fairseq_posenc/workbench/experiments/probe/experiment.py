@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
+from statistics import fmean
 
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments.experiment import Experiment
@@ -10,7 +12,7 @@ from fairseq_posenc.workbench.experiments.probe.data import (
     DATA_SEED,
     EXAMPLES,
     TEST_EXAMPLES,
-    name_test_split,
+    name_test_splits,
     write_test_splits,
     write_train_splits,
 )
@@ -21,7 +23,7 @@ from fairseq_posenc.workbench.experiments.trainings import Trial, validate_comma
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.running.stages import Outputs, Stage
 
-_ACCURACY = re.compile(r'"length-(\d+)_exact": "?([\d.]+)')
+_ACCURACY = re.compile(r'"length-(\d+)(?:-depth-([\d.]+))?_exact": "?([\d.]+)')
 
 
 class TaskExperiment(Experiment[TaskSettings]):
@@ -43,7 +45,8 @@ class TaskExperiment(Experiment[TaskSettings]):
     def trial(self, run: Run) -> Trial:
         """Build a training on one task, and its test at all lengths."""
         settings, (train, test) = self.settings, self._stages(run.case)
-        splits = ",".join(map(name_test_split, settings.lengths))
+        task = next(each for each in settings.tasks if each.name == run.case)
+        splits = ",".join(name_test_splits(task, settings.lengths))
         options = (*TASKS[settings.family], "--valid-subset", splits, *KEEP_ALL)
         measure = validate_command(test.folder, settings.folder(run), *options)
         return self._trial(run, train, measure, parse_accuracies)
@@ -58,5 +61,15 @@ class TaskExperiment(Experiment[TaskSettings]):
 
 
 def parse_accuracies(lines: list[str]) -> Outputs:
-    """Parse the share of right answers by length from the output of ``fairseq-validate``."""
-    return {found[1]: float(found[2]) for line in lines if (found := _ACCURACY.search(line))}
+    """Parse the shares of right answers by length from the output of ``fairseq-validate``.
+
+    Where a task has depths, also by both, as in ``40@0.25``; that of a length is their mean.
+    """
+    shares: dict[str, float] = {}
+    by_length = defaultdict(list)
+    for found in filter(None, map(_ACCURACY.search, lines)):
+        length, depth, share = found.groups()
+        by_length[length].append(float(share))
+        if depth is not None:
+            shares[f"{length}@{depth}"] = float(share)
+    return {**{length: fmean(each) for length, each in by_length.items()}, **shares}

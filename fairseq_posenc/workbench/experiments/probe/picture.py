@@ -1,15 +1,47 @@
-"""The picture: right answers over length, a panel a task, a line an encoding."""
+"""The pictures: right answers over length, and over depth and length."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from fairseq_posenc.workbench.experiments.probe.results import TaskResults, share, share_by_seed
+from fairseq_posenc.workbench.experiments.probe.data import DEPTHS
+from fairseq_posenc.workbench.experiments.probe.results import (
+    TaskResults,
+    share,
+    share_at_depth,
+    share_by_seed,
+)
 from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.results.intervals import LEAST_SEEDS
 from fairseq_posenc.workbench.results.pictures import GREY, PALE
 
 _COLUMNS = 3
+
+
+def draw_depths(results: TaskResults, task: str, path: Path) -> None:
+    """Draw a task that has depths into a PNG file: a map of depth and length for each model."""
+    models, lengths = results.settings.variants, sorted(results.settings.lengths)
+    columns = min(_COLUMNS, len(models))
+    rows = -(-len(models) // columns)
+    figure = pictures.new_figure(3.6 * columns + 1.0, 2.2 * rows + 0.6, dpi=110)
+    panels = [*figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flat]
+    for axes in panels:
+        axes.set_visible(False)
+    for axes, model in zip(panels, models):
+        shares = [
+            [share_at_depth(results, task, model, length, depth).mean for length in lengths]
+            for depth in DEPTHS
+        ]
+        axes.set_visible(True)
+        image = axes.imshow(shares, vmin=0, vmax=1, cmap="viridis", aspect="auto")
+        axes.set_title(model.name, loc="left", fontsize=11)
+        axes.set_xticks(range(len(lengths)), [str(length) for length in lengths], fontsize=8)
+        axes.set_yticks(range(len(DEPTHS)), [f"{depth:.0%}" for depth in DEPTHS], fontsize=8)
+        axes.axvline(len(results.settings.within) - 0.5, color="white", linestyle=":")
+    figure.colorbar(image, ax=figure.axes, label="share of right answers", shrink=0.8)
+    figure.supxlabel("length in words (dotted: longest in training)", color=GREY)
+    figure.supylabel("depth of the needle", color=GREY)
+    pictures.save(figure, path)
 
 
 def draw(results: TaskResults, path: Path) -> None:

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-from fairseq_posenc.workbench.experiments.probe.data import TEST_EXAMPLES
+from fairseq_posenc.workbench.experiments.probe.data import DEPTHS, TEST_EXAMPLES
 from fairseq_posenc.workbench.experiments.probe.results import (
     TaskResults,
     reciprocal_rank,
     share,
+    share_at_depth,
     share_by_seed,
+    with_depths,
 )
 from fairseq_posenc.workbench.experiments.variants import Variant
 from fairseq_posenc.workbench.results import markdown
@@ -31,9 +33,18 @@ def write_report(results: TaskResults, drawn: bool) -> Path:
     parts = ["# Tasks with known answers", _introduction(results), tables(results)]
     if drawn:
         parts.append(f"![Share of right answers over the questions' length]({PICTURE})")
+        parts += [
+            f"![{task}: share of right answers over depth and length]({depth_picture(task)})"
+            for task in with_depths(results)
+        ]
     path = settings.out / REPORT
     write_whole(path, "\n\n".join([*parts, f"```sh\n{own_command()}\n```"]) + "\n")
     return path
+
+
+def depth_picture(task: str) -> str:
+    """Name the picture of a task that has depths."""
+    return f"probe-{task}.png"
 
 
 def _introduction(results: TaskResults) -> str:
@@ -112,6 +123,16 @@ def record(results: TaskResults) -> Record:
         for variant in settings.variants
         for length in settings.lengths
     ]
+    depths = [
+        {
+            **{"model": variant.name, "task": task, "length": length, "depth": depth},
+            **share_at_depth(results, task, variant, length, depth).figures("exact"),
+        }
+        for task in with_depths(results)
+        for variant in settings.variants
+        for length in settings.lengths
+        for depth in DEPTHS
+    ]
     ranks = [
         {"model": each.name, **reciprocal_rank(results, each).figures("mean_reciprocal_rank")}
         for each in (settings.variants if settings.beyond else [])
@@ -126,4 +147,6 @@ def record(results: TaskResults) -> Record:
     ]
     data = {"family": settings.family, "updates": settings.updates, "trained": settings.trained}
     figures = {"lengths": models, "ranks": ranks, "trainings": trainings}
+    if depths:
+        figures["depths"] = depths
     return Record("probe", figures, data, command=own_command())

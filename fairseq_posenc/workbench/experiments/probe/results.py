@@ -18,6 +18,18 @@ def share(results: TaskResults, task: str, model: Variant, lengths: Sequence[int
     return interval_of_share(share_by_seed(results, task, model, lengths).values())
 
 
+def share_at_depth(
+    results: TaskResults, task: str, model: Variant, length: int, depth: float
+) -> Interval:
+    """Compute the share of right answers at a depth, over the seeds."""
+    return interval_of_share(results.by_seed(f"{length}@{depth:g}", model, task).values())
+
+
+def with_depths(results: TaskResults) -> list[str]:
+    """Name the tasks that are read at several depths."""
+    return [task.name for task in results.settings.tasks if task.has_depth]
+
+
 def share_by_seed(
     results: TaskResults, task: str, model: Variant, lengths: Sequence[int]
 ) -> dict[int, float]:

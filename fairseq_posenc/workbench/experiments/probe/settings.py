@@ -10,7 +10,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments.probe.data import ANSWER, QUESTION
 from fairseq_posenc.workbench.experiments.probe.tasks import Task
 from fairseq_posenc.workbench.experiments.settings import Run, Settings
-from fairseq_posenc.workbench.experiments.variants import BOTH, CAUSAL
+from fairseq_posenc.workbench.experiments.variants import BOTH, CAUSAL, MASKED
 
 POSITIONS = 1024  # of learned tables: a text is at most two questions of LONGEST words, and </s>
 LONGEST = 500
@@ -28,10 +28,16 @@ _COMMON = (
     *("--update-epoch-batch-itr", "True"),  # or a resumed training draws other batches
 )
 TASKS = {
+    MASKED: ("--task", "language_modeling", "--self-target"),
     CAUSAL: ("--task", "language_modeling"),
     BOTH: ("--task", "translation", "--source-lang", QUESTION, "--target-lang", ANSWER),
 }
 TRAIN_OPTIONS = {
+    MASKED: (
+        *(*TASKS[MASKED], "--arch", "roberta_none_tiny", "--sample-break-mode", "eos"),
+        *("--tokens-per-sample", str(POSITIONS), "--encoder-ffn-embed-dim", "256"),
+        *_COMMON,
+    ),
     CAUSAL: (
         *(*TASKS[CAUSAL], "--arch", "transformer_lm_none_tiny", "--sample-break-mode", "eos"),
         *("--tokens-per-sample", str(POSITIONS), "--decoder-ffn-embed-dim", "256"),

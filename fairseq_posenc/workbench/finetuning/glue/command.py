@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from fairseq_posenc.errors import RunError, UserError
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.data import find_data
 from fairseq_posenc.tasks.glue.definitions import PROTOCOLS, TASKS, parse_tasks
 from fairseq_posenc.workbench.finetuning.glue.configuration import (
@@ -30,12 +30,7 @@ from fairseq_posenc.workbench.finetuning.glue.workers import Workers, as_piece
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.results.record import Record
 from fairseq_posenc.workbench.running.devices import hydra_words
-from fairseq_posenc.workbench.running.executor import (
-    Slurm,
-    add_on,
-    parse_place,
-    refuse_jobs,
-)
+from fairseq_posenc.workbench.running.executor import Slurm, parse_place, refuse_jobs
 from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import write_whole
 from fairseq_posenc.workbench.running.options import (
@@ -43,10 +38,12 @@ from fairseq_posenc.workbench.running.options import (
     add_data,
     add_jobs,
     add_json,
+    add_on,
     add_out,
     add_seeds,
     add_set,
 )
+from fairseq_posenc.workbench.running.programs import refuse_failures
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.training import recipes
 
@@ -108,11 +105,7 @@ def run(args: argparse.Namespace) -> int:
     with signals_as_keyboard_interrupt(CONTINUES):
         failures = _work(waiting, out, args.jobs, cluster)
     found = _write_results(list_runs(out, like=runs[0]), out, pretrained, name)
-    if failures:
-        raise RunError(
-            f"{len(failures)} of {len(runs)} runs failed; the same command tries them again: "
-            + "; ".join(failures)
-        )
+    refuse_failures(failures, len(runs))
     print(found.text() if args.json else format_report(found))
     say(f"written: {out}/results.md, {out}/results.json, {out}/submission/")
     if missing := complete_submission(out / "submission", args.data):

@@ -11,16 +11,7 @@ from typing import Optional
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.reports.curves.tables import all_tables, figures
-from fairseq_posenc.workbench.results.intervals import (
-    interval,
-    interval_of_perplexity,
-    where_all_have,
-)
-from fairseq_posenc.workbench.results.learning_curves import (
-    draw_lines,
-    training_line,
-    validation_line,
-)
+from fairseq_posenc.workbench.results import intervals, learning_curves
 from fairseq_posenc.workbench.results.markdown import plain
 from fairseq_posenc.workbench.results.pictures import can_draw
 from fairseq_posenc.workbench.results.record import Record, make_folder, own_command
@@ -65,15 +56,15 @@ def run(args: argparse.Namespace) -> int:
     record.write(args.out / RECORD)
     print(record.text() if args.json else text)
     pictures = {
-        PICTURE: (args.title, validation_line, interval_of_perplexity),
-        TRAINING: ("Training loss in nats", training_line, interval),
+        PICTURE: (args.title, learning_curves.validation_line, intervals.interval_of_perplexity),
+        TRAINING: ("Training loss in nats", learning_curves.training_line, intervals.interval),
     }
     drawn = []
     for file, (title, line_of, over) in pictures.items() if can_draw() else ():
         lines = {
             name: [
                 point
-                for point in where_all_have([line_of(curve) for curve in curves], over)
+                for point in intervals.where_all_have([line_of(curve) for curve in curves], over)
                 if first <= point[0] <= last
             ]
             for name, curves in trainings.items()
@@ -85,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
             for name, curves in trainings.items()
             if file == PICTURE and len(curves) > 1
         }
-        if draw_lines(means, title, args.out / file, file == PICTURE, bands, dots):
+        if learning_curves.draw_lines(means, title, args.out / file, file == PICTURE, bands, dots):
             drawn.append(f"\n![{plain(title)}]({file})\n")
     write_whole(args.out / TABLE, "".join([text, *drawn]))
     say(f"tables{_pictures(len(drawn))}: {args.out}")

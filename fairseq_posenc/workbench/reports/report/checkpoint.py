@@ -85,13 +85,8 @@ def read(path: Path) -> Training:
         settings = _flat(state)
         history = state["optimizer_history"][-1]
         extra = state["extra_state"]
-    return Training(
-        path.resolve(),
-        str(settings.get("task")),
-        settings,
-        int(history.get("num_updates", 0)),
-        _perplexity(settings, extra),
-    )
+    task, updates = str(settings.get("task")), int(history.get("num_updates", 0))
+    return Training(path.resolve(), task, settings, updates, _perplexity(settings, extra))
 
 
 def read_folder(folder: Path) -> Optional[Training]:

@@ -59,19 +59,9 @@ def read_runs(path: Path, record: Record, recipe: Optional[str]) -> list[Run]:
         encoding = encoding or training.encoding
         if training.task not in PRETRAINING:  # a fine-tuned model
             training = read_if_there(training.start, path)
-    run = Run(
-        str(record.data.get("name") or path.stem),
-        record.kind,
-        path,
-        recipe or usual or _recipe_of_m4m(training),
-        encoding,
-        directions,
-        figures,
-        training,
-        notes,
-        record,
-    )
-    return [run]
+    name, recipe = str(record.data.get("name") or path.stem), recipe or usual
+    place = name, record.kind, path, recipe or _recipe_of_m4m(training)
+    return [Run(*place, encoding, directions, figures, training, notes, record)]
 
 
 def _glue(record: Record) -> Evaluation:
@@ -117,17 +107,21 @@ def _bleu(path: Path, row: Row, record: Record) -> Run:
     training = read_if_there(row["path"], path) if is_model else None
     task = translation_task(training)
     figures = {(task, metric, "test"): row[name] for name, metric in _METRICS.items()}
+    found: dict[Figure, float] = {
+        figure: float(value) for figure, value in figures.items() if value is not None
+    }
+    notes = [f"sacreBLEU {row['BLEU']:.2f}"]
     return Run(
-        row["system"],
-        "bleu",
-        path,
-        TRANSLATION,
-        None if training is None else training.encoding,
-        None if training is None else training.directions,
-        {figure: float(value) for figure, value in figures.items() if value is not None},
-        training,
-        [f"sacreBLEU {row['BLEU']:.2f}"],
-        record,
+        name=row["system"],
+        kind="bleu",
+        path=path,
+        recipe=TRANSLATION,
+        encoding=training.encoding if training else None,
+        directions=training.directions if training else None,
+        figures=found,
+        training=training,
+        notes=notes,
+        record=record,
     )
 
 

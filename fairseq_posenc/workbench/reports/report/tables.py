@@ -133,10 +133,7 @@ def report_data(
             for table in tables
         ],
         "others": [
-            {
-                **_run_data(run),
-                "figures": {format_figure(k): v for k, v in run.figures.items()},
-            }
+            {**_run_data(run), "figures": {format_figure(k): v for k, v in run.figures.items()}}
             for run in others
         ],
         "records": [{"path": str(path), **each._asdict()} for path, each in records.items()],

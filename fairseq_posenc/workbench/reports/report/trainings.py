@@ -27,17 +27,11 @@ def build_run(path: Path, training: Training, recipe: Optional[str]) -> Run:
     whole = path.is_dir() or training.path.name.startswith("checkpoint")
     usual = {"language_modeling": "b_lm", "translation": TRANSLATION}.get(training.task, "b_small")
     figures, notes = _figures(training, whole)
-    return Run(
-        training.path.parent.name if whole else path.stem,
-        "training" if training.task == "translation" else "pre-training",
-        path,
-        recipe or _find_recipe(training.path.parent) or usual,
-        training.encoding,
-        training.directions,
-        figures,
-        training,
-        notes,
-    )
+    name = training.path.parent.name if whole else path.stem
+    kind = "training" if training.task == "translation" else "pre-training"
+    recipe = recipe or _find_recipe(training.path.parent) or usual
+    what = training.encoding, training.directions
+    return Run(name, kind, path, recipe, *what, figures, training, notes)
 
 
 def _figures(training: Training, whole: bool) -> tuple[dict[Figure, float], list[str]]:

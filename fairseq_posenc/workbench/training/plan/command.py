@@ -17,12 +17,7 @@ from fairseq_posenc.workbench.running.options import add_count, add_json
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import bar
 from fairseq_posenc.workbench.training import recipes
-from fairseq_posenc.workbench.training.plan.probe import (
-    Measurements,
-    Watch,
-    checkpoint_size,
-    largest_process,
-)
+from fairseq_posenc.workbench.training.plan import probe
 from fairseq_posenc.workbench.training.plan.training import Training, read_training
 
 
@@ -86,28 +81,27 @@ def record(training: Training, plan: dict[str, Any]) -> Record:
 def measure(training: Training, updates: int, log: Optional[Path] = None) -> dict[str, Any]:
     """Run a probe of a training and return its figures, and what follows from them.
 
-    Args:
-        training: what to run.
-        updates: length of the probe; the first fifth, at most 10, does not count.
-        log: file for its log; None for one that is removed if all goes well.
+    The first fifth of its updates, at most 10, does not count. Without a file of its own the log is
+    removed if all goes well.
 
     Raises:
         UserError: the training failed.
     """
     left_out = min(10, updates // 5)
     kept = log or Path(tempfile.mkstemp(prefix="fairseq-posenc-plan-", suffix=".log")[1])
-    watch = Watch()
+    watch = probe.Watch()
     # Beside the later checkpoints: the same disk, for its room and its speed.
-    with tempfile.TemporaryDirectory(prefix="plan-", dir=_existing(training.save_dir)) as folder:
+    place = training.save_dir.absolute()
+    there = next(each for each in (place, *place.parents) if each.is_dir())
+    with tempfile.TemporaryDirectory(prefix="plan-", dir=there) as folder:
         command = training.probe(updates, Path(folder))
         with lock_folder(Path(folder)) as lock, bar("probe", updates, " updates") as shown:
-            run_logged(
-                command,
-                kept,
-                lock,
-                lambda line: shown.update(int(watch.read(line, time.monotonic()))),
-            )
-        size = checkpoint_size(Path(folder))
+
+            def see(line: str) -> None:
+                shown.update(int(watch.read(line, time.monotonic())))
+
+            run_logged(command, kept, lock, see)
+        size = sum(path.stat().st_size for path in Path(folder).glob("*.pt"))  # maybe in parts
     figures = watch.measurements(left_out)
     if log is None:
         kept.unlink()
@@ -115,19 +109,13 @@ def measure(training: Training, updates: int, log: Optional[Path] = None) -> dic
         "probe_updates": updates,
         "left_out": left_out,
         **figures._asdict(),
-        "process_memory": largest_process(),
+        "process_memory": probe.largest_process(),
         "checkpoint_bytes": size,
         **_duration(training, figures),
     }
 
 
-def _existing(folder: Path) -> Path:
-    """Find the folder, or the nearest one above it that is there."""
-    folder = folder.absolute()
-    return next(each for each in (folder, *folder.parents) if each.is_dir())
-
-
-def _duration(training: Training, figures: Measurements) -> dict[str, Any]:
+def _duration(training: Training, figures: probe.Measurements) -> dict[str, Any]:
     """Format the duration of the training and of the paper's."""
     ends = [training.max_update] if training.max_update else []
     if training.max_epoch:
@@ -147,6 +135,8 @@ def describe(plan: dict[str, Any]) -> str:
     memory = f"{plan['process_memory']:.1f} GiB in the largest process"
     if plan["gpu_memory"] is not None:
         memory = f"{plan['gpu_memory']:.1f} of {plan['gpu_total']:.1f} GiB on a GPU; {memory}"
+    written = plan["checkpoint_seconds"]
+    took = f", written in {written:.1f} s" if written is not None else ""
     rows = {
         "probe": f"{plan['probe_updates']} updates on {device}; medians without the first "
         f"{plan['left_out']}",
@@ -155,7 +145,7 @@ def describe(plan: dict[str, Any]) -> str:
         "an update": f"{plan['tokens_per_update']:,.0f} tokens, "
         f"{plan['sequences_per_update']:,.0f} sequences",
         "peak memory": memory,
-        "checkpoint": _checkpoint(plan),
+        "checkpoint": f"{plan['checkpoint_bytes'] / 1e6:,.1f} MB{took}",
         "time": _time(plan),
     }
     if plan["paper_hours"]:
@@ -163,12 +153,6 @@ def describe(plan: dict[str, Any]) -> str:
         rows["the paper"] = paper
     width = max(map(len, rows))
     return "\n".join(f"{name:{width}}  {value}" for name, value in rows.items())
-
-
-def _checkpoint(plan: dict[str, Any]) -> str:
-    written = plan["checkpoint_seconds"]
-    took = f", written in {written:.1f} s" if written is not None else ""
-    return f"{plan['checkpoint_bytes'] / 1e6:,.1f} MB{took}"
 
 
 def _time(plan: dict[str, Any]) -> str:

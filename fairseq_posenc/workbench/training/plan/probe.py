@@ -5,7 +5,6 @@ from __future__ import annotations
 import resource
 import statistics
 import sys
-from pathlib import Path
 from typing import NamedTuple, Optional
 
 from fairseq_posenc.errors import UserError
@@ -15,31 +14,19 @@ _WANTED = ("wpb", "bsz", "gb_free")
 
 
 class Measurements(NamedTuple):
-    """What a probe gave.
+    """What a probe gave."""
 
-    Attributes:
-        seconds_per_update: median.
-        tokens_per_second: median, of all GPUs together.
-        tokens_per_update: median.
-        sequences_per_update: median.
-        updates_per_epoch: as fairseq counts them; of a shard, if there are several.
-        devices: how many GPUs, or 1 processor.
-        gpu: name of the first GPU, None on a processor.
-        gpu_memory: most that was allocated on it at a time, in GiB; None on a processor.
-        gpu_total: its memory in GiB, None on a processor.
-        checkpoint_seconds: time to write a checkpoint.
-    """
-
-    seconds_per_update: float
-    tokens_per_second: float
-    tokens_per_update: float
-    sequences_per_update: float
-    updates_per_epoch: int
-    devices: int
-    gpu: Optional[str]
+    seconds_per_update: float  # median
+    tokens_per_second: float  # median, of all GPUs together
+    tokens_per_update: float  # median
+    sequences_per_update: float  # median
+    updates_per_epoch: int  # as fairseq counts them; of a shard, if there are several
+    devices: int  # how many GPUs, or 1 processor
+    gpu: Optional[str]  # name of the first GPU, None on a processor
+    # most that was allocated on it at a time, in GiB; None on a processor
     gpu_memory: Optional[float]
-    gpu_total: Optional[float]
-    checkpoint_seconds: Optional[float]
+    gpu_total: Optional[float]  # its memory in GiB, None on a processor
+    checkpoint_seconds: Optional[float]  # time to write a checkpoint
 
 
 class _Update(NamedTuple):
@@ -66,10 +53,7 @@ class Watch:
         return True
 
     def measurements(self, left_out: int) -> Measurements:
-        """Return the figures.
-
-        Args:
-            left_out: how many of the first updates do not count.
+        """Return the figures without the first updates.
 
         Raises:
             UserError: there are not more than these.
@@ -104,8 +88,3 @@ def largest_process() -> float:
     """Return the memory that the largest process started from here held at most, in GiB."""
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     return peak / (2**30 if sys.platform == "darwin" else 2**20)  # Linux counts in KiB
-
-
-def checkpoint_size(folder: Path) -> int:
-    """Return the bytes of the checkpoint in a folder, which may be in several files."""
-    return sum(path.stat().st_size for path in folder.glob("*.pt"))

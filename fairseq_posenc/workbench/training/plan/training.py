@@ -19,35 +19,20 @@ _NEVER = "1000000000"
 
 
 class Training(NamedTuple):
-    """A command that trains.
+    """A command that trains."""
 
-    Attributes:
-        command: its words.
-        script: name of the script that it is from, None if there is none.
-        max_update: its last update, None if it does not say.
-        max_epoch: its last epoch, likewise.
-        save_dir: where its checkpoints go.
-        restores: whether it starts from the updates of another checkpoint.
-        position_encoding: what it says of the positions, None if the architecture decides.
-        seed: of everything random.
-    """
-
-    command: list[str]
-    script: Optional[str]
-    max_update: Optional[int]
-    max_epoch: Optional[int]
-    save_dir: Path
-    restores: bool
+    command: list[str]  # its words
+    script: Optional[str]  # name of the script that it is from, None if there is none
+    max_update: Optional[int]  # its last update, None if it does not say
+    max_epoch: Optional[int]  # its last epoch, likewise
+    save_dir: Path  # where its checkpoints go
+    restores: bool  # whether it starts from the updates of another checkpoint
+    # what it says of the positions, None if the architecture decides
     position_encoding: Optional[str]
-    seed: int
+    seed: int  # of everything random
 
     def probe(self, updates: int, save_dir: Path) -> list[str]:
-        """Return the command of a short training, always from the start.
-
-        Args:
-            updates: its length.
-            save_dir: where it writes its one checkpoint.
-        """
+        """Return the command of a short training, always from the start, with one checkpoint."""
         # The program by name, as those that run commands want it.
         command = [Path(self.command[0]).name, *self.command[1:]]
         command += ["--max-update", str(updates), "--max-epoch", _NEVER]
@@ -72,25 +57,15 @@ def read_training(words: Sequence[str]) -> Training:
         known = recipes.load()["pretraining"]
         script = next((name for name in names if name in known), names[0])
         words = _ask_script(words)
-    options = _options([*words[_position(words) + 1 :]])
-    return Training(
-        list(words),
-        script,
-        options.max_update or None,  # 0 is no limit
-        options.max_epoch or None,
-        Path(options.save_dir),
-        options.restore_file is not None,
-        options.position_encoding,
-        options.seed,
-    )
+    position = [Path(word).name for word in words].index(TRAIN)
+    given = _options([*words[position + 1 :]])
+    ends = given.max_update or None, given.max_epoch or None  # 0 is no limit
+    start = Path(given.save_dir), given.restore_file is not None
+    return Training(list(words), script, *ends, *start, given.position_encoding, given.seed)
 
 
 def _trains(words: Sequence[str]) -> bool:
     return any(Path(word).name == TRAIN for word in words)
-
-
-def _position(words: Sequence[str]) -> int:
-    return [Path(word).name for word in words].index(TRAIN)
 
 
 def _options(words: list[str]) -> argparse.Namespace:

@@ -31,45 +31,28 @@ TRANSLATION = "translation_iwslt17"
 
 
 class Recipe(NamedTuple):
-    """How a paper trained a model from scratch, or went on with a released one.
+    """How a paper trained a model from scratch, or went on with a released one."""
 
-    Attributes:
-        name: of the recipe, and of its script in ``train_scripts/``.
-        title: what is trained, in a line.
-        source: key of the paper in ``sources``.
-        where: the place in the paper.
-        arch: the architecture, whose positions are chosen apart.
-        batch: sequences or tokens of an update, on all GPUs together.
-        unit: ``sequences`` or ``tokens``.
-        per_gpu: how many of them a GPU takes at a time, at most.
-        settings: what the paper gives, by option of fairseq (``max_update``, ``adam_betas``).
-        not_given: what it does not give, likewise.
-        housekeeping: options that change no result, likewise.
-        init: ``random``, the name of a released model, or ``not given``.
-        has_models: whether it is for DecBERT's models, which are chosen by name.
-        hardware: ``gpus``, their ``kind``, and the ``hours`` that a run took; None if not given.
-        warmup_epochs: after which the rate falls until ``max_epoch``; None if it goes by updates.
-        seeds: of the runs, if it has several.
-        note: where the values of ``not_given`` are from.
-    """
-
-    name: str
-    title: str
-    source: str
-    where: str
-    arch: str
-    batch: int
-    unit: str
-    per_gpu: int
+    name: str  # of the recipe, and of its script in `train_scripts/`
+    title: str  # what is trained, in a line
+    source: str  # key of the paper in `sources`
+    where: str  # the place in the paper
+    arch: str  # the architecture, whose positions are chosen apart
+    batch: int  # sequences or tokens of an update, on all GPUs together
+    unit: str  # `sequences` or `tokens`
+    per_gpu: int  # how many of them a GPU takes at a time, at most
+    # what the paper gives, by option of fairseq (`max_update`, `adam_betas`)
     settings: dict[str, Any]
-    not_given: dict[str, Any]
-    housekeeping: dict[str, Any]
-    init: str
-    has_models: bool
+    not_given: dict[str, Any]  # what it does not give, likewise
+    housekeeping: dict[str, Any]  # options that change no result, likewise
+    init: str  # `random`, the name of a released model, or `not given`
+    has_models: bool  # whether it is for DecBERT's models, which are chosen by name
+    # `gpus`, their `kind`, and the `hours` that a run took; None if not given
     hardware: dict[str, Any]
+    # after which the rate falls until `max_epoch`; None if it goes by updates
     warmup_epochs: Optional[int]
-    seeds: Sequence[int]
-    note: str
+    seeds: Sequence[int]  # of the runs, if it has several
+    note: str  # where the values of `not_given` are from
 
     @property
     def all_settings(self) -> dict[str, Any]:
@@ -94,13 +77,11 @@ def load() -> dict[str, Any]:
     return data
 
 
-def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    both = {key: _merged(old[key], new[key]) for key in new if _are_tables(old.get(key), new[key])}
-    return {**old, **new, **both}
-
-
-def _are_tables(*values: Any) -> bool:
-    return all(isinstance(value, dict) for value in values)
+def _merged(old: Any, new: Any) -> Any:
+    """Take the old entries of tables where the new ones say nothing."""
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return new
+    return {**old, **{key: _merged(old.get(key), value) for key, value in new.items()}}
 
 
 def housekeeping(family: str) -> dict[str, Any]:
@@ -136,14 +117,13 @@ def _recipe(name: str, known: Mapping[str, Any]) -> Recipe:
         raise UserError(f"no recipe is called '{name}'; there are {', '.join(known)}")
     entry = known[name]
     batch = entry["batch"]
+    same = ("title", "source", "where", "arch", "init", "note", "settings", "not_given")
     return Recipe(
         name=name,
-        **{key: entry[key] for key in ("title", "source", "where", "arch", "init", "note")},
+        **{key: entry[key] for key in same},
         batch=batch["size"],
         unit=batch["unit"],
         per_gpu=batch["per_gpu"],
-        settings=entry["settings"],
-        not_given=entry["not_given"],
         housekeeping={**housekeeping(entry["family"]), **entry.get("housekeeping", {})},
         has_models=len(entry.get("attention_directions", ())) > 1,
         hardware=entry.get("hardware", {}),
@@ -159,14 +139,5 @@ def model_of(directions: str) -> str:
 
 
 def largest_share(batch: int, devices: int, most: int) -> Optional[int]:
-    """Compute the largest share of a device that divides the batch into whole steps.
-
-    Args:
-        batch: of all of them together.
-        devices: how many.
-        most: what one can take.
-
-    Returns:
-        The largest such number; None if there is none.
-    """
+    """Compute a device's largest share that divides the batch of all into whole steps, if any."""
     return next((each for each in range(most, 0, -1) if batch % (devices * each) == 0), None)

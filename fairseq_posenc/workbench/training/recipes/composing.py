@@ -25,10 +25,6 @@ def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:
     After fairseq's ``hydra_init`` with the file's name it has fairseq's defaults too, and an
     override of what is not there is refused.
 
-    Args:
-        path: the file, which ends in ``.yaml``.
-        overrides: in hydra's words.
-
     Raises:
         HydraException: there is no such file, or an override cannot be read.
         OmegaConfBaseException: a value does not fit.

@@ -38,53 +38,34 @@ _WHY = {
 
 
 class Configuration(NamedTuple):
-    """A file.
+    """A file."""
 
-    Attributes:
-        head: lines of comment.
-        options: values by option of fairseq; the name of a model is ``arch``.
-        notes: comments on some of them.
-        shared: the file that has what several files share, without its ending; empty if none has.
-    """
-
-    head: list[str]
-    options: Mapping[str, Any]
-    notes: Mapping[str, str]
+    head: list[str]  # lines of comment
+    options: Mapping[str, Any]  # values by option of fairseq; the name of a model is `arch`
+    notes: Mapping[str, str]  # comments on some of them
+    # the file that has what several files share, without its ending; empty if none has
     shared: str = ""
 
 
 def texts(folder: Path, configurations: Mapping[str, Configuration]) -> dict[Path, str]:
-    """Return the text of each file, and of those that have what several files share.
-
-    Args:
-        folder: of the files.
-        configurations: by name of the file, without its ending.
-    """
+    """Return the text of each file, by its name without ending, and of those that several share."""
     found = {}
+    common: dict[str, dict[str, Any]] = {"": {}}
     for shared in {each.shared for each in configurations.values() if each.shared}:
         like = [each for each in configurations.values() if each.shared == shared]
-        common = _common([each.options for each in like])
-        notes = _common([each.notes for each in like])
+        common[shared] = _common([each.options for each in like])
         head = [f"What several files have in common; they name it as `{shared}`."]
-        found[folder / f"{shared}.yaml"] = _text(Configuration(head, common, notes), common)
-        for name, each in configurations.items():
-            if each.shared == shared:
-                own = {key: v for key, v in each.options.items() if key not in common}
-                found[folder / f"{name}.yaml"] = _text(each, own)
+        whole = Configuration(head, common[shared], _common([each.notes for each in like]))
+        found[folder / f"{shared}.yaml"] = _text(whole, common[shared])
     for name, each in configurations.items():
-        if not each.shared:
-            found[folder / f"{name}.yaml"] = _text(each, each.options)
+        own = {key: v for key, v in each.options.items() if key not in common[each.shared]}
+        found[folder / f"{name}.yaml"] = _text(each, own)
     return found
 
 
 def _common(mappings: list[Mapping[str, Any]]) -> dict[str, Any]:
     first, *others = mappings
-    missing = object()
-    return {
-        key: value
-        for key, value in first.items()
-        if all(other.get(key, missing) == value for other in others)
-    }
+    return {k: v for k, v in first.items() if all(k in each and each[k] == v for each in others)}
 
 
 def _text(configuration: Configuration, options: Mapping[str, Any]) -> str:
@@ -100,11 +81,8 @@ def _text(configuration: Configuration, options: Mapping[str, Any]) -> str:
         lines += ["", "defaults:", "  - _self_", f"  - {configuration.shared}"]
     for name, body in sections.items():
         if body:
-            lines += [
-                "",
-                f"{name}:",
-                *sorted(body, key=lambda line: not line.startswith("  _name:")),
-            ]
+            body.sort(key=lambda line: not line.startswith("  _name:"))
+            lines += ["", f"{name}:", *body]
     return "\n".join(lines) + "\n"
 
 

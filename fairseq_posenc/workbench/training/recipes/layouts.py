@@ -17,11 +17,7 @@ _MADE = "Made by `make docs` from the recipes."
 
 
 def files(root: Path) -> dict[Path, str]:
-    """Return the text of every file.
-
-    Args:
-        root: folder of ``train_scripts`` and ``finetune_configs``.
-    """
+    """Return the text of every file below ``train_scripts`` and ``finetune_configs``."""
     training, finetuning = root / "train_scripts" / "configs", root / "finetune_configs"
     squad = recipes.load()["finetuning"]["squad"]["m4m"]
     others = {f"squad{v.replace('.', '')}": _of_squad(squad, v) for v in squad["versions"]}

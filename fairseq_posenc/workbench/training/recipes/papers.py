@@ -38,7 +38,11 @@ def page() -> str:
     for name, ablation in data["ablations"].items():
         if not any(_ablates(ablation, table) for table in data["reported"].values()):
             parts += _ablation(name, ablation)
-    others = [*_pictures(data), *_without_a_row(data)]
+    others = [
+        (f"{_SHORT[each['source']]}, {each['where']}: {each['shows']}", each["command"])
+        for each in data["pictures"]
+    ]
+    others += _without_a_row(data)
     parts += ["## Pictures, and trainings without figures", _table(others)]
     parts += ["## Measuring", _table(_measuring(data["finetuning"]))]
     return "\n\n".join(part.strip("\n") for part in [*parts, _FOOT]) + "\n"
@@ -55,7 +59,7 @@ def _sources(sources: Mapping[str, Entry]) -> str:
 
 def _reported(name: str, entry: Entry) -> list[str]:
     title = f"## {name}: {entry['title']}"
-    about = f"{_capital(entry['where'])}. {entry.get('note', '')}".strip()
+    about = f"{entry['where'][:1].upper()}{entry['where'][1:]}. {entry.get('note', '')}".strip()
     if name == "A1":
         return [title, about, "`fairseq-posenc count --encoding SPEC`", _counts(entry["rows"])]
     rows = [(row["name"], _training({"recipe": entry["recipe"], **row})) for row in entry["rows"]]
@@ -67,10 +71,6 @@ def _reported(name: str, entry: Entry) -> list[str]:
     ]
     then = f"Then [measure](#measuring): {'; '.join(_evaluations(entry))}."
     return [title, about, _table(rows), " ".join([*together, then])]
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _ablates(ablation: Entry, table: Entry) -> bool:
@@ -96,11 +96,6 @@ def _counts(rows: Sequence[Entry]) -> str:
         for row in rows
     ]
     return markdown.table(header, cells, "llrrl")
-
-
-def _pictures(data: Entry) -> Iterator[Line]:
-    for each in data["pictures"]:
-        yield f"{_SHORT[each['source']]}, {each['where']}: {each['shows']}", each["command"]
 
 
 def _without_a_row(data: Entry) -> Iterator[Line]:
@@ -142,11 +137,7 @@ def _table(rows: Iterable[Line]) -> str:
 
 
 def _training(row: Entry) -> str:
-    """Format the command that makes a row's model.
-
-    Args:
-        row: with ``recipe``, ``position_encoding`` and, if it has them, ``attention_directions``.
-    """
+    """Format the command that makes a row's model, by its recipe, encoding and directions."""
     recipe, encoding = row["recipe"], row["position_encoding"]
     quoted = f"'{encoding}'" if "(" in encoding else encoding
     if recipe.startswith("translation/"):
@@ -186,17 +177,12 @@ def _measuring(protocols: Entry) -> Iterator[Line]:
         yield f"GLUE, {name}, {entry['where']}", f"{command} --tasks all"
     for entry in protocols["squad"].values():
         for version in entry["versions"]:
-            train, predict = _squad(version)
-            yield f"SQuAD {version}, {entry['where']}", f"{train} && {predict}"
+            out = f"squad{version.replace('.', '')}"
+            train = f"squad train --checkpoint CHECKPOINT --data DATA-BIN --out {out}"
+            predict = f"squad predict --checkpoint {out}/checkpoint_last.pt"
+            files = f"--questions dev-v{version}.json --out {out}/dev"
+            command = f"fairseq-posenc {train} && fairseq-posenc {predict} {files}"
+            yield f"SQuAD {version}, {entry['where']}", command
     yield "the log", "fairseq-posenc learning-curves NAME=FOLDER/train.log"
     yield "BLEU", "fairseq-posenc bleu --data DATA-BIN NAME=CHECKPOINT"
     yield "the example", "fairseq-posenc translate --checkpoint CHECKPOINT --example"
-
-
-def _squad(version: str) -> tuple[str, str]:
-    out = f"squad{version.replace('.', '')}"
-    files = f"--questions dev-v{version}.json --out {out}/dev"
-    return (
-        f"fairseq-posenc squad train --checkpoint CHECKPOINT --data DATA-BIN --out {out}",
-        f"fairseq-posenc squad predict --checkpoint {out}/checkpoint_last.pt {files}",
-    )

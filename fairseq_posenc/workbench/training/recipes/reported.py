@@ -19,29 +19,17 @@ TABLES = {
 
 
 class Reported(NamedTuple):
-    """A paper's table.
+    """A paper's table."""
 
-    Attributes:
-        id: as in ``A2``.
-        title: what it is about.
-        source: key of the paper in ``sources``.
-        where: in the paper.
-        recipe: the set-up of its models.
-        columns: what each shows, by name.
-        digits: how many a figure has after the point, by column.
-        rows: in the paper's order, as ``recipes.json`` has them.
-        note: what a reader has to know of the figures.
-    """
-
-    id: str
-    title: str
-    source: str
-    where: str
-    recipe: str
-    columns: dict[str, Figure]
-    digits: dict[str, int]
-    rows: list[dict[str, Any]]
-    note: str
+    id: str  # as in `A2`
+    title: str  # what it is about
+    source: str  # key of the paper in `sources`
+    where: str  # in the paper
+    recipe: str  # the set-up of its models
+    columns: dict[str, Figure]  # what each shows, by name
+    digits: dict[str, int]  # how many a figure has after the point, by column
+    rows: list[dict[str, Any]]  # in the paper's order, as `recipes.json` has them
+    note: str  # what a reader has to know of the figures
 
 
 @cache
@@ -53,13 +41,9 @@ def reported() -> dict[str, Reported]:
 def _table(name: str, entry: dict[str, Any]) -> Reported:
     columns = entry["columns"].items()
     return Reported(
-        name,
-        entry["title"],
-        entry["source"],
-        entry["where"],
-        entry["recipe"],
-        {column: (each["task"], each["metric"], each["split"]) for column, each in columns},
-        {column: each.get("digits", 2) for column, each in columns},
-        entry["rows"],
-        entry.get("note", ""),
+        id=name,
+        **{key: entry[key] for key in ("title", "source", "where", "recipe", "rows")},
+        columns={column: (x["task"], x["metric"], x["split"]) for column, x in columns},
+        digits={column: each.get("digits", 2) for column, each in columns},
+        note=entry.get("note", ""),
     )

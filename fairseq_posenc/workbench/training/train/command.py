@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
+from fairseq_posenc.workbench.running.logs import bits_to_nats
 from fairseq_posenc.workbench.running.options import add_computing, add_count, add_out, add_seeds
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.train import launching
@@ -80,10 +81,28 @@ def run(args: argparse.Namespace) -> int:
     code = _run_all(found, args.dry_run)
     if code or args.dry_run:
         return code
-    from fairseq_posenc.workbench.training.train.seeds import tell_best  # imports fairseq
-
-    tell_best(found[0].folder.parent)
+    _tell_best(found[0].folder.parent)
     return 0
+
+
+def _tell_best(folder: Path) -> None:
+    """Print the runs of a folder by the validation loss of their best checkpoint, lowest first.
+
+    Raises:
+        UserError: there is no checkpoint, or one that is not whole.
+    """
+    from fairseq_posenc.checkpoints import safe_loading  # imports torch
+
+    safe_loading.allow_safe_classes()
+    losses = {}
+    for path in sorted(folder.glob("*/checkpoint_best.pt")):
+        with safe_loading.readable_errors(str(path)):
+            losses[path] = float(safe_loading.open_mapped(path)["extra_state"]["val_loss"])
+    if not losses:
+        raise UserError(f"{folder}: no folder in it has a checkpoint_best.pt; train first")
+    for number, path in enumerate(sorted(losses, key=losses.__getitem__)):
+        mark, bits = "    " if number else "best", losses[path]
+        print(f"{mark}  validation loss {bits:.4f} bits, {bits_to_nats(bits):.4f} nats  {path}")
 
 
 def run_ablation(args: argparse.Namespace) -> int:

@@ -9,15 +9,10 @@ from fairseq_posenc.errors import UserError
 
 
 class Data(NamedTuple):
-    """One data-bin, or the shards of one.
+    """One data-bin, or the shards of one."""
 
-    Attributes:
-        path: of the folder, or of several, joined by colons.
-        name: a word for it.
-    """
-
-    path: str
-    name: str
+    path: str  # of the folder, or of several, joined by colons
+    name: str  # a word for it
 
 
 def find_data(given: str) -> Data:

@@ -13,19 +13,12 @@ from fairseq_posenc.workbench.training.recipes import Recipe, largest_share
 
 
 class Devices(NamedTuple):
-    """What a training runs on.
+    """What a training runs on."""
 
-    Attributes:
-        gpus: of each machine; 1 on the processor.
-        nodes: machines.
-        meeting: torchrun's options to find the others; empty for a single process.
-        precision: an option of fairseq-train: ``--fp16``, ``--bf16`` or ``--cpu``.
-    """
-
-    gpus: int
-    nodes: int
-    meeting: list[str]
-    precision: str
+    gpus: int  # of each machine; 1 on the processor
+    nodes: int  # machines
+    meeting: list[str]  # torchrun's options to find the others; empty for a single process
+    precision: str  # an option of fairseq-train: `--fp16`, `--bf16` or `--cpu`
 
     @property
     def world(self) -> int:
@@ -39,11 +32,7 @@ class Devices(NamedTuple):
 
 
 def choose(args: Namespace, name: str) -> Devices:
-    """Choose the devices from a user's options, or from what is there.
-
-    Args:
-        args: with ``gpus``, ``nodes``, ``head``, ``device``, ``fp16``, ``bf16`` and ``dry_run``.
-        name: by which the nodes know the run.
+    """Choose the devices from a user's options, or from what is there, for a run of that name.
 
     Raises:
         UserError: there is none, or options contradict each other.
@@ -71,10 +60,8 @@ def _visible(dry_run: bool) -> int:
     if gpus == 0 and not dry_run:
         raise UserError("no GPU is visible; --device cpu trains on the processor, which takes long")
     if gpus == 0:
-        say(
-            "no GPU is visible here: this is the command for one (--gpus N, or --device cpu, for "
-            "another)"
-        )
+        other = "(--gpus N, or --device cpu, for another)"
+        say(f"no GPU is visible here: this is the command for one {other}")
     return gpus or 1
 
 
@@ -93,16 +80,10 @@ def _slurm_head(nodes: int) -> str:
 
 
 def share_batch(recipe: Recipe, devices: Devices, per_gpu: int | None) -> tuple[int, int]:
-    """Share the recipe's batch, so that all devices together make it.
+    """Share the recipe's batch: what a device takes at a time, and steps between updates.
 
-    Args:
-        recipe: has the batch, and what a GPU takes.
-        devices: that share it.
-        per_gpu: the requested share of a GPU. A GPU takes fewer sequences than the
-            recipe says where these do not divide the batch.
-
-    Returns:
-        What a device takes at a time, and after how many steps the parameters are updated.
+    Without ``per_gpu`` a GPU takes fewer sequences than the recipe says where these do not divide
+    the batch.
 
     Raises:
         UserError: it cannot be shared so.

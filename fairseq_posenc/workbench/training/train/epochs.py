@@ -19,10 +19,7 @@ from fairseq_posenc.errors import UserError
 
 
 def updates_per_epoch(words: Sequence[str]) -> int:
-    """Count the updates of the first epoch.
-
-    Args:
-        words: the arguments of fairseq-train.
+    """Count the updates of the first epoch, given the arguments of fairseq-train.
 
     Raises:
         UserError: ``--update-freq`` changes from epoch to epoch.

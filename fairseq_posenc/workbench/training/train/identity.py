@@ -20,20 +20,13 @@ _SAME_RUN = (
 
 
 class Identity(NamedTuple):
-    """What the result of a run depends on.
+    """What the result of a run depends on."""
 
-    Attributes:
-        recipe: its name.
-        encoding: the spec, in its canonical form.
-        data: a word for it.
-        model: one of DecBERT's, or empty.
-        changes: the user's options for fairseq-train that change its result, with their values.
-    """
-
-    recipe: str
-    encoding: str
-    data: str
-    model: str
+    recipe: str  # its name
+    encoding: str  # the spec, in its canonical form
+    data: str  # a word for it
+    model: str  # one of DecBERT's, or empty
+    # the user's options for fairseq-train that change its result, with their values
     changes: dict[str, str]
 
     @property

@@ -29,23 +29,14 @@ _BATCH_OPTIONS = {"--batch-size", "--max-tokens", "--update-freq"}
 
 
 class Run(NamedTuple):
-    """One start of fairseq-train.
+    """One start of fairseq-train."""
 
-    Attributes:
-        identity: what makes it another run than others.
-        folder: of its checkpoints and its log.
-        command: all of it, but for what the weights start from.
-        passed: the user's options for fairseq-train, at the end of the command.
-        recipe: what it is of.
-        init: the checkpoint that the user wants it to start from.
-    """
-
-    identity: Identity
-    folder: Path
-    command: list[str]
-    passed: list[str]
-    recipe: Recipe
-    init: Optional[Path]
+    identity: Identity  # what makes it another run than others
+    folder: Path  # of its checkpoints and its log
+    command: list[str]  # all of it, but for what the weights start from
+    passed: list[str]  # the user's options for fairseq-train, at the end of the command
+    recipe: Recipe  # what it is of
+    init: Optional[Path]  # the checkpoint that the user wants it to start from
 
     @property
     def stage(self) -> Stage:
@@ -90,13 +81,7 @@ class Run(NamedTuple):
 
 
 def runs(recipe: Recipe, encoding: str, args: Namespace, model: str = "") -> Iterator[Run]:
-    """Yield the runs of a training, one for each seed.
-
-    Args:
-        recipe: what is trained.
-        encoding: spec of the positions.
-        args: the user's options.
-        model: one of DecBERT's, where the recipe has them.
+    """Yield the runs of a training, one for each seed; ``model`` is one of DecBERT's, or empty.
 
     Raises:
         UserError: wrong input.
@@ -116,10 +101,14 @@ def runs(recipe: Recipe, encoding: str, args: Namespace, model: str = "") -> Ite
     del options["fp16"]  # the precision is a choice
     if recipe.warmup_epochs:
         options.update(_schedule(recipe, data, options, args.passed))
+    launcher = [find_command("fairseq-train")]
+    if devices.meeting:
+        torchrun = [find_command("torchrun"), *devices.meeting, f"--nproc_per_node={devices.gpus}"]
+        launcher = torchrun + launcher
     for seed in (seeds := args.seeds or recipe.seeds) or [None]:
         own = {"save_dir": folder / f"seed{seed}" if seeds else folder}
         own.update({"seed": seed} if seeds else {})
-        words = [*_launcher(devices), *_arguments(data, {**options, **own}), devices.precision]
+        words = [*launcher, *_arguments(data, {**options, **own}), devices.precision]
         yield Run(identity, own["save_dir"], words, args.passed, recipe, args.init)
 
 
@@ -163,14 +152,6 @@ def _schedule(
     fall = recipe.settings["max_epoch"] * updates - rise
     say(f"an epoch has {updates} updates: warm-up over {rise}, decay over {fall}")
     return {"warmup_steps": rise, "hold_steps": 0, "decay_steps": fall}
-
-
-def _launcher(devices: Devices) -> list[str]:
-    fairseq_train = find_command("fairseq-train")
-    if not devices.meeting:
-        return [fairseq_train]
-    torchrun = [find_command("torchrun"), *devices.meeting, f"--nproc_per_node={devices.gpus}"]
-    return [*torchrun, fairseq_train]
 
 
 def _arguments(data: Data, options: Mapping[str, Any]) -> list[str]:

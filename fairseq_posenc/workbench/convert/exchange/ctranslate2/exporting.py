@@ -101,7 +101,7 @@ def _usage(trained: OpenModel, sides: list[Side]) -> str:
     cut = cutting.format(source=names[0], text="Un homme dort.")
     if trained.family.name == "translation":
         joined = joining.format(target=names[1], found="translation")
-        longest = generation(trained)["max_new_tokens"]
+        longest = generation(trained)["max_new_tokens"] - 1  # at which fairseq adds the end
         lines.append(_TRANSLATION.format(cut=cut, joined=joined, longest=longest))
     else:
         joined = joining.format(target=names[1], found="found.sequences[0]")

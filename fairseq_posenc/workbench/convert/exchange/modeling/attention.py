@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Optional
 
+import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
@@ -11,7 +12,6 @@ from fairseq_posenc.assembly import Shared
 from fairseq_posenc.backends import reference, sdpa
 from fairseq_posenc.backends.base import AttentionCall, Mask
 from fairseq_posenc.encodings.base import Encodings
-from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.modules.self_attention import SelfAttentionCore
 from fairseq_posenc.positions import Span
@@ -23,7 +23,6 @@ class Memory(NamedTuple):
 
     states: Tensor
     padding: Optional[Tensor]
-    rotation: Optional[Rotation] = None
 
 
 class Attention(SelfAttentionCore, nn.Module):
@@ -43,6 +42,7 @@ class Attention(SelfAttentionCore, nn.Module):
         self.layer, self.num_heads = layer, config.num_heads
         self.head_dim = config.embed_dim // config.num_heads
         self.direction = config.directions[layer]
+        self.rotates = any(each.get("cross_attention") for each in config.layer(layer).values())
         self.dropout = config.attention_dropout
         self.encodings = encodings
         width, kv_dim = config.embed_dim, kv_dim or config.embed_dim
@@ -56,10 +56,31 @@ class Attention(SelfAttentionCore, nn.Module):
         query, key, value = self.project(x, shared)
         if isinstance(cache, EncoderDecoderCache):
             cache = cache.self_attention_cache
+        decay = self.encodings.decay(x, shared.positions)
         if cache is not None:
-            key, value = cache.update(key, value, self.layer)  # [B, H, S, D]
+            key, value, decay = self._extend(cache, key, value, decay)
         terms = self.terms(Span.from_lengths(query.size(2), key.size(2), x.device), shared)
+        terms = terms.with_decay(decay, self.num_heads)
         return self.attend(query, key, value, terms, shared.mask(self.direction), need_weights)
+
+    def _extend(
+        self, cache: Cache, key: Tensor, value: Tensor, decay: Optional[Tensor]
+    ) -> tuple[Tensor, Tensor, Optional[Tensor]]:
+        """Append keys, values and decay to those of earlier steps, and cache them for the next.
+
+        The decay is kept bit for bit in further coordinates of the keys, so that it is reordered
+        and cut with them: a cache has no other place for it, and 16 bits would not hold it.
+        """
+        if decay is None:
+            return *cache.update(key, value, self.layer), None  # [B, H, S, D]
+        layers, width, new = getattr(cache, "layers", ()), key.size(-1), key.size(2)
+        earlier = layers[self.layer].keys if self.layer < len(layers) else None
+        if earlier is not None and earlier.numel():
+            decay = decay + _decay_of(earlier[:, :, -1:, width:])
+        bits = decay.detach()[..., None].view(key.dtype)  # [B, H, T, 8 bytes]
+        keys, value = cache.update(torch.cat([key, bits], -1), value, self.layer)
+        decay = torch.cat([_decay_of(keys[:, :, :-new, width:]), decay], -1)
+        return keys[..., :width], value, decay
 
     def attend(
         self,
@@ -78,6 +99,11 @@ class Attention(SelfAttentionCore, nn.Module):
         return self.merge_heads(attended), weights
 
 
+def _decay_of(bits: Tensor) -> Tensor:
+    """Read float64 numbers ``(B, H, S)`` from their bits in another type, the last dimension."""
+    return bits.clone(memory_format=torch.contiguous_format).view(torch.float64)[..., 0]
+
+
 class CrossAttention(Attention):
     """Attention of a decoder's layer to the encoder's output."""
 
@@ -91,15 +117,15 @@ class CrossAttention(Attention):
     ) -> tuple[Tensor, Optional[Tensor]]:
         """Attend to the memory, whose keys and values a generation computes once."""
         query = self.split_heads(self.q_proj(x))
-        if memory.rotation is not None and shared.rotation is not None:
+        if self.rotates and shared.rotation is not None:
             query = shared.rotation.rotate_queries(query)
         if cache is not None and cache.is_updated.get(self.layer):
             kept = cache.cross_attention_cache.layers[self.layer]
             key, value = kept.keys, kept.values
         else:
             key, value = (self.split_heads(p(memory.states)) for p in (self.k_proj, self.v_proj))
-            if memory.rotation is not None:
-                key = memory.rotation.rotate_keys(key)
+            if self.rotates and shared.source is not None:
+                key = shared.source.rotate_keys(key)
             if cache is not None:
                 key, value = cache.cross_attention_cache.update(key, value, self.layer)
                 cache.is_updated[self.layer] = True

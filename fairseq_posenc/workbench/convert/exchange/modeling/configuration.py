@@ -23,7 +23,8 @@ class StackConfig(NamedTuple):
     num_layers: int  # number of layers
     max_positions: int  # of the tables
     trained_on: int  # the length that the model was trained at
-    positions: dict[str, dict[str, Any]]  # the options of each encoding, by name
+    # of successive layers, repeated over the stack: the options of each encoding, by name
+    positions: list[dict[str, dict[str, Any]]]
     directions: list[str]  # what each layer sees: `both`, `lr` (up to the token) or `rl`
     causal: bool  # whether it is a decoder
     embed_scale: float  # factor of the token embeddings
@@ -37,17 +38,38 @@ class StackConfig(NamedTuple):
     attention_dropout: float = 0.0  # of attention weights
     activation_dropout: float = 0.0  # inside the feed-forward layers
 
-    def build_encodings(self, place: str) -> Encodings:
-        """Build the encodings of the input, of the whole stack, or of a layer."""
+    def layer(self, number: int) -> dict[str, dict[str, Any]]:
+        """Select the encodings of a layer, counted from 0."""
+        return self.positions[number % len(self.positions)]
+
+    @property
+    def kinds(self) -> list[dict[str, dict[str, Any]]]:
+        """The encodings of the layers that differ, each once."""
+        earlier = enumerate(self.positions)
+        return [each for number, each in earlier if each not in self.positions[:number]]
+
+    def build_encodings(self, place: str, number: Optional[int] = None) -> Encodings:
+        """Build the encodings of the input, of the whole stack, or of the layer of a number."""
         dims = Dims(
             self.embed_dim, self.num_heads, self.max_positions, self.causal, self.trained_on
         )
+        layers = self.kinds if number is None else [self.layer(number)]
+        items: dict[str, tuple[str, dict[str, Any]]] = {}  # by the names of their modules
+        for layer in layers:
+            for name, options in layer.items():
+                limit = ENCODINGS[name].drawn_from(options.items())
+                if place == "input" and limit is not None:
+                    dims = dims._replace(max_positions=limit)
+                if module_place(ENCODINGS[name]) != place or (name, options) in items.values():
+                    continue
+                same = sum(name == other for other, _ in items.values())
+                items[f"{name}_{same + 1}" if same else name] = name, options
         found = Encodings(
-            {
-                name: ENCODINGS[name](dims, **options)
-                for name, options in self.positions.items()
-                if module_place(ENCODINGS[name]) == place
-            }
+            {module: ENCODINGS[name](dims, **options) for module, (name, options) in items.items()}
+        )
+        found.kinds = tuple(
+            tuple(module for module, (name, options) in items.items() if layer.get(name) == options)
+            for layer in layers
         )
         for encoding in found.each():
             encoding.reset_parameters()

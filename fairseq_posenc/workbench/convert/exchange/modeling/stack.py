@@ -13,7 +13,6 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 
 from fairseq_posenc.assembly import Shared
 from fairseq_posenc.encodings.base import Encodings
-from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.positions import Positions, may_sync
 from fairseq_posenc.workbench.convert.exchange.modeling.attention import (
     Attention,
@@ -30,7 +29,7 @@ class Layer(GradientCheckpointingLayer):
         super().__init__()
         width = config.embed_dim
         self.norm_before = config.norm_before
-        self.self_attn = Attention(config, number, config.build_encodings("layer"))
+        self.self_attn = Attention(config, number, config.build_encodings("layer", number))
         self.self_attn_layer_norm = nn.LayerNorm(width)
         if config.memory_dim is not None:
             self.encoder_attn = CrossAttention(config, number, Encodings({}), config.memory_dim)
@@ -89,8 +88,12 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList(Layer(config, number) for number in range(config.num_layers))
         self.layer_norm = nn.LayerNorm(width) if config.final_norm else None
         self.dropout = nn.Dropout(config.dropout)
-        rope = config.positions.get("rope", {})
-        self.rotates_memory = bool(rope.get("cross_attention"))
+        layers = (config.layer(number) for number in range(config.num_layers))
+        self.kinds = [config.kinds.index(layer) for layer in layers]
+
+    def _rotates_source(self) -> bool:
+        layers: list[Any] = [*self.layers]
+        return any(layer.encoder_attn.rotates for layer in layers)
 
     def forward(
         self,
@@ -119,7 +122,9 @@ class Stack(nn.Module):
         if self.training and any(layer.gradient_checkpointing for layer in self.layers):
             if past_key_values is not None:
                 raise ValueError("gradient checkpointing keeps no caches: call eval() to generate")
-            shared = shared._replace(cache=None)  # each layer makes its own, and again backwards
+            bare = tuple(kind._replace(cache=None) for kind in shared.kinds)
+            # Each layer makes its own, and again backwards.
+            shared = shared._replace(cache=None, kinds=bare)
         # A tokenizer may know pieces that training never had symbols for.
         unknown = input_ids.ge(self.config.vocab_size)
         symbols = input_ids.masked_fill(unknown, self.config.unk_idx)
@@ -129,11 +134,12 @@ class Stack(nn.Module):
             if vectors is not None:
                 x = x + vectors.type_as(x)
         x = self.dropout(x if self.layernorm_embedding is None else self.layernorm_embedding(x))
-        if memory is not None and self.rotates_memory:
-            memory = memory._replace(rotation=self._rotation_of(memory))
+        if memory is not None and self._rotates_source():
+            shared = shared.with_source(self.encodings, self._source_ids(memory))
         states, weights, cross_weights = [x], [], []
-        for layer in self.layers:
-            x, own, cross = layer(x, shared, past_key_values, output_attentions, memory)
+        for layer, kind in zip(self.layers, self.kinds):
+            common = (past_key_values, output_attentions, memory)
+            x, own, cross = layer(x, shared.of_kind(kind), *common)
             states.append(x)
             weights.append(own)
             cross_weights.append(cross)
@@ -168,10 +174,10 @@ class Stack(nn.Module):
         positions = Positions.from_tokens(tokens, pad, eos, input_ids.size(1), inspect)
         return Shared.compute(self.encodings, positions)
 
-    def _rotation_of(self, memory: Memory) -> Optional[Rotation]:
+    def _source_ids(self, memory: Memory) -> Tensor:
         batch, length = memory.states.shape[:2]
         tokens = torch.zeros(batch, length, dtype=torch.long, device=memory.states.device)
         if memory.padding is not None:
             tokens = memory.padding.long()
         positions = Positions.from_tokens(tokens, padding_idx=1, eos_idx=-1, tgt_len=0)
-        return self.encodings.rotation(positions.ids)
+        return positions.ids

@@ -2,13 +2,15 @@
 
 A module has ``SYMBOLS``, all words that may occur, and ``example(chance, length)``, which returns
 the words of a question about ``length`` long and those of its only right answer. How the length is
-meant where it is not the number of words, the module's docstring says.
+meant where it is not the number of words, the module's docstring says. A question may ask, with
+:data:`~fairseq_posenc.tasks.answers.ASKS`, and answer on its way. An ``example`` that also takes a
+``depth``, from 0 to 1, is read at several depths.
 """
 
 from __future__ import annotations
 
+import inspect
 import pkgutil
-import random
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -24,12 +26,15 @@ class Task(NamedTuple):
     Attributes:
         name: of its module.
         symbols: all words that may occur.
-        example: makes a question and its answer from a source of randomness and a length.
+        example: makes a question and its answer from a random.Random, a length, and a depth
+            if ``has_depth``.
+        has_depth: whether a depth can be asked for.
     """
 
     name: str
     symbols: Sequence[str]
-    example: Callable[[random.Random, int], Example]
+    example: Callable[..., Example]
+    has_depth: bool
 
 
 def names() -> list[str]:
@@ -46,4 +51,5 @@ def get(name: str) -> Task:
     if name not in names():
         raise UserError(f"--tasks: {name!r} is none of {', '.join(names())}")
     module: Any = import_module(f"{__name__}.{name}")
-    return Task(name, tuple(module.SYMBOLS), module.example)
+    has_depth = "depth" in inspect.signature(module.example).parameters
+    return Task(name, tuple(module.SYMBOLS), module.example, has_depth)

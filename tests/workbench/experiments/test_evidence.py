@@ -15,9 +15,9 @@ from fairseq_posenc.workbench.experiments.choose.answer import (
     candidates,
     deciding,
 )
+from fairseq_posenc.workbench.experiments.evidence import measured, page
+from fairseq_posenc.workbench.experiments.evidence.measured import NOT_MEASURED, Column
 from fairseq_posenc.workbench.experiments.variants import FAMILIES
-from fairseq_posenc.workbench.results.evidence import measured, page
-from fairseq_posenc.workbench.results.evidence.measured import NOT_MEASURED, Column
 from fairseq_posenc.workbench.results.intervals import interval_of_perplexity
 from fairseq_posenc.workbench.results.record import Record
 

@@ -22,7 +22,9 @@ from fairseq_posenc.workbench.running.files import shipped
 
 NOT_MEASURED = "not measured"
 COMPARED = {MASKED: "masked_lm.json", CAUSAL: "causal_lm.json", BOTH: "translation.json"}
-LENGTHS = {CAUSAL: "causal_lm_length_seed_*.json"}  # a record for each seed
+# Models trained later, alike; one that is in the first record too is left out here.
+NEWER = {MASKED: "masked_lm_newer.json", CAUSAL: "causal_lm_newer.json"}
+LENGTHS = {CAUSAL: "causal_lm*_length_seed_*.json"}  # a record for each seed
 PROBED = {CAUSAL: "probe_causal_lm.json"}
 STARTED = {BOTH: "translation_swap.json"}
 EARLY = "trainability.json"  # of one seed
@@ -93,11 +95,20 @@ def compared(family: str) -> Optional[Column]:
         of, rows = _bleu(record, greedy=False), record.rows
         seeds = _by_seed([row for row in rows if row["beam"] != 1], "system", "training", "BLEU")
         return Column("BLEU", COMPARED[family], 2, of, higher=True, seeds=seeds, scale=_BLEU)
+    source, (found, seeds) = COMPARED[family], _perplexities(record)
+    if more := _record(NEWER[family]):
+        source = f"{source}, {NEWER[family]}"
+        newer, newer_seeds = _perplexities(more)
+        found, seeds = {**newer, **found}, {**newer_seeds, **seeds}
+    return Column("perplexity", source, 2, found, seeds=seeds)
+
+
+def _perplexities(record: Record) -> tuple[dict[str, Interval], dict[str, dict[int, float]]]:
+    """Read the perplexities of models, at their best learning rates; those of all seeds, too."""
     found = {str(row["model"]): _interval(row, "perplexity") for row in record.rows}
     rates = {row["model"]: row["lr"] for row in record.rows}
     rows = [row for row in record.figures["trainings"] if row["lr"] == rates[row["model"]]]
-    seeds = _by_seed(rows, "model", "seed", "perplexity")
-    return Column("perplexity", COMPARED[family], 2, found, seeds=seeds)
+    return found, _by_seed(rows, "model", "seed", "perplexity")
 
 
 def setting(family: str) -> Optional[Setting]:

@@ -1,0 +1,80 @@
+"""Whether shards that were made apart are one corpus, by their manifests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.running.folders import MANIFEST, list_differences, read_object
+
+from .shards import Part
+from .sources import Input, combine_checksums
+
+_AGAIN = "and start the same command again, which makes that one alone"
+
+
+def read_shards(folders: Sequence[Path], plan: dict[str, Any]) -> list[list[Input]]:
+    """Read which parts of the training text are in each shard.
+
+    Args:
+        folders: of the shards.
+        plan: what all were to be made from, but for their number and their parts of the text.
+
+    Raises:
+        UserError: one is missing, damaged, or was made otherwise.
+    """
+    found = []
+    for folder in folders:
+        manifest = read_object(folder / MANIFEST)
+        if manifest is None:
+            raise UserError(f"{folder} is missing or has no manifest; delete it, {_AGAIN}")
+        parts = [
+            Input(Part(each["path"], each["start"], each["end"]), each["sha256"])
+            for each in manifest["splits"]["train"]["inputs"]
+        ]
+        own = manifest["plan"]
+        wrong = list_differences(_shared(own), _shared(plan))
+        if not _has_number(folder, own) or own["inputs"]["train"] != combine_checksums(parts):
+            wrong.append("parts of the text")
+        for split in manifest["splits"].values():
+            for name, output in split.get("outputs", {}).items():
+                path = folder / name
+                if not path.exists() or path.stat().st_size != output["bytes"]:
+                    wrong.append(f"content of {name}")
+        if wrong:
+            raise UserError(f"{folder}: has other {'; other '.join(wrong)}; delete it, {_AGAIN}")
+        found.append(parts)
+    return found
+
+
+def check_coverage(shards: Sequence[Sequence[Input]], files: Sequence[str]) -> None:
+    """Check that the parts in all shards, one after the other, are all files from end to end.
+
+    Raises:
+        UserError: bytes are in no shard, or in two.
+    """
+    parts = [one.part for shard in shards for one in shard]
+    for path in files:
+        reached, size = 0, os.path.getsize(path)
+        while reached < size:
+            start, end = parts.pop(0)[1:] if parts else (size, size)
+            if start != reached or end > size:
+                raise UserError(
+                    f"{path}: bytes {reached:,} to {start:,} are in no shard or in two: it changed "
+                    "since they were made; delete the shards, and start the same command again"
+                )
+            reached = end
+    if parts:
+        raise UserError(f"{parts[0].path} is in a shard, but not in --train; delete the shards")
+
+
+def _shared(plan: dict[str, Any]) -> dict[str, Any]:
+    options = {name: value for name, value in plan["options"].items() if name != "shard"}
+    return {**plan, "options": options, "inputs": None}
+
+
+def _has_number(folder: Path, plan: dict[str, Any]) -> bool:
+    return int(folder.name.removeprefix("shard").split("-")[0]) == plan["options"]["shard"]
