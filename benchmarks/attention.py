@@ -65,7 +65,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
 
 
 def cases(args: argparse.Namespace) -> Iterator[tuple[str, Case]]:
-    """Return what is to be measured, each with its scope."""
+    """Yield the cases to measure, each with its scope."""
     on_gpu = args.device.type == "cuda"
     batch = args.batch or (8 if on_gpu else 1)
     layers = args.layers or (12 if on_gpu else 2)

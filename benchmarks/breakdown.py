@@ -64,7 +64,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         UserError: a GPU is asked for, whose operations do not wait for each other.
     """
     if args.device.type != "cpu":
-        raise UserError("the parts can be told on a CPU only: leave --device out")
+        raise UserError("the parts can be timed on a CPU only: leave --device out")
     sizes = (args.length, args.batch or 1, args.dropout, DTYPES[args.dtype], args.device)
     case = Case("training", *sizes)
     ours = contenders(args.encodings, ["auto"], case.dims, case.call)

@@ -59,7 +59,7 @@ class Started(TorchDispatchMode):
 
 
 def forward_pass(contender: Contender, whole: Whole) -> Counter[str]:
-    """Return what a forward pass in training starts."""
+    """Count the operations that a forward pass in training starts, by name."""
     _, task, model = build(contender, whole)
     task.load_dataset("train")
     sample = task.dataset("train").collater([0])
@@ -70,7 +70,7 @@ def forward_pass(contender: Contender, whole: Whole) -> Counter[str]:
 
 
 def count(contender: Contender, whole: Whole) -> tuple[Counter[str], Counter[str]]:
-    """Return what a layer starts, and what is started once."""
+    """Count the operations of one layer, and those of everything outside the layers."""
     one, two = (
         forward_pass(contender, whole._replace(size=whole.size._replace(layers=layers)))
         for layers in (1, 2)

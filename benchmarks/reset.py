@@ -63,7 +63,7 @@ def without_reset(modules: nn.Module) -> Iterator[None]:
 
 
 def ratios(args: argparse.Namespace) -> list[tuple[Contender, float, float]]:
-    """Return what was measured, its seconds without a reset, and the time with one by that."""
+    """Measure each encoding; return its contender, seconds without a reset, and the time ratio."""
     prepare(args)
     batch = args.batch or (8 if args.device.type == "cuda" else 1)
     case = Case("training", args.length, batch, args.dropout, DTYPES[args.dtype], args.device)

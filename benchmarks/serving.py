@@ -173,7 +173,7 @@ def quality(engine: Engine, sources: Sequence[str], beam: int) -> list[Found]:
 
 
 def compared(ours: list[Found], theirs: list[Found], references: list[str]) -> dict[str, Any]:
-    """Return how many translations are the same, how far their scores are apart, and BLEU."""
+    """Compare translations: the number of equal ones, the largest score difference, BLEU."""
     same = [
         (one.score, other.score) for one, other in zip(ours, theirs) if one.tokens == other.tokens
     ]

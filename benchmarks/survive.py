@@ -1,10 +1,9 @@
 r"""Whether small models stay free of NaN for some hundred updates, with each encoding.
 
-fairseq's trainer on its dummy tasks, with a learning rate that moves the weights: the mean losses
-of the first and the last tenth of the updates are told, in bits. fp16 skips
-updates whose gradients overflow, as fairseq does; what must stay finite is the loss and all
-weights. With a text, each batch is another part of it, in its most frequent words; with a record,
-what it has already is not run again.
+Trains fairseq's dummy tasks with a learning rate that moves the weights, and reports the mean loss
+of the first and of the last tenth of the updates, in bits. The loss and all weights must stay
+finite; updates whose gradients overflow in fp16 are skipped, as in fairseq. With a text, each batch
+is another part of it, in its most frequent words; runs found in ``--record`` are not repeated.
 
     python benchmarks/survive.py --device cuda --dtype float16 --backends triton --encodings all
     python benchmarks/survive.py --dtype bfloat16 --encodings all --updates 1000 \

@@ -13,8 +13,8 @@ _LONG_WORD = re.compile(r"\S{4000,}")
 class UserError(ValueError):
     """Wrong input: the message says what is wrong, where, and what to do.
 
-    A word of the input that is longer than any file's name is quoted in part, and what is longer
-    than a list of all parameters is told without its middle.
+    A word of the input that is longer than any file's name is shortened, and so is a message longer
+    than a list of all parameters.
     """
 
     def __init__(self, message: str) -> None:
@@ -25,14 +25,14 @@ class UserError(ValueError):
 
 
 class RunError(UserError):
-    """A run of a program failed, whatever was wrong: told as a mistake is, but not taken for one.
+    """A program failed in its run, whatever the cause: printed as a :class:`UserError` is.
 
-    Commands end with 1 for it.
+    The exit code is 1, not 2.
     """
 
 
 def shortened(text: str) -> str:
-    """Return the beginning of a text, as messages quote it; all of it if it is not long."""
+    """Shorten a text that messages quote to its beginning, if it is long."""
     if len(text) <= _LONGEST:
         return text
     return f"{text[: _LONGEST - 50]}... ({len(text):,} characters)"

@@ -33,12 +33,12 @@ class Span(NamedTuple):
 
 
 def syncs(device: torch.device) -> bool:
-    """Return whether reading a tensor's values waits for the device."""
+    """Check whether reading a tensor's values waits for the device."""
     return device.type != "cpu"
 
 
 def may_sync(device: torch.device, decoding: bool = False) -> bool:
-    """Return whether a forward pass may read values of its tokens to save work.
+    """Check whether a forward pass may read values of its tokens to save work.
 
     Reading waits for a GPU: affordable once in a pass, but not in each step of decoding. It would
     break a graph of ``torch.compile``.

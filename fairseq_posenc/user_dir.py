@@ -7,7 +7,7 @@ import os
 from importlib import import_module
 from pathlib import Path
 
-from fairseq_posenc.checkpoints.error_messages import one_line
+from fairseq_posenc.checkpoints.error_messages import find_message
 from fairseq_posenc.errors import UserError
 
 USER_DIR = Path(__file__).resolve().parent
@@ -27,7 +27,7 @@ def register() -> None:
         for name in MODULES:
             import_module(f"{__package__}.{name}")
     except ModuleNotFoundError as error:
-        if message := one_line(error):
+        if message := find_message(error):
             raise UserError(message) from error
         raise
 
@@ -41,7 +41,7 @@ class PackagePath(list[str]):
     """
 
     def __contains__(self, path: object) -> bool:
-        """Return whether a path leads to the package; if so, register."""
+        """Check whether a path leads to the package; if so, register its names with fairseq."""
         if not any(os.path.samefile(str(path), own) for own in self if os.path.exists(str(path))):
             return False
         register()

@@ -130,7 +130,7 @@ def _write_task(
     folder = Folder(settings.out / task.name, settings.plan(files))
     if folder.is_done():
         return
-    with folder.begun():
+    with folder.create():
         symbols = Symbols.from_dictionary(dictionary)
         writer = Writer(folder.partial, encoder, symbols, settings.max_tokens)
         writer.write_dictionaries(task, dictionary)

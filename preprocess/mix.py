@@ -49,7 +49,7 @@ def main() -> None:
     folder = Folder(args.out, _plan(corpora, rules))
     if folder.is_done():
         return
-    with signals_as_keyboard_interrupt(CONTINUES), folder.continued() as saved:
+    with signals_as_keyboard_interrupt(CONTINUES), folder.resume() as saved:
         content = Mixture(corpora, rules, folder, saved).make()
         folder.finish(content)
     for (corpus, _), counts in zip(corpora, content["drawn"]):

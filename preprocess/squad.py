@@ -93,7 +93,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     folder = Folder(settings.out, settings.plan(squads))
     if folder.is_done():
         return
-    with folder.begun():
+    with folder.create():
         for name, path in settings.vocabulary.items():
             shutil.copyfile(path, folder.partial / name)
         dictionary = load_dictionary(folder.partial / DICTIONARY)

@@ -37,12 +37,12 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     """Run the program."""
     settings = Settings.from_args(make_parser().parse_args(arguments))
     corpus = settings.read_corpus()
-    folder = Folder(settings.out, settings.plan(corpus), called="request")
+    folder = Folder(settings.out, settings.plan(corpus), plan_key="request")
     if "," in str(folder.partial):
         raise UserError(f"--out {settings.out}: fairseq-preprocess cannot have commas in names")
     if folder.is_done():
         return
-    with folder.begun() as lock:
+    with folder.create() as lock:
         results = Preparation(corpus, settings, folder.partial, lock).run()
         folder.finish({"left_out": corpus.left_out, "results": results})
 

@@ -51,9 +51,9 @@ def backend_names(requested: list[str]) -> list[str]:
 def contenders(
     encodings: Iterable[str], backends: Iterable[str], dims: Dims, call: CallFeatures
 ) -> list[Contender]:
-    """Return who competes with stock, ``none`` among them on every backend that is used.
+    """List the contenders of a benchmark, with ``none`` on every backend that is used.
 
-    What a backend refuses is left out, and said.
+    Those that a backend refuses are left out, with a message.
 
     Args:
         encodings: specs.

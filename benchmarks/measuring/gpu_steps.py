@@ -41,7 +41,7 @@ class Step(NamedTuple):
 
 
 def steps(dry_run: bool) -> list[Step]:
-    """Return what is done, each with an estimate of its time on an H200; see :func:`estimate`."""
+    """List the steps, each with its estimated time on an H200; see :func:`estimate`."""
     tests = [CASE] if dry_run else ["-m", "not slow", "tests/backends/test_triton.py"]
     found = [
         Step("tests", "tests", 80, [*PYTEST, *tests]),

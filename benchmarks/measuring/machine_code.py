@@ -67,7 +67,7 @@ class Instruction(NamedTuple):
 
 
 def read(kernels: Mapping[str, Kernel]) -> dict[str, Code]:
-    """Return what the machine code of compiled kernels says, by the same names."""
+    """Disassemble compiled kernels; return registers, spills and instructions by kernel name."""
     found: dict[str, Code] = {}
     for arch in {kernel.compiled.metadata.target.arch for kernel in kernels.values()}:
         names = [x for x in kernels if kernels[x].compiled.metadata.target.arch == arch]
@@ -106,7 +106,7 @@ def kind_of(name: str) -> str:
 
 
 def full_width(code: Code, arch: int) -> bool:
-    """Return whether no matrix product runs at less than the chip's full width."""
+    """Check that every matrix product runs at the chip's full width."""
     return {name.split(".")[0] for name in code.matrix} <= set(FULL[arch])
 
 

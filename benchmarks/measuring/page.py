@@ -13,7 +13,7 @@ from measuring.results import Result
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 Rows = list[dict[str, Any]]
-SHORT, LONG = 1024, 4096  # lengths between which the growth of memory is told
+SHORT, LONG = 1024, 4096  # lengths between which the growth of memory is computed
 
 
 def keep(result: Result, folder: Path = results.RESULTS, page: Path = PAGE) -> None:
@@ -52,7 +52,7 @@ def text(old: str, kept: Iterable[Result]) -> str:
 
 
 def has_picture(result: Result) -> bool:
-    """Return whether a measurement has several lengths to draw."""
+    """Check whether a measurement has several lengths to draw."""
     return result.script == "attention" and len({row["length"] for row in result.rows}) > 1
 
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from fairseq_posenc.workbench.experiments.text_settings import LEARNING_RATE, TRAIN_OPTIONS, WHOLE
+from fairseq_posenc.workbench.experiments.text_settings import (
+    KEEP_ALL,
+    LEARNING_RATE,
+    TRAIN_OPTIONS,
+)
 from fairseq_posenc.workbench.experiments.variants import MASKED
 
 NEVER = "1000000000"
@@ -14,7 +18,7 @@ SIZES = ("--warmup-updates", "100", "--max-tokens", "2048")
 _ADAM = (
     *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--lr", LEARNING_RATE),
     *("--lr-scheduler", "inverse_sqrt", *SIZES, "--dropout", "0", "--criterion", "cross_entropy"),
-    *WHOLE,
+    *KEEP_ALL,
 )
 FAMILIES: dict[str, tuple[str, ...]] = {
     "masked LM": (*TRAIN_OPTIONS[MASKED], "--lr", LEARNING_RATE, *SIZES),

@@ -169,7 +169,7 @@ def _rank_on_gpu(terms: Terms, call: CallFeatures) -> tuple[list[str], str]:
         return ["sdpa", "reference"], "a plain dot product"
     if call.tgt_len == 1:
         return ["sdpa", "reference"], "a single query"
-    winner, reason = recorded.winner(terms, call, recorded.chip())
+    winner, reason = recorded.find_fastest(terms, call, recorded.find_chip())
     others = ["sdpa", "blocked", "reference"]
     return ([winner, *others], reason) if winner else (others, f"not triton, not flex: {reason}")
 

@@ -1,7 +1,7 @@
-"""Recorded GPUs, terms and lengths for which a kernel of ours, or FlexAttention, is the fastest.
+"""Benchmarks won by the Triton kernels or FlexAttention: GPUs, terms and lengths.
 
-The planner takes it there, and nowhere else. A record is added with the figures that prove it:
-``make gpu`` measures them, and ``docs/gpu.md`` says how.
+``auto`` chooses the two only where such a record exists. ``make gpu`` measures the figures for a
+new one; see ``docs/gpu.md``.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from fairseq_posenc.encodings.terms import Terms
 
 
 class Record(NamedTuple):
-    """One measurement that a backend won, forward and backward together.
+    """A benchmark of forward and backward pass together, and the backend that won it.
 
     Attributes:
         backend: ``triton`` or ``flex``.
-        chip: such as ``sm_90``.
-        terms: fields of :class:`~fairseq_posenc.encodings.terms.Terms` that were on, by name, with
-            ``product`` if they were multiplied. A reset needs records of its own (``first``).
-        dropout: whether weights were dropped.
-        shortest: the fewest keys for which it holds.
-        longest: the most keys.
-        source: the file with the figures, in ``docs/results``.
+        chip: compute capability, such as ``sm_90``.
+        terms: names of the fields of :class:`~fairseq_posenc.encodings.terms.Terms` that were
+            given, with ``product`` if they were multiplied.
+        dropout: whether attention dropout was on.
+        shortest: smallest number of keys for which the record holds.
+        longest: largest number of keys.
+        source: file with the figures, in ``docs/results``.
     """
 
     backend: str
@@ -38,29 +38,29 @@ class Record(NamedTuple):
     source: str
 
 
-RECORDED: tuple[Record, ...] = ()  # No GPU was at hand so far.
+RECORDED: tuple[Record, ...] = ()  # no GPU has been measured yet
 
 
-def chip() -> str:
-    """Name the generation of the GPU in use."""
+def find_chip() -> str:
+    """Find the compute capability of the GPU in use, such as ``sm_90``."""
     if not torch.cuda.is_available():
         return "a GPU that is not here"
     major, minor = torch.cuda.get_device_capability()
     return f"sm_{major}{minor}"
 
 
-def parts(terms: Terms) -> frozenset[str]:
-    """List the names of the terms that are on."""
+def list_terms(terms: Terms) -> frozenset[str]:
+    """List the names of the terms that are given."""
     on = {name for name, x in zip(terms._fields, terms) if isinstance(x, Tensor)}
     return frozenset(on | {"product"} if terms.product else on)
 
 
-def winner(terms: Terms, call: CallFeatures, chip: str) -> tuple[str, str]:
-    """Find the backend that a record names for a call, or an empty name; with the reason."""
+def find_fastest(terms: Terms, call: CallFeatures, chip: str) -> tuple[str, str]:
+    """Find the fastest recorded backend for a call, "" if there is none, and the reason."""
     here = [record for record in RECORDED if record.chip == chip]
     if not here:
         return "", f"no recorded benchmark for {chip}"
-    kind = parts(terms), call.dropout
+    kind = list_terms(terms), call.dropout
     same = [record for record in here if (record.terms, record.dropout) == kind]
     if not same:
         return "", f"no recorded benchmark of such terms for {chip}"

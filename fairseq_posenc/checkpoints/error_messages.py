@@ -1,4 +1,4 @@
-"""Turns an exception into the line that a user reads, and into an exit code."""
+"""Turn an exception into a one-line message for the user, and into an exit code."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _NOT_ALLOWED = (errno.EROFS, errno.EACCES)
 _RANK = re.compile(r"^fairseq_posenc\.errors\.(?:User|Run)Error: (.+)$", re.MULTILINE)
 _MISFIT = re.compile(r"Error\(s\) in loading state_dict for .*:\s*(.+)")
 _MISSING = "Model file not found: "
-_OTHER_PARAMETERS = "loaded state dict "  # how torch's optimizers begin
+_OTHER_PARAMETERS = "loaded state dict "  # how messages of torch's optimizers begin
 _BARE = "Neither args nor cfg exist"
-# What the extra `fairseq` brings: the library works without.
+# Modules that the extra `fairseq` installs; the library works without them.
 _EXTRA = {
     *("argcomplete", "fairseq", "fairseq_cli", "hydra", "omegaconf", "regex", "sacrebleu", "scipy"),
     *("sentencepiece", "tiktoken", "tqdm", "zstandard"),
 }
-# The functions of fairseq that read checkpoints, and which of their variables is the file.
-_OPENS = "load_checkpoint_to_cpu"  # whatever goes wrong in it, or below, is the file's fault
+# The functions of fairseq that read checkpoints, and their local variable with the path.
+_OPENS = "load_checkpoint_to_cpu"  # any error in it, or below it, is the file's fault
 _READERS = {
     ("fairseq/checkpoint_utils.py", _OPENS): "path",
     ("fairseq/checkpoint_utils.py", "load_model_ensemble_and_task"): "filename",
@@ -32,35 +32,35 @@ _READERS = {
 }
 
 
-def one_line(error: BaseException) -> str | None:
+def find_message(error: BaseException) -> str | None:
     """Find the message for a user's mistake anywhere in an exception's chain, else None.
 
-    fairseq wraps what goes wrong while a checkpoint is loaded in a general exception, so the cause
-    has to be looked for along the chain.
+    fairseq wraps an error in loading a checkpoint in a general exception: its cause is in the
+    chain.
     """
     links = list(chain(error))
     messages = [_message(link) for link in links]
-    # Of a checkpoint, the first thing that went wrong tells most.
+    # For a checkpoint, the first error says most.
     messages += [_unreadable(link) for link in reversed(links)]
     return next((message for message in messages if message), None)
 
 
-def exit_code(error: BaseException) -> int:
+def choose_exit_code(error: BaseException) -> int:
     """Choose the exit code of a command that reported an error in one line.
 
-    2 is for what its user can mend before it runs, 1 for a run that failed or found no room.
+    2 is a mistake that the user can mend before the run, 1 a failed run or a full disk.
     """
     cause = next((link for link in chain(error) if _message(link)), error)
     return 1 if isinstance(cause, RunError) or _is_no_room(cause) else 2
 
 
-def damage(error: BaseException) -> str:
-    """Describe what is wrong with a checkpoint, from what went wrong when it was read."""
+def describe_damage(error: BaseException) -> str:
+    """Describe what is wrong with a checkpoint, from the error that reading it raised."""
     if message := next(filter(None, map(_message, chain(error))), None):
         return message
     for link in chain(error):
         if _runs_code(link):
-            reason = str(link.__context__ or link).strip().splitlines()[0]  # what torch met
+            reason = str(link.__context__ or link).strip().splitlines()[0]
             return (
                 f"checkpoint refused, because loading it could run code: {reason.rstrip('. ')}. "
                 "Only tensors and plain settings are loaded; use a file from a source you trust."
@@ -73,7 +73,7 @@ def damage(error: BaseException) -> str:
 
 
 def _message(error: BaseException) -> str | None:
-    """Get the message of an error that says itself what a user did."""
+    """Get the message of an error that is a user's mistake by its type."""
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] in _EXTRA:
@@ -88,8 +88,8 @@ def _message(error: BaseException) -> str | None:
             "checkpoints written before are whole. Make room and start the same command again "
             "to go on from the last one."
         )
+    # torch passes on an error of another process as text.
     of_rank = _RANK.search(str(error)) if "Process" in type(error).__name__ else None
-    # torch hands on an error of another process as text
     return of_rank[1] if of_rank else None
 
 
@@ -113,14 +113,16 @@ def _unreadable(error: BaseException) -> str | None:
             wrong = _fault(error, opening=place[1] == _OPENS, here=frame is frames[-1])
             if wrong:
                 return f"{path}: {wrong}"
-    return damage(error) if _runs_code(error) else None
+    return describe_damage(error) if _runs_code(error) else None
 
 
 def _fault(error: BaseException, opening: bool, here: bool) -> str | None:
-    """Describe what a file has to do with an error, None if it may be another's fault.
+    """Describe the fault of a file that an error shows, None if the file may be innocent.
 
-    The error was raised ``here``, in a function that reads the file, or below it; ``opening``
-    functions do nothing else.
+    Args:
+        error: raised in a function of ``_READERS`` or below it.
+        opening: whether that function does nothing but open the file.
+        here: whether that function itself raised the error.
     """
     text = str(error)
     if text.startswith(_MISSING):
@@ -135,7 +137,7 @@ def _fault(error: BaseException, opening: bool, here: bool) -> str | None:
     if here and isinstance(error, AssertionError) and "--reset-optimizer" in text:
         return shortened(text)  # another optimizer or criterion
     lacks = isinstance(error, (KeyError, TypeError, AttributeError)) or text.startswith(_BARE)
-    return damage(error) if opening or (here and lacks) else None
+    return describe_damage(error) if opening or (here and lacks) else None
 
 
 def _place(frame: FrameType) -> tuple[str, str]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fairseq_posenc.checkpoints.error_messages import damage
+from fairseq_posenc.checkpoints.error_messages import describe_damage
 from fairseq_posenc.checkpoints.trusted_settings import check_settings
 from fairseq_posenc.errors import UserError
 
@@ -97,7 +97,7 @@ def readable_errors(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise UserError(f"{what}: {damage(error)}") from error
+        raise UserError(f"{what}: {describe_damage(error)}") from error
 
 
 def allow_safe_classes() -> None:

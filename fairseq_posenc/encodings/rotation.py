@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 def is_exporting() -> bool:
-    """Return whether the model is being exported to another format.
+    """Check whether the model is being exported to another format.
 
-    torch 2.6 cannot tell: there whatever is compiled is computed as such graphs do.
+    torch 2.6 has no such query: there every compiled graph counts as exported.
     """
     return bool(getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)())
 

@@ -64,7 +64,7 @@ class Term(NamedTuple):
         return self.axes[-1] in "DC"
 
     def per_head(self, term: Tensor) -> bool:
-        """Return whether each head has its own."""
+        """Check whether a tensor of this term differs from head to head."""
         return "G" in self.axes and term.size(self.axes.index("G")) > 1
 
 

@@ -13,7 +13,7 @@ from typing import Optional
 
 from hydra.core.hydra_config import HydraConfig
 
-from fairseq_posenc.checkpoints.error_messages import one_line
+from fairseq_posenc.checkpoints.error_messages import find_message
 from fairseq_posenc.checkpoints.safe_loading import allow_safe_classes
 from fairseq_posenc.host.audit_hook import audit_fairseq
 from fairseq_posenc.host.divergence import explain_divergence
@@ -46,7 +46,7 @@ def install_excepthook() -> None:
     def hook(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> object:
-        message = one_line(error) or explain_divergence(error)
+        message = find_message(error) or explain_divergence(error)
         if message is None:
             return previous(kind, error, trace)
         return print(f"fairseq-posenc: error: {message}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The positions of a single layer: for a look, a test, a comparison."""
+"""The position encoding of a single layer, to inspect, test or compare it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fairseq_posenc.positions import Span
 
 
 class PositionEncoding(StackPositions):
-    """The positions of one layer and of the input before it: for a look, a test, a comparison.
+    """The position encoding of one layer and of its input, to inspect, test or compare it.
 
     Arguments and errors are those of :class:`StackPositions`.
     """
@@ -56,8 +56,8 @@ class PositionEncoding(StackPositions):
                 head_dim)``.
             key: projected keys of all tokens, ``(batch, heads, src_len, head_dim)``.
             key_padding_mask: True for padding, ``(batch, src_len)``; it never shifts a position.
-            inputs: of the layer, ``(batch, src_len, embed_dim)``, for gates that depend on them;
-                by default zeros, so that a gate is its bias.
+            inputs: the layer's input, ``(batch, src_len, embed_dim)``, which forget gates read; by
+                default zeros, so that a gate is its bias.
 
         Returns:
             ``(batch, heads, tgt_len, src_len)``, in float32 at least.
@@ -81,12 +81,13 @@ class PositionEncoding(StackPositions):
 
         Args:
             query: as for :meth:`scores`.
-            key: likewise, of earlier tokens as well.
-            value: as ``key``.
-            key_padding_mask: likewise.
-            direction: what a query sees, ``both``, ``lr`` or ``rl``; by default as the layer is.
+            key: as for :meth:`scores`.
+            value: projected values of all tokens, shaped as ``key``.
+            key_padding_mask: as for :meth:`scores`.
+            direction: ``both``, ``lr`` (a query sees no later key) or ``rl`` (no earlier one); by
+                default ``lr`` in a causal layer, else ``both``.
             dropout: probability of dropping a weight.
-            backend: ``auto``, or the name of one that must be used.
+            backend: ``auto``, or the name of a backend.
             inputs: as for :meth:`scores`.
         """
         query, key, terms, shared = self._prepare(query, key, key_padding_mask, inputs)
@@ -95,15 +96,14 @@ class PositionEncoding(StackPositions):
 
     @torch.no_grad()
     def distance_curve(self, reach: int, samples: int = 64, seed: int = 0) -> Tensor:
-        """Compute the score of equal contents at each distance.
+        """Compute the mean score by distance of a query and a key with the same content.
 
-        The mean score of a query and a key made from the same random vector, ``distance`` apart,
-        over ``samples`` vectors; what stands at the input is added to the vector first.
+        Both are made from one random vector, to which the input encoding is added first.
 
         Args:
             reach: the largest distance.
-            samples: number of random vectors of norm sqrt(embed_dim).
-            seed: of the vectors.
+            samples: number of random vectors, of norm sqrt(embed_dim), to average over.
+            seed: random seed of the vectors.
 
         Returns:
             ``(heads, 2 * reach + 1)`` for distances ``-reach .. reach``.
@@ -114,8 +114,8 @@ class PositionEncoding(StackPositions):
         parameter = next(self.parameters(), content)
         # Drawn on the CPU, so that every device gets the same vectors.
         content = content.to(parameter.device)
-        embedded = self.embed(content.expand(-1, length, -1))
-        heads = embedded.unflatten(-1, (dims.num_heads, -1)).transpose(1, 2)
+        embedded = self.embed(content.expand(-1, length, -1))  # [samples, length, embed_dim]
+        heads = embedded.unflatten(-1, (dims.num_heads, -1)).transpose(1, 2)  # [B, H, T, D]
         return self.scores(heads, heads, inputs=embedded)[:, :, reach].mean(0)
 
     def _prepare(
@@ -125,6 +125,7 @@ class PositionEncoding(StackPositions):
         key_padding_mask: Optional[Tensor],
         inputs: Optional[Tensor] = None,
     ) -> tuple[Tensor, Tensor, Terms, Shared]:
+        """Rotate queries and keys, and collect the terms of the layer and of the stack."""
         dims = self.assembly.dims
         batch, _, tgt_len, _ = query.shape
         src_len = key.size(2)

@@ -15,13 +15,13 @@ from fairseq_posenc.registry import Spec
 
 
 def check_document_ends(spec: Spec, task: Any) -> None:
-    """Refuse to train on text in which the ends of documents cannot be told.
+    """Refuse to train on text in which the ends of documents are not marked.
 
-    The task has not loaded data; only those of language models are looked at.
+    The task has not loaded data; tasks other than language models pass.
 
     Raises:
-        UserError: a masked LM would not see ends that are masked, or no line of the text is empty
-            or none ends with ``</s>``.
+        UserError: a masked LM would not see masked ends, no line of the text is empty, or no line
+            ends with ``</s>``.
     """
     ends = [dict(item.options).get("end", "eos") for item in spec.whole if item.name == "documents"]
     if not ends or not isinstance(task, (LanguageModelingTask, MaskedLMTask)):

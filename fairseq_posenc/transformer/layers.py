@@ -1,4 +1,4 @@
-"""fairseq's Transformer layers with our attentions, and what is added before the first of them."""
+"""fairseq's Transformer layers with this package's attention, and the input encoding."""
 
 from __future__ import annotations
 
@@ -31,14 +31,13 @@ class InputPositions(nn.Module):
 
     def __init__(self, encodings: Encodings, padding_idx: int, eos_idx: int) -> None:
         super().__init__()
-        self.encodings = encodings  # one: a spec with two of them is refused
+        self.encodings = encodings  # exactly one: a spec with two input encodings is refused
         (encoding,) = encodings.each()
-        # An attribute, as in fairseq's modules, and what they say: how long the table is, or this
-        # of sinusoids, which have no end.
+        # fairseq reads this attribute: the length of a table; 1e5 is what its sinusoids say.
         self.max_positions: int = getattr(encoding, "max_positions", int(1e5))
         self.padding_idx = padding_idx
         self.eos_idx = eos_idx
-        # Only its type is used: that of the model, to which vectors made in float32 are cast.
+        # Only its dtype is used, which follows the model's: vectors are computed in float32.
         self.register_buffer("like", torch.zeros(()), persistent=False)
 
     def forward(self, tokens: Tensor, incremental_state: IncrementalState = None) -> Tensor:
@@ -50,12 +49,12 @@ class InputPositions(nn.Module):
         (encoding,) = self.encodings.each()
         vectors = encoding.embed(shared.positions)
         if vectors is None:
-            raise AssertionError("a stack keeps no input encoding that adds nothing")
+            raise AssertionError("an input encoding must add vectors")
         return vectors.type_as(self.like)
 
 
 class _PositionalLayer:
-    """Makes the position state in a layer's arguments the current one for its attentions."""
+    """Makes the position state in a layer's arguments current for its attentions."""
 
     embed_dim: int
     quant_noise: float
@@ -67,7 +66,7 @@ class _PositionalLayer:
         Args:
             *args: fairseq's own.
             shared: position state of the forward pass.
-            **kwargs: fairseq's own, and the shared terms one by one.
+            **kwargs: fairseq's own, and the shared terms, each as an argument.
         """
         with set_context(collect_context(shared, kwargs)):
             return super().forward(*args, **kwargs)  # type: ignore[misc]

@@ -166,7 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    words = _words() if argv is None else _rename(argv)
+    words = _read_words() if argv is None else _rename(argv)
     chosen = next((word for word in words if not word.startswith("-")), None)
     if chosen is not None and chosen not in COMMANDS and _COMPLETING not in os.environ:
         raise UserError(_unknown(chosen))
@@ -216,8 +216,8 @@ def _unknown(name: str) -> str:
     return f"there is no command '{name}': {meant}fairseq-posenc --help lists all"
 
 
-def _words() -> list[str]:
-    """Return what follows the program's name, on the line that a shell asks about if it does."""
+def _read_words() -> list[str]:
+    """Read the words after the program's name; in completion, those typed so far."""
     if _COMPLETING in os.environ:
         return os.environ["COMP_LINE"].split()[1:]
     return _rename(sys.argv[1:])

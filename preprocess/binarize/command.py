@@ -122,7 +122,7 @@ def _write_counts(settings: Settings, text: Text) -> None:
     folder = Folder(settings.folder, _plan(settings, text, {"train": inputs}))
     if folder.is_done():
         return
-    with folder.begun():
+    with folder.create():
         counter = _count(settings, text, [one.part for one in inputs])
         write_whole(folder.partial / _COUNTS, json.dumps(counter))
         described = {"inputs": [{**part._asdict(), "sha256": found} for part, found in inputs]}
@@ -135,7 +135,7 @@ def _write_folder(settings: Settings, text: Text) -> None:
     folder = Folder(settings.folder, _plan(settings, text, inputs))
     if folder.is_done():
         return
-    with folder.continued() as done:
+    with folder.resume() as done:
         dictionary = _make_dictionary(settings, text, folder.partial / DICTIONARY)
         symbols = Symbols.from_dictionary(dictionary)
         tokenizer = settings.vocabulary.load_encoder(dictionary)

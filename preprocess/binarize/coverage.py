@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.folders import MANIFEST, differences, read_object
+from fairseq_posenc.workbench.running.folders import MANIFEST, list_differences, read_object
 
 from .shards import Part
 from .sources import Input, combine_checksums
@@ -36,7 +36,7 @@ def read_shards(folders: Sequence[Path], plan: dict[str, Any]) -> list[list[Inpu
             for each in manifest["splits"]["train"]["inputs"]
         ]
         own = manifest["plan"]
-        wrong = differences(_shared(own), _shared(plan))
+        wrong = list_differences(_shared(own), _shared(plan))
         if not _has_number(folder, own) or own["inputs"]["train"] != combine_checksums(parts):
             wrong.append("parts of the text")
         for split in manifest["splits"].values():

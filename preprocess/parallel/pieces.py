@@ -1,8 +1,7 @@
-"""Sentencepieces that have the same numbers in fairseq's dictionary.
+"""Sentencepiece models whose ids are those of fairseq's dictionary.
 
-Pieces that are learnt here do not change the text (no Unicode normalisation; only runs of white
-space become one space), so that joined pieces are the original text, but for characters that the
-training text does not have: they become ``<unk>``.
+Models trained here do not normalise the text (only runs of white space become one space), so
+joined pieces give the original text back. Characters that the training text lacks become ``<unk>``.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from fairseq_posenc.workbench.tokens import pieces
 from fairseq_posenc.workbench.tokens.learning import learn_pieces
 from parallel.texts import read_bytes
 
-Pieces = list[list[int]]  # numbers of each line
-VOCABULARY = "vocab.json"  # beside the model of the source language
+Pieces = list[list[int]]  # ids of each line
+VOCABULARY = "vocab.json"  # in the folder of the source language's model
 _SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")  # fairseq's, in its order
 UNKNOWN, SPECIAL = _SYMBOLS.index("<unk>"), len(_SYMBOLS)
 
 
-def train(lines: Iterable[str], vocab_size: int, model_type: str) -> bytes:
-    """Train sentencepieces, ``bpe`` or ``unigram``; return the content of a ``.model`` file.
+def train_model(lines: Iterable[str], vocab_size: int, model_type: str) -> bytes:
+    """Train a sentencepiece model, ``bpe`` or ``unigram``; return the content of its file.
 
-    The size of the vocabulary includes the four special symbols.
+    ``vocab_size`` includes the four special symbols.
 
     Raises:
         UserError: the text has too few or too many different pieces for that size.
@@ -55,8 +54,8 @@ class Encoder:
 
     Args:
         path: the ``.model`` file.
-        vocabulary: the pieces with their numbers in order, fairseq's symbols first; None for the
-            model's own. Pieces of the model that it does not have are unknown, as in opus-mt.
+        vocabulary: pieces in the order of their ids, fairseq's symbols first; None for the model's
+            own. Pieces of the model that are not in it become ``<unk>``, as in opus-mt.
     """
 
     def __init__(self, path: Path, vocabulary: list[str] | None = None) -> None:
@@ -71,7 +70,7 @@ class Encoder:
         return max(self._numbers) >= SPECIAL
 
     def encode(self, lines: list[str]) -> Pieces:
-        """Encode each line as numbers of pieces."""
+        """Encode each line as ids."""
         encoded = self._model.model.encode([" ".join(line.split()) for line in lines])
         return [[self._numbers[number] for number in line] for line in encoded]
 
@@ -95,11 +94,11 @@ class Encoder:
 
 
 class GivenPieces:
-    """Trained pieces: a model for each language, and one vocabulary.
+    """Given sentencepiece models: one per language, with a common vocabulary.
 
-    That is the format of Helsinki-NLP's translation models (opus-mt): ``source.spm``,
-    ``target.spm`` and ``vocab.json``, which numbers the pieces of both. fairseq gets the same
-    pieces in the same order after its own four symbols.
+    The format of Helsinki-NLP's translation models (opus-mt): ``source.spm``, ``target.spm`` and
+    ``vocab.json``, which maps the pieces of both to ids. fairseq's dictionary has its own four
+    symbols, then these pieces in the same order.
 
     Raises:
         UserError: a file is missing or broken.

@@ -1,4 +1,4 @@
-"""From text to data-bin: learn and apply pieces, filter pairs, run ``fairseq-preprocess``."""
+"""Text to data-bin: train and apply sentencepieces, filter pairs, run ``fairseq-preprocess``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Optional
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
-from parallel.pieces import Encoder, Pieces, train
+from parallel.pieces import Encoder, Pieces, train_model
 from parallel.settings import Settings
 from parallel.texts import Corpus, Split
 
@@ -85,7 +85,7 @@ class Preparation:
         texts = sides if settings.separate else [[*sides[0], *sides[1]]]
         encoders = []
         for name, lines in zip(names if settings.separate else ["sentencepiece.model"], texts):
-            model = train(lines, settings.vocab_size, settings.model_type)
+            model = train_model(lines, settings.vocab_size, settings.model_type)
             (self._work / name).write_bytes(model)
             encoders.append(Encoder(self._work / name))
         return encoders[0], encoders[-1]

@@ -149,11 +149,11 @@ def test_equals_the_reference(name, form, mask):
     assert_equals_reference(name, terms, mask, inputs(torch.float64))
 
 
-@pytest.mark.parametrize("held", [0, 10**9], ids=["computed again", "held"])
+@pytest.mark.parametrize("saved", [0, 10**9], ids=["computed again", "saved"])
 @pytest.mark.parametrize("tgt_len", [1, 5])
 @pytest.mark.parametrize("form", make_terms(), ids=lambda name: name)
-def test_blocked_serves_the_last_queries_of_many_keys(form, tgt_len, held, monkeypatch):
-    monkeypatch.setattr(blocked, "HELD_BYTES", held)
+def test_blocked_serves_the_last_queries_of_many_keys(form, tgt_len, saved, monkeypatch):
+    monkeypatch.setattr(blocked, "SAVED_BYTES", saved)
     terms = make_terms(tgt_len + T - 1, torch.float64)[form]
     if terms.pair_bias is not None:
         pair_bias = terms.pair_bias.detach()[:, :, -tgt_len:].requires_grad_()
@@ -189,7 +189,7 @@ def test_blocked_serves_a_gain_of_channels_for_one_query(groups):
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("form", ["product", "all with reset", "both biases"])
 def test_blocked_gives_the_same_without_holding_its_blocks(form, direction, monkeypatch):
-    monkeypatch.setattr(blocked, "HELD_BYTES", 0)
+    monkeypatch.setattr(blocked, "SAVED_BYTES", 0)
     terms = make_terms(dtype=torch.float64)[form]
     assert_equals_reference("blocked", terms, Mask(direction), inputs(torch.float64))
 
@@ -332,12 +332,12 @@ def test_no_score_beats_a_mask(name, dtype, seen, hidden):
 
 
 def test_dropout_is_drawn_again_in_the_backward_pass(monkeypatch):
-    """The gradient is that of a function that drops the same weights, held or computed again."""
+    """The gradient is that of a function that drops the same weights, saved or computed again."""
     terms = make_terms(dtype=torch.float64)["product with reset"]
     qkv = inputs(torch.float64)
     leaves = [*qkv, *leaves_of(terms)]
-    for held in (0, 10**9):
-        monkeypatch.setattr(blocked, "HELD_BYTES", held)
+    for saved in (0, 10**9):
+        monkeypatch.setattr(blocked, "SAVED_BYTES", saved)
 
         def attend(
             query: torch.Tensor,
@@ -460,7 +460,7 @@ def largest_allocation(length: int) -> int:
 
 
 def test_no_tensor_of_blocked_grows_with_the_square_of_the_length(monkeypatch):
-    monkeypatch.setattr(blocked, "HELD_BYTES", 0)
+    monkeypatch.setattr(blocked, "SAVED_BYTES", 0)
     assert largest_allocation(1024) < 2.5 * largest_allocation(512)
 
 

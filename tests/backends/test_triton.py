@@ -296,7 +296,7 @@ def test_dropout_is_the_same_backward_and_in_blocks_of_any_size(block, reset, mo
     torch.manual_seed(3)
     units = torch.eye(20, 24, device=DEVICE).expand_as(value)
     weights, _ = backend.attend(AttentionCall(query, key, units, terms, Mask("lr"), dropout=0.3))
-    monkeypatch.setattr(sizes, "block_size", lambda dtype: block)
+    monkeypatch.setattr(sizes, "choose_block_size", lambda dtype: block)
     torch.manual_seed(3)
     ours, _ = backend.attend(AttentionCall(query, key, value, terms, Mask("lr"), dropout=0.3))
     plain = reference.softmax(reference.scores(query, key, terms), Mask("lr"))
@@ -483,7 +483,7 @@ def test_auto_takes_kernels_that_won_a_recorded_benchmark(case, monkeypatch):
     chip, terms, length, name, reason = PLANS[case]
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # so that it is available
     monkeypatch.setattr(recorded, "RECORDED", [WON])
-    monkeypatch.setattr(recorded, "chip", lambda: chip)
+    monkeypatch.setattr(recorded, "find_chip", lambda: chip)
     call = CallFeatures("cuda", torch.bfloat16, length, length, dropout=True)
     plan = choose("auto", terms, call)
     assert plan.name == name
@@ -502,7 +502,7 @@ def test_an_old_triton_is_named_and_does_without(version, monkeypatch):
     assert why_not == f"triton is {version}, and 3.3 is the oldest that will do"
     call = CallFeatures("cuda", torch.bfloat16, dropout=True)
     monkeypatch.setattr(recorded, "RECORDED", [WON])
-    monkeypatch.setattr(recorded, "chip", lambda: "sm_90")
+    monkeypatch.setattr(recorded, "find_chip", lambda: "sm_90")
     plan = choose("auto", Terms(query_table=torch.ones(1, 1023, 64)), call)
     assert plan.name == "blocked"
     assert backend.unavailable() in plan.reason

@@ -21,7 +21,7 @@ from fairseq.dataclass.configs import FairseqConfig
 from omegaconf import OmegaConf
 from torch.multiprocessing.spawn import ProcessRaisedException
 
-from fairseq_posenc.checkpoints.error_messages import one_line
+from fairseq_posenc.checkpoints.error_messages import find_message
 from fairseq_posenc.checkpoints.identity import is_identity
 from fairseq_posenc.checkpoints.state_dict_adapter import is_position_parameter
 from fairseq_posenc.errors import UserError
@@ -52,7 +52,7 @@ def test_a_pickle_that_would_run_code_is_refused_in_a_line(tmp_path):
     with pytest.raises(Exception, match="Weights only load failed") as caught:
         torch.load(path)
     assert not trace.exists()
-    message = one_line(caught.value)
+    message = find_message(caught.value)
     assert "checkpoint refused, because loading it could run code" in message
     assert "mkdir" in message
     assert "\n" not in message
@@ -475,7 +475,7 @@ def test_users_see_one_line_whatever_fairseq_wraps_around_it(capsys, monkeypatch
 def test_a_mistake_told_by_another_rank_is_one_line():
     text = "\n\n-- Process 1 terminated with the following error:\nTraceback ...\n"
     error = ProcessRaisedException(f"{text}fairseq_posenc.errors.UserError: the mistake\n", 1, 2)
-    assert one_line(error) == "the mistake"
+    assert find_message(error) == "the mistake"
 
 
 def saved(content):
@@ -512,7 +512,7 @@ BROKEN = {
 def read_by_fairseq(path):
     with pytest.raises(Exception) as caught:  # noqa: PT011  (what it is depends on the file)
         checkpoint_utils.load_model_ensemble_and_task([str(path)])
-    return one_line(caught.value)
+    return find_message(caught.value)
 
 
 @pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
@@ -545,7 +545,7 @@ def test_parameters_of_another_size_are_one_line_that_names_the_file(monkeypatch
     task = SimpleNamespace(build_model=lambda cfg: model)
     with pytest.raises(RuntimeError) as caught:
         checkpoint_utils.load_model_ensemble_and_task(["x.pt"], task=task, state=read)
-    told = one_line(caught.value)
+    told = find_message(caught.value)
     assert told.startswith(f"x.pt: its parameters are not the model's: size mismatch for {name}")
     assert "\n" not in told
 
@@ -559,8 +559,8 @@ def test_a_mistake_of_ours_while_a_checkpoint_is_loaded_keeps_its_stack_trace(mo
     task = SimpleNamespace(build_model=build_model)
     with pytest.raises(KeyError) as caught:
         checkpoint_utils.load_model_ensemble_and_task(["x.pt"], task=task, state=read)
-    assert one_line(caught.value) is None
+    assert find_message(caught.value) is None
 
 
 def test_other_errors_keep_their_stack_trace():
-    assert one_line(KeyError("x")) is None
+    assert find_message(KeyError("x")) is None

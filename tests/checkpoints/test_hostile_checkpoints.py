@@ -17,7 +17,7 @@ import pytest
 import torch
 from fairseq_cli import eval_lm, generate, interactive, train, validate
 
-from fairseq_posenc.checkpoints.error_messages import one_line
+from fairseq_posenc.checkpoints.error_messages import find_message
 from fairseq_posenc.workbench.cli import main
 from tests.checkpoints.test_checkpoints import BROKEN, saved
 from tests.helpers.commands import FAMILIES, TRAINING, USER_DIR, pairs, sentences
@@ -98,7 +98,7 @@ def fairseqs(program: Any, *words: Any) -> Callable[[Path, Any, Any], Any]:
         monkeypatch.setattr(sys, "stdin", io.StringIO("w1 w2\n"))
         with pytest.raises(Exception) as caught:  # noqa: PT011  (what it is depends on the file)
             program.cli_main()
-        return one_line(caught.value)
+        return find_message(caught.value)
 
     return run
 

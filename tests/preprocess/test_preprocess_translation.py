@@ -21,7 +21,7 @@ import translation
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.exit_codes import STOPPED
 from parallel.iwslt import read_iwslt
-from parallel.pieces import Encoder, train
+from parallel.pieces import Encoder, train_model
 from parallel.preparation import Limits, filter_pairs
 from parallel.texts import read_files
 
@@ -432,10 +432,10 @@ def test_pieces_joined_are_the_text(tmp_path):
     strange = ["<s> </s> <pad> <unk>", "½ … ﬁ é e\u0301 «\u202fça\u202f» > 2/3 < 1", "kp"]
     lines = [*french, *english, *strange]
     for model_type, size in (("bpe", 90), ("unigram", 60)):
-        (tmp_path / "model").write_bytes(train(lines, size, model_type))
+        (tmp_path / "model").write_bytes(train_model(lines, size, model_type))
         encoder = Encoder(tmp_path / "model")
         processor = sentencepiece.SentencePieceProcessor(
-            model_proto=train(lines, size, model_type)  # the same again: it is deterministic
+            model_proto=train_model(lines, size, model_type)  # the same again: it is deterministic
         )
         encoded = encoder.encode(lines)
         assert [processor.decode(ids) for ids in encoded] == [" ".join(s.split()) for s in lines]
@@ -526,13 +526,13 @@ def test_vocabularies_that_the_text_cannot_have():
     with pytest.raises(
         UserError, match=r"--vocab-size 4000: the text has only (\d+) sentencepieces"
     ) as told:
-        train(french, 4000, "unigram")
+        train_model(french, 4000, "unigram")
     most = int(str(told.value).split("only ")[1].split()[0])
-    assert len(train(french, most, "unigram")) > 0
+    assert len(train_model(french, most, "unigram")) > 0
     with pytest.raises(UserError, match=r"--vocab-size 9: too small .* (\d+) or more") as told:
-        train(french, 9, "bpe")
+        train_model(french, 9, "bpe")
     least = int(str(told.value).split()[-3])
-    assert len(train(french, least, "bpe")) > 0
+    assert len(train_model(french, least, "bpe")) > 0
 
 
 def test_filters_count_what_they_drop():

@@ -18,9 +18,9 @@ from fairseq_posenc.backends.blocked.function import BlockedAttention
 from fairseq_posenc.backends.blocked.geometry import Geometry, Rule
 from fairseq_posenc.backends.blocked.operands import (
     Operands,
+    build_distance_mask,
     build_mask_bias,
     find_fully_masked,
-    hidden_rows,
     lay_out_decay,
     lay_out_segments,
     lay_out_softmax,
@@ -31,10 +31,10 @@ from fairseq_posenc.backends.blocked.reset import find_first_tokens
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.terms import Terms
 
-# Bytes that a call may hold for its backward pass; one that would hold more computes its blocks
-# again. With it every encoding of RoBERTa-base holds 8 sentences of 512 tokens (288 MiB for a
-# product of three terms), and its 12 layers never hold more than 3.75 GiB.
-HELD_BYTES = 320 * 2**20
+# Bytes that a call may save for its backward pass; one that would save more computes its blocks
+# again. So every encoding of RoBERTa-base saves 8 sentences of 512 tokens (288 MiB for a product
+# of three terms), and its 12 layers never save more than 3.75 GiB.
+SAVED_BYTES = 320 * 2**20
 
 
 def unavailable() -> str:
@@ -68,10 +68,10 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     rule, given = _prepare_operands(geometry, given, terms, mask, dropout)
     given = given._replace(**lay_out_softmax(geometry, call), **lay_out_decay(geometry, call))
     learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
-    # The gradient of a temperature takes the scores, which are not held.
+    # The gradient of a temperature takes the scores, which are not saved.
     scores = given.temperature is not None and given.temperature.requires_grad
-    holds = learns and not scores and _held_bytes(geometry, rule, given) <= HELD_BYTES
-    rule = rule._replace(holds=holds)
+    saves = learns and not scores and _count_saved_bytes(geometry, rule, given) <= SAVED_BYTES
+    rule = rule._replace(saves=saves)
     return BlockedAttention.apply(geometry, rule, *given).type_as(query), None
 
 
@@ -92,7 +92,7 @@ def _prepare_operands(
     given = given._replace(
         **lay_out_segments(geometry, mask),
         first=None if first is None else find_first_tokens(first, geometry.batch, geometry.heads),
-        distance_bias=hidden_rows(geometry, mask, device),
+        distance_bias=build_distance_mask(geometry, mask, device),
         pair_bias=None
         if pair_bias is None
         else reverse_queries(at_least_fp32(pair_bias), *geometry.missing),
@@ -100,7 +100,7 @@ def _prepare_operands(
         fully_masked=find_fully_masked(mask, geometry),
         **by_name,
     )
-    return Rule(terms.product, scale, dropout, holds=False), given
+    return Rule(terms.product, scale, dropout, saves=False), given
 
 
 def _fold_scale(terms: Terms, scale: float) -> tuple[Terms, float]:
@@ -116,9 +116,9 @@ def _fold_scale(terms: Terms, scale: float) -> tuple[Terms, float]:
     return terms._replace(product=False), scale
 
 
-def _held_bytes(geometry: Geometry, rule: Rule, given: Operands) -> int:
-    """Count the bytes that a call would hold."""
+def _count_saved_bytes(geometry: Geometry, rule: Rule, given: Operands) -> int:
+    """Count the bytes that a call would save."""
     # Of a product the content, then a term for each table; of a sum the weights, then the content.
-    held = [given.query_table, given.key_table] if rule.product else [given.gain]
-    numbers = 1 + sum(x is not None for x in held)
+    saved = [given.query_table, given.key_table] if rule.product else [given.gain]
+    numbers = 1 + sum(x is not None for x in saved)
     return numbers * geometry.pairs * given.query.element_size()

@@ -28,21 +28,21 @@ class BlockedAttention(torch.autograd.Function):
         # Laid out as `_restore_layout` does, whatever the query's layout; a chunk of it is a view.
         gathered = given.query.new_empty(queries, batch, heads, width)  # [T, B, H, D]
         gathered = gathered.permute(1, 2, 0, 3)  # [B, H, T, D]
-        held: list[Tensor | None] = []
+        saved: list[Tensor | None] = []
         for chunk in geometry.chunks():
             target = chunk.select(gathered)  # [c, T, D]
             for block, scores, values in _blocks(geometry, rule, chunk, given):
                 state = scores.forward(block)
                 assert state.weights is not None
                 left = state.weights
-                if rule.dropout:  # in place, unless they are to be held
-                    left = left.clamp(min=0) if rule.holds_weights else left.clamp_(min=0)
+                if rule.dropout:  # in place, unless they are to be saved
+                    left = left.clamp(min=0) if rule.saves_weights else left.clamp_(min=0)
                 target[:, block.queries] = values.gather(left)
-                if rule.holds:
-                    held += state.held(rule)
+                if rule.saves:
+                    saved += state.select_saved(rule)
         attended = _finish(geometry, rule, given, gathered)
         ctx.call = geometry, rule
-        ctx.save_for_backward(attended, *given, *held)
+        ctx.save_for_backward(attended, *given, *saved)
         return attended
 
     @staticmethod
@@ -86,24 +86,24 @@ def _sum_gradients(ctx: Any, grad: Tensor) -> Operands:
     geometry, rule = ctx.call
     attended, *saved = ctx.saved_tensors
     size = len(Operands._fields)
-    given, held = Operands(*saved[:size]), _split_held(saved[size:])
+    given, states = Operands(*saved[:size]), _split_saved(saved[size:])
     if given.fully_masked is not None:
         grad = grad.masked_fill(given.fully_masked, 0.0)
     mean = reverse_queries((grad * attended).sum(-1, keepdim=True), geometry.missing[0])
     grad = reverse_queries(grad, geometry.missing[0])  # [B, H, T, D]
     if rule.dropout:
         grad.mul_(dropout.multiplier(rule.dropout))
-    totals = given.zeros(ctx.needs_input_grad[2:])
+    totals = given.make_zeros(ctx.needs_input_grad[2:])
     for chunk in geometry.chunks():
         of_totals = totals.select_chunk(chunk)
         of_gathered, of_mean = chunk.select(grad), chunk.select(mean)
         for block, scores, values in _blocks(geometry, rule, chunk, given):
-            state = scores.forward(block, next(held, None))
+            state = scores.forward(block, next(states, None))
             assert state.weights is not None
             weights = left = state.weights
             if rule.dropout:
                 left = weights.clamp(min=0)
-                weights = weights.abs() if rule.holds_weights else weights.abs_()
+                weights = weights.abs() if rule.saves_weights else weights.abs_()
             of_scores = values.add_gradients(left, of_gathered[:, block.queries], of_totals)
             # Of the softmax: weights * (their gradient - its mean), where it was not dropped.
             of_scores.mul_(left).addcmul_(weights, of_mean[:, block.queries], value=-1)
@@ -129,8 +129,8 @@ def _blocks(
         yield block, scores, Values(block, operands, lines, geometry.tile)
 
 
-def _split_held(saved: list[Tensor | None]) -> Iterator[BlockState]:
-    """Yield the held state of each block."""
+def _split_saved(saved: list[Tensor | None]) -> Iterator[BlockState]:
+    """Yield the saved state of each block."""
     size = len(BlockState._fields)
     for start in range(0, len(saved), size):
         yield BlockState(*saved[start : start + size])

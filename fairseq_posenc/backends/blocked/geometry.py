@@ -22,12 +22,12 @@ class Rule(NamedTuple):
     product: bool  # whether terms are multiplied, else added
     scale: float  # of the query
     dropout: float  # probability of dropping a weight
-    holds: bool  # keep what the blocks have computed; else the backward pass computes it again
+    saves: bool  # save the blocks' tensors for the backward pass, which else computes them again
 
     @property
-    def holds_weights(self) -> bool:
-        """Whether the weights are among what is held: those of a sum."""
-        return self.holds and not self.product
+    def saves_weights(self) -> bool:
+        """Whether the weights are saved: those of a sum."""
+        return self.saves and not self.product
 
 
 class Chunk(NamedTuple):

@@ -1,4 +1,4 @@
-"""The tensors of a call, of one type and padded to whole tiles, as the blocks use them."""
+"""The tensors of a call in the layout that blocks use: one dtype, padded to whole tiles."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fairseq_posenc.backends.blocked.geometry import Chunk, Geometry
 from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.precision import at_least_fp32
 
-# What a pair that may not attend has added: absorbs any score, and three of them are still finite.
+# Added to the score of a forbidden pair: larger than any score, and three of them are still finite.
 FORBIDDEN = -1e38
 BY_DISTANCE = {
     *("query_table", "key_table", "gain", "bias", "value_table", "distance_bias", "is_later")
@@ -23,15 +23,18 @@ BY_PAIR = {"pair_bias", "masked"}
 
 
 class Operands(NamedTuple):
-    """The tensors of a call, or their gradients, the last query first; None for those missing."""
+    """The tensors of a call, or their gradients; None for a missing one.
+
+    Queries are stored last one first; see :mod:`~fairseq_posenc.backends.blocked.skew`.
+    """
 
     query: Tensor  # `(B, H, T, D)`
-    key: Tensor  # `(B, H, S, D)`; its gradient `(B, H, D, S)`: that product is the faster one
-    value: Tensor  # as the key
-    first: Tensor | None = None  # the first token's place, `(B, H, 1, 1)`
-    query_seeds: Tensor | None = None  # for dropout, `(B, H, 2, T)`
+    key: Tensor  # `(B, H, S, D)`; its gradient is `(B, H, D, S)`, the faster product
+    value: Tensor  # shaped as the key
+    first: Tensor | None = None  # place of the first token, `(B, H, 1, 1)`
+    query_seeds: Tensor | None = None  # seeds of dropout, `(B, H, 2, T)`
     key_seeds: Tensor | None = None  # `(B, H, S)`
-    # `(G, R, D)`; tables have the reset's two rows at their end, if there is one
+    # `(G, R, D)`; with a reset, all tables have its two rows at their end
     query_table: Tensor | None = None
     key_table: Tensor | None = None  # `(G, R, D)`
     value_table: Tensor | None = None  # `(G, R, D)`
@@ -55,7 +58,7 @@ class Operands(NamedTuple):
     is_later: Tensor | None = None
 
     def select_chunk(self, chunk: Chunk) -> Operands:
-        """Select a chunk's part, as views: ``(c, ...)``, tables of its heads, pairs by sentence."""
+        """Select a chunk's part as views: ``(c, ...)``; tables by head, pairs by sentence."""
         parts: dict[str, Any] = {}
         for name, x in self._asdict().items():
             if x is None or name in BY_DISTANCE:
@@ -67,8 +70,8 @@ class Operands(NamedTuple):
                 parts[name] = chunk.select(x)
         return self._replace(**parts)
 
-    def zeros(self, wanted: Sequence[bool]) -> Operands:
-        """Make zeros for the gradients that are wanted, and those of query, key and value."""
+    def make_zeros(self, wanted: Sequence[bool]) -> Operands:
+        """Make zeros for the wanted gradients, and for those of query, key and value."""
         zeros: dict[str, Any] = {
             name: torch.zeros_like(x) if wants else None
             for (name, x), wants in zip(self._asdict().items(), wanted)
@@ -80,13 +83,13 @@ class Operands(NamedTuple):
 
 
 def reverse_queries(x: Tensor, queries: int, keys: int = 0) -> Tensor:
-    """Put the last query of ``(..., T, n)`` first, and pad queries and keys with zeros."""
+    """Reverse the queries of ``(..., T, n)``, and append zeros to queries and keys."""
     x = x.flip(-2)  # [..., T, n]
     return F.pad(x, (0, keys, 0, queries)) if queries or keys else x
 
 
 def pad_table(table: Tensor, geometry: Geometry) -> Tensor:
-    """Pad a table ``(G, R, ...)`` to the rows of whole tiles, contiguous."""
+    """Pad a table ``(G, R, ...)`` to whole tiles, before the reset's rows; contiguous."""
     table = at_least_fp32(table)
     rows, missing = geometry.tgt_len + geometry.src_len - 1, sum(geometry.missing)
     if missing:
@@ -95,8 +98,8 @@ def pad_table(table: Tensor, geometry: Geometry) -> Tensor:
     return table.contiguous()
 
 
-def hidden_rows(geometry: Geometry, mask: Mask, device: torch.device) -> Tensor | None:
-    """Compute the bias of a direction and a window, ``(1, R)``: -1e38 at hidden distances."""
+def build_distance_mask(geometry: Geometry, mask: Mask, device: torch.device) -> Tensor | None:
+    """Build the mask of a direction and a window, ``(1, R)``: -1e38 at hidden distances."""
     if mask.direction == "both" and mask.locality.window is None:
         return None
     rows = torch.arange(sum(geometry.padded) - 1, device=device)[None]  # [1, R]
@@ -104,16 +107,16 @@ def hidden_rows(geometry: Geometry, mask: Mask, device: torch.device) -> Tensor 
 
 
 def lay_out_segments(geometry: Geometry, mask: Mask) -> dict[str, Tensor]:
-    """Lay out the segments of queries and keys; nothing without them."""
+    """Lay out the segments of queries and keys; {} without segments."""
     segments = mask.locality.segments
     if segments is None:
         return {}
-    queries, keys = _lay_out_tokens(geometry, segments[:, None])
+    queries, keys = _lay_out_tokens(geometry, segments[:, None])  # [B, H, T], [B, H, S]
     return {"query_segments": queries, "key_segments": keys}
 
 
 def lay_out_decay(geometry: Geometry, call: AttentionCall) -> dict[str, Tensor]:
-    """Lay out what queries and keys forget; nothing without it."""
+    """Lay out the decay of queries and keys; {} without decay."""
     earlier, later = call.decay()
     found = {}
     if earlier is not None and later is not None:
@@ -127,7 +130,7 @@ def lay_out_decay(geometry: Geometry, call: AttentionCall) -> dict[str, Tensor]:
 
 
 def _lay_out_tokens(geometry: Geometry, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Lay out ``(B or 1, G, S)`` for queries, the last one first, and for keys."""
+    """Lay out ``(B or 1, G, S)`` as reversed queries ``(B, H, T)`` and keys ``(B, H, S)``."""
     x = x.expand(geometry.batch, geometry.heads, -1)  # [B, H, S]
     queries = x[..., geometry.src_len - geometry.tgt_len :].flip(-1)
     missing = geometry.missing
@@ -135,7 +138,7 @@ def _lay_out_tokens(geometry: Geometry, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def lay_out_softmax(geometry: Geometry, call: AttentionCall) -> dict[str, Tensor]:
-    """Lay out temperatures, the last query's first, and sinks; nothing without them."""
+    """Lay out temperatures, reversed as the queries, and sinks; {} without them."""
     found, each = {}, (geometry.batch, geometry.heads, -1)
     if (temperature := call.temperature()) is not None:
         reversed_ = F.pad(at_least_fp32(temperature).flip(-1), (0, geometry.missing[0]))
@@ -146,7 +149,7 @@ def lay_out_softmax(geometry: Geometry, call: AttentionCall) -> dict[str, Tensor
 
 
 def build_mask_bias(mask: Mask, geometry: Geometry, device: torch.device) -> Tensor | None:
-    """Compute the bias of padding and forbidden pairs, ``(B or 1, 1, T or 1, S)``."""
+    """Build the mask of padding and forbidden pairs, ``(B or 1, 1, T or 1, S)``."""
     sizes, (queries, keys) = (geometry.tgt_len, geometry.src_len), geometry.missing
     forbidden = mask._replace(direction="both", locality=Locality()).forbidden(*sizes, device)
     if forbidden is None:
@@ -158,7 +161,7 @@ def build_mask_bias(mask: Mask, geometry: Geometry, device: torch.device) -> Ten
 
 
 def find_fully_masked(mask: Mask, geometry: Geometry) -> Tensor | None:
-    """Find the queries that may see no key, ``(B or 1, 1, T, 1)``; None where all see one."""
+    """Find the queries that see no key, ``(B or 1, 1, T, 1)``; None if all see one."""
     some = mask.pairs if mask.key_padding is None else mask.key_padding
     if some is None:
         return None  # the diagonal is never masked

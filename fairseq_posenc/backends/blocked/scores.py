@@ -1,4 +1,9 @@
-"""The scores of a chunk, block by block: attention weights, and gradients."""
+"""The scores of a chunk, block by block: attention weights, and their gradients.
+
+Shapes: c pairs of sentence and head, M queries and W keys of a block, and the letters of
+:mod:`fairseq_posenc.encodings.base`. The reset, a row and a column of the scores with table rows of
+their own, is in :mod:`~fairseq_posenc.backends.blocked.reset`.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +27,20 @@ from fairseq_posenc.backends.blocked.skew import (
 
 
 class BlockState(NamedTuple):
-    """A block after its forward pass, or the part of it that is held; each ``(c, M, W)``.
+    """The tensors of a block after its forward pass, or those saved of them; each ``(c, M, W)``.
 
-    In a sum, a term may also have queries or keys in tiles: ``(c, tiles, N, W)``,
-    ``(c, M, tiles, N)``.
+    In a sum, a term may be in tiles: ``(c, tiles, N, W)`` of queries, ``(c, M, tiles, N)`` of keys.
     """
 
     # the first factor of the scores; a sum without a gain overwrites it
     content: Tensor | None = None
-    gain: Tensor | None = None  # multiplies the content; a view of a table, never held
+    gain: Tensor | None = None  # multiplies the content; a view of a table, never saved
     query_term: Tensor | None = None  # products of queries and their table
     key_term: Tensor | None = None  # products of keys and theirs
     weights: Tensor | None = None  # after the softmax; with a minus sign those that are dropped
-    scores: Tensor | None = None  # before a temperature multiplies them; never held
+    scores: Tensor | None = None  # before a temperature multiplies them; never saved
 
-    def held(self, rule: Rule) -> BlockState:
+    def select_saved(self, rule: Rule) -> BlockState:
         """Select the tensors for a backward pass: factors of a product, or weights of a sum."""
         if rule.product:
             return self._replace(gain=None, weights=None, scores=None)
@@ -44,7 +48,7 @@ class BlockState(NamedTuple):
         return BlockState(content, weights=self.weights)
 
     def combine(self, product: bool) -> Tensor:
-        """Multiply the factors, or add them up with the gain multiplying the content alone."""
+        """Combine the fields: their product, or content * gain + query term + key term."""
         scores, gain, *terms = self[:4]
         assert scores is not None
         if gain is not None:
@@ -64,9 +68,9 @@ class BlockState(NamedTuple):
         """Compute the gradient of a factor, ``(c, M, W)``, from that of the scores.
 
         Args:
-            name: of the field; ``bias`` for a summand.
-            grad: of the scores; returned itself where it is the same.
-            product: whether factors are multiplied.
+            name: the field, or ``bias``, which is always a summand.
+            grad: gradient of the scores; returned itself if the factor's is the same.
+            product: whether the fields are multiplied.
         """
         factor = getattr(self, name, None)
         others = [x for x in self[:4] if x is not None and x is not factor]
@@ -79,14 +83,14 @@ class BlockState(NamedTuple):
 
 
 class Scores:
-    """The scores of a chunk, with masks."""
+    """Computes the masked scores of a chunk."""
 
     def __init__(self, geometry: Geometry, rule: Rule, chunk: Chunk, operands: Operands) -> None:
         self.geometry, self.rule, self.chunk, self.operands = geometry, rule, chunk, operands
 
-    def forward(self, block: Block, held: BlockState | None = None) -> BlockState:
-        """Compute a block, from its held tensors if there are any."""
-        state = held or BlockState()
+    def forward(self, block: Block, saved: BlockState | None = None) -> BlockState:
+        """Compute a block's weights, from its saved tensors if there are any."""
+        state = saved or BlockState()
         if self.operands.gain is not None:
             state = state._replace(gain=view_by_distance(self.operands.gain, block))
         if state.weights is not None:
@@ -110,7 +114,7 @@ class Scores:
     ) -> None:
         """Add the gradients of the operands, given that of a block's scores, which is overwritten.
 
-        Totals are None for what needs no gradient.
+        Totals are None for operands that need no gradient.
         """
         if totals.pair_bias is not None:
             total = block.select_pairs(totals.pair_bias)
@@ -119,7 +123,7 @@ class Scores:
         given, product, lines = self.operands, self.rule.product, self.reset_lines(block)
         query, key = given.query[:, block.queries], given.key[:, block.keys]
         of_content = state.gradient("content", grad, product)
-        at_reset = (BlockState(), BlockState())  # all gradients of a plain sum are equal
+        at_reset = (BlockState(), BlockState())  # in a plain sum all gradients equal grad
         if lines is not None and of_content is not grad:
             at_reset = self._reset_factors(block, state, lines)
             for line, at in zip(lines, at_reset):
@@ -133,17 +137,17 @@ class Scores:
     def add_temperature_gradient(
         self, block: Block, state: BlockState, grad: Tensor, totals: Operands
     ) -> None:
-        """Add the gradient of temperatures, and turn ``grad`` into that of the scores before."""
+        """Add the gradient of temperatures; turn ``grad`` into that of the scores before them."""
         temperature = self.operands.temperature
         if temperature is None:
             return
         if totals.temperature is not None:
-            assert state.scores is not None, "scores are computed again where it learns"
+            assert state.scores is not None, "a trained temperature saves nothing: scores are there"
             totals.temperature[:, block.queries] += (grad * state.scores).sum(-1)
         grad.mul_(temperature[:, block.queries, None])
 
-    def _forgotten(self, block: Block) -> Tensor | None:
-        """Compute c_i - c_j of a block's pairs, ``(c, M, W)`` in the precision of scores."""
+    def _compute_decay(self, block: Block) -> Tensor | None:
+        """Compute the decay c_i - c_j of a block's pairs, ``(c, M, W)``, in the dtype of scores."""
         given = self.operands
         sides = (given.query_decay, given.key_decay), (given.query_later, given.key_later)
         found = [
@@ -157,7 +161,7 @@ class Scores:
         return torch.where(view_by_distance(given.is_later, block), later, earlier)
 
     def _add_decay_gradients(self, block: Block, grad: Tensor, totals: Operands) -> None:
-        """Add the gradients of what queries and keys forget: sums of those of the scores."""
+        """Add the gradients of the decay: sums over keys, and negative sums over queries."""
         given, of_earlier = self.operands, grad
         if given.is_later is not None:
             is_later = view_by_distance(given.is_later, block)
@@ -198,7 +202,7 @@ class Scores:
         grad: Tensor,
         totals: Operands,
     ) -> None:
-        """Take row and column out of the gradient of the scores, and add those of their terms."""
+        """Move the reset's row and column out of ``grad``, and add the gradients of their terms."""
         given, product = self.operands, self.rule.product
         (at_column, at_row), (column, row) = at_reset, lines.take(grad)
 
@@ -248,15 +252,15 @@ class Scores:
             query_term = Band(given.query_table, block, QUERIES, tile).scores(query)
         if given.key_table is not None:
             key_term = Band(given.key_table, block, KEYS, tile).scores(key)
-        if self.rule.product:  # each is read several times: once in order
+        if self.rule.product:  # each is read several times: copy it into contiguous memory once
             query_term = None if query_term is None else query_term.flatten(1, 2)  # [c, M, W]
             key_term = None if key_term is None else key_term.flatten(2, 3)  # [c, M, W]
-        return BlockState(query @ key.transpose(1, 2), gain, query_term, key_term)
+        return BlockState(query @ key.transpose(1, 2), gain, query_term, key_term)  # [c, M, W]
 
     def _compute_weights(self, block: Block, factors: BlockState) -> tuple[Tensor, Tensor | None]:
-        """Compute the weights, and return the scores that a temperature multiplies."""
+        """Compute the weights, and the scores before the temperature (None without one)."""
         given, product, lines = self.operands, self.rule.product, self.reset_lines(block)
-        # Before a sum overwrites the content.
+        # Computed before combine(), which overwrites the content of a sum.
         at_reset = () if lines is None else self._reset_factors(block, factors, lines)
         scores = factors.combine(product)
         if given.bias is not None:
@@ -268,30 +272,32 @@ class Scores:
             line.put(scores, of_line)
         if given.pair_bias is not None:
             self.chunk.split_sentences(scores).add_(block.select_pairs(given.pair_bias))
-        if (forgotten := self._forgotten(block)) is not None:
-            scores.add_(forgotten)
-        before = None
+        if (decay := self._compute_decay(block)) is not None:
+            scores.add_(decay)  # [c, M, W]
+        unscaled = None
         if given.temperature is not None:
-            before, scores = scores, scores * given.temperature[:, block.queries, None]
+            unscaled, scores = scores, scores * given.temperature[:, block.queries, None]
         if given.distance_bias is not None:
             scores.add_(view_by_distance(given.distance_bias, block))
         of_queries, of_keys = given.query_segments, given.key_segments
         if of_queries is not None and of_keys is not None:
-            own = of_queries[:, block.queries, None]  # [c, M, 1]
-            scores.masked_fill_(own.ne(of_keys[:, None, block.keys]), FORBIDDEN)
+            differs = of_queries[:, block.queries, None].ne(of_keys[:, None, block.keys])
+            scores.masked_fill_(differs, FORBIDDEN)  # [c, M, W]
         if given.masked is not None:
             self.chunk.split_sentences(scores).add_(block.select_pairs(given.masked))
         if given.sink is None:
-            return scores.softmax(-1), before
+            return scores.softmax(-1), unscaled
+        # The sink takes part in the softmax like one more key, and is cut off again.
         column = given.sink[:, :, None].expand(-1, scores.size(1), -1)  # [c, M, 1]
-        return torch.cat([scores, column], -1).softmax(-1)[..., :-1], before
+        return torch.cat([scores, column], -1).softmax(-1)[..., :-1], unscaled
 
 
 def _subtract(of_queries: Tensor, of_keys: Tensor, dtype: torch.dtype) -> Tensor:
-    """Subtract ``(c, W)`` from ``(c, M)`` in float64 terms: ``(c, M, W)``.
+    """Subtract float64 sums ``(c, W)`` from ``(c, M)`` to ``(c, M, W)`` in a narrower dtype.
 
-    Both are first counted from one of them, so that less precision tells neighbours apart.
+    The first query's sum is subtracted from both before the cast: sums grow with the position, and
+    the cast of a large number would lose the small differences between neighbours.
     """
-    anchor = of_queries[:, :1]
+    anchor = of_queries[:, :1]  # [c, 1]
     queries, keys = ((x - anchor).to(dtype) for x in (of_queries, of_keys))
-    return queries[:, :, None] - keys[:, None]
+    return queries[:, :, None] - keys[:, None]  # [c, M, W]

@@ -104,8 +104,8 @@ def run_backward(
 
 def _pad_table(table: Tensor, query: Tensor) -> Tensor:
     """Pad a table ``(G, R, D)`` with N rows of zeros on both sides, and D to a power of 2."""
-    block = sizes.block_size(query.dtype)
-    columns = sizes.padded_width(query) - table.size(-1)
+    block = sizes.choose_block_size(query.dtype)
+    columns = sizes.pad_width(query) - table.size(-1)
     return F.pad(table.type_as(query), (0, columns, block, block))  # [G, N + R + N, W]
 
 
@@ -139,12 +139,12 @@ def compile_options(problem: Problem, settings: Settings) -> dict[str, Any]:
         "DIRECTION": settings.direction,
         "PRODUCT": settings.product,
         "SAME": _are_same(*(x and x.rows for x in (problem.query_table, problem.key_table))),
-        **sizes.tile_options(problem),
+        **sizes.choose_options(problem),
     }
 
 
 def _are_same(ours: Tensor | None, theirs: Tensor | None) -> bool:
-    """Return whether two tables share their memory, so that rows are loaded once."""
+    """Check whether two tables share their memory, so that rows are loaded once."""
     if ours is None or theirs is None:
         return False
     one, other = ((x.data_ptr(), x.shape, x.stride()) for x in (ours, theirs))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fairseq_posenc.backends.triton.backward import key_kernel
 from fairseq_posenc.backends.triton.problem import Problem, Saved, Side, Slab, Tiles
-from fairseq_posenc.backends.triton.sizes import warps
+from fairseq_posenc.backends.triton.sizes import choose_warps
 from fairseq_posenc.backends.triton.slabs import (
     add_band,
     choose_stored,
@@ -47,7 +47,7 @@ class Gradients:
         tiles, last = None, None
         self.sizes = {key: options[key] for key in ("FULL", "N", "W", "num_warps", "num_stages")}
         # This kernel holds most tiles, and feeds no product of them into another `tl.dot`.
-        key_options = {**options, "num_warps": warps(spread=options["PRODUCT"])}
+        key_options = {**options, "num_warps": choose_warps(spread=options["PRODUCT"])}
         for slab in split_slabs(self.problem, options["N"], self.stored):
             if tiles is None or last != slab.layout:
                 tiles, last = empty_tiles(self.problem, slab, self.stored), slab.layout

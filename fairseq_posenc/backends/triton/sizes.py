@@ -1,7 +1,7 @@
-"""Sizes of tiles and numbers of warps: a table by generation of the GPU.
+"""Tile sizes and numbers of warps, by GPU generation (major compute capability).
 
-Found by compiling (``benchmarks/kernels.py``): matrix units run at full width, and as few registers
-as possible are spilled. Times may say otherwise, once a GPU is at hand.
+Chosen by compiling (``benchmarks/kernels.py``), not by timing: matrix units run at full width, and
+as few registers as possible are spilled.
 """
 
 from __future__ import annotations
@@ -15,57 +15,61 @@ from torch import Tensor
 
 from fairseq_posenc.backends.triton.problem import Problem
 
-SMALLEST = 16  # of the sizes of a matrix product
-PIPELINED = 64  # wider rows of tables would fill the shared memory if two tiles of them were there
+SMALLEST = 16  # side of a matrix product
+PIPELINED = 64  # widest table rows of which two tiles, for two stages, fit into shared memory
 
 
 class Size(NamedTuple):
-    """The sizes for a generation."""
+    """The sizes for one generation."""
 
-    block: int  # queries, and keys, of a tile in half precision; float32 has 32 everywhere
-    warps: int  # of a program
+    block: int  # queries, and keys, of a tile in half precision; in float32 always 32
+    warps: int  # of a kernel
     # warps of a kernel whose tile results are not fed into another `tl.dot`, so they may be
     # spread over more warps
     spread_warps: int
 
 
+# Major compute capability -> sizes.
 SIZES = {8: Size(32, 2, 2), 9: Size(64, 4, 8), 10: Size(64, 8, 8)}
 
 
-def size_here() -> Size:
-    """Look up the sizes for the GPU in use; others have matrix units as generation 8 has."""
+def find_size() -> Size:
+    """Find the sizes for the GPU in use; those of generation 8 if it is not in the table."""
     arch = triton.runtime.driver.active.get_current_target().arch
     return SIZES.get(arch // 10 if isinstance(arch, int) else 8, SIZES[8])
 
 
-def block_size(dtype: torch.dtype) -> int:
+def choose_block_size(dtype: torch.dtype) -> int:
     """Choose the number of queries, and of keys, of a tile."""
     if _interpreted():
         return SMALLEST
-    return 32 if dtype == torch.float32 else size_here().block
+    return 32 if dtype == torch.float32 else find_size().block
 
 
-def padded_width(query: Tensor) -> int:
+def pad_width(query: Tensor) -> int:
     """Round D up to a power of 2 that a matrix product can have."""
     return int(max(SMALLEST, triton.next_power_of_2(query.size(-1))))
 
 
-def warps(spread: bool) -> int:
-    """Choose the warps of a program, one that can be spread or one that cannot."""
+def choose_warps(spread: bool) -> int:
+    """Choose the number of warps of a kernel; ``spread`` as in :class:`Size`."""
     if _interpreted():
         return 1
-    return size_here().spread_warps if spread else size_here().warps
+    return find_size().spread_warps if spread else find_size().warps
 
 
-def tile_options(problem: Problem) -> dict[str, Any]:
-    """Choose the compile-time options of all kernels."""
-    width, block = padded_width(problem.query), block_size(problem.query.dtype)
+def choose_options(problem: Problem) -> dict[str, Any]:
+    """Choose the compile-time options of all kernels.
+
+    ``FULL``: all tiles are full, so no load needs a mask; ``N``: side of a tile; ``W``: padded D.
+    """
+    width, block = pad_width(problem.query), choose_block_size(problem.query.dtype)
     tables = any(table is not None for table in problem[3:6])
     return {
         "FULL": not (problem.tgt_len % block or problem.src_len % block or problem.width != width),
         "N": block,
         "W": width,
-        "num_warps": warps(spread=False),
+        "num_warps": choose_warps(spread=False),
         "num_stages": 1 if tables and width > PIPELINED else 2,
     }
 

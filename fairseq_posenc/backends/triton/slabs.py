@@ -32,12 +32,12 @@ def choose_stored(problem: Problem, product: bool, wanted: tuple[bool, ...]) -> 
 
 
 def keys_from_tiles(problem: Problem) -> bool:
-    """Return whether the gradient of keys is computed from stored tiles, to save registers."""
+    """Check whether the gradient of keys is computed from stored tiles, to save registers."""
     return any(table is not None for table in problem[3:6])
 
 
 def values_from_tiles(problem: Problem, product: bool) -> bool:
-    """Return whether the gradient of values is computed from stored weights, too."""
+    """Check whether the gradient of values is computed from stored weights."""
     both = problem.query_table is not None and problem.key_table is not None
     return product or both
 

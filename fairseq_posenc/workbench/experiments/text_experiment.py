@@ -16,7 +16,7 @@ from fairseq_posenc.workbench.experiments.documents import python_library
 from fairseq_posenc.workbench.experiments.experiment import Experiment
 from fairseq_posenc.workbench.experiments.results import Results
 from fairseq_posenc.workbench.experiments.settings import Run
-from fairseq_posenc.workbench.experiments.text_settings import TASKS, WHOLE, TextSettings
+from fairseq_posenc.workbench.experiments.text_settings import KEEP_ALL, TASKS, TextSettings
 from fairseq_posenc.workbench.experiments.trainings import Trial, perplexity, validate_command
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
@@ -103,15 +103,16 @@ def measure_command(settings: TextSettings, run: Run) -> list[str]:
     It is ``fairseq-validate`` at the length of training, ``lm-length`` at another.
     """
     data, model = settings.data(), settings.folder(run)
-    if settings.read in (0, settings.trained):
-        batches = ["--max-tokens", settings.option("--max-tokens"), *WHOLE]
+    if settings.eval_length in (0, settings.trained):
+        batches = ["--max-tokens", settings.option("--max-tokens"), *KEEP_ALL]
         return validate_command(data, model, "--task", TASKS[settings.family], *batches)
     return [
-        *("fairseq-posenc", "lm-length", "--data", str(data), "--lengths", str(settings.read)),
+        *("fairseq-posenc", "lm-length", "--data", str(data)),
+        *("--lengths", str(settings.eval_length)),
         *("--mode", "non-overlapping", "--out", str(_read_folder(settings, run))),
         f"read={model / LAST}",
     ]
 
 
 def _read_folder(settings: TextSettings, run: Run) -> Path:
-    return settings.folder(run) / f"read-{settings.read}"
+    return settings.folder(run) / f"read-{settings.eval_length}"

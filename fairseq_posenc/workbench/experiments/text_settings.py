@@ -1,4 +1,4 @@
-"""Settings of language models that learn a text: the user's choices and the models' sizes."""
+"""Settings of the experiments that train language models on a text."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from fairseq_posenc.registry import parse
 from fairseq_posenc.workbench.experiments.settings import Run, Settings
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, MASKED
 
-# Or fairseq leaves out what remains of the last batch after a multiple of 8, in a score too.
-WHOLE = ("--required-batch-size-multiple", "1")
+# By default fairseq cuts the last batch to a multiple of 8 and drops the rest, in validation too.
+KEEP_ALL = ("--required-batch-size-multiple", "1")
 
 # Small enough that two processor cores train a model in minutes, large enough that the loss
 # leaves the level of a bag of words. Dropout would only slow down runs that see each text a few
 # times. The schedule does not depend on the length of the run, so a longer run continues a shorter.
-_DATA = ("--sample-break-mode", "none", "--tokens-per-sample", "64", "--max-tokens", "3072", *WHOLE)
+_DATA = (
+    *("--sample-break-mode", "none", "--tokens-per-sample", "64", "--max-tokens", "3072"),
+    *KEEP_ALL,
+)
 _LEARNING = (
     *("--dropout", "0", "--attention-dropout", "0"),
     *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)"),
@@ -35,7 +38,7 @@ def _sizes(stack: str) -> tuple[str, ...]:
 
 
 TASKS = {MASKED: "masked_lm", CAUSAL: "language_modeling"}
-STACKS = {MASKED: "encoder", CAUSAL: "decoder"}  # which has the layers, in names of options
+STACKS = {MASKED: "encoder", CAUSAL: "decoder"}  # as in --encoder-layers
 TRAIN_OPTIONS = {
     MASKED: (
         *("--task", TASKS[MASKED], "--criterion", "masked_lm", *_DATA),
@@ -48,9 +51,9 @@ TRAIN_OPTIONS = {
 }
 
 LEARNING_RATE = "0.003"
-_FEWEST = 16  # sentencepieces
+_MIN_VOCAB_SIZE = 16
 
-# Options that the comparison sets itself, and what to use in their place.
+# Options of fairseq-train that the user cannot set, and what to use instead.
 RESERVED = {
     "--max-update": "use --updates",
     "--max-epoch": "use --updates",
@@ -73,18 +76,17 @@ class TextSettings(Settings):
     case: ClassVar[str] = "learning rate"
     family: str = MASKED
     text: Optional[Path] = None  # the user's text file, or None for Python's own documentation
-    # length at which a model is measured, in tokens, where it is not that of training
-    read: int = 0
-    # learning rates, at the best of which a model is judged; one for each training
+    eval_length: int = 0  # length in tokens at which models are evaluated; 0 for that of training
+    # learning rates; a model is trained with each and compared by its best one
     lrs: tuple[str, ...] = (LEARNING_RATE,)
     vocab_size: int  # number of sentencepieces
-    # options added to those of `fairseq-train`; they win over the demo's
+    # more options of `fairseq-train`, which override those set here
     train_args: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.vocab_size < _FEWEST:
-            raise UserError(f"--vocab-size {self.vocab_size}: must be at least {_FEWEST}")
+        if self.vocab_size < _MIN_VOCAB_SIZE:
+            raise UserError(f"--vocab-size {self.vocab_size}: must be at least {_MIN_VOCAB_SIZE}")
         for lr in self.lrs:
             if not _is_rate(lr):
                 raise UserError(f"--lrs {','.join(self.lrs)}: write numbers, as in 0.001,0.003")
@@ -100,7 +102,7 @@ class TextSettings(Settings):
 
     @property
     def runs(self) -> list[Run]:
-        """The trainings, each model with each learning rate."""
+        """The trainings: each model with each learning rate and seed."""
         pairs = [(variant, lr) for variant in self.variants for lr in self.lrs]
         return [Run(variant, seed, lr) for seed in self.seeds for variant, lr in pairs]
 
@@ -109,7 +111,7 @@ class TextSettings(Settings):
         return self.out / "models" / run.variant.folder / f"lr-{run.case}-seed-{run.seed}"
 
     def data(self, run: Optional[Run] = None) -> Path:
-        """Name the data-bin, which all models share."""
+        """Name the data-bin, the same for all models."""
         return self.out / "data" / "binary"
 
     def options(self, run: Run) -> list[str]:
@@ -122,7 +124,7 @@ class TextSettings(Settings):
         return option_value(self.family, self.train_args, name)
 
     def size(self, name: str) -> str:
-        """Look up an option of the layers, as in ``embed-dim``."""
+        """Look up a size of the stack, as in ``embed-dim``."""
         return self.option(f"--{STACKS[self.family]}-{name}")
 
     @property

@@ -9,7 +9,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.loading.open_model import open_model
 from fairseq_posenc.workbench.plots.command import refuse_bad_output
 from fairseq_posenc.workbench.plots.model_inputs import read_text
-from fairseq_posenc.workbench.plots.page import Watched, inspect, page
+from fairseq_posenc.workbench.plots.page import Inspection, inspect_model, render_page
 from fairseq_posenc.workbench.results.record import own_command
 from fairseq_posenc.workbench.running.files import write_whole
 from fairseq_posenc.workbench.running.options import add_data
@@ -28,12 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a masked LM, causal LM or translation model, ours or fairseq's own; twice for two "
         "models side by side",
     )
-    add("--text", required=True, help="what it reads; of a translation model, the source")
+    add("--text", required=True, help="text to read; the source of a translation")
     add("--target", metavar="TEXT", help="the translation (default: the model's own)")
     add_data(
         parser,
-        "with the dictionaries and what cut the text (default: the one that each model was trained "
-        "on)",
+        "directory with dictionaries and tokenizer (default: that of each model's training)",
     )
     add("--out", type=Path, default=Path("attention.html"), metavar="FILE", help="(%(default)s)")
 
@@ -47,12 +46,12 @@ def run(args: argparse.Namespace) -> int:
     if len(args.checkpoint) > 2:
         raise UserError(f"--checkpoint is given {len(args.checkpoint)} times: name one, or two")
     refuse_bad_output(args.out)
-    watched = []
+    inspections = []
     for path in args.checkpoint:
         opened = open_model(path, args.data)
-        watched.append(inspect(opened, read_text(opened, args.text, args.target)))
-    text = page(watched, own_command())
-    say(f"{args.out}: {len(text) / 1e6:.2f} MB, {' and '.join(map(_shape, watched))}")
+        inspections.append(inspect_model(opened, read_text(opened, args.text, args.target)))
+    text = render_page(inspections, own_command())
+    say(f"{args.out}: {len(text) / 1e6:.2f} MB, {' and '.join(map(_format_shape, inspections))}")
     try:
         write_whole(args.out, text)
     except OSError as error:
@@ -60,10 +59,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _shape(watched: Watched) -> str:
+def _format_shape(inspection: Inspection) -> str:
     """Format the layers, heads and tokens of a model."""
     return ", ".join(
         f"{kind['name']} {kind['layers']} layers x {kind['heads']} heads x "
         f"{len(kind['queries'])}x{len(kind['keys'])} tokens"
-        for kind in watched.facts["kinds"]
+        for kind in inspection.facts["kinds"]
     )

@@ -1,4 +1,4 @@
-"""The attention of one or two models as one HTML file, which needs nothing else to be seen."""
+"""The attention of one or two models as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from fairseq_posenc.workbench.plots.model_inputs import Reading
 from fairseq_posenc.workbench.running.files import checksum
 
 TEMPLATE = Path(__file__).with_name("inspect.html")
-_PLACE = re.compile(r"\{\{(\w+)\}\}")  # of what the template takes
-_LARGEST = 64e6  # bytes of codes that a browser still opens gladly
-_BYTES = 8  # of a pair of tokens, with most encodings: its weight, and three parts of its score
+_PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
+_LARGEST = 64e6  # bytes of codes that a browser still opens quickly
+_BYTES = 8  # per pair of tokens, with most encodings: a weight and three parts of its score
 
 
-class Watched(NamedTuple):
-    """What a model did with a text."""
+class Inspection(NamedTuple):
+    """The attention of a model for one text."""
 
-    facts: dict[str, Any]  # what the page says of it, as JSON values
-    codes: bytes  # the bytes of its planes, one after the other
+    facts: dict[str, Any]  # that the page shows: file, family, positions, and kinds of attention
+    codes: bytes  # the quantized planes, concatenated
 
 
-def inspect(opened: OpenModel, reading: Reading) -> Watched:
-    """Let a model read, and collect what its attention did.
+def inspect_model(opened: OpenModel, reading: Reading) -> Inspection:
+    """Run a model on a text, and collect its quantized attention.
 
     Raises:
         UserError: the page would be too large, the text is too long for the model, or its
-            attention is no number.
+            attention is NaN or infinite.
     """
     _refuse_large(opened, reading)
     kinds, codes = [], bytearray()
@@ -44,10 +44,10 @@ def inspect(opened: OpenModel, reading: Reading) -> Watched:
         capture_attention(opened.model, reading.run)
     ).items():
         found = []
-        seen = quantize.visible(layers)
-        for plane in quantize.planes(layers):
+        seen = quantize.find_visible(layers)
+        for plane in quantize.list_planes(layers):
             quantize.refuse_infinite(opened.path, kind, plane)
-            coded = quantize.quantised(plane.values, seen)
+            coded = quantize.quantize(plane.values, seen)
             scale = {"step": coded.step, "first": coded.first, "last": coded.last}
             found.append({"name": plane.name, "role": plane.role, "start": len(codes), **scale})
             codes += coded.tobytes()
@@ -59,24 +59,24 @@ def inspect(opened: OpenModel, reading: Reading) -> Watched:
         "positions": opened.positions,
         "kinds": kinds,
     }
-    return Watched(facts, bytes(codes))
+    return Inspection(facts, bytes(codes))
 
 
-def page(watched: Sequence[Watched], command: str) -> str:
-    """Fill the template with one model, or with two to see side by side; ``command`` made it."""
-    starts = [sum(len(each.codes) for each in watched[:i]) for i in range(len(watched))]
+def render_page(inspections: Sequence[Inspection], command: str) -> str:
+    """Fill the template with one model, or two side by side; ``command`` is printed on the page."""
+    starts = [sum(len(each.codes) for each in inspections[:i]) for i in range(len(inspections))]
     data = {
         "command": command,
         "version": __version__,
-        "models": [{**each.facts, "start": start} for each, start in zip(watched, starts)],
+        "models": [{**each.facts, "start": start} for each, start in zip(inspections, starts)],
     }
-    codes = zlib.compress(b"".join(each.codes for each in watched))
+    codes = zlib.compress(b"".join(each.codes for each in inspections))
     filled = {
-        # In a script element, nothing may look like its end.
+        # "<" could end the script element that holds the data.
         "data": json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
         "codes": base64.b64encode(codes).decode(),
     }
-    return _PLACE.sub(lambda place: filled[place[1]], TEMPLATE.read_text(encoding="utf-8"))
+    return _PLACEHOLDER.sub(lambda found: filled[found[1]], TEMPLATE.read_text(encoding="utf-8"))
 
 
 def _kind(kind: str, layers: Sequence[CapturedAttention], reading: Reading) -> dict[str, Any]:

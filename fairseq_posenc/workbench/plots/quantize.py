@@ -1,4 +1,4 @@
-"""Attention as planes of small whole numbers, for a page that shows it."""
+"""Quantize attention to 16-bit integers, for the HTML page that shows it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.capture_attention import CapturedAttention
 
-FINE = 0.01  # the largest step between two numbers
-LEVELS = 254  # steps that a matrix has at least
-_MOST = 65_000  # and at most, so that two bytes hold them
+FINE = 0.01  # largest step
+LEVELS = 254  # minimum number of steps of a matrix
+_MOST = 65_000  # maximum, so that a code fits two bytes
 
 
 class Plane(NamedTuple):
@@ -27,7 +27,7 @@ class Plane(NamedTuple):
     values: Tensor  # `[L, H, T, S]`
 
 
-class Quantised(NamedTuple):
+class Quantized(NamedTuple):
     """A plane in whole numbers: code c > 0 stands for ``(first + c - 1) * step``."""
 
     codes: Tensor  # `[L, H, T, S]` of int64, below 2^16; 0 where a query does not see the key
@@ -49,8 +49,8 @@ def group_by_kind(seen: Sequence[CapturedAttention]) -> dict[str, list[CapturedA
     return found
 
 
-def planes(layers: Sequence[CapturedAttention]) -> Iterator[Plane]:
-    """Yield what is known of one kind of attention."""
+def list_planes(layers: Sequence[CapturedAttention]) -> Iterator[Plane]:
+    """Yield the weights of one kind of attention, and the parts of its scores."""
     yield Plane("weight", "weight", torch.cat([each.weights for each in layers]).double())
     splits = [each.split for each in layers]
     for part in ("content", "position", "both"):
@@ -63,7 +63,7 @@ def planes(layers: Sequence[CapturedAttention]) -> Iterator[Plane]:
             yield Plane(name.replace("_", " ") + suffix, role, values)
 
 
-def visible(layers: Sequence[CapturedAttention]) -> Tensor:
+def find_visible(layers: Sequence[CapturedAttention]) -> Tensor:
     """Find which keys the queries of each layer may see, ``[L, 1, T, S]``.
 
     All of them, or none after the query, or none before it: a side of the diagonal on which no
@@ -81,8 +81,8 @@ def visible(layers: Sequence[CapturedAttention]) -> Tensor:
     return torch.cat(seen)
 
 
-def quantised(values: Tensor, seen: Tensor) -> Quantised:
-    """Round values ``[L, H, T, S]`` to multiples of a step, of which each matrix has its own."""
+def quantize(values: Tensor, seen: Tensor) -> Quantized:
+    """Round values ``[L, H, T, S]`` to multiples of a step, chosen for each matrix."""
     low = values.masked_fill(~seen, torch.inf).amin((2, 3), keepdim=True)
     high = values.masked_fill(~seen, -torch.inf).amax((2, 3), keepdim=True)
     step = ((high - low) / LEVELS).clamp(max=FINE).maximum((high - low) / _MOST)
@@ -90,11 +90,11 @@ def quantised(values: Tensor, seen: Tensor) -> Quantised:
     codes = (values / step).round().long()
     first, last = ((end / step).round().long() for end in (low, high))
     codes = (codes - first + 1).masked_fill(~seen, 0)
-    return Quantised(codes, *(each[..., 0, 0].tolist() for each in (step, first, last)))
+    return Quantized(codes, *(each[..., 0, 0].tolist() for each in (step, first, last)))
 
 
 def refuse_infinite(path: Path, kind: str, plane: Plane) -> None:
-    """Refuse attention that is no number, as of weights that are finite but huge.
+    """Refuse attention that is NaN or infinite, which huge finite weights can cause.
 
     Raises:
         UserError: names the first layer.

@@ -2,8 +2,8 @@
 
 submitit writes the jobs, submits them, and queues a job again whose time is up. Here is what it
 leaves open: which jobs belong to a folder, what has become of them (by ``squeue``, as accounting is
-off on small clusters), and when to submit another. Whether a piece is done is told by what it left,
-as on one machine: so a sweep begins here, goes on there, and comes back.
+off on small clusters), and when to submit another. Whether a piece is done is read from its folder,
+as on one machine: so a sweep can move from one machine to a cluster and back.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ class _Queue:
     def _ask(self) -> Optional[dict[str, str]]:
         """Ask for the states of all jobs, a word and the nodes or a reason, by their ids.
 
-        Jobs that have ended are told for some minutes. None if Slurm does not answer.
+        Slurm lists a job for some minutes after its end. None if Slurm does not answer.
         """
         command = ["squeue", "--noheader", "--array", "--states=all", f"--name={self._name}"]
         try:

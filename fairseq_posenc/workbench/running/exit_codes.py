@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Optional
 
-from fairseq_posenc.checkpoints.error_messages import exit_code, one_line
+from fairseq_posenc.checkpoints.error_messages import choose_exit_code, find_message
 from fairseq_posenc.errors import UserError
 
 STOPPED = 130  # what a shell reports after Ctrl-C
@@ -25,7 +25,7 @@ _closed: set[int] = set()  # standard streams that nobody reads any more
 def run_main(program: Callable[[], Optional[int]]) -> int:
     """Run a program to its end and return its exit code.
 
-    An error that ``one_line`` knows is printed as a line. Where nobody
+    An error that ``find_message`` knows is printed as a line. Where nobody
     reads the output any more, as behind ``head``, the work goes on without it; a command that does
     nothing but print can ask :func:`is_read`. Ctrl-C is a line too, whatever it interrupts; what
     has to be cleaned up is by then.
@@ -97,11 +97,11 @@ def _run_reporting_errors(program: Callable[[], Optional[int]]) -> int:
             if sys.stdout:
                 sys.stdout.flush()  # at Python's exit nobody would hear of a full disk
     except Exception as error:
-        message = one_line(error)
+        message = find_message(error)
         if message is None:
             raise
         print(f"fairseq-posenc: error: {message}", file=sys.stderr)
-        return exit_code(error)
+        return choose_exit_code(error)
 
 
 def _check_working_folder() -> None:

@@ -1,4 +1,4 @@
-"""A folder that is there as a whole or not at all, and knows what it was made from."""
+"""A data folder that is complete or absent, with a manifest of what it was made from."""
 
 from __future__ import annotations
 
@@ -22,28 +22,29 @@ _CHECKSUM = re.compile(r"[0-9a-f]{64}")
 
 
 class Folder:
-    """A folder that is filled under another name, and gets its own when it is whole.
+    """An output folder that is filled as ``NAME.partial``, and renamed when it is complete.
 
-    A :class:`~fairseq_posenc.workbench.running.stages.Stage` makes its folder anew where its inputs
-    changed; this is for data, which is never replaced.
+    Unlike a :class:`~fairseq_posenc.workbench.running.stages.Stage`, which replaces its folder when
+    its inputs change, this never replaces data.
 
     Args:
-        path: what it is to be called.
-        plan: all that its content depends on, as JSON can hold it.
-        called: the plan's name in the manifest.
+        path: the finished folder.
+        plan: everything that its content depends on, as JSON values.
+        plan_key: key of the plan in the manifest.
     """
 
-    def __init__(self, path: Path, plan: dict[str, Any], called: str = "plan") -> None:
-        self.path, self._called = path, called
+    def __init__(self, path: Path, plan: dict[str, Any], plan_key: str = "plan") -> None:
+        self.path, self._plan_key = path, plan_key
         self._plan = json.loads(json.dumps(plan))  # tuples become lists, as in the manifest
         self._whole = path.resolve()
         self.partial = self._whole.with_name(f"{self._whole.name}.partial")
 
     def is_done(self) -> bool:
-        """Whether the folder is there already, made from the same plan; say so if it is.
+        """Check whether the folder exists, made from the same plan; print a line if so.
 
         Raises:
-            UserError: it was made otherwise, or by another program; or fairseq could not read it.
+            UserError: it was made from another plan or by another program, or its name has a colon,
+                at which fairseq would split it.
         """
         if ":" in str(self.path):
             raise UserError(
@@ -51,34 +52,32 @@ class Folder:
             )
         if not self.path.exists():
             return False
-        self._compare(plan_of(self.path, self._called), self.path)
+        self._compare(read_plan(self.path, self._plan_key), self.path)
         say(f"{self.path} is there already, made from the same inputs with the same options")
         return True
 
     @contextmanager
-    def continued(self) -> Iterator[dict[str, Any]]:
-        """Enter the unfinished folder, alone; yields what was saved in it, ``{}`` at first.
+    def resume(self) -> Iterator[dict[str, Any]]:
+        """Lock the partial folder and yield the progress saved in it, ``{}`` at first.
 
         Raises:
-            UserError: another process works there, it is somebody else's, or it was begun with
-                another plan.
+            UserError: another process holds the lock, or the folder was begun by another program or
+                with another plan.
         """
-        with self._own():
+        with self._lock():
             saved = read_object(self.partial / _PROGRESS)
             if saved is not None:
                 self._compare(saved.get("plan"), self.partial)
             yield saved.get("done", {}) if saved else {}
 
     @contextmanager
-    def begun(self) -> Iterator[int]:
-        """Enter the unfinished folder, empty and alone; yields its open lock.
-
-        Nothing is left of it if anything goes wrong.
+    def create(self) -> Iterator[int]:
+        """Lock and empty the partial folder and yield the open lock; delete the folder on an error.
 
         Raises:
-            UserError: another process works there, or it is somebody else's.
+            UserError: another process holds the lock, or another program made the folder.
         """
-        with signals_as_keyboard_interrupt(), self._own() as lock:
+        with signals_as_keyboard_interrupt(), self._lock() as lock:
             for left in self.partial.iterdir():  # by a killed run
                 if left.name != LOCK:
                     shutil.rmtree(left) if left.is_dir() else left.unlink()
@@ -89,29 +88,29 @@ class Folder:
                 raise
 
     def save(self, done: dict[str, Any]) -> None:
-        """Save what is done, so that :meth:`continued` yields it."""
+        """Save the progress that :meth:`resume` will yield."""
         _write(self.partial / _PROGRESS, {"plan": self._plan, "done": done})
 
     def discard(self) -> None:
-        """Delete the unfinished folder."""
+        """Delete the partial folder."""
         shutil.rmtree(self.partial, ignore_errors=True)
 
     def finish(self, content: dict[str, Any]) -> None:
-        """Write the manifest, and give the folder its name."""
-        _write(self.partial / MANIFEST, {self._called: self._plan, **content})
+        """Write the manifest and publish the folder."""
+        _write(self.partial / MANIFEST, {self._plan_key: self._plan, **content})
         (self.partial / _PROGRESS).unlink(missing_ok=True)
         self.publish()
         say(f"wrote {self.path}")
 
     def publish(self) -> None:
-        """Bring everything to the disk, and give the folder its name."""
+        """Sync everything to disk, and rename the folder to its final name."""
         for path in (*self.partial.rglob("*"), self.partial):
             sync(path)
         os.rename(self.partial, self._whole)
-        (self._whole / LOCK).unlink()  # until now it says that the folder is ours
+        (self._whole / LOCK).unlink()  # until now it marked the folder as ours
         sync(self._whole.parent)
 
-    def _own(self) -> AbstractContextManager[int]:
+    def _lock(self) -> AbstractContextManager[int]:
         if self.partial.is_symlink():
             raise UserError(f"--out {self.path}: {self.partial} is a link; name another folder")
         return lock_output_folder(self.partial)
@@ -122,7 +121,7 @@ class Folder:
                 f"--out {where}: is there already, and was not made by this program; name another "
                 "folder"
             )
-        if found := differences(plan, self._plan):
+        if found := list_differences(plan, self._plan):
             raise UserError(
                 f"--out {where}: was made with other {'; other '.join(found)}; name another "
                 "folder, or delete that one"
@@ -134,17 +133,17 @@ def saved_progress(folder: Path) -> Any:
     return read_object(folder.with_name(f"{folder.name}.partial") / _PROGRESS)
 
 
-def plan_of(folder: Path, called: str = "plan") -> Any:
+def read_plan(folder: Path, plan_key: str = "plan") -> Any:
     """Read the plan that a folder was made from; None if it has none."""
-    return (read_object(folder / MANIFEST) or {}).get(called)
+    return (read_object(folder / MANIFEST) or {}).get(plan_key)
 
 
-def differences(old: Any, new: Any, name: str = "") -> list[str]:
-    """List the differences of two plans in words: of files the names, not the checksums."""
+def list_differences(old: Any, new: Any, name: str = "") -> list[str]:
+    """List the differences of two plans in words; for files, names without their checksums."""
     if isinstance(old, dict) and isinstance(new, dict):
         found: list[str] = []
         for key in dict.fromkeys([*new, *old]):
-            found += differences(old.get(key), new.get(key), f"{name}, {key}".lstrip(", "))
+            found += list_differences(old.get(key), new.get(key), f"{name}, {key}".lstrip(", "))
         return found
     if old == new:
         return []
@@ -156,7 +155,7 @@ def differences(old: Any, new: Any, name: str = "") -> list[str]:
 
 
 def read_object(path: Path) -> Optional[dict[str, Any]]:
-    """Read a JSON object from a file; None without a file that holds one."""
+    """Read a JSON object from a file; None if it is missing or holds none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

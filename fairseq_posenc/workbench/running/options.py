@@ -1,4 +1,4 @@
-"""Options that several commands have: where two commands have one of a name, it is the same."""
+"""Command-line options that several commands share, each defined once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Settings = TypeVar("Settings")
 
 
 class Parser(ArgumentParser):
-    """A parser whose errors are a line, as all errors are. Texts stay as they are written."""
+    """A parser that raises its errors as :class:`UserError` and keeps line breaks in help texts."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings, formatter_class=RawDescriptionHelpFormatter)
@@ -33,7 +33,7 @@ class Parser(ArgumentParser):
         """Parse; an error names the subcommand, not the whole program.
 
         Raises:
-            UserError: wrong options, or a word that is no text and could stand in no report.
+            UserError: wrong options, or a word that is not UTF-8 or has control characters.
         """
         for word in words[0] if words and words[0] is not None else sys.argv[1:]:
             if not word.isascii() and _SURROGATE.search(word):
@@ -57,7 +57,7 @@ class Parser(ArgumentParser):
 
 
 def parse_with_passed(parser: ArgumentParser, words: Sequence[str]) -> Namespace:
-    """Parse the words before ``--``; those after it, for another program, are ``passed``."""
+    """Parse the words before ``--``; keep those after it, for another program, as ``passed``."""
     words = list(words)
     end = words.index("--") if "--" in words else len(words)
     args = parser.parse_args(words[:end])
@@ -66,7 +66,7 @@ def parse_with_passed(parser: ArgumentParser, words: Sequence[str]) -> Namespace
 
 
 def add_data(parser: ArgumentParser, what: str, required: bool = False) -> None:
-    """Add ``--data``, the data-bin; ``what`` says of which kind, and what is taken without it."""
+    """Add ``--data``, the data-bin; ``what`` is its help: which kind, and the default."""
     parser.add_argument("--data", type=data_path, metavar="DIR", required=required, help=what)
 
 
@@ -74,9 +74,9 @@ def add_out(parser: ArgumentParser, default: Optional[str] = None, computed: str
     """Add ``--out``, the folder of the results.
 
     Args:
-        parser: gets it.
-        default: the folder without it.
-        computed: name of a default that depends on other options; without either default,
+        parser: parser to extend.
+        default: default folder.
+        computed: description of a default that depends on other options. Without either default,
             ``--out`` is required.
     """
     parser.add_argument(
@@ -96,9 +96,9 @@ def add_split(parser: ArgumentParser, default: str) -> None:
 
 
 def add_computing(parser: ArgumentParser, bf16: bool = True) -> None:
-    """Add ``--device`` and ``--fp16`` and, where it can be had, ``--bf16``: on what, and in what.
+    """Add ``--device``, ``--fp16`` and, if supported, ``--bf16``.
 
-    :mod:`fairseq_posenc.workbench.running.devices` reads them.
+    :mod:`fairseq_posenc.workbench.running.devices` evaluates them.
     """
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), help="to compute on (default: a GPU if there is one)"
@@ -118,13 +118,13 @@ def add_count(
 
 
 def add_lengths(parser: ArgumentParser, text: str, default: str) -> None:
-    """Add ``--lengths``; ``text`` says of what."""
+    """Add ``--lengths``; ``text`` is its help."""
     text += f" (default: {default})"
     parser.add_argument("--lengths", type=positive_ints, metavar="N,N", default=default, help=text)
 
 
 def add_seeds(parser: ArgumentParser, default: Union[str, Sequence[int]]) -> None:
-    """Add ``--seeds``; ``default`` is what is taken without it, or says it."""
+    """Add ``--seeds``; ``default`` is its default, or a description of a computed one."""
     text = default if isinstance(default, str) else ",".join(map(str, default))
     parser.add_argument(
         "--seeds",
@@ -136,7 +136,7 @@ def add_seeds(parser: ArgumentParser, default: Union[str, Sequence[int]]) -> Non
 
 
 def add_jobs(parser: _ActionsContainer, default: str, what: str = "runs") -> None:
-    """Add ``--jobs``, of ``what``; ``default`` says what is taken without it."""
+    """Add ``--jobs``, of ``what``; ``default`` describes its default."""
     add_count(parser, "--jobs", f"{what} at a time (default: {default})")
 
 
@@ -205,10 +205,10 @@ def show_examples(parser: ArgumentParser, lines: Sequence[str]) -> None:
 
 
 def data_path(text: str) -> Path:
-    """Return the path of a folder that fairseq reads, or of one that gets such a folder.
+    """Parse the path of a folder that fairseq reads, or of a parent of one.
 
     Raises:
-        ArgumentTypeError: fairseq would take it for several.
+        ArgumentTypeError: it has a colon, at which fairseq splits paths.
     """
     if ":" in text:
         raise ArgumentTypeError(f"'{text}': fairseq splits names at ':'; name a folder without one")
@@ -252,11 +252,11 @@ def parse_named(texts: Sequence[str], form: str, what: str) -> dict[str, str]:
 
     Args:
         texts: the arguments.
-        form: how messages say to write them.
-        what: what has the names, in messages.
+        form: the expected form, for messages.
+        what: what the names stand for, for messages.
 
     Raises:
-        UserError: one is not written so, or two have one name.
+        UserError: an argument has another form, or a name is given twice.
     """
     found: dict[str, str] = {}
     for text in texts:
@@ -273,10 +273,10 @@ def parse_named(texts: Sequence[str], form: str, what: str) -> dict[str, str]:
 
 
 def split_trainings(text: str) -> list[str]:
-    """Split the paths of trainings at commas, but not at those in the name of a file that exists.
+    """Split the paths of trainings at commas, except at commas in names of existing files.
 
     Args:
-        text: the paths; each may be several that colons join.
+        text: the paths; each may itself be several paths joined by colons.
     """
     paths, rest = [], text.split(",")
     while rest:
@@ -292,5 +292,5 @@ def _exist(paths: str) -> bool:
 
 
 def is_folder_name(name: str) -> bool:
-    """Whether a name can be that of a folder."""
+    """Check whether a name can be a folder's."""
     return "/" not in name and name not in (".", "..")

@@ -10,7 +10,7 @@ from typing import Any, Optional
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.files import read_json, write_whole
-from fairseq_posenc.workbench.running.folders import differences, read_object
+from fairseq_posenc.workbench.running.folders import list_differences, read_object
 
 Outputs = dict[str, Any]  # figures that come out of a stage, as JSON values
 STAMP = "stamp.json"
@@ -81,7 +81,7 @@ class Stage:
             UserError: names the differences; or the stamp is damaged.
         """
         known = read_inputs(self.folder)
-        if known is None or not (found := differences(known, self.inputs)) or not begun():
+        if known is None or not (found := list_differences(known, self.inputs)) or not begun():
             return
         raise UserError(
             f"{self.folder} has a run with other settings ({'; '.join(found)}); choose another "

@@ -1,8 +1,8 @@
 """GPT-2's byte-level BPE through tiktoken: fairseq's token ids, about seven times as fast.
 
 tiktoken and fairseq split text with different regular expression engines, whose Unicode tables may
-differ. An encoder finds out which characters the two classify differently, and lines with such a
-character go through fairseq's own encoder.
+differ. At start-up the encoder finds the characters that the two classify differently; lines with
+such an *odd* character go through fairseq's own encoder.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from fairseq_posenc.workbench.tokens.offsets import Tokens, spans_of_bytes
 _BYTES = 256
 _CLASSES = (r"\p{L}", r"\p{N}", r"\s")  # character classes of the pattern of GPT-2
 _NEWLINE = ord("\n")
-# Looking for a special token keeps tiktoken from looking for an empty one at each position; the
-# name can occur in a text, where it is then text like any other.
+# tiktoken needs one special token: without any it searches for an empty string at each position.
+# Where this name occurs in a text, it is encoded as plain text.
 _SPECIAL = "<|endoftext|>"
 
 
@@ -41,7 +41,7 @@ class GPT2:
         self._fairseq, self._fast = _load(encoder_json, vocab_bpe)
         self._eos = dictionary.eos()
         self._odd = _odd_characters()
-        # The pieces in the order of tiktoken's numbers, each written with a letter for each byte.
+        # The pieces by tiktoken's rank (bytes, then merges), written with one letter per byte.
         pieces = [self._fairseq.byte_encoder[byte] for byte in range(_BYTES)]
         pieces += ["".join(pair) for pair in self._fairseq.bpe_ranks]
         self._sizes = np.array([len(piece) for piece in pieces])
@@ -125,7 +125,7 @@ def _load(encoder_json: Path, vocab_bpe: Path) -> tuple[gpt2_bpe_utils.Encoder, 
         fairseq = gpt2_bpe_utils.get_encoder(str(encoder_json), str(vocab_bpe))
     except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise UserError(f"{encoder_json}, {vocab_bpe}: {error}") from None
-    _check(fairseq, encoder_json, vocab_bpe)
+    _check_merges(fairseq, encoder_json, vocab_bpe)
     ranks = {bytes([byte]): byte for byte in range(_BYTES)}
     for pair, rank in fairseq.bpe_ranks.items():
         ranks[bytes(fairseq.byte_decoder[c] for c in "".join(pair))] = _BYTES + rank
@@ -138,11 +138,14 @@ def _load(encoder_json: Path, vocab_bpe: Path) -> tuple[gpt2_bpe_utils.Encoder, 
     return fairseq, fast
 
 
-def _check(fairseq: gpt2_bpe_utils.Encoder, encoder_json: Path, vocab_bpe: Path) -> None:
-    """Check that tiktoken, which merges by result, merges as GPT-2, which merges by pair.
+def _check_merges(fairseq: gpt2_bpe_utils.Encoder, encoder_json: Path, vocab_bpe: Path) -> None:
+    """Check that tiktoken merges as GPT-2 does.
 
-    They agree if each merge makes a new piece, and that piece alone is merged to itself: the text
-    between two ends that no merge crosses is merged as if it stood alone.
+    GPT-2 ranks a merge by its pair, tiktoken by its result. Both agree if each merge makes a piece
+    that no other merge makes, and if the text of a piece is merged into that piece.
+
+    Raises:
+        UserError: they disagree, or a file is malformed.
     """
     numbers = list(fairseq.encoder.values())
     if len(fairseq.decoder) < len(numbers) or any(type(number) is not int for number in numbers):

@@ -41,7 +41,7 @@ class DataBin(NamedTuple):
         )
 
     def raw(self, subset: str, language: str) -> Path:
-        """Return where ``preprocess/translation.py`` keeps a subset's untouched text."""
+        """Name the file of a subset's raw text, which ``preprocess/translation.py`` wrote."""
         return self.folder / f"{subset}.raw.{language}"
 
     def sentences(self, subset: str) -> int:

@@ -1,4 +1,4 @@
-"""Translation of a test set by ``fairseq-generate``, in parts that are kept."""
+"""Translate a test set by ``fairseq-generate``, in parts, so that it can be resumed."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ _LARGEST_BATCH = 128  # sentences
 
 
 class Search(NamedTuple):
-    """How translations are searched for."""
+    """Settings of beam search."""
 
-    beam: int  # number of hypotheses that are followed; 1 is greedy
+    beam: int  # beam size; 1 is greedy
     length_penalty: float  # below 1 favours short translations, above 1 long ones
 
     @property
     def name(self) -> str:
-        """What tables call it."""
+        """Its name in tables."""
         return "greedy" if self.beam == 1 else f"beam {self.beam}"
 
 
 @dataclass(frozen=True)
 class Options:
-    """What all translations of an evaluation share."""
+    """Options that all translations of an evaluation share."""
 
     subset: str  # the part of the data to translate
-    num_shards: int  # number of parts; an interrupted evaluation goes on after the last whole one
-    max_tokens: int  # source tokens translated at a time
-    cpu: bool  # leave a GPU alone
+    num_shards: int  # number of parts; an interrupted evaluation resumes after the last whole one
+    max_tokens: int  # source tokens of a batch
+    cpu: bool  # do not use a GPU
     fp16: bool  # half precision
 
 
@@ -64,9 +64,9 @@ class Generation:
         }
 
     def run(self, search: Search, folder: Path) -> list[str]:
-        """Return the plain translations, in the order of the test set.
+        """Translate the test set; return plain text in its order.
 
-        Parts in the folder, made from the same inputs, are not made again.
+        Parts in the folder that were made from the same inputs are reused.
 
         Raises:
             UserError: ``fairseq-generate`` failed, or left out a sentence.
@@ -89,7 +89,7 @@ class Generation:
         return {}
 
     def command(self, search: Search, shard: int, folder: Path) -> list[str]:
-        """Return the command that translates one part."""
+        """Build the command that translates one part."""
         options = self._options
         batch_size = min(self._sentences // self._shards, _LARGEST_BATCH)
         return [
@@ -98,11 +98,11 @@ class Generation:
             *("--path", ":".join(map(str, self._checkpoints)), "--gen-subset", options.subset),
             *("--beam", str(search.beam), "--lenpen", str(search.length_penalty)),
             *("--remove-bpe", "sentencepiece", "--results-path", str(folder)),
-            # The vectors that training began with: their files are not needed any more.
+            # Files of pretrained embeddings are needed in training alone.
             *("--model-overrides", "{'encoder_embed_path': None, 'decoder_embed_path': None}"),
             *("--max-tokens", str(options.max_tokens), "--batch-size", str(batch_size)),
             *("--required-batch-size-multiple", "1", "--num-workers", "0", "--no-progress-bar"),
-            # What fairseq-generate takes for its parts; it ignores --num-shards and --shard-id.
+            # These two choose the part: fairseq-generate ignores --num-shards and --shard-id.
             *("--distributed-world-size", str(self._shards), "--distributed-rank", str(shard)),
             *(["--cpu"] if options.cpu else []),
             *(["--fp16"] if options.fp16 else []),
@@ -115,7 +115,7 @@ class Generation:
 
 
 def read_hypotheses(path: Path) -> dict[int, str]:
-    """Return the plain text of the best hypotheses that ``fairseq-generate`` wrote, by number."""
+    """Read the best hypotheses that ``fairseq-generate`` wrote, plain text by sentence number."""
     found: dict[int, str] = {}
     for line in read_lines(path, "the output of fairseq-generate"):
         if line.startswith("D-"):

@@ -347,8 +347,8 @@ class TestData:
         folders = [tmp_path / name for name in ("one", "other")]
         for folder in folders:
             folder.mkdir()
-            data.write_training(tasks.get("sort"), family, 8, folder)
-            data.write_reading(tasks.get("sort"), family, [3, 20], folder)
+            data.write_train_splits(tasks.get("sort"), family, 8, folder)
+            data.write_test_splits(tasks.get("sort"), family, [3, 20], folder)
         names = sorted(path.name for path in folders[0].iterdir())
         assert filecmp.cmpfiles(*folders, names, shallow=False) == (names, [], [])
         assert len(names) == (9 if family == CAUSAL else 18)
@@ -501,12 +501,12 @@ class TestReport:
         log = [
             '| INFO | length-20 | {"epoch": 1, "length-20_loss": "1", "length-20_exact": "0.25"}'
         ]
-        assert experiment.parse_shares([*log, "noise"]) == {"20": 0.25}
+        assert experiment.parse_accuracies([*log, "noise"]) == {"20": 0.25}
         log = [
             f'{{"length-20-depth-{depth}_exact": "{share}"}}'
             for depth, share in ((0, 1), (0.25, 0.5))
         ]
-        assert experiment.parse_shares(log) == {"20": 0.75, "20@0": 1.0, "20@0.25": 0.5}
+        assert experiment.parse_accuracies(log) == {"20": 0.75, "20@0": 1.0, "20@0.25": 0.5}
 
 
 def parse(*words: str) -> argparse.Namespace:

@@ -21,7 +21,7 @@ from fairseq_posenc.workbench.loading.families import FAMILIES
 from fairseq_posenc.workbench.loading.open_model import OpenModel, open_model
 from fairseq_posenc.workbench.plots import page
 from fairseq_posenc.workbench.plots.model_inputs import Reading, read_text, tokenize
-from fairseq_posenc.workbench.plots.quantize import FINE, LEVELS, quantised, visible
+from fairseq_posenc.workbench.plots.quantize import FINE, LEVELS, find_visible, quantize
 from fairseq_posenc.workbench.tokens.learning import learn_pieces
 from tests.helpers.commands import USER_DIR, new_directory, pairs, run, sentences, train, trained
 from tests.helpers.tiny_models import logits, make_dictionary, make_model
@@ -85,7 +85,7 @@ def test_a_number_is_within_half_a_step(size):
     values = torch.randn(2, 3, 7, 5, dtype=torch.float64) * size
     seen = torch.ones(2, 1, 7, 5, dtype=torch.bool)
     seen[1] = seen[1].tril()
-    found = quantised(values, seen)
+    found = quantize(values, seen)
     step, first = (
         torch.tensor(each, dtype=torch.float64)[..., None, None]
         for each in (found.step, found.first)
@@ -102,7 +102,7 @@ def test_a_number_is_within_half_a_step(size):
 
 @pytest.mark.parametrize("number", [0.25, 0.0, -3.0])
 def test_equal_numbers_are_told_in_hundredths(number):
-    found = quantised(torch.full((1, 1, 2, 2), number), torch.ones(1, 1, 2, 2, dtype=torch.bool))
+    found = quantize(torch.full((1, 1, 2, 2), number), torch.ones(1, 1, 2, 2, dtype=torch.bool))
     assert found.codes.eq(1).all()
     assert found.first[0][0] * found.step[0][0] == pytest.approx(number)
     assert found.first == found.last
@@ -115,7 +115,7 @@ def test_what_a_layer_sees_is_told_by_its_directions():
     )
     whole = torch.ones(6, 6, dtype=torch.bool)
     expected = torch.stack([whole.tril(), whole.triu(), whole])[:, None]
-    assert visible(layers).equal(expected)
+    assert find_visible(layers).equal(expected)
 
 
 # --------------------------------------------------------------------------------------- pages
@@ -201,7 +201,7 @@ def test_models_of_fairseqs_own_show_weights_and_scores(family):
     ).save_dir
     opened = open_model(save_dir / "checkpoint_last.pt")
     assert set(opened.positions.values()) == {None}
-    watched = page.inspect(opened, read_text(opened, TEXT))
+    watched = page.inspect_model(opened, read_text(opened, TEXT))
     for kind in watched.facts["kinds"]:
         assert [plane["name"] for plane in kind["planes"]] == ["weight", *PARTS]
     with pytest.raises(UserError, match=r"reads 1[0-9]* tokens, and the text has"):
@@ -229,13 +229,13 @@ def test_a_page_of_six_layers_eight_heads_and_64_tokens_is_small(spec, limit):
     for parameter in model.parameters():
         parameter.data += 0.05 * torch.randn_like(parameter)  # bytes that hardly repeat
     opened, reading = watched_model("translation", model, ["a word"] * 64)
-    assert len(page.page([page.inspect(opened, reading)], "")) < limit
+    assert len(page.render_page([page.inspect_model(opened, reading)], "")) < limit
 
 
 def test_no_text_ends_the_script_that_holds_it():
     labels = ["</script>", "<!--", "<script>", "{{codes}}", "{{data}}"]
     model = make_model("masked_lm")
-    html = page.page([page.inspect(*watched_model("masked_lm", model, labels))], "")
+    html = page.render_page([page.inspect_model(*watched_model("masked_lm", model, labels))], "")
     assert content_of(html)[0]["models"][0]["kinds"][0]["queries"] == labels
 
 
@@ -356,4 +356,4 @@ def test_checkpoints_of_another_kind_or_broken_are_refused(capsys, tmp_path):
 def test_a_page_too_large_for_a_browser_is_refused():
     opened, reading = watched_model("causal_lm", make_model("causal_lm"), ["a"] * 3000)
     with pytest.raises(UserError, match=r"3000 tokens in 8 heads .* at most 1000 tokens"):
-        page.inspect(opened, reading)
+        page.inspect_model(opened, reading)

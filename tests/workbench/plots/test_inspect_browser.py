@@ -85,10 +85,12 @@ def show(folder: Path, *models: tuple[str, dict], words: list[str] = WORDS) -> S
         for parameter in model.parameters():
             parameter.data += 0.3 * torch.randn_like(parameter)
         opened, reading = watched_model(family, model, words)
-        watched.append(page.inspect(opened, reading))
+        watched.append(page.inspect_model(opened, reading))
         attention.append(capture_attention(model, reading.run))
     path = folder / "attention.html"
-    path.write_text(page.page(watched, "fairseq-posenc inspect --text 'a <b>'"), encoding="utf-8")
+    path.write_text(
+        page.render_page(watched, "fairseq-posenc inspect --text 'a <b>'"), encoding="utf-8"
+    )
     return Shown(path, attention)
 
 

@@ -233,7 +233,7 @@ class TestFolders:
 
     def make(self, path: Path, plan: dict | None = None, called: str = "plan") -> Folder:
         folder = Folder(path, plan or self.PLAN, called)
-        with folder.begun():
+        with folder.create():
             (folder.partial / "data").write_text("x")
             folder.finish({"counts": {"items": 1}})
         return folder
@@ -253,7 +253,7 @@ class TestFolders:
         (folder.partial / locks.LOCK).write_text("")
 
         def fail() -> None:
-            with folder.begun():
+            with folder.create():
                 (folder.partial / "data").write_text("x")
                 raise KeyError
 
@@ -261,7 +261,7 @@ class TestFolders:
             fail()
         assert os.listdir(tmp_path) == []
 
-    @pytest.mark.parametrize("way", ["begun", "continued"])
+    @pytest.mark.parametrize("way", ["create", "resume"])
     def test_somebody_elses_unfinished_folder_is_left_alone(self, tmp_path: Path, way: str) -> None:
         folder = Folder(tmp_path / "out", {})
         folder.partial.mkdir()
@@ -270,7 +270,7 @@ class TestFolders:
             getattr(folder, way)().__enter__()
         assert os.listdir(folder.partial) == ["thesis.tex"]
 
-    @pytest.mark.parametrize("way", ["begun", "continued"])
+    @pytest.mark.parametrize("way", ["create", "resume"])
     def test_a_link_in_the_place_of_the_unfinished_folder(self, tmp_path: Path, way: str) -> None:
         folder = Folder(tmp_path / "out", {})
         (tmp_path / "elsewhere").mkdir()
@@ -283,7 +283,7 @@ class TestFolders:
         (tmp_path / "big-disk").mkdir()
         (tmp_path / "out").symlink_to(tmp_path / "big-disk")
         folder = Folder(tmp_path / "out", {})
-        with folder.begun():
+        with folder.create():
             (folder.partial / "data").write_text("x")
             folder.finish({})
         assert (tmp_path / "out").is_symlink()
@@ -294,23 +294,23 @@ class TestFolders:
     )
     def test_progress_that_is_not_ours(self, tmp_path: Path, progress: str) -> None:
         folder = Folder(tmp_path / "out", {})
-        with folder.continued():
+        with folder.resume():
             (folder.partial / "progress.json").write_text(progress)
-        with contextlib.suppress(UserError), folder.continued() as saved:
+        with contextlib.suppress(UserError), folder.resume() as saved:
             assert saved == {}
 
     def test_a_beginning_is_continued_with_what_was_saved(self, tmp_path: Path) -> None:
         folder = Folder(tmp_path / "out", self.PLAN)
-        with folder.continued() as saved:
+        with folder.resume() as saved:
             assert saved == {}
             folder.save({"items": 3})
-        with folder.continued() as saved:
+        with folder.resume() as saved:
             assert saved == {"items": 3}
             with pytest.raises(UserError, match="is at work there"):
-                folder.begun().__enter__()
+                folder.create().__enter__()
         other = Folder(tmp_path / "out", {**self.PLAN, "format": 2})
         with pytest.raises(UserError, match=r"out.partial: was made with other format: 1, not 2;"):
-            other.continued().__enter__()
+            other.resume().__enter__()
 
     @pytest.mark.parametrize(
         ("change", "told"),

@@ -22,8 +22,8 @@ from fairseq_posenc.workbench.convert.exchange.folder import (
     CODE,
     FAIRSEQ,
     TARGET,
-    code,
-    whole,
+    create_folder,
+    generate_code,
     write_json,
     write_model,
     write_tokenizer,
@@ -51,7 +51,7 @@ def export(
     Raises:
         UserError: the models differ, or a part cannot be exported.
     """
-    with whole(out) as folder:
+    with create_folder(out) as folder:
         unknown, notes = _write_tokenizers(trained, given, folder)
         if target == "onnx":
             what = _write_graph(trained, folder, notes, labels)
@@ -105,7 +105,7 @@ def _write_model(
             return native.config
     notes.append(f"code of its own: {why_not}")
     write_model(folder, config, weights)
-    (folder / CODE).write_text(code(config), encoding="utf-8")
+    (folder / CODE).write_text(generate_code(config), encoding="utf-8")
     if wrong := _compare(trained, folder, config, notes):
         raise UserError(f"{wrong}: nothing was written")
     return config

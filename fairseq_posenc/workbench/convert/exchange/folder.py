@@ -1,4 +1,4 @@
-"""The folder that transformers reads, written whole or not at all."""
+"""Write a model folder for Hugging Face's transformers: complete, or not at all."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ from torch import Tensor
 from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
-from fairseq_posenc.workbench.convert.exchange.standalone import Symbol, module, standalone
+from fairseq_posenc.workbench.convert.exchange.standalone import (
+    Symbol,
+    build_standalone,
+    load_module,
+)
 from fairseq_posenc.workbench.convert.exchange.tokens import Text
 from fairseq_posenc.workbench.running.folders import Folder
 
 WEIGHTS, CONFIG, CODE = "model.safetensors", "config.json", "modeling_fairseq_posenc.py"
-FAIRSEQ = "fairseq"  # key of config.json: the options of the training, for the way back
-TARGET = "target"  # folder of the tokenizer of a target with symbols of its own
+FAIRSEQ = "fairseq"  # key of config.json: options of the training, needed to import the model again
+TARGET = "target"  # folder of the target's tokenizer, if its dictionary is not the source's
 _TITLE = """A Transformer with position encodings as parts: {spec}.
 
 Written by fairseq-posenc {version} from its own modules; needs torch and transformers alone.
@@ -28,19 +32,19 @@ Written by fairseq-posenc {version} from its own modules; needs torch and transf
 
 
 @contextmanager
-def whole(folder: Path) -> Iterator[Path]:
-    """Give a folder to fill, which gets its name when it is full.
+def create_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder to fill; rename it to ``folder`` when the block ends without error.
 
     Raises:
-        UserError: the folder is there and not empty, or cannot be written.
+        UserError: the folder exists and is not empty, or cannot be written.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"--out {folder}: is there and not empty; name another folder")
-    made = Folder(folder, {})
+    output = Folder(folder, {})
     try:
-        with made.begun():
-            yield made.partial
-            made.publish()
+        with output.create():
+            yield output.partial
+            output.publish()
     except OSError as error:
         raise UserError(f"--out {folder}: cannot be written: {error.strerror}") from error
 
@@ -56,13 +60,13 @@ def write_model(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]
     write_json(folder / CONFIG, config)
     path = folder / WEIGHTS
     save_file(weights, path, metadata={"format": "pt"})
-    path.chmod((folder / CONFIG).stat().st_mode)  # for whoever may read the rest, not for us alone
+    path.chmod((folder / CONFIG).stat().st_mode)  # save_file makes it readable by its owner alone
 
 
-def code(config: dict[str, Any]) -> str:
-    """Write the code of a model: its classes, its encodings, and what those need."""
+def generate_code(config: dict[str, Any]) -> str:
+    """Generate the source of a model: its classes, its encodings, and their dependencies."""
     classes = {name.rpartition(".")[2] for name in config["auto_map"].values()}
-    # A training in transformers writes the stack that a model lacks as null.
+    # transformers writes a missing stack as null when it saves a trained model.
     stacks = [config[key] for key in ("encoder_stack", "decoder_stack") if config.get(key)]
     # It also sorts what it saves, so the order of encodings is that of their names.
     layers = [[sorted(layer) for layer in stack["positions"]] for stack in stacks]
@@ -71,16 +75,20 @@ def code(config: dict[str, Any]) -> str:
     wanted = [Symbol(each.__module__, each.__name__) for each in encodings]
     for source in ("configuration", "heads", "generation"):
         name = f"fairseq_posenc.workbench.convert.exchange.modeling.{source}"
-        wanted += [Symbol(name, each) for each in module(name).definitions if each in classes]
+        wanted += [Symbol(name, each) for each in load_module(name).definitions if each in classes]
     specs = [",".join("+".join(layer) or "none" for layer in each) for each in layers]
     spec = " and ".join(dict.fromkeys(specs))
-    return standalone(_TITLE.format(spec=spec, version=__version__), wanted)
+    return build_standalone(_TITLE.format(spec=spec, version=__version__), wanted)
 
 
-def write_tokenizer(folder: Path, text: Text, longest: int, pads: str) -> None:
-    """Write a tokenizer for a model of ``longest`` positions.
+def write_tokenizer(folder: Path, text: Text, max_length: int, padding_side: str) -> None:
+    """Write a tokenizer.
 
-    ``pads`` is the side, ``left`` or ``right``.
+    Args:
+        folder: created if missing.
+        text: the tokenizer.
+        max_length: positions of the model.
+        padding_side: ``left`` or ``right``.
     """
     folder.mkdir(exist_ok=True)
     text.tokenizer.save(str(folder / "tokenizer.json"))
@@ -92,8 +100,8 @@ def write_tokenizer(folder: Path, text: Text, longest: int, pads: str) -> None:
         settings["mask_token"] = {"__type": "AddedToken", "content": "<mask>", **flags}
     settings |= {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": longest,
-        "padding_side": pads,
+        "model_max_length": max_length,
+        "padding_side": padding_side,
         "model_input_names": ["input_ids", "attention_mask"],
         "clean_up_tokenization_spaces": False,
     }

@@ -13,7 +13,13 @@ from fairseq_posenc.checkpoints.trusted_settings import check_settings, refuse_f
 from fairseq_posenc.checkpoints.weight_settings import WeightSettings
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.workbench.convert.exchange.config_json import by_layer
-from fairseq_posenc.workbench.convert.exchange.folder import CODE, CONFIG, FAIRSEQ, WEIGHTS, code
+from fairseq_posenc.workbench.convert.exchange.folder import (
+    CODE,
+    CONFIG,
+    FAIRSEQ,
+    WEIGHTS,
+    generate_code,
+)
 from fairseq_posenc.workbench.convert.exchange.from_hf_config import retrained, settings_of
 from fairseq_posenc.workbench.convert.exchange.hf_folder import Folder
 from fairseq_posenc.workbench.convert.exchange.hf_mapping import collect, separated
@@ -84,7 +90,7 @@ def _refuse_other_code(folder: Folder) -> None:
     if not path.is_file():
         return
     try:
-        expected = _without_version(code(folder.config))
+        expected = _without_version(generate_code(folder.config))
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{folder.path / CONFIG}: is not of {CODE}: {error!r}") from None
     if _without_version(path.read_text(encoding="utf-8", errors="replace")) != expected:

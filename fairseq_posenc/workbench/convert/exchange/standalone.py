@@ -85,7 +85,7 @@ class Module:
             inner = f"{found.module}.{found.name}"
             if find_spec(inner):
                 return Symbol(inner)
-        return module(found.module).find(found.name)
+        return load_module(found.module).find(found.name)
 
     def uses(self, name: str) -> list[Use]:
         """List where the definition of a name uses symbols."""
@@ -98,7 +98,7 @@ class Module:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             owner = None if node.value.id in local else self.find(node.value.id)
             if owner is not None and owner.is_ours and not owner.name:
-                symbol = module(owner.module).find(node.attr)
+                symbol = load_module(owner.module).find(node.attr)
                 assert symbol is not None
                 yield _use(symbol, node.attr, place)
                 return
@@ -142,7 +142,7 @@ class Module:
 
 
 @cache
-def module(name: str) -> Module:
+def load_module(name: str) -> Module:
     """Read a module of the package, once."""
     return Module(name)
 
@@ -174,7 +174,7 @@ def _bound(scope: ast.AST) -> set[str]:
     return found
 
 
-def standalone(title: str, wanted: Iterable[Symbol]) -> str:
+def build_standalone(title: str, wanted: Iterable[Symbol]) -> str:
     """Write a module with the wanted definitions, and what they need of the package."""
     taken, imports = _needed(list(wanted))
     counts = Counter([symbol.name for symbol in taken])
@@ -195,7 +195,7 @@ def _needed(first: list[Symbol]) -> tuple[dict[Symbol, list[Symbol]], list[str]]
         symbol = left.pop()
         if symbol in taken:
             continue
-        uses = module(symbol.module).uses(symbol.name)
+        uses = load_module(symbol.module).uses(symbol.name)
         taken[symbol] = [use.symbol for use in uses if use.symbol.is_ours and use.symbol != symbol]
         for use in uses:
             if not use.symbol.is_ours:
@@ -219,7 +219,7 @@ def _modules_in_order(taken: dict[Symbol, list[Symbol]]) -> list[Module]:
 
     for name in needs:
         add(name)
-    return [module(name) for name in order]
+    return [load_module(name) for name in order]
 
 
 def _alias(use: Use) -> str:

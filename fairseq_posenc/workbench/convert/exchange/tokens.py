@@ -14,7 +14,7 @@ from tokenizers import pre_tokenizers as splits
 from tokenizers.processors import TemplateProcessing
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.folders import plan_of
+from fairseq_posenc.workbench.running.folders import read_plan
 from fairseq_posenc.workbench.tokens.tokenizer import ENCODER, MERGES
 
 SPACE = "▁"
@@ -56,7 +56,7 @@ def find_way(given: Optional[str], folder: Path, language: str) -> Path | str:
         return found
     if (place / ENCODER).is_file() or place.is_file():
         return place
-    options = (plan_of(place) or {}).get("options", {})
+    options = (read_plan(place) or {}).get("options", {})
     if way := next((way for way in ("words", "characters") if options.get(way)), None):
         return way
     raise UserError(

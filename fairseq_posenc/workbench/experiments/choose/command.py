@@ -121,7 +121,7 @@ def _settings(question: Question, args: argparse.Namespace) -> TextSettings:
         seeds=args.seeds,
         vocab_size=args.vocab_size,
         family=question.family,
-        read=question.length,
+        eval_length=question.length,
         points=2,
         jobs=args.jobs or default_jobs(),
         cluster=parse_place(args),

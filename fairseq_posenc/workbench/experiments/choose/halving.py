@@ -104,7 +104,7 @@ class Halving:
             "candidates": [each.name for each in variants],
             "updates": updates,
             "text": checksum(settings.text) if settings.text else None,
-            "how": [settings.family, settings.seeds, settings.read, settings.vocab_size],
+            "how": [settings.family, settings.seeds, settings.eval_length, settings.vocab_size],
             "options": settings.train_args,
             "version": __version__,
         }

@@ -49,7 +49,7 @@ def describe_rounds(rounds: Sequence[Round], settings: TextSettings, unigram: fl
             f"Measured: {settings.family} models of {settings.size('layers')} layers of width "
             f"{settings.size('embed-dim')} on `{settings.text}`, trained at {settings.trained:,} "
             f"tokens for up to {rounds[-1].updates:,} updates, read at "
-            f"{settings.read or settings.trained:,}, {len(settings.seeds)} seeds.",
+            f"{settings.eval_length or settings.trained:,}, {len(settings.seeds)} seeds.",
             "",
             markdown.table(("encoding", "updates", "validation perplexity"), rows),
             "",
@@ -108,6 +108,6 @@ def record(rounds: Sequence[Round], settings: TextSettings) -> Record:
         "family": settings.family,
         "text": str(settings.text),
         "trained_length": settings.trained,
-        "read_length": settings.read or settings.trained,
+        "read_length": settings.eval_length or settings.trained,
     }
     return Record("choose", {"candidates": rows, "rounds": times}, data, command=own_command())

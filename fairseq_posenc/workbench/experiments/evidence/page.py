@@ -25,7 +25,7 @@ def page(path: Path) -> str:
 
 
 def columns(family: str) -> list[Column]:
-    """Return what is known of a family's encodings, the most telling first."""
+    """Collect the table columns of a family: results of models, then costs and parameters."""
     probed = measured.probed(family)
     return [
         *figures(family, measured.multiples(family)),
@@ -36,7 +36,7 @@ def columns(family: str) -> list[Column]:
 
 
 def figures(family: str, multiples: Iterable[int]) -> list[Column]:
-    """Return what models did, also at some multiples of the length of training."""
+    """Collect the columns of models' results, at the trained length and at its multiples."""
     found = [
         measured.compared(family),
         *(measured.at_length(family, times) for times in multiples if times > 1),
@@ -46,7 +46,7 @@ def figures(family: str, multiples: Iterable[int]) -> list[Column]:
 
 
 def table(family: str, names: Sequence[str]) -> str:
-    """Return what is known of some encodings, in Markdown."""
+    """Format the columns of a family for some encodings as a Markdown table."""
     return _table(columns(family), names)
 
 

@@ -1,4 +1,4 @@
-"""Questions and answers as data of fairseq, the same whenever they are made."""
+"""Write questions and answers as fairseq data: deterministic, from a fixed seed."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from fairseq_posenc.workbench.running.stages import Outputs
 QUESTION, ANSWER = "question", "answer"  # fairseq's two languages, with an encoder
 DATA_SEED = 1
 EXAMPLES = {"train": 50_000, "valid": 200}
-READ = 100  # examples of each length
+TEST_EXAMPLES = 100  # of each length
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of what is hidden, an equal part of the examples at each
 
 
-def write_training(task: Task, family: str, longest: int, folder: Path) -> Outputs:
-    """Write the splits ``train`` and ``valid``, with all lengths up to the longest."""
+def write_train_splits(task: Task, family: str, longest: int, folder: Path) -> Outputs:
+    """Write the splits ``train`` and ``valid``, with lengths drawn from 1 to ``longest``."""
     for split, count in EXAMPLES.items():
         chance = _chance(task, split)
         examples = (task.example(chance, chance.randint(1, longest)) for _ in range(count))
@@ -31,19 +31,21 @@ def write_training(task: Task, family: str, longest: int, folder: Path) -> Outpu
     return dict(EXAMPLES)
 
 
-def write_reading(task: Task, family: str, lengths: Sequence[int], folder: Path) -> Outputs:
-    """Write a split for each length, and depth; see :func:`split_names`."""
+def write_test_splits(task: Task, family: str, lengths: Sequence[int], folder: Path) -> Outputs:
+    """Write a test split for each length, and depth; see :func:`name_test_splits`."""
     written = {}
-    for split, (length, *depth) in split_names(task, lengths).items():
+    for split, (length, *depth) in name_test_splits(task, lengths).items():
         chance = _chance(task, split)
-        written[split] = READ // (len(DEPTHS) if depth else 1)
+        written[split] = TEST_EXAMPLES // (len(DEPTHS) if depth else 1)
         examples = (task.example(chance, length, *depth) for _ in range(written[split]))
         _write(examples, task, family, folder, split)
     return written
 
 
-def split_names(task: Task, lengths: Sequence[int]) -> dict[str, tuple[int] | tuple[int, float]]:
-    """Name the splits that are read; of each the length, and the depth where the task has them."""
+def name_test_splits(
+    task: Task, lengths: Sequence[int]
+) -> dict[str, tuple[int] | tuple[int, float]]:
+    """Name the test splits; map each to its length, and to its depth if the task has depths."""
     if not task.has_depth:
         return {f"length-{length}": (length,) for length in lengths}
     return {f"length-{n}-depth-{d:g}": (n, d) for n in lengths for d in DEPTHS}

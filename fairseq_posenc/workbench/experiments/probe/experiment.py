@@ -1,4 +1,4 @@
-"""The experiment of a probe: data of each task, and models that learn it."""
+"""The experiment of ``probe``: write each task's data, train models on it, test them."""
 
 from __future__ import annotations
 
@@ -11,66 +11,63 @@ from fairseq_posenc.workbench.experiments.experiment import Experiment
 from fairseq_posenc.workbench.experiments.probe.data import (
     DATA_SEED,
     EXAMPLES,
-    READ,
-    split_names,
-    write_reading,
-    write_training,
+    TEST_EXAMPLES,
+    name_test_splits,
+    write_test_splits,
+    write_train_splits,
 )
-from fairseq_posenc.workbench.experiments.probe.settings import TASKS, WHOLE, TaskSettings
+from fairseq_posenc.workbench.experiments.probe.settings import KEEP_ALL, TASKS, TaskSettings
 from fairseq_posenc.workbench.experiments.probe.tasks import Task
 from fairseq_posenc.workbench.experiments.settings import Run
 from fairseq_posenc.workbench.experiments.trainings import Trial, validate_command
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.running.stages import Outputs, Stage
 
-_RIGHT = re.compile(r'"length-(\d+)(?:-depth-([\d.]+))?_exact": "?([\d.]+)')
+_ACCURACY = re.compile(r'"length-(\d+)(?:-depth-([\d.]+))?_exact": "?([\d.]+)')
 
 
 class TaskExperiment(Experiment[TaskSettings]):
-    """Models that learn a task each and are read at many lengths."""
+    """Models that are each trained on one task and tested at many lengths."""
 
     def prepare(self) -> Outputs:
-        """Write the questions and answers of all tasks."""
+        """Write the data of all tasks, questions and answers."""
         settings = self.settings
         say(f"data: {', '.join(task.name for task in settings.tasks)}")
         for task in settings.tasks:
             self._write(task, *self._stages(task.name))
         return {}
 
-    def _write(self, task: Task, train: Stage, read: Stage) -> None:
+    def _write(self, task: Task, train: Stage, test: Stage) -> None:
         settings, family = self.settings, self.settings.family
-        train.do(lambda: write_training(task, family, settings.trained, train.folder))
-        read.do(lambda: write_reading(task, family, settings.lengths, read.folder))
+        train.do(lambda: write_train_splits(task, family, settings.trained, train.folder))
+        test.do(lambda: write_test_splits(task, family, settings.lengths, test.folder))
 
     def trial(self, run: Run) -> Trial:
-        """Build a training on one task, measured at all lengths."""
-        settings, (train, read) = self.settings, self._stages(run.case)
+        """Build a training on one task, and its test at all lengths."""
+        settings, (train, test) = self.settings, self._stages(run.case)
         task = next(each for each in settings.tasks if each.name == run.case)
-        splits = ",".join(split_names(task, settings.lengths))
-        options = (*TASKS[settings.family], "--valid-subset", splits, *WHOLE)
-        measure = validate_command(read.folder, settings.folder(run), *options)
-        return self._trial(run, train, measure, parse_shares)
+        splits = ",".join(name_test_splits(task, settings.lengths))
+        options = (*TASKS[settings.family], "--valid-subset", splits, *KEEP_ALL)
+        measure = validate_command(test.folder, settings.folder(run), *options)
+        return self._trial(run, train, measure, parse_accuracies)
 
     def _stages(self, task: str) -> tuple[Stage, Stage]:
-        """Build the stages of what is trained on, and of what is read."""
+        """Build the stages of the training and of the test data."""
         settings, folder = self.settings, self.settings.task_data(task)
-        common = {
-            **{"task": task, "family": settings.family},
-            **{"seed": DATA_SEED, "version": __version__},
-        }
+        common = dict(task=task, family=settings.family, seed=DATA_SEED, version=__version__)
         train = {**common, "longest": settings.trained, "examples": EXAMPLES}
-        read = {**common, "lengths": settings.lengths, "examples": READ}
-        return Stage(folder / "train", train), Stage(folder / "read", read)
+        test = {**common, "lengths": settings.lengths, "examples": TEST_EXAMPLES}
+        return Stage(folder / "train", train), Stage(folder / "read", test)
 
 
-def parse_shares(lines: list[str]) -> Outputs:
-    """Parse the shares of right answers, by length, from the lines of ``fairseq-validate``.
+def parse_accuracies(lines: list[str]) -> Outputs:
+    """Parse the shares of right answers by length from the output of ``fairseq-validate``.
 
     Where a task has depths, also by both, as in ``40@0.25``; that of a length is their mean.
     """
     shares: dict[str, float] = {}
     by_length = defaultdict(list)
-    for found in filter(None, map(_RIGHT.search, lines)):
+    for found in filter(None, map(_ACCURACY.search, lines)):
         length, depth, share = found.groups()
         by_length[length].append(float(share))
         if depth is not None:

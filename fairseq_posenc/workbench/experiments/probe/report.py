@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-from fairseq_posenc.workbench.experiments.probe.data import DEPTHS, READ
+from fairseq_posenc.workbench.experiments.probe.data import DEPTHS, TEST_EXAMPLES
 from fairseq_posenc.workbench.experiments.probe.results import (
     TaskResults,
     reciprocal_rank,
@@ -54,10 +54,10 @@ def _introduction(results: TaskResults) -> str:
     return (
         f"Models ({settings.family}), each trained on one task for {settings.updates:,} updates "
         f"with questions of up to {settings.trained} words, once for each seed "
-        f"({', '.join(map(str, settings.seeds))}) on one thread ({seconds} on average), and read "
-        f"at the lengths {', '.join(map(str, settings.lengths))}, {READ} questions each. A share "
-        "is of the questions whose whole answer is right, as greedy search would find it; it comes "
-        f"with its interval ({NOTE}). {RULE}"
+        f"({', '.join(map(str, settings.seeds))}) on one thread ({seconds} on average), and "
+        f"tested on {TEST_EXAMPLES} questions of each length: "
+        f"{', '.join(map(str, settings.lengths))}. A share is of the questions whose whole answer "
+        f"is right, as greedy search would find it, with its interval ({NOTE}). {RULE}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Settings of a probe: the user's choices and the sizes of its models."""
+"""Settings of ``probe``: the user's choices and the sizes of its models."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from fairseq_posenc.workbench.experiments.probe.tasks import Task
 from fairseq_posenc.workbench.experiments.settings import Run, Settings
 from fairseq_posenc.workbench.experiments.variants import BOTH, CAUSAL, MASKED
 
-POSITIONS = 1024  # of the models' tables, read or not; a text is at most twice a question, and ends
+POSITIONS = 1024  # of learned tables: a text is at most two questions of LONGEST words, and </s>
 LONGEST = 500
 
-# Or fairseq leaves out what remains of the last batch after a multiple of 8, in a score too.
-WHOLE = ("--max-tokens", "4096", "--required-batch-size-multiple", "1")
+# By default fairseq cuts the last batch to a multiple of 8 and drops the rest, in validation too.
+KEEP_ALL = ("--max-tokens", "4096", "--required-batch-size-multiple", "1")
 
 # Small enough that a training takes at most two minutes on a core, large enough to learn the tasks
 # at the lengths trained on.
 _COMMON = (
-    *("--criterion", "answers", *WHOLE),
+    *("--criterion", "answers", *KEEP_ALL),
     *("--dropout", "0", "--attention-dropout", "0", "--max-target-positions", str(POSITIONS)),
     *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--clip-norm", "1.0"),
     *("--lr", "0.003", "--lr-scheduler", "inverse_sqrt", "--warmup-updates", "100"),
@@ -56,9 +56,9 @@ class TaskSettings(Settings):
     """The user's choices for models that learn tasks with known answers.
 
     Attributes:
-        tasks: the tasks; a training learns one.
-        trained: the longest questions that are trained on.
-        lengths: the lengths that are read.
+        tasks: the tasks; a model is trained on one.
+        trained: longest question in training, in words.
+        lengths: lengths of the test questions, in words.
     """
 
     case: ClassVar[str] = "task"
@@ -85,7 +85,7 @@ class TaskSettings(Settings):
         return models / run.case / run.variant.folder / f"seed-{run.seed}"
 
     def task_data(self, task: str) -> Path:
-        """Name the folder of a task's data: what is trained on, and what is read."""
+        """Name the folder of a task's training and test data."""
         return self.out / self.family / "data" / task
 
     def data(self, run: Run) -> Path:
@@ -98,10 +98,10 @@ class TaskSettings(Settings):
 
     @property
     def within(self) -> list[int]:
-        """The lengths read that were trained on."""
+        """The test lengths that were trained on."""
         return [length for length in self.lengths if length <= self.trained]
 
     @property
     def beyond(self) -> list[int]:
-        """The lengths read that are longer."""
+        """The test lengths beyond those of training."""
         return [length for length in self.lengths if length > self.trained]

@@ -17,7 +17,7 @@ from fairseq_posenc.workbench.running import host  # noqa: F401  (before fairseq
 
 # isort: split
 
-from fairseq_posenc.checkpoints.error_messages import exit_code, one_line
+from fairseq_posenc.checkpoints.error_messages import choose_exit_code, find_message
 from fairseq_posenc.checkpoints.recovery import ensure_last_checkpoint
 from fairseq_posenc.workbench.finetuning.glue.evaluation import BEST, evaluate
 from fairseq_posenc.workbench.finetuning.glue.plan import RESULT, Run, format_override, read_run
@@ -90,11 +90,11 @@ def main() -> int:
         with signals_as_keyboard_interrupt():
             work(Path(sys.argv[1]), lambda update, text: _send(update=update, text=text))
     except Exception as error:
-        message = one_line(error)
+        message = find_message(error)
         if message is None:
             raise
         _send(error=message)
-        return exit_code(error)
+        return choose_exit_code(error)
     return 0
 
 

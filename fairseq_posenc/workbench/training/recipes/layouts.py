@@ -67,7 +67,7 @@ def _of_training(recipe: Recipe, folder: str) -> Configuration:
 
 
 def _own(recipe: Recipe) -> dict[str, Any]:
-    """Return what a command line says otherwise, or need not say."""
+    """List the options that a configuration file needs and a command line does not."""
     settings = recipe.all_settings
     options: dict[str, Any] = {}
     if settings["task"] == "masked_lm":

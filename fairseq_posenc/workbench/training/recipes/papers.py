@@ -74,7 +74,7 @@ def _reported(name: str, entry: Entry) -> list[str]:
 
 
 def _ablates(ablation: Entry, table: Entry) -> bool:
-    """Return whether an ablation trains the rows of a table."""
+    """Check whether the runs of an ablation are the rows of a table."""
     models = [
         [(row["position_encoding"], _directions(row)) for row in rows]
         for rows in (ablation["runs"], table["rows"])

@@ -12,7 +12,7 @@ from fairseq_posenc.workbench.convert.exchange.config_json import generation
 from fairseq_posenc.workbench.convert.exchange.ctranslate2.checking import Difference, difference
 from fairseq_posenc.workbench.convert.exchange.ctranslate2.specification import specification
 from fairseq_posenc.workbench.convert.exchange.ctranslate2.text import Side, write_sides
-from fairseq_posenc.workbench.convert.exchange.folder import whole
+from fairseq_posenc.workbench.convert.exchange.folder import create_folder
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 _TRANSLATION = """translator = ctranslate2.Translator("FOLDER")
@@ -52,7 +52,7 @@ def serve(
             f"--to ctranslate2: for translation models and causal LMs, and {trained.path} is "
             "neither: --to hf or --to onnx"
         )
-    with whole(out) as folder:
+    with create_folder(out) as folder:
         sides = write_sides(trained, given, folder)
         vocabularies = [side.symbols for side in sides]
         with TemporaryDirectory() as place:

@@ -136,7 +136,7 @@ def _decoder(weights: _Weights, trained: OpenModel) -> TransformerDecoderSpec:
 
 
 def _style(stack: Any) -> dict[str, Any]:
-    """Return how the layers of a stack are built, in CTranslate2's terms."""
+    """Build the arguments of CTranslate2's stack: heads, norms and activation of the layers."""
     activation = str(stack.cfg.activation_fn)
     if activation not in _ACTIVATIONS:
         raise UserError(
