@@ -6,8 +6,10 @@ import gc
 import importlib
 import importlib.util
 import os
+import sys
 from collections import Counter
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,6 +25,8 @@ if importlib.util.find_spec("triton") and not torch.cuda.is_available():
         patch.setenv("TRITON_INTERPRET", "1")
         importlib.import_module("triton.language")
 
+# The programs of preprocess/ find their modules beside them; so do their tests.
+sys.path.insert(0, str(Path(__file__).parents[1] / "preprocess"))
 pytest_plugins = ["tests.helpers.slurm"]  # the fixture of a cluster
 hasten_hydra()
 # Tiny tensors: more threads only wait for each other, in the programs that tests start as well.

@@ -70,6 +70,8 @@ def commands(script: str) -> list[str]:
 
 def why_left_out(command: str) -> str:
     """Return why a command cannot run here, or an empty string."""
+    if " --on slurm " in command:
+        return "needs Slurm; test_executor.py, test_on_slurm.py and test_preprocess_on_slurm.py"
     return next((why for start, why in LEFT_OUT.items() if command.startswith(start)), "")
 
 
