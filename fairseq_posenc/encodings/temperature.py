@@ -19,7 +19,7 @@ class Temperature(Encoding):
 
     def factors(self, positions: Tensor) -> Tensor:
         """Compute the factors at positions ``(B or 1, T)``, counted from 0, in float32."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must give its factors")
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Multiply all scores of a query."""

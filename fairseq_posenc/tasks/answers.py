@@ -68,7 +68,7 @@ class AnswersCriterion(FairseqCriterion):
         asks = given.eq(self._asks)
         started = asks.cumsum(-1)
         if self._is_encoder:
-            started = started - asks.long()  # the answer stands behind, and is not told in advance
+            started = started - asks.long()  # what asks is itself no answer
         open_answers: Tensor = started > given.eq(self._ends).cumsum(-1)
         return open_answers & sample["target"].ne(self._pad)
 

@@ -262,8 +262,9 @@ def test_triton_can_be_required_where_it_serves(name, monkeypatch):
     positions = Positions.from_tokens(make_tokens(1, 4), PAD, 2, 4)
     terms = stack.encodings.terms(span, positions)
     terms = terms | stack.layers[0].self_attn.encodings.terms(span, positions)
-    without_kernels = (terms.pair_bias, terms.channel_gain, terms.counted_table)
-    if name != "fox" and all(term is None for term in without_kernels):
+    decay = stack.layers[0].self_attn.encodings.decay(torch.zeros(1, 4, 32), positions)
+    without_kernels = (terms.pair_bias, terms.channel_gain, terms.counted_table, decay)
+    if all(term is None for term in without_kernels):
         make_model(family, position_encoding=name, position_backend="triton")
         return
     with pytest.raises(UserError, match="position backend triton cannot compute this"):

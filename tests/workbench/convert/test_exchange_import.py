@@ -406,6 +406,24 @@ def test_fine_tuned_heads_come_back_bit_for_bit(task, spec, capsys):
         assert told in refused(folder, capsys)
 
 
+@pytest.mark.parametrize("family", ["masked_lm", "causal_lm"])
+def test_an_older_export_has_one_entry_of_positions_for_all_layers(family, capsys):
+    """Its code is another, so it is imported without."""
+    trained = checkpoint(family, "learned+m4m")
+    folder = export(trained)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    stack = config["encoder_stack" if family == "masked_lm" else "decoder_stack"]
+    (stack["positions"],) = stack["positions"]
+    path.write_text(json.dumps(config))
+    code = folder / "modeling_fairseq_posenc.py"
+    code.write_text(code.read_text() + "\n# as it was")
+    assert "is not the code that this version" in refused(folder, capsys)
+    code.unlink()
+    before, after = (load_state(path, "it")["model"] for path in (trained.path, import_(folder)))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
 def test_a_folder_of_an_older_export_has_its_options_in_a_file_of_their_own():
     trained = checkpoint("masked_lm", "m4m")
     folder = export(trained)

@@ -180,11 +180,11 @@ def by_reading_all(question: list[str]) -> list[str]:
 
 
 def by_recalling(question: list[str]) -> list[str]:
-    """The first words are the pairs; of each key that is asked, the value must be right."""
-    known: dict[str, str] = {}
-    first = next((i for i, word in enumerate(question) if word == "="), len(question)) - 1
-    for key, value in zip(question[:first:2], question[1:first:2]):
-        known.setdefault(key, value)
+    """The first words are the pairs; each of their keys is asked once, and its value is right."""
+    asked = [key for key, asks in zip(question, question[1:]) if asks == "="] + question[-1:]
+    pairs = question[: 2 * len(asked)]
+    known = dict(zip(pairs[::2], pairs[1::2]))
+    assert sorted(known) == sorted(asked)
     for key, asks, value in zip(question, question[1:], question[2:]):
         assert asks != "=" or known[key] == value
     return [known[question[-1]]]

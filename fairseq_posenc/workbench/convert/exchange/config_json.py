@@ -121,6 +121,12 @@ def by_layer(spec: Spec) -> list[dict[str, dict[str, Any]]]:
     return [{item.name: dict(item.options) for item in (*spec.whole, *x)} for x in spec.layers]
 
 
+def parse_layers(stack: dict[str, Any]) -> list[dict[str, dict[str, Any]]]:
+    """Read a stack's ``positions``; earlier versions wrote one entry for all layers."""
+    found = stack["positions"]
+    return [found] if isinstance(found, dict) else found
+
+
 def _stack(stack: Any, side: str) -> dict[str, Any]:
     """Collect the fields of a ``StackConfig``."""
     cfg = stack.cfg

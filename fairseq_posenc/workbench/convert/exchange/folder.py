@@ -14,6 +14,7 @@ from torch import Tensor
 from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
+from fairseq_posenc.workbench.convert.exchange.config_json import parse_layers
 from fairseq_posenc.workbench.convert.exchange.standalone import (
     Symbol,
     build_standalone,
@@ -69,7 +70,7 @@ def generate_code(config: dict[str, Any]) -> str:
     # transformers writes a missing stack as null when it saves a trained model.
     stacks = [config[key] for key in ("encoder_stack", "decoder_stack") if config.get(key)]
     # It also sorts what it saves, so the order of encodings is that of their names.
-    layers = [[sorted(layer) for layer in stack["positions"]] for stack in stacks]
+    layers = [[sorted(layer) for layer in parse_layers(stack)] for stack in stacks]
     names = sorted({name for each in layers for layer in each for name in layer})
     encodings = [registry.get(name) for name in names]
     wanted = [Symbol(each.__module__, each.__name__) for each in encodings]

@@ -12,7 +12,7 @@ from fairseq_posenc.checkpoints.safe_loading import readable_errors
 from fairseq_posenc.checkpoints.trusted_settings import check_settings, refuse_files
 from fairseq_posenc.checkpoints.weight_settings import WeightSettings
 from fairseq_posenc.errors import UserError, shortened
-from fairseq_posenc.workbench.convert.exchange.config_json import by_layer
+from fairseq_posenc.workbench.convert.exchange.config_json import by_layer, parse_layers
 from fairseq_posenc.workbench.convert.exchange.folder import (
     CODE,
     CONFIG,
@@ -208,7 +208,7 @@ def _restate(folder: Folder, built: Built) -> None:
         stack.weight_settings = stack.weight_settings.filled_from(meaning)
         stated = config.get(f"{side}_stack")
         if stated:
-            layers, own = stated["positions"], by_layer(stack.assembly.spec)
+            layers, own = parse_layers(stated), by_layer(stack.assembly.spec)
             if layers != own or stated["directions"] != list(stack.directions):
                 there = ",".join("+".join(layer) or "none" for layer in layers)
                 raise UserError(

@@ -8,6 +8,7 @@ from statistics import fmean
 
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments.experiment import Experiment
+from fairseq_posenc.workbench.experiments.probe import tasks
 from fairseq_posenc.workbench.experiments.probe.data import (
     DATA_SEED,
     EXAMPLES,
@@ -45,8 +46,7 @@ class TaskExperiment(Experiment[TaskSettings]):
     def trial(self, run: Run) -> Trial:
         """Build a training on one task, and its test at all lengths."""
         settings, (train, test) = self.settings, self._stages(run.case)
-        task = next(each for each in settings.tasks if each.name == run.case)
-        splits = ",".join(name_test_splits(task, settings.lengths))
+        splits = ",".join(name_test_splits(tasks.get(run.case), settings.lengths))
         options = (*TASKS[settings.family], "--valid-subset", splits, *KEEP_ALL)
         measure = validate_command(test.folder, settings.folder(run), *options)
         return self._trial(run, train, measure, parse_accuracies)

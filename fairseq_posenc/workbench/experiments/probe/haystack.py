@@ -6,7 +6,15 @@ import random
 from collections.abc import Sequence
 from typing import Optional
 
+KEYS = [f"k{number}" for number in range(64)]
+VALUES = [f"v{number}" for number in range(64)]
 NOISE = [f"n{number}" for number in range(32)]
+NEEDLE = 3  # words, as in `k7 is v2`
+
+
+def count_needles(length: int, most: int = 4) -> int:
+    """Count the needles that a length has room for, at least one and at most ``most``."""
+    return min(most, max(1, length // NEEDLE))
 
 
 def hide(

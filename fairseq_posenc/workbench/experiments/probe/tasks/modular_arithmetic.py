@@ -15,11 +15,11 @@ def example(chance: random.Random, length: int) -> tuple[list[str], list[str]]:
     """Make digits with an operator between any two, and the value; products come first."""
     digits = chance.choices(DIGITS, k=max(1, (length + 1) // 2))
     operators = chance.choices("+-*", k=len(digits) - 1)
-    total, products = 0, [[int(digits[0])]]
+    products = [[int(digits[0])]]
     for operator, digit in zip(operators, map(int, digits[1:])):
         if operator == "*":
             products[-1].append(digit)
         else:
             products.append([1 if operator == "+" else -1, digit])
-    total = sum(map(prod, products))
-    return [*chain(*zip(digits, operators)), digits[-1]], [str(total % _MODULUS)]
+    value = sum(map(prod, products)) % _MODULUS
+    return [*chain(*zip(digits, operators)), digits[-1]], [str(value)]

@@ -1,7 +1,7 @@
 """Multi-query associative recall (Arora et al. 2023, arXiv:2312.04927), as zoology makes it.
 
-A question begins with k pairs of a key and its value; the length is at least 6 k. Then come places
-of four words: of each key stands its own, drawn by a power law that prefers the first ones, with
+A question begins with pairs of a key and its value, one for each eight words. Then come places of
+four words: of each key stands its own, drawn by a power law that prefers the first ones, with
 ``=``, the value and ``;``. All other places hold random words; a question ends with its last key.
 Zoology asks at the key itself; here ``=`` follows it, after which a causal LM is to say the value.
 """
@@ -11,11 +11,10 @@ from __future__ import annotations
 import random
 
 from fairseq_posenc.tasks.answers import ASKS, ENDS
+from fairseq_posenc.workbench.experiments.probe.haystack import KEYS, VALUES
 
 _POWER = 0.01
 _PLACE = 4  # words
-KEYS = [f"k{number}" for number in range(64)]
-VALUES = [f"v{number}" for number in range(64)]
 SYMBOLS = [*KEYS, *VALUES, ENDS]
 
 

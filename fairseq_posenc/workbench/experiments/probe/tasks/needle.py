@@ -5,10 +5,8 @@ from __future__ import annotations
 import random
 from typing import Optional
 
-from fairseq_posenc.workbench.experiments.probe.haystack import NOISE, hide
+from fairseq_posenc.workbench.experiments.probe.haystack import KEYS, NOISE, VALUES, hide
 
-KEYS = [f"k{number}" for number in range(64)]
-VALUES = [f"v{number}" for number in range(64)]
 IS, ASK = "is", "?"
 SYMBOLS = [*KEYS, *VALUES, *NOISE, IS, ASK]
 

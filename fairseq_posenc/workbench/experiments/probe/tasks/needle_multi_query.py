@@ -9,17 +9,16 @@ from __future__ import annotations
 import random
 
 from fairseq_posenc.tasks.answers import ASKS, ENDS
-from fairseq_posenc.workbench.experiments.probe.haystack import hide
+from fairseq_posenc.workbench.experiments.probe.haystack import KEYS, VALUES, count_needles, hide
 from fairseq_posenc.workbench.experiments.probe.tasks import needle
-from fairseq_posenc.workbench.experiments.probe.tasks.needle import ASK, IS, KEYS, VALUES
+from fairseq_posenc.workbench.experiments.probe.tasks.needle import ASK, IS
 
-_NEEDLES, _SIZE = 4, 3
 SYMBOLS = [*needle.SYMBOLS, ENDS]
 
 
 def example(chance: random.Random, length: int) -> tuple[list[str], list[str]]:
     """Make a haystack and its keys, each with its value but for the last, and that one's."""
-    count = min(_NEEDLES, max(1, length // _SIZE))
+    count = count_needles(length)
     values = dict(zip(chance.sample(KEYS, count), chance.choices(VALUES, k=count)))
     needles = [[key, IS, value] for key, value in values.items()]
     asked = chance.sample(list(values), count)

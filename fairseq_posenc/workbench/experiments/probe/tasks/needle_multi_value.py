@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import random
 
-from fairseq_posenc.workbench.experiments.probe.haystack import hide
+from fairseq_posenc.workbench.experiments.probe.haystack import KEYS, VALUES, count_needles, hide
 from fairseq_posenc.workbench.experiments.probe.tasks import needle
-from fairseq_posenc.workbench.experiments.probe.tasks.needle import ASK, IS, KEYS, VALUES
+from fairseq_posenc.workbench.experiments.probe.tasks.needle import ASK, IS
 
-_NEEDLES, _SIZE = 4, 3
 SYMBOLS = needle.SYMBOLS
 
 
 def example(chance: random.Random, length: int) -> tuple[list[str], list[str]]:
     """Make a haystack and the key, and its values."""
-    count = min(_NEEDLES, max(1, length // _SIZE))
+    count = count_needles(length)
     key, values = chance.choice(KEYS), chance.sample(VALUES, count)
     needles = [[key, IS, value] for value in values]
     return [*hide(chance, needles, length), ASK, key], values

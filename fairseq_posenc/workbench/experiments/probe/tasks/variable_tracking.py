@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import random
 
-from fairseq_posenc.workbench.experiments.probe.haystack import NOISE, hide
+from fairseq_posenc.workbench.experiments.probe.haystack import NOISE, VALUES, count_needles, hide
 
 _HOPS = 4
-_SIZE = 3  # words of an assignment
 VARIABLES = [f"x{number}" for number in range(64)]
-VALUES = [f"v{number}" for number in range(64)]
 ASSIGN, ASK = ":=", "?"
 SYMBOLS = [*VARIABLES, *VALUES, *NOISE, ASSIGN, ASK]
 
 
 def example(chance: random.Random, length: int) -> tuple[list[str], list[str]]:
     """Make assignments among noise, and the variables that have the value."""
-    count = min(_HOPS + 1, max(1, length // _SIZE))
-    names, value = chance.sample(VARIABLES, count), chance.choice(VALUES)
+    names = chance.sample(VARIABLES, count_needles(length, _HOPS + 1))
+    value = chance.choice(VALUES)
     chain = [[name, ASSIGN, source] for name, source in zip(names, [value, *names])]
     return [*hide(chance, chain, length), ASK, value], names
