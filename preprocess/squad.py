@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, Optional
 
 from binarize.vocabulary import Vocabulary, add_vocabulary
+from fairseq_posenc.checkpoints.dictionary import DICTIONARY, load_dictionary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.squad.databin import Limits
-from fairseq_posenc.transformer.dictionary import DICTIONARY, load_dictionary
 from fairseq_posenc.workbench.finetuning.squad import databin
 from fairseq_posenc.workbench.finetuning.squad.data import Squad, read_squad
 from fairseq_posenc.workbench.running.exit_codes import run_main

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from importlib.util import resolve_name
 from pathlib import Path
 
@@ -84,6 +85,33 @@ def test_arrows_run_down_only(path):
             len(parts) > 1 and (PACKAGE / parts[1]).exists() | (PACKAGE / f"{parts[1]}.py").exists()
         ):
             assert wing(parts[1]) <= wing(own), f"imports {module}, of a wing above"
+
+
+def folder_of(path: Path) -> str | None:
+    """Name the room of a file: its folder in the package, or in the workbench; None outside."""
+    *parts, _ = path.relative_to(PACKAGE).parts
+    return "/".join(parts[: 2 if parts[0] == "workbench" else 1]) if parts else None
+
+
+def file_of(module: str) -> Path:
+    """Return where a name that is imported is defined, by the longest part of it that is a file."""
+    path = PACKAGE.parent.joinpath(*module.split("."))
+    while not path.is_dir():
+        if path.with_suffix(".py").exists():
+            return path.with_suffix(".py")
+        path = path.parent
+    return path / "__init__.py"
+
+
+def test_rooms_form_no_circle():
+    arrows: dict[str, set[str]] = {}
+    for path in FILES:
+        if room := folder_of(path):
+            named = [file_of(each) for each in imports(path) if each.startswith(SELF)]
+            arrows.setdefault(room, set()).update(filter(None, map(folder_of, named)))
+            arrows[room].discard(room)
+    assert len(arrows) > 15
+    TopologicalSorter(arrows).prepare()  # raises for a circle, and names it
 
 
 def test_every_command_has_a_job():

@@ -1,1 +1,1 @@
-"""Checkpoints: safe loading, the identity of weights, adapting to a model, recovery."""
+"""Checkpoints: safe loading, what weights mean, adapting to a model, recovery, resumption."""

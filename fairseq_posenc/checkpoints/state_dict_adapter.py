@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fairseq_posenc.checkpoints.identity import KEY, Identity
+from fairseq_posenc.checkpoints.resuming import refuse_optimizer
 from fairseq_posenc.checkpoints.weights import (
     format_load_report,
     refuse_broken_weights,
@@ -16,7 +17,6 @@ from fairseq_posenc.checkpoints.weights import (
 )
 from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.host.resuming import refuse_optimizer
 
 logger = logging.getLogger(__name__)
 OWN = ".encodings."  # in the name of every position parameter, and in no other

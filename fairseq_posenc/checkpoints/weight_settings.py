@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from fairseq_posenc.transformer.dictionary import fingerprint
+from fairseq_posenc.checkpoints.dictionary import fingerprint
 
 _PHRASES = {
     "heads": "{} heads",

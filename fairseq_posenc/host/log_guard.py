@@ -12,9 +12,9 @@ from fairseq.dataclass.configs import CheckpointConfig
 from omegaconf import DictConfig
 
 from fairseq_posenc.checkpoints.recovery import LAST, restore_last
+from fairseq_posenc.checkpoints.resuming import begin
 from fairseq_posenc.checkpoints.safe_loading import is_torn
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.host.resuming import begin
 from fairseq_posenc.host.save_dir_lock import lock_save_dir
 
 TRAINER = "fairseq.trainer"

@@ -14,10 +14,10 @@ from typing import Optional
 from hydra.core.hydra_config import HydraConfig
 
 from fairseq_posenc.checkpoints.error_messages import find_message
+from fairseq_posenc.checkpoints.leftovers import share_temporary_folder
 from fairseq_posenc.checkpoints.safe_loading import allow_safe_classes
 from fairseq_posenc.host.audit_hook import audit_fairseq
 from fairseq_posenc.host.divergence import explain_divergence
-from fairseq_posenc.host.leftovers import share_temporary_folder
 from fairseq_posenc.host.log_guard import install_log_guard
 from fairseq_posenc.host.numpy_compat import install_numpy_names
 

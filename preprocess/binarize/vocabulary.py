@@ -8,8 +8,8 @@ from typing import NamedTuple, Optional
 
 from fairseq.data import Dictionary
 
+from fairseq_posenc.checkpoints.dictionary import load_dictionary
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.transformer.dictionary import load_dictionary
 from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.tokens.gpt2 import GPT2
 from fairseq_posenc.workbench.tokens.pieces import PieceEncoder, Pieces

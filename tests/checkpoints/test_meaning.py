@@ -13,10 +13,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from fairseq_posenc.checkpoints import resuming
+from fairseq_posenc.checkpoints.dictionary import Placeholders, fingerprint
 from fairseq_posenc.checkpoints.identity import Identity, is_identity
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.host import resuming
-from fairseq_posenc.transformer.dictionary import Placeholders, fingerprint
 from fairseq_posenc.workbench.loading.families import stacks_of
 from fairseq_posenc.workbench.loading.pretrained import read_pretrained
 from fairseq_posenc.workbench.running.host import USER_DIR

@@ -17,8 +17,8 @@ from fairseq.data.indexed_dataset import MMapIndexedDataset
 from fairseq_cli import preprocess as fairseq_preprocess
 
 from binarize import command, formats, options, sources
+from fairseq_posenc.checkpoints.dictionary import load_dictionary
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.transformer.dictionary import load_dictionary
 from fairseq_posenc.workbench.tokens import gpt2
 
 BENCHMARK = spec_from_file_location(

@@ -13,10 +13,10 @@ from fairseq.tasks import FairseqDataclass, register_task
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 from omegaconf import II, MISSING
 
+from fairseq_posenc.checkpoints.dictionary import DICTIONARY, load_dictionary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.criterion import HEAD
 from fairseq_posenc.tasks.glue.data import open_data
-from fairseq_posenc.transformer.dictionary import DICTIONARY, load_dictionary
 
 
 @dataclass

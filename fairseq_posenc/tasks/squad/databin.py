@@ -10,8 +10,8 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
+from fairseq_posenc.checkpoints.dictionary import DICTIONARY
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.transformer.dictionary import DICTIONARY
 
 MANIFEST = "manifest.json"
 SYMBOLS = 4  # <s> question </s></s> context </s>

@@ -24,9 +24,9 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING
 
+from fairseq_posenc.checkpoints.dictionary import load_dictionary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.squad.databin import DataBin, open_data_bin
-from fairseq_posenc.transformer.dictionary import load_dictionary
 
 
 @dataclass

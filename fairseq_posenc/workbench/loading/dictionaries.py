@@ -12,9 +12,9 @@ from fairseq.tasks import TASK_REGISTRY
 from fairseq.tasks.translation import TranslationTask
 from fairseq.utils import split_paths
 
+from fairseq_posenc.checkpoints.dictionary import DICTIONARY, fingerprint, load_dictionary
 from fairseq_posenc.checkpoints.identity import Identity, is_identity
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.transformer.dictionary import DICTIONARY, fingerprint, load_dictionary
 from fairseq_posenc.workbench.loading.checkpoints import State, data_folder
 
 EMBEDDINGS = "embed_tokens.weight"

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple, Optional
 from fairseq.models import ARCH_CONFIG_REGISTRY
 from torch import Tensor
 
+from fairseq_posenc.checkpoints.dictionary import DICTIONARY, load_dictionary
 from fairseq_posenc.checkpoints.identity import Identity, is_identity
 from fairseq_posenc.checkpoints.state_dict_adapter import STOCK_OFFSET, STOCK_SPEC, STOCK_TABLE
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.registry import Spec, parse
 from fairseq_posenc.transformer.configuration import plain_args
-from fairseq_posenc.transformer.dictionary import DICTIONARY, load_dictionary
 from fairseq_posenc.transformer.options import resolve
 from fairseq_posenc.workbench.loading.checkpoints import load_state
 from fairseq_posenc.workbench.loading.dictionaries import EMBEDDINGS, TrainedDictionary

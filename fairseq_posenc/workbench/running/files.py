@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fairseq_posenc.checkpoints.leftovers import temporary_file
 from fairseq_posenc.errors import UserError, shortened
-from fairseq_posenc.host.leftovers import temporary_file
 
 # Characters that end or turn a line, which no path may have.
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -51,7 +51,7 @@ def written_whole(path: Path) -> Iterator[Path]:
     """Yield where to write a file, which gets its name once it is whole and on the disk.
 
     An interruption leaves the old file or the new one, never half of it. Each writer has a
-    :func:`~fairseq_posenc.host.leftovers.temporary` file of its own: of two with one path,
+    :func:`~fairseq_posenc.checkpoints.leftovers.temporary` file of its own: of two with one path,
     the last wins. An older file's permissions are kept. A link is replaced, and what it points to
     stays as it is. A device or a pipe is written in place.
     """

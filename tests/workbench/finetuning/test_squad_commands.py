@@ -19,11 +19,11 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from fairseq_posenc.checkpoints.dictionary import load_dictionary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.models.masked_lm import PositionalRoberta
 from fairseq_posenc.registry import parse
 from fairseq_posenc.tasks.squad.databin import DataBin, Limits, open_data_bin
-from fairseq_posenc.transformer.dictionary import load_dictionary
 from fairseq_posenc.workbench import cli
 from fairseq_posenc.workbench.finetuning.squad.config import compose, find_recipe
 from fairseq_posenc.workbench.loading.families import FAMILIES

@@ -23,12 +23,12 @@ from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
 from fairseq.logging import metrics
 from fairseq.models.roberta import RobertaModel
 
+from fairseq_posenc.checkpoints.dictionary import load_dictionary
 from fairseq_posenc.checkpoints.identity import is_identity
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.models.masked_lm import PositionalRoberta
 from fairseq_posenc.tasks.squad.criterion import SquadCriterion
 from fairseq_posenc.tasks.squad.databin import Limits
-from fairseq_posenc.transformer.dictionary import load_dictionary
 from fairseq_posenc.workbench.finetuning.squad.data import (
     Answer,
     Question,

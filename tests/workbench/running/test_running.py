@@ -552,7 +552,7 @@ class TestPrograms:
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
         code = (
             "import os, time; from multiprocessing import Process, util; "
-            "from fairseq_posenc.host.leftovers import share_temporary_folder; "
+            "from fairseq_posenc.checkpoints.leftovers import share_temporary_folder; "
             "share_temporary_folder(); worker = Process(target=util.get_temp_dir); worker.start(); "
             "worker.join(); print(*os.listdir(os.environ['TMPDIR']), flush=True); time.sleep(60)"
         )
