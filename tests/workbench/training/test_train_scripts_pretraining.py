@@ -296,12 +296,12 @@ def test_some_of_the_shards_are_not_the_whole_corpus():
         (
             "b_lm",
             ["--device", "cpu", "--gpus", 2],
-            "--device cpu goes without --gpus, --nodes, --fp16 and --bf16",
+            "--device cpu goes without --gpus, --fp16 and --bf16",
         ),
         (
             "b_lm",
             ["--device", "cpu", "--bf16"],
-            "--device cpu goes without --gpus, --nodes, --fp16 and --bf16",
+            "--device cpu goes without --gpus, --fp16 and --bf16",
         ),
         ("b_lm", ["--gpus"], "argument --gpus: expected one argument"),
         ("b_lm", ["--gpus", 0], "argument --gpus: must be a whole number of at least 1, not '0'"),

@@ -15,7 +15,7 @@ from fairseq_posenc.workbench.training.recipes import Recipe, largest_share
 class Devices(NamedTuple):
     """What a training runs on."""
 
-    gpus: int  # of each machine; 1 on the processor
+    gpus: int  # of each machine; 1 on the processor, for a process of each machine
     nodes: int  # machines
     meeting: list[str]  # torchrun's options to find the others; empty for a single process
     precision: str  # an option of fairseq-train: `--fp16`, `--bf16` or `--cpu`
@@ -38,18 +38,20 @@ def choose(args: Namespace, name: str) -> Devices:
         UserError: there is none, or options contradict each other.
     """
     nodes = args.nodes or int(os.environ.get("SLURM_STEP_NUM_NODES", 1))
+    precision = "--bf16" if args.bf16 else "--fp16"
     if args.device == "cpu":
-        if args.gpus or args.fp16 or args.bf16 or nodes > 1:
-            raise UserError("--device cpu goes without --gpus, --nodes, --fp16 and --bf16")
-        return Devices(1, 1, [], "--cpu")
-    gpus = args.gpus or _visible(args.dry_run)
+        if args.gpus or args.fp16 or args.bf16:
+            raise UserError("--device cpu goes without --gpus, --fp16 and --bf16")
+        gpus, precision = 1, "--cpu"
+    else:
+        gpus = args.gpus or _visible(args.dry_run)
     meeting = ["--standalone"] if gpus > 1 else []
     if nodes > 1:
         job = os.environ.get("SLURM_JOB_ID", name)
         head = args.head or _slurm_head(nodes)
         meeting = [f"--nnodes={nodes}", "--rdzv-backend=c10d"]
         meeting += [f"--rdzv-endpoint={head}", f"--rdzv-id={job}"]
-    return Devices(gpus, nodes, meeting, "--bf16" if args.bf16 else "--fp16")
+    return Devices(gpus, nodes, meeting, precision)
 
 
 def _visible(dry_run: bool) -> int:

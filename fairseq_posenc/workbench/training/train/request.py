@@ -25,6 +25,14 @@ from fairseq_posenc.workbench.training.train.identity import (
 )
 
 _SAID = {"update_epoch_batch_itr"}  # by fairseq's command line as --OPTION True
+# fairseq finds out about ranks by itself only where there are GPUs.
+_RANK = ("--no-python", "sh", "-c", 'exec "$0" "$@" --distributed-rank "$RANK"')
+_ON_PROCESSORS = {
+    "distributed_no_spawn": True,
+    "distributed_init_method": "env://",
+    "distributed_backend": "gloo",
+    "ddp_backend": "legacy_ddp",
+}
 _BATCH_OPTIONS = {"--batch-size", "--max-tokens", "--update-freq"}
 
 
@@ -99,12 +107,14 @@ def runs(recipe: Recipe, encoding: str, args: Namespace, model: str = "") -> Ite
         **_batch(recipe, devices, args),
     }
     del options["fp16"]  # the precision is a choice
+    if devices.precision == "--cpu" and devices.meeting:
+        options.update(_ON_PROCESSORS)
     if recipe.warmup_epochs:
         options.update(_schedule(recipe, data, options, args.passed))
     launcher = [find_command("fairseq-train")]
     if devices.meeting:
         torchrun = [find_command("torchrun"), *devices.meeting, f"--nproc_per_node={devices.gpus}"]
-        launcher = torchrun + launcher
+        launcher = [*torchrun, *(_RANK if devices.precision == "--cpu" else ()), *launcher]
     for seed in (seeds := args.seeds or recipe.seeds) or [None]:
         own = {"save_dir": folder / f"seed{seed}" if seeds else folder}
         own.update({"seed": seed} if seeds else {})
