@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the generated parts of the documentation, or check them.
+    """Write the generated parts of the documentation and their pictures, or check the former.
 
     Raises:
         UserError: with ``--check``, a file is out of date; or the table has no place.
@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
+    choosing.draw(args.root / "docs" / "results")
     return 0
 
 

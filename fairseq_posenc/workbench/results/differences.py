@@ -81,6 +81,23 @@ def compare_all(samples: Mapping[str, Values]) -> list[PairedDifference]:
     return [each._replace(holm=corrected.get(each[:2], math.nan)) for each in found]
 
 
+def behind(best: Values, others: Mapping[str, Values], scale: Scale = PERPLEXITY) -> set[str]:
+    """Choose the models that differ significantly from the best one.
+
+    All are compared with it at once, so their p-values are those of Benjamini and Hochberg (1995):
+    of what is called significant a share of 1 - :data:`LEVEL` is expected to be chance.
+    """
+    p_values = {name: compare(values, best, scale).p_value for name, values in others.items()}
+    judged = {name: p_value for name, p_value in p_values.items() if math.isfinite(p_value)}
+    if not judged:
+        return set()
+
+    from scipy import stats  # a second to import
+
+    adjusted = stats.false_discovery_control([*judged.values()])
+    return {name for name, p_value in zip(judged, adjusted) if p_value < 1 - LEVEL}
+
+
 def _rank(samples: Mapping[str, Values]) -> list[str]:
     """Sort names from the lowest mean loss on."""
     means = {

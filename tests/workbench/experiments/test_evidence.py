@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from fairseq_posenc.workbench.experiments.choose.answer import (
 from fairseq_posenc.workbench.experiments.evidence import measured, page
 from fairseq_posenc.workbench.experiments.evidence.measured import NOT_MEASURED, Column
 from fairseq_posenc.workbench.experiments.variants import FAMILIES
+from fairseq_posenc.workbench.results.differences import behind, compare
 from fairseq_posenc.workbench.results.intervals import interval_of_perplexity
 from fairseq_posenc.workbench.results.record import Record
 
@@ -187,3 +189,25 @@ def test_a_column_ranks_no_number_last():
 
 
 NUMBERS = {"a": math.nan, "b": 3.0, "c": 2.0}
+
+
+def test_what_is_behind_the_best_is_corrected_for_all_comparisons():
+    """By the rule of Benjamini and Hochberg, written out: the largest k with p_k <= 0.05 k / m."""
+    chance = random.Random(1)
+    best = {seed: 10.0 + seed for seed in range(4)}
+    others = {
+        f"m{n}": {seed: x * math.exp(0.01 * n + chance.gauss(0, 0.03)) for seed, x in best.items()}
+        for n in range(12)
+    }
+    p_values = {name: compare(values, best).p_value for name, values in others.items()}
+    ranked = sorted(p_values, key=p_values.__getitem__)
+    last = max(k for k, name in enumerate(ranked, 1) if p_values[name] <= 0.05 * k / len(ranked))
+    uncorrected = [name for name in ranked if p_values[name] < 0.05]
+    assert 0 < last < len(uncorrected)
+    assert behind(best, {**others, "one seed": {1: 99.0}}) == {*ranked[:last]}
+
+
+def test_a_picture_for_each_family(tmp_path):
+    page.draw(tmp_path)
+    for family in FAMILIES:
+        assert (tmp_path / page.picture_name(family)).read_bytes().startswith(b"\x89PNG")

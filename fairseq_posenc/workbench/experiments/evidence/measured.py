@@ -15,7 +15,7 @@ from fairseq_posenc import registry
 from fairseq_posenc.analysis import catalogue
 from fairseq_posenc.workbench.experiments.text_settings import STACKS, option_value
 from fairseq_posenc.workbench.experiments.variants import BOTH, CAUSAL, MASKED
-from fairseq_posenc.workbench.results.differences import PERPLEXITY, Scale, Values, compare
+from fairseq_posenc.workbench.results.differences import PERPLEXITY, Scale, Values, behind
 from fairseq_posenc.workbench.results.intervals import Interval, interval, interval_of_perplexity
 from fairseq_posenc.workbench.results.record import Record, Row, read
 from fairseq_posenc.workbench.running.files import shipped
@@ -24,6 +24,8 @@ NOT_MEASURED = "not measured"
 COMPARED = {MASKED: "masked_lm.json", CAUSAL: "causal_lm.json", BOTH: "translation.json"}
 # Models trained later, alike; one that is in the first record too is left out here.
 NEWER = {MASKED: "masked_lm_newer.json", CAUSAL: "causal_lm_newer.json"}
+# Models alike, trained on another text.
+ELSEWHERE = {CAUSAL: "causal_lm_wikitext2.json"}
 LENGTHS = {CAUSAL: "causal_lm*_length_seed_*.json"}  # a record for each seed
 PROBED = {CAUSAL: "probe_causal_lm.json"}
 STARTED = {BOTH: "translation_swap.json"}
@@ -69,10 +71,12 @@ class Column(NamedTuple):
     def best(self) -> tuple[str, list[str], list[str]]:
         """Find the best, those not significantly different from it, and those behind it."""
         best, *others = (name for name in self.ranked() if math.isfinite(self.of[name].mean))
-        first = self.seeds.get(best, {})
-        found = {name: compare(self.seeds.get(name, {}), first, self.scale) for name in others}
-        behind = [name for name in others if found[name].is_significant]
-        return best, [name for name in others if name not in behind], behind
+        seeds = {name: self.seeds.get(name, {}) for name in others}
+        found = behind(self.seeds.get(best, {}), seeds, self.scale)
+        same, worse = (
+            [n for n in others if (n in found) == is_worse] for is_worse in (False, True)
+        )
+        return best, same, worse
 
     def ranked(self) -> list[str]:
         """Sort names from the best figure on."""
@@ -101,6 +105,15 @@ def compared(family: str) -> Optional[Column]:
         newer, newer_seeds = _perplexities(more)
         found, seeds = {**newer, **found}, {**newer_seeds, **seeds}
     return Column("perplexity", source, 2, found, seeds=seeds)
+
+
+def elsewhere(family: str) -> Optional[Column]:
+    """Read perplexities of models that were trained on another text; None if there are none."""
+    record = _record(ELSEWHERE.get(family))
+    if record is None:
+        return None
+    found, seeds = _perplexities(record)
+    return Column("perplexity, trained on WikiText-2", ELSEWHERE[family], 2, found, seeds=seeds)
 
 
 def _perplexities(record: Record) -> tuple[dict[str, Interval], dict[str, dict[int, float]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from fairseq_posenc.workbench.experiments.evidence import measured
+from fairseq_posenc.workbench.experiments.evidence import measured, picture
 from fairseq_posenc.workbench.experiments.evidence.measured import Column
 from fairseq_posenc.workbench.experiments.variants import FAMILIES
 from fairseq_posenc.workbench.results import markdown
@@ -15,7 +15,7 @@ _TITLES = {measured.MASKED: "Masked LM", measured.CAUSAL: "Causal LM", measured.
 
 
 def page(path: Path) -> str:
-    """Fill a page with the tables.
+    """Fill a page with the tables, and the names of their pictures.
 
     Raises:
         UserError: it has no place for them.
@@ -40,6 +40,7 @@ def figures(family: str, multiples: Iterable[int]) -> list[Column]:
     found = [
         measured.compared(family),
         *(measured.at_length(family, times) for times in multiples if times > 1),
+        measured.elsewhere(family),
         measured.started(family),
     ]
     return [column for column in found if column and column.of]
@@ -83,10 +84,23 @@ def _table(found: Sequence[Column], names: Iterable[str]) -> str:
     return markdown.table(header, rows)
 
 
+def draw(folder: Path) -> None:
+    """Draw the figures of each family that have intervals into PNG files."""
+    for family in FAMILIES:
+        found = [each for each in figures(family, measured.multiples(family)[-1:]) if each.seeds]
+        picture.draw(found, folder / picture_name(family))
+
+
+def picture_name(family: str) -> str:
+    """Name the picture of a family."""
+    return f"choose_{family.replace('-', '_')}.png"
+
+
 def _family(family: str) -> list[str]:
     found = figures(family, measured.multiples(family)[-1:])
     names = dict.fromkeys(name for column in found for name in column.ranked())
-    return [f"### {_TITLES[family]}", *_part(found, names)]
+    shown = f"![{_TITLES[family]}: all encodings](results/{picture_name(family)})"
+    return [f"### {_TITLES[family]}", shown, *_part(found, names)]
 
 
 def _cost() -> list[str]:

@@ -1,0 +1,53 @@
+"""Forest plots: the figures of all encodings, the best on top, each with interval and seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from fairseq_posenc.workbench.experiments.evidence.measured import Column
+from fairseq_posenc.workbench.results import pictures
+from fairseq_posenc.workbench.results.differences import PERPLEXITY
+from fairseq_posenc.workbench.results.pictures import COLOURS, GREY, GRID
+
+_BEST, _SAME, _BEHIND = COLOURS[4], COLOURS[0], GREY
+
+
+def draw(columns: Sequence[Column], path: Path) -> None:
+    """Draw a panel for each column into a PNG file, with the encodings in the order of the first.
+
+    The best is green, what does not differ significantly from it black.
+    """
+    names = [
+        name
+        for name in dict.fromkeys(name for column in columns for name in column.ranked())
+        if any(math.isfinite(column.of[name].mean) for column in columns if name in column.of)
+    ]
+    size = 2.2 + 3.6 * len(columns), 0.9 + 0.24 * len(names)
+    figure = pictures.new_figure(*size, dpi=110)
+    (panels,) = figure.subplots(1, len(columns), squeeze=False, sharey=True)
+    for axes, column in zip(panels, columns):
+        best, same, _ = column.best()
+        for row, name in enumerate(names):
+            found = column.of.get(name)
+            if found is None or not math.isfinite(found.mean):
+                continue
+            colour = _BEST if name == best else _SAME if name in same else _BEHIND
+            if math.isfinite(found.high - found.low):
+                axes.plot([found.low, found.high], [row, row], color=colour, linewidth=1.6)
+            axes.plot(found.mean, row, "o", color=colour, markersize=5)
+            seeds = [*column.seeds.get(name, {}).values()]
+            axes.plot(seeds, [row] * len(seeds), "|", color=colour, markersize=7)
+        axes.set_title(column.title, loc="left", fontsize=10)
+        if column.scale == PERPLEXITY:
+            axes.set_xscale("log")
+            low, high = axes.get_xlim()
+            axes.set_xticks(ticks := pictures.plain_ticks(low, high), [f"{x:g}" for x in ticks])
+            axes.minorticks_off()
+        axes.set_yticks(range(len(names)), names)
+        axes.set_ylim(len(names) - 0.5, -0.5)
+        axes.grid(axis="both", color=GRID, linewidth=0.8)
+        axes.tick_params(length=0, colors=GREY, labelsize=9)
+        axes.spines[:].set_visible(False)
+    pictures.save(figure, path)
