@@ -124,12 +124,12 @@ def test_blocks_and_their_gradients_equal_the_references(spec, limits, direction
 
 @pytest.mark.parametrize("spec", ["none", "m4m", "t5", "fire", "tupe_shared"])
 def test_blocks_of_documents_and_their_gradients_equal_the_references(spec):
-    length = 333
-    ids = torch.stack([torch.arange(length) // 70, torch.arange(length) // 113])
+    length = 333  # the first two sentences have few borders in common, the third is one document
+    ids = torch.stack([torch.arange(length) // size for size in (70, 113, length)])
     positions = StackPositions(f"{spec}+documents", 16, 2, length, causal=True).double()
     layers = [SelfAttention(positions, backend=name).double() for name in ("reference", "blocked")]
     layers[1].load_state_dict(layers[0].state_dict())
-    inputs, found = torch.randn(2, length, 16, dtype=torch.float64), []
+    inputs, found = torch.randn(3, length, 16, dtype=torch.float64), []
     for layer in layers:
         x = inputs.clone().requires_grad_()
         positions.zero_grad()
@@ -165,6 +165,41 @@ def test_blocks_leave_out_hidden_keys(direction, monkeypatch):
         blocked.attend(AttentionCall(query, query, query, Terms(), mask))
     whole, *limited = pairs
     assert all(each < whole / 5 for each in limited)
+
+
+@pytest.mark.parametrize(("budget", "held"), [(2**20, 0.5), (2**19, 0.0)])
+def test_a_call_with_a_window_holds_its_blocks_only_where_one_without_does(
+    budget, held, monkeypatch
+):
+    """512 tokens without a window: 1 MiB of weights. With one they would fit into either budget."""
+    monkeypatch.setattr(blocked, "SAVED_BYTES", budget)
+    query = torch.randn(1, 1, 512, 8, requires_grad=True)
+    found: dict[int, int] = {}
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        found[x.data_ptr()] = x.nbytes
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        mask = Mask(locality=Locality(window=64))
+        blocked.attend(AttentionCall(query, query, query, Terms(), mask))
+    vectors = 5 * query.nbytes  # queries, keys, values, output, and tables by distance
+    assert sum(found.values()) <= held * 2**20 + vectors
+    assert bool(held) == (sum(found.values()) > vectors)
+
+
+def test_sentences_leave_out_keys_that_only_others_see():
+    """Documents with borders of their own: a batch computes what its sentences do one by one."""
+    ids = (torch.rand(4, 2048) < 1 / 200).cumsum(1)
+    query = torch.randn(4, 2, 2048, 8)
+
+    def count(segments, rows):
+        mask = Mask("lr", locality=Locality(segments=segments))
+        return blocked.Geometry.from_call(query[:rows], 2048, mask, Terms()).pairs
+
+    alone = [count(ids[row : row + 1], 1) for row in range(4)]
+    assert count(ids, 4) == sum(alone)
+    assert count(ids[:1].expand(4, -1), 4) == 4 * alone[0]  # equal ones are computed together
 
 
 @pytest.mark.parametrize("family", ["causal_lm", "translation"])
