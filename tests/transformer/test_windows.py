@@ -55,15 +55,15 @@ def visible(limits: str, direction: str, length: int) -> torch.Tensor:
 
 
 @torch.no_grad()
-def formula(attention, spec, limits, x, direction):
-    """Attend one sentence without padding ``(length, 16)`` by the oracles."""
+def formula(attention, spec, limits, x, direction, **options):
+    """Attend one sentence without padding ``(length, 16)`` by the oracles; options are theirs."""
 
     def heads(projection):
         return projection(x).view(len(x), 2, 8).transpose(0, 1)
 
     query, key, value = (heads(p) for p in (attention.q_proj, attention.k_proj, attention.v_proj))
     projections = {"project_query": attention.q_proj, "project_key": attention.k_proj}
-    scores = their_scores(attention.encodings, spec, query, key, x, **projections)
+    scores = their_scores(attention.encodings, spec, query, key, x, **projections, **options)
     attended = oracles.attention(scores, value, visible(limits, direction, len(x)))
     return attention.out_proj(attended.transpose(0, 1).reshape(len(x), 16))
 
