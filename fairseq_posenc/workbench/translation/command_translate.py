@@ -15,7 +15,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.exit_codes import is_read
 from fairseq_posenc.workbench.running.options import add_computing, add_count, add_data
 from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.tokens.lines import arriving_lines
+from fairseq_posenc.workbench.tokens.files import arriving_lines
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.translation.translator import Hypothesis, Translator
 

@@ -10,7 +10,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.running.files import checksum, write_whole
 from fairseq_posenc.workbench.running.stages import Stage
-from fairseq_posenc.workbench.tokens.lines import read_lines
+from fairseq_posenc.workbench.tokens.files import read_lines
 from fairseq_posenc.workbench.translation.average import average_checkpoints, last_checkpoints
 from fairseq_posenc.workbench.translation.checkpoint import (
     DataBin,

@@ -26,7 +26,7 @@ from sacrebleu.metrics import BLEU
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.results.record import read
-from fairseq_posenc.workbench.tokens.lines import arriving_lines
+from fairseq_posenc.workbench.tokens.files import arriving_lines
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.translation import Translator
 from fairseq_posenc.workbench.translation import checkpoint as checkpoints

@@ -4,35 +4,29 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import shutil
 from pathlib import Path
 from typing import Any
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.data import find_data
-from fairseq_posenc.tasks.glue.definitions import PROTOCOLS, TASKS, parse_tasks
-from fairseq_posenc.workbench.finetuning.glue.configuration import (
+from fairseq_posenc.tasks.glue.definitions import PROTOCOLS, parse_tasks
+from fairseq_posenc.workbench.finetuning.glue.report import format_report, write_results
+from fairseq_posenc.workbench.finetuning.glue.runs import (
     CONFIGS,
-    Grid,
+    Run,
+    list_runs,
     paper_grid,
+    plan_runs,
+    prepare,
     read_settings,
 )
-from fairseq_posenc.workbench.finetuning.glue.plan import RESULT, Request, Run, list_runs, prepare
-from fairseq_posenc.workbench.finetuning.glue.report import format_report
 from fairseq_posenc.workbench.finetuning.glue.submission import complete_submission
-from fairseq_posenc.workbench.finetuning.glue.summary import (
-    build_record,
-    find_best,
-    read_result,
-    reported_metric,
-)
-from fairseq_posenc.workbench.finetuning.glue.workers import Workers, as_piece
+from fairseq_posenc.workbench.finetuning.glue.worker import as_piece
+from fairseq_posenc.workbench.finetuning.glue.workers import Workers
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
-from fairseq_posenc.workbench.results.record import Record
 from fairseq_posenc.workbench.running.devices import hydra_words
 from fairseq_posenc.workbench.running.executor import Slurm, parse_place, refuse_jobs
 from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
-from fairseq_posenc.workbench.running.files import write_whole
 from fairseq_posenc.workbench.running.options import (
     add_computing,
     add_data,
@@ -104,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     say(f"{len(runs)} runs, {len(runs) - len(waiting)} of them finished before; results: {out}")
     with signals_as_keyboard_interrupt(CONTINUES):
         failures = _work(waiting, out, args.jobs, cluster)
-    found = _write_results(list_runs(out, like=runs[0]), out, pretrained, name)
+    found = write_results(list_runs(out, like=runs[0]), out, pretrained, name)
     refuse_failures(failures, len(runs))
     print(found.text() if args.json else format_report(found))
     say(f"written: {out}/results.md, {out}/results.json, {out}/submission/")
@@ -114,18 +108,20 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace, pretrained: Pretrained, out: Path, here: bool) -> list[Run]:
-    changes = [*hydra_words(args, here), *args.changes]
-    request = Request(args.protocol, out, args.configs, pretrained, changes)
+    """Plan the runs of all tasks; ``here`` is whether this machine makes them."""
+    overrides = [*hydra_words(args, here), *args.changes]
+    chosen_rates = _rates(args.learning_rates)
     runs = []
     for task in parse_tasks(args.tasks):
         data = find_data(args.data, task)
         pretrained.check_dictionary(data.dictionary)
         data.check_lengths(pretrained.max_positions, pretrained.path)
         examples = data.splits["train"]["examples"]
-        settings = read_settings(args.configs, args.protocol, task, examples, changes)
-        paper = paper_grid(args.protocol, task)
-        rates = _rates(args.learning_rates) or paper.learning_rates
-        runs += request.plan_runs(data, settings, Grid(rates, tuple(args.seeds or paper.seeds)))
+        settings = read_settings(args.configs, args.protocol, task, examples, overrides)
+        rates, seeds = paper_grid(args.protocol, task)
+        runs += plan_runs(
+            settings, data, pretrained, out, chosen_rates or rates, args.seeds or seeds
+        )
     return runs
 
 
@@ -152,35 +148,10 @@ def _rates(text: str | None) -> tuple[float, ...]:
 
 
 def _work(waiting: list[Run], out: Path, jobs: int | None, cluster: Slurm | None) -> list[str]:
+    """Make the runs that are not finished, here or on a cluster; return a line for each failure."""
     if not waiting:
         return []
     if cluster:
         return cluster.run([as_piece(run, out) for run in waiting], out)
     refuse_jobs(out)
     return Workers(waiting, out, jobs).work()
-
-
-def _write_results(runs: list[Run], out: Path, pretrained: Pretrained, name: str) -> Record:
-    """Write ``results.json``, ``results.md`` and the submission; return the record."""
-    tasks = {}
-    for task in TASKS:
-        done = [one for one in runs if one.task == task and (one.folder(out) / RESULT).exists()]
-        if done:
-            metric, results = reported_metric(done[0]), [read_result(one, out) for one in done]
-            tasks[task] = (metric, results)
-            best = Path(find_best(results, metric)["folder"])
-            for path in sorted(best.glob("submission/*.tsv")):
-                (out / "submission").mkdir(exist_ok=True)
-                shutil.copyfile(path, out / "submission" / path.name)
-    unfinished = [one.label for one in runs if not (one.folder(out) / RESULT).exists()]
-    data = {
-        "name": name,
-        "checkpoint": str(pretrained.path),
-        "attention_directions": pretrained.directions,
-        "protocol": runs[0].protocol,
-        "unfinished": "; ".join(unfinished),
-    }
-    found = build_record(tasks, str(pretrained.spec), data)
-    found.write(out / "results.json")
-    write_whole(out / "results.md", format_report(found))
-    return found
