@@ -16,12 +16,11 @@ from torch import Tensor, nn
 
 from fairseq_posenc import registry
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
-from fairseq_posenc.transformer.configuration import announce, stack_config
 from fairseq_posenc.transformer.document_ends import check_document_ends
 from fairseq_posenc.transformer.dropout import RetainedDropout
 from fairseq_posenc.transformer.forward_context import set_context
 from fairseq_posenc.transformer.heads import SpanHead
-from fairseq_posenc.transformer.options import add_position_args
+from fairseq_posenc.transformer.options import add_position_args, announce, stack_config
 from fairseq_posenc.transformer.stacks import PositionalEncoder
 
 logger = logging.getLogger(__name__)

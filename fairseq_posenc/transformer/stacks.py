@@ -13,8 +13,7 @@ from fairseq.models.transformer import TransformerDecoderBase, TransformerEncode
 from torch import Tensor, nn
 
 from fairseq_posenc.assembly import Assembly, Shared
-from fairseq_posenc.checkpoints.identity import Identity
-from fairseq_posenc.checkpoints.weight_settings import WeightSettings
+from fairseq_posenc.checkpoints.identity import Identity, WeightSettings
 from fairseq_posenc.encodings.base import Dims, Encoding
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError

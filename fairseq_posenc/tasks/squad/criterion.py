@@ -57,5 +57,5 @@ class SquadCriterion(FairseqCriterion):
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
-        """Return true: all logged values are sums."""
+        """Confirm that all logged values are sums."""
         return True

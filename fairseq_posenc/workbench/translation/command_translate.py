@@ -117,7 +117,7 @@ def _source(args: argparse.Namespace) -> Iterator[Iterator[Sequence[str]]]:
 
 
 def _example() -> dict[str, str]:
-    """Return the example sentence of the report, as ``source``, and its reference, ``target``."""
+    """Look up the example sentence of the report, ``source``, and its reference, ``target``."""
     found: dict[str, str] = recipes.load()["finetuning"]["translation"]["iwslt17"]["example"]
     return found
 

@@ -18,7 +18,7 @@ from fairseq_posenc.workbench.finetuning.squad.command import build_record as sq
 from fairseq_posenc.workbench.finetuning.squad.data import Squad
 from fairseq_posenc.workbench.results.record import Record, read
 from fairseq_posenc.workbench.training import recipes
-from fairseq_posenc.workbench.training.recipes.reported import TABLES
+from fairseq_posenc.workbench.training.recipes import TABLES
 from tests.helpers.commands import new_directory, train, trained
 
 SITE = """

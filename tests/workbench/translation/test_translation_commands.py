@@ -32,8 +32,8 @@ from fairseq_posenc.workbench.translation import Translator
 from fairseq_posenc.workbench.translation import checkpoint as checkpoints
 from fairseq_posenc.workbench.translation.average import average_checkpoints
 from fairseq_posenc.workbench.translation.checkpoint import any_data_bin
-from fairseq_posenc.workbench.translation.piece_bleu import NAME, PieceBleu
-from fairseq_posenc.workbench.translation.variants import parse_variants
+from fairseq_posenc.workbench.translation.evaluation import parse_variants
+from fairseq_posenc.workbench.translation.scores import NAME, PieceBleu
 from tests.helpers.commands import USER_DIR, new_directory, run, script, trained
 
 slow = pytest.mark.slow

@@ -19,7 +19,7 @@ from fairseq_posenc.workbench.loading.pretrained import Pretrained
 from fairseq_posenc.workbench.results.markdown import table
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
 from fairseq_posenc.workbench.running.files import read_json, write_whole
-from fairseq_posenc.workbench.training.recipes.reported import Reported, reported
+from fairseq_posenc.workbench.training.recipes import Reported, reported
 
 _METRICS = {
     "accuracy": "accuracy",

@@ -24,7 +24,7 @@ from fairseq_posenc.workbench.running.locks import lock_folder
 from fairseq_posenc.workbench.running.stages import STAMP, Stage, read_inputs
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes.composing import compose_file
-from fairseq_posenc.workbench.training.recipes.layouts import config_name
+from fairseq_posenc.workbench.training.recipes.yaml_files import config_name
 
 CONFIGS = shipped("finetune_configs") / "glue"
 RESULT = "result.json"  # written last
@@ -247,7 +247,7 @@ def prepare(run: Run, out: Path) -> bool:
 
 
 def has_begun(folder: Path) -> bool:
-    """Tell whether a run has a result or a checkpoint."""
+    """Check whether a run has a result or a checkpoint."""
     return (folder / RESULT).exists() or updates_done(folder) > 0
 
 

@@ -155,7 +155,7 @@ def measure(task: Task, outputs: Tensor, labels: Tensor) -> dict[str, float]:
 
 
 def has_collapsed(task: Task, outputs: Tensor, figures: dict[str, float]) -> bool:
-    """Tell whether a model predicts the same for everything, or no better than chance."""
+    """Check whether a model predicts the same for everything, or no better than chance."""
     if task.regression:
         return metrics.is_constant(outputs.view(-1))
     one_class = len(outputs.argmax(-1).unique()) == 1

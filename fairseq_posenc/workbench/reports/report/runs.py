@@ -13,7 +13,7 @@ from fairseq_posenc.workbench.reports.report.checkpoint import (
     translation_task,
 )
 from fairseq_posenc.workbench.results.record import Record, Row
-from fairseq_posenc.workbench.training.recipes.reported import Figure
+from fairseq_posenc.workbench.training.recipes import Figure
 
 TRANSLATION = "translation/iwslt17"  # the recipe of all translation models
 # Figures, the recipe of such a record unless a user names another, and notes.

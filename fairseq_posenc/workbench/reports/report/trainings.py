@@ -11,7 +11,7 @@ from fairseq_posenc.workbench.results.loss_stages import find_stages, smoothed
 from fairseq_posenc.workbench.running.logs import Curve, read_curve_file
 from fairseq_posenc.workbench.running.stages import read_inputs
 from fairseq_posenc.workbench.training import recipes
-from fairseq_posenc.workbench.training.recipes.reported import Figure
+from fairseq_posenc.workbench.training.recipes import Figure
 
 LOG = "train.log"  # which the training scripts write beside the checkpoints
 _STAGES = ("start ends", "plateau ends", "dive ends", "length of the plateau")
