@@ -19,11 +19,11 @@ from fairseq_posenc.workbench.finetuning.glue.report import build_record, find_b
 from fairseq_posenc.workbench.finetuning.glue.runs import (
     CONFIGS,
     Run,
+    claim_runs,
     config_name,
     format_override,
     list_runs,
     paper_grid,
-    prepare,
     read_run,
     read_settings,
 )
@@ -136,9 +136,9 @@ def test_updates_follow_from_the_data_or_the_paper():
     overrides = ["dataset.batch_size=16", "optimization.update_freq=[2]"]
     for more in ([], overrides):  # 3668 examples are 114 batches of 32 and one of 20
         found = read_settings(CONFIGS, "m4m", TASKS["MRPC"], 3668, more)
-        assert found[3:] == ("m4m_mrpc", "f1", 345, 21, model)
+        assert found == ("m4m_mrpc", "f1", 345, 21, model)
     found = read_settings(CONFIGS, "decbert", TASKS["MRPC"], 3668, [])
-    assert found[3:] == ("decbert_mrpc", "accuracy", 2296, 137, model)
+    assert found == ("decbert_mrpc", "accuracy", 2296, 137, model)
     assert paper_grid("decbert", TASKS["MRPC"]) == ((1e-5, 2e-5), (1, 2, 3, 4, 5))
     assert paper_grid("decbert", TASKS["RTE"]) == ((2e-5,), (1, 2, 3, 4, 5))
     assert paper_grid("m4m", TASKS["RTE"]) == ((2e-5, 3e-5, 4e-5), (1,))
@@ -281,8 +281,8 @@ def test_runs_of_earlier_versions_go_on_and_refuse_others(tmp_path):
     other = run._replace(command=["train", "a=2"])
     for _ in range(2):
         with pytest.raises(UserError, match=r"\(command: \['a=1'\], not \['a=2'\]\)"):
-            prepare(other, tmp_path)
-        assert prepare(run, tmp_path)  # which writes the stamp
+            claim_runs([other], tmp_path)
+        assert claim_runs([run], tmp_path) == [run]  # which writes the stamp
     (folder / "result.json").unlink()
-    assert not prepare(other, tmp_path)
+    assert claim_runs([other], tmp_path) == [other]
     assert read_run(folder) == other

@@ -8,17 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.tasks.glue.data import find_data
 from fairseq_posenc.tasks.glue.definitions import PROTOCOLS, parse_tasks
 from fairseq_posenc.workbench.finetuning.glue.report import format_report, write_results
 from fairseq_posenc.workbench.finetuning.glue.runs import (
     CONFIGS,
+    Request,
     Run,
-    list_runs,
-    paper_grid,
+    claim_runs,
     plan_runs,
-    prepare,
-    read_settings,
 )
 from fairseq_posenc.workbench.finetuning.glue.submission import complete_submission
 from fairseq_posenc.workbench.finetuning.glue.worker import as_piece
@@ -86,43 +83,36 @@ def run(args: argparse.Namespace) -> int:
     pretrained = pretrained._replace(path=pretrained.path.resolve())
     name = args.name or pretrained.path.parent.name
     out = (args.out or Path(f"glue-{name}-{args.protocol}")).resolve()
-    if not args.learning_rates:
+    request = Request(
+        protocol=args.protocol,
+        tasks=parse_tasks(args.tasks),
+        data=args.data,
+        pretrained=pretrained,
+        out=out,
+        rates=_parse_rates(args.learning_rates),
+        seeds=args.seeds or (),
+        configs=args.configs,
+        overrides=[*hydra_words(args, here=cluster is None), *args.changes],
+    )
+    if not request.rates:
         _offer_rates(args.protocol, pretrained)
-    runs = _plan(args, pretrained, out, here=cluster is None)
+    runs = plan_runs(request)
     if args.dry_run:
-        for one in runs:
-            print(f"# {one.label}: {one.max_update:,} updates\n{shlex.join(one.command)}")
+        for run in runs:
+            print(f"# {run.label}: {run.max_update:,} updates\n{shlex.join(run.command)}")
         return 0
-    list_runs(out, like=runs[0])
-    waiting = [one for one in runs if not prepare(one, out)]
+    known = claim_runs(runs, out)
+    waiting = [run for run in runs if not run.is_finished(out)]
     say(f"{len(runs)} runs, {len(runs) - len(waiting)} of them finished before; results: {out}")
     with signals_as_keyboard_interrupt(CONTINUES):
         failures = _work(waiting, out, args.jobs, cluster)
-    found = write_results(list_runs(out, like=runs[0]), out, pretrained, name)
+    found = write_results(known, out, pretrained, name)
     refuse_failures(failures, len(runs))
     print(found.text() if args.json else format_report(found))
     say(f"written: {out}/results.md, {out}/results.json, {out}/submission/")
     if missing := complete_submission(out / "submission", args.data):
         say(f"not in the submission yet, and wanted by GLUE's site: {', '.join(missing)}")
     return 0
-
-
-def _plan(args: argparse.Namespace, pretrained: Pretrained, out: Path, here: bool) -> list[Run]:
-    """Plan the runs of all tasks; ``here`` is whether this machine makes them."""
-    overrides = [*hydra_words(args, here), *args.changes]
-    chosen_rates = _rates(args.learning_rates)
-    runs = []
-    for task in parse_tasks(args.tasks):
-        data = find_data(args.data, task)
-        pretrained.check_dictionary(data.dictionary)
-        data.check_lengths(pretrained.max_positions, pretrained.path)
-        examples = data.splits["train"]["examples"]
-        settings = read_settings(args.configs, args.protocol, task, examples, overrides)
-        rates, seeds = paper_grid(args.protocol, task)
-        runs += plan_runs(
-            settings, data, pretrained, out, chosen_rates or rates, args.seeds or seeds
-        )
-    return runs
 
 
 def _offer_rates(protocol: str, model: Pretrained) -> None:
@@ -137,7 +127,7 @@ def _offer_rates(protocol: str, model: Pretrained) -> None:
         )
 
 
-def _rates(text: str | None) -> tuple[float, ...]:
+def _parse_rates(text: str | None) -> tuple[float, ...]:
     try:
         found = tuple(map(float, text.split(","))) if text else ()
     except ValueError:

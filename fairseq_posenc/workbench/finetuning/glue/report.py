@@ -43,7 +43,7 @@ def write_results(runs: Sequence[Run], out: Path, pretrained: Pretrained, name: 
         pretrained: the model that they started from.
         name: its name.
     """
-    finished = [run for run in runs if (run.folder(out) / RESULT).exists()]
+    finished = [run for run in runs if run.is_finished(out)]
     tasks = {}
     for task in TASKS:
         if done := [run for run in finished if run.task == task]:

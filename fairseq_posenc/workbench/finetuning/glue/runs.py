@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.tasks.glue.data import DataBin
+from fairseq_posenc.tasks.glue.data import find_data
 from fairseq_posenc.tasks.glue.definitions import TASKS, Task
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
@@ -73,14 +74,41 @@ class Run(NamedTuple):
         """Build the path of the run's folder."""
         return out / self.task / f"lr{self.learning_rate:g}-seed{self.seed}"
 
+    def is_finished(self, out: Path) -> bool:
+        """Check whether the run has its result."""
+        return (self.folder(out) / RESULT).exists()
 
-class Settings(NamedTuple):
-    """A task's configuration, composed of a YAML file and the user's overrides.
+
+class Request(NamedTuple):
+    """What the user asked for.
 
     Attributes:
         protocol: name of the protocol.
-        configs: folder of the YAML file.
-        overrides: the user's hydra overrides.
+        tasks: tasks to fine-tune on.
+        data: folder of their data-bins.
+        pretrained: the model to start from, its path absolute.
+        out: folder of the runs, absolute.
+        rates: peak learning rates; empty for the paper's.
+        seeds: random seeds; empty for the paper's.
+        configs: folder of the YAML files.
+        overrides: hydra overrides.
+    """
+
+    protocol: str
+    tasks: Sequence[Task]
+    data: Path
+    pretrained: Pretrained
+    out: Path
+    rates: Sequence[float]
+    seeds: Sequence[int]
+    configs: Path
+    overrides: Sequence[str]
+
+
+class Settings(NamedTuple):
+    """Settings of a task's configuration, composed of a YAML file and the user's overrides.
+
+    Attributes:
         name: name of the YAML file without its ending.
         metric: metric that chooses the checkpoint, and is reported.
         max_update: number of updates.
@@ -88,9 +116,6 @@ class Settings(NamedTuple):
         model: model options in the file: hydra changes them, and adds all others with ``+``.
     """
 
-    protocol: str
-    configs: Path
-    overrides: Sequence[str]
     name: str
     metric: str
     max_update: int
@@ -131,10 +156,8 @@ def read_settings(
         _recipe(protocol)["not_given"].get("warmup_ratio", 0) * max_update
     )
     written = _compose(path, []) if overrides else cfg
-    return Settings(
-        *(protocol, configs, overrides, path.stem, cfg.checkpoint.best_checkpoint_metric),
-        *(int(max_update), int(warmup), frozenset(written.get("model") or {})),
-    )
+    metric, model = cfg.checkpoint.best_checkpoint_metric, frozenset(written.get("model") or {})
+    return Settings(path.stem, metric, int(max_update), int(warmup), model)
 
 
 def _recipe(protocol: str) -> dict[str, Any]:
@@ -158,30 +181,27 @@ def _compose(path: Path, overrides: Sequence[str]) -> Any:
         raise UserError(f"{path}: {' '.join(str(error).split())}") from error
 
 
-def plan_runs(
-    settings: Settings,
-    data: DataBin,
-    pretrained: Pretrained,
-    out: Path,
-    rates: Sequence[float],
-    seeds: Sequence[int],
-) -> list[Run]:
-    """Plan the runs of a task.
+def plan_runs(request: Request) -> list[Run]:
+    """Plan the runs of all tasks.
 
-    Args:
-        settings: of the task.
-        data: its data-bin.
-        pretrained: the model to start from, its path absolute.
-        out: folder of the runs, absolute.
-        rates: peak learning rates.
-        seeds: random seeds.
+    Raises:
+        UserError: a task has no data, data of another dictionary, examples that are longer than the
+            model, or no configuration.
     """
     runs = []
-    for rate in rates:
-        for seed in seeds:
+    for task in request.tasks:
+        data, pretrained = find_data(request.data, task), request.pretrained
+        pretrained.check_dictionary(data.dictionary)
+        data.check_lengths(pretrained.max_positions, pretrained.path)
+        examples = data.splits["train"]["examples"]
+        settings = read_settings(
+            request.configs, request.protocol, task, examples, request.overrides
+        )
+        rates, seeds = paper_grid(request.protocol, task)
+        for rate, seed in product(request.rates or rates, request.seeds or seeds):
             run = Run(
-                protocol=settings.protocol,
-                task=data.task.name,
+                protocol=request.protocol,
+                task=task.name,
                 learning_rate=rate,
                 seed=seed,
                 metric=settings.metric,
@@ -191,12 +211,13 @@ def plan_runs(
                 modified=pretrained.path.stat().st_mtime_ns,
                 command=[],
             )
-            runs.append(run._replace(command=_command(run, settings, pretrained, run.folder(out))))
+            runs.append(run._replace(command=_command(run, settings, request)))
     return runs
 
 
-def _command(run: Run, settings: Settings, model: Pretrained, folder: Path) -> list[str]:
-    chosen = {word.lstrip("+").partition("=")[0] for word in settings.overrides}
+def _command(run: Run, settings: Settings, request: Request) -> list[str]:
+    model, folder = request.pretrained, run.folder(request.out)
+    chosen = {word.lstrip("+").partition("=")[0] for word in request.overrides}
     values: dict[str, Any] = {
         "hydra.run.dir": folder,
         "common.user_dir": USER_DIR,
@@ -214,10 +235,10 @@ def _command(run: Run, settings: Settings, model: Pretrained, folder: Path) -> l
         "checkpoint.save_dir": folder,
     }
     return [
-        *("fairseq-hydra-train", "--config-dir", str(settings.configs.resolve())),
+        *("fairseq-hydra-train", "--config-dir", str(request.configs.resolve())),
         *("--config-name", settings.name),
         *(format_override(name, value) for name, value in values.items()),
-        *settings.overrides,
+        *request.overrides,
     ]
 
 
@@ -231,19 +252,22 @@ def format_override(name: str, value: Any) -> str:
     return f"{name}={json.dumps(value)}"
 
 
-def prepare(run: Run, out: Path) -> bool:
-    """Note the plan of a run in its folder; return whether the run is finished.
+def claim_runs(runs: Sequence[Run], out: Path) -> list[Run]:
+    """Note the runs in their folders; return all runs of ``out``, also those of earlier commands.
 
     Raises:
-        UserError: the folder has a run with other settings that has begun or is in use.
+        UserError: a folder has a run with other settings that has begun or is in use.
     """
-    folder = run.folder(out)
-    stage = Stage(folder, run._asdict())
-    stage.refuse_others(lambda: has_begun(folder))
-    if not stage.is_claimed:
-        with lock_folder(folder, "run"):
-            stage.claim()
-    return (folder / RESULT).exists()
+    known = {run.folder(out): run for run in list_runs(out, like=runs[0])}
+    for run in runs:
+        folder = run.folder(out)
+        stage = Stage(folder, run._asdict())
+        stage.refuse_others(lambda: has_begun(folder))  # noqa: B023  (called at once)
+        if not stage.is_claimed:
+            with lock_folder(folder, "run"):
+                stage.claim()
+        known[folder] = run
+    return [known[folder] for folder in sorted(known)]
 
 
 def has_begun(folder: Path) -> bool:
