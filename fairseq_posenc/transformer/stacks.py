@@ -217,11 +217,12 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         """Number the source's tokens, whose keys later steps have in their caches, rotated."""
         (states,) = encoder_out["encoder_out"]  # [S, B, C]
         padding = encoder_out["encoder_padding_mask"]
+        # [B, S]
         tokens = padding[0].long() if padding else states.new_zeros(states.shape[1::-1]).long()
         positions = Positions.from_tokens(
             tokens, padding_idx=1, eos_idx=-1, tgt_len=0, inspect_padding=False
         )
-        return positions.ids
+        return positions.ids  # [B, S]
 
     def _check_step(self, tokens: Tensor, state: Any) -> None:
         """Refuse to decode a token whose predecessors have not been decoded."""
