@@ -17,7 +17,7 @@ from fairseq_posenc.workbench.results.record import Record, Row
 from fairseq_posenc.workbench.running.logs import Curve, read_curve_file
 from fairseq_posenc.workbench.running.stages import read_inputs
 from fairseq_posenc.workbench.training import recipes
-from fairseq_posenc.workbench.training.recipes.reported import Figure
+from fairseq_posenc.workbench.training.recipes import Figure
 
 TRANSLATION = "translation/iwslt17"  # the recipe of all translation models
 # Figures, the recipe of such a record unless a user names another, and notes.

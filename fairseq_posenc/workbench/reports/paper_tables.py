@@ -13,7 +13,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.reports.deviations import differences
 from fairseq_posenc.workbench.reports.own_runs import OwnRun
 from fairseq_posenc.workbench.results.record import Record
-from fairseq_posenc.workbench.training.recipes.reported import TABLES, Figure, Reported, reported
+from fairseq_posenc.workbench.training.recipes import TABLES, Figure, Reported, reported
 
 
 class PaperRow(NamedTuple):

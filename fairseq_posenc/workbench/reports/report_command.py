@@ -18,7 +18,7 @@ from fairseq_posenc.workbench.results.record import Record, RecordError, read
 from fairseq_posenc.workbench.running.options import add_json
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.training import recipes
-from fairseq_posenc.workbench.training.recipes.reported import TABLES
+from fairseq_posenc.workbench.training.recipes import TABLES
 
 Runs = dict[tuple[Path, str], OwnRun]  # what may belong to a row of the papers, by file and name
 Records = dict[Path, Record]  # of all jobs, by file

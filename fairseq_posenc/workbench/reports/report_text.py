@@ -12,7 +12,7 @@ from fairseq_posenc.workbench.reports.paper_tables import PaperTable, format_fig
 from fairseq_posenc.workbench.results import markdown
 from fairseq_posenc.workbench.results.record import Record
 from fairseq_posenc.workbench.training import recipes
-from fairseq_posenc.workbench.training.recipes.reported import Figure
+from fairseq_posenc.workbench.training.recipes import Figure
 
 
 def format_report(
