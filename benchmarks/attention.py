@@ -77,13 +77,13 @@ def cases(args: argparse.Namespace) -> Iterator[tuple[str, Case]]:
                 yield scope, case._replace(layers=layers if scope == "model" else 1)
 
 
-def measure(args: argparse.Namespace) -> list[results.Row]:
+def measure(args: argparse.Namespace) -> list[results.AttentionRow]:
     """Measure everything that the command line asks for."""
     names = registry.names_for(encoder=True)
     encodings = names if args.encodings == ["all"] else args.encodings
     backends = backend_names(args.backends)
     budget = Budget(args.rounds, QUICK_SECONDS if args.quick else args.seconds)
-    rows: list[results.Row] = []
+    rows: list[results.AttentionRow] = []
     for scope, case in cases(args):
         print(f"{scope} {case.mode} n={case.length} ...", file=sys.stderr, flush=True)
         rows += compare(scope, case, encodings, backends, budget)

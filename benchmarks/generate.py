@@ -17,6 +17,7 @@ if __name__ == "__main__":
     begin()
 
 import argparse
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -124,4 +125,4 @@ def speed(rounds: list[list[float]], turn: int) -> float:
 
 
 if __name__ == "__main__":
-    run_script("generate", parse_args, measure, page.generate_table)
+    run_script("generate", parse_args, measure, partial(page.backend_table, "generate"))

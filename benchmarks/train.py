@@ -16,6 +16,7 @@ if __name__ == "__main__":
 
 import argparse
 import sys
+from functools import partial
 from typing import Any
 
 from fairseq_posenc import registry
@@ -108,4 +109,4 @@ def _rows(
 
 
 if __name__ == "__main__":
-    run_script("train", parse_args, measure, page.train_table)
+    run_script("train", parse_args, measure, partial(page.backend_table, "train"))

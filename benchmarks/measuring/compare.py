@@ -10,7 +10,7 @@ import torch
 from measuring import timing
 from measuring.contenders import STOCK, Contender, contenders
 from measuring.memory import peak
-from measuring.results import Row
+from measuring.results import AttentionRow
 from measuring.scopes import SCOPES, Case
 
 TOGETHER = 5  # whole models: each has weights, gradients, and Adam's means
@@ -29,7 +29,7 @@ def compare(
     encodings: Sequence[str],
     backends: Sequence[str],
     budget: Budget,
-) -> list[Row]:
+) -> list[AttentionRow]:
     """Return the rows of a case, stock first.
 
     Args:
@@ -41,7 +41,7 @@ def compare(
     """
     group = contenders(encodings, backends, case.dims, case.call)
     groups = chunks(group) if scope == "model" else [group]
-    rows: dict[tuple[str, str], Row] = {}
+    rows: dict[tuple[str, str], AttentionRow] = {}
     for some in groups:
         for row in _rows(scope, case, [STOCK, STOCK, *some], budget):
             rows.setdefault((row.encoding, row.backend), row)
@@ -60,7 +60,7 @@ def chunks(group: list[Contender]) -> list[list[Contender]]:
     return with_plain or [plain]
 
 
-def _rows(scope: str, case: Case, everyone: list[Contender], budget: Budget) -> list[Row]:
+def _rows(scope: str, case: Case, everyone: list[Contender], budget: Budget) -> list[AttentionRow]:
     """Return the rows of all but the first, which is the stock that they are compared with."""
     passes = [SCOPES[scope](contender, case) for contender in everyone]
     rounds = timing.interleaved(passes, case.device, *budget)
@@ -70,7 +70,7 @@ def _rows(scope: str, case: Case, everyone: list[Contender], budget: Budget) -> 
         none = Contender("none", contender.backend)
         plain = everyone.index(none) if none in everyone else 0  # for stock itself
         rows.append(
-            Row(
+            AttentionRow(
                 scope=scope,
                 device=case.device.type,
                 mode=case.mode,

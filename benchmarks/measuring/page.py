@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.results.markdown import table
+from fairseq_posenc.workbench.results.markdown import fill_text, table
 from measuring import pictures, results
 from measuring.results import Result
 
@@ -32,7 +31,7 @@ def write(folder: Path = results.RESULTS, page: Path = PAGE) -> None:
 
 
 def text(old: str, kept: Iterable[Result]) -> str:
-    """Return the page with everything between its markers made anew.
+    """Make everything between the page's markers anew.
 
     Raises:
         UserError: a marker is missing.
@@ -40,14 +39,10 @@ def text(old: str, kept: Iterable[Result]) -> str:
     kept = list(kept)
     for script, section in SECTIONS.items():
         start, end = f"<!-- {script}: generated -->", f"<!-- end of {script} -->"
-        before, found, rest = old.partition(start)
-        _, ends, after = rest.partition(end)
-        if not found or not ends:
-            raise UserError(f"docs/benchmarks.md has no line {start!r}, or none {end!r} after it")
         own = [result for result in kept if result.script == script]
         lines = [*_origin(own), *section(own)] if own else ["Nothing is kept yet."]
-        body = "\n".join(lines)
-        old = f"{before}{start}\n\n{body.strip()}\n\n{end}{after}"
+        body = "\n".join(lines).strip()
+        old = fill_text(old, PAGE, start, f"\n\n{body}\n\n", end)
     return old
 
 
@@ -139,64 +134,41 @@ def _by_encoding(cells: Mapping[str, Mapping[str, str]]) -> str:
     return table(["encoding", *cells], rows)
 
 
-def _backend_table(rows: Rows, columns: dict[str, str]) -> str:
-    """Format a line for each encoding and backend; columns are formats of a row, by title."""
-    cells = [
-        [
-            f"`{row['encoding']}`",
-            row["backend"],
-            *(each.format_map(row) for each in columns.values()),
-        ]
-        for row in rows
-    ]
-    return table(["encoding", "backend", *columns], cells, "llr")
-
-
-def _times(rows: Rows, factor: float, *names: str) -> Rows:
-    """Multiply some figures of each row, to change their unit."""
-    return [{**row, **{name: row[name] * factor for name in names}} for row in rows]
-
-
-def generate_table(rows: Rows) -> str:
-    """Format the speed of beam search."""
-    columns = {"tokens/s": "{tokens_per_second:,.1f}", "speed / `sinusoidal`": "{ratio:.3f}"}
-    return _backend_table(rows, columns)
-
-
-def train_table(rows: Rows) -> str:
-    """Format the speed of whole updates."""
-    columns = {
+# Columns of the tables of encodings and backends: by script, the format of each by its title.
+COLUMNS: dict[str, dict[str, str]] = {
+    "generate": {"tokens/s": "{tokens_per_second:,.1f}", "speed / `sinusoidal`": "{ratio:.3f}"},
+    "train": {
         "tokens/s": "{tokens_per_second:,.0f}",
         "time / stock": "{ratio:.3f}",
         "TFLOP/s": "{flops:.4g}",
         "utilisation": "{utilisation:.1%}",
-    }
-    return _backend_table(_times(rows, 1e-12, "flops"), columns)
-
-
-def breakdown_table(rows: Rows) -> str:
-    """Format where the time goes."""
-    parts = {
-        "ms": "seconds",
-        "matrix products": "products",
-        "random numbers": "random",
-        "softmax": "softmax",
-        "the rest": "rest",
-    }
-    columns = {title: f"{{{name}:,.1f}}" for title, name in parts.items()}
-    in_ms = _times(rows, 1e3, *parts.values())
-    return _backend_table(in_ms, {"time / stock": "{ratio:.2f}", **columns})
-
-
-def reset_table(rows: Rows) -> str:
-    """Format what a reset costs."""
-    columns = {
+    },
+    "breakdown": {
+        "time / stock": "{ratio:.2f}",
+        "ms": "{seconds:,.1f}",
+        "matrix products": "{products:,.1f}",
+        "random numbers": "{random:,.1f}",
+        "softmax": "{softmax:,.1f}",
+        "the rest": "{rest:,.1f}",
+    },
+    "reset": {
         "ms": "{seconds:,.1f}",
         "time with a reset / without": "{ratio:.3f}",
         "lowest": "{lowest:.3f}",
         "highest": "{highest:.3f}",
-    }
-    return _backend_table(_times(rows, 1e3, "seconds"), columns)
+    },
+}
+_UNITS = {"flops": 1e-12} | dict.fromkeys(("seconds", "products", "random", "softmax", "rest"), 1e3)
+
+
+def backend_table(script: str, rows: Rows) -> str:
+    """Format the rows of a script of :data:`COLUMNS`, one for each encoding and backend."""
+    columns, cells = COLUMNS[script], []
+    for row in rows:
+        shown = {name: row[name] * unit for name, unit in _UNITS.items() if name in row}
+        figures = (each.format_map({**row, **shown}) for each in columns.values())
+        cells.append([f"`{row['encoding']}`", row["backend"], *figures])
+    return table(["encoding", "backend", *columns], cells, "llr")
 
 
 def serving_table(rows: Rows) -> str:
@@ -230,6 +202,6 @@ def _quality(row: dict[str, Any], beam: str) -> list[str]:
 
 SECTIONS: dict[str, Callable[[Sequence[Result]], list[str]]] = {
     "attention": _attention,
-    "train": lambda kept: [train_table(result.rows) for result in kept],
+    "train": lambda kept: [backend_table("train", result.rows) for result in kept],
     "serving": lambda kept: [serving_table(result.rows) for result in kept],
 }

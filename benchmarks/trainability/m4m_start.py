@@ -5,16 +5,18 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Optional
 
 from reports import end, machine, own_command, write_figures, write_report
-from runs import Run
-from start_picture import Grid, draw_starts
 from starts import STARTS
-from training import Store
+from training import StartRun, Store
 
+from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.results.markdown import table
 
+COLOURS = ("#999999", *pictures.COLOURS, "#7F3FBF", "#8B4513")  # grey is without positions
+Grid = dict[str, dict[str, list[dict[str, Any]]]]  # setting -> start, or "none" -> results
 # Settings that the starts of M4M are compared in: name -> family, encoding, options, updates.
 SETTINGS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "base": ("masked LM", "m4m", ()),
@@ -29,7 +31,7 @@ SETTINGS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 }
 
 
-def start_runs(args: argparse.Namespace) -> list[tuple[str, Run]]:
+def start_runs(args: argparse.Namespace) -> list[tuple[str, StartRun]]:
     """Return the runs that compare M4M's starts, each with the name of its setting.
 
     All starts are trained with the first seed in the first setting; those of ``--starts`` also with
@@ -44,8 +46,8 @@ def start_runs(args: argparse.Namespace) -> list[tuple[str, Run]]:
     for setting, seed, starts in cases:
         family, encoding, extra = SETTINGS[setting]
         common = (seed, args.updates)
-        runs.append((setting, Run(family, "none", *common, extra=extra)))
-        runs += [(setting, Run(family, encoding, *common, start, extra)) for start in starts]
+        runs.append((setting, StartRun(family, "none", *common, extra=extra)))
+        runs += [(setting, StartRun(family, encoding, *common, start, extra)) for start in starts]
     return runs
 
 
@@ -116,3 +118,34 @@ def _reasons(labels: dict[str, list[dict[str, Any]]]) -> Iterator[list[str]]:
         sizes = (first["gradients"].get(k) for k in ("query projections", "position parameters"))
         shown = ("-" if size is None else f"{size:.0e}" for size in sizes)
         yield ["not reached" if passed is None else str(passed), *shown]
+
+
+def draw_starts(grid: Grid, path: Path) -> None:
+    """Draw the learning curves of every setting, labelled at their ends."""
+    figure = pictures.new_figure(6.2 * len(grid), 4.4, dpi=80)
+    for axes, (setting, labels) in zip(
+        figure.subplots(1, len(grid), squeeze=False)[0], grid.items()
+    ):
+        curves = {label: _mean_curve(results) for label, results in labels.items()}
+        axes.set_title(setting, loc="left", fontsize=11)
+        axes.set_xlabel("updates", color=pictures.GREY)
+        axes.tick_params(length=0, colors=pictures.GREY)
+        axes.spines[["top", "right"]].set_visible(False)
+        low, high = (choose(y for _, ys in curves.values() for y in ys) for choose in (min, max))
+        heights = pictures.spread(
+            [(ys[-1] - low) / (high - low) for _, ys in curves.values()], 0.06
+        )
+        for (label, (xs, ys)), height in zip(curves.items(), heights):
+            colour = dict(zip(("none", *STARTS), COLOURS))[label]
+            axes.plot(xs, ys, color=colour, linewidth=1.8)
+            text = f"{label}  {ys[-1]:.2f}"
+            place = (1.02, (height * (high - low)) + low)
+            axes.text(*place, text, color=colour, transform=axes.get_yaxis_transform(), va="center")
+    figure.axes[0].set_ylabel("validation loss, bits per token", color=pictures.GREY)
+    figure.savefig(path)
+
+
+def _mean_curve(results: list[dict[str, Any]]) -> tuple[list[int], list[float]]:
+    curves = [dict(map(tuple, result["curve"])) for result in results]
+    shared = sorted(set.intersection(*map(set, curves)))
+    return shared, [statistics.mean(curve[x] for curve in curves) for x in shared]
