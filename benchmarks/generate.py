@@ -25,11 +25,10 @@ import torch
 from fairseq.dataclass.configs import GenerationConfig
 from torch import Tensor
 
-from fairseq_posenc import registry
 from measuring import page, timing
 from measuring.commands import DTYPES, add_common, new_parser, run_script
 from measuring.contenders import STOCK, Contender
-from measuring.families import FAMILIES, Whole, build
+from measuring.families import FAMILIES, ModelCase, build
 
 BASELINE = Contender("sinusoidal", "auto")
 BATCH = {"cpu": 4, "cuda": 64}
@@ -47,7 +46,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
 
 
 def generation(
-    contender: Contender, whole: Whole, beam: int, weights: dict[str, Tensor]
+    contender: Contender, whole: ModelCase, beam: int, weights: dict[str, Tensor]
 ) -> timing.Pass:
     """Return the generation of one batch.
 
@@ -92,9 +91,8 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     size = FAMILIES["translation"].sizes[args.size]
     batch = args.batch or BATCH[args.device.type]
     shared = (args.length, batch, 0.0, DTYPES[args.dtype], args.device)
-    whole = Whole("translation", size, *shared, vocabulary=10_000)
-    names = registry.names_for(encoder=True, decoder=True)
-    encodings = names if args.encodings == ["all"] else args.encodings
+    whole = ModelCase("translation", size, *shared, vocabulary=10_000)
+    encodings = FAMILIES["translation"].encodings(args.encodings)
     ours = [Contender(spec, "auto") for spec in encodings]
     everyone = list(dict.fromkeys([BASELINE, STOCK, *ours]))
     weights: dict[str, Tensor] = {}

@@ -9,7 +9,6 @@ import torch
 
 from measuring import timing
 from measuring.contenders import STOCK, Contender, contenders
-from measuring.memory import peak
 from measuring.results import AttentionRow
 from measuring.scopes import SCOPES, Case
 
@@ -30,7 +29,7 @@ def compare(
     backends: Sequence[str],
     budget: Budget,
 ) -> list[AttentionRow]:
-    """Return the rows of a case, stock first.
+    """Measure the rows of a case, stock first.
 
     Args:
         scope: ``op``, ``layer`` or ``model``.
@@ -49,7 +48,7 @@ def compare(
 
 
 def chunks(group: list[Contender]) -> list[list[Contender]]:
-    """Return contenders in groups that fit into memory, with ``none`` on each one's backends."""
+    """Split contenders into groups that fit into memory, with ``none`` on each one's backends."""
     plain = [each for each in group if each.encoding == "none"]
     others = [each for each in group if each.encoding != "none"]
     parts = [others[start : start + TOGETHER] for start in range(0, len(others), TOGETHER)]
@@ -61,10 +60,10 @@ def chunks(group: list[Contender]) -> list[list[Contender]]:
 
 
 def _rows(scope: str, case: Case, everyone: list[Contender], budget: Budget) -> list[AttentionRow]:
-    """Return the rows of all but the first, which is the stock that they are compared with."""
+    """Measure all but the first, which is the stock that they are compared with."""
     passes = [SCOPES[scope](contender, case) for contender in everyone]
     rounds = timing.interleaved(passes, case.device, *budget)
-    memory = [peak(run, case.device) for run in passes]
+    memory = [timing.peak(run, case.device) for run in passes]
     rows = []
     for index, contender in enumerate(everyone):
         none = Contender("none", contender.backend)

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_posenc.workbench.results.markdown import fill_text, table
-from measuring import pictures, results
+from fairseq_posenc.workbench.results.pictures import COLOURS, GRID, look, new_figure, save
+from measuring import results
 from measuring.results import Result
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 Rows = list[dict[str, Any]]
-SHORT, LONG = 1024, 4096  # lengths between which the growth of memory is computed
+PANELS = {"seconds": ("time of a pass, ms", 1e3), "memory": ("peak of memory, MB", 1e-6)}
 
 
 def keep(result: Result, folder: Path = results.RESULTS, page: Path = PAGE) -> None:
@@ -26,7 +27,7 @@ def write(folder: Path = results.RESULTS, page: Path = PAGE) -> None:
     kept = results.load(folder)
     for result in kept:
         if has_picture(result):
-            pictures.draw(result.rows, _picture(result, folder))
+            _draw(result.rows, _picture(result, folder))
     page.write_text(text(page.read_text("utf-8"), kept), encoding="utf-8")
 
 
@@ -51,32 +52,6 @@ def has_picture(result: Result) -> bool:
     return result.script == "attention" and len({row["length"] for row in result.rows}) > 1
 
 
-def growth(rows: Rows) -> list[str]:
-    """Return a table of how the peaks grow with n, if both ends were measured; else nothing."""
-    peaks: dict[Any, dict[int, int]] = {_line(row): {} for row in rows}
-    for row in rows:
-        peaks[_line(row)][row["length"]] = row["memory"]
-    cells = [
-        [
-            *(scope, mode, f"`{encoding}`", backend, str(batch)),
-            *(f"{found[n] / 1e6:,.1f}" for n in (SHORT, LONG)),
-            f"{found[LONG] / found[SHORT]:.2f}",
-            f"{found[LONG] / found[SHORT] / (LONG / SHORT):.2f}",
-        ]
-        for (scope, mode, encoding, backend, batch), found in peaks.items()
-        if found.get(SHORT) and found.get(LONG)
-    ]
-    if not cells:
-        return []
-    ends = [f"MB, n = {SHORT:,}", f"MB, n = {LONG:,}", "growth", f"growth / {LONG // SHORT}"]
-    header = ["scope", "mode", "encoding", "backend", "batch", *ends]
-    return ["", "Growth of the peak, against linear growth:", "", table(header, cells, "llllr")]
-
-
-def _line(row: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(row[key] for key in ("scope", "mode", "encoding", "backend", "batch"))
-
-
 def _origin(kept: Iterable[Result]) -> list[str]:
     """List the commands of measurements, each with its machine."""
     by_machine: dict[str, list[str]] = {}
@@ -91,6 +66,42 @@ def _origin(kept: Iterable[Result]) -> list[str]:
 
 def _picture(result: Result, folder: Path) -> Path:
     return folder / f"{results.PREFIX}{result.name}.png"
+
+
+def _draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Draw a PNG file: a row of panels for each scope and mode, time and memory side by side."""
+    subjects = list(dict.fromkeys((row["scope"], row["mode"]) for row in rows))
+    figure = new_figure(11, 4.2 * len(subjects), dpi=120)
+    panels = figure.subplots(len(subjects), len(PANELS), squeeze=False)
+    for subject, pair in zip(subjects, panels):
+        mine = [row for row in rows if (row["scope"], row["mode"]) == subject]
+        for (key, (label, unit)), axes in zip(PANELS.items(), pair):
+            _draw_panel(axes, mine, key, unit)
+            axes.set_title(f"{', '.join(subject)}: {label}", loc="left")
+        pair[-1].legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=8)
+    save(figure, path)
+
+
+def _draw_panel(axes: Any, rows: list[dict[str, Any]], key: str, unit: float) -> None:
+    lines = dict.fromkeys((row["encoding"], row["backend"]) for row in rows)
+    for number, (encoding, backend) in enumerate(lines):
+        points = sorted(
+            (row["length"], row[key] * unit)
+            for row in rows
+            if (row["encoding"], row["backend"]) == (encoding, backend)
+        )
+        stock = encoding == "stock"
+        style = look(0) if stock else look(number, COLOURS[1:])  # black is fairseq's own
+        name = "stock" if stock else f"{encoding} ({backend})"
+        axes.plot(*zip(*points), marker="o", markersize=3, label=name, **style)
+    lengths = sorted({row["length"] for row in rows})
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(lengths, [f"{n:,}" for n in lengths])
+    axes.minorticks_off()
+    axes.set_xlabel("n")
+    axes.grid(color=GRID, linewidth=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _attention(kept: Iterable[Result]) -> list[str]:

@@ -27,7 +27,7 @@ from measuring.contenders import (
     layer_and_shared,
     positions_of,
 )
-from measuring.families import Size, Whole, training_step, validation_step
+from measuring.families import ModelCase, Size, training_step, validation_step
 from measuring.timing import Pass
 
 SEED = 1
@@ -140,7 +140,7 @@ def model(contender: Contender, case: Case) -> Pass:
     """Return a whole update of a RoBERTa, or a validation step, in fairseq's trainer."""
     size = Size(case.embed_dim, case.num_heads, case.ffn_dim, case.layers)
     shared = (case.length, case.batch, case.dropout, case.dtype, case.device)
-    whole = Whole("masked_lm", size, *shared, vocabulary=case.vocabulary)
+    whole = ModelCase("masked_lm", size, *shared, vocabulary=case.vocabulary)
     step = training_step if case.mode == "training" else validation_step
     return step(contender, whole)
 

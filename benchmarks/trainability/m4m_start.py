@@ -13,6 +13,7 @@ from starts import STARTS
 from training import StartRun, Store
 
 from fairseq_posenc.workbench.results import pictures
+from fairseq_posenc.workbench.results.intervals import interval, where_all_have
 from fairseq_posenc.workbench.results.markdown import table
 
 COLOURS = ("#999999", *pictures.COLOURS, "#7F3FBF", "#8B4513")  # grey is without positions
@@ -32,7 +33,7 @@ SETTINGS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 
 
 def start_runs(args: argparse.Namespace) -> list[tuple[str, StartRun]]:
-    """Return the runs that compare M4M's starts, each with the name of its setting.
+    """List the runs that compare M4M's starts, each with the name of its setting.
 
     All starts are trained with the first seed in the first setting; those of ``--starts`` also with
     the other seeds, and in the other settings with the first seed.
@@ -123,29 +124,24 @@ def _reasons(labels: dict[str, list[dict[str, Any]]]) -> Iterator[list[str]]:
 def draw_starts(grid: Grid, path: Path) -> None:
     """Draw the learning curves of every setting, labelled at their ends."""
     figure = pictures.new_figure(6.2 * len(grid), 4.4, dpi=80)
-    for axes, (setting, labels) in zip(
-        figure.subplots(1, len(grid), squeeze=False)[0], grid.items()
-    ):
+    colours = dict(zip(("none", *STARTS), COLOURS))
+    panels = figure.subplots(1, len(grid), squeeze=False)[0]
+    for axes, (setting, labels) in zip(panels, grid.items()):
         curves = {label: _mean_curve(results) for label, results in labels.items()}
+        values = [y for curve in curves.values() for _, y in curve]
         axes.set_title(setting, loc="left", fontsize=11)
         axes.set_xlabel("updates", color=pictures.GREY)
-        axes.tick_params(length=0, colors=pictures.GREY)
-        axes.spines[["top", "right"]].set_visible(False)
-        low, high = (choose(y for _, ys in curves.values() for y in ys) for choose in (min, max))
-        heights = pictures.spread(
-            [(ys[-1] - low) / (high - low) for _, ys in curves.values()], 0.06
-        )
-        for (label, (xs, ys)), height in zip(curves.items(), heights):
-            colour = dict(zip(("none", *STARTS), COLOURS))[label]
-            axes.plot(xs, ys, color=colour, linewidth=1.8)
-            text = f"{label}  {ys[-1]:.2f}"
-            place = (1.02, (height * (high - low)) + low)
-            axes.text(*place, text, color=colour, transform=axes.get_yaxis_transform(), va="center")
+        pictures.style_values(axes, min(values), max(values), log=False)
+        ends = []
+        for label, curve in curves.items():
+            axes.plot(*zip(*curve), color=colours[label], linewidth=1.8)
+            end = curve[-1][1]
+            ends.append((f"{label}  {end:.2f}", pictures.height(axes, *curve[-1]), colours[label]))
+        pictures.label_ends(axes, ends, 0.06)
     figure.axes[0].set_ylabel("validation loss, bits per token", color=pictures.GREY)
-    figure.savefig(path)
+    pictures.save(figure, path)
 
 
-def _mean_curve(results: list[dict[str, Any]]) -> tuple[list[int], list[float]]:
-    curves = [dict(map(tuple, result["curve"])) for result in results]
-    shared = sorted(set.intersection(*map(set, curves)))
-    return shared, [statistics.mean(curve[x] for curve in curves) for x in shared]
+def _mean_curve(results: list[dict[str, Any]]) -> list[tuple[int, float]]:
+    curves = [[tuple(point) for point in result["curve"]] for result in results]
+    return [(x, y.mean) for x, y in where_all_have(curves, interval)]
