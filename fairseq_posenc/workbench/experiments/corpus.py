@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.tokens.files import decode_text
 
 # With fewer words the validation text has only a few hundred, and perplexities are mere chance.
 LEAST_WORDS = 5_000
