@@ -80,7 +80,7 @@ def test_the_rooms_are_there():
 
 
 def test_arrows_run_down_only():
-    for path, module in ((path, module) for path in FILES for module in imports(path)):
+    for path, module in [(file, module) for file in FILES for module in imports(file)]:
         own, parts = room_of(path), module.split(".")
         if own in ("__init__", "user_dir"):
             continue  # they name the plugin's modules, and import none
