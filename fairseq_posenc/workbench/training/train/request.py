@@ -1,9 +1,10 @@
-"""A requested training: the command of each of its runs."""
+"""A requested training: its data, its identity, and the command of each of its runs."""
 
 from __future__ import annotations
 
+import hashlib
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -15,14 +16,113 @@ from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.running.stages import Stage
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes import Recipe
-from fairseq_posenc.workbench.training.train.data import Data, find_data
 from fairseq_posenc.workbench.training.train.devices import Devices, choose, share_batch
-from fairseq_posenc.workbench.training.train.identity import (
-    LAST,
-    Identity,
-    changed_options,
-    parse_options,
+
+
+class Data(NamedTuple):
+    """One data-bin, or the shards of one."""
+
+    path: str  # of the folder, or of several, joined by colons
+    name: str  # a word for it
+
+
+def find_data(given: str) -> Data:
+    """Find what a user named: a data-bin, several joined by colons, or a folder of shards.
+
+    Raises:
+        UserError: there is no such folder, or one that is no data-bin, not finished, or of another
+            dictionary than the first; or shards are missing.
+    """
+    if ":" in given and Path(given).is_dir():
+        raise UserError(f"{given}: fairseq splits names at ':'; rename the folder")
+    folders = [Path(part) for part in given.split(":")]
+    name = folders[0].parent.name if len(folders) > 1 else folders[0].absolute().name
+    if shards := sorted(path for path in folders[0].glob("shard*") if path.is_dir()):
+        folders = shards
+    for folder in folders:
+        _check_data_bin(folder, folders[0])
+        whole = folder.name.rpartition("-of-")[2]  # shard00-of-16 is one of 16
+        if whole.isdigit() and int(whole) != len(folders):
+            raise UserError(f"{folder} is one of {whole} shards, and {len(folders)} are given")
+    return Data(":".join(map(str, folders)), name)
+
+
+def _check_data_bin(folder: Path, first: Path) -> None:
+    if folder.suffix == ".partial":
+        raise UserError(f"{folder} is not finished: start its preprocessing again")
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}")
+    if not any(folder.glob("dict*.txt")):
+        raise UserError(f"{folder} is no data-bin folder: it has no dict.txt")
+    own, others = folder / "dict.txt", first / "dict.txt"
+    if own.exists() and own.read_bytes() != others.read_bytes():
+        raise UserError(f"{own} is not that of {first}: its numbers mean other tokens")
+
+
+LAST = "checkpoint_last.pt"
+_LONGEST = 100  # characters of a name, of the 255 that a file may have
+_AS_WRITTEN = str.maketrans({**dict.fromkeys("(:,/", "-"), "*": "x", ")": None, " ": None})
+# Where a run continues, its length, output and speed: these do not change its result.
+_SAME_RUN = (
+    *("--restore-file", "--finetune-from-model", "--reset-", "--max-update", "--max-epoch"),
+    *("--stop-time-hours", "--save-interval", "--keep-", "--no-epoch-checkpoints"),
+    *("--validate-interval", "--disable-validation", "--log-", "--no-progress-bar"),
+    *("--tensorboard-", "--wandb-", "--num-workers", "--position-backend"),
 )
+
+
+class RunIdentity(NamedTuple):
+    """What the result of a run depends on."""
+
+    recipe: str  # its name
+    encoding: str  # the spec, in its canonical form
+    data: str  # a word for it
+    model: str  # one of DecBERT's, or empty
+    # the user's options for fairseq-train that change its result, with their values
+    changes: dict[str, str]
+
+    @property
+    def folder(self) -> Path:
+        """The folder of its checkpoints: ``b_small/wiki/decbert_same-none--lr=2e-4``."""
+        name = _plain(f"{self.model}-{self.encoding}" if self.model else self.encoding)
+        changes = [_short(option, value) for option, value in self.changes.items()]
+        if len(",".join(changes)) > _LONGEST:
+            digest = hashlib.sha256("\n".join(changes).encode()).hexdigest()[:8]
+            changes = [f"{len(changes)}-changes-{digest}"]
+        parent = Path("checkpoints", self.recipe, self.data)
+        new, old = (parent / separator.join([name, *changes]) for separator in ("--", ","))
+        # Older folders have commas, which separate paths in other commands.
+        return old if old.exists() and not new.exists() else new
+
+
+def parse_options(words: Sequence[str]) -> dict[str, str]:
+    """Parse options for fairseq-train into their values; of one given twice, the last counts."""
+    options: dict[str, str] = {}
+    name = ""
+    for word in words:
+        if word.startswith("--"):
+            name, _, value = word.partition("=")
+            options[name] = value
+        elif name:
+            options[name] = f"{options[name]} {word}".strip()
+    return options
+
+
+def changed_options(words: Sequence[str]) -> dict[str, str]:
+    """Select the options that change a run's result, sorted by name."""
+    options = sorted(parse_options(words).items())
+    return {name: value for name, value in options if not name.startswith(_SAME_RUN)}
+
+
+def _short(option: str, value: str) -> str:
+    name = option.lstrip("-").replace("-", "_")
+    return f"{name}={_plain(value.strip('()'))}" if value else name
+
+
+def _plain(text: str) -> str:
+    """Replace the characters that shells and fairseq treat specially."""
+    return text.translate(_AS_WRITTEN)
+
 
 _SAID = {"update_epoch_batch_itr"}  # by fairseq's command line as --OPTION True
 # fairseq finds out about ranks by itself only where there are GPUs.
@@ -39,7 +139,7 @@ _BATCH_OPTIONS = {"--batch-size", "--max-tokens", "--update-freq"}
 class Run(NamedTuple):
     """One start of fairseq-train."""
 
-    identity: Identity  # what makes it another run than others
+    identity: RunIdentity  # what makes it another run than others
     folder: Path  # of its checkpoints and its log
     command: list[str]  # all of it, but for what the weights start from
     passed: list[str]  # the user's options for fairseq-train, at the end of the command
@@ -97,7 +197,7 @@ def runs(recipe: Recipe, encoding: str, args: Namespace, model: str = "") -> Ite
     spec, data = str(registry.parse(encoding)), find_data(args.data)
     _check(recipe, args)
     devices = choose(args, recipe.name)
-    identity = Identity(recipe.name, spec, data.name, model, changed_options(args.passed))
+    identity = RunIdentity(recipe.name, spec, data.name, model, changed_options(args.passed))
     folder = args.out or identity.folder
     options = {
         **_model(recipe, model),
