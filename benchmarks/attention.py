@@ -1,9 +1,10 @@
 """Time and memory of attention with position encodings, against fairseq's own attention.
 
-Three scopes: ``op``, the attention operation on projected queries, keys and values; ``layer``, a
-whole encoder layer of RoBERTa-base; ``model``, a whole RoBERTa-base update or validation step in
-fairseq's trainer. Two baselines: ``stock``, fairseq's own classes, and ``none``, ours without
-positions on the same backend. All passes take turns; a ratio is the median of those of each round.
+Four scopes: ``op``, the attention operation on projected queries, keys and values; ``layer``, a
+whole encoder layer of RoBERTa-base; ``causal``, a causal LM layer of that size; ``model``, a whole
+RoBERTa-base update or validation step in fairseq's trainer. Two baselines: ``stock``, fairseq's own
+classes, and ``none``, ours without positions on the same backend. All passes take turns; a ratio is
+the median of those of each round.
 
     python benchmarks/attention.py --quick          # a table in less than a minute
     python benchmarks/attention.py --encodings all --save layer_cpu
@@ -81,18 +82,19 @@ def cases(args: argparse.Namespace) -> Iterator[tuple[str, Case]]:
             for length in args.lengths:
                 dropout = args.dropout if mode == "training" else 0.0
                 case = Case(mode, length, batch, dropout, DTYPES[args.dtype], args.device)
-                yield scope, case._replace(layers=layers if scope == "model" else 1)
+                layered = case._replace(layers=layers if scope == "model" else 1)
+                yield scope, layered._replace(causal=scope == "causal")
 
 
 def measure(args: argparse.Namespace) -> list[results.AttentionRow]:
     """Measure everything that the command line asks for."""
-    names = registry.names_for(encoder=True)
-    encodings = names if args.encodings == ["all"] else args.encodings
     backends = backend_names(args.backends)
     budget = Budget(args.rounds, QUICK_SECONDS if args.quick else args.seconds)
     rows: list[results.AttentionRow] = []
     for scope, case in cases(args):
         print(f"{scope} {case.mode} n={case.length} ...", file=sys.stderr, flush=True)
+        names = registry.names_for(encoder=not case.causal)
+        encodings = names if args.encodings == ["all"] else args.encodings
         rows += compare(scope, case, encodings, backends, budget)
     return rows
 
