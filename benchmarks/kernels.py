@@ -46,7 +46,7 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def rows_of(args: argparse.Namespace) -> list[dict[str, Any]]:
+def compile_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Compile what is asked for; return a row for each kernel."""
     dtype = DTYPES[args.dtype]
     kernels = [
@@ -111,7 +111,7 @@ def main() -> None:
     """Compile, count, and print."""
     args = parse_args()
     torch.manual_seed(0)
-    rows = rows_of(args)
+    rows = compile_rows(args)
     totals = sums(rows, args)
     if args.json:
         print(json.dumps({"kernels": rows, "sums": totals}, indent=1))

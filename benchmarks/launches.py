@@ -79,7 +79,7 @@ def count(contender: Contender, whole: ModelCase) -> tuple[Counter[str], Counter
     return layer, one - layer
 
 
-def rows_of(args: argparse.Namespace) -> list[dict[str, Any]]:
+def count_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Return a row for fairseq's own model of each family, and one for each encoding."""
     rows = []
     for name in args.families:
@@ -131,7 +131,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
 def main() -> None:
     """Count, and print."""
     args = parse_args(sys.argv[1:])
-    rows = rows_of(args)
+    rows = count_rows(args)
     print(json.dumps(rows, indent=1) if args.json else rows_table(rows, args.ops))
 
 

@@ -94,7 +94,7 @@ def layer_and_shared(spec: str, dims: Dims) -> tuple[Encodings, Encodings]:
     return parts[0], parts[1]
 
 
-def positions_of(batch: int, length: int, device: torch.device) -> Positions:
+def make_positions(batch: int, length: int, device: torch.device) -> Positions:
     """Return the positions of tokens without padding."""
     tokens = torch.zeros(batch, length, dtype=torch.long, device=device)
     return Positions.from_tokens(tokens, padding_idx=1, eos_idx=2, tgt_len=length)
@@ -110,7 +110,7 @@ def _terms(spec: str, dims: Dims, device: torch.device) -> Terms:
     """Return the terms of one token, which have all that a backend looks at."""
     layer, shared = layer_and_shared(spec, dims)
     attention = PositionalAttention(dims.embed_dim, dims.num_heads, layer).to(device)
-    positions = positions_of(1, 1, device)
+    positions = make_positions(1, 1, device)
     terms = attention.terms(
         Span.from_lengths(1, 1, device), Shared.compute(shared.to(device), positions)
     )

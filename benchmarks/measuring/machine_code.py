@@ -79,18 +79,18 @@ def _code(kernel: Kernel, instructions: list[Instruction]) -> Code:
     every = Counter(each.name for each in instructions)
     inside = Counter(name for loop in innermost(instructions) for name in loop)
     threads = 32 * compiled.metadata.num_warps
-    counts = Counter(kind_of(name) for name in inside.elements())
+    counts = Counter(classify_instruction(name) for name in inside.elements())
     pairs = {kind: counts[kind] * threads / tile for kind in (*KINDS, "integer")}
     return Code(
         registers=int(re.findall(r"REG:(\d+)", usage)[-1]),
         spilled=sum(n * _width(name) for name, n in every.items() if name.startswith("STL")),
         shared_bytes=compiled.metadata.shared,
-        matrix={name: n for name, n in inside.items() if kind_of(name) == "matrix"},
+        matrix={name: n for name, n in inside.items() if classify_instruction(name) == "matrix"},
         pairs={"total": sum(pairs.values()), **pairs},
     )
 
 
-def kind_of(name: str) -> str:
+def classify_instruction(name: str) -> str:
     """Return the kind of an instruction by its name, modifiers included."""
     stem = name.split(".")[0]
     found = (kind for kind, names in KINDS.items() if re.fullmatch(names, stem))

@@ -49,7 +49,7 @@ def compile_form(
         q, k, v = (
             torch.zeros(1, HEADS, LENGTH, width, dtype=dtype, requires_grad=True) for _ in "qkv"
         )
-        terms = terms_of(form, reset, width)
+        terms = make_terms(form, reset, width)
         out, _ = backend.attend(AttentionCall(q, k, v, terms, Mask(), 0.1 if dropout else 0.0))
         out.sum().backward()
     return [
@@ -58,7 +58,7 @@ def compile_form(
     ]
 
 
-def terms_of(form: str, reset: bool, width: int) -> Terms:
+def make_terms(form: str, reset: bool, width: int) -> Terms:
     """Return the terms of a form with trained tables of zeros."""
     rows = 2 * LENGTH - 1 + 2 * reset
     terms: dict[str, Any] = {"first": (torch.arange(LENGTH) == 0)[None]} if reset else {}

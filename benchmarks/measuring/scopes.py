@@ -28,7 +28,7 @@ from measuring.contenders import (
     STOCK,
     Contender,
     layer_and_shared,
-    positions_of,
+    make_positions,
 )
 from measuring.families import ModelCase, Size, training_step, validation_step
 from measuring.timing import Pass
@@ -93,7 +93,7 @@ def operation(contender: Contender, case: Case) -> Pass:
     layer, shared = layer_and_shared(contender.encoding, case.dims)
     attention = PositionalAttention(case.embed_dim, case.num_heads, layer)
     modules = nn.ModuleList([attention, shared]).to(case.device, case.dtype)
-    positions = positions_of(case.batch, case.length, case.device)
+    positions = make_positions(case.batch, case.length, case.device)
     x = _input(case, case.batch, case.length, case.embed_dim, std=1.0)  # which gates look at
 
     def attend() -> Tensor:
@@ -138,7 +138,7 @@ def layer_and_modules(contender: Contender, case: Case) -> tuple[Pass, nn.Module
     ours.register_forward_pre_hook(inject_context, with_kwargs=True)
     ours.self_attn.encodings, shared = layer_and_shared(contender.encoding, case.dims)
     modules = nn.ModuleList([ours, shared]).to(case.device, case.dtype)
-    positions = positions_of(case.batch, case.length, case.device)
+    positions = make_positions(case.batch, case.length, case.device)
 
     def compute() -> Tensor:
         with set_context(Shared.compute(shared, positions)):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.plots import attention, distances, tables
-from fairseq_posenc.workbench.plots.stacks import Stack, choose_numbers, of_spec
+from fairseq_posenc.workbench.plots.stacks import Stack, build_stack, choose_numbers
 from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.running.options import add_count, add_data
 from fairseq_posenc.workbench.running.progress import say
@@ -24,7 +24,7 @@ class Kind(NamedTuple):
     help: str  # what it shows
     draw: Callable[[argparse.Namespace], Any]  # makes the Figure
     checkpoints: int = 1  # how many it is of
-    of_spec: bool = True  # whether a spec is enough
+    from_spec: bool = True  # whether a spec is enough
     text: str = "no"  # whether a model reads something for it: `no`, `can`, `must`
     reach: int = 0  # the largest distance by default; 0 where there is no such choice
 
@@ -40,7 +40,7 @@ class Subject(NamedTuple):
 
     def tables(self) -> list[tables.Table]:
         """Collect the tables of the chosen layers and heads."""
-        return tables.tables_of(self.stack, self.layers, self.heads)
+        return tables.collect_tables(self.stack, self.layers, self.heads)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,7 +91,7 @@ def _add_options(parser: argparse.ArgumentParser, kind: Kind) -> None:
         + ("; twice: the second is taken from the first" if kind.checkpoints == 2 else ""),
     )
     add_data(parser, "with its dictionaries (default: the one that it was trained on)")
-    if kind.of_spec:
+    if kind.from_spec:
         add("--encoding", metavar="SPEC", help="in place of a checkpoint: as before training")
         for size, default in _SIZES.items():
             text = f"of the SPEC (default: {default})"
@@ -112,7 +112,7 @@ def _check_source(args: argparse.Namespace, kind: Kind) -> None:
     """Refuse options that do not go together."""
     given, spec = len(args.checkpoint), getattr(args, "encoding", None)
     if bool(given) == bool(spec):
-        options = "--checkpoint or --encoding" if kind.of_spec else "--checkpoint"
+        options = "--checkpoint or --encoding" if kind.from_spec else "--checkpoint"
         raise UserError(f"plot {args.kind}: name {options}" + (", not both" if given else ""))
     if given and given != kind.checkpoints:
         raise UserError(f"plot {args.kind}: {given} --checkpoint; it is of {kind.checkpoints}")
@@ -147,7 +147,7 @@ def _decay(args: argparse.Namespace) -> Any:
 def _scores(args: argparse.Namespace) -> Any:
     stack, model, layers, heads, name = _subject(args)
     seen = _trained().attention_to_random_symbols(model, 2 * args.reach) if model else []
-    found = distances.curves_of(stack, layers, heads, args.reach, seen)
+    found = distances.compute_curves(stack, layers, heads, args.reach, seen)
     return distances.draw_curves(found, heads, name)
 
 
@@ -165,7 +165,7 @@ def _difference(args: argparse.Namespace) -> Any:
     if args.text:
         (maps, title), (others, _) = _maps(args, path), _maps(args, other)
         title = f"{title} less {_short_path(other)}"
-        return attention.draw_attention(maps.less(others), title, signed=True)
+        return attention.draw_attention(maps.subtract(others), title, signed=True)
     ours, theirs = (_in_checkpoint(args, each) for each in (path, other))
     less = tables.subtract_tables(ours.tables(), theirs.tables())
     return tables.draw_tables(less, f"{ours.name} less {_short_path(other)}")
@@ -196,7 +196,7 @@ def _subject(args: argparse.Namespace) -> Subject:
     if args.checkpoint:
         return _in_checkpoint(args, args.checkpoint[0])
     width, heads, length = (getattr(args, size) or default for size, default in _SIZES.items())
-    stack = of_spec(args.encoding, width, heads, length, args.decoder)
+    stack = build_stack(args.encoding, width, heads, length, args.decoder)
     if args.stack not in (None, stack.name):
         raise UserError(f"--stack {args.stack}: --encoding has one, the {stack.name}")
     trains = any(True for _ in stack.layers[0].parameters())
@@ -222,7 +222,7 @@ def _maps(args: argparse.Namespace, path: Path) -> tuple[attention.Maps, str]:
     name = _short_path(path)
     layers = choose_numbers(args.layer, len(seen), "layer", name)
     heads = choose_numbers(args.head, seen[0].weights.size(1), "head", name)
-    return attention.maps_of(seen, layers, heads, queries, keys), f"{kind} attention in {name}"
+    return attention.select_maps(seen, layers, heads, queries, keys), f"{kind} attention in {name}"
 
 
 def _trained() -> Any:

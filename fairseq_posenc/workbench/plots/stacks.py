@@ -66,7 +66,9 @@ class Stack(NamedTuple):
         return None
 
 
-def of_spec(spec: str, embed_dim: int, num_heads: int, max_positions: int, causal: bool) -> Stack:
+def build_stack(
+    spec: str, embed_dim: int, num_heads: int, max_positions: int, causal: bool
+) -> Stack:
     """Build the layers of a spec as they are before training.
 
     Raises:
@@ -81,13 +83,13 @@ def of_spec(spec: str, embed_dim: int, num_heads: int, max_positions: int, causa
     return Stack(layers, [])
 
 
-def of_model(model: nn.Module) -> dict[str, Stack]:
+def collect_stacks(model: nn.Module) -> dict[str, Stack]:
     """Collect the stacks of a trained model by name; none for a model of fairseq's own."""
-    found = [_of_trained(module) for module in model.modules() if hasattr(module, "assembly")]
+    found = [_trained_stack(module) for module in model.modules() if hasattr(module, "assembly")]
     return {stack.name: stack for stack in found}
 
 
-def terms_of(positions: PositionEncoding, length: int) -> tuple[Span, Terms]:
+def compute_terms(positions: PositionEncoding, length: int) -> tuple[Span, Terms]:
     """Compute the distances between ``length`` tokens, and a layer's terms for them."""
     span = Span.from_lengths(length, length, torch.device("cpu"))
     shared = Shared.compute(positions.shared, tokens(length)).terms
@@ -111,7 +113,7 @@ def choose_numbers(chosen: Sequence[int] | None, count: int, what: str, where: s
     return [number - 1 for number in chosen] if chosen else list(range(count))
 
 
-def _of_trained(stack: Any) -> Stack:
+def _trained_stack(stack: Any) -> Stack:
     spec, dims = stack.assembly
     layers, projections = [], []
     for index in range(len(stack.layers)):  # iterating would apply LayerDrop
