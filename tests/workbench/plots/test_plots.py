@@ -17,7 +17,7 @@ from fairseq_posenc.transformer.capture_attention import capture_attention
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.plots import attention, distances, tables, trained
 from fairseq_posenc.workbench.plots.command import KINDS
-from fairseq_posenc.workbench.plots.stacks import collect_stacks
+from fairseq_posenc.workbench.plots.stacks import build_stack, collect_stacks
 from tests.helpers import commands
 from tests.helpers.tiny_models import (
     ARCHITECTURES,
