@@ -80,7 +80,7 @@ def count(contender: Contender, whole: ModelCase) -> tuple[Counter[str], Counter
 
 
 def count_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return a row for fairseq's own model of each family, and one for each encoding."""
+    """Count a row for fairseq's own model of each family, and one for each encoding."""
     rows = []
     for name in args.families:
         family = FAMILIES[name]
@@ -103,7 +103,7 @@ def count_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def rows_table(rows: list[dict[str, Any]], with_ops: bool) -> str:
-    """Return the table, with what a layer starts beyond fairseq's own if that is asked for."""
+    """Format the table, with what a layer starts beyond fairseq's own if that is asked for."""
     header = [name for name in rows[0] if with_ops or name not in ("added", "saved")]
     cells = ([_cell(row[name]) for name in header] for row in rows)
     return table(header, cells, "lllr")

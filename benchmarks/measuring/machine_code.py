@@ -91,7 +91,7 @@ def _code(kernel: Kernel, instructions: list[Instruction]) -> Code:
 
 
 def classify_instruction(name: str) -> str:
-    """Return the kind of an instruction by its name, modifiers included."""
+    """Classify an instruction by its name, modifiers included."""
     stem = name.split(".")[0]
     found = (kind for kind, names in KINDS.items() if re.fullmatch(names, stem))
     return next(found, "integer")
@@ -119,7 +119,7 @@ def innermost(instructions: list[Instruction]) -> Iterator[list[str]]:
 
 
 def _instructions_of(cubin: bytes) -> bytes:
-    """Return the one section of instructions of a compiled kernel, which is a file of ELF."""
+    """Extract the one section of instructions of a compiled kernel, which is a file of ELF."""
     (at,) = struct.unpack_from("<Q", cubin, 0x28)
     size, number, names = struct.unpack_from("<HHH", cubin, 0x3A)
     sections = [struct.unpack_from("<IIQQQQ", cubin, at + size * n) for n in range(number)]
@@ -132,7 +132,7 @@ def _instructions_of(cubin: bytes) -> bytes:
 
 
 def _disassemble(text: bytes, arch: int) -> list[Instruction]:
-    """Return all instructions; of many kernels at once, as most of its time is the tool's start."""
+    """Disassemble many kernels at once, as most of the time is the tool's start."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "instructions"
         path.write_bytes(text)

@@ -73,7 +73,7 @@ class Case(NamedTuple):
 
 
 def operation(contender: Contender, case: Case) -> Pass:
-    """Return a pass of the attention operation alone, on projected queries, keys and values.
+    """Build a pass of the attention operation alone, on projected queries, keys and values.
 
     fairseq's is the call that its attention makes, ``scaled_dot_product_attention``. Ours includes
     everything that an encoding does: rotations, tables, and the tables' projections.
@@ -111,7 +111,7 @@ def operation(contender: Contender, case: Case) -> Pass:
 
 
 def layer(contender: Contender, case: Case) -> Pass:
-    """Return a pass of a whole encoder layer, or of a causal LM's layer of the same sizes.
+    """Build a pass of a whole encoder layer, or of a causal LM's layer of the same sizes.
 
     Encodings that a model computes once for all of its layers are computed here for the one.
     """
@@ -119,7 +119,7 @@ def layer(contender: Contender, case: Case) -> Pass:
 
 
 def layer_and_modules(contender: Contender, case: Case) -> tuple[Pass, nn.Module]:
-    """Return a pass of :func:`layer`, and all the modules that take part."""
+    """Build a pass of :func:`layer`, and all the modules that take part."""
     torch.manual_seed(SEED)
     x = _input(case, case.length, case.batch, case.embed_dim, std=1.0)
     inputs: dict[str, Any] = {"encoder_padding_mask": None}
@@ -154,7 +154,7 @@ def _output(found: Any) -> Tensor:
 
 
 def model(contender: Contender, case: Case) -> Pass:
-    """Return a whole update of a RoBERTa, or a validation step, in fairseq's trainer."""
+    """Build a whole update of a RoBERTa, or a validation step, in fairseq's trainer."""
     size = Size(case.embed_dim, case.num_heads, case.ffn_dim, case.layers)
     shared = (case.length, case.batch, case.dropout, case.dtype, case.device)
     whole = ModelCase("masked_lm", size, *shared, vocabulary=case.vocabulary)
@@ -163,7 +163,7 @@ def model(contender: Contender, case: Case) -> Pass:
 
 
 def layer_config(contender: Contender, case: Case) -> Any:
-    """Return fairseq's configuration of RoBERTa-base's layer, with our options."""
+    """Build fairseq's configuration of RoBERTa-base's layer, with our options."""
     sizes = {
         "embed_dim": case.embed_dim,
         "attention_heads": case.num_heads,
@@ -190,7 +190,7 @@ def _input(case: Case, *shape: int, std: float) -> Tensor:
 def _pass(
     compute: Callable[[], Tensor], case: Case, modules: nn.Module, inputs: list[Tensor]
 ) -> Pass:
-    """Return a pass in the case's mode: without gradients, or with those of all there is."""
+    """Build a pass in the case's mode: without gradients, or with those of all there is."""
     training = case.mode == "training"
     modules.train(training)
     for x in inputs:
