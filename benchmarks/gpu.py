@@ -88,13 +88,7 @@ def run(step: Step, dry_run: bool, left: float) -> dict[str, Any]:
 def run_all(
     found: list[Step], before: dict[str, dict[str, Any]], dry_run: bool
 ) -> Iterator[dict[str, Any]]:
-    """Run the steps, first those that are not timed, and yield what :func:`run` returns.
-
-    Args:
-        found: the steps.
-        before: results of those that need not be run again.
-        dry_run: as of :func:`run`.
-    """
+    """Run the steps, first those that are not timed; yield results, old ones where there are."""
     end = time.monotonic() + LIMIT
 
     def one(step: Step) -> dict[str, Any]:

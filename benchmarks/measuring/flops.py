@@ -28,12 +28,7 @@ CEILING_SIZE = {"cpu": 1024, "cuda": 8192}
 
 
 def model_flops(whole: ModelCase, vocabulary: int) -> int:
-    """Count the operations of a training step.
-
-    Args:
-        whole: the model and its batch.
-        vocabulary: V, as padded by the task.
-    """
+    """Count the operations of a training step; V is ``vocabulary``, as padded by the task."""
     width, n, layers = whole.size.embed_dim, whole.length, whole.size.layers
     attention = 2 * 4 * width**2 + 4 * n * width
     layer = attention + 2 * 2 * width * whole.size.ffn_dim
