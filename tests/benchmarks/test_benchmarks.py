@@ -357,3 +357,19 @@ def test_a_reset_is_taken_out_for_a_while():
     assert table.reset is kept
     with pytest.raises(UserError, match="has a reset"), without_reset(torch.nn.Linear(1, 1)):
         pass
+
+
+@pytest.mark.slow
+def test_trainings_are_reported_and_kept(tmp_path):
+    folders = ("--out", str(tmp_path / "out"), "--results", str(tmp_path))
+    few = ("--updates", "2", "--methods", "rope", "--families", "masked LM")
+    done = script("trainability", "methods", *few, *folders)
+    assert done.returncode == 0, done.stderr
+    assert "masked LM, rope, plain" in done.stdout
+    runs = json.loads((tmp_path / "trainability.json").read_text())["runs"]
+    assert [run["encoding"] for run in runs] == ["none", "rope"]
+    assert all(0 < run["curve"][-1][1] < run["before"] for run in runs)
+    report = (tmp_path / "trainability.md").read_text()
+    assert "| `rope` | " in report
+    assert "masked LM, rope, plain" not in script("trainability", "methods", *few, *folders).stdout
+    assert (tmp_path / "trainability.md").read_text() == report

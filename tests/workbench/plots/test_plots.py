@@ -312,13 +312,13 @@ class TestDifference:
             attention.select_maps(seen_by("causal_lm", make_tokens()), [0], ALL, words, words)
             for words in ["abcdefghi"] * 2
         )
-        found = ours.less(theirs)
+        found = ours.subtract(theirs)
         (axes, *_) = panels(attention.draw_attention(found, "title", signed=True))
         shown = image(axes)
         assert_same(np.ma.getmaskarray(shown), torch.ones(9, 9).triu(1).bool())
         assert_same(shown.filled(0), ours.weights[0, 0] - theirs.weights[0, 0])
         with pytest.raises(UserError, match="other tokens"):
-            ours.less(theirs._replace(keys="ABCDEFGHI"))
+            ours.subtract(theirs._replace(keys="ABCDEFGHI"))
 
 
 SPEC_PLOTS = [
