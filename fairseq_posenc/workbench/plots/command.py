@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.plots import attention, distances, tables
-from fairseq_posenc.workbench.plots.stacks import Stack, build_stack, choose_numbers
+from fairseq_posenc.workbench.plots.stacks import Stack, choose_numbers, of_spec
 from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.running.options import add_count, add_data
 from fairseq_posenc.workbench.running.progress import say
@@ -40,7 +40,7 @@ class Subject(NamedTuple):
 
     def tables(self) -> list[tables.Table]:
         """Collect the tables of the chosen layers and heads."""
-        return tables.collect_tables(self.stack, self.layers, self.heads)
+        return tables.tables_of(self.stack, self.layers, self.heads)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -196,7 +196,7 @@ def _subject(args: argparse.Namespace) -> Subject:
     if args.checkpoint:
         return _in_checkpoint(args, args.checkpoint[0])
     width, heads, length = (getattr(args, size) or default for size, default in _SIZES.items())
-    stack = build_stack(args.encoding, width, heads, length, args.decoder)
+    stack = of_spec(args.encoding, width, heads, length, args.decoder)
     if args.stack not in (None, stack.name):
         raise UserError(f"--stack {args.stack}: --encoding has one, the {stack.name}")
     trains = any(True for _ in stack.layers[0].parameters())

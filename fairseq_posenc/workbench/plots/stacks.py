@@ -66,9 +66,7 @@ class Stack(NamedTuple):
         return None
 
 
-def build_stack(
-    spec: str, embed_dim: int, num_heads: int, max_positions: int, causal: bool
-) -> Stack:
+def of_spec(spec: str, embed_dim: int, num_heads: int, max_positions: int, causal: bool) -> Stack:
     """Build the layers of a spec as they are before training.
 
     Raises:
@@ -83,7 +81,7 @@ def build_stack(
     return Stack(layers, [])
 
 
-def collect_stacks(model: nn.Module) -> dict[str, Stack]:
+def of_model(model: nn.Module) -> dict[str, Stack]:
     """Collect the stacks of a trained model by name; none for a model of fairseq's own."""
     found = [_trained_stack(module) for module in model.modules() if hasattr(module, "assembly")]
     return {stack.name: stack for stack in found}

@@ -32,7 +32,7 @@ class Table(NamedTuple):
 
 
 @torch.no_grad()
-def collect_tables(stack: Stack, layers: Sequence[int], heads: Sequence[int]) -> list[Table]:
+def tables_of(stack: Stack, layers: Sequence[int], heads: Sequence[int]) -> list[Table]:
     """Collect the tables of a stack's input, and those of its layers and heads, counted from 0.
 
     What all layers, or all heads, share is there once. Where distances are clipped, one row stands
