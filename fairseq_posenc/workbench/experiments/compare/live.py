@@ -75,11 +75,11 @@ def announce(settings: TextSettings) -> None:
     if settings.train_args or choose_device() == "cuda":
         time_left = "how long, the page says after the first training"
     else:
-        at_once = min(jobs, cores())
-        update = _UPDATE * _seconds_of_pass(at_once)
+        update = _UPDATE * _seconds_of_pass(jobs)
         each = update * (settings.updates + _VALIDATION * settings.points + _START)
+        text = _TEXT * update * min(1.0, cores() / jobs)  # made by one program
         first, all_seeds = (
-            format_time(update * _TEXT + seeds * count / len(settings.seeds) * each / at_once)
+            format_time(text + seeds * count / len(settings.seeds) * each / jobs)
             for seeds in (1, len(settings.seeds))
         )
         time_left = f"about {first}" + (
