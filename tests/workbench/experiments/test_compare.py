@@ -570,13 +570,15 @@ class TestReport:
         """Of 10 s for a pass: text, and 4 trainings at a time on two cores for each seed."""
         settings = make_settings(tmp_path, updates=100, jobs=4)
         monkeypatch.setattr(live, "cores", lambda: 2)
-        monkeypatch.setattr(live, "_seconds_of_pass", lambda threads: 10.0 * threads / 2)
+        monkeypatch.setattr(live, "_seconds_of_pass", lambda threads: 5.0 * threads)
         live.announce(settings)
-        update = 10 * live._UPDATE
+        update = 5 * 2 * live._UPDATE
         each = update * (100 + 10 * live._VALIDATION + live._START)
         first, both = (live._TEXT * update + seeds * 4 * each / 2 for seeds in (1, 2))
         times = f"{format_time(first)} for the first seed, {format_time(both)} for all"
-        assert capsys.readouterr().err.endswith(f"4 at a time: about {times}\n")
+        assert capsys.readouterr().err.endswith(
+            f"4 at a time: on cores with no other work about {times}\n"
+        )
 
     def test_a_pass_is_measured(self) -> None:
         assert 0 < live._seconds_of_pass(2) < 60
