@@ -35,7 +35,7 @@ def open_mapped(path: Path) -> dict[str, Any]:
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     if not isinstance(state, dict):
         raise TypeError(f"a {type(state).__name__} in the place of a mapping")
-    _refuse_hollow(state)
+    _refuse_expanded_tensors(state)
     check_settings(state)
     return state
 
@@ -49,7 +49,7 @@ def is_torn(path: Path) -> bool:
         return file.read(1) != _PICKLE and not zipfile.is_zipfile(file)
 
 
-def _refuse_hollow(state: Any) -> None:
+def _refuse_expanded_tensors(state: Any) -> None:
     """Refuse tensors that claim more numbers than are stored for them.
 
     With a stride of 0 a file of a few bytes has as many as it likes, and all that is done with them

@@ -73,7 +73,7 @@ def parse_variants(texts: Sequence[str], average: int | None) -> list[Variant]:
             than another; a folder without ``average``, or a checkpoint with it.
     """
     given = [  # a path may hold the sign itself
-        f"{_name(text)}={text}" if "=" not in text or Path(text).exists() else text
+        f"{_derive_name(text)}={text}" if "=" not in text or Path(text).exists() else text
         for text in texts
     ]
     paths = {
@@ -99,7 +99,7 @@ def parse_variants(texts: Sequence[str], average: int | None) -> list[Variant]:
     return variants
 
 
-def _name(path: str) -> str:
+def _derive_name(path: str) -> str:
     """Derive a name from a path: the folder of a checkpoint, or the name of a text file."""
     name = Path(path).parent.name if path.endswith(".pt") else Path(path).stem
     return name.replace("=", "-")
@@ -143,7 +143,7 @@ def evaluate(request: Request, out: Path, lock: int) -> Evaluation:
     Raises:
         UserError: wrong input, found before anything is translated; or ``fairseq-generate`` failed.
     """
-    models = {system: _model(system, request) for system in request.systems if system.is_model}
+    models = {system: _find_model(system, request) for system in request.systems if system.is_model}
     texts = _read_texts(request, list(models.values()))
     written = _check_all(request, models, texts)
     scorer, piece_bleu = Scorer(texts.references), PieceBleu(texts.data, texts.references)
@@ -174,7 +174,7 @@ def evaluate(request: Request, out: Path, lock: int) -> Evaluation:
     )
 
 
-def _model(system: Variant, request: Request) -> _Model:
+def _find_model(system: Variant, request: Request) -> _Model:
     if system.is_folder:
         checkpoints = last_checkpoints(Path(system.path), request.average or 0)
     else:

@@ -55,7 +55,7 @@ def record(result: Evaluation) -> Record:
             "system": row.system,
             "path": row.path,
             "training": row.training,
-            **_searched(row.search),
+            **_search_fields(row.search),
             "hypotheses": row.hypotheses,
             **row.scores,
             NAME: row.piece_bleu,
@@ -93,14 +93,14 @@ def means(rows: Sequence[Row]) -> list[dict[str, Any]]:
         groups.setdefault((row.system, row.search), []).append(row)
     found = []
     for (system, search), alike in groups.items():
-        mean = {"system": system, **_searched(search), "trainings": len(alike)}
+        mean = {"system": system, **_search_fields(search), "trainings": len(alike)}
         for name in METRICS:
             mean |= interval(row.scores[name] for row in alike).figures(name)
         found.append(mean)
     return found
 
 
-def _searched(search: Optional[Search]) -> dict[str, Any]:
+def _search_fields(search: Optional[Search]) -> dict[str, Any]:
     return search._asdict() if search else dict.fromkeys(Search._fields)
 
 
@@ -122,15 +122,15 @@ def write_report(result: Evaluation, out: Path) -> str:
         f"{result.sentences:,} sentences of `{result.subset}`, plain text against "
         f"`{result.reference}`. Higher is better."
     )
-    parts = ["# Translation quality", introduction, *_scores(result), *_means(result)]
-    parts += [*_differences(result), *_lengths(result)]
+    parts = ["# Translation quality", introduction, *_score_table(result), *_mean_table(result)]
+    parts += [*_difference_table(result), *_length_table(result)]
     text = "\n\n".join(parts) + "\n"
     record(result).write(out / FIGURES)
     write_whole(out / REPORT, text)
     return text
 
 
-def _scores(result: Evaluation) -> list[str]:
+def _score_table(result: Evaluation) -> list[str]:
     rows = [
         [
             f"`{row.system}`" + (f", training {row.training}" if result.has_trainings else ""),
@@ -144,10 +144,10 @@ def _scores(result: Evaluation) -> list[str]:
     ]
     header = ["system", "search", "length penalty", *METRICS, NAME, "checkpoint or translations"]
     signatures = {**result.signatures, NAME: result.piece_bleu}
-    return [table(header, rows, "llrrrrl"), _list(signatures)]
+    return [table(header, rows, "llrrrrl"), _bullet_list(signatures)]
 
 
-def _means(result: Evaluation) -> list[str]:
+def _mean_table(result: Evaluation) -> list[str]:
     if not result.has_trainings:
         return []
     rows = []
@@ -160,11 +160,11 @@ def _means(result: Evaluation) -> list[str]:
     return ["## Means over trainings", table(header, rows, "llr"), f"In brackets: {NOTE}."]
 
 
-def _differences(result: Evaluation) -> list[str]:
+def _difference_table(result: Evaluation) -> list[str]:
     if not result.differences:
         return []
     rows = [
-        [f"`{name}`", *(cell for each in found for cell in _cells(each))]
+        [f"`{name}`", *(cell for each in found for cell in _difference_cells(each))]
         for name, found in result.differences.items()
     ]
     header = ["system", *(cell for metric in METRICS for cell in (metric, "p"))]
@@ -172,16 +172,16 @@ def _differences(result: Evaluation) -> list[str]:
         f"## Differences from `{result.baseline}`",
         table(header, rows),
         _OF_SEVERAL if result.has_trainings else _OF_ONE,
-        _list(result.test_signatures),
+        _bullet_list(result.test_signatures),
     ]
 
 
-def _cells(found: Difference) -> tuple[str, str]:
+def _difference_cells(found: Difference) -> tuple[str, str]:
     p_value = "same translations" if found.p_value is None else f"{found.p_value:.4f}"
     return f"{found.difference:+.2f}", p_value
 
 
-def _lengths(result: Evaluation) -> list[str]:
+def _length_table(result: Evaluation) -> list[str]:
     title = "## BLEU by length of the source"
     if result.groups is None:
         return [title, "Not measured: the source text is not known; name it with --source."]
@@ -194,5 +194,5 @@ def _lengths(result: Evaluation) -> list[str]:
     return [title, table(header, rows)]
 
 
-def _list(signatures: dict[str, str]) -> str:
+def _bullet_list(signatures: dict[str, str]) -> str:
     return "\n".join(f"- {name}: `{signature}`" for name, signature in signatures.items())

@@ -77,7 +77,7 @@ def compose(
         if name in rates:
             here["optimization"] = {"lr": [rates[name]]}
     try:
-        given = _read(changes)
+        given = _read_changes(changes)
         composed = compose_file(yaml_file)
         OmegaConf.set_struct(composed, False)
         config = OmegaConf.merge(composed, {"model": _unset_options(composed, pretrained)}, here)
@@ -104,7 +104,7 @@ def _unset_options(recipe: DictConfig, pretrained: Pretrained) -> dict[str, Any]
     }
 
 
-def _read(changes: Sequence[str]) -> DictConfig:
+def _read_changes(changes: Sequence[str]) -> DictConfig:
     for change in changes:
         name, equals, _ = change.partition("=")
         if not (name.strip() and equals):

@@ -116,11 +116,11 @@ def measure(training: Training, updates: int, log: Optional[Path] = None) -> dic
         **figures._asdict(),
         "process_memory": largest_process(),
         "checkpoint_bytes": size,
-        **_duration(training, figures),
+        **_compute_duration(training, figures),
     }
 
 
-def _duration(training: Training, figures: Measurements) -> dict[str, Any]:
+def _compute_duration(training: Training, figures: Measurements) -> dict[str, Any]:
     """Format the duration of the training and of the paper's."""
     ends = [training.max_update] if training.max_update else []
     if training.max_epoch:
@@ -146,12 +146,12 @@ def describe(plan: dict[str, Any]) -> str:
         "probe": f"{plan['probe_updates']} updates on {device}; medians without the first "
         f"{plan['left_out']}",
         "tokens per second": f"{plan['tokens_per_second']:,.0f}",
-        "updates per second": _number(1 / plan["seconds_per_update"]),
+        "updates per second": _digits(1 / plan["seconds_per_update"]),
         "an update": f"{plan['tokens_per_update']:,.0f} tokens, "
         f"{plan['sequences_per_update']:,.0f} sequences",
         "peak memory": memory,
         "checkpoint": f"{plan['checkpoint_bytes'] / 1e6:,.1f} MB{took}",
-        "time": _time(plan),
+        "time": _format_time(plan),
     }
     if plan["paper_hours"]:
         paper = f"{plan['paper_hours']:g} hours on {plan['paper_gpus']} x {plan['paper_kind']}"
@@ -160,16 +160,16 @@ def describe(plan: dict[str, Any]) -> str:
     return "\n".join(f"{name:{width}}  {value}" for name, value in rows.items())
 
 
-def _time(plan: dict[str, Any]) -> str:
+def _format_time(plan: dict[str, Any]) -> str:
     if plan["end"] is None:
         return "the command has no --max-update and no --max-epoch"
     hours, epochs = plan["hours"], plan["end"] / plan["updates_per_epoch"]
     return (
-        f"{_number(hours)} hours ({_number(hours / 24)} days) to update {plan['end']:,}, which are "
-        f"{_number(epochs)} epochs; validation and checkpoints come on top"
+        f"{_digits(hours)} hours ({_digits(hours / 24)} days) to update {plan['end']:,}, which are "
+        f"{_digits(epochs)} epochs; validation and checkpoints come on top"
     )
 
 
-def _number(value: float) -> str:
+def _digits(value: float) -> str:
     """Format a number with three figures at least, never in powers of ten."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
