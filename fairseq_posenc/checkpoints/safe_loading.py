@@ -30,7 +30,7 @@ def open_mapped(path: Path) -> dict[str, Any]:
     Raises:
         Exception: no checkpoint, or one that would run code; the type depends on the file.
     """
-    refuse_swelling(path)
+    refuse_oversized_archive(path)
     mapped = zipfile.is_zipfile(path)  # not before torch 1.6
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     if not isinstance(state, dict):
@@ -71,7 +71,7 @@ def _refuse_expanded_tensors(state: Any) -> None:
             left += [(f"{name}.{key}".lstrip("."), part) for key, part in parts]
 
 
-def refuse_swelling(path: Path) -> None:
+def refuse_oversized_archive(path: Path) -> None:
     """Refuse an archive that claims to hold more than its length: torch compresses nothing.
 
     Raises:

@@ -92,7 +92,7 @@ def data_folder(path: Path, state: State, given: Optional[Path] = None) -> Path:
     return folder
 
 
-def updates_of(state: State) -> int:
+def read_updates(state: State) -> int:
     """Read the training updates of a checkpoint, 0 if it does not have them."""
     history = state.get("optimizer_history") or [{}]
     return int(history[-1].get("num_updates", 0))

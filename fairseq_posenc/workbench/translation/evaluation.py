@@ -17,9 +17,9 @@ from fairseq_posenc.workbench.tokens.files import read_lines
 from fairseq_posenc.workbench.translation.average import average_checkpoints, last_checkpoints
 from fairseq_posenc.workbench.translation.checkpoint import (
     DataBin,
-    any_data_bin,
-    data_bin,
+    infer_data_bin,
     load_translation,
+    open_data_bin,
 )
 from fairseq_posenc.workbench.translation.generate import Generation, Options, Search
 from fairseq_posenc.workbench.translation.report import Evaluation, Row
@@ -180,14 +180,16 @@ def _find_model(system: Variant, request: Request) -> _Model:
     else:
         checkpoints = [Path(path) for path in system.paths]
     what = f"{system.label}:"
-    found = [data_bin(path, load_translation(path, what), request.data) for path in checkpoints]
+    found = [
+        open_data_bin(path, load_translation(path, what), request.data) for path in checkpoints
+    ]
     return _Model(checkpoints, found[0])
 
 
 def _read_texts(request: Request, models: list[_Model]) -> _Texts:
     """Read references and sources, by default those in a data folder."""
     reference, source = request.reference, request.source
-    data = models[0].data if models else any_data_bin(request.data) if request.data else None
+    data = models[0].data if models else infer_data_bin(request.data) if request.data else None
     if data is not None:
         kept = [data.raw(request.options.subset, name) for name in (data.source, data.target)]
         source = source or (kept[0] if kept[0].exists() else None)

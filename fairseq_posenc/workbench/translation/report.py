@@ -81,12 +81,12 @@ def record(result: Evaluation) -> Record:
         **{f"test signature of {name}": each for name, each in result.test_signatures.items()},
         f"signature of {NAME}": result.piece_bleu,
     }
-    tables = {"scores": rows, "means": means(result.rows)}
+    tables = {"scores": rows, "means": compute_means(result.rows)}
     tables |= {"differences": differences, "lengths": lengths}
     return Record("bleu", tables, data, command=own_command())
 
 
-def means(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def compute_means(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Compute the mean scores of each system and search over its trainings, with intervals."""
     groups: dict[tuple[str, Optional[Search]], list[Row]] = {}
     for row in rows:
@@ -151,7 +151,7 @@ def _mean_table(result: Evaluation) -> list[str]:
     if not result.has_trainings:
         return []
     rows = []
-    for each in means(result.rows):
+    for each in compute_means(result.rows):
         search = Search(each["beam"], each["length_penalty"]).name if each["beam"] else "-"
         bounds = [[each[f"{metric}{end}"] for end in ("", "_low", "_high")] for metric in METRICS]
         scores = [Interval(*found).show(2) for found in bounds]

@@ -19,8 +19,8 @@ from fairseq_posenc.workbench.running.progress import bar
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.plan.probe import (
     Measurements,
+    ProbeLog,
     Training,
-    Watch,
     largest_process,
     read_training,
 )
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     training = read_training(words)
     _refuse_without_gpu(training.command)
     with signals_as_keyboard_interrupt("nothing is left of the probe but its log"):
-        plan = measure(training, args.updates, args.log)
+        plan = run_probe(training, args.updates, args.log)
     if args.json:
         print(record(training, plan).text())
     else:
@@ -83,7 +83,7 @@ def record(training: Training, plan: dict[str, Any]) -> Record:
     return Record("plan", {"plan": [plan]}, data, spec, training.seed, own_command())
 
 
-def measure(training: Training, updates: int, log: Optional[Path] = None) -> dict[str, Any]:
+def run_probe(training: Training, updates: int, log: Optional[Path] = None) -> dict[str, Any]:
     """Run a probe of a training and return its figures, and what follows from them.
 
     The first fifth of its updates, at most 10, does not count. Without a file of its own the log is
@@ -94,7 +94,7 @@ def measure(training: Training, updates: int, log: Optional[Path] = None) -> dic
     """
     left_out = min(10, updates // 5)
     kept = log or Path(tempfile.mkstemp(prefix="fairseq-posenc-plan-", suffix=".log")[1])
-    watch = Watch()
+    watch = ProbeLog()
     # Beside the later checkpoints: the same disk, for its room and its speed.
     place = training.save_dir.absolute()
     there = next(each for each in (place, *place.parents) if each.is_dir())
@@ -135,7 +135,7 @@ def _compute_duration(training: Training, figures: Measurements) -> dict[str, An
 
 
 def describe(plan: dict[str, Any]) -> str:
-    """Format the figures of :func:`measure` as text, a figure a line."""
+    """Format the figures of :func:`run_probe` as text, a figure a line."""
     device = f"{plan['devices']} x {plan['gpu']}" if plan["gpu"] else "the processor"
     memory = f"{plan['process_memory']:.1f} GiB in the largest process"
     if plan["gpu_memory"] is not None:

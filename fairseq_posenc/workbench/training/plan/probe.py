@@ -134,7 +134,7 @@ class _Update(NamedTuple):
     values: dict[str, float]
 
 
-class Watch:
+class ProbeLog:
     """Reads the log of a training, which has a line for each update."""
 
     def __init__(self) -> None:

@@ -31,7 +31,7 @@ class Devices(NamedTuple):
         return "processor" if self.precision == "--cpu" else "GPU"
 
 
-def choose(args: Namespace, name: str) -> Devices:
+def choose_devices(args: Namespace, name: str) -> Devices:
     """Choose the devices from a user's options, or from what is there, for a run of that name.
 
     Raises:

@@ -16,7 +16,7 @@ from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.running.stages import Stage
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes import Recipe
-from fairseq_posenc.workbench.training.train.devices import Devices, choose, share_batch
+from fairseq_posenc.workbench.training.train.devices import Devices, choose_devices, share_batch
 
 
 class Data(NamedTuple):
@@ -188,7 +188,7 @@ class Run(NamedTuple):
         return f"starting from new weights; {goes}"
 
 
-def runs(recipe: Recipe, encoding: str, args: Namespace, model: str = "") -> Iterator[Run]:
+def plan_runs(recipe: Recipe, encoding: str, args: Namespace, model: str = "") -> Iterator[Run]:
     """Yield the runs of a training, one for each seed; ``model`` is one of DecBERT's, or empty.
 
     Raises:
@@ -196,7 +196,7 @@ def runs(recipe: Recipe, encoding: str, args: Namespace, model: str = "") -> Ite
     """
     spec, data = str(registry.parse(encoding)), find_data(args.data)
     _check_options(recipe, args)
-    devices = choose(args, recipe.name)
+    devices = choose_devices(args, recipe.name)
     identity = RunIdentity(recipe.name, spec, data.name, model, changed_options(args.passed))
     folder = args.out or identity.folder
     options = {
