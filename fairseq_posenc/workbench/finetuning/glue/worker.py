@@ -23,7 +23,7 @@ from fairseq import utils
 from torch import Tensor
 
 from fairseq_posenc.checkpoints.error_messages import choose_exit_code, find_message
-from fairseq_posenc.checkpoints.recovery import LAST, ensure_last_checkpoint
+from fairseq_posenc.checkpoints.recovery import BEST, LAST, ensure_last_checkpoint
 from fairseq_posenc.checkpoints.safe_loading import open_mapped
 from fairseq_posenc.tasks.glue import metrics
 from fairseq_posenc.tasks.glue.criterion import HEAD
@@ -42,7 +42,7 @@ from fairseq_posenc.workbench.running.logs import read_line
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
 
-LOG, BEST = "train.log", "checkpoint_best.pt"
+LOG = "train.log"
 _SUFFIXES = ("_m", "_mm")  # of metrics of a task with two development sets
 _BATCH = 32
 Report = Callable[[int, str], None]  # takes the updates made, and a line about the run
