@@ -1,12 +1,14 @@
-"""Writes the YAML files of ``train_scripts/configs`` and ``finetune_configs`` from the recipes.
+"""The YAML files of ``train_scripts/configs`` and ``finetune_configs``.
 
-fairseq's dataclasses say in which section an option stands.
+They are written from the recipes, and composed as ``fairseq-hydra-train`` does. fairseq's
+dataclasses say in which section an option stands.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,11 +18,22 @@ from fairseq.dataclass.configs import FairseqConfig
 from fairseq.optim import OPTIMIZER_DATACLASS_REGISTRY
 from fairseq.optim.lr_scheduler import LR_SCHEDULER_DATACLASS_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig
 
 from fairseq_posenc.tasks.glue.definitions import PROTOCOLS, TASKS, Task
 from fairseq_posenc.workbench.running import host  # noqa: F401  (registers models and tasks)
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes import TRANSLATION, Recipe, largest_share
+
+try:
+    from hydra import compose, initialize_config_dir
+
+    _RULES = {"version_base": "1.1"}
+except ImportError:  # the hydra 1.0 that the official fairseq asks for
+    from hydra.experimental import compose, initialize_config_dir  # type: ignore[assignment]
+
+    _RULES = {}
 
 MISSING = "???"
 _CHOICES = {
@@ -277,3 +290,20 @@ def _for_squad(recipe: dict[str, Any], version: str) -> Configuration:
         "fills in all that is missing here, and shares the batch between several GPUs.",
     ]
     return Configuration(head, options, notes)
+
+
+def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:
+    """Compose the configuration of a file and of those that it names.
+
+    After fairseq's ``hydra_init`` with the file's name it has fairseq's defaults too, and an
+    override of what is not there is refused.
+
+    Raises:
+        HydraException: there is no such file, or an override cannot be read.
+        OmegaConfBaseException: a value does not fit.
+    """
+    GlobalHydra.instance().clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # hydra's, about how fairseq uses it
+        with initialize_config_dir(str(path.parent.resolve()), **_RULES):
+            return compose(path.stem, list(overrides))
