@@ -44,7 +44,9 @@ def run(args: argparse.Namespace) -> int:
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    choosing.draw(args.root / "docs" / "results")
+    pictures = args.root / "docs" / "results"
+    pictures.mkdir(exist_ok=True)
+    choosing.draw(pictures)
     return 0
 
 

@@ -40,6 +40,19 @@ HARD = [
     ("masked_lm", "t5+window(size=5)+sink,m4m", {}),
     ("causal_lm", "alibi+fox+chunk(size=6)", {}),
 ]
+# A GPT-NeoX of transformers computes these.
+ROTATIONS = [
+    *("rope", "rope(layout=half)", "rope(base=500,fraction=0.5)", "rope(scaling=linear:4)"),
+    *("rope(layout=half,scaling=ntk:4)", "rope(scaling=ntk:4,fraction=0.5)"),
+    *("rope(layout=half,scaling=dynamic:2:length=12)", "rope(scaling=dynamic:2)"),
+    "rope(layout=half,scaling=yarn:4:beta_fast=8:mscale=0.7:mscale_all_dim=1:truncate=false)",
+    "rope(scaling=yarn:4:attention_factor=1.3:length=12,base=500)",
+    "rope(layout=half,scaling=llama3:8:high=3:length=12)",
+    "rope(layout=half,scaling=longrope:2:short=1/1.1/1.2/1.3:long=1/1.5/2/4:length=12)",
+    "rope(scaling=longrope:2:short=1/1.5:long=1/2:length=24,fraction=0.5)",
+    *("rope(layout=half,scaling=proportional:2:part=0.5)", "rope(scaling=proportional:1:part=0.8)"),
+    "rope(scaling=proportional:1:part=0.5,fraction=0.5)",
+]
 OF_TODAY = [
     ("causal_lm", "rope+sink(value=0.5)+logn(length=4)"),
     ("causal_lm", "learned+rope+randomized(limit=60)"),
@@ -86,6 +99,7 @@ def of_every_encoding():
     for name in registry.names():
         yield ("causal_lm" if needs_causal(name) else "masked_lm"), name, {}
     yield from HARD
+    yield from (("causal_lm", spec, {}) for spec in ROTATIONS)
     yield from ((family, spec, {}) for family, spec in OF_TODAY)
 
 
@@ -136,9 +150,11 @@ def test_causal_generation_with_caches_is_that_without(spec, beams):
     assert torch.equal(*found)
 
 
-def test_causal_generation_is_that_of_fairseq():
-    trained = checkpoint("causal_lm", "rope+alibi")
+@pytest.mark.parametrize("spec", ["rope+alibi", *ROTATIONS])
+def test_causal_generation_is_that_of_fairseq(spec):
+    trained = checkpoint("causal_lm", spec)
     folder = export(trained)
+    assert (folder / "modeling_fairseq_posenc.py").exists() == (spec not in ROTATIONS)
     tokens, search = beginnings()
     found = answer(str(folder), {"auto": AUTO["causal_lm"], "generate": [search]})["generated"][0]
     assert torch.equal(found, written(trained, tokens))
