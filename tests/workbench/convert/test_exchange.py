@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from fairseq.data.data_utils import collate_tokens
 from fairseq.dataclass.configs import GenerationConfig
 
@@ -137,6 +138,8 @@ def test_the_comparison_would_notice(monkeypatch, capsys):
     [
         *("learned+rope", "sentence_learned+m4(reset=true)", "fire", "rope(layout=half)"),
         *("fox", "fox+sink,rope+window(size=4)", "cope", "rope+ssmax"),
+        *("fox+window(size=5)", "t5+chunk(size=6),alibi+window(size=3)", "cope+window(size=4)"),
+        "rope+logn(length=4)+window(size=1)",
     ],
 )
 @pytest.mark.parametrize("beams", [1, 4])
@@ -148,6 +151,18 @@ def test_causal_generation_with_caches_is_that_without(spec, beams):
     searches = [{**search, "use_cache": kept} for kept in (True, False)]
     found = answer(str(folder), {"auto": AUTO["causal_lm"], "generate": searches})["generated"]
     assert torch.equal(*found)
+
+
+def test_caches_keep_what_windows_let_later_tokens_see():
+    folder = export(checkpoint("causal_lm", "rope+window(size=4),none"))
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
+    tokens, real = padded("left", longest=14)
+    search = {"input_ids": tokens, "attention_mask": real.long()}
+    search |= {"min_new_tokens": 5, "max_new_tokens": 5}
+    cache = model.generate(**search, return_dict_in_generate=True).past_key_values
+    assert [layer.keys.size(2) for layer in cache.layers] == [3, tokens.size(1) + 4, 3]
+    cache = model(tokens, attention_mask=real.long(), use_cache=True).past_key_values
+    assert [layer.keys.size(2) for layer in cache.layers] == [3, tokens.size(1), 3]
 
 
 @pytest.mark.parametrize("spec", ["rope+alibi", *ROTATIONS])
