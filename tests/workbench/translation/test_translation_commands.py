@@ -538,6 +538,7 @@ def test_a_folder_that_train_names_is_a_path_and_no_list(folder, tmp_path):
     ]
 
 
+@slow
 def test_a_training_added_later_repeats_nothing(tmp_path):
     again = tmp_path / "again.pt"
     again.write_bytes(checkpoint().read_bytes())
