@@ -13,7 +13,7 @@ from fairseq_posenc.workbench.running.logs import bits_to_nats
 from fairseq_posenc.workbench.running.options import add_computing, add_count, add_out, add_seeds
 from fairseq_posenc.workbench.running.programs import run_watched
 from fairseq_posenc.workbench.training import recipes
-from fairseq_posenc.workbench.training.train.request import Run, runs
+from fairseq_posenc.workbench.training.train.request import Run, plan_runs
 
 _MORE = """
 The same command again goes on from the last checkpoint. Several GPUs run under torchrun, and
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     if args.model and not recipe.has_models:
         raise UserError(f"{recipe.name} has no models to choose from: leave --model out")
     model = args.model or ("bert" if recipe.has_models else "")
-    found = list(runs(recipe, args.encoding, args, model))
+    found = list(plan_runs(recipe, args.encoding, args, model))
     code = _run_all(found, args.dry_run)
     if not (code or args.dry_run) and len(found) > 1:
         _print_best(found[0].folder.parent)
@@ -115,7 +115,7 @@ def run_ablation(args: argparse.Namespace) -> int:
     for row in ablation["runs"]:
         directions = row.get("attention_directions", "both")
         model = recipes.model_of(directions) if recipe.has_models else ""
-        found += runs(recipe, row["position_encoding"], args, model)
+        found += plan_runs(recipe, row["position_encoding"], args, model)
     return _run_all(found, args.dry_run)
 
 

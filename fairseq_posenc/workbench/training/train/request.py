@@ -16,7 +16,7 @@ from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.running.stages import Stage
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes import Recipe
-from fairseq_posenc.workbench.training.train.devices import Devices, choose, share_batch
+from fairseq_posenc.workbench.training.train.devices import Devices, choose_devices, share_batch
 
 
 class Data(NamedTuple):
@@ -84,8 +84,8 @@ class RunIdentity(NamedTuple):
     @property
     def folder(self) -> Path:
         """The folder of its checkpoints: ``b_small/wiki/decbert_same-none--lr=2e-4``."""
-        name = _plain(f"{self.model}-{self.encoding}" if self.model else self.encoding)
-        changes = [_short(option, value) for option, value in self.changes.items()]
+        name = _escape(f"{self.model}-{self.encoding}" if self.model else self.encoding)
+        changes = [_format_change(option, value) for option, value in self.changes.items()]
         if len(",".join(changes)) > _LONGEST:
             digest = hashlib.sha256("\n".join(changes).encode()).hexdigest()[:8]
             changes = [f"{len(changes)}-changes-{digest}"]
@@ -114,12 +114,12 @@ def changed_options(words: Sequence[str]) -> dict[str, str]:
     return {name: value for name, value in options if not name.startswith(_SAME_RUN)}
 
 
-def _short(option: str, value: str) -> str:
+def _format_change(option: str, value: str) -> str:
     name = option.lstrip("-").replace("-", "_")
-    return f"{name}={_plain(value.strip('()'))}" if value else name
+    return f"{name}={_escape(value.strip('()'))}" if value else name
 
 
-def _plain(text: str) -> str:
+def _escape(text: str) -> str:
     """Replace the characters that shells and fairseq treat specially."""
     return text.translate(_AS_WRITTEN)
 
@@ -160,11 +160,11 @@ class Run(NamedTuple):
             UserError: the folder has another run, or there is nothing to start from.
         """
         self.stage.refuse_others((self.folder / LAST).exists)
-        say(self._start())
+        say(self._describe_start())
         start = ["--finetune-from-model", str(self.init)] if self.init else []
         return [*self.command, *start, *self.passed]
 
-    def _start(self) -> str:
+    def _describe_start(self) -> str:
         last, requested = self.folder / LAST, parse_options(self.passed).keys()
         if last.exists():
             if "--restore-file" in requested:
@@ -188,29 +188,29 @@ class Run(NamedTuple):
         return f"starting from new weights; {goes}"
 
 
-def runs(recipe: Recipe, encoding: str, args: Namespace, model: str = "") -> Iterator[Run]:
+def plan_runs(recipe: Recipe, encoding: str, args: Namespace, model: str = "") -> Iterator[Run]:
     """Yield the runs of a training, one for each seed; ``model`` is one of DecBERT's, or empty.
 
     Raises:
         UserError: wrong input.
     """
     spec, data = str(registry.parse(encoding)), find_data(args.data)
-    _check(recipe, args)
-    devices = choose(args, recipe.name)
+    _check_options(recipe, args)
+    devices = choose_devices(args, recipe.name)
     identity = RunIdentity(recipe.name, spec, data.name, model, changed_options(args.passed))
     folder = args.out or identity.folder
     options = {
-        **_model(recipe, model),
+        **_architecture_options(recipe, model),
         "position_encoding": encoding,
         **recipe.all_settings,
         **recipe.housekeeping,
-        **_batch(recipe, devices, args),
+        **_batch_options(recipe, devices, args),
     }
     del options["fp16"]  # the precision is a choice
     if devices.precision == "--cpu" and devices.meeting:
         options.update(_ON_PROCESSORS)
     if recipe.warmup_epochs:
-        options.update(_schedule(recipe, data, options, args.passed))
+        options.update(_schedule_options(recipe, data, options, args.passed))
     launcher = [find_command("fairseq-train")]
     if devices.meeting:
         torchrun = [find_command("torchrun"), *devices.meeting, f"--nproc_per_node={devices.gpus}"]
@@ -218,11 +218,11 @@ def runs(recipe: Recipe, encoding: str, args: Namespace, model: str = "") -> Ite
     for seed in (seeds := args.seeds or recipe.seeds) or [None]:
         own = {"save_dir": folder / f"seed{seed}" if seeds else folder}
         own.update({"seed": seed} if seeds else {})
-        words = [*launcher, *_arguments(data, {**options, **own}), devices.precision]
+        words = [*launcher, *_format_arguments(data, {**options, **own}), devices.precision]
         yield Run(identity, own["save_dir"], words, args.passed, recipe, args.init)
 
 
-def _check(recipe: Recipe, args: Namespace) -> None:
+def _check_options(recipe: Recipe, args: Namespace) -> None:
     passed = parse_options(args.passed)
     if "--save-dir" in passed:
         raise UserError("name the folder by --out, before the two dashes")
@@ -232,7 +232,7 @@ def _check(recipe: Recipe, args: Namespace) -> None:
         raise UserError(f"{recipe.name} starts from new weights: leave --init out")
 
 
-def _model(recipe: Recipe, name: str) -> dict[str, Any]:
+def _architecture_options(recipe: Recipe, name: str) -> dict[str, Any]:
     """Choose the architecture; some of DecBERT's have no name, only directions."""
     if not name:
         return {"arch": recipe.arch}
@@ -242,7 +242,7 @@ def _model(recipe: Recipe, name: str) -> dict[str, Any]:
     return {"arch": recipe.arch, "attention_directions": model["directions"]}
 
 
-def _batch(recipe: Recipe, devices: Devices, args: Namespace) -> dict[str, Any]:
+def _batch_options(recipe: Recipe, devices: Devices, args: Namespace) -> dict[str, Any]:
     each, steps = share_batch(recipe, devices, args.per_gpu)
     if _BATCH_OPTIONS & parse_options(args.passed).keys():
         say("the options after the two dashes change the batch")
@@ -250,13 +250,13 @@ def _batch(recipe: Recipe, devices: Devices, args: Namespace) -> dict[str, Any]:
     return {size: each, "update_freq": steps, "distributed_world_size": devices.world}
 
 
-def _schedule(
+def _schedule_options(
     recipe: Recipe, data: Data, options: Mapping[str, Any], passed: list[str]
 ) -> dict[str, Any]:
     """Convert a schedule in epochs to updates, which fairseq counts."""
     from fairseq_posenc.workbench.training.train.epochs import updates_per_epoch  # imports fairseq
 
-    updates = updates_per_epoch([*_arguments(data, options), *passed])
+    updates = updates_per_epoch([*_format_arguments(data, options), *passed])
     assert recipe.warmup_epochs is not None
     rise = recipe.warmup_epochs * updates
     fall = recipe.settings["max_epoch"] * updates - rise
@@ -264,7 +264,7 @@ def _schedule(
     return {"warmup_steps": rise, "hold_steps": 0, "decay_steps": fall}
 
 
-def _arguments(data: Data, options: Mapping[str, Any]) -> list[str]:
+def _format_arguments(data: Data, options: Mapping[str, Any]) -> list[str]:
     """Format the arguments of fairseq-train."""
     words = [data.path, "--user-dir", str(USER_DIR)]
     for name, value in options.items():
