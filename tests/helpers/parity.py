@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-from types import SimpleNamespace
 
 import torch
 from torch import Tensor
@@ -17,8 +16,9 @@ from fairseq_posenc.backends import planner
 from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.workbench.results import markdown
 from tests.encodings.test_second_oracles import CASES, REAL, batch, built, expected
-from tests.helpers.formulas import DIMS, awake
-from tests.transformer.test_windows import formula
+from tests.helpers import oracles
+from tests.helpers.formulas import DIMS, awake, their_scores
+from tests.transformer.test_windows import visible
 
 LENGTH, WIDTH, HEADS = 17, DIMS.embed_dim, DIMS.num_heads
 EVERY_KEY = f"window(size={2 * LENGTH})"
@@ -54,15 +54,24 @@ def compare_encoding(name: str, place: str, causal: bool) -> float:
     ids = torch.tensor([documents or [0] * LENGTH])
     ours = layer(*positions(x, document_ids=ids if documents else None))[0]
     every = Encodings({**positions.shared.named(), **layer.encodings.named()})
-    parts = {side: getattr(layer, side) for side in ("q_proj", "k_proj", "v_proj", "out_proj")}
-    attention, direction = SimpleNamespace(encodings=every, **parts), "lr" if causal else "both"
-    return max(
-        _difference(
-            ours[same],
-            formula(attention, name, limits, x[same], direction, bidirectional=not causal),
-        )
-        for same in (ids == document for document in ids.unique())
+    direction = "lr" if causal else "both"
+    differences = []
+    for same in (ids == document for document in ids.unique()):
+        allowed = visible(limits, direction, int(same.sum()))
+        theirs = formula(layer, every, name, allowed, x[same], causal)
+        differences.append(_difference(ours[same], theirs))
+    return max(differences)
+
+
+def formula(layer, encodings, name: str, allowed: Tensor, x: Tensor, causal: bool) -> Tensor:
+    """Attend one document without padding ``(length, C)`` by the oracles."""
+    query, key, value = (
+        projection(x).unflatten(1, (HEADS, -1)).transpose(0, 1)  # [H, T, D]
+        for projection in (layer.q_proj, layer.k_proj, layer.v_proj)
     )
+    options = {"project_query": layer.q_proj, "project_key": layer.k_proj}
+    scores = their_scores(encodings, name, query, key, x, **options, bidirectional=not causal)
+    return layer.out_proj(oracles.attention(scores, value, allowed).transpose(0, 1).flatten(1))
 
 
 @torch.no_grad()

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--family",
         choices=list(TASKS),
         default=variants.MASKED,
-        help="of models (default: %(default)s)",
+        help="kind of models (default: %(default)s)",
     )
     parser.add_argument(
         "--encodings",
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         + ", ".join(variants.SHORTHANDS)
         + " (default: %(default)s)",
     )
-    options.add_count(parser, "--updates", "training updates of each model", 400)
+    options.add_count(parser, "--updates", "training updates of each model", 250)
     options.add_count(parser, "--vocab-size", "number of sentencepieces", 512)
     options.add_seeds(parser, (1, 2, 3))
     parser.add_argument(
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--open", action="store_true", help="show the page of the run in a browser as it grows"
     )
     parser.add_argument(
-        "--overwrite", action="store_true", help="replace a report that has what this one lacks"
+        "--overwrite", action="store_true", help="replace a report of more than this"
     )
     options.add_json(parser)
 

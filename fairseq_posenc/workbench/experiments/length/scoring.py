@@ -23,8 +23,8 @@ _ROWS = 1024  # tokens whose probabilities are computed at once: each has the wh
 _MOST_BITS = 1000.0  # 2 to this power is still a number
 
 
-class Request(NamedTuple):
-    """Which figures are wanted."""
+class EvaluationPlan(NamedTuple):
+    """The figures that are wanted."""
 
     lengths: Sequence[int]  # context lengths
     # the stride of each mode; None for that of the length, so that nothing overlaps
@@ -49,7 +49,7 @@ class Score(NamedTuple):
 
 
 def evaluate(
-    loaded: LoadedModel, stream: Stream, request: Request, folder: Path, inputs: Outputs
+    loaded: LoadedModel, stream: Stream, plan: EvaluationPlan, folder: Path, inputs: Outputs
 ) -> dict[str, dict[int, Score]]:
     """Compute a model's scores of each mode, by length.
 
@@ -57,10 +57,10 @@ def evaluate(
     from the same inputs, are not made again.
     """
     scores: dict[str, dict[int, Score]] = {}
-    for mode, stride in request.strides.items():
+    for mode, stride in plan.strides.items():
         scores[mode] = {}
-        for length in request.lengths:
-            sizes = length, stride or length, request.max_tokens
+        for length in plan.lengths:
+            sizes = length, stride or length, plan.max_tokens
             step = Stage(folder / f"{mode}-{length}", {**inputs, "sizes": sizes})
             name = f"{folder.name}, {mode}, {length:,}"
             facts = step.do(partial(_measure, name, loaded, stream, sizes))

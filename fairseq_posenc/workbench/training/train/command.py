@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.logs import bits_to_nats
 from fairseq_posenc.workbench.running.options import add_computing, add_count, add_out, add_seeds
+from fairseq_posenc.workbench.running.programs import run_watched
 from fairseq_posenc.workbench.training import recipes
-from fairseq_posenc.workbench.training.train import launching
-from fairseq_posenc.workbench.training.train.request import Run, runs
+from fairseq_posenc.workbench.training.train.request import Run, plan_runs
 
 _MORE = """
 The same command again goes on from the last checkpoint. Several GPUs run under torchrun, and
@@ -75,17 +76,14 @@ def run(args: argparse.Namespace) -> int:
     if args.model and not recipe.has_models:
         raise UserError(f"{recipe.name} has no models to choose from: leave --model out")
     model = args.model or ("bert" if recipe.has_models else "")
-    found = list(runs(recipe, args.encoding, args, model))
-    if len(found) == 1 and not args.dry_run:
-        launching.become(found[0])
+    found = list(plan_runs(recipe, args.encoding, args, model))
     code = _run_all(found, args.dry_run)
-    if code or args.dry_run:
-        return code
-    _tell_best(found[0].folder.parent)
-    return 0
+    if not (code or args.dry_run) and len(found) > 1:
+        _print_best(found[0].folder.parent)
+    return code
 
 
-def _tell_best(folder: Path) -> None:
+def _print_best(folder: Path) -> None:
     """Print the runs of a folder by the validation loss of their best checkpoint, lowest first.
 
     Raises:
@@ -117,16 +115,33 @@ def run_ablation(args: argparse.Namespace) -> int:
     for row in ablation["runs"]:
         directions = row.get("attention_directions", "both")
         model = recipes.model_of(directions) if recipe.has_models else ""
-        found += runs(recipe, row["position_encoding"], args, model)
+        found += plan_runs(recipe, row["position_encoding"], args, model)
     return _run_all(found, args.dry_run)
 
 
 def _run_all(found: list[Run], dry_run: bool) -> int:
+    """Run one after the other, until one fails; return its exit code."""
     for one in found:
+        command = one.full_command()
         if dry_run:
-            print(shlex.join(one.full_command()))
-        else:
-            with signals_as_keyboard_interrupt(CONTINUES):
-                if code := launching.wait_for(one):
-                    return code
+            print(shlex.join(command))
+            continue
+        one.stage.claim()
+        with signals_as_keyboard_interrupt(CONTINUES):
+            if code := run_command(command, one.folder / "train.log"):
+                return code
     return 0
+
+
+def run_command(command: Sequence[str], log: Path) -> int:
+    """Run a command whose output goes into a log as well; return its exit code as shells do."""
+    # fairseq's own --log-file repeats every line once more in each epoch.
+    with open(log, "a", encoding="utf-8") as file:
+
+        def write(line: str) -> None:
+            file.write(line)
+            file.flush()
+            print(line, end="", flush=True)
+
+        status = run_watched(command, write)
+    return 128 - status if status < 0 else status

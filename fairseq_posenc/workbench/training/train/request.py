@@ -1,9 +1,10 @@
-"""A requested training: the command of each of its runs."""
+"""A requested training: its data, its identity, and the command of each of its runs."""
 
 from __future__ import annotations
 
+import hashlib
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -15,14 +16,113 @@ from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.running.stages import Stage
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes import Recipe
-from fairseq_posenc.workbench.training.train.data import Data, find_data
-from fairseq_posenc.workbench.training.train.devices import Devices, choose, share_batch
-from fairseq_posenc.workbench.training.train.identity import (
-    LAST,
-    Identity,
-    changed_options,
-    parse_options,
+from fairseq_posenc.workbench.training.train.devices import Devices, choose_devices, share_batch
+
+
+class Data(NamedTuple):
+    """One data-bin, or the shards of one."""
+
+    path: str  # of the folder, or of several, joined by colons
+    name: str  # a word for it
+
+
+def find_data(given: str) -> Data:
+    """Find what a user named: a data-bin, several joined by colons, or a folder of shards.
+
+    Raises:
+        UserError: there is no such folder, or one that is no data-bin, not finished, or of another
+            dictionary than the first; or shards are missing.
+    """
+    if ":" in given and Path(given).is_dir():
+        raise UserError(f"{given}: fairseq splits names at ':'; rename the folder")
+    folders = [Path(part) for part in given.split(":")]
+    name = folders[0].parent.name if len(folders) > 1 else folders[0].absolute().name
+    if shards := sorted(path for path in folders[0].glob("shard*") if path.is_dir()):
+        folders = shards
+    for folder in folders:
+        _check_data_bin(folder, folders[0])
+        whole = folder.name.rpartition("-of-")[2]  # shard00-of-16 is one of 16
+        if whole.isdigit() and int(whole) != len(folders):
+            raise UserError(f"{folder} is one of {whole} shards, and {len(folders)} are given")
+    return Data(":".join(map(str, folders)), name)
+
+
+def _check_data_bin(folder: Path, first: Path) -> None:
+    if folder.suffix == ".partial":
+        raise UserError(f"{folder} is not finished: start its preprocessing again")
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}")
+    if not any(folder.glob("dict*.txt")):
+        raise UserError(f"{folder} is no data-bin folder: it has no dict.txt")
+    own, others = folder / "dict.txt", first / "dict.txt"
+    if own.exists() and own.read_bytes() != others.read_bytes():
+        raise UserError(f"{own} is not that of {first}: its numbers mean other tokens")
+
+
+LAST = "checkpoint_last.pt"
+_LONGEST = 100  # characters of a name, of the 255 that a file may have
+_AS_WRITTEN = str.maketrans({**dict.fromkeys("(:,/", "-"), "*": "x", ")": None, " ": None})
+# Where a run continues, its length, output and speed: these do not change its result.
+_SAME_RUN = (
+    *("--restore-file", "--finetune-from-model", "--reset-", "--max-update", "--max-epoch"),
+    *("--stop-time-hours", "--save-interval", "--keep-", "--no-epoch-checkpoints"),
+    *("--validate-interval", "--disable-validation", "--log-", "--no-progress-bar"),
+    *("--tensorboard-", "--wandb-", "--num-workers", "--position-backend"),
 )
+
+
+class RunIdentity(NamedTuple):
+    """What the result of a run depends on."""
+
+    recipe: str  # its name
+    encoding: str  # the spec, in its canonical form
+    data: str  # a word for it
+    model: str  # one of DecBERT's, or empty
+    # the user's options for fairseq-train that change its result, with their values
+    changes: dict[str, str]
+
+    @property
+    def folder(self) -> Path:
+        """The folder of its checkpoints: ``b_small/wiki/decbert_same-none--lr=2e-4``."""
+        name = _escape(f"{self.model}-{self.encoding}" if self.model else self.encoding)
+        changes = [_format_change(option, value) for option, value in self.changes.items()]
+        if len(",".join(changes)) > _LONGEST:
+            digest = hashlib.sha256("\n".join(changes).encode()).hexdigest()[:8]
+            changes = [f"{len(changes)}-changes-{digest}"]
+        parent = Path("checkpoints", self.recipe, self.data)
+        new, old = (parent / separator.join([name, *changes]) for separator in ("--", ","))
+        # Older folders have commas, which separate paths in other commands.
+        return old if old.exists() and not new.exists() else new
+
+
+def parse_options(words: Sequence[str]) -> dict[str, str]:
+    """Parse options for fairseq-train into their values; of one given twice, the last counts."""
+    options: dict[str, str] = {}
+    name = ""
+    for word in words:
+        if word.startswith("--"):
+            name, _, value = word.partition("=")
+            options[name] = value
+        elif name:
+            options[name] = f"{options[name]} {word}".strip()
+    return options
+
+
+def changed_options(words: Sequence[str]) -> dict[str, str]:
+    """Select the options that change a run's result, sorted by name."""
+    options = sorted(parse_options(words).items())
+    return {name: value for name, value in options if not name.startswith(_SAME_RUN)}
+
+
+def _format_change(option: str, value: str) -> str:
+    name = option.lstrip("-").replace("-", "_")
+    return f"{name}={_escape(value.strip('()'))}" if value else name
+
+
+def _escape(text: str) -> str:
+    """Replace the characters that shells and fairseq treat specially."""
+    return text.translate(_AS_WRITTEN)
+
 
 _SAID = {"update_epoch_batch_itr"}  # by fairseq's command line as --OPTION True
 # fairseq finds out about ranks by itself only where there are GPUs.
@@ -39,7 +139,7 @@ _BATCH_OPTIONS = {"--batch-size", "--max-tokens", "--update-freq"}
 class Run(NamedTuple):
     """One start of fairseq-train."""
 
-    identity: Identity  # what makes it another run than others
+    identity: RunIdentity  # what makes it another run than others
     folder: Path  # of its checkpoints and its log
     command: list[str]  # all of it, but for what the weights start from
     passed: list[str]  # the user's options for fairseq-train, at the end of the command
@@ -60,11 +160,11 @@ class Run(NamedTuple):
             UserError: the folder has another run, or there is nothing to start from.
         """
         self.stage.refuse_others((self.folder / LAST).exists)
-        say(self._start())
+        say(self._describe_start())
         start = ["--finetune-from-model", str(self.init)] if self.init else []
         return [*self.command, *start, *self.passed]
 
-    def _start(self) -> str:
+    def _describe_start(self) -> str:
         last, requested = self.folder / LAST, parse_options(self.passed).keys()
         if last.exists():
             if "--restore-file" in requested:
@@ -88,29 +188,29 @@ class Run(NamedTuple):
         return f"starting from new weights; {goes}"
 
 
-def runs(recipe: Recipe, encoding: str, args: Namespace, model: str = "") -> Iterator[Run]:
+def plan_runs(recipe: Recipe, encoding: str, args: Namespace, model: str = "") -> Iterator[Run]:
     """Yield the runs of a training, one for each seed; ``model`` is one of DecBERT's, or empty.
 
     Raises:
         UserError: wrong input.
     """
     spec, data = str(registry.parse(encoding)), find_data(args.data)
-    _check(recipe, args)
-    devices = choose(args, recipe.name)
-    identity = Identity(recipe.name, spec, data.name, model, changed_options(args.passed))
+    _check_options(recipe, args)
+    devices = choose_devices(args, recipe.name)
+    identity = RunIdentity(recipe.name, spec, data.name, model, changed_options(args.passed))
     folder = args.out or identity.folder
     options = {
-        **_model(recipe, model),
+        **_architecture_options(recipe, model),
         "position_encoding": encoding,
         **recipe.all_settings,
         **recipe.housekeeping,
-        **_batch(recipe, devices, args),
+        **_batch_options(recipe, devices, args),
     }
     del options["fp16"]  # the precision is a choice
     if devices.precision == "--cpu" and devices.meeting:
         options.update(_ON_PROCESSORS)
     if recipe.warmup_epochs:
-        options.update(_schedule(recipe, data, options, args.passed))
+        options.update(_schedule_options(recipe, data, options, args.passed))
     launcher = [find_command("fairseq-train")]
     if devices.meeting:
         torchrun = [find_command("torchrun"), *devices.meeting, f"--nproc_per_node={devices.gpus}"]
@@ -118,11 +218,11 @@ def runs(recipe: Recipe, encoding: str, args: Namespace, model: str = "") -> Ite
     for seed in (seeds := args.seeds or recipe.seeds) or [None]:
         own = {"save_dir": folder / f"seed{seed}" if seeds else folder}
         own.update({"seed": seed} if seeds else {})
-        words = [*launcher, *_arguments(data, {**options, **own}), devices.precision]
+        words = [*launcher, *_format_arguments(data, {**options, **own}), devices.precision]
         yield Run(identity, own["save_dir"], words, args.passed, recipe, args.init)
 
 
-def _check(recipe: Recipe, args: Namespace) -> None:
+def _check_options(recipe: Recipe, args: Namespace) -> None:
     passed = parse_options(args.passed)
     if "--save-dir" in passed:
         raise UserError("name the folder by --out, before the two dashes")
@@ -132,7 +232,7 @@ def _check(recipe: Recipe, args: Namespace) -> None:
         raise UserError(f"{recipe.name} starts from new weights: leave --init out")
 
 
-def _model(recipe: Recipe, name: str) -> dict[str, Any]:
+def _architecture_options(recipe: Recipe, name: str) -> dict[str, Any]:
     """Choose the architecture; some of DecBERT's have no name, only directions."""
     if not name:
         return {"arch": recipe.arch}
@@ -142,7 +242,7 @@ def _model(recipe: Recipe, name: str) -> dict[str, Any]:
     return {"arch": recipe.arch, "attention_directions": model["directions"]}
 
 
-def _batch(recipe: Recipe, devices: Devices, args: Namespace) -> dict[str, Any]:
+def _batch_options(recipe: Recipe, devices: Devices, args: Namespace) -> dict[str, Any]:
     each, steps = share_batch(recipe, devices, args.per_gpu)
     if _BATCH_OPTIONS & parse_options(args.passed).keys():
         say("the options after the two dashes change the batch")
@@ -150,13 +250,13 @@ def _batch(recipe: Recipe, devices: Devices, args: Namespace) -> dict[str, Any]:
     return {size: each, "update_freq": steps, "distributed_world_size": devices.world}
 
 
-def _schedule(
+def _schedule_options(
     recipe: Recipe, data: Data, options: Mapping[str, Any], passed: list[str]
 ) -> dict[str, Any]:
     """Convert a schedule in epochs to updates, which fairseq counts."""
     from fairseq_posenc.workbench.training.train.epochs import updates_per_epoch  # imports fairseq
 
-    updates = updates_per_epoch([*_arguments(data, options), *passed])
+    updates = updates_per_epoch([*_format_arguments(data, options), *passed])
     assert recipe.warmup_epochs is not None
     rise = recipe.warmup_epochs * updates
     fall = recipe.settings["max_epoch"] * updates - rise
@@ -164,7 +264,7 @@ def _schedule(
     return {"warmup_steps": rise, "hold_steps": 0, "decay_steps": fall}
 
 
-def _arguments(data: Data, options: Mapping[str, Any]) -> list[str]:
+def _format_arguments(data: Data, options: Mapping[str, Any]) -> list[str]:
     """Format the arguments of fairseq-train."""
     words = [data.path, "--user-dir", str(USER_DIR)]
     for name, value in options.items():
