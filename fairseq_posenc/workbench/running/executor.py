@@ -21,8 +21,9 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.files import write_whole
 from fairseq_posenc.workbench.running.folders import read_object
 from fairseq_posenc.workbench.running.locks import is_locked, lock_folder
-from fairseq_posenc.workbench.running.programs import find_user_error
+from fairseq_posenc.workbench.running.programs import find_user_error, refuse_failures
 from fairseq_posenc.workbench.running.progress import say
+from fairseq_posenc.workbench.running.stages import Piece
 
 _OURS = ("array", "error", "job-name", "nodes", "ntasks", "open-mode", "output", "requeue")
 _DONE = "DONE"  # by what is in the folder, whatever Slurm says
@@ -35,25 +36,6 @@ _SHORTEST, _LONGEST = 1.0, 10.0  # seconds between two questions to Slurm
 # A node that Slurm gave up may still be writing for a while, as may a job that is being requeued.
 _PATIENCE = 300.0  # seconds
 _NO_LIMIT = 10**6  # how often a job may run out of time; see _Job.checkpoint
-
-
-class Piece(NamedTuple):
-    """Work that fills a folder, and goes on where it was interrupted.
-
-    Attributes:
-        label: what messages call it.
-        folder: of its own, below that of the command.
-        work: does it, in another process and perhaps on another machine. It is given an open lock,
-            for the programs that it starts.
-        is_done: whether there is nothing left to do, by what is in the folder.
-        progress: how far it has come, as something that can be compared.
-    """
-
-    label: str
-    folder: Path
-    work: Callable[[int], object]
-    is_done: Callable[[], bool]
-    progress: Callable[[], object]
 
 
 class Slurm(NamedTuple):
@@ -113,8 +95,10 @@ def parse_place(args: Namespace) -> Optional[Slurm]:
     if place not in ("local", "slurm"):
         raise UserError(f"--on {place}: is neither local nor slurm")
     if place == "local":
-        if args.detach or words:
-            raise UserError(f"--on local: goes without {words[0] if words else '--detach'}")
+        wrong = [*words, *["--detach"] * args.detach]
+        wrong += ["--jobs"] * bool(args.one_by_one and args.jobs)
+        if wrong:
+            raise UserError(f"--on local: goes without {wrong[0]}")
         return None
     options = {}
     for word in words:
@@ -141,6 +125,25 @@ def refuse_jobs(out: Path) -> None:
             f"{out}: has jobs of --on slurm; wait for them with the same command, or end them: "
             f"{queue.how_to_end}"
         )
+
+
+def run_pieces(pieces: Sequence[Piece], out: Path, cluster: Optional[Slurm]) -> None:
+    """Do what is not done: as jobs of a cluster, or here, one after the other.
+
+    Raises:
+        UserError: see :meth:`Slurm.run`; or there are jobs, and no cluster is given.
+        RunError: pieces that failed on the cluster.
+    """
+    if cluster:
+        refuse_failures(cluster.run(pieces, out), len(pieces))
+        return
+    refuse_jobs(out)
+    for piece in pieces:
+        if piece.is_done():
+            say(f"{piece.label}: done before")
+            continue
+        with lock_folder(piece.folder, "run") as lock:
+            piece.work(lock)
 
 
 def _has_failed(state: str) -> bool:

@@ -140,11 +140,19 @@ def add_jobs(parser: _ActionsContainer, default: str, what: str = "runs") -> Non
     add_count(parser, "--jobs", f"{what} at a time (default: {default})")
 
 
-def add_on(parser: _ActionsContainer) -> None:
+def add_on(parser: _ActionsContainer, one_by_one: bool = False) -> None:
     """Add ``--on`` and ``--detach``: where the pieces of a command run.
 
     :mod:`fairseq_posenc.workbench.running.executor` reads them.
+
+    Args:
+        parser: parser to extend.
+        one_by_one: whether this machine does the pieces one after the other; adds ``--jobs``, which
+            is then for clusters only.
     """
+    parser.set_defaults(one_by_one=one_by_one)
+    if one_by_one:
+        add_jobs(parser, "all", "with --on slurm: jobs")
     parser.add_argument(
         "--on",
         nargs="+",

@@ -8,8 +8,9 @@ from typing import NamedTuple, Optional
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
+from fairseq_posenc.workbench.running.executor import Slurm, run_pieces
 from fairseq_posenc.workbench.running.files import checksum, write_whole
-from fairseq_posenc.workbench.running.stages import Stage
+from fairseq_posenc.workbench.running.stages import Piece, Stage
 from fairseq_posenc.workbench.tokens.lines import read_lines
 from fairseq_posenc.workbench.translation.average import average_checkpoints, last_checkpoints
 from fairseq_posenc.workbench.translation.checkpoint import (
@@ -37,6 +38,7 @@ class Request(NamedTuple):
     source: Optional[Path]
     searches: list[Search]  # how to search, the one to compare systems by last
     options: Options  # of all translations
+    cluster: Optional[Slurm]  # that translates; None for this machine
 
 
 class _Model(NamedTuple):
@@ -57,21 +59,25 @@ class _Texts(NamedTuple):
             raise UserError(f"{what} has {count} sentences, but {self.path} has {expected}")
 
 
-def evaluate(request: Request, out: Path, lock: int) -> Evaluation:
+def evaluate(request: Request, out: Path) -> Evaluation:
     """Translate what is not translated yet into a folder, and score it.
 
     Raises:
-        UserError: wrong input, found before anything is translated; or ``fairseq-generate`` failed.
+        UserError: wrong input, found before anything is translated.
+        RunError: ``fairseq-generate`` failed.
     """
     models = {system: _model(system, request) for system in request.systems if system.is_model}
     texts = _read_texts(request, list(models.values()))
     written = _check_all(request, models, texts)
     scorer, piece_bleu = Scorer(texts.references), PieceBleu(texts.data, texts.references)
+    generations = {each: _generation(each, models[each], request, out) for each in models}
+    pieces = [_as_piece(each, request.searches) for each in generations.values()]
+    run_pieces(pieces, out, request.cluster)
     rows: list[Row] = []
     compared: dict[str, list[list[str]]] = {}  # all trainings of each system, by the last search
     for system in request.systems:
         translations = (
-            _translate(system, models[system], request, out, lock)
+            _write_translations(generations[system], request.searches)
             if system in models
             else [(None, system.path, written[system])]
         )
@@ -138,19 +144,36 @@ def _check_all(
     return written
 
 
-def _translate(
-    system: Variant, model: _Model, request: Request, out: Path, lock: int
-) -> Iterator[tuple[Optional[Search], str, list[str]]]:
-    """Yield, for each search, the file of the translations and its lines."""
-    folder = out / system.folder
-    checkpoints = model.checkpoints
+def _generation(system: Variant, model: _Model, request: Request, out: Path) -> Generation:
+    """Build a model's translations; the average of checkpoints is made here."""
+    folder, checkpoints = out / system.folder, model.checkpoints
     if system.is_folder:
         checkpoints = [_average(checkpoints, folder / "average")]
-    generation = Generation(system.label, checkpoints, model.data, request.options, lock)
-    for search in request.searches:
-        name = search.name.replace(" ", "-")
-        lines = generation.run(search, folder / name)
-        path = folder / f"{name}.txt"
+    return Generation(system.label, checkpoints, model.data, request.options, folder)
+
+
+def _as_piece(generation: Generation, searches: list[Search]) -> Piece:
+    """Build the piece of work that a model's translations are, here or on a cluster."""
+
+    def work(lock: int) -> None:
+        for search in searches:
+            generation.run(search, lock)
+
+    def count_left() -> int:
+        return sum(map(generation.count_left, searches))
+
+    return Piece(
+        generation.label, generation.folder, work, lambda: not count_left(), progress=count_left
+    )
+
+
+def _write_translations(
+    generation: Generation, searches: list[Search]
+) -> Iterator[tuple[Optional[Search], str, list[str]]]:
+    """Yield, for each search, the file of the translations and its lines."""
+    for search in searches:
+        lines = generation.read(search)
+        path = generation.folder / f"{search.file_name}.txt"
         write_whole(path, "".join(f"{line}\n" for line in lines))
         yield search, str(path), lines
 

@@ -16,9 +16,9 @@ import torch
 from fairseq_posenc.workbench.finetuning.glue.plan import RESULT, Run
 from fairseq_posenc.workbench.finetuning.glue.worker import work
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
-from fairseq_posenc.workbench.running.executor import Piece
 from fairseq_posenc.workbench.running.programs import run_parallel, run_watched
 from fairseq_posenc.workbench.running.progress import bar, say
+from fairseq_posenc.workbench.running.stages import Piece
 
 _WORKER = "fairseq_posenc.workbench.finetuning.glue.worker"
 

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 from pathlib import Path
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.running.executor import parse_place, run_pieces
 from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.logs import bits_to_nats
-from fairseq_posenc.workbench.running.options import add_computing, add_count, add_out, add_seeds
+from fairseq_posenc.workbench.running.options import (
+    add_computing,
+    add_count,
+    add_on,
+    add_out,
+    add_seeds,
+)
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.train import launching
-from fairseq_posenc.workbench.training.train.request import Run, runs
+from fairseq_posenc.workbench.training.train.request import Run, Training
 
 _MORE = """
 The same command again goes on from the last checkpoint. Several GPUs run under torchrun, and
@@ -62,6 +70,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     add("--head", metavar="HOST:PORT", help="where they meet (default: the SLURM step's first)")
     add_count(parser, "--per-gpu", "what a GPU takes at a time; the global batch stays what it is")
     add_computing(parser)
+    add_on(parser, one_by_one=True)
     add("--dry-run", action="store_true", help="print the command and stop")
 
 
@@ -75,13 +84,12 @@ def run(args: argparse.Namespace) -> int:
     if args.model and not recipe.has_models:
         raise UserError(f"{recipe.name} has no models to choose from: leave --model out")
     model = args.model or ("bert" if recipe.has_models else "")
-    found = list(runs(recipe, args.encoding, args, model))
-    if len(found) == 1 and not args.dry_run:
+    found, here = Training(recipe, args.encoding, args, model).runs, args.on[0] == "local"
+    if len(found) == 1 and here and not args.dry_run:
         launching.become(found[0])
-    code = _run_all(found, args.dry_run)
-    if code or args.dry_run:
-        return code
-    _tell_best(found[0].folder.parent)
+    _run_all(found, args)
+    if len(found) > 1 and not args.dry_run:
+        _tell_best(found[0].folder.parent)
     return 0
 
 
@@ -106,7 +114,7 @@ def _tell_best(folder: Path) -> None:
 
 
 def run_ablation(args: argparse.Namespace) -> int:
-    """Train all models of an ablation, one after the other; return the exit code.
+    """Train all models of an ablation; return the exit code.
 
     Raises:
         UserError: wrong input.
@@ -117,16 +125,25 @@ def run_ablation(args: argparse.Namespace) -> int:
     for row in ablation["runs"]:
         directions = row.get("attention_directions", "both")
         model = recipes.model_of(directions) if recipe.has_models else ""
-        found += runs(recipe, row["position_encoding"], args, model)
-    return _run_all(found, args.dry_run)
-
-
-def _run_all(found: list[Run], dry_run: bool) -> int:
-    for one in found:
-        if dry_run:
-            print(shlex.join(one.full_command()))
-        else:
-            with signals_as_keyboard_interrupt(CONTINUES):
-                if code := launching.wait_for(one):
-                    return code
+        found += Training(recipe, row["position_encoding"], args, model).runs
+    _run_all(found, args)
     return 0
+
+
+def _run_all(found: list[Run], args: argparse.Namespace) -> None:
+    """Train all that are not done: one after the other, or as jobs of a cluster."""
+    cluster = parse_place(args)
+    if args.dry_run:
+        for one in found:
+            print(shlex.join(one.command()))
+        return
+    if cluster and (args.nodes or args.head):
+        raise UserError(
+            "--on slurm makes a job of one node of each training; over several nodes it is one job "
+            "with train_scripts/slurm.sh"
+        )
+    for one in found:
+        one.choose_start()  # a wrong one is an error before the first is trained
+    out = Path(os.path.commonpath([one.folder for one in found]))
+    with signals_as_keyboard_interrupt(CONTINUES):
+        run_pieces([*map(launching.as_piece, found)], out, cluster)

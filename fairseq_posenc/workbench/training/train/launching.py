@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import NoReturn
 
+from fairseq_posenc.checkpoints.recovery import ensure_last_checkpoint, newest_checkpoint
+from fairseq_posenc.workbench.running.programs import run_logged
+from fairseq_posenc.workbench.running.stages import Piece
 from fairseq_posenc.workbench.training.train.request import Run
+
+LOG = "train.log"
 
 
 def become(run: Run) -> NoReturn:
@@ -22,27 +26,26 @@ def become(run: Run) -> NoReturn:
     _replace(command, run.folder)
 
 
-def wait_for(run: Run) -> int:
-    """Run it to its end in a process of its own; return its exit code.
+def as_piece(run: Run) -> Piece:
+    """Build the piece of work that a run is, here or on a cluster."""
+    return Piece(
+        str(run.folder),
+        run.folder,
+        work=lambda lock: _train(run, lock),
+        is_done=run.is_done,
+        progress=lambda: newest_checkpoint(run.folder),
+    )
 
-    Raises:
-        UserError: as :func:`become`.
-        KeyboardInterrupt: the process has ended by then.
-    """
+
+def _train(run: Run, lock: int) -> None:
+    ensure_last_checkpoint(run.folder)
     command = _begin(run)
-    child = os.fork()
-    if child == 0:
-        _replace(command, run.folder)
-    try:
-        return _exit_code(child)
-    except KeyboardInterrupt:
-        os.kill(child, signal.SIGTERM)
-        _exit_code(child)
-        raise
+    run_logged(command, run.folder / LOG, lock, lambda line: print(line, end="", flush=True))
+    run.stage.finish({"until": run.until})
 
 
 def _begin(run: Run) -> list[str]:
-    command = run.full_command()
+    command = run.command()
     run.stage.claim()
     sys.stdout.flush()  # or a process that is forked would write it again
     return command
@@ -54,15 +57,9 @@ def _replace(command: list[str], folder: Path) -> NoReturn:
     # programs of a terminal, must not end the log before the training; nor must a closed reader of
     # the output, which Python ignores and lets tee ignore as well.
     tee = subprocess.Popen(
-        ["tee", "-i", "-a", str(folder / "train.log")], stdin=subprocess.PIPE, restore_signals=False
+        ["tee", "-i", "-a", str(folder / LOG)], stdin=subprocess.PIPE, restore_signals=False
     )
     assert tee.stdin is not None
     for stream in (1, 2):
         os.dup2(tee.stdin.fileno(), stream)
     os.execv(command[0], command)
-
-
-def _exit_code(child: int) -> int:
-    """Wait for a process; return its exit code as shells do."""
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return 128 - code if code < 0 else code
