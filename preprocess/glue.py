@@ -35,7 +35,7 @@ from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.folders import Folder
 from fairseq_posenc.workbench.running.options import Parser
 from fairseq_posenc.workbench.running.progress import format_counts, say
-from fairseq_posenc.workbench.tokens.numbers import Encoder, Symbols
+from fairseq_posenc.workbench.tokens.tokenizer import Encoder, Symbols
 from glue_tasks.binary import Writer
 from glue_tasks.rows import find_file, read_examples
 

@@ -18,9 +18,9 @@ from fairseq_posenc.backends.base import AttentionCall, CallFeatures, Mask
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.positions import Span
 from fairseq_posenc.transformer.attention import PositionalAttention
-from fairseq_posenc.transformer.configuration import stack_config
 from fairseq_posenc.transformer.forward_context import inject_context, set_context
 from fairseq_posenc.transformer.layers import PositionalEncoderLayer
+from fairseq_posenc.transformer.options import stack_config
 from measuring.contenders import (
     STOCK,
     Contender,

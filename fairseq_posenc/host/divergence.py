@@ -87,7 +87,7 @@ def _largest(trainer: Trainer, samples: list[Any]) -> str:
 def _largest_by_layer(model: nn.Module, sentence: dict[str, Any]) -> Iterator[_Largest]:
     for attention in capture_attention(model, lambda: model(**sentence)):
         if attention.split is not None:
-            by_head = attention.split.scores.abs().amax((0, 2, 3))
+            by_head = attention.split.scores.abs().amax((0, 2, 3))  # [B, H, T, S] -> [H]
             score, head = by_head.max(0)  # NaN is the largest
             yield _Largest(attention.stack, attention.layer, int(head), float(score))
 

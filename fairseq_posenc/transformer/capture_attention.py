@@ -64,7 +64,7 @@ def _ask(
 
 def _note(place: re.Match[str], seen: list[CapturedAttention]) -> Hook:
     def note(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        weights = out[1].transpose(0, 1)  # of the heads first
+        weights = out[1].transpose(0, 1)  # [H, B, T, S] -> [B, H, T, S]
         parts = _split(module, kwargs["query"], kwargs["key"])
         cross = place[3] == "encoder_attn"
         seen.append(CapturedAttention(place[1], cross, int(place[2]), weights, parts))

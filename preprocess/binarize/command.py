@@ -28,8 +28,8 @@ from fairseq_posenc.workbench.running.folders import MANIFEST, Folder, saved_pro
 from fairseq_posenc.workbench.running.programs import refuse_failures
 from fairseq_posenc.workbench.running.progress import format_counts, say
 from fairseq_posenc.workbench.running.stages import Piece
-from fairseq_posenc.workbench.tokens.numbers import Symbols
 from fairseq_posenc.workbench.tokens.symbols import SymbolEncoder
+from fairseq_posenc.workbench.tokens.tokenizer import Symbols
 
 from .coverage import check_coverage, read_shards
 from .formats import LineFormat, check_format, describe_format

@@ -11,7 +11,7 @@ from fairseq.data import Dictionary
 
 from binarize.store import SIZE, Position, Store
 from fairseq_posenc.tasks.glue.definitions import SCORE_MAXIMUM, Task
-from fairseq_posenc.workbench.tokens.numbers import Encoder, Symbols
+from fairseq_posenc.workbench.tokens.tokenizer import Encoder, Symbols
 
 from .rows import Examples
 

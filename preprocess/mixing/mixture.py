@@ -71,7 +71,7 @@ class Mixture:
         self._saved = time.monotonic()
 
     def make(self) -> dict[str, Any]:
-        """Do what is left and return what the manifest says.
+        """Do what is left; return the manifest's entries.
 
         Raises:
             UserError: a file cannot be read, a line is invalid, or more is wanted than there is.

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.files import checksum
-from fairseq_posenc.workbench.tokens import lines
-from fairseq_posenc.workbench.tokens.files import DAMAGED, contents
+from fairseq_posenc.workbench.tokens.files import DAMAGED, contents, decode_text
 
 _REFUSED = {b"\0": "a NUL byte", b"\r": "a carriage return inside a line"}
 
@@ -56,7 +55,7 @@ def decode(content: bytes, origin: str) -> Text:
     """
     if not content.strip():
         raise UserError(f"{origin}: the file is empty; give one with text in it")
-    text = lines.decode(content.replace(b"\r\n", b"\n"), origin, _REFUSED)
+    text = decode_text(content.replace(b"\r\n", b"\n"), origin, _REFUSED)
     found = text.removesuffix("\n").split("\n")
     return Text(origin, found, range(1, len(found) + 1))
 

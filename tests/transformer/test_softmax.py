@@ -16,6 +16,7 @@ from fairseq_posenc.registry import names_beside
 from tests.helpers.formulas import INPUTS, awake, their_scores
 from tests.helpers.tiny_models import (
     COMPOSITIONS,
+    assert_decoding_equals_full_pass,
     logits,
     make_model,
     make_tokens,
@@ -179,18 +180,9 @@ def test_decoding_with_beams_equals_the_full_pass(softmax_spec, family):
     awake(model.decoder)
     source = make_tokens(2)
     source[1, -2:] = PAD
-    encoder_out = None
-    if family == "translation":
-        encoder_out = model.encoder(source, source.ne(PAD).sum(1))
-    prefix = torch.full((2, 1), 2)
-    state: dict = {}
-    for step in range(9):
-        found = model.decoder(prefix, encoder_out=encoder_out, incremental_state=state)[0]
-        full = model.decoder(prefix, encoder_out=encoder_out)[0]
-        torch.testing.assert_close(found[:, -1], full[:, -1], rtol=1e-4, atol=1e-4)
-        order = torch.tensor([1, 1] if step == 2 and family == "causal_lm" else [0, 1])
-        model.decoder.reorder_incremental_state_scripting(state, order)
-        prefix = torch.cat([prefix[order], torch.randint(4, 24, (2, 1))], 1)
+    third = [1, 1] if family == "causal_lm" else [0, 1]
+    orders = [[0, 1], [0, 1], third, *[[0, 1]] * 6]
+    assert_decoding_equals_full_pass(model, family, source, orders, tolerance=1e-4)
 
 
 @pytest.mark.parametrize("family", ["masked_lm", "causal_lm"])

@@ -15,6 +15,7 @@ from tests.helpers import oracles
 from tests.helpers.formulas import their_scores
 from tests.helpers.tiny_models import (
     COMPOSITIONS,
+    assert_decoding_equals_full_pass,
     directions,
     make_model,
     make_tokens,
@@ -174,18 +175,8 @@ def test_decoding_equals_the_full_pass(spec, limits, family):
     model = make_model(family, position_encoding=f"{spec}+{limits},none")
     source = make_tokens(2)
     source[1, -2:] = PAD
-    encoder_out = None
-    if family == "translation":
-        encoder_out = model.encoder(source, source.ne(PAD).sum(1))
-    prefix = torch.full((2, 1), 2)
-    state: dict = {}
-    for _ in range(8):
-        step = model.decoder(prefix, encoder_out=encoder_out, incremental_state=state)[0]
-        full = model.decoder(prefix, encoder_out=encoder_out)[0]
-        torch.testing.assert_close(step[:, -1], full[:, -1], rtol=1e-5, atol=1e-5)
-        order = torch.tensor([0, 0]) if family == "causal_lm" else torch.tensor([0, 1])
-        model.decoder.reorder_incremental_state_scripting(state, order)
-        prefix = torch.cat([prefix[order], torch.randint(4, 24, (2, 1))], 1)
+    order = [0, 0] if family == "causal_lm" else [0, 1]
+    state = assert_decoding_equals_full_pass(model, family, source, [order] * 8)
     # The layers with limits have kept what later queries will see, the others everything.
     own = [key for key, x in state.items() if isinstance(x, dict) and "prev_key" in x]
     lengths = {state[key]["prev_key"].size(2) for key in own}

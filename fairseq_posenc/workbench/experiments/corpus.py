@@ -14,7 +14,7 @@ from fairseq_posenc.workbench.experiments.documents import (
     python_library,
     split_paragraphs,
 )
-from fairseq_posenc.workbench.tokens.lines import decode
+from fairseq_posenc.workbench.tokens.files import decode_text
 
 # With fewer words the validation text has only a few hundred, and perplexities are mere chance.
 LEAST_WORDS = 5_000
@@ -38,7 +38,7 @@ def read_text(path: Path) -> str:
         raise UserError(f"--text {path}: {error.strerror}; name a UTF-8 text file") from None
     if not content.strip():
         raise UserError(f"--text {path}: the file is empty; name a file with text in it")
-    return decode(content, f"--text {path}", {b"\0": "a NUL byte, so this is not a text file"})
+    return decode_text(content, f"--text {path}", {b"\0": "a NUL byte, so this is not a text file"})
 
 
 def text_documents(text: str) -> list[Document]:

@@ -22,11 +22,11 @@ class DataBin(NamedTuple):
     target: str  # language to translate to
 
     def dictionary(self, language: str) -> Path:
-        """Return the path of a language's dictionary."""
+        """Name the file of a language's dictionary."""
         return self.folder / f"dict.{language}.txt"
 
     def pieces(self, language: str) -> Path:
-        """Return the sentencepiece model that cut a language's text.
+        """Find the sentencepiece model that cut a language's text.
 
         Raises:
             UserError: there is none.
@@ -45,7 +45,7 @@ class DataBin(NamedTuple):
         return self.folder / f"{subset}.raw.{language}"
 
     def sentences(self, subset: str) -> int:
-        """Return the number of sentence pairs of a subset.
+        """Count the sentence pairs of a subset.
 
         Raises:
             UserError: the folder has no such subset.
@@ -61,7 +61,7 @@ class DataBin(NamedTuple):
 
 
 def load_translation(path: Path, what: str = "--checkpoint") -> State:
-    """Return the checkpoint of a translation model; messages begin with ``what``.
+    """Load the checkpoint of a translation model; messages begin with ``what``.
 
     Raises:
         UserError: it is no file, is damaged, or was made by another task than translation.
@@ -75,7 +75,7 @@ def load_translation(path: Path, what: str = "--checkpoint") -> State:
 
 
 def data_bin(path: Path, state: State, given: Optional[Path] = None) -> DataBin:
-    """Return the data folder of a checkpoint, or the given one, if it has the same dictionaries.
+    """Open the data folder of a checkpoint, or the given one, if it has the same dictionaries.
 
     Raises:
         UserError: the folder does not exist or has other dictionaries.
@@ -109,7 +109,7 @@ def open_ensemble(paths: Iterable[Path], data: Optional[Path] = None) -> list[Op
 
 
 def any_data_bin(folder: Path) -> DataBin:
-    """Return a data folder in the direction that its files' names say.
+    """Open a data folder in the direction that its files' names say.
 
     Raises:
         UserError: it has no files of a language pair.

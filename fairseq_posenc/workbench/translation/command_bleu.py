@@ -12,11 +12,9 @@ from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_ke
 from fairseq_posenc.workbench.running.locks import lock_output_folder
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.translation.command_translate import add_model_arguments
-from fairseq_posenc.workbench.translation.evaluation import Request, evaluate
+from fairseq_posenc.workbench.translation.evaluation import Request, evaluate, parse_variants
 from fairseq_posenc.workbench.translation.generate import Options, Search
-from fairseq_posenc.workbench.translation.report import FIGURES, REPORT, write_report
-from fairseq_posenc.workbench.translation.results import record
-from fairseq_posenc.workbench.translation.variants import parse_variants
+from fairseq_posenc.workbench.translation.report import FIGURES, REPORT, record, write_report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -16,7 +16,7 @@ from fairseq_posenc.workbench.running.host import USER_DIR
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.running.stages import Outputs, Stage
-from fairseq_posenc.workbench.tokens.lines import read_lines
+from fairseq_posenc.workbench.tokens.files import read_lines
 from fairseq_posenc.workbench.translation.checkpoint import DataBin
 
 _LARGEST_BATCH = 128  # sentences

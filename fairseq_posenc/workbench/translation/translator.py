@@ -127,7 +127,7 @@ class Translator:
         return results
 
     def _encode(self, sentence: str) -> Tensor:
-        """Return the symbols of a sentence, the end included: ``(S,)``."""
+        """Look up the symbols of a sentence, the end included: ``(S,)``."""
         (pieces,) = self._pieces([" ".join(sentence.split())])
         symbols: Tensor = self.task.source_dictionary.encode_line(
             " ".join(pieces), add_if_not_exist=False

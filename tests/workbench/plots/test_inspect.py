@@ -22,7 +22,7 @@ from fairseq_posenc.workbench.loading.open_model import OpenModel, open_model
 from fairseq_posenc.workbench.plots import page
 from fairseq_posenc.workbench.plots.model_inputs import Reading, read_text, tokenize
 from fairseq_posenc.workbench.plots.quantize import FINE, LEVELS, find_visible, quantize
-from fairseq_posenc.workbench.tokens.learning import learn_pieces
+from fairseq_posenc.workbench.tokens.pieces import learn_pieces
 from tests.helpers.commands import USER_DIR, new_directory, pairs, run, sentences, train, trained
 from tests.helpers.tiny_models import logits, make_dictionary, make_model
 

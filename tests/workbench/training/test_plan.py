@@ -19,8 +19,7 @@ from fairseq_posenc.workbench.results.record import read
 from fairseq_posenc.workbench.running.exit_codes import STOPPED
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.plan.command import describe
-from fairseq_posenc.workbench.training.plan.probe import Watch
-from fairseq_posenc.workbench.training.plan.training import read_training
+from fairseq_posenc.workbench.training.plan.probe import Watch, read_training
 from tests.helpers import commands
 from tests.helpers.commands import FAMILIES, TRAINING, USER_DIR, new_directory, run, sentences
 

@@ -26,14 +26,14 @@ from sacrebleu.metrics import BLEU
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.results.record import read
-from fairseq_posenc.workbench.tokens.lines import arriving_lines
+from fairseq_posenc.workbench.tokens.files import arriving_lines
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.translation import Translator
 from fairseq_posenc.workbench.translation import checkpoint as checkpoints
 from fairseq_posenc.workbench.translation.average import average_checkpoints
 from fairseq_posenc.workbench.translation.checkpoint import any_data_bin
-from fairseq_posenc.workbench.translation.piece_bleu import NAME, PieceBleu
-from fairseq_posenc.workbench.translation.variants import parse_variants
+from fairseq_posenc.workbench.translation.evaluation import parse_variants
+from fairseq_posenc.workbench.translation.scores import NAME, PieceBleu
 from tests.helpers.commands import USER_DIR, new_directory, run, script, trained
 
 slow = pytest.mark.slow

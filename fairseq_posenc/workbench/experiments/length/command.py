@@ -7,8 +7,12 @@ import argparse
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments.length import report
-from fairseq_posenc.workbench.experiments.length.checkpoint import Variant, load, parse_variants
-from fairseq_posenc.workbench.experiments.length.scoring import Evaluation, Request
+from fairseq_posenc.workbench.experiments.length.checkpoint import (
+    NamedCheckpoint,
+    load,
+    parse_checkpoints,
+)
+from fairseq_posenc.workbench.experiments.length.scoring import Evaluation, EvaluationPlan
 from fairseq_posenc.workbench.experiments.length.stream import (
     Stream,
     read_dictionary,
@@ -59,8 +63,8 @@ def run(args: argparse.Namespace) -> int:
     """
     modes = report.MODES if args.mode == "both" else (args.mode,)
     strides = {mode: args.stride if mode == report.SLIDING else None for mode in modes}
-    request = Request(list(args.lengths), strides, args.max_tokens)
-    if report.SLIDING in modes and args.stride > (shortest := request.lengths[0]):
+    plan = EvaluationPlan(list(args.lengths), strides, args.max_tokens)
+    if report.SLIDING in modes and args.stride > (shortest := plan.lengths[0]):
         raise UserError(
             f"--stride {args.stride} is more than the context length {shortest}: tokens in "
             "between would not be scored; choose a smaller stride"
@@ -68,9 +72,9 @@ def run(args: argparse.Namespace) -> int:
     cluster = parse_place(args)
     if not cluster:
         choose_device(args.device, args.fp16)
-    variants = parse_variants(args.models)
+    checkpoints = parse_checkpoints(args.models)
     stream = _read_stream(args)
-    if (longest := request.lengths[-1]) > len(stream):
+    if (longest := plan.lengths[-1]) > len(stream):
         raise UserError(
             f"--lengths {longest}: the split {args.split} has only {len(stream):,} tokens"
         )
@@ -79,16 +83,19 @@ def run(args: argparse.Namespace) -> int:
         lock_output_folder(args.out, (REPORT, FIGURES, PICTURE)),
     ):
         # All are opened before the first is scored, so that a wrong one is an error at once.
-        rows = [report.Row.of(variant, load(variant, args.data), {}) for variant in variants]
+        rows = []
+        for named in checkpoints:
+            loaded = load(named, args.data)
+            facts = loaded.encoding, loaded.trained_length, loaded.updates
+            rows.append(report.ModelScores(named, *facts, {}))
         say(f"{len(stream):,} tokens of {args.data / args.split}, all scored once for each figure")
         evaluations = [
-            Evaluation(args.out / variant.name, request, _inputs(variant, args))
-            for variant in variants
+            Evaluation(args.out / named.name, plan, _inputs(named, args)) for named in checkpoints
         ]
-        pieces = [_as_piece(*each, args) for each in zip(variants, evaluations)]
+        pieces = [_as_piece(*each, args) for each in zip(checkpoints, evaluations)]
         run_pieces(pieces, args.out, cluster)
         rows = [row._replace(scores=each.read()) for row, each in zip(rows, evaluations)]
-        results = report.Results(args.data, args.split, len(stream), args.stride, rows)
+        results = report.LengthResults(args.data, args.split, len(stream), args.stride, rows)
         found = report.record(results)
         found.write(args.out / FIGURES)
         drawn = can_draw() and report.draw(results, args.out / PICTURE)
@@ -102,15 +109,15 @@ def _read_stream(args: argparse.Namespace) -> Stream:
     return read_stream(args.data, args.split, read_dictionary(args.data))
 
 
-def _as_piece(variant: Variant, evaluation: Evaluation, args: argparse.Namespace) -> Piece:
+def _as_piece(named: NamedCheckpoint, evaluation: Evaluation, args: argparse.Namespace) -> Piece:
     """Build the piece of work that the scores of a model are, here or on a cluster."""
 
     def work(lock: int) -> None:
         how = Computing.chosen(args.device, args.fp16, args.bf16)
-        evaluation.compute(load(variant, args.data, how), _read_stream(args))
+        evaluation.compute(load(named, args.data, how), _read_stream(args))
 
     return Piece(
-        variant.name,
+        named.name,
         evaluation.folder,
         work,
         is_done=lambda: not evaluation.count_left(),
@@ -118,12 +125,12 @@ def _as_piece(variant: Variant, evaluation: Evaluation, args: argparse.Namespace
     )
 
 
-def _inputs(variant: Variant, args: argparse.Namespace) -> Outputs:
+def _inputs(named: NamedCheckpoint, args: argparse.Namespace) -> Outputs:
     """Collect what the scores of a model depend on, without their lengths."""
     text = [args.data / name for name in ("dict.txt", f"{args.split}.idx", f"{args.split}.bin")]
     return {
-        "checkpoint": checksum(variant.path),
-        "override": str(variant.override),
+        "checkpoint": checksum(named.path),
+        "override": str(named.override),
         "text": [checksum(path) for path in text],
         "precision": str(choose_dtype(args.fp16, args.bf16)),
         "version": __version__,

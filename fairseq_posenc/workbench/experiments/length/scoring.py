@@ -23,8 +23,8 @@ _ROWS = 1024  # tokens whose probabilities are computed at once: each has the wh
 _MOST_BITS = 1000.0  # 2 to this power is still a number
 
 
-class Request(NamedTuple):
-    """Which figures are wanted."""
+class EvaluationPlan(NamedTuple):
+    """The figures that are wanted."""
 
     lengths: Sequence[int]  # context lengths
     # the stride of each mode; None for that of the length, so that nothing overlaps
@@ -53,19 +53,19 @@ class Evaluation(NamedTuple):
 
     Attributes:
         folder: of their folders; its name is what messages call the model.
-        request: the wanted scores.
+        plan: the wanted scores.
         inputs: what they depend on, without their lengths.
     """
 
     folder: Path
-    request: Request
+    plan: EvaluationPlan
     inputs: Outputs
 
     def stages(self) -> Iterator[tuple[str, int, Stage]]:
         """Yield mode, context length and stage of each score."""
-        for mode, stride in self.request.strides.items():
-            for length in self.request.lengths:
-                sizes = length, stride or length, self.request.max_tokens
+        for mode, stride in self.plan.strides.items():
+            for length in self.plan.lengths:
+                sizes = length, stride or length, self.plan.max_tokens
                 inputs = {**self.inputs, "sizes": sizes}
                 yield mode, length, Stage(self.folder / f"{mode}-{length}", inputs)
 
@@ -81,7 +81,7 @@ class Evaluation(NamedTuple):
 
     def read(self) -> dict[str, dict[int, Score]]:
         """Read the scores of each mode, by length; all are there."""
-        scores: dict[str, dict[int, Score]] = {mode: {} for mode in self.request.strides}
+        scores: dict[str, dict[int, Score]] = {mode: {} for mode in self.plan.strides}
         for mode, length, stage in self.stages():
             scores[mode][length] = Score(**(stage.outputs or {}))
         return scores

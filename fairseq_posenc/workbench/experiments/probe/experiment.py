@@ -18,7 +18,7 @@ from fairseq_posenc.workbench.experiments.probe.data import (
     write_train_splits,
 )
 from fairseq_posenc.workbench.experiments.probe.settings import KEEP_ALL, TASKS, TaskSettings
-from fairseq_posenc.workbench.experiments.probe.tasks import Task
+from fairseq_posenc.workbench.experiments.probe.tasks.base import Task
 from fairseq_posenc.workbench.experiments.settings import Run
 from fairseq_posenc.workbench.experiments.trainings import Trial, validate_command
 from fairseq_posenc.workbench.running.progress import say

@@ -1,13 +1,25 @@
-"""Writes ``results.md``: our figures beside those of the paper, and every run."""
+"""The results of all runs: the record, ``results.md`` beside the paper's figures, the submission.
+
+The learning rate is the one with the best mean. All its seeds count; collapsed runs are named, and
+the same figures are given without them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import shutil
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.definitions import TASKS
+from fairseq_posenc.workbench.finetuning.glue.runs import RESULT, Run
+from fairseq_posenc.workbench.loading.pretrained import Pretrained
 from fairseq_posenc.workbench.results.markdown import table
-from fairseq_posenc.workbench.results.record import Record, Row
-from fairseq_posenc.workbench.training.recipes.reported import Reported, reported
+from fairseq_posenc.workbench.results.record import Record, Row, own_command
+from fairseq_posenc.workbench.running.files import read_json, write_whole
+from fairseq_posenc.workbench.training.recipes import Reported, reported
 
 _METRICS = {
     "accuracy": "accuracy",
@@ -19,6 +31,109 @@ _METRICS = {
 Tasks = dict[str, dict[str, Row]]  # rows by task and metric
 # The paper's way: the best over the learning rates, or the mean over the seeds.
 _REPORTED = {"m4m": "best", "decbert": "mean"}
+Result = dict[str, Any]  # a run's learning rate, seed, metrics and folder
+
+
+def write_results(runs: Sequence[Run], out: Path, pretrained: Pretrained, name: str) -> Record:
+    """Write ``results.json``, ``results.md`` and the submission; return the record.
+
+    Args:
+        runs: all that are planned in ``out``, finished or not.
+        out: folder of the runs.
+        pretrained: the model that they started from.
+        name: its name.
+    """
+    finished = [run for run in runs if run.is_finished(out)]
+    tasks = {}
+    for task in TASKS:
+        if done := [run for run in finished if run.task == task]:
+            metric, results = done[0].reported_metric, [read_result(run, out) for run in done]
+            tasks[task] = (metric, results)
+            best = Path(find_best(results, metric)["folder"])
+            for path in sorted(best.glob("submission/*.tsv")):
+                (out / "submission").mkdir(exist_ok=True)
+                shutil.copyfile(path, out / "submission" / path.name)
+    data = {
+        "name": name,
+        "checkpoint": str(pretrained.path),
+        "attention_directions": pretrained.directions,
+        "protocol": runs[0].protocol,
+        "unfinished": "; ".join(run.label for run in runs if run not in finished),
+    }
+    found = build_record(tasks, str(pretrained.spec), data)
+    found.write(out / "results.json")
+    write_whole(out / "results.md", format_report(found))
+    return found
+
+
+def read_result(run: Run, out: Path) -> Result:
+    """Read the result of a finished run.
+
+    Raises:
+        UserError: its file holds none.
+    """
+    folder = run.folder(out)
+    found = read_json(folder / RESULT)
+    metrics = found.get("metrics") if isinstance(found, dict) else None
+    score = metrics.get(run.reported_metric) if isinstance(metrics, dict) else None
+    if not isinstance(score, (int, float)):
+        raise UserError(f"{folder / RESULT}: is no result of glue; delete it to make it anew")
+    return {"learning_rate": run.learning_rate, "seed": run.seed, **found, "folder": str(folder)}
+
+
+def build_record(
+    tasks: Mapping[str, tuple[str, Sequence[Result]]], spec: str, data: Mapping[str, Any]
+) -> Record:
+    """Build the record of all runs.
+
+    Args:
+        tasks: for each task the reported metric, and the results of its runs, at least one.
+        spec: spec of the model's positions.
+        data: other facts about the model and its runs.
+    """
+    figures: dict[str, list[Row]] = {"tasks": [], "without_collapsed": [], "runs": []}
+    for task, (metric, results) in tasks.items():
+        chosen, best = _best_rate(results, metric), find_best(results, metric)
+        for name in best["metrics"]:
+            row = {"task": task, "metric": name, "reported": name == metric}
+            figures["tasks"].append({**row, **_spread(chosen, name, best)})
+        upright = [result for result in chosen if not result["collapsed"]]
+        if upright and len(upright) < len(chosen):
+            spread = _spread(upright, metric, find_best(upright, metric))
+            figures["without_collapsed"].append({"task": task, "metric": metric, **spread})
+        for result in results:
+            flat = {**result, **result["metrics"]}
+            del flat["metrics"]
+            figures["runs"].append({"task": task, **flat})
+    return Record("glue", figures, data, spec, command=own_command())
+
+
+def find_best(results: Sequence[Result], metric: str) -> Result:
+    """Find the best run by a metric."""
+    return max(results, key=lambda result: result["metrics"][metric])
+
+
+def _best_rate(results: Sequence[Result], metric: str) -> list[Result]:
+    """Select the runs of the learning rate with the best mean."""
+    rates: dict[float, list[Result]] = {}
+    for result in results:
+        rates.setdefault(result["learning_rate"], []).append(result)
+    return max(
+        rates.values(), key=lambda runs: statistics.fmean(each["metrics"][metric] for each in runs)
+    )
+
+
+def _spread(results: Sequence[Result], metric: str, best: Result) -> Row:
+    """Compute mean, median and sample standard deviation (0 for a single run); add the best."""
+    values = [result["metrics"][metric] for result in results]
+    return {
+        "learning_rate": results[0]["learning_rate"],
+        "seeds": len(values),
+        "best": best["metrics"][metric],
+        "mean": statistics.fmean(values),
+        "median": statistics.median(values),
+        "std": statistics.stdev(values) if len(values) > 1 else 0.0,
+    }
 
 
 def format_report(record: Record) -> str:

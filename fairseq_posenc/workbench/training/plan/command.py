@@ -17,8 +17,13 @@ from fairseq_posenc.workbench.running.options import add_count, add_json
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import bar
 from fairseq_posenc.workbench.training import recipes
-from fairseq_posenc.workbench.training.plan import probe
-from fairseq_posenc.workbench.training.plan.training import Training, read_training
+from fairseq_posenc.workbench.training.plan.probe import (
+    Measurements,
+    Training,
+    Watch,
+    largest_process,
+    read_training,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,7 +94,7 @@ def measure(training: Training, updates: int, log: Optional[Path] = None) -> dic
     """
     left_out = min(10, updates // 5)
     kept = log or Path(tempfile.mkstemp(prefix="fairseq-posenc-plan-", suffix=".log")[1])
-    watch = probe.Watch()
+    watch = Watch()
     # Beside the later checkpoints: the same disk, for its room and its speed.
     place = training.save_dir.absolute()
     there = next(each for each in (place, *place.parents) if each.is_dir())
@@ -109,13 +114,13 @@ def measure(training: Training, updates: int, log: Optional[Path] = None) -> dic
         "probe_updates": updates,
         "left_out": left_out,
         **figures._asdict(),
-        "process_memory": probe.largest_process(),
+        "process_memory": largest_process(),
         "checkpoint_bytes": size,
         **_duration(training, figures),
     }
 
 
-def _duration(training: Training, figures: probe.Measurements) -> dict[str, Any]:
+def _duration(training: Training, figures: Measurements) -> dict[str, Any]:
     """Format the duration of the training and of the paper's."""
     ends = [training.max_update] if training.max_update else []
     if training.max_epoch:

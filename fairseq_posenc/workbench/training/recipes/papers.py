@@ -11,7 +11,7 @@ from typing import Any
 from fairseq_posenc.analysis.catalogue import count_at_base_size
 from fairseq_posenc.workbench.results import markdown
 from fairseq_posenc.workbench.training import recipes
-from fairseq_posenc.workbench.training.recipes.reported import TABLES
+from fairseq_posenc.workbench.training.recipes import TABLES
 
 Entry = Mapping[str, Any]
 Line = tuple[str, str]  # a row of the papers, and its command

@@ -1,7 +1,8 @@
-"""A requested training: the command of each of its runs."""
+"""A requested training: its data, its identity, and the command of each of its runs."""
 
 from __future__ import annotations
 
+import hashlib
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -16,14 +17,113 @@ from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.running.stages import Stage
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes import Recipe
-from fairseq_posenc.workbench.training.train.data import Data, find_data
 from fairseq_posenc.workbench.training.train.devices import Devices, choose, share_batch
-from fairseq_posenc.workbench.training.train.identity import (
-    LAST,
-    Identity,
-    changed_options,
-    parse_options,
+
+
+class Data(NamedTuple):
+    """One data-bin, or the shards of one."""
+
+    path: str  # of the folder, or of several, joined by colons
+    name: str  # a word for it
+
+
+def find_data(given: str) -> Data:
+    """Find what a user named: a data-bin, several joined by colons, or a folder of shards.
+
+    Raises:
+        UserError: there is no such folder, or one that is no data-bin, not finished, or of another
+            dictionary than the first; or shards are missing.
+    """
+    if ":" in given and Path(given).is_dir():
+        raise UserError(f"{given}: fairseq splits names at ':'; rename the folder")
+    folders = [Path(part) for part in given.split(":")]
+    name = folders[0].parent.name if len(folders) > 1 else folders[0].absolute().name
+    if shards := sorted(path for path in folders[0].glob("shard*") if path.is_dir()):
+        folders = shards
+    for folder in folders:
+        _check_data_bin(folder, folders[0])
+        whole = folder.name.rpartition("-of-")[2]  # shard00-of-16 is one of 16
+        if whole.isdigit() and int(whole) != len(folders):
+            raise UserError(f"{folder} is one of {whole} shards, and {len(folders)} are given")
+    return Data(":".join(map(str, folders)), name)
+
+
+def _check_data_bin(folder: Path, first: Path) -> None:
+    if folder.suffix == ".partial":
+        raise UserError(f"{folder} is not finished: start its preprocessing again")
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}")
+    if not any(folder.glob("dict*.txt")):
+        raise UserError(f"{folder} is no data-bin folder: it has no dict.txt")
+    own, others = folder / "dict.txt", first / "dict.txt"
+    if own.exists() and own.read_bytes() != others.read_bytes():
+        raise UserError(f"{own} is not that of {first}: its numbers mean other tokens")
+
+
+LAST = "checkpoint_last.pt"
+_LONGEST = 100  # characters of a name, of the 255 that a file may have
+_AS_WRITTEN = str.maketrans({**dict.fromkeys("(:,/", "-"), "*": "x", ")": None, " ": None})
+# Where a run continues, its length, output and speed: these do not change its result.
+_SAME_RUN = (
+    *("--restore-file", "--finetune-from-model", "--reset-", "--max-update", "--max-epoch"),
+    *("--stop-time-hours", "--save-interval", "--keep-", "--no-epoch-checkpoints"),
+    *("--validate-interval", "--disable-validation", "--log-", "--no-progress-bar"),
+    *("--tensorboard-", "--wandb-", "--num-workers", "--position-backend"),
 )
+
+
+class RunIdentity(NamedTuple):
+    """What the result of a run depends on."""
+
+    recipe: str  # its name
+    encoding: str  # the spec, in its canonical form
+    data: str  # a word for it
+    model: str  # one of DecBERT's, or empty
+    # the user's options for fairseq-train that change its result, with their values
+    changes: dict[str, str]
+
+    @property
+    def folder(self) -> Path:
+        """The folder of its checkpoints: ``b_small/wiki/decbert_same-none--lr=2e-4``."""
+        name = _plain(f"{self.model}-{self.encoding}" if self.model else self.encoding)
+        changes = [_short(option, value) for option, value in self.changes.items()]
+        if len(",".join(changes)) > _LONGEST:
+            digest = hashlib.sha256("\n".join(changes).encode()).hexdigest()[:8]
+            changes = [f"{len(changes)}-changes-{digest}"]
+        parent = Path("checkpoints", self.recipe, self.data)
+        new, old = (parent / separator.join([name, *changes]) for separator in ("--", ","))
+        # Older folders have commas, which separate paths in other commands.
+        return old if old.exists() and not new.exists() else new
+
+
+def parse_options(words: Sequence[str]) -> dict[str, str]:
+    """Parse options for fairseq-train into their values; of one given twice, the last counts."""
+    options: dict[str, str] = {}
+    name = ""
+    for word in words:
+        if word.startswith("--"):
+            name, _, value = word.partition("=")
+            options[name] = value
+        elif name:
+            options[name] = f"{options[name]} {word}".strip()
+    return options
+
+
+def changed_options(words: Sequence[str]) -> dict[str, str]:
+    """Select the options that change a run's result, sorted by name."""
+    options = sorted(parse_options(words).items())
+    return {name: value for name, value in options if not name.startswith(_SAME_RUN)}
+
+
+def _short(option: str, value: str) -> str:
+    name = option.lstrip("-").replace("-", "_")
+    return f"{name}={_plain(value.strip('()'))}" if value else name
+
+
+def _plain(text: str) -> str:
+    """Replace the characters that shells and fairseq treat specially."""
+    return text.translate(_AS_WRITTEN)
+
 
 _SAID = {"update_epoch_batch_itr"}  # by fairseq's command line as --OPTION True
 # fairseq finds out about ranks by itself only where there are GPUs.
@@ -56,7 +156,7 @@ class Training:
         _check(recipe, args)
         self.recipe, self.encoding, self.args, self.model = recipe, encoding, args, model
         changes = changed_options(args.passed)
-        self.identity = Identity(recipe.name, spec, self.data.name, model, changes)
+        self.identity = RunIdentity(recipe.name, spec, self.data.name, model, changes)
         self._folder = args.out or self.identity.folder
         self._seeds: Sequence[int] = args.seeds or recipe.seeds
 
@@ -120,6 +220,23 @@ class Run(NamedTuple):
     def is_done(self) -> bool:
         """Whether it has ended by itself, with the same options for its end."""
         return (self.stage.outputs or {}).get("until") == self.until
+
+    def updates_done(self) -> int:
+        """Count the updates behind its newest whole checkpoint."""
+        from fairseq_posenc.checkpoints.recovery import newest_checkpoint  # imports torch
+
+        found = newest_checkpoint(self.folder)
+        return found.updates if found else 0
+
+    def begin(self) -> list[str]:
+        """Claim the folder and build the command."""
+        command = self.command()
+        self.stage.claim()
+        return command
+
+    def finish(self) -> None:
+        """Note that it has ended by itself."""
+        self.stage.finish({"until": self.until})
 
     def command(self) -> list[str]:
         """Build the whole command, and say what the weights start from.

@@ -10,18 +10,17 @@ from pathlib import Path
 from typing import Optional
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.reports.report import checkpoint
-from fairseq_posenc.workbench.reports.report.markdown import format_report
-from fairseq_posenc.workbench.reports.report.runs import Run, read_runs
-from fairseq_posenc.workbench.reports.report.tables import collect, report_data
-from fairseq_posenc.workbench.reports.report.trainings import build_run
+from fairseq_posenc.workbench.reports import checkpoint_facts
+from fairseq_posenc.workbench.reports.own_runs import OwnRun, build_run, read_runs
+from fairseq_posenc.workbench.reports.paper_tables import collect, report_data
+from fairseq_posenc.workbench.reports.report_text import format_report
 from fairseq_posenc.workbench.results.record import Record, RecordError, read
 from fairseq_posenc.workbench.running.options import add_json
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.training import recipes
-from fairseq_posenc.workbench.training.recipes.reported import TABLES
+from fairseq_posenc.workbench.training.recipes import TABLES
 
-Runs = dict[tuple[Path, str], Run]  # what may belong to a row of the papers, by file and name
+Runs = dict[tuple[Path, str], OwnRun]  # what may belong to a row of the papers, by file and name
 Records = dict[Path, Record]  # of all jobs, by file
 _STATE = ("stamp.json", "run.json", "result.json")  # from which commands continue
 
@@ -115,13 +114,14 @@ def _places(path: Path) -> Iterator[Path]:
         yield from (file for file in sorted(folder.glob("*.json")) if file.name not in _STATE)
 
 
-def _read(path: Path, recipe: Optional[str]) -> tuple[list[Run], Optional[Record]]:
+def _read(path: Path, recipe: Optional[str]) -> tuple[list[OwnRun], Optional[Record]]:
     if path.is_dir():
-        training = checkpoint.read_folder(path)
-        ours = training is not None and training.task in (*checkpoint.PRETRAINING, "translation")
-        return [build_run(path, training, recipe)] if training and ours else [], None
+        training = checkpoint_facts.read_folder(path)
+        if training is None or training.task not in (*checkpoint_facts.PRETRAINING, "translation"):
+            return [], None
+        return [build_run(path, training, recipe)], None
     if path.suffix == ".pt":
-        return [build_run(path, checkpoint.read(path), recipe)], None
+        return [build_run(path, checkpoint_facts.read(path), recipe)], None
     record = read(path)
     try:
         return read_runs(path, record, recipe), record

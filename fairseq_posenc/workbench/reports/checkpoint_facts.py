@@ -1,4 +1,4 @@
-"""What a checkpoint tells of the training that made it."""
+"""Facts of a checkpoint: what training made it, and how good it is."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _SECTIONS = (
 )
 
 
-class Training(NamedTuple):
-    """A training."""
+class CheckpointFacts(NamedTuple):
+    """What a checkpoint says of the training that made it."""
 
     path: Path  # its checkpoint
     task: str  # fairseq's name of the task
@@ -74,7 +74,7 @@ class Training(NamedTuple):
         return None if own else resumed
 
 
-def read(path: Path) -> Training:
+def read(path: Path) -> CheckpointFacts:
     """Read a checkpoint; its tensors stay on the disk.
 
     Raises:
@@ -86,10 +86,10 @@ def read(path: Path) -> Training:
         history = state["optimizer_history"][-1]
         extra = state["extra_state"]
     task, updates = str(settings.get("task")), int(history.get("num_updates", 0))
-    return Training(path.resolve(), task, settings, updates, _perplexity(settings, extra))
+    return CheckpointFacts(path.resolve(), task, settings, updates, _perplexity(settings, extra))
 
 
-def read_folder(folder: Path) -> Optional[Training]:
+def read_folder(folder: Path) -> Optional[CheckpointFacts]:
     """Read the training of a ``--save-dir``, None if the folder is not of one."""
     path = next((folder / name for name in NAMES if (folder / name).is_file()), None)
     return None if path is None else read(path)
@@ -113,7 +113,7 @@ def _perplexity(settings: dict[str, Any], extra: dict[str, Any]) -> Optional[flo
     return float(2.0**best if metric == "loss" else best)  # fairseq's losses are in bits
 
 
-def translation_task(training: Optional[Training]) -> str:
+def translation_task(training: Optional[CheckpointFacts]) -> str:
     """Name the test of a translation model by its data folder."""
     name = "" if training is None else training.data_name
     return "IWSLT2017 fr-en" if "iwslt" in name and "fr-en" in name else name or "another text"

@@ -6,17 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-from fairseq_posenc.workbench.reports.report.differences import differences
-from fairseq_posenc.workbench.reports.report.runs import Run
-from fairseq_posenc.workbench.reports.report.tables import Table, format_figure
+from fairseq_posenc.workbench.reports.deviations import differences
+from fairseq_posenc.workbench.reports.own_runs import OwnRun
+from fairseq_posenc.workbench.reports.paper_tables import PaperTable, format_figure
 from fairseq_posenc.workbench.results import markdown
 from fairseq_posenc.workbench.results.record import Record
 from fairseq_posenc.workbench.training import recipes
-from fairseq_posenc.workbench.training.recipes.reported import Figure
+from fairseq_posenc.workbench.training.recipes import Figure
 
 
 def format_report(
-    tables: Sequence[Table], others: Sequence[Run], records: Mapping[Path, Record]
+    tables: Sequence[PaperTable], others: Sequence[OwnRun], records: Mapping[Path, Record]
 ) -> str:
     """Format the report in Markdown."""
     letters = sorted({table.paper.id[0] for table in tables})
@@ -39,7 +39,7 @@ def _paper(letter: str) -> str:
     return f"{source['authors'].split(',')[0]} et al. ({source['year']}), arXiv:{source['arxiv']}"
 
 
-def _table(table: Table) -> str:
+def _table(table: PaperTable) -> str:
     texts = list(dict.fromkeys(name for row in table.rows for name in row.texts))
     header = ["", "our run", *table.paper.columns, *(f"{name}, the paper's" for name in texts)]
     rows = []
@@ -77,11 +77,11 @@ def _examples() -> str:
     return "\n".join(lines)
 
 
-def _names(model: Sequence[Run]) -> str:
+def _names(model: Sequence[OwnRun]) -> str:
     return ", ".join(dict.fromkeys(f"`{markdown.plain(run.name)}`" for run in model))
 
 
-def _differences(table: Table) -> str:
+def _differences(table: PaperTable) -> str:
     lines = [
         markdown.plain(
             f"- {_names(model)} ({row.name}): {'; '.join(differences(model, model[0].recipe))}"
@@ -92,7 +92,7 @@ def _differences(table: Table) -> str:
     return "\n".join(["What differed:", "", *lines]) if lines else ""
 
 
-def _others(runs: Sequence[Run]) -> str:
+def _others(runs: Sequence[OwnRun]) -> str:
     if not runs:
         return ""
     lines = [f"- `{run.name}` ({', '.join(_about(run))}): {_figures(run.figures)}" for run in runs]
@@ -100,7 +100,7 @@ def _others(runs: Sequence[Run]) -> str:
     return "\n".join([title, "", *map(markdown.plain, lines)])
 
 
-def _about(run: Run) -> list[str]:
+def _about(run: OwnRun) -> list[str]:
     encoding = run.encoding or "positions not known"
     directions = "directions not known" if run.directions is None else run.directions
     return [part for part in (run.kind, run.recipe, encoding, directions, *run.notes) if part]

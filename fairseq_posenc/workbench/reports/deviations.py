@@ -6,8 +6,8 @@ import ast
 from collections.abc import Sequence
 from typing import Any, Optional
 
-from fairseq_posenc.workbench.reports.report.checkpoint import Training
-from fairseq_posenc.workbench.reports.report.runs import TRANSLATION, Run
+from fairseq_posenc.workbench.reports.checkpoint_facts import CheckpointFacts
+from fairseq_posenc.workbench.reports.own_runs import TRANSLATION, OwnRun
 from fairseq_posenc.workbench.training import recipes
 
 _NOT_COMPARED = {"task", "criterion", "max_update", "total_num_update", "seed"}
@@ -15,7 +15,7 @@ _NOT_COMPARED |= {"warmup_epochs", "runs"}  # which fairseq has no option for
 _GONE = "its pre-training is not known, as the checkpoint is not there"
 
 
-def differences(model: Sequence[Run], recipe_name: str) -> list[str]:
+def differences(model: Sequence[OwnRun], recipe_name: str) -> list[str]:
     """List the differences between one of our models, by its runs, and the paper's set-up.
 
     Every line comes from the runs' own files; what they do not hold is listed as not known.
@@ -31,7 +31,7 @@ def differences(model: Sequence[Run], recipe_name: str) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def _pretraining_lines(training: Training, recipe: recipes.Recipe) -> list[str]:
+def _pretraining_lines(training: CheckpointFacts, recipe: recipes.Recipe) -> list[str]:
     settings, paper = training.settings, recipe.settings
     data = recipes.load()["pretraining"][recipe.name]["data"]["name"]
     start = str(training.start or "random")
@@ -58,7 +58,7 @@ def _setting_lines(settings: dict[str, Any], paper: dict[str, Any]) -> list[str]
     return lines
 
 
-def _translation_lines(training: Training) -> list[str]:
+def _translation_lines(training: CheckpointFacts) -> list[str]:
     settings, recipe = training.settings, recipes.load()["finetuning"]["translation"]["iwslt17"]
     return [
         f"data: {settings.get('data', 'not known')} (paper: IWSLT 2017, French to English)",
@@ -79,7 +79,7 @@ def _batch(settings: dict[str, Any]) -> str:
     return " or ".join(limits) if limits else "not known"
 
 
-def _fine_tuning_lines(run: Run) -> list[str]:
+def _fine_tuning_lines(run: OwnRun) -> list[str]:
     if run.kind != "glue" or run.record is None:
         return []
     recipe = recipes.load()["finetuning"]["glue"].get(run.record.data["protocol"], {})

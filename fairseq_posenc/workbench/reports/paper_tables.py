@@ -10,13 +10,13 @@ from typing import Any, NamedTuple, Optional
 from fairseq_posenc import registry
 from fairseq_posenc.analysis.catalogue import count_at_base_size
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.reports.report.differences import differences
-from fairseq_posenc.workbench.reports.report.runs import Run
+from fairseq_posenc.workbench.reports.deviations import differences
+from fairseq_posenc.workbench.reports.own_runs import OwnRun
 from fairseq_posenc.workbench.results.record import Record
-from fairseq_posenc.workbench.training.recipes.reported import TABLES, Figure, Reported, reported
+from fairseq_posenc.workbench.training.recipes import TABLES, Figure, Reported, reported
 
 
-class Row(NamedTuple):
+class PaperRow(NamedTuple):
     """A row of a paper's table, and our models in its place."""
 
     name: str  # the paper's
@@ -24,21 +24,21 @@ class Row(NamedTuple):
     paper: dict[str, float]  # its figures by column
     texts: dict[str, str]  # what the paper says in words, by column
     computed: dict[str, float]  # our figures that need no run, by column
-    models: list[list[Run]]  # for each of our models its runs
+    models: list[list[OwnRun]]  # for each of our models its runs
 
 
-class Table(NamedTuple):
+class PaperTable(NamedTuple):
     """A paper's table, and our runs in its rows."""
 
     paper: Reported
-    rows: list[Row]
+    rows: list[PaperRow]
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[OwnRun]:
         """All runs of the table."""
         return [run for row in self.rows for model in row.models for run in model]
 
-    def ours(self, model: Sequence[Run]) -> dict[str, float]:
+    def ours(self, model: Sequence[OwnRun]) -> dict[str, float]:
         """Select the figures of one of our models by column."""
         figures = {key: value for run in model for key, value in run.figures.items()}
         found = {name: figures[key] for name, key in self.paper.columns.items() if key in figures}
@@ -49,7 +49,7 @@ class Table(NamedTuple):
         return found
 
 
-def collect(runs: Sequence[Run], wanted: Optional[str]) -> tuple[list[Table], list[Run]]:
+def collect(runs: Sequence[OwnRun], wanted: Optional[str]) -> tuple[list[PaperTable], list[OwnRun]]:
     """Place the runs in the tables; return the tables and the runs that belong to none.
 
     ``wanted`` is as in ``A2,B3``, or ``all``; None for all tables with a figure of ours.
@@ -69,7 +69,7 @@ def collect(runs: Sequence[Run], wanted: Optional[str]) -> tuple[list[Table], li
     return chosen, others
 
 
-def _table(paper: Reported, runs: Sequence[Run]) -> Table:
+def _table(paper: Reported, runs: Sequence[OwnRun]) -> PaperTable:
     released = any("released" in row for row in paper.rows)
     rows = []
     for row in paper.rows:
@@ -81,20 +81,24 @@ def _table(paper: Reported, runs: Sequence[Run]) -> Table:
             for column, figure in paper.columns.items()
             if figure[0] == "parameters"
         }
-        rows.append(Row(row["name"], spec, row["values"], row.get("texts", {}), computed, models))
-    return Table(paper, rows)
+        rows.append(
+            PaperRow(row["name"], spec, row["values"], row.get("texts", {}), computed, models)
+        )
+    return PaperTable(paper, rows)
 
 
-def _models(row: dict[str, Any], columns: set[Figure], runs: Sequence[Run]) -> list[list[Run]]:
+def _models(
+    row: dict[str, Any], columns: set[Figure], runs: Sequence[OwnRun]
+) -> list[list[OwnRun]]:
     """Group the runs that belong to a row by model."""
-    models: dict[str, list[Run]] = {}
+    models: dict[str, list[OwnRun]] = {}
     for run in runs:
         if columns & run.figures.keys() and _belongs(run, row):
             models.setdefault(run.model, []).append(run)
     return list(models.values())
 
 
-def _belongs(run: Run, row: dict[str, Any]) -> bool:
+def _belongs(run: OwnRun, row: dict[str, Any]) -> bool:
     """Whether a run has the recipe, encoding and directions of a row, released or not."""
     if run.recipe != row["recipe"] or run.encoding is None:
         return False
@@ -118,7 +122,7 @@ def _directions(text: str) -> tuple[str, ...]:
 
 
 def report_data(
-    tables: Sequence[Table], others: Sequence[Run], records: Mapping[Path, Record]
+    tables: Sequence[PaperTable], others: Sequence[OwnRun], records: Mapping[Path, Record]
 ) -> dict[str, Any]:
     """Build the report's JSON values."""
     return {
@@ -140,7 +144,7 @@ def report_data(
     }
 
 
-def _row_data(table: Table, row: Row) -> dict[str, Any]:
+def _row_data(table: PaperTable, row: PaperRow) -> dict[str, Any]:
     ours = [
         {
             "runs": [_run_data(run) for run in model],
@@ -153,7 +157,7 @@ def _row_data(table: Table, row: Row) -> dict[str, Any]:
     return {**known, "paper_texts": row.texts, "computed": row.computed}
 
 
-def _run_data(run: Run) -> dict[str, Any]:
+def _run_data(run: OwnRun) -> dict[str, Any]:
     names = ("name", "kind", "recipe", "encoding", "directions", "notes")
     return {**{name: getattr(run, name) for name in names}, "path": str(run.path)}
 

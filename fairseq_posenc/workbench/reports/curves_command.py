@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Optional
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.reports.curves.tables import all_tables, figures
+from fairseq_posenc.workbench.reports.curve_tables import all_tables, figures
 from fairseq_posenc.workbench.results import intervals, learning_curves
 from fairseq_posenc.workbench.results.markdown import plain
 from fairseq_posenc.workbench.results.pictures import can_draw
