@@ -18,8 +18,7 @@ from pathlib import Path
 import pytest
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.executor import parse_place
-from fairseq_posenc.workbench.running.options import Parser, add_on
+from fairseq_posenc.workbench.running.options import Parser, add_on, parse_place
 from fairseq_posenc.workbench.running.stages import Piece
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import choose_device
-from fairseq_posenc.workbench.running.executor import parse_place
 from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.locks import lock_output_folder
 from fairseq_posenc.workbench.running.progress import say
@@ -59,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         UserError: wrong input.
         RunError: ``fairseq-generate`` failed.
     """
-    cluster = parse_place(args)
+    cluster = options.parse_place(args)
     if not cluster:
         choose_device(args.device, args.fp16)
     request = Request(

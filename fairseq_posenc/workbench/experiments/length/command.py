@@ -21,7 +21,7 @@ from fairseq_posenc.workbench.experiments.length.stream import (
 from fairseq_posenc.workbench.results.pictures import can_draw
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import Computing, choose_device, choose_dtype
-from fairseq_posenc.workbench.running.executor import parse_place, run_pieces
+from fairseq_posenc.workbench.running.executor import run_pieces
 from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.locks import lock_output_folder
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
             f"--stride {args.stride} is more than the context length {shortest}: tokens in "
             "between would not be scored; choose a smaller stride"
         )
-    cluster = parse_place(args)
+    cluster = options.parse_place(args)
     if not cluster:
         choose_device(args.device, args.fp16)
     checkpoints = parse_checkpoints(args.models)

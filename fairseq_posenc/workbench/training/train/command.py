@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.executor import parse_place, refuse_jobs, run_pieces
+from fairseq_posenc.workbench.running.executor import refuse_jobs, run_pieces
 from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.logs import bits_to_nats
 from fairseq_posenc.workbench.running.options import (
@@ -18,6 +18,7 @@ from fairseq_posenc.workbench.running.options import (
     add_on,
     add_out,
     add_seeds,
+    parse_place,
 )
 from fairseq_posenc.workbench.running.programs import run_logged, run_watched
 from fairseq_posenc.workbench.running.stages import Piece
