@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from argparse import Namespace
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -22,6 +25,7 @@ from tests.helpers.slurm import (
     count,
     counted,
     counting,
+    needs_accounting,
     needs_slurm,
     sweep,
     wait_until,
@@ -193,6 +197,43 @@ class TestFaults:
             cluster.start_controller()
             end_of(waiting)
         assert submissions(tmp_path) == 1
+
+
+@pytest.fixture(name="accounted")
+def start_accounted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """Start a cluster whose jobs are noted in a database, and be of it."""
+    folder = Path(tempfile.mkdtemp(prefix="slurm-"))
+    started = Cluster(folder, accounting=True)
+    monkeypatch.setenv("SLURM_CONF", str(started.conf))
+    monkeypatch.chdir(ROOT)
+    yield started
+    started.stop()
+    shutil.rmtree(folder)
+
+
+@needs_accounting
+def test_accounting_changes_nothing(accounted, tmp_path):
+    """A sweep with a job that fails and one that is requeued, as accounting has it, too."""
+    (tmp_path / "p0").mkdir()
+    (tmp_path / "p0" / "wrong").touch()
+    with command(accounted, tmp_path, "30") as waiting:
+        wait_until(lambda: counted(tmp_path / "p1") > 3, 60)
+        accounted.ask("scontrol", "requeue", jobs(tmp_path)["p1"])
+        accounted.hasten(jobs(tmp_path)["p1"])
+        told = end_of(waiting, 1)
+    assert "p0: FAILED (NonZeroExitCode): p0: is wrong" in told
+    assert numbers(tmp_path, "p1") == list(range(30))
+    (tmp_path / "p0" / "wrong").unlink()
+    assert sweep(tmp_path, 30) == []
+    assert numbers(tmp_path) == list(range(30))
+    assert submissions(tmp_path) == 2
+
+    def noted() -> list[str]:
+        found = accounted.ask("sacct", "-nX", "--duplicates", "-o", "state").split()
+        return sorted(found)
+
+    states = ["COMPLETED", "COMPLETED", "FAILED", "REQUEUED"]
+    wait_until(lambda: noted() == states, 30)
 
 
 def test_options_of_sbatch_are_read():
