@@ -15,6 +15,7 @@ if __name__ == "__main__":
     begin()
 
 import argparse
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -93,4 +94,4 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    run_script("breakdown", parse_args, measure, page.breakdown_table)
+    run_script("breakdown", parse_args, measure, partial(page.backend_table, "breakdown"))

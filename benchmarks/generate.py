@@ -17,6 +17,7 @@ if __name__ == "__main__":
     begin()
 
 import argparse
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -24,11 +25,10 @@ import torch
 from fairseq.dataclass.configs import GenerationConfig
 from torch import Tensor
 
-from fairseq_posenc import registry
 from measuring import page, timing
 from measuring.commands import DTYPES, add_common, new_parser, run_script
 from measuring.contenders import STOCK, Contender
-from measuring.families import FAMILIES, Whole, build
+from measuring.families import FAMILIES, ModelCase, build
 
 BASELINE = Contender("sinusoidal", "auto")
 BATCH = {"cpu": 4, "cuda": 64}
@@ -46,7 +46,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
 
 
 def generation(
-    contender: Contender, whole: Whole, beam: int, weights: dict[str, Tensor]
+    contender: Contender, whole: ModelCase, beam: int, weights: dict[str, Tensor]
 ) -> timing.Pass:
     """Return the generation of one batch.
 
@@ -91,9 +91,8 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     size = FAMILIES["translation"].sizes[args.size]
     batch = args.batch or BATCH[args.device.type]
     shared = (args.length, batch, 0.0, DTYPES[args.dtype], args.device)
-    whole = Whole("translation", size, *shared, vocabulary=10_000)
-    names = registry.names_for(encoder=True, decoder=True)
-    encodings = names if args.encodings == ["all"] else args.encodings
+    whole = ModelCase("translation", size, *shared, vocabulary=10_000)
+    encodings = FAMILIES["translation"].encodings(args.encodings)
     ours = [Contender(spec, "auto") for spec in encodings]
     everyone = list(dict.fromkeys([BASELINE, STOCK, *ours]))
     weights: dict[str, Tensor] = {}
@@ -124,4 +123,4 @@ def speed(rounds: list[list[float]], turn: int) -> float:
 
 
 if __name__ == "__main__":
-    run_script("generate", parse_args, measure, page.generate_table)
+    run_script("generate", parse_args, measure, partial(page.backend_table, "generate"))

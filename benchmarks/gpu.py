@@ -28,6 +28,7 @@ from typing import Any
 
 from fairseq_posenc.workbench.running.files import write_whole
 from measuring import gpu_page
+from measuring.commands import new_parser
 from measuring.gpu_steps import LIMIT, SCRIPTS, TIMED, Step, steps
 
 ROOT = Path(__file__).parents[1]
@@ -112,9 +113,7 @@ def keep_all(results: list[dict[str, Any]], out: Path) -> None:
 
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     add = parser.add_argument
     add("--out", type=Path, default=Path("demo/gpu"), help="folder (default: demo/gpu)")
     add("--dry-run", action="store_true", help="tiny, on Triton's interpreter")

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from fairseq_posenc.workbench.results.markdown import table
-from measuring.commands import DTYPES
+from measuring.commands import DTYPES, new_parser
 from measuring.machine_code import KINDS, Code, full_width, read
 from measuring.offline import FORMS, Compiled, compile_form
 
@@ -32,9 +32,7 @@ COLUMNS = ["total", *KINDS, "integer"]
 
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     add = parser.add_argument
     add("--arch", nargs="+", type=int, default=[90], help="80, 90, 100 (default: 90)")
     add("--forms", nargs="+", choices=FORMS, default=list(FORMS), help="(default: all)")

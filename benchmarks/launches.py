@@ -29,7 +29,7 @@ from fairseq_posenc.backends.planner import BACKENDS
 from fairseq_posenc.workbench.results.markdown import table
 from measuring.commands import exit_on_error, new_parser
 from measuring.contenders import STOCK, Contender
-from measuring.families import FAMILIES, Whole, build
+from measuring.families import FAMILIES, ModelCase, build
 
 ENCODINGS = ["none", "rope", "alibi", "t5", "shaw", "m4", "m4m", "deberta", "tupe"]
 LAYERS = 12
@@ -58,7 +58,7 @@ class Started(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def forward_pass(contender: Contender, whole: Whole) -> Counter[str]:
+def forward_pass(contender: Contender, whole: ModelCase) -> Counter[str]:
     """Count the operations that a forward pass in training starts, by name."""
     _, task, model = build(contender, whole)
     task.load_dataset("train")
@@ -69,7 +69,7 @@ def forward_pass(contender: Contender, whole: Whole) -> Counter[str]:
     return started.names
 
 
-def count(contender: Contender, whole: Whole) -> tuple[Counter[str], Counter[str]]:
+def count(contender: Contender, whole: ModelCase) -> tuple[Counter[str], Counter[str]]:
     """Count the operations of one layer, and those of everything outside the layers."""
     one, two = (
         forward_pass(contender, whole._replace(size=whole.size._replace(layers=layers)))
@@ -84,14 +84,13 @@ def rows_of(args: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     for name in args.families:
         family = FAMILIES[name]
-        sides = {"encoder": name != "causal_lm", "decoder": name != "masked_lm"}
-        known = {"none", *registry.names_for(**sides)}
+        known = {"none", *family.encodings(["all"])}
         specs = {
             spec: {item.name for item in registry.parse(spec).items} for spec in args.encodings
         }
         size = family.sizes["tiny"]
         cpu = torch.device("cpu")
-        whole = Whole(name, size, args.length, 1, 0.1, torch.float32, cpu, vocabulary=1_000)
+        whole = ModelCase(name, size, args.length, 1, 0.1, torch.float32, cpu, vocabulary=1_000)
         stock, stock_once = count(STOCK, whole)
         given = [Contender(spec, args.backend) for spec, parts in specs.items() if parts <= known]
         for each in [STOCK, *given]:

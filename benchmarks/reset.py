@@ -18,6 +18,7 @@ import argparse
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import get_context
 from statistics import median
 from typing import Any
@@ -116,4 +117,4 @@ def rows_of(
 
 
 if __name__ == "__main__":
-    run_script("reset", parse_args, measure, page.reset_table)
+    run_script("reset", parse_args, measure, partial(page.backend_table, "reset"))

@@ -42,14 +42,10 @@ BEAMS = (5, 1)
 
 
 class Found(NamedTuple):
-    """A translation.
+    """A translation."""
 
-    Attributes:
-        tokens: sentencepieces, without the end.
-        score: the log probability by the length, with the end; None where an engine tells none.
-    """
-
-    tokens: tuple[str, ...]
+    tokens: tuple[str, ...]  # sentencepieces, without the end
+    # the log probability by the length, with the end; None where an engine tells none
     score: Optional[float]
 
 

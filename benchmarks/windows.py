@@ -21,8 +21,7 @@ import torch
 
 from fairseq_posenc.api import SelfAttention, StackPositions
 from fairseq_posenc.errors import UserError
-from measuring.commands import exit_on_error, new_parser
-from measuring.machine import machine
+from measuring.commands import exit_on_error, machine, new_parser
 
 WIDTH, HEADS = 256, 4
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import torch
 
-from measuring.families import Whole
+from measuring.families import ModelCase
 from measuring.timing import Pass
 
 TRAINING = 3  # times the forward pass
@@ -27,7 +27,7 @@ MASKED_EVERY = 7  # fairseq's dummy task predicts tokens 2, 9, 16, ... of a bloc
 CEILING_SIZE = {"cpu": 1024, "cuda": 8192}
 
 
-def model_flops(whole: Whole, vocabulary: int) -> int:
+def model_flops(whole: ModelCase, vocabulary: int) -> int:
     """Return the operations of a training step.
 
     Args:

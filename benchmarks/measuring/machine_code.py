@@ -41,21 +41,13 @@ class Kernel(NamedTuple):
 
 
 class Code(NamedTuple):
-    """What is read from one kernel.
+    """What is read from one kernel."""
 
-    Attributes:
-        registers: of a thread.
-        spilled: bytes that a thread stores for lack of registers.
-        shared_bytes: of the memory that a program's threads share.
-        matrix: names of the matrix instructions, with how often they stand in loops.
-        pairs: instructions for each pair of query and key, in all and by kind.
-    """
-
-    registers: int
-    spilled: int
-    shared_bytes: int
-    matrix: dict[str, int]
-    pairs: dict[str, float]
+    registers: int  # of a thread
+    spilled: int  # bytes that a thread stores for lack of registers
+    shared_bytes: int  # of the memory that a program's threads share
+    matrix: dict[str, int]  # names of the matrix instructions, with how often they stand in loops
+    pairs: dict[str, float]  # instructions for each pair of query and key, in all and by kind
 
 
 class Instruction(NamedTuple):

@@ -18,40 +18,23 @@ JSON_KEYS = (
 )
 
 
-class Row(NamedTuple):
-    """Figures of an encoding on a backend; ratios are to fairseq's own attention.
+class AttentionRow(NamedTuple):
+    """Figures of an encoding on a backend; ratios are to fairseq's own attention."""
 
-    Attributes:
-        scope: ``op``, ``layer`` or ``model``.
-        device: ``cpu`` or ``cuda``.
-        mode: ``forward`` (evaluation) or ``training``.
-        encoding: its spec, or ``stock``: fairseq's own again, which shows the noise.
-        backend: what computed it.
-        length: n, tokens of a sentence.
-        batch: sentences.
-        dropout: probability.
-        dtype: type of the numbers.
-        seconds: of a pass, median.
-        memory: peak of a pass's own allocations in bytes.
-        ratio: of times, the median over rounds.
-        ratio_to_none: the same, to our attention without positions on the same backend.
-        memory_ratio: of peaks.
-    """
-
-    scope: str
-    device: str
-    mode: str
-    encoding: str
-    backend: str
-    length: int
-    batch: int
-    dropout: float
-    dtype: str
-    seconds: float
-    memory: int
-    ratio: float
-    ratio_to_none: float
-    memory_ratio: float
+    scope: str  # ``op``, ``layer`` or ``model``
+    device: str  # ``cpu`` or ``cuda``
+    mode: str  # ``forward`` (evaluation) or ``training``
+    encoding: str  # its spec, or ``stock``: fairseq's own again, which shows the noise
+    backend: str  # what computed it
+    length: int  # n, tokens of a sentence
+    batch: int  # sentences
+    dropout: float  # probability
+    dtype: str  # type of the numbers
+    seconds: float  # of a pass, median
+    memory: int  # peak of a pass's own allocations in bytes
+    ratio: float  # of times, the median over rounds
+    ratio_to_none: float  # the same, to our attention without positions on the same backend
+    memory_ratio: float  # of peaks
 
 
 class Result(NamedTuple):
@@ -64,7 +47,7 @@ class Result(NamedTuple):
     rows: list[dict[str, Any]]
 
 
-def as_json(rows: Iterable[Row]) -> str:
+def as_json(rows: Iterable[AttentionRow]) -> str:
     """Return our rows as a JSON list of objects with :data:`JSON_KEYS`."""
     chosen = [row._asdict() for row in rows if row.encoding != "stock"]
     return json.dumps([{key: row[key] for key in JSON_KEYS} for row in chosen], indent=1)
@@ -93,7 +76,7 @@ def _result(path: Path) -> Result:
     )
 
 
-def rows_table(rows: Iterable[Row]) -> str:
+def rows_table(rows: Iterable[AttentionRow]) -> str:
     """Return every row with all its figures as a Markdown table."""
     header = [
         *("scope", "mode", "encoding", "backend", "n", "batch", "dropout"),

@@ -24,8 +24,8 @@ class Outcome(NamedTuple):
     """What came out of one training."""
 
     run: Run  # the training
-    # measured values by name: `perplexity` (infinite where the model cannot be read at that
-    # length), shares by length, `position_parameters`; empty if it diverged
+    # measured values by name: `perplexity` at another length than that of training (infinite where
+    # the model cannot be read), shares by length, `position_parameters`; empty if it diverged
     figures: Outputs
     curve: Curve = Curve([], 0.0)  # its learning curve and speed
     seconds: float = math.nan  # time of the training; NaN if it diverged
@@ -34,7 +34,9 @@ class Outcome(NamedTuple):
     @property
     def perplexity(self) -> float:
         """The perplexity on the validation text; NaN if the training diverged."""
-        return self.figures.get("perplexity", math.nan)
+        if self.diverged or not self.curve.entries:
+            return self.figures.get("perplexity", math.nan)
+        return self.figures.get("perplexity", self.curve.entries[-1].perplexity)
 
 
 class SeedAggregate(NamedTuple):

@@ -102,6 +102,11 @@ def run_import(options: argparse.Namespace) -> int:
     if built.changed:
         changed = ", ".join(f"{name} = {value}" for name, value in built.changed.items())
         print(f"changed in transformers, and so in a model that starts from it: {changed}")
+        if "scaling=dynamic" in changed or "scaling=longrope" in changed:
+            print(
+                "transformers scales these rotations by the longest row of a batch; here the "
+                "model's number of positions decides, so that no row changes another"
+            )
     print(f"train from it: fairseq-train DATA ... --finetune-from-model {options.out}")
     return 0
 

@@ -9,6 +9,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.transformer.options import PositionConfig
 from fairseq_posenc.workbench.convert.comparing import ALLOWED
 from fairseq_posenc.workbench.convert.exchange import tokens
 from fairseq_posenc.workbench.convert.exchange.card import Labels, card, graph_usage, model_usage
@@ -163,9 +164,9 @@ def _options(trained: OpenModel) -> dict[str, Any]:
         names = {"_name", *(option.dest for option in model_options(model["_name"]))}
         model = {name: value for name, value in model.items() if name in names}
     kept: dict[str, Any] = {"model": model, "task": {**task, "data": "."}}
-    kept["meanings"] = {
-        side: stack.weight_settings._asdict() for side, stack in trained.stacks.items()
-    }
+    stacks = trained.stacks.items()
+    kept["meanings"] = {side: stack.weight_settings._asdict() for side, stack in stacks}
+    kept["trained_lengths"] = {side: stack.identity.trained_length for side, stack in stacks}
     if trained.head == "classes":
         (kept["head_name"],) = trained.model.classification_heads
     return kept
@@ -176,5 +177,10 @@ def _plain(options: Any) -> dict[str, Any]:
     if OmegaConf.is_config(options):
         options = OmegaConf.to_container(options, resolve=True, enum_to_str=True)
     values = options if isinstance(options, dict) else vars(options)
-    is_path = {name for name, value in values.items() if isinstance(value, str) and "/" in value}
-    return {name: value for name, value in values.items() if name not in is_path}
+    paths = {
+        name
+        for name, value in values.items()
+        # The lists of a spec's scaling have slashes, too.
+        if isinstance(value, str) and "/" in value and name not in vars(PositionConfig())
+    }
+    return {name: value for name, value in values.items() if name not in paths}

@@ -14,6 +14,7 @@ from fairseq_posenc.registry import Spec, parse
 from fairseq_posenc.tasks.glue.criterion import HEAD
 from fairseq_posenc.workbench.convert.exchange.config_json import ACTIVATIONS, ARCHITECTURES
 from fairseq_posenc.workbench.convert.exchange.encoding_maps import parse_positions
+from fairseq_posenc.workbench.convert.exchange.folder import EXPORTED_AS
 from fairseq_posenc.workbench.convert.exchange.hf_folder import Folder
 from fairseq_posenc.workbench.convert.exchange.param_names import (
     BERT,
@@ -90,7 +91,7 @@ def retrained(settings: dict[str, Any], folder: Folder) -> dict[str, Any]:
     head, activation = _head(folder)
     model = {**settings["model"], **_untied(settings["model"], folder)}
     if head == "causal_lm":
-        model |= _rescaled(model, folder)
+        model |= _changed_rotation(settings, folder)
     if head not in _TASKS:
         return {**settings, "model": model, "head": head}
     if activation is not None:
@@ -115,8 +116,11 @@ def retrained(settings: dict[str, Any], folder: Folder) -> dict[str, Any]:
     }
 
 
-def _rescaled(model: dict[str, Any], folder: Folder) -> dict[str, Any]:
+def _changed_rotation(settings: dict[str, Any], folder: Folder) -> dict[str, Any]:
     """Find the options of rotations that a GPT-NeoX of a folder has other than when exported.
+
+    One encoding can have several specs there: ``ntk`` is a larger base. So an export keeps the spec
+    that its configuration reads as.
 
     Raises:
         UserError: a scaling that the package does not have.
@@ -132,8 +136,9 @@ def _rescaled(model: dict[str, Any], folder: Folder) -> dict[str, Any]:
         )
     item, size = found
     spec = str(Spec.uniform((item,)))
-    same = spec == str(parse(str(model.get("position_encoding"))))
-    return {} if same else {"position_encoding": spec, "max_target_positions": size}
+    own = settings["model"].get("position_encoding")
+    exported = settings.get(EXPORTED_AS) or str(parse(str(own)))
+    return {} if spec == exported else {"position_encoding": spec, "max_target_positions": size}
 
 
 def _untied(model: dict[str, Any], folder: Folder) -> dict[str, bool]:

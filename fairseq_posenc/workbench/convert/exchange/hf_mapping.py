@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -10,9 +11,15 @@ from torch import Tensor
 
 from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.errors import UserError, shortened
+from fairseq_posenc.registry import Spec
 from fairseq_posenc.workbench.convert.exchange.config_json import ARCHITECTURES, name_there
-from fairseq_posenc.workbench.convert.exchange.encoding_maps import HFClass, ParamMap, hf_classes
-from fairseq_posenc.workbench.convert.exchange.folder import FAIRSEQ
+from fairseq_posenc.workbench.convert.exchange.encoding_maps import (
+    HFClass,
+    ParamMap,
+    hf_classes,
+    parse_positions,
+)
+from fairseq_posenc.workbench.convert.exchange.folder import EXPORTED_AS, FAIRSEQ
 from fairseq_posenc.workbench.convert.exchange.param_names import LAYOUTS, Layout
 from fairseq_posenc.workbench.loading.families import stacks_of
 from fairseq_posenc.workbench.loading.open_model import OpenModel
@@ -21,6 +28,7 @@ _OWN = (
     r"(?:encoder|decoder)\."
     r"(?:positions|encodings|layers\.(?P<layer>\d+)\.self_attn\.encodings)\.\w+\."
 )
+_QUERY_OR_KEY = r"\.self_attn\.[qk]_proj\."
 _OUTPUTS = ("lm_head.weight", "output_projection.weight")
 _TABLE = "embed_positions.encodings.learned.table.weight"
 _TWICE = (
@@ -99,15 +107,18 @@ def _config(config: dict[str, Any], native: HFClass, layout: Layout) -> dict[str
     (own,) = config["architectures"]
     head = next(head for head, name in ARCHITECTURES.items() if name == own)
     common = ("pad_token_id", "eos_token_id", "bos_token_id", "dtype", "id2label", "label2id")
-    return {
+    found = {
         "model_type": layout.model_type,
         "architectures": [layout.heads[head]],
         **{theirs: stack[ours] for ours, theirs in layout.style.sizes.items()},
         **layout.style.config,
         **({"type_vocab_size": 1} if layout.types else {}),
         **native.config,
-        **{name: config[name] for name in (*common, FAIRSEQ) if name in config},
+        **{name: config[name] for name in common if name in config},
     }
+    read = parse_positions(native.model, found)
+    exported_as = {} if read is None else {EXPORTED_AS: str(Spec.uniform((read[0],)))}
+    return {**found, FAIRSEQ: {**config[FAIRSEQ], **exported_as}}
 
 
 def _weights(
@@ -187,12 +198,20 @@ def _place_there(name: str, layout: Layout, native: HFClass) -> ParamMap:
     if own and native.weights:
         carried = native.weights[name[own.end() :]]
         return carried._replace(name=carried.name.format(own["layer"]))
+    there = back = torch.clone
+    if native.order is not None and re.search(_QUERY_OR_KEY, name):
+        there, back = (partial(_reorder, x) for x in (native.order, native.order.argsort()))
     for ours, theirs in layout.names:
         match = re.match(re.escape(ours).replace(r"\{\}", r"(\d+)"), name)
         if match:
             name = theirs.format(*match.groups()) + name[match.end() :]
             break
-    return ParamMap(name, torch.clone, torch.clone)
+    return ParamMap(name, there, back)
+
+
+def _reorder(order: Tensor, weight: Tensor) -> Tensor:
+    """Reorder the rows of each head, ``(H * D, ...)``."""
+    return weight.unflatten(0, (-1, order.numel()))[:, order].flatten(0, 1)
 
 
 def joined(weights: dict[str, Tensor], heads: int) -> dict[str, Tensor]:

@@ -197,16 +197,18 @@ def _restate(folder: Folder, built: Built) -> None:
     Raises:
         UserError: what they were trained for is not what the folder's settings are.
     """
-    config, meanings = folder.config, (folder.settings or {}).get("meanings") or {}
+    config, kept = folder.config, folder.settings or {}
     for side, stack in stacks_of(built.model):
+        stated = config.get(f"{side}_stack") or {}
         try:
-            meaning = WeightSettings.parse(meanings.get(side) or {})
-        except (AttributeError, TypeError) as error:
+            meaning = WeightSettings.parse((kept.get("meanings") or {}).get(side) or {})
+            lengths = {side: stated.get("trained_on"), **(kept.get("trained_lengths") or {})}
+            length = int(lengths[side] or 0)
+        except (AttributeError, TypeError, ValueError) as error:
             raise UserError(f"{folder.source}: cannot be read: {error}") from None
         if others := meaning.differences(stack.weight_settings):
             raise UserError(f"{folder.source}: {side}: {'; '.join(others)}")
         stack.weight_settings = stack.weight_settings.filled_from(meaning)
-        stated = config.get(f"{side}_stack")
         if stated:
             layers, own = parse_layers(stated), by_layer(stack.assembly.spec)
             if layers != own or stated["directions"] != list(stack.directions):
@@ -216,5 +218,6 @@ def _restate(folder: Folder, built: Built) -> None:
                     f"{stack.identity.positions} by the options under {FAIRSEQ!r}, or other "
                     "attention directions"
                 )
-            identity = stack.identity._replace(trained_length=int(stated["trained_on"]))
+        if length and "position_encoding" not in built.changed:
+            identity = stack.identity._replace(trained_length=length)
             stack.set_extra_state(identity.to_tensor())

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         + ", ".join(variants.SHORTHANDS)
         + " (default: %(default)s)",
     )
-    options.add_count(parser, "--updates", "training updates of each model", 400)
+    options.add_count(parser, "--updates", "training updates of each model", 250)
     options.add_count(parser, "--vocab-size", "number of sentencepieces", 512)
     options.add_seeds(parser, (1, 2, 3))
     parser.add_argument(
