@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
+from itertools import product
+
 import pytest
 import torch
 
@@ -11,8 +14,6 @@ from fairseq_posenc.backends.base import AttentionCall, Mask
 from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
-from tests.helpers import oracles
-from tests.helpers.formulas import their_scores
 from tests.helpers.tiny_models import (
     COMPOSITIONS,
     assert_decoding_equals_full_pass,
@@ -22,7 +23,7 @@ from tests.helpers.tiny_models import (
     needs_causal,
     specs,
 )
-from tests.transformer.test_attention import make
+from tests.transformer.test_attention import attend_by_formula, make, scores_and_values
 
 SPECS = ["none", *specs("scores", "rotation"), *COMPOSITIONS]
 WITHOUT_VALUES = [spec for spec in SPECS if "values" not in spec]
@@ -49,42 +50,31 @@ def is_visible(limits: str, direction: str, i: int, j: int) -> bool:
     return True
 
 
+@cache
 def visible(limits: str, direction: str, length: int) -> torch.Tensor:
     return torch.tensor(
         [[is_visible(limits, direction, i, j) for j in range(length)] for i in range(length)]
     )
 
 
-@torch.no_grad()
-def formula(attention, spec, limits, x, direction):
-    """Attend one sentence without padding ``(length, 16)`` by the oracles."""
-
-    def heads(projection):
-        return projection(x).view(len(x), 2, 8).transpose(0, 1)
-
-    query, key, value = (heads(p) for p in (attention.q_proj, attention.k_proj, attention.v_proj))
-    projections = {"project_query": attention.q_proj, "project_key": attention.k_proj}
-    scores = their_scores(attention.encodings, spec, query, key, x, **projections)
-    attended = oracles.attention(scores, value, visible(limits, direction, len(x)))
-    return attention.out_proj(attended.transpose(0, 1).reshape(len(x), 16))
-
-
-@pytest.mark.parametrize(
-    ("limits", "backend"), [*((limit, "auto") for limit in LIMITS[1:]), (BOTH_LIMITS, "reference")]
-)
 @pytest.mark.parametrize("spec", WITHOUT_VALUES)
-def test_equals_the_formula_with_padding_on_either_side(spec, limits, backend, monkeypatch):
+def test_equals_the_formula_with_padding_on_either_side(spec, monkeypatch):
     monkeypatch.setattr("fairseq_posenc.backends.planner.SHORT", 0)  # so that `auto` takes blocks
     x = torch.randn(LENGTH, 3, 16, dtype=torch.float64)
     padding = torch.zeros(3, LENGTH, dtype=torch.bool)
     padding[1, -2:] = True
     padding[2, :3] = True
-    for direction in directions(spec):
+    first = make(spec, directions(spec)[0])
+    by_formula = [scores_and_values(first, spec, x[~padding[b], b]) for b in range(3)]
+    cases = [*((limits, "auto") for limits in LIMITS[1:]), (BOTH_LIMITS, "reference")]
+    for (limits, backend), direction in product(cases, directions(spec)):
         attention = make(f"{spec}+{limits}", direction, backend)
+        attention.load_state_dict(first.state_dict())
         ours, _ = attention(x, x, x, key_padding_mask=padding)
         for b in range(3):
             real = ~padding[b]
-            theirs = formula(attention, spec, limits, x[real, b], direction)
+            allowed = visible(limits, direction, int(real.sum()))
+            theirs = attend_by_formula(attention, spec, *by_formula[b], allowed)
             torch.testing.assert_close(ours[real, b], theirs, rtol=1e-5, atol=1e-5)
         assert ours.isfinite().all()
 

@@ -47,7 +47,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "directory with dictionaries and tokenizer (default: that of each model's training)",
     )
-    add("--out", type=Path, default=Path("attention.html"), metavar="FILE", help="(%(default)s)")
+    add(
+        "--out",
+        type=Path,
+        default=Path("attention.html"),
+        metavar="FILE",
+        help="(default: %(default)s)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

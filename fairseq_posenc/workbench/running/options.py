@@ -104,7 +104,9 @@ def add_computing(parser: ArgumentParser, bf16: bool = True) -> None:
     :mod:`fairseq_posenc.workbench.running.devices` evaluates them.
     """
     parser.add_argument(
-        "--device", choices=("cpu", "cuda"), help="to compute on (default: a GPU if there is one)"
+        "--device",
+        choices=("cpu", "cuda"),
+        help="device to compute on (default: a GPU if there is one)",
     )
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--fp16", action="store_true", help="half precision, on a GPU")
@@ -162,10 +164,12 @@ def add_on(parser: _ActionsContainer, one_by_one: bool = False) -> None:
         default=["local"],
         metavar="WHERE",
         help="local (default), or slurm and options of sbatch, as in slurm partition=gpu gpus=1 "
-        "time=12:00:00: a job a piece, of which --jobs run at a time",
+        "time=12:00:00: a job for each training, --jobs of them at a time",
     )
     parser.add_argument(
-        "--detach", action="store_true", help="with --on slurm: submit, say the states, and end"
+        "--detach",
+        action="store_true",
+        help="with --on slurm: submit the jobs, print their states and exit",
     )
 
 

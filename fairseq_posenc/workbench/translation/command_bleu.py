@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     if not cluster:
         choose_device(args.device, args.fp16)
     request = Request(
-        systems=parse_variants(args.systems, args.average),
+        variants=parse_variants(args.systems, args.average),
         average=args.average,
         data=args.data,
         reference=args.reference,

@@ -567,16 +567,18 @@ class TestReport:
     def test_the_time_before_any_training_counts_all_of_it_on_this_machine(
         self, tmp_path, monkeypatch, capsys
     ):
-        """Of 10 s for a pass: text, and 4 trainings on two cores for each of the two seeds."""
-        settings = make_settings(tmp_path, updates=100)
+        """Of 10 s for a pass: text, and 4 trainings at a time on two cores for each seed."""
+        settings = make_settings(tmp_path, updates=100, jobs=4)
         monkeypatch.setattr(live, "cores", lambda: 2)
-        monkeypatch.setattr(live, "_seconds_of_pass", lambda threads: 10.0 / threads)
+        monkeypatch.setattr(live, "_seconds_of_pass", lambda threads: 5.0 * threads)
         live.announce(settings)
-        update = 10 / 2 * live._UPDATE
+        update = 5 * 2 * live._UPDATE
         each = update * (100 + 10 * live._VALIDATION + live._START)
         first, both = (live._TEXT * update + seeds * 4 * each / 2 for seeds in (1, 2))
         times = f"{format_time(first)} for the first seed, {format_time(both)} for all"
-        assert capsys.readouterr().err.endswith(f"2 at a time: about {times}\n")
+        assert capsys.readouterr().err.endswith(
+            f"4 at a time: on cores with no other work about {times}\n"
+        )
 
     def test_a_pass_is_measured(self) -> None:
         assert 0 < live._seconds_of_pass(2) < 60

@@ -43,11 +43,18 @@ _TIME = re.compile(r"(\d+)([smh])")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = parser.add_argument
-    add("--family", choices=FAMILIES, required=True, help="of models")
+    add("--family", choices=FAMILIES, required=True, help="kind of models")
     add("--length", type=positive_int, required=True, metavar="N", help="input length in tokens")
     add_count(parser, "--trained", "length of training, in tokens (default: --length)")
-    add("--text", type=Path, help="UTF-8 text to train candidates on; without it records answer")
-    add("--budget", metavar="TIME", default="30m", help="as in 90s, 30m, 2h (default: %(default)s)")
+    add(
+        "--text", type=Path, help="UTF-8 text to train candidates on (default: answer from records)"
+    )
+    add(
+        "--budget",
+        metavar="TIME",
+        default="30m",
+        help="time for the trainings, as in 90s, 30m, 2h (default: %(default)s)",
+    )
     add(
         "--encodings", help="candidates, separated by commas (default: those the records put first)"
     )

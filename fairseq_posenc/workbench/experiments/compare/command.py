@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--family",
         choices=list(TASKS),
         default=variants.MASKED,
-        help="of models (default: %(default)s)",
+        help="kind of models (default: %(default)s)",
     )
     parser.add_argument(
         "--encodings",
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--open", action="store_true", help="show the page of the run in a browser as it grows"
     )
     parser.add_argument(
-        "--overwrite", action="store_true", help="replace a report that has what this one lacks"
+        "--overwrite", action="store_true", help="replace a report of more than this"
     )
     options.add_json(parser)
 

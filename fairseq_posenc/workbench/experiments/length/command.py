@@ -41,13 +41,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a checkpoint and what to call it; with @SPEC it is read with other options of its "
         "position encoding, as in 'yarn=model.pt@rope(scaling=yarn:4)'",
     )
-    options.add_data(parser, "made by fairseq-preprocess --only-source", required=True)
+    options.add_data(parser, "data that fairseq-preprocess --only-source made", required=True)
     options.add_split(parser, "valid")
     options.add_lengths(parser, "context lengths", "64,128,256,512,1024")
     add(
-        "--mode", choices=(*report.MODES, "both"), default="both", help="evaluation (default: both)"
+        "--mode",
+        choices=(*report.MODES, "both"),
+        default="both",
+        help="how texts are cut (default: both)",
     )
-    options.add_count(parser, "--stride", "of the sliding window, in tokens", 64)
+    options.add_count(parser, "--stride", "tokens that the sliding window moves", 64)
     options.add_count(parser, "--max-tokens", "tokens to read at a time", 4096)
     options.add_out(parser, "lm-length")
     options.add_computing(parser)

@@ -43,17 +43,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = parser.add_argument
     add_out(parser, "probe")
-    add("--tasks", default=_ALL, help=f"of {', '.join(tasks.names())} (default: all)")
+    add("--tasks", default=_ALL, help=f"some of {', '.join(tasks.names())} (default: all)")
     add(
         "--encodings",
         default="none,learned,sinusoidal,t5,alibi,rope",
         help="position-encoding specs, separated by commas, or all (default: %(default)s)",
     )
-    add("--family", choices=FAMILIES, default=CAUSAL, help="of models (%(default)s)")
+    add("--family", choices=FAMILIES, default=CAUSAL, help="kind of models (default: %(default)s)")
     add_seeds(parser, (1, 2, 3))
-    add_count(parser, "--updates", "of each training", 1000)
+    add_count(parser, "--updates", "training updates of each model", 1000)
     add_count(parser, "--trained", "longest questions trained on", 40)
-    add_lengths(parser, "lengths read", "10,20,40,60,80,120,160,200")
+    add_lengths(parser, "lengths of the test questions", "10,20,40,60,80,120,160,200")
     add_jobs(parser, "one on each core, or on the GPU")
     add_on(parser)
     add_json(parser)

@@ -17,7 +17,7 @@ from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.running.stages import Stage
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes import Recipe
-from fairseq_posenc.workbench.training.train.devices import Devices, choose, share_batch
+from fairseq_posenc.workbench.training.train.devices import Devices, choose_devices, share_batch
 
 
 class Data(NamedTuple):
@@ -85,8 +85,8 @@ class RunIdentity(NamedTuple):
     @property
     def folder(self) -> Path:
         """The folder of its checkpoints: ``b_small/wiki/decbert_same-none--lr=2e-4``."""
-        name = _plain(f"{self.model}-{self.encoding}" if self.model else self.encoding)
-        changes = [_short(option, value) for option, value in self.changes.items()]
+        name = _escape(f"{self.model}-{self.encoding}" if self.model else self.encoding)
+        changes = [_format_change(option, value) for option, value in self.changes.items()]
         if len(",".join(changes)) > _LONGEST:
             digest = hashlib.sha256("\n".join(changes).encode()).hexdigest()[:8]
             changes = [f"{len(changes)}-changes-{digest}"]
@@ -115,12 +115,12 @@ def changed_options(words: Sequence[str]) -> dict[str, str]:
     return {name: value for name, value in options if not name.startswith(_SAME_RUN)}
 
 
-def _short(option: str, value: str) -> str:
+def _format_change(option: str, value: str) -> str:
     name = option.lstrip("-").replace("-", "_")
-    return f"{name}={_plain(value.strip('()'))}" if value else name
+    return f"{name}={_escape(value.strip('()'))}" if value else name
 
 
-def _plain(text: str) -> str:
+def _escape(text: str) -> str:
     """Replace the characters that shells and fairseq treat specially."""
     return text.translate(_AS_WRITTEN)
 
@@ -153,7 +153,7 @@ class Training:
 
     def __init__(self, recipe: Recipe, encoding: str, args: Namespace, model: str = "") -> None:
         spec, self.data = str(registry.parse(encoding)), find_data(args.data)
-        _check(recipe, args)
+        _check_options(recipe, args)
         self.recipe, self.encoding, self.args, self.model = recipe, encoding, args, model
         changes = changed_options(args.passed)
         self.identity = RunIdentity(recipe.name, spec, self.data.name, model, changes)
@@ -170,25 +170,25 @@ class Training:
     @cached_property
     def words(self) -> list[str]:
         """The command of all runs, with the devices of this machine."""
-        devices = choose(self.args, self.recipe.name)
+        devices = choose_devices(self.args, self.recipe.name)
         options = {
-            **_model(self.recipe, self.model),
+            **_architecture_options(self.recipe, self.model),
             "position_encoding": self.encoding,
             **self.recipe.all_settings,
             **self.recipe.housekeeping,
-            **_batch(self.recipe, devices, self.args),
+            **_batch_options(self.recipe, devices, self.args),
         }
         del options["fp16"]  # the precision is a choice
         if devices.precision == "--cpu" and devices.meeting:
             options.update(_ON_PROCESSORS)
         if self.recipe.warmup_epochs:
-            options.update(_schedule(self.recipe, self.data, options, self.args.passed))
+            options.update(_schedule_options(self.recipe, self.data, options, self.args.passed))
         launcher = [find_command("fairseq-train")]
         if devices.meeting:
             processes = f"--nproc_per_node={devices.gpus}"
             torchrun = [find_command("torchrun"), *devices.meeting, processes]
             launcher = [*torchrun, *(_RANK if devices.precision == "--cpu" else ()), *launcher]
-        return [*launcher, *_arguments(self.data, options), devices.precision]
+        return [*launcher, *_format_arguments(self.data, options), devices.precision]
 
 
 class Run(NamedTuple):
@@ -284,7 +284,7 @@ class Run(NamedTuple):
         return f"starting from new weights; {goes}"
 
 
-def _check(recipe: Recipe, args: Namespace) -> None:
+def _check_options(recipe: Recipe, args: Namespace) -> None:
     passed = parse_options(args.passed)
     if "--save-dir" in passed:
         raise UserError("name the folder by --out, before the two dashes")
@@ -294,7 +294,7 @@ def _check(recipe: Recipe, args: Namespace) -> None:
         raise UserError(f"{recipe.name} starts from new weights: leave --init out")
 
 
-def _model(recipe: Recipe, name: str) -> dict[str, Any]:
+def _architecture_options(recipe: Recipe, name: str) -> dict[str, Any]:
     """Choose the architecture; some of DecBERT's have no name, only directions."""
     if not name:
         return {"arch": recipe.arch}
@@ -304,7 +304,7 @@ def _model(recipe: Recipe, name: str) -> dict[str, Any]:
     return {"arch": recipe.arch, "attention_directions": model["directions"]}
 
 
-def _batch(recipe: Recipe, devices: Devices, args: Namespace) -> dict[str, Any]:
+def _batch_options(recipe: Recipe, devices: Devices, args: Namespace) -> dict[str, Any]:
     each, steps = share_batch(recipe, devices, args.per_gpu)
     if _BATCH_OPTIONS & parse_options(args.passed).keys():
         say("the options after the two dashes change the batch")
@@ -312,13 +312,13 @@ def _batch(recipe: Recipe, devices: Devices, args: Namespace) -> dict[str, Any]:
     return {size: each, "update_freq": steps, "distributed_world_size": devices.world}
 
 
-def _schedule(
+def _schedule_options(
     recipe: Recipe, data: Data, options: Mapping[str, Any], passed: list[str]
 ) -> dict[str, Any]:
     """Convert a schedule in epochs to updates, which fairseq counts."""
     from fairseq_posenc.workbench.training.train.epochs import updates_per_epoch  # imports fairseq
 
-    updates = updates_per_epoch([*_arguments(data, options), *passed])
+    updates = updates_per_epoch([*_format_arguments(data, options), *passed])
     assert recipe.warmup_epochs is not None
     rise = recipe.warmup_epochs * updates
     fall = recipe.settings["max_epoch"] * updates - rise
@@ -326,7 +326,7 @@ def _schedule(
     return {"warmup_steps": rise, "hold_steps": 0, "decay_steps": fall}
 
 
-def _arguments(data: Data, options: Mapping[str, Any]) -> list[str]:
+def _format_arguments(data: Data, options: Mapping[str, Any]) -> list[str]:
     """Format the arguments of fairseq-train."""
     words = [data.path, "--user-dir", str(USER_DIR)]
     for name, value in options.items():
