@@ -47,7 +47,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
 
 
 def parts(run: timing.Pass) -> dict[str, float]:
-    """Return the seconds of a pass, and those that it spends in each part."""
+    """Time a pass as a whole, and each of its parts."""
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
         run()
     own = {event.key: event.self_cpu_time_total / 1e6 for event in profiled.key_averages()}
@@ -59,7 +59,7 @@ def parts(run: timing.Pass) -> dict[str, float]:
 
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return a row for stock, and one for each encoding.
+    """Measure a row for stock, and one for each encoding.
 
     Raises:
         UserError: a GPU is asked for, whose operations do not wait for each other.

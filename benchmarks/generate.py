@@ -48,7 +48,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
 def generation(
     contender: Contender, whole: ModelCase, beam: int, weights: dict[str, Tensor]
 ) -> timing.Pass:
-    """Return the generation of one batch.
+    """Build the generation of one batch.
 
     Args:
         contender: to generate with.
@@ -87,7 +87,7 @@ def generation(
 
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return a row for the baseline, for stock fairseq, and for each encoding."""
+    """Measure a row for the baseline, for stock fairseq, and for each encoding."""
     size = FAMILIES["translation"].sizes[args.size]
     batch = args.batch or BATCH[args.device.type]
     shared = (args.length, batch, 0.0, DTYPES[args.dtype], args.device)
@@ -116,7 +116,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def speed(rounds: list[list[float]], turn: int) -> float:
-    """Return the speed of a turn by that of the two around it, the median over the rounds."""
+    """Compute the speed of a turn by that of the two around it, the median over the rounds."""
     if turn < 0:
         return 1.0  # the baseline, which has the last turn
     return median((each[turn - 1] + each[turn + 1]) / 2 / each[turn] for each in rounds)

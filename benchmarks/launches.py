@@ -79,8 +79,8 @@ def count(contender: Contender, whole: ModelCase) -> tuple[Counter[str], Counter
     return layer, one - layer
 
 
-def rows_of(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return a row for fairseq's own model of each family, and one for each encoding."""
+def count_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Count a row for fairseq's own model of each family, and one for each encoding."""
     rows = []
     for name in args.families:
         family = FAMILIES[name]
@@ -103,7 +103,7 @@ def rows_of(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def rows_table(rows: list[dict[str, Any]], with_ops: bool) -> str:
-    """Return the table, with what a layer starts beyond fairseq's own if that is asked for."""
+    """Format the table, with what a layer starts beyond fairseq's own if that is asked for."""
     header = [name for name in rows[0] if with_ops or name not in ("added", "saved")]
     cells = ([_cell(row[name]) for name in header] for row in rows)
     return table(header, cells, "lllr")
@@ -131,7 +131,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
 def main() -> None:
     """Count, and print."""
     args = parse_args(sys.argv[1:])
-    rows = rows_of(args)
+    rows = count_rows(args)
     print(json.dumps(rows, indent=1) if args.json else rows_table(rows, args.ops))
 
 

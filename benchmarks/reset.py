@@ -87,16 +87,16 @@ def ratios(args: argparse.Namespace) -> list[tuple[Contender, float, float]]:
 
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return a row for each encoding: medians over the processes, and both ends."""
+    """Measure a row for each encoding: medians over the processes, and both ends."""
     spawn = get_context("spawn")
     with ProcessPoolExecutor(1, spawn, begin, max_tasks_per_child=1) as pool:
-        return rows_of(args, list(pool.map(ratios, [args] * args.processes)))
+        return summarize(args, list(pool.map(ratios, [args] * args.processes)))
 
 
-def rows_of(
+def summarize(
     args: argparse.Namespace, runs: list[list[tuple[Contender, float, float]]]
 ) -> list[dict[str, Any]]:
-    """Return a row for each encoding from what each process found."""
+    """Summarize the ratios of all processes: a row for each encoding."""
     rows = []
     for of_encoding in zip(*runs):
         (contender, *_), *_ = of_encoding

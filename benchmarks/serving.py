@@ -142,7 +142,7 @@ def batches(sentences: Sequence[str], size: int) -> list[list[str]]:
 def speeds(
     engines: list[Engine], sentences: Sequence[str], size: int, rounds: int
 ) -> list[tuple[float, float]]:
-    """Return sentences a second of each engine, and how many times the first one's that is."""
+    """Measure sentences a second of each engine, and how many times the first one's that is."""
     now = timing.clock(torch.device("cpu"))
     cut = batches(sentences, size)
     found: list[list[float]] = []
@@ -183,7 +183,7 @@ def compared(ours: list[Found], theirs: list[Found], references: list[str]) -> d
 
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return a row for each engine."""
+    """Measure a row for each engine."""
     trained = open_model(args.checkpoint, args.data)
     data = name_data_bin(trained)
     sources, references = (

@@ -41,7 +41,7 @@ from measuring.commands import (
     report,
 )
 from measuring.contenders import Contender, backend_names, contenders
-from measuring.families import FAMILIES, ModelCase, trainer_of
+from measuring.families import FAMILIES, ModelCase, build_trainer
 
 
 def parse_args() -> argparse.Namespace:
@@ -94,7 +94,7 @@ def survive(
     contender: Contender, whole: ModelCase, updates: int, text: torch.Tensor | None
 ) -> dict[str, Any]:
     """Train; report losses, skipped updates and whether all is finite."""
-    trainer, batch = trainer_of(contender, whole, lr=1e-3)
+    trainer, batch = build_trainer(contender, whole, lr=1e-3)
     losses = []
     for update in range(updates):
         if text is not None:

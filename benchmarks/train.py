@@ -42,7 +42,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
 
 
 def chosen(args: argparse.Namespace) -> ModelCase:
-    """Return the model and its batch."""
+    """Build the case: the model and its batch."""
     size = FAMILIES[args.family].sizes[args.size]
     size = size._replace(layers=args.layers or size.layers)
     batch = args.batch or (8 if args.device.type == "cuda" else 1)
@@ -51,7 +51,7 @@ def chosen(args: argparse.Namespace) -> ModelCase:
 
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return a row for stock, and one for each encoding on each backend."""
+    """Measure a row for stock, and one for each encoding on each backend."""
     whole = chosen(args)
     encodings = FAMILIES[args.family].encodings(args.encodings)
     group = contenders(encodings, backend_names(args.backends), whole.dims, whole.call)

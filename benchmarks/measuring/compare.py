@@ -29,15 +29,7 @@ def compare(
     backends: Sequence[str],
     budget: Budget,
 ) -> list[AttentionRow]:
-    """Measure the rows of a case, stock first.
-
-    Args:
-        scope: ``op``, ``layer`` or ``model``.
-        case: sizes and mode.
-        encodings: specs.
-        backends: names, or ``auto``.
-        budget: how long to measure.
-    """
+    """Measure the rows of a case in one of :data:`SCOPES`, stock first."""
     group = contenders(encodings, backends, case.dims, case.call)
     groups = chunks(group) if scope == "model" else [group]
     rows: dict[tuple[str, str], AttentionRow] = {}

@@ -146,7 +146,7 @@ def build(contender: Contender, whole: ModelCase) -> tuple[Any, Any, Any]:
 
 def training_step(contender: Contender, whole: ModelCase) -> Pass:
     """Build a whole update: forward, backward, gradient clipping and Adam."""
-    trainer, batch = trainer_of(contender, whole)
+    trainer, batch = build_trainer(contender, whole)
 
     def run() -> None:
         trainer.train_step([batch])
@@ -157,11 +157,11 @@ def training_step(contender: Contender, whole: ModelCase) -> Pass:
 
 def validation_step(contender: Contender, whole: ModelCase) -> Pass:
     """Build a forward pass with its loss, in evaluation."""
-    trainer, batch = trainer_of(contender, whole)
+    trainer, batch = build_trainer(contender, whole)
     return lambda: trainer.valid_step(batch)
 
 
-def trainer_of(contender: Contender, whole: ModelCase, lr: float = 1e-7) -> tuple[Trainer, Any]:
+def build_trainer(contender: Contender, whole: ModelCase, lr: float = 1e-7) -> tuple[Trainer, Any]:
     """Build fairseq's trainer of a model, and a batch."""
     config, task, model = build(contender, whole)
     for part in (config.optimization, config.optimizer, config.lr_scheduler):  # each has its own

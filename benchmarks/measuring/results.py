@@ -48,7 +48,7 @@ class Result(NamedTuple):
 
 
 def as_json(rows: Iterable[AttentionRow]) -> str:
-    """Return our rows as a JSON list of objects with :data:`JSON_KEYS`."""
+    """Format our rows as a JSON list of objects with :data:`JSON_KEYS`."""
     chosen = [row._asdict() for row in rows if row.encoding != "stock"]
     return json.dumps([{key: row[key] for key in JSON_KEYS} for row in chosen], indent=1)
 
@@ -64,7 +64,7 @@ def save(result: Result, folder: Path = RESULTS) -> Path:
 
 
 def load(folder: Path = RESULTS) -> list[Result]:
-    """Return all measurements that are kept, by name."""
+    """Load all measurements that are kept, by name."""
     return [_result(path) for path in sorted(folder.glob(f"{PREFIX}*.json"))]
 
 
@@ -77,7 +77,7 @@ def _result(path: Path) -> Result:
 
 
 def rows_table(rows: Iterable[AttentionRow]) -> str:
-    """Return every row with all its figures as a Markdown table."""
+    """Format every row with all its figures as a Markdown table."""
     header = [
         *("scope", "mode", "encoding", "backend", "n", "batch", "dropout"),
         *("time / stock", "time / `none`", "memory / stock", "ms", "MB"),
@@ -95,5 +95,5 @@ def rows_table(rows: Iterable[AttentionRow]) -> str:
 
 
 def _rounded(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row with five digits of each figure, which is more than the noise leaves."""
+    """Round each figure to five digits, more than the noise leaves."""
     return {k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in row.items()}

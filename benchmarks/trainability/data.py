@@ -35,12 +35,7 @@ def prepare(out: Path, files: dict[str, Path], lock: int) -> tuple[dict[str, Pat
 
 
 def make_translation(folder: Path, files: dict[str, Path]) -> dict[str, Any]:
-    """Write parallel text as data for translation.
-
-    Args:
-        folder: where to write.
-        files: by ``train.source``, ``train.target``, ``valid.source``, ``valid.target``.
-    """
+    """Write parallel text as data for translation; ``files`` are by names as ``train.source``."""
     texts = {name: _read_lines(path) for name, path in files.items()}
     both = folder / "both.txt"
     both.write_text("\n".join(texts["train.source"] + texts["train.target"]) + "\n", "utf-8")

@@ -13,7 +13,7 @@ from starts import STARTS
 from training import StartRun, Store
 
 from fairseq_posenc.workbench.results import pictures
-from fairseq_posenc.workbench.results.intervals import interval, where_all_have
+from fairseq_posenc.workbench.results.intervals import average_lines, interval
 from fairseq_posenc.workbench.results.markdown import table
 
 COLOURS = ("#999999", *pictures.COLOURS, "#7F3FBF", "#8B4513")  # grey is without positions
@@ -144,4 +144,4 @@ def draw_starts(grid: Grid, path: Path) -> None:
 
 def _mean_curve(results: list[dict[str, Any]]) -> list[tuple[int, float]]:
     curves = [[tuple(point) for point in result["curve"]] for result in results]
-    return [(x, y.mean) for x, y in where_all_have(curves, interval)]
+    return [(x, y.mean) for x, y in average_lines(curves, interval)]

@@ -36,7 +36,7 @@ from measuring.contenders import (  # noqa: E402
     contenders,
 )
 from measuring.scopes import SCOPES, Case, layer, layer_and_modules, operation  # noqa: E402
-from reset import parse_args, rows_of, without_reset  # noqa: E402
+from reset import parse_args, summarize, without_reset  # noqa: E402
 from survive import survive  # noqa: E402
 from tests.workbench.translation.test_translation_commands import TEST, checkpoint  # noqa: E402
 
@@ -337,7 +337,7 @@ def test_the_cost_of_a_reset_is_told():
 def test_the_cost_of_a_reset_is_the_median_over_processes():
     contender = Contender("m4m", "blocked")
     runs = [[(contender, 1.0, 1.02)], [(contender, 3.0, 0.99)], [(contender, 2.0, 1.01)]]
-    (row,) = rows_of(parse_args(["--encodings", "m4m"]), runs)
+    (row,) = summarize(parse_args(["--encodings", "m4m"]), runs)
     figures = [row[name] for name in ("seconds", "lowest", "ratio", "highest")]
     assert figures == [2.0, 0.99, 1.01, 1.02]
 
@@ -357,3 +357,19 @@ def test_a_reset_is_taken_out_for_a_while():
     assert table.reset is kept
     with pytest.raises(UserError, match="has a reset"), without_reset(torch.nn.Linear(1, 1)):
         pass
+
+
+@pytest.mark.slow
+def test_trainings_are_reported_and_kept(tmp_path):
+    folders = ("--out", str(tmp_path / "out"), "--results", str(tmp_path))
+    few = ("--updates", "2", "--methods", "rope", "--families", "masked LM")
+    done = script("trainability", "methods", *few, *folders)
+    assert done.returncode == 0, done.stderr
+    assert "masked LM, rope, plain" in done.stdout
+    runs = json.loads((tmp_path / "trainability.json").read_text())["runs"]
+    assert [run["encoding"] for run in runs] == ["none", "rope"]
+    assert all(0 < run["curve"][-1][1] < run["before"] for run in runs)
+    report = (tmp_path / "trainability.md").read_text()
+    assert "| `rope` | " in report
+    assert "masked LM, rope, plain" not in script("trainability", "methods", *few, *folders).stdout
+    assert (tmp_path / "trainability.md").read_text() == report

@@ -97,7 +97,7 @@ def finished(trial: Trial) -> Optional[Outputs]:
     return None if measured is None else {**trained, **measured}
 
 
-def as_piece(trial: Trial) -> Piece:
+def build_piece(trial: Trial) -> Piece:
     """Build the piece of work that a trial is on a cluster."""
     folder = trial.stage.folder
     return Piece(

@@ -17,7 +17,7 @@ from fairseq_posenc.workbench.experiments.probe.report import (
     tables,
     write_report,
 )
-from fairseq_posenc.workbench.experiments.probe.results import with_depths
+from fairseq_posenc.workbench.experiments.probe.results import tasks_with_depths
 from fairseq_posenc.workbench.experiments.probe.settings import TaskSettings
 from fairseq_posenc.workbench.experiments.trainings import default_jobs
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, FAMILIES, MASKED, parse_variants
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         found.write(settings.out / RECORD)
         if drawn := can_draw():
             draw(results, settings.out / PICTURE)
-            for task in with_depths(results):
+            for task in tasks_with_depths(results):
                 draw_depths(results, task, settings.out / depth_picture(task))
         report = write_report(results, drawn)
     print(found.text() if args.json else tables(results))

@@ -18,7 +18,7 @@ from fairseq_posenc.workbench.finetuning.glue.runs import (
     plan_runs,
 )
 from fairseq_posenc.workbench.finetuning.glue.submission import complete_submission
-from fairseq_posenc.workbench.finetuning.glue.worker import as_piece
+from fairseq_posenc.workbench.finetuning.glue.worker import build_piece
 from fairseq_posenc.workbench.finetuning.glue.workers import Workers
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.running.devices import hydra_words
@@ -143,6 +143,6 @@ def _work(waiting: list[Run], out: Path, jobs: int | None, cluster: Slurm | None
     if not waiting:
         return []
     if cluster:
-        return cluster.run([as_piece(run, out) for run in waiting], out)
+        return cluster.run([build_piece(run, out) for run in waiting], out)
     refuse_jobs(out)
     return Workers(waiting, out, jobs).work()

@@ -162,7 +162,7 @@ def has_collapsed(task: Task, outputs: Tensor, figures: dict[str, float]) -> boo
     return not outputs.isfinite().all() or one_class or figures.get("matthews") == 0
 
 
-def as_piece(run: Run, out: Path) -> Piece:
+def build_piece(run: Run, out: Path) -> Piece:
     """Build the piece of work that a run is on a cluster."""
     folder = run.folder(out)
     return Piece(
