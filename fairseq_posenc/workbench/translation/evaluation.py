@@ -10,9 +10,10 @@ from fairseq.utils import split_paths
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
+from fairseq_posenc.workbench.running.executor import Slurm, run_pieces
 from fairseq_posenc.workbench.running.files import checksum, write_whole
 from fairseq_posenc.workbench.running.options import is_folder_name, parse_named, split_trainings
-from fairseq_posenc.workbench.running.stages import Stage
+from fairseq_posenc.workbench.running.stages import Piece, Stage
 from fairseq_posenc.workbench.tokens.files import read_lines
 from fairseq_posenc.workbench.translation.average import average_checkpoints, last_checkpoints
 from fairseq_posenc.workbench.translation.checkpoint import (
@@ -117,6 +118,7 @@ class Request(NamedTuple):
     source: Optional[Path]
     searches: list[Search]  # how to search, the one to compare variants by last
     options: Options  # of all translations
+    cluster: Optional[Slurm]  # that translates; None for this machine
 
 
 class _Model(NamedTuple):
@@ -137,11 +139,12 @@ class _Texts(NamedTuple):
             raise UserError(f"{what} has {count} sentences, but {self.path} has {expected}")
 
 
-def evaluate(request: Request, out: Path, lock: int) -> Evaluation:
+def evaluate(request: Request, out: Path) -> Evaluation:
     """Translate what is not translated yet into a folder, and score it.
 
     Raises:
-        UserError: wrong input, found before anything is translated; or ``fairseq-generate`` failed.
+        UserError: wrong input, found before anything is translated.
+        RunError: ``fairseq-generate`` failed.
     """
     models = {
         variant: _find_model(variant, request) for variant in request.variants if variant.is_model
@@ -149,11 +152,14 @@ def evaluate(request: Request, out: Path, lock: int) -> Evaluation:
     texts = _read_texts(request, list(models.values()))
     written = _check_all(request, models, texts)
     scorer, piece_bleu = Scorer(texts.references), PieceBleu(texts.data, texts.references)
+    generations = {each: _build_generation(each, models[each], request, out) for each in models}
+    pieces = [_as_piece(each, request.searches) for each in generations.values()]
+    run_pieces(pieces, out, request.cluster)
     rows: list[VariantScores] = []
     compared: dict[str, list[list[str]]] = {}  # all trainings of each variant, by the last search
     for variant in request.variants:
         translations = (
-            _translate(variant, models[variant], request, out, lock)
+            _write_translations(generations[variant], request.searches)
             if variant in models
             else [(None, variant.path, written[variant])]
         )
@@ -224,19 +230,36 @@ def _check_all(
     return written
 
 
-def _translate(
-    variant: Variant, model: _Model, request: Request, out: Path, lock: int
-) -> Iterator[tuple[Optional[Search], str, list[str]]]:
-    """Yield, for each search, the file of the translations and its lines."""
-    folder = out / variant.folder
-    checkpoints = model.checkpoints
+def _build_generation(variant: Variant, model: _Model, request: Request, out: Path) -> Generation:
+    """Build a model's translations; the average of checkpoints is made here."""
+    folder, checkpoints = out / variant.folder, model.checkpoints
     if variant.is_folder:
         checkpoints = [_average(checkpoints, folder / "average")]
-    generation = Generation(variant.label, checkpoints, model.data, request.options, lock)
-    for search in request.searches:
-        name = search.name.replace(" ", "-")
-        lines = generation.run(search, folder / name)
-        path = folder / f"{name}.txt"
+    return Generation(variant.label, checkpoints, model.data, request.options, folder)
+
+
+def _as_piece(generation: Generation, searches: list[Search]) -> Piece:
+    """Build the piece of work that a model's translations are, here or on a cluster."""
+
+    def work(lock: int) -> None:
+        for search in searches:
+            generation.run(search, lock)
+
+    def count_left() -> int:
+        return sum(map(generation.count_left, searches))
+
+    return Piece(
+        generation.label, generation.folder, work, lambda: not count_left(), progress=count_left
+    )
+
+
+def _write_translations(
+    generation: Generation, searches: list[Search]
+) -> Iterator[tuple[Optional[Search], str, list[str]]]:
+    """Yield, for each search, the file of the translations and its lines."""
+    for search in searches:
+        lines = generation.read(search)
+        path = generation.folder / f"{search.file_name}.txt"
         write_whole(path, "".join(f"{line}\n" for line in lines))
         yield search, str(path), lines
 

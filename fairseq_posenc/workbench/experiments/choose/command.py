@@ -21,7 +21,6 @@ from fairseq_posenc.workbench.experiments.pieces import unigram_perplexity
 from fairseq_posenc.workbench.experiments.text_settings import TextSettings
 from fairseq_posenc.workbench.experiments.trainings import default_jobs
 from fairseq_posenc.workbench.experiments.variants import FAMILIES, parse_variants
-from fairseq_posenc.workbench.running.executor import parse_place
 from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import write_whole
 from fairseq_posenc.workbench.running.locks import lock_output_folder
@@ -32,6 +31,7 @@ from fairseq_posenc.workbench.running.options import (
     add_on,
     add_out,
     add_seeds,
+    parse_place,
     positive_int,
 )
 from fairseq_posenc.workbench.running.progress import format_time, say

@@ -21,7 +21,6 @@ from fairseq_posenc.workbench.experiments.text_settings import LEARNING_RATE, TA
 from fairseq_posenc.workbench.experiments.trainings import default_jobs
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import choose_device
-from fairseq_posenc.workbench.running.executor import parse_place
 from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.locks import lock_output_folder
 from fairseq_posenc.workbench.running.progress import say
@@ -114,5 +113,5 @@ def _settings(args: argparse.Namespace) -> TextSettings:
         lrs=tuple(dict.fromkeys(lr.strip() for lr in args.lrs.split(","))),
         train_args=tuple(args.passed),
         jobs=jobs,
-        cluster=parse_place(args),
+        cluster=options.parse_place(args),
     )

@@ -22,7 +22,6 @@ from fairseq_posenc.workbench.experiments.probe.settings import TaskSettings
 from fairseq_posenc.workbench.experiments.trainings import default_jobs
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, FAMILIES, MASKED, parse_variants
 from fairseq_posenc.workbench.results.pictures import can_draw
-from fairseq_posenc.workbench.running.executor import parse_place
 from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.locks import lock_output_folder
 from fairseq_posenc.workbench.running.options import (
@@ -33,6 +32,7 @@ from fairseq_posenc.workbench.running.options import (
     add_on,
     add_out,
     add_seeds,
+    parse_place,
 )
 from fairseq_posenc.workbench.running.progress import say
 

@@ -22,7 +22,7 @@ from fairseq_posenc.workbench.finetuning.glue.worker import build_piece
 from fairseq_posenc.workbench.finetuning.glue.workers import Workers
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.running.devices import hydra_words
-from fairseq_posenc.workbench.running.executor import Slurm, parse_place, refuse_jobs
+from fairseq_posenc.workbench.running.executor import Slurm, refuse_jobs
 from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.options import (
     add_computing,
@@ -33,6 +33,7 @@ from fairseq_posenc.workbench.running.options import (
     add_out,
     add_seeds,
     add_set,
+    parse_place,
 )
 from fairseq_posenc.workbench.running.programs import refuse_failures
 from fairseq_posenc.workbench.running.progress import say

@@ -34,13 +34,13 @@ from fairseq_posenc.workbench.finetuning.glue.submission import write_submission
 from fairseq_posenc.workbench.loading.checkpoints import read_updates, updates_done, write_state
 from fairseq_posenc.workbench.loading.open_model import open_model
 from fairseq_posenc.workbench.running.devices import choose_device
-from fairseq_posenc.workbench.running.executor import Piece
 from fairseq_posenc.workbench.running.exit_codes import run_main, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import read_json, write_whole
 from fairseq_posenc.workbench.running.locks import lock_folder
 from fairseq_posenc.workbench.running.logs import read_line
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
+from fairseq_posenc.workbench.running.stages import Piece
 
 LOG = "train.log"
 _SUFFIXES = ("_m", "_mm")  # of metrics of a task with two development sets
