@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring.machine import machine
 from torch import Tensor
 
 from fairseq_posenc.api import SelfAttention, StackPositions
@@ -29,7 +28,7 @@ from fairseq_posenc.backends import attend
 from fairseq_posenc.backends.blocked.geometry import Geometry
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Span
-from measuring.commands import exit_on_error, new_parser
+from measuring.commands import exit_on_error, machine, new_parser
 
 WIDTH, HEADS = 256, 4
 WARM_UP = 256  # tokens of a call before the measured ones, for what libraries allocate once
