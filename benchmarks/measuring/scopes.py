@@ -28,9 +28,9 @@ from measuring.contenders import (
     STOCK,
     Contender,
     layer_and_shared,
-    positions_of,
+    make_positions,
 )
-from measuring.families import Size, Whole, training_step, validation_step
+from measuring.families import ModelCase, Size, training_step, validation_step
 from measuring.timing import Pass
 
 SEED = 1
@@ -73,7 +73,7 @@ class Case(NamedTuple):
 
 
 def operation(contender: Contender, case: Case) -> Pass:
-    """Return a pass of the attention operation alone, on projected queries, keys and values.
+    """Build a pass of the attention operation alone, on projected queries, keys and values.
 
     fairseq's is the call that its attention makes, ``scaled_dot_product_attention``. Ours includes
     everything that an encoding does: rotations, tables, and the tables' projections.
@@ -93,7 +93,7 @@ def operation(contender: Contender, case: Case) -> Pass:
     layer, shared = layer_and_shared(contender.encoding, case.dims)
     attention = PositionalAttention(case.embed_dim, case.num_heads, layer)
     modules = nn.ModuleList([attention, shared]).to(case.device, case.dtype)
-    positions = positions_of(case.batch, case.length, case.device)
+    positions = make_positions(case.batch, case.length, case.device)
     x = _input(case, case.batch, case.length, case.embed_dim, std=1.0)  # which gates look at
 
     def attend() -> Tensor:
@@ -111,7 +111,7 @@ def operation(contender: Contender, case: Case) -> Pass:
 
 
 def layer(contender: Contender, case: Case) -> Pass:
-    """Return a pass of a whole encoder layer, or of a causal LM's layer of the same sizes.
+    """Build a pass of a whole encoder layer, or of a causal LM's layer of the same sizes.
 
     Encodings that a model computes once for all of its layers are computed here for the one.
     """
@@ -119,7 +119,7 @@ def layer(contender: Contender, case: Case) -> Pass:
 
 
 def layer_and_modules(contender: Contender, case: Case) -> tuple[Pass, nn.Module]:
-    """Return a pass of :func:`layer`, and all the modules that take part."""
+    """Build a pass of :func:`layer`, and all the modules that take part."""
     torch.manual_seed(SEED)
     x = _input(case, case.length, case.batch, case.embed_dim, std=1.0)
     inputs: dict[str, Any] = {"encoder_padding_mask": None}
@@ -138,7 +138,7 @@ def layer_and_modules(contender: Contender, case: Case) -> tuple[Pass, nn.Module
     ours.register_forward_pre_hook(inject_context, with_kwargs=True)
     ours.self_attn.encodings, shared = layer_and_shared(contender.encoding, case.dims)
     modules = nn.ModuleList([ours, shared]).to(case.device, case.dtype)
-    positions = positions_of(case.batch, case.length, case.device)
+    positions = make_positions(case.batch, case.length, case.device)
 
     def compute() -> Tensor:
         with set_context(Shared.compute(shared, positions)):
@@ -154,16 +154,16 @@ def _output(found: Any) -> Tensor:
 
 
 def model(contender: Contender, case: Case) -> Pass:
-    """Return a whole update of a RoBERTa, or a validation step, in fairseq's trainer."""
+    """Build a whole update of a RoBERTa, or a validation step, in fairseq's trainer."""
     size = Size(case.embed_dim, case.num_heads, case.ffn_dim, case.layers)
     shared = (case.length, case.batch, case.dropout, case.dtype, case.device)
-    whole = Whole("masked_lm", size, *shared, vocabulary=case.vocabulary)
+    whole = ModelCase("masked_lm", size, *shared, vocabulary=case.vocabulary)
     step = training_step if case.mode == "training" else validation_step
     return step(contender, whole)
 
 
 def layer_config(contender: Contender, case: Case) -> Any:
-    """Return fairseq's configuration of RoBERTa-base's layer, with our options."""
+    """Build fairseq's configuration of RoBERTa-base's layer, with our options."""
     sizes = {
         "embed_dim": case.embed_dim,
         "attention_heads": case.num_heads,
@@ -190,7 +190,7 @@ def _input(case: Case, *shape: int, std: float) -> Tensor:
 def _pass(
     compute: Callable[[], Tensor], case: Case, modules: nn.Module, inputs: list[Tensor]
 ) -> Pass:
-    """Return a pass in the case's mode: without gradients, or with those of all there is."""
+    """Build a pass in the case's mode: without gradients, or with those of all there is."""
     training = case.mode == "training"
     modules.train(training)
     for x in inputs:

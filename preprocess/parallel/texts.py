@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.files import checksum
-from fairseq_posenc.workbench.tokens.files import DAMAGED, contents, decode_text
+from fairseq_posenc.workbench.tokens.files import DAMAGED, decode_text, decompress
 
 _REFUSED = {b"\0": "a NUL byte", b"\r": "a carriage return inside a line"}
 
@@ -141,7 +141,7 @@ def _read_side(prefix: str, language: str, inputs: dict[str, str]) -> Text:
     inputs[str(path) if path.name in inputs else path.name] = checksum(path)
     if path is packed:
         try:
-            content = contents(path, io.BytesIO(content)).read()
+            content = decompress(path, io.BytesIO(content)).read()
         except (OSError, *DAMAGED) as error:
             raise UserError(f"{path}: not a whole gzip file ({error}); fetch it again") from None
     return decode(content, str(path))

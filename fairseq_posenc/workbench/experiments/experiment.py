@@ -53,7 +53,7 @@ class Experiment(ABC, Generic[AnySettings]):
         follow = (lambda: watch(results)) if watch else None
         work: list[Trial] = [*trials.values()]
         if cluster := self.settings.cluster:
-            failures = cluster.run([*map(trainings.as_piece, work)], self.settings.out, follow)
+            failures = cluster.run([*map(trainings.build_piece, work)], self.settings.out, follow)
             refuse_failures(failures, len(work))
         else:
             refuse_jobs(self.settings.out)

@@ -11,8 +11,8 @@ from fairseq_posenc.workbench.experiments.settings import Run, Settings
 from fairseq_posenc.workbench.experiments.variants import Variant
 from fairseq_posenc.workbench.results.intervals import (
     Interval,
+    average_lines,
     interval_of_perplexity,
-    where_all_have,
 )
 from fairseq_posenc.workbench.running.logs import Curve
 from fairseq_posenc.workbench.running.stages import Outputs
@@ -95,7 +95,7 @@ class SeedAggregate(NamedTuple):
     def curve(self) -> list[tuple[int, Interval]]:
         """Updates and validation perplexity, where all seeds have one."""
         curves = [outcome.curve.points for outcome in self.outcomes]
-        return where_all_have(curves, interval_of_perplexity)
+        return average_lines(curves, interval_of_perplexity)
 
 
 def aggregate(outcomes: Sequence[Outcome]) -> list[SeedAggregate]:

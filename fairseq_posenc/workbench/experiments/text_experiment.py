@@ -12,7 +12,6 @@ from pathlib import Path
 from fairseq_posenc.checkpoints.recovery import LAST
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments import corpus, pieces
-from fairseq_posenc.workbench.experiments.documents import python_library
 from fairseq_posenc.workbench.experiments.experiment import Experiment
 from fairseq_posenc.workbench.experiments.results import Results
 from fairseq_posenc.workbench.experiments.settings import Run
@@ -56,7 +55,7 @@ class TextExperiment(Experiment[TextSettings]):
     def _write_text(self) -> Outputs:
         path = self.settings.text
         if path is None:
-            text, origin = None, f"the documentation in {python_library()}"
+            text, origin = None, f"the documentation in {corpus.python_library()}"
             source = f"{origin}, Python {sys.version}"
         else:
             text, origin = corpus.read_text(path), f"--text {path}"

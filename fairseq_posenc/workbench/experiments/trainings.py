@@ -15,12 +15,11 @@ from fairseq_posenc.host.divergence import parse_stop_update
 from fairseq_posenc.workbench.experiments.settings import Run, Settings
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.running.devices import choose_device, cores
-from fairseq_posenc.workbench.running.executor import Piece
 from fairseq_posenc.workbench.running.host import USER_DIR
 from fairseq_posenc.workbench.running.logs import parse_line, read_curve_file
 from fairseq_posenc.workbench.running.programs import run_logged, run_parallel
 from fairseq_posenc.workbench.running.progress import bar, say
-from fairseq_posenc.workbench.running.stages import Outputs, Stage
+from fairseq_posenc.workbench.running.stages import Outputs, Piece, Stage
 
 Read = Callable[[list[str]], Outputs]  # parses the lines of a measurement
 LOG = "train.log"
@@ -98,7 +97,7 @@ def finished(trial: Trial) -> Optional[Outputs]:
     return None if measured is None else {**trained, **measured}
 
 
-def as_piece(trial: Trial) -> Piece:
+def build_piece(trial: Trial) -> Piece:
     """Build the piece of work that a trial is on a cluster."""
     folder = trial.stage.folder
     return Piece(

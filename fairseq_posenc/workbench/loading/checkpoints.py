@@ -7,11 +7,10 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from fairseq import checkpoint_utils
-from fairseq.utils import split_paths
 
 from fairseq_posenc.checkpoints.recovery import newest_checkpoint
 from fairseq_posenc.checkpoints.safe_loading import open_mapped, readable_errors
@@ -79,20 +78,7 @@ def write_state(state: State, path: Path) -> None:
         raise UserError(f"{path} could not be written: {error}") from error
 
 
-def data_folder(path: Path, state: State, given: Optional[Path] = None) -> Path:
-    """Find the data-bin of a checkpoint: the one that it was trained on, or a given copy of it.
-
-    Raises:
-        UserError: there is no such folder.
-    """
-    folder = given or Path(split_paths(str(state["cfg"].task.get("data")))[0])
-    if not folder.is_dir():
-        why = "" if given else f": {path} was trained on it; name its new place with --data"
-        raise UserError(f"--data {folder}: no such folder{why}")
-    return folder
-
-
-def updates_of(state: State) -> int:
+def read_updates(state: State) -> int:
     """Read the training updates of a checkpoint, 0 if it does not have them."""
     history = state.get("optimizer_history") or [{}]
     return int(history[-1].get("num_updates", 0))

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         lines = {
             name: [
                 point
-                for point in intervals.where_all_have([line_of(curve) for curve in curves], over)
+                for point in intervals.average_lines([line_of(curve) for curve in curves], over)
                 if first <= point[0] <= last
             ]
             for name, curves in trainings.items()

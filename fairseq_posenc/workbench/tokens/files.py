@@ -73,7 +73,7 @@ class _Stream(io.RawIOBase):
         return size
 
 
-def contents(path: Union[str, Path], file: BinaryIO) -> BinaryIO:
+def decompress(path: Union[str, Path], file: BinaryIO) -> BinaryIO:
     """Decompress an open file, as the suffix of its name says.
 
     Raises:
@@ -89,7 +89,7 @@ def contents(path: Union[str, Path], file: BinaryIO) -> BinaryIO:
 def read_bytes(path: Path) -> bytes:
     """Read a whole file; an OSError or one of ``DAMAGED`` if it cannot be read."""
     with open(path, "rb") as file:
-        return contents(path, file).read()
+        return decompress(path, file).read()
 
 
 def _rows(path: Union[str, Path]) -> Iterator[bytes]:

@@ -21,7 +21,7 @@ import torch
 
 from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.experiments import corpus, documents, pieces, variants
+from fairseq_posenc.workbench.experiments import corpus, pieces, variants
 from fairseq_posenc.workbench.experiments.compare import command, live, picture, report, statements
 from fairseq_posenc.workbench.experiments.compare.record import RECORD, check_loss
 from fairseq_posenc.workbench.experiments.compare.record import record as record_of
@@ -191,7 +191,7 @@ class TestDocuments:
         return tmp_path
 
     def test_topics_and_docstrings_are_read_and_nothing_is_imported(self, library: Path) -> None:
-        found = list(documents.python_documents(library))
+        found = list(corpus.python_documents(library))
         assert found == [
             ("topic 'assert'", ["Assertions are handy.", "Use them."]),
             ("tool.py", ["About the tool.", "About A.", "More about A.", "About f."]),
@@ -199,8 +199,8 @@ class TestDocuments:
         assert found[0].words == 5
 
     def test_this_python_has_enough(self) -> None:
-        path = documents.python_library()
-        texts = list(documents._topics(path / "pydoc_data" / "topics.py"))
+        path = corpus.python_library()
+        texts = list(corpus._topics(path / "pydoc_data" / "topics.py"))
         assert sum(document.words for document in texts) > corpus.LEAST_WORDS
 
 
@@ -220,19 +220,19 @@ class TestCorpus:
 
     def test_repeats_are_kept_once(self) -> None:
         found = corpus.without_repeats(
-            [documents.Document("a", ["x", "y", "x"]), documents.Document("b", ["x"])]
+            [corpus.Document("a", ["x", "y", "x"]), corpus.Document("b", ["x"])]
         )
         assert found == [("a", ["x", "y"])]
 
     def test_split_is_by_document_fixed_and_about_a_twentieth(self) -> None:
-        all_documents = [documents.Document(str(n), [f"{n} word"]) for n in range(200)]
+        all_documents = [corpus.Document(str(n), [f"{n} word"]) for n in range(200)]
         train, valid = corpus.split(all_documents)
         assert sorted(train + valid) == sorted(all_documents)
         assert len(valid) == 10
         assert corpus.split(all_documents) == (train, valid)
 
     def test_split_leaves_something_to_train_on(self) -> None:
-        sizes = [documents.Document("small", ["x"]), documents.Document("large", ["y " * 99])]
+        sizes = [corpus.Document("small", ["x"]), corpus.Document("large", ["y " * 99])]
         train, valid = corpus.split(sizes)
         assert len(train) == len(valid) == 1
 
@@ -567,16 +567,18 @@ class TestReport:
     def test_the_time_before_any_training_counts_all_of_it_on_this_machine(
         self, tmp_path, monkeypatch, capsys
     ):
-        """Of 10 s for a pass: text, and 4 trainings on two cores for each of the two seeds."""
-        settings = make_settings(tmp_path, updates=100)
+        """Of 10 s for a pass: text, and 4 trainings at a time on two cores for each seed."""
+        settings = make_settings(tmp_path, updates=100, jobs=4)
         monkeypatch.setattr(live, "cores", lambda: 2)
-        monkeypatch.setattr(live, "_seconds_of_pass", lambda threads: 10.0 / threads)
+        monkeypatch.setattr(live, "_seconds_of_pass", lambda threads: 5.0 * threads)
         live.announce(settings)
-        update = 10 / 2 * live._UPDATE
+        update = 5 * 2 * live._UPDATE
         each = update * (100 + 10 * live._VALIDATION + live._START)
         first, both = (live._TEXT * update + seeds * 4 * each / 2 for seeds in (1, 2))
         times = f"{format_time(first)} for the first seed, {format_time(both)} for all"
-        assert capsys.readouterr().err.endswith(f"2 at a time: about {times}\n")
+        assert capsys.readouterr().err.endswith(
+            f"4 at a time: on cores with no other work about {times}\n"
+        )
 
     def test_a_pass_is_measured(self) -> None:
         assert 0 < live._seconds_of_pass(2) < 60

@@ -25,7 +25,7 @@ from fairseq_posenc.transformer.options import resolve
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes import yaml_files
-from fairseq_posenc.workbench.training.recipes.composing import compose_file
+from fairseq_posenc.workbench.training.recipes.yaml_files import compose_file
 from tests.helpers.commands import (
     USER_DIR,
     kill_in_training,

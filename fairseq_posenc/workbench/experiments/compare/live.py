@@ -66,7 +66,7 @@ def seconds_left(results: TextResults) -> Optional[float]:
 
 
 def announce(settings: TextSettings) -> None:
-    """Say how much there is to do, and about how long it takes on this machine, as busy as it is.
+    """Say how much there is to do, and about how long it takes on this machine.
 
     That is unknown on a GPU, and for models that are not of the default sizes.
     """
@@ -82,14 +82,17 @@ def announce(settings: TextSettings) -> None:
             format_time(update * _TEXT + seeds * count / len(settings.seeds) * each / at_once)
             for seeds in (1, len(settings.seeds))
         )
-        time_left = f"about {first}" + (
+        time_left = f"on cores with no other work about {first}" + (
             f" for the first seed, {all_seeds} for all" if len(settings.seeds) > 1 else ""
         )
     say(f"{count} trainings of {settings.updates:,} updates, {jobs} at a time: {time_left}")
 
 
 def _seconds_of_pass(threads: int) -> float:
-    """Measure a pass and its gradient in a default model, with as many others at the same time."""
+    """Measure the processor time of a pass and its gradient in a default model.
+
+    Processors are slower when several of their cores compute, so several threads do.
+    """
 
     def measure() -> float:
         torch.set_num_threads(1)  # of this thread
@@ -98,9 +101,9 @@ def _seconds_of_pass(threads: int) -> float:
         ]
         seconds, model, embeddings = [], nn.Sequential(*layers), torch.randn(48, 64, 128)
         for _ in range(5):
-            began = time.perf_counter()
+            began = time.thread_time()
             model(embeddings).sum().backward()
-            seconds.append(time.perf_counter() - began)
+            seconds.append(time.thread_time() - began)
         return median(seconds)
 
     with ThreadPoolExecutor(threads) as pool:

@@ -16,7 +16,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.models.causal_lm import PositionalLM
 from fairseq_posenc.registry import Spec, get, parse
 from fairseq_posenc.transformer.options import resolve
-from fairseq_posenc.workbench.loading.checkpoints import load_state, updates_of
+from fairseq_posenc.workbench.loading.checkpoints import load_state, read_updates
 from fairseq_posenc.workbench.loading.open_model import open_model
 from fairseq_posenc.workbench.running.devices import PLAIN, Computing
 from fairseq_posenc.workbench.running.options import is_folder_name, parse_named
@@ -86,7 +86,7 @@ def load(named: NamedCheckpoint, data: Path, how: Computing = PLAIN) -> LoadedMo
         model=how.place(model),
         encoding=str(model.decoder.assembly.spec if ours else f"fairseq's {type(model).__name__}"),
         trained_length=int(task.tokens_per_sample),
-        updates=updates_of(state) or None,
+        updates=read_updates(state) or None,
         limit=None if ours else int(model.max_positions()),
     )
 

@@ -18,11 +18,11 @@ from fairseq_posenc.workbench.finetuning.glue.runs import (
     plan_runs,
 )
 from fairseq_posenc.workbench.finetuning.glue.submission import complete_submission
-from fairseq_posenc.workbench.finetuning.glue.worker import as_piece
+from fairseq_posenc.workbench.finetuning.glue.worker import build_piece
 from fairseq_posenc.workbench.finetuning.glue.workers import Workers
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.running.devices import hydra_words
-from fairseq_posenc.workbench.running.executor import Slurm, parse_place, refuse_jobs
+from fairseq_posenc.workbench.running.executor import Slurm, refuse_jobs
 from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.options import (
     add_computing,
@@ -33,6 +33,7 @@ from fairseq_posenc.workbench.running.options import (
     add_out,
     add_seeds,
     add_set,
+    parse_place,
 )
 from fairseq_posenc.workbench.running.programs import refuse_failures
 from fairseq_posenc.workbench.running.progress import say
@@ -142,6 +143,6 @@ def _work(waiting: list[Run], out: Path, jobs: int | None, cluster: Slurm | None
     if not waiting:
         return []
     if cluster:
-        return cluster.run([as_piece(run, out) for run in waiting], out)
+        return cluster.run([build_piece(run, out) for run in waiting], out)
     refuse_jobs(out)
     return Workers(waiting, out, jobs).work()

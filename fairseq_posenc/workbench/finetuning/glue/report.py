@@ -96,10 +96,10 @@ def build_record(
         chosen, best = _best_rate(results, metric), find_best(results, metric)
         for name in best["metrics"]:
             row = {"task": task, "metric": name, "reported": name == metric}
-            figures["tasks"].append({**row, **_spread(chosen, name, best)})
+            figures["tasks"].append({**row, **_summarise_seeds(chosen, name, best)})
         upright = [result for result in chosen if not result["collapsed"]]
         if upright and len(upright) < len(chosen):
-            spread = _spread(upright, metric, find_best(upright, metric))
+            spread = _summarise_seeds(upright, metric, find_best(upright, metric))
             figures["without_collapsed"].append({"task": task, "metric": metric, **spread})
         for result in results:
             flat = {**result, **result["metrics"]}
@@ -123,7 +123,7 @@ def _best_rate(results: Sequence[Result], metric: str) -> list[Result]:
     )
 
 
-def _spread(results: Sequence[Result], metric: str, best: Result) -> Row:
+def _summarise_seeds(results: Sequence[Result], metric: str, best: Result) -> Row:
     """Compute mean, median and sample standard deviation (0 for a single run); add the best."""
     values = [result["metrics"][metric] for result in results]
     return {
@@ -138,7 +138,7 @@ def _spread(results: Sequence[Result], metric: str, best: Result) -> Row:
 
 def format_report(record: Record) -> str:
     """Format the report."""
-    data, tasks = record.data, _by_task(record)
+    data, tasks = record.data, _group_by_task(record)
     spread = [row for task in tasks for row in _spread_rows(record, task)]
     lines = [
         f"# GLUE: {data['name']}",
@@ -146,7 +146,7 @@ def format_report(record: Record) -> str:
         f"Positions `{record.spec}`, protocol {data['protocol']}, checkpoint "
         f"`{data['checkpoint']}`. All figures are percentages of the development sets.",
         "",
-        *_beside_the_paper(data, tasks),
+        *_paper_comparison(data, tasks),
         "",
         "## Learning rates and seeds",
         "",
@@ -154,29 +154,29 @@ def format_report(record: Record) -> str:
         "",
         table(_SPREAD_HEAD, spread, "l"),
         "",
-        *_collapsed(record.figures["runs"]),
+        *_list_collapsed(record.figures["runs"]),
         "## All runs",
     ]
     for task, metrics in tasks.items():
         runs = [run for run in record.figures["runs"] if run["task"] == task]
-        lines += ["", f"### {task}", "", _runs(runs, list(metrics))]
+        lines += ["", f"### {task}", "", _run_table(runs, list(metrics))]
     for label in filter(None, data["unfinished"].split("; ")):
         lines += ["", f"Not finished: {label}."]
     return "\n".join(lines) + "\n"
 
 
-def _by_task(record: Record) -> Tasks:
+def _group_by_task(record: Record) -> Tasks:
     tasks: Tasks = {}
     for row in record.figures["tasks"]:
         tasks.setdefault(row["task"], {})[row["metric"]] = row
     return tasks
 
 
-def _beside_the_paper(data: Row, tasks: Tasks) -> Iterator[str]:
-    how, columns = _REPORTED[data["protocol"]], _columns(tasks)
-    ours = [f"**{data['name']}** ({_described(how, columns)})"]
+def _paper_comparison(data: Row, tasks: Tasks) -> Iterator[str]:
+    how, columns = _REPORTED[data["protocol"]], _select_columns(tasks)
+    ours = [f"**{data['name']}** ({_describe_selection(how, columns)})"]
     ours += [f"{row[how]:.2f}" for row in columns.values()]
-    head = ["", *(f"{name} ({_metric(row).split()[0]})" for name, row in columns.items())]
+    head = ["", *(f"{name} ({_metric_name(row).split()[0]})" for name, row in columns.items())]
     rows, notes = [ours], []
     for theirs in _paper_tables(data["protocol"]):
         if not columns.keys() & theirs.columns.keys():
@@ -192,7 +192,7 @@ def _beside_the_paper(data: Row, tasks: Tasks) -> Iterator[str]:
         yield from ("", note)
 
 
-def _columns(tasks: Tasks) -> dict[str, Row]:
+def _select_columns(tasks: Tasks) -> dict[str, Row]:
     """Select our reported figures by the paper's names of the columns; MNLI has two."""
     columns = {}
     for task, metrics in tasks.items():
@@ -213,7 +213,7 @@ def _paper_tables(protocol: str) -> list[Reported]:
     ]
 
 
-def _described(how: str, columns: dict[str, Row]) -> str:
+def _describe_selection(how: str, columns: dict[str, Row]) -> str:
     if how == "best":
         return "best run"
     seeds = sorted({row["seeds"] for row in columns.values()})
@@ -234,10 +234,16 @@ def _spread_rows(record: Record, task: str) -> Iterator[list[str]]:
                 values = [f"{row[key]:.2f}" for key in ("best", "mean", "median", "std")]
                 if row["seeds"] == 1:
                     values[-1] = "-"
-                yield [name, _metric(row), f"{row['learning_rate']:g}", str(row["seeds"]), *values]
+                yield [
+                    name,
+                    _metric_name(row),
+                    f"{row['learning_rate']:g}",
+                    str(row["seeds"]),
+                    *values,
+                ]
 
 
-def _collapsed(runs: Sequence[Row]) -> list[str]:
+def _list_collapsed(runs: Sequence[Row]) -> list[str]:
     folders = [run["folder"] for run in runs if run["collapsed"]]
     if not folders:
         return []
@@ -245,9 +251,9 @@ def _collapsed(runs: Sequence[Row]) -> list[str]:
     return [f"{text}in the figures above:", "", *(f"- `{folder}`" for folder in folders), ""]
 
 
-def _runs(runs: Sequence[Row], metrics: Sequence[str]) -> str:
+def _run_table(runs: Sequence[Row], metrics: Sequence[str]) -> str:
     head = ["learning rate", "seed", "best at update"]
-    head += [*(_metric({"metric": metric}) for metric in metrics), ""]
+    head += [*(_metric_name({"metric": metric}) for metric in metrics), ""]
     rows = [
         [
             *(f"{run['learning_rate']:g}", str(run["seed"]), f"{run['update']:,}"),
@@ -259,7 +265,7 @@ def _runs(runs: Sequence[Row], metrics: Sequence[str]) -> str:
     return table(head, rows, "l")
 
 
-def _metric(row: Row) -> str:
+def _metric_name(row: Row) -> str:
     """Format the name of a row's metric for people."""
     name, _, which = row["metric"].partition("_")
     return f"{_METRICS[name]} {which}".strip()

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,8 +25,7 @@ from fairseq_posenc.workbench.running.host import USER_DIR
 from fairseq_posenc.workbench.running.locks import lock_folder
 from fairseq_posenc.workbench.running.stages import STAMP, Stage, read_inputs
 from fairseq_posenc.workbench.training import recipes
-from fairseq_posenc.workbench.training.recipes.composing import compose_file
-from fairseq_posenc.workbench.training.recipes.yaml_files import config_name
+from fairseq_posenc.workbench.training.recipes.yaml_files import compose_file, config_name
 
 CONFIGS = shipped("finetune_configs") / "glue"
 RESULT = "result.json"  # written last
@@ -262,7 +262,7 @@ def claim_runs(runs: Sequence[Run], out: Path) -> list[Run]:
     for run in runs:
         folder = run.folder(out)
         stage = Stage(folder, run._asdict())
-        stage.refuse_others(lambda: has_begun(folder))  # noqa: B023  (called at once)
+        stage.refuse_others(partial(has_begun, folder))
         if not stage.is_claimed:
             with lock_folder(folder, "run"):
                 stage.claim()

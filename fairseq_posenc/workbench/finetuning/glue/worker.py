@@ -23,7 +23,7 @@ from fairseq import utils
 from torch import Tensor
 
 from fairseq_posenc.checkpoints.error_messages import choose_exit_code, find_message
-from fairseq_posenc.checkpoints.recovery import LAST, ensure_last_checkpoint
+from fairseq_posenc.checkpoints.recovery import BEST, LAST, ensure_last_checkpoint
 from fairseq_posenc.checkpoints.safe_loading import open_mapped
 from fairseq_posenc.tasks.glue import metrics
 from fairseq_posenc.tasks.glue.criterion import HEAD
@@ -31,18 +31,18 @@ from fairseq_posenc.tasks.glue.data import open_data
 from fairseq_posenc.tasks.glue.definitions import Task
 from fairseq_posenc.workbench.finetuning.glue.runs import RESULT, Run, format_override, read_run
 from fairseq_posenc.workbench.finetuning.glue.submission import write_submission
-from fairseq_posenc.workbench.loading.checkpoints import updates_done, updates_of, write_state
+from fairseq_posenc.workbench.loading.checkpoints import read_updates, updates_done, write_state
 from fairseq_posenc.workbench.loading.open_model import open_model
 from fairseq_posenc.workbench.running.devices import choose_device
-from fairseq_posenc.workbench.running.executor import Piece
 from fairseq_posenc.workbench.running.exit_codes import run_main, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import read_json, write_whole
 from fairseq_posenc.workbench.running.locks import lock_folder
 from fairseq_posenc.workbench.running.logs import read_line
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
+from fairseq_posenc.workbench.running.stages import Piece
 
-LOG, BEST = "train.log", "checkpoint_best.pt"
+LOG = "train.log"
 _SUFFIXES = ("_m", "_mm")  # of metrics of a task with two development sets
 _BATCH = 32
 Report = Callable[[int, str], None]  # takes the updates made, and a line about the run
@@ -120,7 +120,7 @@ def evaluate(run: Run, folder: Path) -> None:
         if split in data.splits:
             outputs, _ = predict(model, opened.task, split)
             write_submission(folder / "submission", name, data, split, outputs)
-    result = {"update": updates_of(opened.state), "metrics": figures, "collapsed": collapsed}
+    result = {"update": read_updates(opened.state), "metrics": figures, "collapsed": collapsed}
     # Before the checkpoints shrink, because the training could not continue from them.
     write_whole(folder / RESULT, json.dumps(result, indent=1) + "\n")
     write_state({**open_mapped(path), "last_optimizer_state": None}, path)
@@ -162,7 +162,7 @@ def has_collapsed(task: Task, outputs: Tensor, figures: dict[str, float]) -> boo
     return not outputs.isfinite().all() or one_class or figures.get("matthews") == 0
 
 
-def as_piece(run: Run, out: Path) -> Piece:
+def build_piece(run: Run, out: Path) -> Piece:
     """Build the piece of work that a run is on a cluster."""
     folder = run.folder(out)
     return Piece(

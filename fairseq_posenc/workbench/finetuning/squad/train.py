@@ -27,7 +27,7 @@ from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.running.stages import Stage
 from fairseq_posenc.workbench.training import recipes
-from fairseq_posenc.workbench.training.recipes.composing import compose_file
+from fairseq_posenc.workbench.training.recipes.yaml_files import compose_file
 
 WARM_UP = 0.06  # of all updates (RoBERTa, arXiv:1907.11692, table 10)
 # Keeps hydra from writing a second log.
@@ -77,7 +77,7 @@ def compose(
         if name in rates:
             here["optimization"] = {"lr": [rates[name]]}
     try:
-        given = _read(changes)
+        given = _read_changes(changes)
         composed = compose_file(yaml_file)
         OmegaConf.set_struct(composed, False)
         config = OmegaConf.merge(composed, {"model": _unset_options(composed, pretrained)}, here)
@@ -104,7 +104,7 @@ def _unset_options(recipe: DictConfig, pretrained: Pretrained) -> dict[str, Any]
     }
 
 
-def _read(changes: Sequence[str]) -> DictConfig:
+def _read_changes(changes: Sequence[str]) -> DictConfig:
     for change in changes:
         name, equals, _ = change.partition("=")
         if not (name.strip() and equals):

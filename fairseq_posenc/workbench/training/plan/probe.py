@@ -55,23 +55,23 @@ def read_training(words: Sequence[str]) -> Training:
         UserError: they start no training, or several.
     """
     script = None
-    if not _trains(words):
+    if not _is_training(words):
         names = [Path(word).stem for word in words]
         known = recipes.load()["pretraining"]
         script = next((name for name in names if name in known), names[0])
         words = _ask_script(words)
     position = [Path(word).name for word in words].index(TRAIN)
-    given = _options([*words[position + 1 :]])
+    given = _parse_options([*words[position + 1 :]])
     ends = given.max_update or None, given.max_epoch or None  # 0 is no limit
     start = Path(given.save_dir), given.restore_file is not None
     return Training(list(words), script, *ends, *start, given.position_encoding, given.seed)
 
 
-def _trains(words: Sequence[str]) -> bool:
+def _is_training(words: Sequence[str]) -> bool:
     return any(Path(word).name == TRAIN for word in words)
 
 
-def _options(words: list[str]) -> argparse.Namespace:
+def _parse_options(words: list[str]) -> argparse.Namespace:
     """Parse the few options of fairseq-train that matter here, without importing its user-dir."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--max-update", type=int)
@@ -100,7 +100,7 @@ def _ask_script(words: Sequence[str]) -> list[str]:
         raise UserError(message or f"{shlex.join(command)} failed")
     print(done.stderr, end="", file=sys.stderr)
     commands = [shlex.split(line) for line in done.stdout.splitlines()]
-    commands = [command for command in commands if _trains(command)]
+    commands = [command for command in commands if _is_training(command)]
     if len(commands) != 1:
         raise UserError(
             f"{words[0]} --dry-run prints {len(commands)} {TRAIN} commands, not one; where it is "
@@ -134,7 +134,7 @@ class _Update(NamedTuple):
     values: dict[str, float]
 
 
-class Watch:
+class ProbeLog:
     """Reads the log of a training, which has a line for each update."""
 
     def __init__(self) -> None:

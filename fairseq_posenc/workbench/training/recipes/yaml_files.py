@@ -1,12 +1,14 @@
-"""Writes the YAML files of ``train_scripts/configs`` and ``finetune_configs`` from the recipes.
+"""The YAML files of ``train_scripts/configs`` and ``finetune_configs``.
 
-fairseq's dataclasses say in which section an option stands.
+They are written from the recipes, and composed as ``fairseq-hydra-train`` does. fairseq's
+dataclasses say in which section an option stands.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,11 +18,22 @@ from fairseq.dataclass.configs import FairseqConfig
 from fairseq.optim import OPTIMIZER_DATACLASS_REGISTRY
 from fairseq.optim.lr_scheduler import LR_SCHEDULER_DATACLASS_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig
 
 from fairseq_posenc.tasks.glue.definitions import PROTOCOLS, TASKS, Task
 from fairseq_posenc.workbench.running import host  # noqa: F401  (registers models and tasks)
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes import TRANSLATION, Recipe, largest_share
+
+try:
+    from hydra import compose, initialize_config_dir
+
+    _RULES = {"version_base": "1.1"}
+except ImportError:  # the hydra 1.0 that the official fairseq asks for
+    from hydra.experimental import compose, initialize_config_dir  # type: ignore[assignment]
+
+    _RULES = {}
 
 MISSING = "???"
 _CHOICES = {
@@ -53,32 +66,32 @@ class Configuration(NamedTuple):
     shared: str = ""
 
 
-def texts(folder: Path, configurations: Mapping[str, Configuration]) -> dict[Path, str]:
+def format_files(folder: Path, configurations: Mapping[str, Configuration]) -> dict[Path, str]:
     """Format the text of each file, by its name without ending, and of those that several share."""
     found = {}
     common: dict[str, dict[str, Any]] = {"": {}}
     for shared in {each.shared for each in configurations.values() if each.shared}:
         like = [each for each in configurations.values() if each.shared == shared]
-        common[shared] = _common([each.options for each in like])
+        common[shared] = _shared_entries([each.options for each in like])
         head = [f"What several files have in common; they name it as `{shared}`."]
-        whole = Configuration(head, common[shared], _common([each.notes for each in like]))
-        found[folder / f"{shared}.yaml"] = _text(whole, common[shared])
+        whole = Configuration(head, common[shared], _shared_entries([each.notes for each in like]))
+        found[folder / f"{shared}.yaml"] = _format_yaml(whole, common[shared])
     for name, each in configurations.items():
         own = {key: v for key, v in each.options.items() if key not in common[each.shared]}
-        found[folder / f"{name}.yaml"] = _text(each, own)
+        found[folder / f"{name}.yaml"] = _format_yaml(each, own)
     return found
 
 
-def _common(mappings: list[Mapping[str, Any]]) -> dict[str, Any]:
+def _shared_entries(mappings: list[Mapping[str, Any]]) -> dict[str, Any]:
     first, *others = mappings
     return {k: v for k, v in first.items() if all(k in each and each[k] == v for each in others)}
 
 
-def _text(configuration: Configuration, options: Mapping[str, Any]) -> str:
+def _format_yaml(configuration: Configuration, options: Mapping[str, Any]) -> str:
     """Format some options of a configuration as YAML."""
     sections: dict[str, list[str]] = {name: [] for name in _ORDER}
     for option, value in options.items():
-        section, name = _place(option, configuration.options)
+        section, name = _find_section(option, configuration.options)
         note = configuration.notes.get(option) or _WHY.get(option)
         line = f"  {name}: {value if isinstance(value, str) else json.dumps(value)}"
         sections[section].append(f"{line} # {note}" if note else line)
@@ -92,7 +105,7 @@ def _text(configuration: Configuration, options: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _place(option: str, options: Mapping[str, Any]) -> tuple[str, str]:
+def _find_section(option: str, options: Mapping[str, Any]) -> tuple[str, str]:
     """Find the section of fairseq's configuration that has an option, and its name there."""
     if option == "arch":
         return "model", "_name"
@@ -116,21 +129,21 @@ def files(root: Path) -> dict[Path, str]:
     """Format every file below ``train_scripts/configs`` and ``finetune_configs``."""
     training, finetuning = root / "train_scripts" / "configs", root / "finetune_configs"
     squad = recipes.load()["finetuning"]["squad"]["m4m"]
-    others = {f"squad{v.replace('.', '')}": _of_squad(squad, v) for v in squad["versions"]}
-    others[TRANSLATION] = _of_training(recipes.training(TRANSLATION), "finetune_configs")
+    others = {f"squad{v.replace('.', '')}": _for_squad(squad, v) for v in squad["versions"]}
+    others[TRANSLATION] = _for_training(recipes.training(TRANSLATION), "finetune_configs")
     glue = {
-        config_name(protocol, task): _of_glue(protocol, task)
+        config_name(protocol, task): _for_glue(protocol, task)
         for protocol in PROTOCOLS
         for task in TASKS.values()
     }
     pretraining = {
-        name: _of_training(recipes.training(name), "train_scripts/configs")
+        name: _for_training(recipes.training(name), "train_scripts/configs")
         for name in recipes.load()["pretraining"]
     }
     return {
-        **texts(training, pretraining),
-        **texts(finetuning, others),
-        **texts(finetuning / "glue", glue),
+        **format_files(training, pretraining),
+        **format_files(finetuning, others),
+        **format_files(finetuning / "glue", glue),
     }
 
 
@@ -139,7 +152,7 @@ def config_name(protocol: str, task: Task) -> str:
     return f"{protocol}_{task.name.lower().replace('-', '')}"
 
 
-def _of_training(recipe: Recipe, folder: str) -> Configuration:
+def _for_training(recipe: Recipe, folder: str) -> Configuration:
     gpus = recipe.hardware.get("gpus", 1)
     each = largest_share(recipe.batch, gpus, recipe.per_gpu)
     assert each is not None
@@ -153,16 +166,16 @@ def _of_training(recipe: Recipe, folder: str) -> Configuration:
         ("batch_size" if recipe.unit == "sequences" else "max_tokens"): each,
         "update_freq": [recipe.batch // (gpus * each)],
         "save_dir": _save_dir(recipe),
-        **_own(recipe),
+        **_file_only_options(recipe),
     }
     notes = dict.fromkeys(recipe.not_given, _NOT_GIVEN)
     keeps = f"for another number change update_freq too: the product stays {recipe.batch}"
     notes.update({"distributed_world_size": keeps, "finetune_from_model": "full path"})
     shared = "masked_lm" if recipe.all_settings["task"] == "masked_lm" else ""
-    return Configuration(_head(recipe, folder, gpus), options, notes, shared)
+    return Configuration(_head_comment(recipe, folder, gpus), options, notes, shared)
 
 
-def _own(recipe: Recipe) -> dict[str, Any]:
+def _file_only_options(recipe: Recipe) -> dict[str, Any]:
     """List the options that a configuration file needs and a command line does not."""
     settings = recipe.all_settings
     options: dict[str, Any] = {}
@@ -183,7 +196,7 @@ def _save_dir(recipe: Recipe) -> str:
     return f"${{hydra:runtime.cwd}}/checkpoints/{recipe.name}/{name}{seed}"
 
 
-def _head(recipe: Recipe, folder: str, gpus: int) -> list[str]:
+def _head_comment(recipe: Recipe, folder: str, gpus: int) -> list[str]:
     changes, remarks = ["model.position_encoding=m4m"], []
     if recipe.has_models:
         changes.append("model._name=decbert_diff")
@@ -197,7 +210,7 @@ def _head(recipe: Recipe, folder: str, gpus: int) -> list[str]:
         epochs = recipe.settings["max_epoch"]
         remarks.append(f"N is {epochs} times the updates of an epoch, which that command tells.")
     return [
-        f"{recipe.title} ({_paper(recipe.source)}{recipe.where}).",
+        f"{recipe.title} ({_cite(recipe.source)}{recipe.where}).",
         f"As `fairseq-posenc train-recipe {recipe.name}` on {gpus} GPU{'s' * (gpus > 1)}. {_MADE}",
         "",
         f"  fairseq-hydra-train --config-dir {folder} --config-name {recipe.name} \\",
@@ -206,12 +219,12 @@ def _head(recipe: Recipe, folder: str, gpus: int) -> list[str]:
     ]
 
 
-def _paper(source: str) -> str:
+def _cite(source: str) -> str:
     paper = recipes.load()["sources"][source]
     return f"arXiv:{paper['arxiv']}, " if paper["arxiv"] else ""
 
 
-def _of_glue(protocol: str, task: Task) -> Configuration:
+def _for_glue(protocol: str, task: Task) -> Configuration:
     recipe = recipes.load()["finetuning"]["glue"][protocol]
     own = {
         **recipe["not_given"],
@@ -240,13 +253,13 @@ def _of_glue(protocol: str, task: Task) -> Configuration:
         notes["max_update"] = f"to be given: that of {own['max_epoch']} epochs"
         notes["warmup_updates"] = f"to be given: {own['warmup_ratio']:.0%} of max_update"
     head = [
-        f"GLUE, {task.name}: the protocol of {_paper(recipe['source'])}{recipe['where']}.",
+        f"GLUE, {task.name}: the protocol of {_cite(recipe['source'])}{recipe['where']}.",
         _MADE,
     ]
     return Configuration(head, options, notes, "shared")
 
 
-def _of_squad(recipe: dict[str, Any], version: str) -> Configuration:
+def _for_squad(recipe: dict[str, Any], version: str) -> Configuration:
     own = {**recipe["settings"], **recipe["not_given"]}
     batch, each = own.pop("batch_size"), recipe["per_gpu"]
     del own["max_positions"]  # the windows', which are the data's
@@ -270,10 +283,27 @@ def _of_squad(recipe: dict[str, Any], version: str) -> Configuration:
     }
     name = f"squad{version.replace('.', '')}"
     head = [
-        f"SQuAD {version} ({_paper(recipe['source'])}{recipe['where']}). {_MADE}",
+        f"SQuAD {version} ({_cite(recipe['source'])}{recipe['where']}). {_MADE}",
         "",
         f"  fairseq-posenc squad train --checkpoint pretrained.pt --data data-bin/{name} --out DIR",
         "",
         "fills in all that is missing here, and shares the batch between several GPUs.",
     ]
     return Configuration(head, options, notes)
+
+
+def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:
+    """Compose the configuration of a file and of those that it names.
+
+    After fairseq's ``hydra_init`` with the file's name it has fairseq's defaults too, and an
+    override of what is not there is refused.
+
+    Raises:
+        HydraException: there is no such file, or an override cannot be read.
+        OmegaConfBaseException: a value does not fit.
+    """
+    GlobalHydra.instance().clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # hydra's, about how fairseq uses it
+        with initialize_config_dir(str(path.parent.resolve()), **_RULES):
+            return compose(path.stem, list(overrides))

@@ -5,16 +5,19 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Optional
 
 from reports import end, machine, own_command, write_figures, write_report
-from runs import Run
-from start_picture import Grid, draw_starts
 from starts import STARTS
-from training import Store
+from training import StartRun, Store
 
+from fairseq_posenc.workbench.results import pictures
+from fairseq_posenc.workbench.results.intervals import average_lines, interval
 from fairseq_posenc.workbench.results.markdown import table
 
+COLOURS = ("#999999", *pictures.COLOURS, "#7F3FBF", "#8B4513")  # grey is without positions
+Grid = dict[str, dict[str, list[dict[str, Any]]]]  # setting -> start, or "none" -> results
 # Settings that the starts of M4M are compared in: name -> family, encoding, options, updates.
 SETTINGS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "base": ("masked LM", "m4m", ()),
@@ -29,8 +32,8 @@ SETTINGS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 }
 
 
-def start_runs(args: argparse.Namespace) -> list[tuple[str, Run]]:
-    """Return the runs that compare M4M's starts, each with the name of its setting.
+def start_runs(args: argparse.Namespace) -> list[tuple[str, StartRun]]:
+    """List the runs that compare M4M's starts, each with the name of its setting.
 
     All starts are trained with the first seed in the first setting; those of ``--starts`` also with
     the other seeds, and in the other settings with the first seed.
@@ -44,8 +47,8 @@ def start_runs(args: argparse.Namespace) -> list[tuple[str, Run]]:
     for setting, seed, starts in cases:
         family, encoding, extra = SETTINGS[setting]
         common = (seed, args.updates)
-        runs.append((setting, Run(family, "none", *common, extra=extra)))
-        runs += [(setting, Run(family, encoding, *common, start, extra)) for start in starts]
+        runs.append((setting, StartRun(family, "none", *common, extra=extra)))
+        runs += [(setting, StartRun(family, encoding, *common, start, extra)) for start in starts]
     return runs
 
 
@@ -116,3 +119,29 @@ def _reasons(labels: dict[str, list[dict[str, Any]]]) -> Iterator[list[str]]:
         sizes = (first["gradients"].get(k) for k in ("query projections", "position parameters"))
         shown = ("-" if size is None else f"{size:.0e}" for size in sizes)
         yield ["not reached" if passed is None else str(passed), *shown]
+
+
+def draw_starts(grid: Grid, path: Path) -> None:
+    """Draw the learning curves of every setting, labelled at their ends."""
+    figure = pictures.new_figure(6.2 * len(grid), 4.4, dpi=80)
+    colours = dict(zip(("none", *STARTS), COLOURS))
+    panels = figure.subplots(1, len(grid), squeeze=False)[0]
+    for axes, (setting, labels) in zip(panels, grid.items()):
+        curves = {label: _mean_curve(results) for label, results in labels.items()}
+        values = [y for curve in curves.values() for _, y in curve]
+        axes.set_title(setting, loc="left", fontsize=11)
+        axes.set_xlabel("updates", color=pictures.GREY)
+        pictures.style_values(axes, min(values), max(values), log=False)
+        ends = []
+        for label, curve in curves.items():
+            axes.plot(*zip(*curve), color=colours[label], linewidth=1.8)
+            end = curve[-1][1]
+            ends.append((f"{label}  {end:.2f}", pictures.height(axes, *curve[-1]), colours[label]))
+        pictures.label_ends(axes, ends, 0.06)
+    figure.axes[0].set_ylabel("validation loss, bits per token", color=pictures.GREY)
+    pictures.save(figure, path)
+
+
+def _mean_curve(results: list[dict[str, Any]]) -> list[tuple[int, float]]:
+    curves = [[tuple(point) for point in result["curve"]] for result in results]
+    return [(x, y.mean) for x, y in average_lines(curves, interval)]
