@@ -81,8 +81,8 @@ def add_import_arguments(parser: argparse.ArgumentParser) -> None:
 def run_import(options: argparse.Namespace) -> int:
     """Write a start checkpoint, and say how a training goes on from it."""
     _ask_for("hf", "safetensors")
-    from fairseq_posenc.workbench.convert.exchange.hf_folder import read_folder
-    from fairseq_posenc.workbench.convert.exchange.incoming import build, load
+    from fairseq_posenc.workbench.convert.exchange.hf_folder_reader import read_folder
+    from fairseq_posenc.workbench.convert.exchange.importing import build, load
     from fairseq_posenc.workbench.convert.start_checkpoint import (
         fresh_training_state,
         refuse_existing_output,

@@ -23,8 +23,8 @@ class ParamMap(NamedTuple):
     """A parameter of an encoding as a tensor of a model class."""
 
     name: str  # of the tensor, with `{}` for the number of the layer
-    there: Callable[[Tensor], Tensor]  # computes the tensor from the parameter
-    back: Callable[[Tensor], Tensor]  # computes the parameter from the tensor
+    to_hf: Callable[[Tensor], Tensor]  # computes the tensor from the parameter
+    from_hf: Callable[[Tensor], Tensor]  # computes the parameter from the tensor
 
 
 class HFClass(NamedTuple):
@@ -116,18 +116,18 @@ def _find_relative(encoding: DistanceEncoding) -> list[HFClass]:
     if table.reset is not None or table.weight.size(0) > 1 or not plain or clipped < 0:
         return []
 
-    def there(weight: Tensor) -> Tensor:
+    def to_hf(weight: Tensor) -> Tensor:
         first, last = repeat_row(weight[:, :1], clipped), repeat_row(weight[:, -1:], clipped)
         return torch.cat([first, weight, last], dim=1)[0].flip(0)  # [2n-1, D]
 
-    def back(weight: Tensor) -> Tensor:
+    def from_hf(weight: Tensor) -> Tensor:
         return weight.flip(0)[None, clipped : weight.size(0) - clipped]  # [1, 2K+1, D]
 
     name = "roberta.encoder.layer.{}.attention.self.distance_embedding.weight"
     kind = next(kind for kind, ours in _RELATIVE.items() if ours == encoding.name)
     absolute = {_LEARNED[_ROBERTA]: torch.zeros(size, width)}
     config = {"position_embedding_type": kind, "max_position_embeddings": size}
-    weights = {"table.weight": ParamMap(name, there, back)}
+    weights = {"table.weight": ParamMap(name, to_hf, from_hf)}
     return [HFClass(_ROBERTA, config, weights, absolute, until=4)]
 
 
@@ -200,7 +200,7 @@ def _gpt_neox(encoding: Rope) -> HFClass:
     width = 2 * int(encoding.frequencies.count_nonzero())
     base = scaling.scaled_base(encoding.base, encoding.rotated, dims) ** (width / encoding.rotated)
     part = width / dims.head_dim
-    scaled = _scaling_there(encoding)
+    scaled = _scaling_to_hf(encoding)
     config = {
         "max_position_embeddings": dims.max_positions,
         "rotary_emb_base": base,  # up to transformers 4, as the next two
@@ -218,7 +218,7 @@ def _gpt_neox(encoding: Rope) -> HFClass:
     return HFClass(_GPT_NEOX, config, order=order)
 
 
-def _scaling_there(encoding: Rope) -> dict[str, Any]:
+def _scaling_to_hf(encoding: Rope) -> dict[str, Any]:
     """Describe a scaling as GPT-NeoX's configuration does; empty where the base is enough."""
     scaling, dims = encoding.scaling, encoding.dims
     kind, factor, settings = scaling

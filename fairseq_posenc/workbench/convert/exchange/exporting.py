@@ -10,16 +10,15 @@ from omegaconf import OmegaConf
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.options import PositionConfig
-from fairseq_posenc.workbench.convert.comparing import ALLOWED
-from fairseq_posenc.workbench.convert.exchange import tokens
+from fairseq_posenc.workbench.convert.exchange import hf_tokenizer
 from fairseq_posenc.workbench.convert.exchange.card import Labels, card, graph_usage, model_usage
-from fairseq_posenc.workbench.convert.exchange.checking import largest_difference, read_back
 from fairseq_posenc.workbench.convert.exchange.config_json import (
     configuration,
     exported,
     generation,
 )
-from fairseq_posenc.workbench.convert.exchange.folder import (
+from fairseq_posenc.workbench.convert.exchange.hf_comparison import largest_difference, read_back
+from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import (
     CODE,
     FAIRSEQ,
     TARGET,
@@ -29,7 +28,8 @@ from fairseq_posenc.workbench.convert.exchange.folder import (
     write_model,
     write_tokenizer,
 )
-from fairseq_posenc.workbench.convert.exchange.hf_mapping import as_native
+from fairseq_posenc.workbench.convert.exchange.hf_mapping import to_hf_class
+from fairseq_posenc.workbench.convert.random_comparison import ALLOWED
 from fairseq_posenc.workbench.loading.families import model_options
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
@@ -64,7 +64,7 @@ def export(
 def _write_graph(trained: OpenModel, folder: Path, notes: list[str], labels: Labels) -> str:
     """Write an ONNX graph with its card; describe what it gives."""
     # Its libraries are an extra.
-    from fairseq_posenc.workbench.convert.exchange.graph import GRAPH, write_graph
+    from fairseq_posenc.workbench.convert.exchange.onnx_graph import GRAPH, write_graph
 
     names, difference = write_graph(trained, folder)
     notes.append(f"equal to {difference:.1e} of the largest number, on padded sentences")
@@ -96,14 +96,14 @@ def _write_model(
     config, weights = configuration(trained), exported(trained)
     config[FAIRSEQ] = _options(trained)
     version = 4 if target == "hf4" else None
-    native, why_not = as_native(trained, config, weights, version)
+    hf_export, why_not = to_hf_class(trained, config, weights, version)
     if unknown:
-        native, why_not = None, "no class of transformers has <unk> for such pieces"
-    if native is not None:
-        write_model(folder, *native)
-        why_not = _compare(trained, folder, native.config, notes)
+        hf_export, why_not = None, "no class of transformers has <unk> for such pieces"
+    if hf_export is not None:
+        write_model(folder, *hf_export)
+        why_not = _compare(trained, folder, hf_export.config, notes)
         if not why_not:
-            return native.config
+            return hf_export.config
     notes.append(f"code of its own: {why_not}")
     write_model(folder, config, weights)
     (folder / CODE).write_text(generate_code(config), encoding="utf-8")
@@ -135,10 +135,10 @@ def _write_tokenizers(trained: OpenModel, given: str | None, folder: Path) -> tu
     longest = min(stack.max_positions() for stack in trained.stacks.values())
     for name, place in _places(trained, folder).items():
         language = "" if trained.family.name != "translation" else name.split(".")[1]
-        way = tokens.find_way(given, trained.data, language)
+        way = hf_tokenizer.find_way(given, trained.data, language)
         if way == "none":
             return 0, ["no tokenizer"]
-        text = tokens.build(way, trained.dictionaries[name], template)
+        text = hf_tokenizer.build(way, trained.dictionaries[name], template)
         write_tokenizer(place, text, longest, pads)
         unknown += text.unknown
         if text.unknown:

@@ -14,8 +14,8 @@ from fairseq_posenc.registry import Spec, parse
 from fairseq_posenc.tasks.glue.criterion import HEAD
 from fairseq_posenc.workbench.convert.exchange.config_json import ACTIVATIONS, ARCHITECTURES
 from fairseq_posenc.workbench.convert.exchange.encoding_maps import parse_positions
-from fairseq_posenc.workbench.convert.exchange.folder import EXPORTED_AS
-from fairseq_posenc.workbench.convert.exchange.hf_folder import Folder
+from fairseq_posenc.workbench.convert.exchange.hf_folder_reader import Folder
+from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import EXPORTED_AS
 from fairseq_posenc.workbench.convert.exchange.param_names import (
     BERT,
     EPSILON,
@@ -34,7 +34,7 @@ _ROWS = "classifier.out_proj.weight"  # one for each class
 
 
 def settings_of(config: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Find the options of a masked language model in fairseq for a native class's configuration.
+    """Find the options of a masked language model in fairseq for a configuration of transformers.
 
     Raises:
         UserError: another class, or settings that fairseq's RoBERTa does not have.
@@ -172,7 +172,7 @@ def _head(folder: Folder) -> tuple[str, Any]:
             has_one = head in ("masked_lm", "classes")
             return head, folder.config.get("head_activation") if has_one else None
     for layout in LAYOUTS.values():
-        for head, native in layout.heads.items():
-            if native == name:
+        for head, hf_class in layout.heads.items():
+            if hf_class == name:
                 return head, layout.activations.get(head)
     raise UserError(f"{folder.path}: a {shortened(name)}, which no export of fairseq-posenc is")

@@ -11,14 +11,14 @@ from omegaconf import OmegaConf
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.options import resolve
-from fairseq_posenc.workbench.convert.comparing import ALLOWED, largest_difference
+from fairseq_posenc.workbench.convert.random_comparison import ALLOWED, largest_difference
 from fairseq_posenc.workbench.convert.start_checkpoint import (
     fresh_training_state,
     refuse_existing_output,
 )
-from fairseq_posenc.workbench.convert.swap.finding import RULES
-from fairseq_posenc.workbench.convert.swap.matching import Start, match, without_layout
-from fairseq_posenc.workbench.convert.swap.target import Choice, Target, target
+from fairseq_posenc.workbench.convert.swap.new_model import Choice, Target, target
+from fairseq_posenc.workbench.convert.swap.position_parameters import RULES
+from fairseq_posenc.workbench.convert.swap.weights import Start, match, without_layout
 from fairseq_posenc.workbench.loading.checkpoints import write_state
 from fairseq_posenc.workbench.loading.families import stacks_of
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained

@@ -12,8 +12,8 @@ import transformers
 from torch import Tensor
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.convert.comparing import relative, scores, sentences
-from fairseq_posenc.workbench.convert.exchange.folder import CODE
+from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import CODE
+from fairseq_posenc.workbench.convert.random_comparison import relative, scores, sentences
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 

@@ -13,16 +13,19 @@ from fairseq_posenc.checkpoints.safe_loading import readable_errors
 from fairseq_posenc.checkpoints.trusted_settings import check_settings, refuse_files
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.workbench.convert.exchange.config_json import by_layer, parse_layers
-from fairseq_posenc.workbench.convert.exchange.folder import (
+from fairseq_posenc.workbench.convert.exchange.from_hf_config import retrained, settings_of
+from fairseq_posenc.workbench.convert.exchange.hf_folder_reader import Folder
+from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import (
     CODE,
     CONFIG,
     FAIRSEQ,
     WEIGHTS,
     generate_code,
 )
-from fairseq_posenc.workbench.convert.exchange.from_hf_config import retrained, settings_of
-from fairseq_posenc.workbench.convert.exchange.hf_folder import Folder
-from fairseq_posenc.workbench.convert.exchange.hf_mapping import collect, separated
+from fairseq_posenc.workbench.convert.exchange.hf_mapping import (
+    from_hf_weights,
+    split_query_key_value,
+)
 from fairseq_posenc.workbench.loading.checkpoints import refuse_unusable_settings
 from fairseq_posenc.workbench.loading.families import NO_WEIGHTS, defaults, family_of, stacks_of
 from fairseq_posenc.workbench.loading.families import build as build_model
@@ -149,10 +152,10 @@ def load(folder: Folder, built: Built) -> dict[str, Any]:
     """
     own: dict[str, Any] = built.model.state_dict()
     (_, stack), *_ = stacks_of(built.model)
-    weights = separated(folder.weights, stack.assembly.dims.num_heads)
+    weights = split_query_key_value(folder.weights, stack.assembly.dims.num_heads)
     unused = _unused(built, own)
     wanted = [name for name in own if not name.endswith(NO_WEIGHTS) and name not in unused]
-    found, used = collect(folder.config, weights, wanted, built.model)
+    found, used = from_hf_weights(folder.config, weights, wanted, built.model)
     left = sorted(weights.keys() - used)
     missing = [name for name in wanted if name not in found]
     other = [name for name in found if found[name].shape != own[name].shape]

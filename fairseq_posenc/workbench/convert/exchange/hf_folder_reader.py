@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.convert.exchange.folder import CONFIG, FAIRSEQ, WEIGHTS
+from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import CONFIG, FAIRSEQ, WEIGHTS
 
 _OLDER = "fairseq.json"  # of older exports, whose config.json has no options of fairseq
 _MOST_TENSORS = 50_000

@@ -15,12 +15,12 @@ from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.convert.exchange.config_json import parse_layers
+from fairseq_posenc.workbench.convert.exchange.hf_tokenizer import Text
 from fairseq_posenc.workbench.convert.exchange.standalone import (
     Symbol,
     build_standalone,
     load_module,
 )
-from fairseq_posenc.workbench.convert.exchange.tokens import Text
 from fairseq_posenc.workbench.running.folders import Folder
 
 WEIGHTS, CONFIG, CODE = "model.safetensors", "config.json", "modeling_fairseq_posenc.py"

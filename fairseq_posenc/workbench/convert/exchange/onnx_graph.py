@@ -13,16 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_posenc.errors import UserError, shortened
-from fairseq_posenc.workbench.convert.comparing import ALLOWED, relative, sentences
-from fairseq_posenc.workbench.convert.exchange.checking import outputs
 from fairseq_posenc.workbench.convert.exchange.config_json import (
     ARCHITECTURES,
     configuration,
     exported,
 )
+from fairseq_posenc.workbench.convert.exchange.hf_comparison import outputs
 from fairseq_posenc.workbench.convert.exchange.modeling import configuration as settings
 from fairseq_posenc.workbench.convert.exchange.modeling import heads
 from fairseq_posenc.workbench.convert.exchange.modeling.stack import Stack
+from fairseq_posenc.workbench.convert.random_comparison import ALLOWED, relative, sentences
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 GRAPH = "model.onnx"

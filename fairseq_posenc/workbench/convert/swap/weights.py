@@ -16,7 +16,7 @@ from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.rope import Rope
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.registry import Item, Layer, Spec
-from fairseq_posenc.workbench.convert.swap.finding import Rule, Stack, find, original
+from fairseq_posenc.workbench.convert.swap.position_parameters import Rule, Stack, find, original
 from fairseq_posenc.workbench.loading.families import stacks_of
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
 

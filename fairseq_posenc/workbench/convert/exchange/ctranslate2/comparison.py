@@ -9,7 +9,7 @@ import ctranslate2
 import torch
 from torch import Tensor
 
-from fairseq_posenc.workbench.convert.comparing import scores
+from fairseq_posenc.workbench.convert.random_comparison import scores
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 _LONGEST = 512
