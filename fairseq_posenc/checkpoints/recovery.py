@@ -1,4 +1,7 @@
-"""The whole checkpoints of a training, and a last one that was being copied when it was killed."""
+"""Recovery of ``checkpoint_last.pt`` when training was killed while fairseq wrote it.
+
+A checkpoint is *whole* if it can be loaded, and *torn* if the file ends too early.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,17 @@ from fairseq_posenc.errors import UserError
 
 logger = logging.getLogger(__name__)
 LAST, BEST = "checkpoint_last.pt", "checkpoint_best.pt"
-# What fairseq calls them.
+# File names that fairseq gives to checkpoints.
 _NAMES = re.compile(r"checkpoint(\d+|_\d+_\d+|_last|_best|\.best_.+)\.pt")
 
 
 class WholeCheckpoint(NamedTuple):
     """A checkpoint that a training can go on from."""
 
-    updates: int  # made so far
-    written: int  # when, in nanoseconds
-    path: Path  # the file
+    # the order of the fields is the order of age: `max` gives the newest
+    updates: int  # number of updates made
+    written: int  # modification time, in nanoseconds
+    path: Path
 
 
 def newest_checkpoint(folder: Path) -> WholeCheckpoint | None:
@@ -34,14 +38,14 @@ def newest_checkpoint(folder: Path) -> WholeCheckpoint | None:
 
 
 def ensure_last_checkpoint(folder: Path) -> None:
-    """Mend a last checkpoint of a folder that is torn, or that fairseq had not begun to copy."""
+    """Replace ``checkpoint_last.pt`` by the newest whole checkpoint if it is torn or missing."""
     last = folder / LAST
     if newest_checkpoint(folder) and (not last.exists() or is_torn(last)):
         restore_last(last)
 
 
 def restore_last(last: Path) -> None:
-    """Put the newest whole checkpoint of a folder in the place of a torn last one.
+    """Overwrite a torn ``checkpoint_last.pt`` with the newest whole checkpoint beside it.
 
     Raises:
         UserError: there is none.
@@ -52,7 +56,7 @@ def restore_last(last: Path) -> None:
             f"{last} was not written to its end, and no whole checkpoint of the training lies "
             "beside it: remove it to start from the beginning"
         )
-    with temporary_file(last.parent, last.name) as new:  # other processes may be at the same
+    with temporary_file(last.parent, last.name) as new:  # several processes may do this
         shutil.copyfile(found.path, new)
         os.replace(new, last)
     logger.warning(

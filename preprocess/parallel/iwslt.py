@@ -33,7 +33,7 @@ _ENTITIES = {"&quot;": '"', "&apos;": "'"}
 
 
 class _Talks(NamedTuple):
-    """A train file."""
+    """The text of one side of the training data, and where its talks start."""
 
     text: Text  # lines of text
     # for each talk, the number of lines of text before it, and its line in the file
@@ -134,7 +134,7 @@ def _parse_talks(text: Text) -> _Talks:
 
 
 def _check_alignment(source: _Talks, target: _Talks) -> None:
-    """Name the first talk that is not aligned."""
+    """Check that every talk starts at the same line of text on both sides."""
     for talk, (here, there) in enumerate(zip(source.starts, target.starts), start=1):
         if here[0] != there[0]:
             raise UserError(

@@ -1,4 +1,7 @@
-"""The tensors of a call in the layout that blocks use: one dtype, padded to whole tiles."""
+"""The tensors of a call in the layout that blocks use: one dtype, padded to whole tiles.
+
+Shapes: G is the number of table heads, 1 or H; R is the number of distances, T + S - 1.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from fairseq_posenc.backends.blocked.geometry import Chunk, Geometry
 from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.precision import at_least_fp32
 
-# Added to the score of a forbidden pair: larger than any score, and three of them are still finite.
+# Added to the score of a forbidden pair: exceeds any score, and a sum of three is still finite.
 FORBIDDEN = -1e38
 BY_DISTANCE = {
     *("query_table", "key_table", "gain", "bias", "value_table", "distance_bias", "is_later")
@@ -40,7 +43,7 @@ class Operands(NamedTuple):
     value_table: Tensor | None = None  # `(G, R, D)`
     gain: Tensor | None = None  # `(G, R)`
     bias: Tensor | None = None  # `(G, R)`
-    distance_bias: Tensor | None = None  # of a direction and a window, `(1, R)`
+    distance_bias: Tensor | None = None  # -1e38 where direction or window hide, `(1, R)`
     pair_bias: Tensor | None = None  # `(B or 1, G, T, S)`
     # the bias of padding and forbidden pairs, `(B or 1, 1, T or 1, S)`
     masked: Tensor | None = None

@@ -1,9 +1,13 @@
-"""The reset: a row and a column of the scores, those of the first token, have their own table rows.
+"""Reset of the first token (TUPE): its row and column of the scores do not depend on distance.
 
-A block's factors are computed as if there were no reset, and so are their gradients; then this
-row and column are overwritten. Their place may differ from sentence to sentence and lie outside of
-the block. It is known as a tensor only, since reading it would wait for a GPU: a line outside of
-the block writes back the values that it finds.
+They have two table rows of their own, behind the rows by distance. A block's scores and gradients
+are first computed as if there were no reset; then this row and column are overwritten. Their
+position may differ between sentences, and may lie outside the block. It stays a tensor, because
+reading it would synchronize with the GPU. So every block writes both lines; a line that lies
+outside the block writes back the values that are already there.
+
+Shapes: c (sentence, head) pairs of a chunk, M queries and W keys of a block, G table heads,
+R table rows, D head size.
 """
 
 from __future__ import annotations
@@ -23,8 +27,8 @@ class ResetLine(NamedTuple):
     """A row or a column of a block, at a place of its own in each sentence and head."""
 
     dim: int  # 1, the row of the first token's query; 2, the column of its key
-    place: Tensor  # within the block, `(c, 1, 1)`
-    inside: Tensor  # whether it lies in the block, `(c, 1, 1)`; if not, the place is another's
+    place: Tensor  # index within the block, clamped to it, `(c, 1, 1)`
+    inside: Tensor  # False where the index was clamped, `(c, 1, 1)`: the line is not in the block
 
     def select(self, x: Tensor) -> Tensor:
         """Copy the line out of ``(c, M, W)``: ``(c, 1, W)`` or ``(c, M, 1)``."""
@@ -35,13 +39,13 @@ class ResetLine(NamedTuple):
         x.scatter_(self.dim, self._index(x), torch.where(self.inside, line, self.select(x)))
 
     def take(self, x: Tensor) -> Tensor:
-        """Move the line out of ``(c, M, W)``, leaving zeros; one outside of it is zeros."""
+        """Copy the line out of ``(c, M, W)`` and zero it there; zeros if outside the block."""
         line = self.select(x)
         x.scatter_(self.dim, self._index(x), torch.where(self.inside, 0.0, line))
         return torch.where(self.inside, line, 0.0)
 
     def scatter_sum(self, x: Tensor, size: int) -> Tensor:
-        """Sum over a line that was taken, and scatter the sums to its place among zeros.
+        """Sum over a line that was taken, and scatter the sum to the line's index among zeros.
 
         Returns:
             ``(c, size, 1)`` of the row, ``(c, 1, size)`` of the column.
@@ -58,14 +62,20 @@ class ResetLine(NamedTuple):
 
 
 class ResetLines(NamedTuple):
-    """Row and column of a block. Where they cross the row counts: it is put last, taken first."""
+    """The row and the column of a block. The row wins where they cross: put last, taken first."""
 
     reset_column: ResetLine
     reset_row: ResetLine
 
     @classmethod
     def locate(cls, place: Tensor, block: Block, src_len: int) -> ResetLines:
-        """Return the lines for first tokens at find_first_tokens among the keys, ``(c, 1, 1)``."""
+        """Locate the lines in a block.
+
+        Args:
+            place: index of the first token among the keys, ``(c, 1, 1)``; -1 for none.
+            block: its ranges of (reversed) queries and of keys.
+            src_len: number of keys, S.
+        """
         queries, keys = block.shape
         at_key, at_query = place - block.keys.start, (src_len - 1 - block.queries.start) - place
         key, query = at_key.clamp(0, keys - 1), at_query.clamp(0, queries - 1)
@@ -82,7 +92,7 @@ class ResetLines(NamedTuple):
         Args:
             table: ``(G, R, D)``.
             own: queries or keys of the block, ``(c, members, D)``.
-            side: which of them.
+            side: whether ``own`` are queries or keys.
 
         Returns:
             ``(c, M, 1)`` and ``(c, 1, 1)`` of queries, ``(c, 1, 1)`` and ``(c, 1, W)`` of keys.
@@ -103,7 +113,13 @@ class ResetLines(NamedTuple):
 
 
 def find_first_tokens(first: Tensor, batch: int, heads: int) -> Tensor:
-    """Find the first tokens, ``(B, H, 1, 1)``; -1 for a sentence without one."""
+    """Find the index of each first token, ``(B, H, 1, 1)``; -1 for a sentence without one.
+
+    Args:
+        first: True at the first token, ``(B or 1, S)``.
+        batch: B.
+        heads: H.
+    """
     place = first.long().argmax(1).masked_fill(~first.any(1), -1)  # [B or 1]
     return place[:, None, None, None].expand(batch, heads, 1, 1)
 

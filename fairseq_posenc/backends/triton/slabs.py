@@ -14,7 +14,8 @@ from torch import Tensor
 
 from fairseq_posenc.backends.triton.problem import Layout, Problem, Side, Slab, Tiles
 
-NUMBERS = 2**25  # stored at a time: 64 MiB in half precision, little more than an H200's cache
+# Values stored at a time: 64 MiB in half precision, little more than the L2 cache of an H200.
+NUMBERS = 2**25
 
 
 def choose_stored(problem: Problem, product: bool, wanted: tuple[bool, ...]) -> tuple[bool, ...]:
@@ -22,7 +23,8 @@ def choose_stored(problem: Problem, product: bool, wanted: tuple[bool, ...]) -> 
 
     ``wanted`` says which of query table, key table, value table, gain and bias need a gradient.
     """
-    # The gradient of a sum is that of each of its parts.
+    # If the score is a plain sum (no product, no gain), the gradients of its query term and its
+    # bias equal the gradient of the score, which is stored anyway.
     same = not product and problem.gain is None
     _, _, value_table, gain, bias = wanted
     query = problem.query_table is not None
@@ -43,13 +45,19 @@ def values_from_tiles(problem: Problem, product: bool) -> bool:
 
 
 def split_slabs(problem: Problem, block: int, tiles: tuple[bool, ...]) -> Iterator[Slab]:
-    """Yield the slabs of a problem, for blocks of a size and the tiles that are stored."""
+    """Yield the slabs of a problem.
+
+    Args:
+        problem: shapes of the attention.
+        block: rows and columns of a block; sizes are rounded up to it.
+        tiles: the fields of :class:`Tiles` that are stored; the last has a row for each key.
+    """
     queries = -(-problem.tgt_len // block) * block
     keys = -(-problem.src_len // block) * block
     sequences = problem.query.size(0) * problem.heads
     query_term, key_term = sum(tiles[:-1]) * queries, int(tiles[-1]) * (queries + 2 * block)
 
-    def numbers(keys: int) -> int:
+    def numbers(keys: int) -> int:  # values stored for one sequence
         return query_term * (keys + 2 * block) + key_term * keys
 
     if numbers(keys) <= NUMBERS:
@@ -66,7 +74,7 @@ def split_slabs(problem: Problem, block: int, tiles: tuple[bool, ...]) -> Iterat
 
 
 def empty_tiles(problem: Problem, slab: Slab, stored: tuple[bool, ...]) -> Tiles:
-    """Allocate the tiles of a slab; where nothing is written, zeros are right."""
+    """Allocate the tiles of a slab, as zeros, which are right wherever kernels write nothing."""
     layout = slab.layout
     shape = slab.sequences, layout.queries, layout.query_stride
     of_key = slab.sequences, layout.keys, layout.key_stride
@@ -110,13 +118,13 @@ def key_side(problem: Problem, layout: Layout) -> Side:
 
 
 def add_band(total: Tensor, band: Tensor, sequence: int, side: Side, sign: int) -> None:
-    """Add what a slab found to the gradient of a table by head.
+    """Add a slab's gradient by diagonal to the gradient of a table by head.
 
     Args:
         total: ``(H, R[, D])`` of float32.
         band: ``(heads, chunks, diagonals, N[, D])`` of float32.
-        sequence: the slab's first one.
-        side: how its tiles were read.
+        sequence: index of the slab's first (sentence, head) pair.
+        side: layout of the tiles that were summed over.
         sign: 1 if distances grow along a row of tiles, else -1.
     """
     rows = band.sum(1).flatten(1, 2)  # [heads, diagonals * N, ...]

@@ -1,6 +1,6 @@
-"""The mean of a model's last checkpoints.
+"""Averaging of a model's last epoch checkpoints.
 
-fairseq does this by a script that is not installed with it.
+fairseq has ``scripts/average_checkpoints.py`` for this, which its package does not install.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def last_checkpoints(folder: Path, count: int) -> list[Path]:
     """Find the checkpoints of a folder's last epochs, the newest first.
 
     Raises:
-        UserError: there are fewer.
+        UserError: there are fewer than ``count``.
     """
     if not folder.is_dir():
         raise UserError(f"--average {count}: {folder} is no folder of checkpoints")
@@ -37,10 +37,11 @@ def last_checkpoints(folder: Path, count: int) -> list[Path]:
 
 
 def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
-    """Write a checkpoint whose parameters are the means of others'.
+    """Write a checkpoint with the averaged parameters of several.
 
-    Sums are made in float32 at least, and each mean has the type of the parameter. The settings are
-    those of the first; there is no optimizer state, which would not belong to the mean.
+    Sums are accumulated in float32 or wider; each mean is cast back to the dtype of its parameter.
+    The settings are those of the first checkpoint. The optimizer state is dropped: it would not
+    belong to the averaged parameters.
 
     Raises:
         UserError: a file is no checkpoint, or the models are not of one kind.
@@ -51,7 +52,7 @@ def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
         model = load_translation(path)["model"]
         _check_same(paths[0], first, path, model)
         for name, value in model.items():
-            if not is_identity(name):  # whose fields grew from version to version
+            if not is_identity(name):  # metadata, not weights
                 wide = torch.promote_types(value.dtype, torch.float32)
                 sums[name] = sums.get(name, 0) + value.to(wide)
     means = {
@@ -63,6 +64,7 @@ def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
 
 
 def _check_same(first: Path, old: dict[str, Tensor], path: Path, new: dict[str, Tensor]) -> None:
+    """Check that two checkpoints are of the same encoding, settings and parameter shapes."""
     for name in filter(is_identity, old):
         if name not in new:
             continue

@@ -1,4 +1,4 @@
-"""Tokenizers of transformers whose numbers are those of fairseq's dictionary."""
+"""Building of fast tokenizers (library tokenizers) whose ids are those of a fairseq dictionary."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fairseq_posenc.workbench.tokens.tokenizer import ENCODER, MERGES
 
 SPACE = "▁"
 WAYS = ("words", "characters", "none")
-# What a sentence, and a pair of them, is between: as fairseq's tasks put it.
+# Special tokens around a sentence and around a pair, as fairseq's tasks add them.
 TEMPLATES = {
     "masked_lm": ("<s> $A </s>", "<s> $A </s> </s> $B </s>"),
     "causal_lm": ("</s> $A", "</s> $A $B"),
@@ -29,7 +29,7 @@ TEMPLATES = {
 
 
 class Text(NamedTuple):
-    """How a text is cut into symbols."""
+    """A tokenizer and the size of its extra vocabulary."""
 
     tokenizer: Tokenizer  # of the library tokenizers
     # how many pieces the cutting knows and the dictionary does not. They have numbers behind
@@ -38,15 +38,15 @@ class Text(NamedTuple):
 
 
 def find_way(given: Optional[str], folder: Path, language: str) -> Path | str:
-    """Find what cuts the text of a model: a file, a folder, or one of :data:`WAYS`.
+    """Find the tokenization of a model's text: a file, a folder, or one of :data:`WAYS`.
 
     Args:
-        given: by the user.
-        folder: with the data.
+        given: value of ``--tokens``; None to search ``folder``.
+        folder: directory with the data.
         language: of the text; "" for a language model.
 
     Raises:
-        UserError: nothing tells.
+        UserError: there are no tokenizer files, and the data's manifest names none.
     """
     if given in WAYS:
         return given
@@ -67,9 +67,9 @@ def find_way(given: Optional[str], folder: Path, language: str) -> Path | str:
 
 
 def build(way: Path | str, dictionary: Dictionary, template: str) -> Text:
-    """Build the tokenizer of a way (:func:`find_way`) to cut a text, not ``none``.
+    """Build the tokenizer of a tokenization found by :func:`find_way`, other than ``none``.
 
-    Symbols get the numbers of the dictionary; the template is a key of :data:`TEMPLATES`.
+    Ids are those of the dictionary; ``template`` is a key of :data:`TEMPLATES`.
 
     Raises:
         UserError: a file cannot be read.
@@ -153,23 +153,25 @@ def _of_words(way: str, dictionary: Dictionary) -> Text:
 
 
 def _with(own: dict[str, int], pieces: Iterable[str]) -> dict[str, int]:
-    """Number symbols in their order, and other pieces after them."""
+    """Build a vocabulary: the dictionary's symbols by id, then the pieces that it lacks."""
     more = [piece for piece in pieces if piece not in own]
     ordered = sorted(own, key=lambda symbol: own[symbol])
     return {symbol: number for number, symbol in enumerate([*ordered, *more])}
 
 
 def _bpe(vocabulary: dict[str, int], merges: list[tuple[str, str]], fuse_unk: bool) -> Tokenizer:
-    """Build a BPE of those merges whose pieces there are."""
+    """Build a BPE model, without merges whose pieces are not in the vocabulary."""
     known = [m for m in merges if vocabulary.keys() >= {m[0], m[1], m[0] + m[1]}]
     return Tokenizer(models.BPE(vocabulary, known, unk_token="<unk>", fuse_unk=fuse_unk))
 
 
 def _read_settings(model: SentencePieceProcessor) -> tuple[bool, bytes]:
-    """Read what a model's library does not tell: if it merges pairs, and how it normalises text.
+    """Read from the protobuf whether a model is BPE, and its normalization table (charsmap).
+
+    sentencepiece has no API for them. Field numbers are those of ``sentencepiece_model.proto``.
 
     Raises:
-        ValueError: it does what cannot be done here.
+        ValueError: the model is neither unigram nor BPE, or uses byte fallback.
     """
     parts: dict[int, Any] = dict(_fields(model.serialized_model_proto()))  # the last of each
     trainer, normalizer = (dict[int, Any](_fields(parts.get(number, b""))) for number in (2, 3))
@@ -179,10 +181,10 @@ def _read_settings(model: SentencePieceProcessor) -> tuple[bool, bytes]:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield the numbers and values of a message of protocol buffers; fixed-size ones as bytes."""
+    """Yield the field numbers and values of a protobuf message; all but varints as bytes."""
     place = 0
 
-    def number() -> int:
+    def number() -> int:  # reads a varint
         nonlocal place
         found, shift = 0, 0
         while True:

@@ -57,7 +57,7 @@ _WHY = {
 
 
 class Configuration(NamedTuple):
-    """A file."""
+    """The content of one YAML file."""
 
     head: list[str]  # lines of comment
     options: Mapping[str, Any]  # values by option of fairseq; the name of a model is `arch`
