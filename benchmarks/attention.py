@@ -1,9 +1,10 @@
 """Time and memory of attention with position encodings, against fairseq's own attention.
 
-Three scopes: ``op``, the attention operation on projected queries, keys and values; ``layer``, a
-whole encoder layer of RoBERTa-base; ``model``, a whole RoBERTa-base update or validation step in
-fairseq's trainer. Two baselines: ``stock``, fairseq's own classes, and ``none``, ours without
-positions on the same backend. All passes take turns; a ratio is the median of those of each round.
+Four scopes: ``op``, the attention operation on projected queries, keys and values; ``layer``, a
+whole encoder layer of RoBERTa-base; ``causal``, a causal LM layer of that size; ``model``, a whole
+RoBERTa-base update or validation step in fairseq's trainer. Two baselines: ``stock``, fairseq's own
+classes, and ``none``, ours without positions on the same backend. All passes take turns; a ratio is
+the median of those of each round.
 
     python benchmarks/attention.py --quick          # a table in less than a minute
     python benchmarks/attention.py --encodings all --save layer_cpu
@@ -22,10 +23,18 @@ from collections.abc import Iterator
 
 from fairseq_posenc import registry
 from measuring import page, results
-from measuring.commands import DTYPES, add_common, exit_on_error, new_parser, own_command, prepare
+from measuring.commands import (
+    DTYPES,
+    add_backends,
+    add_common,
+    exit_on_error,
+    machine,
+    new_parser,
+    own_command,
+    prepare,
+)
 from measuring.compare import Budget, compare
 from measuring.contenders import backend_names
-from measuring.machine import machine
 from measuring.scopes import SCOPES, Case
 
 LENGTHS = [128, 512, 1024, 2048, 4096]
@@ -50,8 +59,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     add("--scopes", nargs="+", choices=SCOPES, default=["layer"], help="(default: layer)")
     modes = ["forward", "training"]
     add("--modes", nargs="+", choices=modes, default=modes, help="(default: both)")
-    backends = "names, auto (what the package would choose) or all (default: auto)"
-    add("--backends", nargs="+", default=["auto"], metavar="NAME", help=backends)
+    add_backends(parser)
     add("--lengths", nargs="+", type=int, default=LENGTHS, help="n (default: 128 to 4096)")
     layers = "of scope model (default: 2 on the CPU, 12 on a GPU)"
     add("--layers", type=int, help=layers)
@@ -74,18 +82,19 @@ def cases(args: argparse.Namespace) -> Iterator[tuple[str, Case]]:
             for length in args.lengths:
                 dropout = args.dropout if mode == "training" else 0.0
                 case = Case(mode, length, batch, dropout, DTYPES[args.dtype], args.device)
-                yield scope, case._replace(layers=layers if scope == "model" else 1)
+                layered = case._replace(layers=layers if scope == "model" else 1)
+                yield scope, layered._replace(causal=scope == "causal")
 
 
-def measure(args: argparse.Namespace) -> list[results.Row]:
+def measure(args: argparse.Namespace) -> list[results.AttentionRow]:
     """Measure everything that the command line asks for."""
-    names = registry.names_for(encoder=True)
-    encodings = names if args.encodings == ["all"] else args.encodings
     backends = backend_names(args.backends)
     budget = Budget(args.rounds, QUICK_SECONDS if args.quick else args.seconds)
-    rows: list[results.Row] = []
+    rows: list[results.AttentionRow] = []
     for scope, case in cases(args):
         print(f"{scope} {case.mode} n={case.length} ...", file=sys.stderr, flush=True)
+        names = registry.names_for(encoder=not case.causal)
+        encodings = names if args.encodings == ["all"] else args.encodings
         rows += compare(scope, case, encodings, backends, budget)
     return rows
 
@@ -101,8 +110,7 @@ def main() -> None:
     if args.json:
         print(results.as_json(rows))
     else:
-        print(f"{machine(args.device)}\n")
-        print("\n".join([results.rows_table(rows), *page.growth([r._asdict() for r in rows])]))
+        print(f"{machine(args.device)}\n\n{results.rows_table(rows)}")
     if args.save:
         kept = [row._asdict() for row in rows]
         line = (args.save, "attention", own_command(), machine(args.device), kept)

@@ -15,6 +15,7 @@ if __name__ == "__main__":
     begin()
 
 import argparse
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -46,7 +47,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
 
 
 def parts(run: timing.Pass) -> dict[str, float]:
-    """Return the seconds of a pass, and those that it spends in each part."""
+    """Time a pass as a whole, and each of its parts."""
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
         run()
     own = {event.key: event.self_cpu_time_total / 1e6 for event in profiled.key_averages()}
@@ -58,7 +59,7 @@ def parts(run: timing.Pass) -> dict[str, float]:
 
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return a row for stock, and one for each encoding.
+    """Measure a row for stock, and one for each encoding.
 
     Raises:
         UserError: a GPU is asked for, whose operations do not wait for each other.
@@ -93,4 +94,4 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    run_script("breakdown", parse_args, measure, page.breakdown_table)
+    run_script("breakdown", parse_args, measure, partial(page.backend_table, "breakdown"))

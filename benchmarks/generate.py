@@ -17,6 +17,7 @@ if __name__ == "__main__":
     begin()
 
 import argparse
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -24,11 +25,10 @@ import torch
 from fairseq.dataclass.configs import GenerationConfig
 from torch import Tensor
 
-from fairseq_posenc import registry
 from measuring import page, timing
 from measuring.commands import DTYPES, add_common, new_parser, run_script
 from measuring.contenders import STOCK, Contender
-from measuring.families import FAMILIES, Whole, build
+from measuring.families import FAMILIES, ModelCase, build
 
 BASELINE = Contender("sinusoidal", "auto")
 BATCH = {"cpu": 4, "cuda": 64}
@@ -46,9 +46,9 @@ def parse_args(words: list[str]) -> argparse.Namespace:
 
 
 def generation(
-    contender: Contender, whole: Whole, beam: int, weights: dict[str, Tensor]
+    contender: Contender, whole: ModelCase, beam: int, weights: dict[str, Tensor]
 ) -> timing.Pass:
-    """Return the generation of one batch.
+    """Build the generation of one batch.
 
     Args:
         contender: to generate with.
@@ -87,13 +87,12 @@ def generation(
 
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return a row for the baseline, for stock fairseq, and for each encoding."""
+    """Measure a row for the baseline, for stock fairseq, and for each encoding."""
     size = FAMILIES["translation"].sizes[args.size]
     batch = args.batch or BATCH[args.device.type]
     shared = (args.length, batch, 0.0, DTYPES[args.dtype], args.device)
-    whole = Whole("translation", size, *shared, vocabulary=10_000)
-    names = registry.names_for(encoder=True, decoder=True)
-    encodings = names if args.encodings == ["all"] else args.encodings
+    whole = ModelCase("translation", size, *shared, vocabulary=10_000)
+    encodings = FAMILIES["translation"].encodings(args.encodings)
     ours = [Contender(spec, "auto") for spec in encodings]
     everyone = list(dict.fromkeys([BASELINE, STOCK, *ours]))
     weights: dict[str, Tensor] = {}
@@ -117,11 +116,11 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def speed(rounds: list[list[float]], turn: int) -> float:
-    """Return the speed of a turn by that of the two around it, the median over the rounds."""
+    """Compute the speed of a turn by that of the two around it, the median over the rounds."""
     if turn < 0:
         return 1.0  # the baseline, which has the last turn
     return median((each[turn - 1] + each[turn + 1]) / 2 / each[turn] for each in rounds)
 
 
 if __name__ == "__main__":
-    run_script("generate", parse_args, measure, page.generate_table)
+    run_script("generate", parse_args, measure, partial(page.backend_table, "generate"))

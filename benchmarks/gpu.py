@@ -28,13 +28,14 @@ from typing import Any
 
 from fairseq_posenc.workbench.running.files import write_whole
 from measuring import gpu_page
+from measuring.commands import new_parser
 from measuring.gpu_steps import LIMIT, SCRIPTS, TIMED, Step, steps
 
 ROOT = Path(__file__).parents[1]
 
 
 def code() -> str:
-    """Return a checksum of all code that is tested and timed."""
+    """Compute a checksum of all code that is tested and timed."""
     digest = hashlib.sha256()
     for folder in ("fairseq_posenc", "benchmarks", "tests"):
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -43,7 +44,7 @@ def code() -> str:
 
 
 def done_before(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the results of steps that an earlier call finished with this very code, by name."""
+    """Read the results of steps that an earlier call finished with this very code, by name."""
     found = json.loads(path.read_text("utf-8")) if path.exists() else []
     here = code()
     return {x["step"]: x for x in found if x["end"] == "done" and x["code"] == here}
@@ -87,13 +88,7 @@ def run(step: Step, dry_run: bool, left: float) -> dict[str, Any]:
 def run_all(
     found: list[Step], before: dict[str, dict[str, Any]], dry_run: bool
 ) -> Iterator[dict[str, Any]]:
-    """Run the steps, first those that are not timed, and yield what :func:`run` returns.
-
-    Args:
-        found: the steps.
-        before: results of those that need not be run again.
-        dry_run: as of :func:`run`.
-    """
+    """Run the steps, first those that are not timed; yield results, old ones where there are."""
     end = time.monotonic() + LIMIT
 
     def one(step: Step) -> dict[str, Any]:
@@ -112,9 +107,7 @@ def keep_all(results: list[dict[str, Any]], out: Path) -> None:
 
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     add = parser.add_argument
     add("--out", type=Path, default=Path("demo/gpu"), help="folder (default: demo/gpu)")
     add("--dry-run", action="store_true", help="tiny, on Triton's interpreter")

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from fairseq_posenc.workbench.results.markdown import table
-from measuring.commands import DTYPES
+from measuring.commands import DTYPES, new_parser
 from measuring.machine_code import KINDS, Code, full_width, read
 from measuring.offline import FORMS, Compiled, compile_form
 
@@ -32,9 +32,7 @@ COLUMNS = ["total", *KINDS, "integer"]
 
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     add = parser.add_argument
     add("--arch", nargs="+", type=int, default=[90], help="80, 90, 100 (default: 90)")
     add("--forms", nargs="+", choices=FORMS, default=list(FORMS), help="(default: all)")
@@ -48,7 +46,7 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def rows_of(args: argparse.Namespace) -> list[dict[str, Any]]:
+def compile_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Compile what is asked for; return a row for each kernel."""
     dtype = DTYPES[args.dtype]
     kernels = [
@@ -73,7 +71,7 @@ def _row(arch: int, kernel: Compiled, code: Code) -> dict[str, Any]:
 
 
 def sums(rows: Iterable[dict[str, Any]], args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the sums over the kernels of each form, with the time that they stand for."""
+    """Compute the sums over the kernels of each form, with the time that they stand for."""
     found = []
     key = ("arch", "form", "dropout", "reset")
     for case, kernels in itertools.groupby(rows, lambda row: tuple(row[name] for name in key)):
@@ -92,7 +90,7 @@ def sums(rows: Iterable[dict[str, Any]], args: argparse.Namespace) -> list[dict[
 
 
 def tables(rows: list[dict[str, Any]], totals: list[dict[str, Any]]) -> list[str]:
-    """Return both tables as Markdown."""
+    """Format both tables."""
     texts = ["arch", "form", "dropout", "reset", "kernel"]
     header = [*texts, "registers", "spilled", "shared_bytes", "full_width", *COLUMNS]
     totals_header = list(totals[0])
@@ -113,7 +111,7 @@ def main() -> None:
     """Compile, count, and print."""
     args = parse_args()
     torch.manual_seed(0)
-    rows = rows_of(args)
+    rows = compile_rows(args)
     totals = sums(rows, args)
     if args.json:
         print(json.dumps({"kernels": rows, "sums": totals}, indent=1))

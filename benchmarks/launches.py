@@ -29,7 +29,7 @@ from fairseq_posenc.backends.planner import BACKENDS
 from fairseq_posenc.workbench.results.markdown import table
 from measuring.commands import exit_on_error, new_parser
 from measuring.contenders import STOCK, Contender
-from measuring.families import FAMILIES, Whole, build
+from measuring.families import FAMILIES, ModelCase, build
 
 ENCODINGS = ["none", "rope", "alibi", "t5", "shaw", "m4", "m4m", "deberta", "tupe"]
 LAYERS = 12
@@ -58,7 +58,7 @@ class Started(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def forward_pass(contender: Contender, whole: Whole) -> Counter[str]:
+def forward_pass(contender: Contender, whole: ModelCase) -> Counter[str]:
     """Count the operations that a forward pass in training starts, by name."""
     _, task, model = build(contender, whole)
     task.load_dataset("train")
@@ -69,7 +69,7 @@ def forward_pass(contender: Contender, whole: Whole) -> Counter[str]:
     return started.names
 
 
-def count(contender: Contender, whole: Whole) -> tuple[Counter[str], Counter[str]]:
+def count(contender: Contender, whole: ModelCase) -> tuple[Counter[str], Counter[str]]:
     """Count the operations of one layer, and those of everything outside the layers."""
     one, two = (
         forward_pass(contender, whole._replace(size=whole.size._replace(layers=layers)))
@@ -79,19 +79,18 @@ def count(contender: Contender, whole: Whole) -> tuple[Counter[str], Counter[str
     return layer, one - layer
 
 
-def rows_of(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return a row for fairseq's own model of each family, and one for each encoding."""
+def count_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Count a row for fairseq's own model of each family, and one for each encoding."""
     rows = []
     for name in args.families:
         family = FAMILIES[name]
-        sides = {"encoder": name != "causal_lm", "decoder": name != "masked_lm"}
-        known = {"none", *registry.names_for(**sides)}
+        known = {"none", *family.encodings(["all"])}
         specs = {
             spec: {item.name for item in registry.parse(spec).items} for spec in args.encodings
         }
         size = family.sizes["tiny"]
         cpu = torch.device("cpu")
-        whole = Whole(name, size, args.length, 1, 0.1, torch.float32, cpu, vocabulary=1_000)
+        whole = ModelCase(name, size, args.length, 1, 0.1, torch.float32, cpu, vocabulary=1_000)
         stock, stock_once = count(STOCK, whole)
         given = [Contender(spec, args.backend) for spec, parts in specs.items() if parts <= known]
         for each in [STOCK, *given]:
@@ -104,7 +103,7 @@ def rows_of(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def rows_table(rows: list[dict[str, Any]], with_ops: bool) -> str:
-    """Return the table, with what a layer starts beyond fairseq's own if that is asked for."""
+    """Format the table, with what a layer starts beyond fairseq's own if that is asked for."""
     header = [name for name in rows[0] if with_ops or name not in ("added", "saved")]
     cells = ([_cell(row[name]) for name in header] for row in rows)
     return table(header, cells, "lllr")
@@ -132,7 +131,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
 def main() -> None:
     """Count, and print."""
     args = parse_args(sys.argv[1:])
-    rows = rows_of(args)
+    rows = count_rows(args)
     print(json.dumps(rows, indent=1) if args.json else rows_table(rows, args.ops))
 
 

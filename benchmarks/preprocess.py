@@ -93,13 +93,13 @@ def write_text(source: Path, path: Path, megabytes: int) -> None:
 
 
 def processor_seconds() -> float:
-    """Return the processor time of this process and of its children that have ended."""
+    """Read the processor time of this process and of its children that have ended."""
     times = os.times()
     return sum(times[:4])
 
 
 def describe_machine() -> str:
-    """Return a line about what the figures were measured on."""
+    """Describe what the figures were measured on."""
     packages = ", ".join(f"{name} {version(name)}" for name in ("fairseq-fixed", "tiktoken"))
     return (
         f"{processor_name()}, {cores()} cores, load "

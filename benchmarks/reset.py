@@ -18,6 +18,7 @@ import argparse
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import get_context
 from statistics import median
 from typing import Any
@@ -86,16 +87,16 @@ def ratios(args: argparse.Namespace) -> list[tuple[Contender, float, float]]:
 
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return a row for each encoding: medians over the processes, and both ends."""
+    """Measure a row for each encoding: medians over the processes, and both ends."""
     spawn = get_context("spawn")
     with ProcessPoolExecutor(1, spawn, begin, max_tasks_per_child=1) as pool:
-        return rows_of(args, list(pool.map(ratios, [args] * args.processes)))
+        return summarize(args, list(pool.map(ratios, [args] * args.processes)))
 
 
-def rows_of(
+def summarize(
     args: argparse.Namespace, runs: list[list[tuple[Contender, float, float]]]
 ) -> list[dict[str, Any]]:
-    """Return a row for each encoding from what each process found."""
+    """Summarize the ratios of all processes: a row for each encoding."""
     rows = []
     for of_encoding in zip(*runs):
         (contender, *_), *_ = of_encoding
@@ -116,4 +117,4 @@ def rows_of(
 
 
 if __name__ == "__main__":
-    run_script("reset", parse_args, measure, page.reset_table)
+    run_script("reset", parse_args, measure, partial(page.backend_table, "reset"))

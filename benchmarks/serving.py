@@ -34,7 +34,7 @@ from fairseq_posenc.workbench.convert.exchange.ctranslate2.exporting import serv
 from fairseq_posenc.workbench.convert.exchange.exporting import export
 from fairseq_posenc.workbench.loading.open_model import OpenModel, open_model
 from fairseq_posenc.workbench.translation import Translator
-from fairseq_posenc.workbench.translation.checkpoint import data_of
+from fairseq_posenc.workbench.translation.checkpoint import name_data_bin
 from measuring import page, timing
 from measuring.commands import new_parser, run_script
 
@@ -42,14 +42,10 @@ BEAMS = (5, 1)
 
 
 class Found(NamedTuple):
-    """A translation.
+    """A translation."""
 
-    Attributes:
-        tokens: sentencepieces, without the end.
-        score: the log probability by the length, with the end; None where an engine tells none.
-    """
-
-    tokens: tuple[str, ...]
+    tokens: tuple[str, ...]  # sentencepieces, without the end
+    # the log probability by the length, with the end; None where an engine tells none
     score: Optional[float]
 
 
@@ -126,7 +122,7 @@ def ctranslate2_engine(folder: Path, pieces: Path, longest: int, threads: int) -
 def carried(trained: OpenModel, folder: Path, threads: int) -> dict[str, Engine]:
     """Export a model, and load it with each of the other engines."""
     longest = generation(trained)["max_new_tokens"] - 1  # words
-    source = data_of(trained)
+    source = name_data_bin(trained)
     pieces = source.pieces(source.source)
     export(trained, "hf", None, folder / "hf", Labels())
     found = {"transformers": transformers_engine(folder / "hf")}
@@ -146,7 +142,7 @@ def batches(sentences: Sequence[str], size: int) -> list[list[str]]:
 def speeds(
     engines: list[Engine], sentences: Sequence[str], size: int, rounds: int
 ) -> list[tuple[float, float]]:
-    """Return sentences a second of each engine, and how many times the first one's that is."""
+    """Measure sentences a second of each engine, and how many times the first one's that is."""
     now = timing.clock(torch.device("cpu"))
     cut = batches(sentences, size)
     found: list[list[float]] = []
@@ -187,9 +183,9 @@ def compared(ours: list[Found], theirs: list[Found], references: list[str]) -> d
 
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return a row for each engine."""
+    """Measure a row for each engine."""
     trained = open_model(args.checkpoint, args.data)
-    data = data_of(trained)
+    data = name_data_bin(trained)
     sources, references = (
         data.raw("test", language).read_text("utf-8").splitlines()
         for language in (data.source, data.target)

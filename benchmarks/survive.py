@@ -28,33 +28,38 @@ from typing import Any
 
 import torch
 
-from fairseq_posenc import registry
-from fairseq_posenc.backends.base import CallFeatures
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.results.markdown import table
 from fairseq_posenc.workbench.running.stages import write_whole
-from measuring.commands import DTYPES, add_common, exit_on_error, new_parser, prepare, report
+from measuring.commands import (
+    DTYPES,
+    add_backends,
+    add_common,
+    exit_on_error,
+    new_parser,
+    prepare,
+    report,
+)
 from measuring.contenders import Contender, backend_names, contenders
-from measuring.families import FAMILIES, Whole, trainer_of
+from measuring.families import FAMILIES, ModelCase, build_trainer
 
 
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
     parser = new_parser(__doc__)
     add_common(parser, ["shaw", "m4", "m4m"])
-    parser.add_argument("--updates", type=int, default=300, help="(default: 300)")
-    parser.add_argument("--length", type=int, default=128, help="(default: 128)")
-    backends = "names, auto (what the package would choose) or all (default: auto)"
+    add_backends(parser)
     add = parser.add_argument
+    add("--updates", type=int, default=300, help="(default: 300)")
+    add("--length", type=int, default=128, help="(default: 128)")
     add("--families", nargs="+", choices=FAMILIES, default=["masked_lm"], help="(masked_lm)")
     add("--text", type=Path, metavar="FILE", help="to train on, of words")
     add("--record", type=Path, metavar="FILE", help="of JSON, to go on with and to write")
-    parser.add_argument("--backends", nargs="+", default=["auto"], metavar="NAME", help=backends)
     return parser.parse_args()
 
 
-def read(path: Path, whole: Whole) -> torch.Tensor:
-    """Return a text as numbers of words: the most frequent ones of those that the model has."""
+def read(path: Path, whole: ModelCase) -> torch.Tensor:
+    """Convert a text to numbers of words: the most frequent ones of those that the model has."""
     words = path.read_text(encoding="utf-8").split()
     most = Counter(words).most_common(whole.vocabulary - 10)
     numbers = {word: 4 + number for number, (word, _) in enumerate(most)}
@@ -86,10 +91,10 @@ def fill(batch: dict[str, Any], text: torch.Tensor, update: int) -> None:
 
 
 def survive(
-    contender: Contender, whole: Whole, updates: int, text: torch.Tensor | None
+    contender: Contender, whole: ModelCase, updates: int, text: torch.Tensor | None
 ) -> dict[str, Any]:
-    """Train, and return what became of it."""
-    trainer, batch = trainer_of(contender, whole, lr=1e-3)
+    """Train; report losses, skipped updates and whether all is finite."""
+    trainer, batch = build_trainer(contender, whole, lr=1e-3)
     losses = []
     for update in range(updates):
         if text is not None:
@@ -108,20 +113,17 @@ def survive(
 
 
 def rows_table(rows: list[dict[str, Any]]) -> str:
-    """Return the table of what became of each."""
+    """Format the rows as a table."""
     header = list(rows[0])
     return table(header, ([str(x) for x in row.values()] for row in rows), "lllr")
 
 
-def requested(args: argparse.Namespace, family: str) -> tuple[Whole, list[Contender]]:
-    """Return the sizes of a family's model, and who trains it."""
+def requested(args: argparse.Namespace, family: str) -> tuple[ModelCase, list[Contender]]:
+    """Build the case of a family, and its contenders."""
     shared = args.length, args.batch or 8, args.dropout, DTYPES[args.dtype], args.device
-    whole = Whole(family, FAMILIES[family].sizes["tiny"], *shared, vocabulary=1_000)
-    sides = {side: True for side in FAMILIES[family].sides}
-    names = registry.names_for(**sides) if args.encodings == ["all"] else args.encodings
-    sizes = (args.length, args.length, whole.dims.head_dim)
-    call = CallFeatures(args.device.type, whole.dtype, *sizes, dropout=args.dropout > 0)
-    return whole, contenders(names, backend_names(args.backends), whole.dims, call)
+    whole = ModelCase(family, FAMILIES[family].sizes["tiny"], *shared, vocabulary=1_000)
+    names = FAMILIES[family].encodings(args.encodings)
+    return whole, contenders(names, backend_names(args.backends), whole.dims, whole.call)
 
 
 def main() -> None:

@@ -16,15 +16,14 @@ if __name__ == "__main__":
 
 import argparse
 import sys
+from functools import partial
 from typing import Any
 
-from fairseq_posenc import registry
-from fairseq_posenc.backends.base import CallFeatures
 from measuring import page, timing
-from measuring.commands import DTYPES, add_common, new_parser, run_script
+from measuring.commands import DTYPES, add_backends, add_common, new_parser, run_script
 from measuring.compare import chunks
 from measuring.contenders import STOCK, Contender, backend_names, contenders
-from measuring.families import FAMILIES, Whole, build, training_step
+from measuring.families import FAMILIES, ModelCase, build, training_step
 from measuring.flops import ceiling, model_flops
 
 
@@ -38,34 +37,24 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     add("--size", choices=sizes, default="base", help="fairseq's, or tiny for a try")
     add("--layers", type=int, help="in place of the size's own")
     add("--length", type=int, default=512, help="tokens of a sentence (default: 512)")
-    backends = "names, auto (what the package would choose) or all (default: auto)"
-    add("--backends", nargs="+", default=["auto"], metavar="NAME", help=backends)
+    add_backends(parser)
     return parser.parse_args(words)
 
 
-def chosen(args: argparse.Namespace) -> Whole:
-    """Return the model and its batch."""
+def chosen(args: argparse.Namespace) -> ModelCase:
+    """Build the case: the model and its batch."""
     size = FAMILIES[args.family].sizes[args.size]
     size = size._replace(layers=args.layers or size.layers)
     batch = args.batch or (8 if args.device.type == "cuda" else 1)
     shared = (args.length, batch, args.dropout, DTYPES[args.dtype], args.device)
-    return Whole(args.family, size, *shared)
+    return ModelCase(args.family, size, *shared)
 
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return a row for stock, and one for each encoding on each backend."""
+    """Measure a row for stock, and one for each encoding on each backend."""
     whole = chosen(args)
-    sides = {"encoder": args.family != "causal_lm", "decoder": args.family != "masked_lm"}
-    encodings = registry.names_for(**sides) if args.encodings == ["all"] else args.encodings
-    call = CallFeatures(
-        whole.device.type,
-        whole.dtype,
-        whole.length,
-        whole.length,
-        whole.dims.head_dim,
-        dropout=whole.dropout > 0,
-    )
-    group = contenders(encodings, backend_names(args.backends), whole.dims, call)
+    encodings = FAMILIES[args.family].encodings(args.encodings)
+    group = contenders(encodings, backend_names(args.backends), whole.dims, whole.call)
     flops = model_flops(whole, len(build(STOCK, whole)[1].source_dictionary))
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for some in chunks(group):
@@ -75,7 +64,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _rows(
-    args: argparse.Namespace, whole: Whole, everyone: list[Contender], flops: int
+    args: argparse.Namespace, whole: ModelCase, everyone: list[Contender], flops: int
 ) -> list[dict[str, Any]]:
     names = ", ".join(each.encoding for each in everyone)
     print(f"{whole.family}: {names} ...", file=sys.stderr, flush=True)
@@ -108,4 +97,4 @@ def _rows(
 
 
 if __name__ == "__main__":
-    run_script("train", parse_args, measure, page.train_table)
+    run_script("train", parse_args, measure, partial(page.backend_table, "train"))

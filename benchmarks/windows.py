@@ -1,9 +1,11 @@
-"""What a window saves: a layer's training step with it, by the same layer's without.
+"""Cost of attention with a window or documents, by that of the same attention without.
 
-Each case runs in a process of its own, on one thread, in processor time; memory is the most that
-the process held beyond what it had before the step.
+A training step of causal attention in processor time, on one thread. Its *own memory* is the most
+that the process held beyond queries, keys, values, output and the gradients of the four; beside
+it stands that of a whole layer with its projections. Each case runs in processes of its own; the
+median of their figures counts.
 
-    python benchmarks/windows.py --lengths 2048 8192 --windows 128 512
+    python benchmarks/windows.py --lengths 2048 8192 --limits 'window(size=128)'
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import resource
+import statistics
 import subprocess
 import sys
 import time
@@ -18,64 +21,101 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fairseq_posenc.api import SelfAttention, StackPositions
+from fairseq_posenc.backends import attend
+from fairseq_posenc.backends.blocked.geometry import Geometry
 from fairseq_posenc.errors import UserError
-from measuring.commands import exit_on_error, new_parser
-from measuring.machine import machine
+from fairseq_posenc.positions import Span
+from measuring.commands import exit_on_error, machine, new_parser
 
 WIDTH, HEADS = 256, 4
+WARM_UP = 256  # tokens of a call before the measured ones, for what libraries allocate once
+MEAN_DOCUMENT = 400  # tokens of a random document
+FIGURES = {"seconds": "{:.2f} s", "own_mb": "{:,.0f} MB own", "layer_mb": "{:,.0f} MB of a layer"}
 
 
 def parse_args(words: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = new_parser(__doc__)
     add = parser.add_argument
-    add("--encodings", nargs="+", default=["none", "rope", "m4m"], metavar="SPEC")
+    add("--encodings", nargs="+", default=["none", "t5", "m4m"], metavar="SPEC")
     add("--lengths", nargs="+", type=int, default=[2048, 8192], metavar="N", help="tokens")
-    add("--windows", nargs="+", type=int, default=[128, 512], metavar="W", help="keys")
+    add("--limits", nargs="+", default=["window(size=128)", "window(size=512)"], metavar="SPEC")
+    add("--batch", type=int, default=1, help="sentences (default: 1)")
     add("--rounds", type=int, default=3, help="steps of a case; the fastest counts (default: 3)")
+    add("--runs", type=int, default=3, help="processes of a case (default: 3)")
     add("--out", type=Path, metavar="FILE", help="where the figures go, as JSON")
-    add("--case", nargs=3, metavar=("SPEC", "N", "BACKEND"), help=argparse.SUPPRESS)
+    add("--case", nargs=2, metavar=("SPEC", "N"), help=argparse.SUPPRESS)
     return parser.parse_args(words)
 
 
-def run_case(spec: str, length: int, backend: str, rounds: int) -> dict[str, float]:
-    """Time training steps of one causal layer in this process, and measure its memory."""
+def run_case(spec: str, length: int, batch: int, rounds: int) -> dict[str, float]:
+    """Measure attention, and then the layer around it, in this process."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    positions = StackPositions(spec, WIDTH, HEADS, max_positions=length, causal=True)
-    layer = SelfAttention(positions, backend=backend)
-    x = torch.randn(1, length, WIDTH, requires_grad=True)
+    _step_attention(spec, WARM_UP, 1)
     before, seconds = _peak(), []
     for _ in range(rounds):
         began = time.process_time()
-        layer(*positions(x))[0].sum().backward()
+        pairs, known = _step_attention(spec, length, batch)
         seconds.append(time.process_time() - began)
-    return {"seconds": min(seconds), "megabytes": (_peak() - before) / 2**20}
+    own = _peak() - before - known
+    positions = StackPositions(spec, WIDTH, HEADS, max_positions=length, causal=True)
+    layer = SelfAttention(positions)
+    x = torch.randn(batch, length, WIDTH, requires_grad=True)
+    layer(*positions(x, document_ids=_draw_documents(spec, batch, length)))[0].sum().backward()
+    megabytes = {"own_mb": own / 2**20, "layer_mb": (_peak() - before) / 2**20}
+    return {"seconds": min(seconds), **megabytes, "pairs": pairs}
+
+
+def _step_attention(spec: str, length: int, batch: int) -> tuple[int, int]:
+    """Run attention forward and backward.
+
+    Returns:
+        The pairs that ``blocked`` computes, and the bytes that any attention needs: queries, keys,
+        values, output and their gradients.
+    """
+    positions = StackPositions(spec, WIDTH, HEADS, max_positions=length, causal=True)
+    layer = SelfAttention(positions)
+    given = [torch.randn(batch, HEADS, length, WIDTH // HEADS) for _ in range(4)]
+    query, key, value = (x.requires_grad_() for x in given[:3])
+    ids = _draw_documents(spec, batch, length)
+    _, shared = positions(torch.zeros(batch, length, 1).expand(-1, -1, WIDTH), document_ids=ids)
+    terms = layer.terms(Span.from_lengths(length, length, query.device), shared)
+    mask = shared.mask("lr")
+    attend(query, key, value, terms, mask)[0].backward(given[3])
+    pairs = Geometry.from_call(query, length, mask, terms).pairs
+    return pairs, 2 * sum(x.nbytes for x in given)
+
+
+def _draw_documents(spec: str, batch: int, length: int) -> Tensor | None:
+    """Draw the document of each token, ``(batch, length)``; None for a spec without documents."""
+    if "documents" not in spec:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    return (torch.rand(batch, length, generator=generator) < 1 / MEAN_DOCUMENT).cumsum(1)
 
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measure every case: each encoding and length without a window, and with each of them."""
+    """Measure every case: each encoding and length without a limit, and with each of them."""
     rows = []
     for encoding in args.encodings:
         for length in args.lengths:
-            whole = _in_process(encoding, length, "auto", args.rounds)
-            for window in args.windows:
-                spec = f"{encoding}+window(size={window})"
-                found = _in_process(spec, length, "auto", args.rounds)
-                ratios = {name: found[name] / whole[name] for name in found}
+            whole = _run_processes(args, encoding, length)
+            for limit in args.limits:
+                limited = _run_processes(args, f"{encoding}+{limit}", length)
+                ratios = {name: limited[name] / whole[name] for name in FIGURES}
                 rows.append(
-                    {"encoding": encoding, "length": length, "window": window, "ratio": ratios}
-                    | {"whole": whole, "windowed": found}
+                    {"encoding": encoding, "length": length, "limit": limit, "ratio": ratios}
+                    | {"whole": whole, "limited": limited}
                 )
-                print(
-                    f"{encoding:<8} n {length:>6,}  W {window:>4}  {found['seconds']:.2f} s "
-                    f"by {whole['seconds']:.2f} s: {ratios['seconds']:.2f}; "
-                    f"{found['megabytes']:,.0f} MB by {whole['megabytes']:,.0f} MB: "
-                    f"{ratios['megabytes']:.2f}",
-                    flush=True,
-                )
+                texts = [
+                    f"{FIGURES[name].format(limited[name])}, by {ratios[name]:.2f}"
+                    for name in FIGURES
+                ]
+                print(f"{encoding:<6} n {length:>6,}  {limit}  {'; '.join(texts)}", flush=True)
     return rows
 
 
@@ -83,8 +123,8 @@ def main() -> None:
     """Measure, print, and keep the figures."""
     args = parse_args(sys.argv[1:])
     if args.case:
-        spec, length, backend = args.case
-        print(json.dumps(run_case(spec, int(length), backend, args.rounds)))
+        spec, length = args.case
+        print(json.dumps(run_case(spec, int(length), args.batch, args.rounds)))
         return
     rows = measure(args)
     if args.out:
@@ -93,14 +133,18 @@ def main() -> None:
         args.out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 
 
-def _in_process(spec: str, length: int, backend: str, rounds: int) -> dict[str, float]:
-    """Run a case in a process of its own."""
-    words = [sys.executable, __file__, "--rounds", str(rounds), "--case", spec, str(length)]
-    done = subprocess.run([*words, backend], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise UserError(f"{spec}, {length} tokens: {done.stderr.strip().splitlines()[-1]}")
-    found: dict[str, float] = json.loads(done.stdout)
-    return found
+def _run_processes(args: argparse.Namespace, spec: str, length: int) -> dict[str, float]:
+    """Run a case in several processes of its own; take the median of each figure."""
+    words = [sys.executable, __file__, "--rounds", str(args.rounds), "--batch", str(args.batch)]
+    found: list[dict[str, float]] = []
+    for _ in range(args.runs):
+        done = subprocess.run(
+            [*words, "--case", spec, str(length)], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise UserError(f"{spec}, {length} tokens: {done.stderr.strip().splitlines()[-1]}")
+        found.append(json.loads(done.stdout))
+    return {name: statistics.median(each[name] for each in found) for name in found[0]}
 
 
 def _peak() -> int:

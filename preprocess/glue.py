@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from binarize.vocabulary import PACKAGES, Vocabulary, add_vocabulary
+from fairseq_posenc.checkpoints.dictionary import DICTIONARY
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.definitions import TASKS, WNLI, Task, parse_tasks
 from fairseq_posenc.workbench.finetuning.glue.submission import write_predictions
@@ -35,7 +36,7 @@ from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.folders import Folder
 from fairseq_posenc.workbench.running.options import Parser
 from fairseq_posenc.workbench.running.progress import format_counts, say
-from fairseq_posenc.workbench.tokens.numbers import Encoder, Symbols
+from fairseq_posenc.workbench.tokens.tokenizer import Encoder, Symbols
 from glue_tasks.binary import Writer
 from glue_tasks.rows import find_file, read_examples
 
@@ -138,9 +139,9 @@ def _write_task(
         for split, path in files.items():
             splits[split] = writer.write(task, split, read_examples(path, task, split))
             print(f"{task.name} {split}: {format_counts(splits[split])}", flush=True)
-        sha256 = checksum(folder.partial / "input0" / "dict.txt")
+        sha256 = checksum(folder.partial / "input0" / DICTIONARY)
         summary = {"symbols": len(dictionary), "sha256": sha256}
-        folder.finish({"glue_task": task.name, "dict.txt": summary, "splits": splits})
+        folder.finish({"glue_task": task.name, DICTIONARY: summary, "splits": splits})
 
 
 def _write_majority(settings: Settings) -> None:

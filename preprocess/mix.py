@@ -24,7 +24,7 @@ from typing import Any
 
 from binarize.formats import check_format, describe_format
 from binarize.options import add_invalid_lines
-from binarize.shards import Part, find_files, parts_of_shard
+from binarize.shards import find_files, parts_of_shard
 from binarize.sources import Input, combine_checksums
 from fairseq_posenc.workbench.running.exit_codes import (
     CONTINUES,
@@ -38,6 +38,7 @@ from mixing.draw import DOCUMENTS, LINES, Corpus, parse_corpus
 from mixing.mixture import Mixture, Rules
 
 _FORMAT = 2  # of manifest.json
+_checksum = cache(Input.from_part)  # once for several corpora of one file, as with the Pile
 
 
 def main() -> None:
@@ -60,12 +61,6 @@ def _find_inputs(corpus: Corpus) -> list[Input]:
     parts = parts_of_shard(find_files(corpus.paths), 0, 1)
     check_format(corpus.lines, [part.path for part in parts])
     return list(map(_checksum, parts))
-
-
-@cache
-def _checksum(part: Part) -> Input:
-    """Compute a part's checksum, once for several corpora of one file, as with the Pile."""
-    return Input.from_part(part)
 
 
 def _plan(corpora: list[tuple[Corpus, list[Input]]], rules: Rules) -> dict[str, Any]:

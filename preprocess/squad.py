@@ -24,8 +24,8 @@ from binarize.vocabulary import Vocabulary, add_vocabulary
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY, load_dictionary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.squad.databin import Limits
-from fairseq_posenc.workbench.finetuning.squad import databin
 from fairseq_posenc.workbench.finetuning.squad.data import Squad, read_squad
+from fairseq_posenc.workbench.finetuning.squad.windows import WindowMaker, write_split
 from fairseq_posenc.workbench.running.exit_codes import run_main
 from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.folders import Folder
@@ -98,12 +98,12 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
             shutil.copyfile(path, folder.partial / name)
         dictionary = load_dictionary(folder.partial / DICTIONARY)
         tokenizer = load_tokenizer(folder.partial, dictionary)
-        encoder = databin.Encoder(tokenizer, dictionary, settings.limits)
+        encoder = WindowMaker(tokenizer, dictionary, settings.limits)
         counts = {}
         for split, squad in squads.items():
             say(f"{split}: {len(squad.questions):,} questions")
             prefix = folder.partial / split
-            counts[split] = databin.write_split(squad, encoder, len(dictionary), prefix)
+            counts[split] = write_split(squad, encoder, len(dictionary), prefix)
         folder.finish({"splits": counts})
     for split, count in counts.items():
         print(f"{split}: {format_counts(count)}")

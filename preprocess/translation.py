@@ -29,8 +29,7 @@ from fairseq_posenc.workbench.running.exit_codes import run_main
 from fairseq_posenc.workbench.running.folders import Folder
 from fairseq_posenc.workbench.running.options import Parser, add_workers, positive_int
 from parallel.iwslt import TESTS
-from parallel.preparation import Preparation
-from parallel.settings import Settings
+from parallel.preparation import Preparation, Settings
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> None:

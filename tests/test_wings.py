@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from importlib.util import resolve_name
 from pathlib import Path
@@ -44,14 +44,21 @@ def job_of(command: Command) -> str:
     return module if package in ROOMS else package
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Yield the modules that a file imports, wherever it does."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+@cache
+def imports(path: Path) -> list[str]:
+    """Return the modules that a file imports, wherever it does."""
+    found: list[str] = []
+    for node in nodes(path):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return found
 
 
 # The rooms of the workbench hold several jobs each, or what jobs share.
@@ -72,19 +79,15 @@ def test_the_rooms_are_there():
     assert {*LIBRARY, *PLUGIN, "workbench", "user_dir", "__init__"} == TOP
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_arrows_run_down_only(path):
-    own = room_of(path)
-    if own in ("__init__", "user_dir"):
-        return  # they name the plugin's modules, and import none
-    for module in imports(path):
-        parts = module.split(".")
+def test_arrows_run_down_only():
+    for path, module in [(file, module) for file in FILES for module in imports(file)]:
+        own, parts = room_of(path), module.split(".")
+        if own in ("__init__", "user_dir"):
+            continue  # they name the plugin's modules, and import none
         if parts[0] != "fairseq_posenc":
-            assert wing(own) > 0 or parts[0] not in HOST, f"the library imports {module}"
-        elif (
-            len(parts) > 1 and (PACKAGE / parts[1]).exists() | (PACKAGE / f"{parts[1]}.py").exists()
-        ):
-            assert wing(parts[1]) <= wing(own), f"imports {module}, of a wing above"
+            assert wing(own) > 0 or parts[0] not in HOST, f"{path} imports {module}"
+        elif len(parts) > 1 and parts[1] in TOP | MOVED:
+            assert wing(parts[1]) <= wing(own), f"{path} imports {module}, of a wing above"
 
 
 def folder_of(path: Path) -> str | None:
@@ -123,23 +126,21 @@ def test_every_command_has_a_job():
     )
 
 
-@pytest.mark.parametrize(
-    "path",
-    [path for path in FILES if room_of(path) in LIBRARY - {"analysis"}],  # which has commands
-    ids=lambda path: str(path.relative_to(PACKAGE)),
-)
-def test_the_library_names_no_options_of_a_command_line(path):
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            assert not re.search(r"(?<![\w-])--[a-z]", node.value), f"line {node.lineno}"
+def test_the_library_names_no_options_of_a_command_line():
+    for path in FILES:
+        if room_of(path) in LIBRARY - {"analysis"}:  # which has commands
+            for node in nodes(path):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    option = re.search(r"(?<![\w-])--[a-z]", node.value)
+                    assert not option, f"{path}, line {node.lineno}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_no_job_imports_another(path):
+def test_no_job_imports_another():
     """Nor does anything that they share import one of them; the command line does so by name."""
-    module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
-    own = {job for job in JOBS if f"{module}.".startswith(f"{job}.")}
-    assert jobs_of(path) <= own
+    for path in FILES:
+        module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+        own = {job for job in JOBS if f"{module}.".startswith(f"{job}.")}
+        assert jobs_of(path) <= own, path
 
 
 # What the programs of preprocess/ are made of, and whose it is; `binarize` is for all of them.
@@ -160,10 +161,10 @@ def test_a_program_of_preprocess_has_to_do_with_its_own_job_alone(path):
             assert PARTS.get(first) == own != "binarize", f"imports {module}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_nothing_imports_preprocess(path):
+def test_nothing_imports_preprocess():
     rooms = {each.name for each in PREPROCESS.iterdir() if each.is_dir()} | {"preprocess"}
-    assert not {module.split(".")[0] for module in imports(path)} & rooms
+    for path in FILES:
+        assert not {module.split(".")[0] for module in imports(path)} & rooms, path
 
 
 def test_fairseq_finds_what_registers_by_scanning():

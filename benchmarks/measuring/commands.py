@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import platform
 import shlex
 import sys
 from collections.abc import Callable
@@ -13,9 +14,10 @@ from typing import Any
 
 import torch
 
+import fairseq_posenc
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.running.devices import cores, processor_name
 from measuring import page, results
-from measuring.machine import machine
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -45,6 +47,12 @@ def add_common(parser: argparse.ArgumentParser, encodings: list[str]) -> None:
     add("--save", metavar="NAME", help=keep)
 
 
+def add_backends(parser: argparse.ArgumentParser) -> None:
+    """Add ``--backends``, which :func:`~measuring.contenders.backend_names` reads."""
+    text = "names, auto (what the package would choose) or all (default: auto)"
+    parser.add_argument("--backends", nargs="+", default=["auto"], metavar="NAME", help=text)
+
+
 def prepare(args: argparse.Namespace) -> None:
     """Check the device, and set the threads and the type.
 
@@ -58,8 +66,21 @@ def prepare(args: argparse.Namespace) -> None:
         torch.set_num_threads(args.threads)
 
 
+def machine(device: torch.device) -> str:
+    """Describe the processor or GPU, and the versions."""
+    if device.type == "cuda":
+        where = f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}"
+    else:
+        threads = torch.get_num_threads()
+        where = f"{processor_name()}, {cores()} cores, {threads} thread(s) used"
+    return (
+        f"{where}; torch {torch.__version__}, Python {platform.python_version()}, "
+        f"fairseq-posenc {fairseq_posenc.__version__}"
+    )
+
+
 def own_command() -> str:
-    """Return the command that was given, as a reader would type it."""
+    """Build the command that was given, as a reader would type it."""
     return shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
 
 
@@ -69,14 +90,7 @@ def report(
     rows: list[dict[str, Any]],
     table: Callable[[list[dict[str, Any]]], str],
 ) -> None:
-    """Print the rows as the command line asks, and keep them where it says so.
-
-    Args:
-        args: of the command line.
-        script: whose rows they are.
-        rows: what was measured.
-        table: writes them as a Markdown table.
-    """
+    """Print the rows of a script, as JSON or with ``table``, and keep them if ``--save`` asks."""
     if args.json:
         print(json.dumps(rows, indent=1))
     else:

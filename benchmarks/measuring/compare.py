@@ -9,8 +9,7 @@ import torch
 
 from measuring import timing
 from measuring.contenders import STOCK, Contender, contenders
-from measuring.memory import peak
-from measuring.results import Row
+from measuring.results import AttentionRow
 from measuring.scopes import SCOPES, Case
 
 TOGETHER = 5  # whole models: each has weights, gradients, and Adam's means
@@ -29,19 +28,11 @@ def compare(
     encodings: Sequence[str],
     backends: Sequence[str],
     budget: Budget,
-) -> list[Row]:
-    """Return the rows of a case, stock first.
-
-    Args:
-        scope: ``op``, ``layer`` or ``model``.
-        case: sizes and mode.
-        encodings: specs.
-        backends: names, or ``auto``.
-        budget: how long to measure.
-    """
+) -> list[AttentionRow]:
+    """Measure the rows of a case in one of :data:`SCOPES`, stock first."""
     group = contenders(encodings, backends, case.dims, case.call)
     groups = chunks(group) if scope == "model" else [group]
-    rows: dict[tuple[str, str], Row] = {}
+    rows: dict[tuple[str, str], AttentionRow] = {}
     for some in groups:
         for row in _rows(scope, case, [STOCK, STOCK, *some], budget):
             rows.setdefault((row.encoding, row.backend), row)
@@ -49,7 +40,7 @@ def compare(
 
 
 def chunks(group: list[Contender]) -> list[list[Contender]]:
-    """Return contenders in groups that fit into memory, with ``none`` on each one's backends."""
+    """Split contenders into groups that fit into memory, with ``none`` on each one's backends."""
     plain = [each for each in group if each.encoding == "none"]
     others = [each for each in group if each.encoding != "none"]
     parts = [others[start : start + TOGETHER] for start in range(0, len(others), TOGETHER)]
@@ -60,17 +51,17 @@ def chunks(group: list[Contender]) -> list[list[Contender]]:
     return with_plain or [plain]
 
 
-def _rows(scope: str, case: Case, everyone: list[Contender], budget: Budget) -> list[Row]:
-    """Return the rows of all but the first, which is the stock that they are compared with."""
+def _rows(scope: str, case: Case, everyone: list[Contender], budget: Budget) -> list[AttentionRow]:
+    """Measure all but the first, which is the stock that they are compared with."""
     passes = [SCOPES[scope](contender, case) for contender in everyone]
     rounds = timing.interleaved(passes, case.device, *budget)
-    memory = [peak(run, case.device) for run in passes]
+    memory = [timing.peak(run, case.device) for run in passes]
     rows = []
     for index, contender in enumerate(everyone):
         none = Contender("none", contender.backend)
         plain = everyone.index(none) if none in everyone else 0  # for stock itself
         rows.append(
-            Row(
+            AttentionRow(
                 scope=scope,
                 device=case.device.type,
                 mode=case.mode,

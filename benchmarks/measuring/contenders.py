@@ -33,7 +33,7 @@ TABLE_STD = 0.2  # with it, no score is so far below its row's highest that its 
 
 
 def backend_names(requested: list[str]) -> list[str]:
-    """Return the backends that a command line asks for: ``all`` are those that run here.
+    """Name the backends that a command line asks for: ``all`` are those that run here.
 
     Raises:
         UserError: a backend is unknown, or cannot run here.
@@ -81,7 +81,7 @@ def contenders(
 
 
 def layer_and_shared(spec: str, dims: Dims) -> tuple[Encodings, Encodings]:
-    """Return the encodings that a layer has, and those that all layers share.
+    """Build the encodings that a layer has, and those that all layers share.
 
     Their parameters are drawn so that scores are neither all alike nor leave denormal numbers as
     weights, which processors are slow at.
@@ -94,8 +94,8 @@ def layer_and_shared(spec: str, dims: Dims) -> tuple[Encodings, Encodings]:
     return parts[0], parts[1]
 
 
-def positions_of(batch: int, length: int, device: torch.device) -> Positions:
-    """Return the positions of tokens without padding."""
+def make_positions(batch: int, length: int, device: torch.device) -> Positions:
+    """Compute the positions of tokens without padding."""
     tokens = torch.zeros(batch, length, dtype=torch.long, device=device)
     return Positions.from_tokens(tokens, padding_idx=1, eos_idx=2, tgt_len=length)
 
@@ -107,10 +107,10 @@ def _say(text: str) -> None:
 
 
 def _terms(spec: str, dims: Dims, device: torch.device) -> Terms:
-    """Return the terms of one token, which have all that a backend looks at."""
+    """Compute the terms of one token, in which a backend sees all that it chooses by."""
     layer, shared = layer_and_shared(spec, dims)
     attention = PositionalAttention(dims.embed_dim, dims.num_heads, layer).to(device)
-    positions = positions_of(1, 1, device)
+    positions = make_positions(1, 1, device)
     terms = attention.terms(
         Span.from_lengths(1, 1, device), Shared.compute(shared.to(device), positions)
     )

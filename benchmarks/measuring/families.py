@@ -1,4 +1,4 @@
-"""Whole models of fairseq's three families, trained by fairseq's own trainer on its dummy tasks."""
+"""Models of fairseq's three families, trained by its own trainer on its dummy tasks."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.tasks import setup_task
 from fairseq.trainer import Trainer
 
+from fairseq_posenc import registry
+from fairseq_posenc.backends.base import CallFeatures
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.workbench.running import host  # noqa: F401  (registers models and tasks)
 from measuring.contenders import STOCK, Contender
@@ -43,6 +45,11 @@ class Family(NamedTuple):
     sides: tuple[str, ...]
     sizes: dict[str, Size]
 
+    def encodings(self, requested: list[str]) -> list[str]:
+        """Name the encodings of a command line, of which ``all`` are those of these stacks."""
+        sides = {side: True for side in self.sides}
+        return registry.names_for(**sides) if requested == ["all"] else requested
+
 
 FAMILIES = {
     "masked_lm": Family(
@@ -70,7 +77,7 @@ FAMILIES = {
 }
 
 
-class Whole(NamedTuple):
+class ModelCase(NamedTuple):
     """What a model is built and fed with."""
 
     family: str
@@ -88,9 +95,15 @@ class Whole(NamedTuple):
         causal = self.family == "causal_lm"
         return Dims(self.size.embed_dim, self.size.num_heads, self.length + 2, causal)
 
+    @property
+    def call(self) -> CallFeatures:
+        """What a backend is chosen for."""
+        sizes = (self.length, self.length, self.dims.head_dim)
+        return CallFeatures(self.device.type, self.dtype, *sizes, dropout=self.dropout > 0)
 
-def arguments(contender: Contender, whole: Whole) -> list[str]:
-    """Return the options of ``fairseq-train`` for a model."""
+
+def arguments(contender: Contender, whole: ModelCase) -> list[str]:
+    """List the options of ``fairseq-train`` for a model."""
     family = FAMILIES[whole.family]
     words = [*family.task, "--arch", family.stock if contender == STOCK else family.ours]
     if contender != STOCK:
@@ -108,7 +121,7 @@ def arguments(contender: Contender, whole: Whole) -> list[str]:
     return words if whole.device.type == "cuda" else [*words, "--cpu"]
 
 
-def _lengths_and_widths(whole: Whole) -> list[str]:
+def _lengths_and_widths(whole: ModelCase) -> list[str]:
     if whole.family == "translation":  # the task appends an end of sentence
         sides = ["--src-len", str(whole.length - 1), "--tgt-len", str(whole.length - 1)]
         places = str(whole.length + 2)
@@ -120,8 +133,8 @@ def _lengths_and_widths(whole: Whole) -> list[str]:
     return [*tokens, "--decoder-input-dim", width, "--decoder-output-dim", width]
 
 
-def build(contender: Contender, whole: Whole) -> tuple[Any, Any, Any]:
-    """Return the configuration, task and model that ``fairseq-train`` would make."""
+def build(contender: Contender, whole: ModelCase) -> tuple[Any, Any, Any]:
+    """Build the configuration, task and model that ``fairseq-train`` would make."""
     parser = options.get_training_parser()
     args = options.parse_args_and_arch(parser, arguments(contender, whole))
     args.tpu = False  # which fairseq makes of --bf16
@@ -131,9 +144,9 @@ def build(contender: Contender, whole: Whole) -> tuple[Any, Any, Any]:
     return config, task, task.build_model(config.model)
 
 
-def training_step(contender: Contender, whole: Whole) -> Pass:
-    """Return a whole update: forward, backward, gradient clipping and Adam."""
-    trainer, batch = trainer_of(contender, whole)
+def training_step(contender: Contender, whole: ModelCase) -> Pass:
+    """Build a whole update: forward, backward, gradient clipping and Adam."""
+    trainer, batch = build_trainer(contender, whole)
 
     def run() -> None:
         trainer.train_step([batch])
@@ -142,14 +155,14 @@ def training_step(contender: Contender, whole: Whole) -> Pass:
     return run
 
 
-def validation_step(contender: Contender, whole: Whole) -> Pass:
-    """Return a forward pass with its loss, in evaluation."""
-    trainer, batch = trainer_of(contender, whole)
+def validation_step(contender: Contender, whole: ModelCase) -> Pass:
+    """Build a forward pass with its loss, in evaluation."""
+    trainer, batch = build_trainer(contender, whole)
     return lambda: trainer.valid_step(batch)
 
 
-def trainer_of(contender: Contender, whole: Whole, lr: float = 1e-7) -> tuple[Trainer, Any]:
-    """Return fairseq's trainer of a model, and a batch."""
+def build_trainer(contender: Contender, whole: ModelCase, lr: float = 1e-7) -> tuple[Trainer, Any]:
+    """Build fairseq's trainer of a model, and a batch."""
     config, task, model = build(contender, whole)
     for part in (config.optimization, config.optimizer, config.lr_scheduler):  # each has its own
         part.lr = [lr]

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import torch
 
-from measuring.families import Whole
+from measuring.families import ModelCase
 from measuring.timing import Pass
 
 TRAINING = 3  # times the forward pass
@@ -27,13 +27,8 @@ MASKED_EVERY = 7  # fairseq's dummy task predicts tokens 2, 9, 16, ... of a bloc
 CEILING_SIZE = {"cpu": 1024, "cuda": 8192}
 
 
-def model_flops(whole: Whole, vocabulary: int) -> int:
-    """Return the operations of a training step.
-
-    Args:
-        whole: the model and its batch.
-        vocabulary: V, as padded by the task.
-    """
+def model_flops(whole: ModelCase, vocabulary: int) -> int:
+    """Count the operations of a training step; V is ``vocabulary``, as padded by the task."""
     width, n, layers = whole.size.embed_dim, whole.length, whole.size.layers
     attention = 2 * 4 * width**2 + 4 * n * width
     layer = attention + 2 * 2 * width * whole.size.ffn_dim
@@ -49,7 +44,7 @@ def model_flops(whole: Whole, vocabulary: int) -> int:
 
 
 def ceiling(dtype: torch.dtype, device: torch.device) -> tuple[Pass, int]:
-    """Return a product of two large square matrices, and its operations."""
+    """Build the product of two large square matrices, and its operations."""
     size = CEILING_SIZE[device.type]
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     out = torch.empty_like(left)

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.results.markdown import table
+from fairseq_posenc.workbench.results.markdown import fill_page, table
 from fairseq_posenc.workbench.results.record import Record
 from measuring.results import RESULTS
 
@@ -23,7 +22,7 @@ Results = list[dict[str, Any]]
 
 
 def tables(results: Results) -> list[str]:
-    """Return the results as Markdown."""
+    """Format the results as Markdown."""
     cells = [[x["step"], x["end"], f"{x['seconds']:.0f}"] for x in results]
     lines = [table(["step", "end", "seconds"], cells, "llr"), *_beside_published(results)]
     for result in results:
@@ -41,19 +40,16 @@ def keep(path: Path, kept: Path = KEPT, page: Path = PAGE) -> None:
         UserError: the page has lost a marker.
     """
     results = json.loads(path.read_text("utf-8"))
-    before, found, rest = page.read_text("utf-8").partition(START)
-    _, ends, after = rest.partition(END)
-    if not found or not ends:
-        raise UserError(f"{page} has no line {START!r}, or none {END!r} after it")
     body = "\n".join(tables(results))
+    text = fill_page(page, START, f"\n\n{body}\n\n", END)
     steps = [{name: x[name] for name in ("step", "end", "seconds")} for x in results]
     rows = {x["step"]: x["rows"] for x in results if x.get("rows")}
     Record("benchmark-gpu", {"steps": steps, **rows}, {}, command="make gpu").write(kept)
-    page.write_text(f"{before}{START}\n\n{body}\n\n{END}{after}", encoding="utf-8")
+    page.write_text(text, encoding="utf-8")
 
 
 def _beside_published(results: Results) -> list[str]:
-    """Return DeBERTa's layer at the published length beside the published times."""
+    """Format DeBERTa's layer at the published length beside the published times."""
     rows = [row for result in results for row in result.get("rows", [])]
     ours = [
         [f"`{row['encoding']}`, {row['backend']}", f"{row['dropout']:g}", _ms(row)]

@@ -61,7 +61,7 @@ def steps(dry_run: bool) -> list[Step]:
 
 
 def first() -> list[Step]:
-    """Return the measurements that a first call has time for: what the aims are about."""
+    """List the measurements that a first call has time for: what the aims are about."""
     return [
         _measure("layers", 75, BF16, "0.1", "--lengths 128 512 2048 --batch 8", NAMES, BOTH),
         _measure("updates", 55, BF16, "0.1", "--length 512 --batch 8", NAMES),
@@ -93,7 +93,7 @@ def rest() -> Iterator[Step]:
 
 
 def estimate(found: list[Step]) -> int:
-    """Return the seconds of some steps, of which those that are not timed run at once."""
+    """Estimate the seconds of some steps, of which those that are not timed run at once."""
     together = [step.seconds for step in found if step.kind not in TIMED]
     return max(together, default=0) + sum(step.seconds for step in found if step.kind in TIMED)
 

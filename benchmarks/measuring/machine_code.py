@@ -41,21 +41,13 @@ class Kernel(NamedTuple):
 
 
 class Code(NamedTuple):
-    """What is read from one kernel.
+    """What is read from one kernel."""
 
-    Attributes:
-        registers: of a thread.
-        spilled: bytes that a thread stores for lack of registers.
-        shared_bytes: of the memory that a program's threads share.
-        matrix: names of the matrix instructions, with how often they stand in loops.
-        pairs: instructions for each pair of query and key, in all and by kind.
-    """
-
-    registers: int
-    spilled: int
-    shared_bytes: int
-    matrix: dict[str, int]
-    pairs: dict[str, float]
+    registers: int  # of a thread
+    spilled: int  # bytes that a thread stores for lack of registers
+    shared_bytes: int  # of the memory that a program's threads share
+    matrix: dict[str, int]  # names of the matrix instructions, with how often they stand in loops
+    pairs: dict[str, float]  # instructions for each pair of query and key, in all and by kind
 
 
 class Instruction(NamedTuple):
@@ -87,19 +79,19 @@ def _code(kernel: Kernel, instructions: list[Instruction]) -> Code:
     every = Counter(each.name for each in instructions)
     inside = Counter(name for loop in innermost(instructions) for name in loop)
     threads = 32 * compiled.metadata.num_warps
-    counts = Counter(kind_of(name) for name in inside.elements())
+    counts = Counter(classify_instruction(name) for name in inside.elements())
     pairs = {kind: counts[kind] * threads / tile for kind in (*KINDS, "integer")}
     return Code(
         registers=int(re.findall(r"REG:(\d+)", usage)[-1]),
         spilled=sum(n * _width(name) for name, n in every.items() if name.startswith("STL")),
         shared_bytes=compiled.metadata.shared,
-        matrix={name: n for name, n in inside.items() if kind_of(name) == "matrix"},
+        matrix={name: n for name, n in inside.items() if classify_instruction(name) == "matrix"},
         pairs={"total": sum(pairs.values()), **pairs},
     )
 
 
-def kind_of(name: str) -> str:
-    """Return the kind of an instruction by its name, modifiers included."""
+def classify_instruction(name: str) -> str:
+    """Classify an instruction by its name, modifiers included."""
     stem = name.split(".")[0]
     found = (kind for kind, names in KINDS.items() if re.fullmatch(names, stem))
     return next(found, "integer")
@@ -127,7 +119,7 @@ def innermost(instructions: list[Instruction]) -> Iterator[list[str]]:
 
 
 def _instructions_of(cubin: bytes) -> bytes:
-    """Return the one section of instructions of a compiled kernel, which is a file of ELF."""
+    """Extract the one section of instructions of a compiled kernel, which is a file of ELF."""
     (at,) = struct.unpack_from("<Q", cubin, 0x28)
     size, number, names = struct.unpack_from("<HHH", cubin, 0x3A)
     sections = [struct.unpack_from("<IIQQQQ", cubin, at + size * n) for n in range(number)]
@@ -140,7 +132,7 @@ def _instructions_of(cubin: bytes) -> bytes:
 
 
 def _disassemble(text: bytes, arch: int) -> list[Instruction]:
-    """Return all instructions; of many kernels at once, as most of its time is the tool's start."""
+    """Disassemble many kernels at once, as most of the time is the tool's start."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "instructions"
         path.write_bytes(text)

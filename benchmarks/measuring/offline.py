@@ -44,12 +44,12 @@ class Compiled(NamedTuple):
 def compile_form(
     form: str, arch: int, dropout: bool, reset: bool, dtype: torch.dtype, width: int
 ) -> list[Compiled]:
-    """Return every kernel of a forward and a backward pass, as often as it is started."""
+    """Compile every kernel of a forward and a backward pass, as often as it is started."""
     with compiling(arch) as started:
         q, k, v = (
             torch.zeros(1, HEADS, LENGTH, width, dtype=dtype, requires_grad=True) for _ in "qkv"
         )
-        terms = terms_of(form, reset, width)
+        terms = make_terms(form, reset, width)
         out, _ = backend.attend(AttentionCall(q, k, v, terms, Mask(), 0.1 if dropout else 0.0))
         out.sum().backward()
     return [
@@ -58,8 +58,8 @@ def compile_form(
     ]
 
 
-def terms_of(form: str, reset: bool, width: int) -> Terms:
-    """Return the terms of a form with trained tables of zeros."""
+def make_terms(form: str, reset: bool, width: int) -> Terms:
+    """Make the terms of a form with trained tables of zeros."""
     rows = 2 * LENGTH - 1 + 2 * reset
     terms: dict[str, Any] = {"first": (torch.arange(LENGTH) == 0)[None]} if reset else {}
     for name, value in FORMS[form].items():

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.results.markdown import table
-from measuring import pictures, results
+from fairseq_posenc.workbench.results.markdown import fill_text, table
+from fairseq_posenc.workbench.results.pictures import COLOURS, GRID, look, new_figure, save
+from measuring import results
 from measuring.results import Result
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 Rows = list[dict[str, Any]]
-SHORT, LONG = 1024, 4096  # lengths between which the growth of memory is computed
+PANELS = {"seconds": ("time of a pass, ms", 1e3), "memory": ("peak of memory, MB", 1e-6)}
 
 
 def keep(result: Result, folder: Path = results.RESULTS, page: Path = PAGE) -> None:
@@ -27,12 +27,12 @@ def write(folder: Path = results.RESULTS, page: Path = PAGE) -> None:
     kept = results.load(folder)
     for result in kept:
         if has_picture(result):
-            pictures.draw(result.rows, _picture(result, folder))
+            _draw(result.rows, _picture(result, folder))
     page.write_text(text(page.read_text("utf-8"), kept), encoding="utf-8")
 
 
 def text(old: str, kept: Iterable[Result]) -> str:
-    """Return the page with everything between its markers made anew.
+    """Make everything between the page's markers anew.
 
     Raises:
         UserError: a marker is missing.
@@ -40,46 +40,16 @@ def text(old: str, kept: Iterable[Result]) -> str:
     kept = list(kept)
     for script, section in SECTIONS.items():
         start, end = f"<!-- {script}: generated -->", f"<!-- end of {script} -->"
-        before, found, rest = old.partition(start)
-        _, ends, after = rest.partition(end)
-        if not found or not ends:
-            raise UserError(f"docs/benchmarks.md has no line {start!r}, or none {end!r} after it")
         own = [result for result in kept if result.script == script]
         lines = [*_origin(own), *section(own)] if own else ["Nothing is kept yet."]
-        body = "\n".join(lines)
-        old = f"{before}{start}\n\n{body.strip()}\n\n{end}{after}"
+        body = "\n".join(lines).strip()
+        old = fill_text(old, PAGE, start, f"\n\n{body}\n\n", end)
     return old
 
 
 def has_picture(result: Result) -> bool:
     """Check whether a measurement has several lengths to draw."""
     return result.script == "attention" and len({row["length"] for row in result.rows}) > 1
-
-
-def growth(rows: Rows) -> list[str]:
-    """Return a table of how the peaks grow with n, if both ends were measured; else nothing."""
-    peaks: dict[Any, dict[int, int]] = {_line(row): {} for row in rows}
-    for row in rows:
-        peaks[_line(row)][row["length"]] = row["memory"]
-    cells = [
-        [
-            *(scope, mode, f"`{encoding}`", backend, str(batch)),
-            *(f"{found[n] / 1e6:,.1f}" for n in (SHORT, LONG)),
-            f"{found[LONG] / found[SHORT]:.2f}",
-            f"{found[LONG] / found[SHORT] / (LONG / SHORT):.2f}",
-        ]
-        for (scope, mode, encoding, backend, batch), found in peaks.items()
-        if found.get(SHORT) and found.get(LONG)
-    ]
-    if not cells:
-        return []
-    ends = [f"MB, n = {SHORT:,}", f"MB, n = {LONG:,}", "growth", f"growth / {LONG // SHORT}"]
-    header = ["scope", "mode", "encoding", "backend", "batch", *ends]
-    return ["", "Growth of the peak, against linear growth:", "", table(header, cells, "llllr")]
-
-
-def _line(row: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(row[key] for key in ("scope", "mode", "encoding", "backend", "batch"))
 
 
 def _origin(kept: Iterable[Result]) -> list[str]:
@@ -96,6 +66,42 @@ def _origin(kept: Iterable[Result]) -> list[str]:
 
 def _picture(result: Result, folder: Path) -> Path:
     return folder / f"{results.PREFIX}{result.name}.png"
+
+
+def _draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Draw a PNG file: a row of panels for each scope and mode, time and memory side by side."""
+    subjects = list(dict.fromkeys((row["scope"], row["mode"]) for row in rows))
+    figure = new_figure(11, 4.2 * len(subjects), dpi=120)
+    panels = figure.subplots(len(subjects), len(PANELS), squeeze=False)
+    for subject, pair in zip(subjects, panels):
+        mine = [row for row in rows if (row["scope"], row["mode"]) == subject]
+        for (key, (label, unit)), axes in zip(PANELS.items(), pair):
+            _draw_panel(axes, mine, key, unit)
+            axes.set_title(f"{', '.join(subject)}: {label}", loc="left")
+        pair[-1].legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=8)
+    save(figure, path)
+
+
+def _draw_panel(axes: Any, rows: list[dict[str, Any]], key: str, unit: float) -> None:
+    lines = dict.fromkeys((row["encoding"], row["backend"]) for row in rows)
+    for number, (encoding, backend) in enumerate(lines):
+        points = sorted(
+            (row["length"], row[key] * unit)
+            for row in rows
+            if (row["encoding"], row["backend"]) == (encoding, backend)
+        )
+        stock = encoding == "stock"
+        style = look(0) if stock else look(number, COLOURS[1:])  # black is fairseq's own
+        name = "stock" if stock else f"{encoding} ({backend})"
+        axes.plot(*zip(*points), marker="o", markersize=3, label=name, **style)
+    lengths = sorted({row["length"] for row in rows})
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(lengths, [f"{n:,}" for n in lengths])
+    axes.minorticks_off()
+    axes.set_xlabel("n")
+    axes.grid(color=GRID, linewidth=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _attention(kept: Iterable[Result]) -> list[str]:
@@ -139,64 +145,41 @@ def _by_encoding(cells: Mapping[str, Mapping[str, str]]) -> str:
     return table(["encoding", *cells], rows)
 
 
-def _backend_table(rows: Rows, columns: dict[str, str]) -> str:
-    """Format a line for each encoding and backend; columns are formats of a row, by title."""
-    cells = [
-        [
-            f"`{row['encoding']}`",
-            row["backend"],
-            *(each.format_map(row) for each in columns.values()),
-        ]
-        for row in rows
-    ]
-    return table(["encoding", "backend", *columns], cells, "llr")
-
-
-def _times(rows: Rows, factor: float, *names: str) -> Rows:
-    """Multiply some figures of each row, to change their unit."""
-    return [{**row, **{name: row[name] * factor for name in names}} for row in rows]
-
-
-def generate_table(rows: Rows) -> str:
-    """Format the speed of beam search."""
-    columns = {"tokens/s": "{tokens_per_second:,.1f}", "speed / `sinusoidal`": "{ratio:.3f}"}
-    return _backend_table(rows, columns)
-
-
-def train_table(rows: Rows) -> str:
-    """Format the speed of whole updates."""
-    columns = {
+# Columns of the tables of encodings and backends: by script, the format of each by its title.
+COLUMNS: dict[str, dict[str, str]] = {
+    "generate": {"tokens/s": "{tokens_per_second:,.1f}", "speed / `sinusoidal`": "{ratio:.3f}"},
+    "train": {
         "tokens/s": "{tokens_per_second:,.0f}",
         "time / stock": "{ratio:.3f}",
         "TFLOP/s": "{flops:.4g}",
         "utilisation": "{utilisation:.1%}",
-    }
-    return _backend_table(_times(rows, 1e-12, "flops"), columns)
-
-
-def breakdown_table(rows: Rows) -> str:
-    """Format where the time goes."""
-    parts = {
-        "ms": "seconds",
-        "matrix products": "products",
-        "random numbers": "random",
-        "softmax": "softmax",
-        "the rest": "rest",
-    }
-    columns = {title: f"{{{name}:,.1f}}" for title, name in parts.items()}
-    in_ms = _times(rows, 1e3, *parts.values())
-    return _backend_table(in_ms, {"time / stock": "{ratio:.2f}", **columns})
-
-
-def reset_table(rows: Rows) -> str:
-    """Format what a reset costs."""
-    columns = {
+    },
+    "breakdown": {
+        "time / stock": "{ratio:.2f}",
+        "ms": "{seconds:,.1f}",
+        "matrix products": "{products:,.1f}",
+        "random numbers": "{random:,.1f}",
+        "softmax": "{softmax:,.1f}",
+        "the rest": "{rest:,.1f}",
+    },
+    "reset": {
         "ms": "{seconds:,.1f}",
         "time with a reset / without": "{ratio:.3f}",
         "lowest": "{lowest:.3f}",
         "highest": "{highest:.3f}",
-    }
-    return _backend_table(_times(rows, 1e3, "seconds"), columns)
+    },
+}
+_UNITS = {"flops": 1e-12} | dict.fromkeys(("seconds", "products", "random", "softmax", "rest"), 1e3)
+
+
+def backend_table(script: str, rows: Rows) -> str:
+    """Format the rows of a script of :data:`COLUMNS`, one for each encoding and backend."""
+    columns, cells = COLUMNS[script], []
+    for row in rows:
+        shown = {name: row[name] * unit for name, unit in _UNITS.items() if name in row}
+        figures = (each.format_map({**row, **shown}) for each in columns.values())
+        cells.append([f"`{row['encoding']}`", row["backend"], *figures])
+    return table(["encoding", "backend", *columns], cells, "llr")
 
 
 def serving_table(rows: Rows) -> str:
@@ -230,6 +213,6 @@ def _quality(row: dict[str, Any], beam: str) -> list[str]:
 
 SECTIONS: dict[str, Callable[[Sequence[Result]], list[str]]] = {
     "attention": _attention,
-    "train": lambda kept: [train_table(result.rows) for result in kept],
+    "train": lambda kept: [backend_table("train", result.rows) for result in kept],
     "serving": lambda kept: [serving_table(result.rows) for result in kept],
 }

@@ -18,40 +18,23 @@ JSON_KEYS = (
 )
 
 
-class Row(NamedTuple):
-    """Figures of an encoding on a backend; ratios are to fairseq's own attention.
+class AttentionRow(NamedTuple):
+    """Figures of an encoding on a backend; ratios are to fairseq's own attention."""
 
-    Attributes:
-        scope: ``op``, ``layer`` or ``model``.
-        device: ``cpu`` or ``cuda``.
-        mode: ``forward`` (evaluation) or ``training``.
-        encoding: its spec, or ``stock``: fairseq's own again, which shows the noise.
-        backend: what computed it.
-        length: n, tokens of a sentence.
-        batch: sentences.
-        dropout: probability.
-        dtype: type of the numbers.
-        seconds: of a pass, median.
-        memory: peak of a pass's own allocations in bytes.
-        ratio: of times, the median over rounds.
-        ratio_to_none: the same, to our attention without positions on the same backend.
-        memory_ratio: of peaks.
-    """
-
-    scope: str
-    device: str
-    mode: str
-    encoding: str
-    backend: str
-    length: int
-    batch: int
-    dropout: float
-    dtype: str
-    seconds: float
-    memory: int
-    ratio: float
-    ratio_to_none: float
-    memory_ratio: float
+    scope: str  # ``op``, ``layer`` or ``model``
+    device: str  # ``cpu`` or ``cuda``
+    mode: str  # ``forward`` (evaluation) or ``training``
+    encoding: str  # its spec, or ``stock``: fairseq's own again, which shows the noise
+    backend: str  # what computed it
+    length: int  # n, tokens of a sentence
+    batch: int  # sentences
+    dropout: float  # probability
+    dtype: str  # type of the numbers
+    seconds: float  # of a pass, median
+    memory: int  # peak of a pass's own allocations in bytes
+    ratio: float  # of times, the median over rounds
+    ratio_to_none: float  # the same, to our attention without positions on the same backend
+    memory_ratio: float  # of peaks
 
 
 class Result(NamedTuple):
@@ -64,8 +47,8 @@ class Result(NamedTuple):
     rows: list[dict[str, Any]]
 
 
-def as_json(rows: Iterable[Row]) -> str:
-    """Return our rows as a JSON list of objects with :data:`JSON_KEYS`."""
+def as_json(rows: Iterable[AttentionRow]) -> str:
+    """Format our rows as a JSON list of objects with :data:`JSON_KEYS`."""
     chosen = [row._asdict() for row in rows if row.encoding != "stock"]
     return json.dumps([{key: row[key] for key in JSON_KEYS} for row in chosen], indent=1)
 
@@ -81,7 +64,7 @@ def save(result: Result, folder: Path = RESULTS) -> Path:
 
 
 def load(folder: Path = RESULTS) -> list[Result]:
-    """Return all measurements that are kept, by name."""
+    """Load all measurements that are kept, by name."""
     return [_result(path) for path in sorted(folder.glob(f"{PREFIX}*.json"))]
 
 
@@ -93,8 +76,8 @@ def _result(path: Path) -> Result:
     )
 
 
-def rows_table(rows: Iterable[Row]) -> str:
-    """Return every row with all its figures as a Markdown table."""
+def rows_table(rows: Iterable[AttentionRow]) -> str:
+    """Format every row with all its figures as a Markdown table."""
     header = [
         *("scope", "mode", "encoding", "backend", "n", "batch", "dropout"),
         *("time / stock", "time / `none`", "memory / stock", "ms", "MB"),
@@ -112,5 +95,5 @@ def rows_table(rows: Iterable[Row]) -> str:
 
 
 def _rounded(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row with five digits of each figure, which is more than the noise leaves."""
+    """Round each figure to five digits, more than the noise leaves."""
     return {k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in row.items()}

@@ -1,4 +1,4 @@
-"""A pass of the attention operation, of an encoder layer, of a model: fairseq's own, and ours."""
+"""A pass of the attention operation, of a layer, of a model: fairseq's own, and ours."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Any, NamedTuple
 
 import torch
 from fairseq.models.roberta.model import base_architecture
-from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
+from fairseq.modules.transformer_layer import (
+    TransformerDecoderLayerBase,
+    TransformerEncoderLayerBase,
+)
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -18,16 +21,16 @@ from fairseq_posenc.backends.base import AttentionCall, CallFeatures, Mask
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.positions import Span
 from fairseq_posenc.transformer.attention import PositionalAttention
-from fairseq_posenc.transformer.configuration import stack_config
 from fairseq_posenc.transformer.forward_context import inject_context, set_context
-from fairseq_posenc.transformer.layers import PositionalEncoderLayer
+from fairseq_posenc.transformer.layers import PositionalDecoderLayer, PositionalEncoderLayer
+from fairseq_posenc.transformer.options import stack_config
 from measuring.contenders import (
     STOCK,
     Contender,
     layer_and_shared,
-    positions_of,
+    make_positions,
 )
-from measuring.families import Size, Whole, training_step, validation_step
+from measuring.families import ModelCase, Size, training_step, validation_step
 from measuring.timing import Pass
 
 SEED = 1
@@ -48,11 +51,12 @@ class Case(NamedTuple):
     ffn_dim: int = 3072
     layers: int = 1
     vocabulary: int = 50_000
+    causal: bool = False
 
     @property
     def dims(self) -> Dims:
         """The sizes that encodings are built for."""
-        return Dims(self.embed_dim, self.num_heads, self.length)
+        return Dims(self.embed_dim, self.num_heads, self.length, self.causal)
 
     @property
     def call(self) -> CallFeatures:
@@ -69,7 +73,7 @@ class Case(NamedTuple):
 
 
 def operation(contender: Contender, case: Case) -> Pass:
-    """Return a pass of the attention operation alone, on projected queries, keys and values.
+    """Build a pass of the attention operation alone, on projected queries, keys and values.
 
     fairseq's is the call that its attention makes, ``scaled_dot_product_attention``. Ours includes
     everything that an encoding does: rotations, tables, and the tables' projections.
@@ -89,7 +93,7 @@ def operation(contender: Contender, case: Case) -> Pass:
     layer, shared = layer_and_shared(contender.encoding, case.dims)
     attention = PositionalAttention(case.embed_dim, case.num_heads, layer)
     modules = nn.ModuleList([attention, shared]).to(case.device, case.dtype)
-    positions = positions_of(case.batch, case.length, case.device)
+    positions = make_positions(case.batch, case.length, case.device)
     x = _input(case, case.batch, case.length, case.embed_dim, std=1.0)  # which gates look at
 
     def attend() -> Tensor:
@@ -107,7 +111,7 @@ def operation(contender: Contender, case: Case) -> Pass:
 
 
 def layer(contender: Contender, case: Case) -> Pass:
-    """Return a pass of a whole encoder layer.
+    """Build a pass of a whole encoder layer, or of a causal LM's layer of the same sizes.
 
     Encodings that a model computes once for all of its layers are computed here for the one.
     """
@@ -115,45 +119,62 @@ def layer(contender: Contender, case: Case) -> Pass:
 
 
 def layer_and_modules(contender: Contender, case: Case) -> tuple[Pass, nn.Module]:
-    """Return a pass of a whole encoder layer, and all the modules that take part."""
+    """Build a pass of :func:`layer`, and all the modules that take part."""
     torch.manual_seed(SEED)
     x = _input(case, case.length, case.batch, case.embed_dim, std=1.0)
+    inputs: dict[str, Any] = {"encoder_padding_mask": None}
+    more: dict[str, Any] = {}
+    if case.causal:
+        later = torch.full((case.length, case.length), -torch.inf).triu(1)
+        inputs = {"self_attn_mask": later.to(case.device, case.dtype)}
+        more = {"no_encoder_attn": True}
     if contender == STOCK:
-        stock = TransformerEncoderLayerBase(layer_config(Contender("none", "auto"), case))
+        kind: Any = TransformerDecoderLayerBase if case.causal else TransformerEncoderLayerBase
+        stock = kind(layer_config(Contender("none", "auto"), case), **more)
         stock.to(case.device, case.dtype)
-        return _pass(lambda: stock(x, None), case, stock, [x]), stock
-    ours = PositionalEncoderLayer(layer_config(contender, case))
+        return _pass(lambda: _output(stock(x, **inputs)), case, stock, [x]), stock
+    kind = PositionalDecoderLayer if case.causal else PositionalEncoderLayer
+    ours = kind(layer_config(contender, case), **more)
     ours.register_forward_pre_hook(inject_context, with_kwargs=True)
     ours.self_attn.encodings, shared = layer_and_shared(contender.encoding, case.dims)
     modules = nn.ModuleList([ours, shared]).to(case.device, case.dtype)
-    positions = positions_of(case.batch, case.length, case.device)
+    positions = make_positions(case.batch, case.length, case.device)
 
-    def encode() -> Tensor:
+    def compute() -> Tensor:
         with set_context(Shared.compute(shared, positions)):
-            out: Tensor = ours(x, None)
-        return out
+            return _output(ours(x, **inputs))
 
-    return _pass(encode, case, modules, [x]), modules
+    return _pass(compute, case, modules, [x]), modules
+
+
+def _output(found: Any) -> Tensor:
+    """Select the output of a layer, which decoders give with attention weights."""
+    out: Tensor = found[0] if isinstance(found, tuple) else found
+    return out
 
 
 def model(contender: Contender, case: Case) -> Pass:
-    """Return a whole update of a RoBERTa, or a validation step, in fairseq's trainer."""
+    """Build a whole update of a RoBERTa, or a validation step, in fairseq's trainer."""
     size = Size(case.embed_dim, case.num_heads, case.ffn_dim, case.layers)
     shared = (case.length, case.batch, case.dropout, case.dtype, case.device)
-    whole = Whole("masked_lm", size, *shared, vocabulary=case.vocabulary)
+    whole = ModelCase("masked_lm", size, *shared, vocabulary=case.vocabulary)
     step = training_step if case.mode == "training" else validation_step
     return step(contender, whole)
 
 
 def layer_config(contender: Contender, case: Case) -> Any:
-    """Return fairseq's configuration of RoBERTa-base's layer, with our options."""
+    """Build fairseq's configuration of RoBERTa-base's layer, with our options."""
+    sizes = {
+        "embed_dim": case.embed_dim,
+        "attention_heads": case.num_heads,
+        "ffn_embed_dim": case.ffn_dim,
+    }
     args = Namespace(
-        encoder_embed_dim=case.embed_dim,
-        encoder_attention_heads=case.num_heads,
-        encoder_ffn_embed_dim=case.ffn_dim,
+        **{f"{side}_{name}": x for side in ("encoder", "decoder") for name, x in sizes.items()},
         dropout=case.dropout,
         attention_dropout=case.dropout,
         max_source_positions=case.length,
+        max_target_positions=case.length,
         position_encoding=contender.encoding,
         position_backend=contender.backend,
     )
@@ -169,7 +190,7 @@ def _input(case: Case, *shape: int, std: float) -> Tensor:
 def _pass(
     compute: Callable[[], Tensor], case: Case, modules: nn.Module, inputs: list[Tensor]
 ) -> Pass:
-    """Return a pass in the case's mode: without gradients, or with those of all there is."""
+    """Build a pass in the case's mode: without gradients, or with those of all there is."""
     training = case.mode == "training"
     modules.train(training)
     for x in inputs:
@@ -192,5 +213,6 @@ def _pass(
 SCOPES: dict[str, Callable[[Contender, Case], Pass]] = {
     "op": operation,
     "layer": layer,
+    "causal": layer,
     "model": model,
 }

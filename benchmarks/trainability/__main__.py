@@ -7,7 +7,7 @@ the start-up is paid once), with equal seeds, sizes and order of the data. Two s
   models have, in a causal LM. Writes ``trainability.md`` and ``trainability.json``.
 * ``m4m-start``: starting values of M4M's table. Writes ``m4m_start.md``, ``.json`` and ``.png``.
 
-Finished runs are kept as JSON lines in the working folder: the same command continues there.
+Finished runs are kept in the working folder: the same command continues there.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ logging.getLogger().addHandler(logging.NullHandler())  # or fairseq prints every
 
 import torch  # noqa: E402
 from data import prepare  # noqa: E402
+from m4m_start import SETTINGS, report_starts  # noqa: E402
 from methods import report_methods  # noqa: E402
-from runs import FAMILIES  # noqa: E402
-from start_report import SETTINGS, report_starts  # noqa: E402
 from starts import STARTS  # noqa: E402
-from training import Store  # noqa: E402
+from training import FAMILIES, Store  # noqa: E402
 
 from fairseq_posenc import registry  # noqa: E402
 from fairseq_posenc.workbench.running.locks import lock_output_folder  # noqa: E402
@@ -69,9 +68,9 @@ def main() -> None:
     """Train what is missing, and write the report."""
     args = parse_args()
     torch.set_num_threads(args.threads)
-    with lock_output_folder(args.out):
-        folders, facts = prepare(args.out, args.files)
-        store = Store(args.out / "runs.jsonl", folders)
+    with lock_output_folder(args.out) as lock:
+        folders, facts = prepare(args.out, args.files, lock)
+        store = Store(args.out / "runs", folders)
         args.results.mkdir(parents=True, exist_ok=True)
         if args.subject == "methods":
             report_methods(args, facts, store)

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 from data import VOCABULARY
 from reports import end, machine, own_command, write_figures, write_report
-from runs import Run
-from training import Store
+from training import StartRun, Store
 
 from fairseq_posenc import registry
 from fairseq_posenc.workbench.results.markdown import table
@@ -20,8 +19,8 @@ REFERENCES = ("none", "learned")  # beside the causal-only encodings, to compare
 MARGIN = 0.1  # bits; a smaller difference is no finding
 
 
-def method_runs(args: argparse.Namespace) -> list[Run]:
-    """Return a run of every encoding in the families where it is compared."""
+def method_runs(args: argparse.Namespace) -> list[StartRun]:
+    """List a run of every encoding in the families where it is compared."""
     both = registry.names_for(encoder=True, decoder=True)
     causal = set(registry.names_for(decoder=True)) - set(registry.names_for(encoder=True))
     names = {
@@ -31,7 +30,7 @@ def method_runs(args: argparse.Namespace) -> list[Run]:
     }
     wanted = set(args.methods or registry.names()) | {"none"}
     return [
-        Run(family, name, seed, args.updates)
+        StartRun(family, name, seed, args.updates)
         for seed in args.seeds
         for family in args.families
         for name in sorted(names[family], key=lambda name: (name not in REFERENCES, name))
@@ -39,21 +38,21 @@ def method_runs(args: argparse.Namespace) -> list[Run]:
     ]
 
 
-class Row(NamedTuple):
+class MethodMeans(NamedTuple):
     """One encoding in one family: means over the seeds."""
 
     encoding: str
     end: float
     seconds: float
 
-    @classmethod
-    def of(cls, results: list[dict[str, Any]]) -> Row:
-        """Return the means of runs that differ only in their seeds."""
-        return cls(
-            results[0]["encoding"],
-            statistics.mean(map(end, results)),
-            statistics.mean(result["cpu_seconds_per_100"] for result in results),
-        )
+
+def _means(results: list[dict[str, Any]]) -> MethodMeans:
+    """Average runs that differ only in their seeds."""
+    return MethodMeans(
+        results[0]["encoding"],
+        statistics.mean(map(end, results)),
+        statistics.mean(result["cpu_seconds_per_100"] for result in results),
+    )
 
 
 def report_methods(args: argparse.Namespace, facts: dict[str, Any], store: Store) -> None:
@@ -71,7 +70,7 @@ def report_lines(
     for result in results:
         runs.setdefault(result["family"], {}).setdefault(result["encoding"], []).append(result)
     families = {
-        family: {name: Row.of(seeds) for name, seeds in of.items()} for family, of in runs.items()
+        family: {name: _means(seeds) for name, seeds in of.items()} for family, of in runs.items()
     }
     return [*_introduction(args, facts), "", _table(families), "", *_findings(families, facts)]
 
@@ -100,7 +99,7 @@ def _introduction(args: argparse.Namespace, facts: dict[str, Any]) -> list[str]:
     ]
 
 
-def _table(families: Mapping[str, Mapping[str, Row]]) -> str:
+def _table(families: Mapping[str, Mapping[str, MethodMeans]]) -> str:
     """Format a row for each encoding, in the order of the first family."""
     first = next(iter(families.values()))
     rows = [row for of in families.values() for row in sorted(of.values(), key=lambda row: row.end)]
@@ -116,13 +115,15 @@ def _table(families: Mapping[str, Mapping[str, Row]]) -> str:
     return table(["method", *families, "time"], cells)
 
 
-def _loss(row: Row | None, none: Row) -> str:
+def _loss(row: MethodMeans | None, none: MethodMeans) -> str:
     if row is None:
         return "-"
     return f"{row.end:.3f} ({none.end - row.end:+.3f})" if row.end < math.inf else "diverged"
 
 
-def _findings(families: Mapping[str, Mapping[str, Row]], facts: dict[str, Any]) -> list[str]:
+def _findings(
+    families: Mapping[str, Mapping[str, MethodMeans]], facts: dict[str, Any]
+) -> list[str]:
     """Say by rule which methods do not learn."""
     lines = []
     for family, of in families.items():

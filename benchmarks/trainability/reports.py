@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from runs import FAMILIES
+from training import FAMILIES
 
 import fairseq_posenc
 from fairseq_posenc.workbench.running.devices import processor_name
@@ -21,7 +21,7 @@ BY_HAND = "<!-- Below this line: written by hand, and kept when the report is ma
 
 
 def own_command(args: argparse.Namespace) -> str:
-    """Return the command that makes the report again, without the user's folders."""
+    """Build the command that makes the report again, without the user's folders."""
     words = [".venv/bin/python", "benchmarks/trainability", args.subject]
     words += ["--updates", str(args.updates), "--seeds", *map(str, args.seeds)]
     for name, path in args.files.items():
@@ -37,7 +37,7 @@ def own_command(args: argparse.Namespace) -> str:
 
 
 def machine() -> str:
-    """Return a line that says where the figures are from."""
+    """Describe where the figures are from."""
     return (
         f"{processor_name()}, torch {torch.__version__} on {torch.get_num_threads()} thread(s), "
         f"Python {platform.python_version()}, fairseq-posenc {fairseq_posenc.__version__}"
@@ -45,7 +45,7 @@ def machine() -> str:
 
 
 def end(result: dict[str, Any]) -> float:
-    """Return the last validation loss, in bits; infinite if the training diverged."""
+    """Read the last validation loss, in bits; infinite if the training diverged."""
     return math.inf if result["diverged"] else float(result["curve"][-1][1])
 
 
@@ -58,7 +58,6 @@ def write_report(path: Path, lines: list[str]) -> None:
 
 
 def write_figures(path: Path, facts: dict[str, Any], results: list[dict[str, Any]]) -> None:
-    """Write all figures, without the commands, which hold the working folder."""
-    runs = [{k: v for k, v in result.items() if k != "command"} for result in results]
-    rows = ",\n".join(f"  {json.dumps(run)}" for run in runs)
+    """Write all figures."""
+    rows = ",\n".join(f"  {json.dumps(result)}" for result in results)
     write_whole(path, f'{{"data": {json.dumps(facts)},\n "runs": [\n{rows}\n]}}\n')

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from runs import Run
 from torch import Tensor, nn
 
 from fairseq_posenc.transformer.attention import PositionalAttention
@@ -21,7 +20,7 @@ def _noise(like: Tensor, std: float, generator: torch.Generator) -> Tensor:
 
 
 def _sigma(attention: PositionalAttention) -> float:
-    """Return the standard deviation of a query's and a key's numbers, for inputs of variance 1."""
+    """Compute the standard deviation of a query's and a key's numbers, for inputs of variance 1."""
     stds = [proj.weight.std().item() for proj in (attention.q_proj, attention.k_proj)]
     return math.sqrt(stds[0] * stds[1] * attention.embed_dim)
 
@@ -34,12 +33,12 @@ def _normal(std: Callable[[PositionalAttention], float]) -> Any:
 
 
 def _unit_std(attention: PositionalAttention) -> float:
-    """Return the deviation at which q.a and k.a have variance 1: scores spread as without M4M."""
+    """Compute the deviation at which q.a and k.a have variance 1: scores spread as without M4M."""
     return 1.0 / (_sigma(attention) * math.sqrt(attention.head_dim))
 
 
 def _scaled_std(attention: PositionalAttention) -> float:
-    """Return 5 / sqrt(C d): with BERT's weights (std 0.02), q.a and k.a have deviation 0.1."""
+    """Compute 5 / sqrt(C d): with BERT's weights (std 0.02), q.a and k.a have deviation 0.1."""
     return 5.0 / math.sqrt(attention.embed_dim * attention.head_dim)
 
 
@@ -85,10 +84,10 @@ STARTS: dict[str, tuple[str, Any]] = {
 }
 
 
-def apply_start(model: nn.Module, run: Run) -> None:
+def apply_start(model: nn.Module, start: str, seed: int) -> None:
     """Draw the tables of ``m4m`` anew; all other weights stay those of the same seed."""
-    draw = STARTS[run.start][1]
-    generator = torch.Generator().manual_seed(run.seed)
+    draw = STARTS[start][1]
+    generator = torch.Generator().manual_seed(seed)
     for module in model.modules():
         if draw and isinstance(module, PositionalAttention) and "m4m" in module.encodings:
             table: Any = module.encodings["m4m"].table

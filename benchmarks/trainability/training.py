@@ -1,8 +1,9 @@
-"""One training by fairseq's own ``main``, its figures, and the store of finished trainings."""
+"""One training by fairseq's own ``main``: its options, its figures, and how they are kept."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import math
@@ -11,18 +12,72 @@ import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 from unittest import mock
 
 from fairseq import models, options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq_cli import train as fairseq_train
-from runs import Run
 from starts import apply_start
 from torch import nn
 
 from fairseq_posenc.checkpoints.state_dict_adapter import is_position_parameter
+from fairseq_posenc.workbench.experiments.text_settings import (
+    KEEP_ALL,
+    LEARNING_RATE,
+    TRAIN_OPTIONS,
+)
+from fairseq_posenc.workbench.experiments.variants import MASKED
 from fairseq_posenc.workbench.running.logs import parse_line
+from fairseq_posenc.workbench.running.stages import Stage
+
+NEVER = "1000000000"
+VALIDATE_EVERY = 50
+SIZES = ("--warmup-updates", "100", "--max-tokens", "2048")
+_ADAM = (
+    *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--lr", LEARNING_RATE),
+    *("--lr-scheduler", "inverse_sqrt", *SIZES, "--dropout", "0", "--criterion", "cross_entropy"),
+    *KEEP_ALL,
+)
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "masked LM": (*TRAIN_OPTIONS[MASKED], "--lr", LEARNING_RATE, *SIZES),
+    "translation": (
+        *("--task", "translation", "--arch", "transformer_none_tiny", *_ADAM),
+        *("--encoder-embed-dim", "128", "--encoder-ffn-embed-dim", "512"),
+        *("--share-all-embeddings", "--skip-invalid-size-inputs-valid-test"),
+        *("--max-tokens", "1024"),
+        *("--max-source-positions", "128", "--max-target-positions", "128"),
+    ),
+    "causal LM": (
+        *("--task", "language_modeling", "--arch", "transformer_lm_none_tiny", *_ADAM),
+        *("--decoder-embed-dim", "128", "--decoder-input-dim", "128"),
+        *("--decoder-output-dim", "128", "--decoder-ffn-embed-dim", "512"),
+        *("--share-decoder-input-output-embed", "--sample-break-mode", "none"),
+        *("--tokens-per-sample", "64", "--max-target-positions", "64"),
+    ),
+}
+
+
+class StartRun(NamedTuple):
+    """One training."""
+
+    family: str  # a key of ``FAMILIES``
+    encoding: str  # a spec
+    seed: int  # of initial weights, order of the data, and masks
+    updates: int  # number of training updates
+    start: str = "plain"  # a key of ``STARTS``: how tables of ``m4m`` are drawn
+    extra: tuple[str, ...] = ()  # options added to the family's
+
+    def command(self, data: Path) -> list[str]:
+        """List the options of ``fairseq-train``."""
+        return [
+            *(str(data), *FAMILIES[self.family], "--position-encoding", self.encoding),
+            *("--max-update", str(self.updates), "--seed", str(self.seed), "--no-save"),
+            *("--validate-interval-updates", str(VALIDATE_EVERY), "--validate-interval", NEVER),
+            *("--log-format", "json", "--log-interval", "1", "--num-workers", "0", "--cpu"),
+            *("--save-dir", str(data.parent / "unused"), "--distributed-world-size", "1"),
+            *self.extra,
+        ]
 
 
 class Recorder(logging.Handler):
@@ -55,13 +110,13 @@ class Recorder(logging.Handler):
             self.gradients = _gradient_sizes(self.model)
 
     def seconds(self) -> float:
-        """Return seconds of processor time per 100 updates: 100 times the median update's."""
+        """Compute seconds of processor time per 100 updates: 100 times the median update's."""
         steps = [after - before for before, after in zip(self.clock, self.clock[1:])]
         return 100 * statistics.median(steps) if steps else math.nan
 
 
 def _gradient_sizes(model: Optional[nn.Module]) -> dict[str, float]:
-    """Return root mean squares of the first update's gradients, which are still there."""
+    """Compute root mean squares of the first update's gradients, which are still there."""
     found: dict[str, list[float]] = {"query projections": [], "position parameters": []}
     for name, value in model.named_parameters() if model else ():
         if value.grad is not None:
@@ -74,14 +129,14 @@ def _gradient_sizes(model: Optional[nn.Module]) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def _recording(run: Run) -> Iterator[Recorder]:
+def _recording(run: StartRun) -> Iterator[Recorder]:
     """Listen to the log, and change the start of the model that fairseq builds."""
     recorder = Recorder()
     build = models.build_model
 
     def build_model(*args: Any, **kwargs: Any) -> nn.Module:
         model = build(*args, **kwargs)
-        apply_start(model, run)
+        apply_start(model, run.start, run.seed)
         recorder.model = model
         return model
 
@@ -95,8 +150,8 @@ def _recording(run: Run) -> Iterator[Recorder]:
         root.removeHandler(recorder)
 
 
-def train(run: Run, data: Path) -> dict[str, Any]:
-    """Train one model as ``fairseq-train`` does, and return its figures."""
+def train(run: StartRun, data: Path) -> dict[str, Any]:
+    """Train one model as ``fairseq-train`` does, and collect its figures."""
     parser = options.get_training_parser()
     args = options.parse_args_and_arch(parser, input_args=run.command(data))
     began, diverged = time.monotonic(), ""
@@ -122,32 +177,25 @@ def train(run: Run, data: Path) -> dict[str, Any]:
 
 
 class Store:
-    """Finished runs, a JSON line each."""
+    """Finished runs, each in a folder of its own below ``out``."""
 
-    def __init__(self, path: Path, data: dict[str, Path]) -> None:
-        self._path = path
-        self._data = data
-        self._known: dict[str, dict[str, Any]] = {}
-        if path.exists():
-            for line in path.read_text(encoding="utf-8").splitlines():
-                with contextlib.suppress(ValueError):  # a line cut off by an interruption
-                    kept = json.loads(line)
-                    self._known[json.dumps(kept["command"])] = kept
+    def __init__(self, out: Path, data: dict[str, Path]) -> None:
+        self._out, self._data = out, data
 
-    def get(self, run: Run) -> dict[str, Any]:
-        """Return the figures of a run, training it if that was not done before."""
+    def get(self, run: StartRun) -> dict[str, Any]:
+        """Look up the figures of a run; train it if that was not done before."""
         folder = self._data[run.family]
         command = [run.start, *run.command(folder)]
-        key = json.dumps(command)
-        if key not in self._known:
-            figures = {**run._asdict(), **train(run, folder), "command": command}
-            with open(self._path, "a", encoding="utf-8") as file:
-                file.write(json.dumps(figures) + "\n")
-            self._known[key] = figures
-            end = figures["curve"][-1][1] if figures["curve"] else math.nan
-            print(
-                f"{run.family}, {run.encoding}, {run.start} {shlex.join(run.extra)} seed "
-                f"{run.seed}: {end:.3f} bits after {figures['wall_seconds']:.0f} s",
-                flush=True,
-            )
-        return self._known[key]
+        name = hashlib.sha256(json.dumps(command).encode()).hexdigest()[:16]
+        stage = Stage(self._out / name, {"command": command})
+        return stage.do(lambda: self._train(run, folder))
+
+    def _train(self, run: StartRun, folder: Path) -> dict[str, Any]:
+        figures = train(run, folder)
+        end = figures["curve"][-1][1] if figures["curve"] else math.nan
+        print(
+            f"{run.family}, {run.encoding}, {run.start} {shlex.join(run.extra)} seed "
+            f"{run.seed}: {end:.3f} bits after {figures['wall_seconds']:.0f} s",
+            flush=True,
+        )
+        return {**run._asdict(), **figures}

@@ -39,9 +39,9 @@ def find_message(error: BaseException) -> str | None:
     chain.
     """
     links = list(chain(error))
-    messages = [_message(link) for link in links]
+    messages = [_user_message(link) for link in links]
     # For a checkpoint, the first error says most.
-    messages += [_unreadable(link) for link in reversed(links)]
+    messages += [_describe_unreadable(link) for link in reversed(links)]
     return next((message for message in messages if message), None)
 
 
@@ -50,13 +50,13 @@ def choose_exit_code(error: BaseException) -> int:
 
     2 is a mistake that the user can mend before the run, 1 a failed run or a full disk.
     """
-    cause = next((link for link in chain(error) if _message(link)), error)
+    cause = next((link for link in chain(error) if _user_message(link)), error)
     return 1 if isinstance(cause, RunError) or _is_no_room(cause) else 2
 
 
 def describe_damage(error: BaseException) -> str:
     """Describe what is wrong with a checkpoint, from the error that reading it raised."""
-    if message := next(filter(None, map(_message, chain(error))), None):
+    if message := next(filter(None, map(_user_message, chain(error))), None):
         return message
     for link in chain(error):
         if _runs_code(link):
@@ -72,7 +72,7 @@ def describe_damage(error: BaseException) -> str:
     return f"not a whole checkpoint of fairseq ({kind}{': ' if reason else ''}{reason})"
 
 
-def _message(error: BaseException) -> str | None:
+def _user_message(error: BaseException) -> str | None:
     """Get the message of an error that is a user's mistake by its type."""
     if isinstance(error, UserError):
         return str(error)
@@ -101,22 +101,22 @@ def _runs_code(error: BaseException) -> bool:
     return isinstance(error, pickle.UnpicklingError) and "Weights only load failed" in str(error)
 
 
-def _unreadable(error: BaseException) -> str | None:
+def _describe_unreadable(error: BaseException) -> str | None:
     """Describe the fault of the checkpoint that fairseq was reading, None if it was not."""
     if isinstance(error, MemoryError) or "allocate memory" in str(error):
         return None
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     for frame in frames:
-        place = _place(frame)
+        place = _locate(frame)
         if place in _READERS:
             path = frame.f_locals.get(_READERS[place])
-            wrong = _fault(error, opening=place[1] == _OPENS, here=frame is frames[-1])
+            wrong = _describe_fault(error, opening=place[1] == _OPENS, here=frame is frames[-1])
             if wrong:
                 return f"{path}: {wrong}"
     return describe_damage(error) if _runs_code(error) else None
 
 
-def _fault(error: BaseException, opening: bool, here: bool) -> str | None:
+def _describe_fault(error: BaseException, opening: bool, here: bool) -> str | None:
     """Describe the fault of a file that an error shows, None if the file may be innocent.
 
     Args:
@@ -140,6 +140,6 @@ def _fault(error: BaseException, opening: bool, here: bool) -> str | None:
     return describe_damage(error) if opening or (here and lacks) else None
 
 
-def _place(frame: FrameType) -> tuple[str, str]:
+def _locate(frame: FrameType) -> tuple[str, str]:
     """Name a frame's file, with its folder, and its function."""
     return "/".join(frame.f_code.co_filename.split(os.sep)[-2:]), frame.f_code.co_name

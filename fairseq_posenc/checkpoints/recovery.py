@@ -14,7 +14,7 @@ from fairseq_posenc.checkpoints.safe_loading import is_torn, open_mapped
 from fairseq_posenc.errors import UserError
 
 logger = logging.getLogger(__name__)
-LAST = "checkpoint_last.pt"
+LAST, BEST = "checkpoint_last.pt", "checkpoint_best.pt"
 # What fairseq calls them.
 _NAMES = re.compile(r"checkpoint(\d+|_\d+_\d+|_last|_best|\.best_.+)\.pt")
 

@@ -19,7 +19,7 @@ _ALIASES = {"arch", "user_dir"}  # of the model's name; of where the package lie
 _optimizers: list[Path] = []  # the checkpoint whose optimizer's state is about to be loaded
 
 
-def begin(path: Path, settings: DictConfig | None) -> None:
+def start_resuming(path: Path, settings: DictConfig | None) -> None:
     """Log how a training's settings differ from those of the checkpoint that it goes on from."""
     _optimizers.clear()
     if settings is None or not path.is_file():
@@ -30,7 +30,7 @@ def begin(path: Path, settings: DictConfig | None) -> None:
     with readable_errors(str(path)):
         state = open_mapped(path)
     now: Any = OmegaConf.to_container(settings, resolve=True, enum_to_str=True)
-    found = changes(state.get("cfg"), now)
+    found = list_changes(state.get("cfg"), now)
     if found:
         logger.info("%s goes on with other settings: %s", path, ", ".join(found))
     if state.get("last_optimizer_state") is not None and not checkpoint.reset_optimizer:
@@ -41,7 +41,7 @@ def refuse_optimizer(resized: list[str]) -> None:
     """Refuse an optimizer's state for parameters that have other sizes in the checkpoint.
 
     Raises:
-        UserError: there are some, and :func:`begin` saw that the state is about to be loaded.
+        UserError: there are some, and the state is about to be loaded (:func:`start_resuming`).
     """
     if resized and _optimizers:
         raise UserError(
@@ -50,7 +50,7 @@ def refuse_optimizer(resized: list[str]) -> None:
         )
 
 
-def changes(before: Any, now: Any) -> list[str]:
+def list_changes(before: Any, now: Any) -> list[str]:
     """List the settings that differ between two configurations of fairseq, both plain."""
     if not isinstance(before, dict):
         return []  # as fairseq wrote before it had configurations

@@ -30,12 +30,12 @@ def open_mapped(path: Path) -> dict[str, Any]:
     Raises:
         Exception: no checkpoint, or one that would run code; the type depends on the file.
     """
-    refuse_swelling(path)
+    refuse_oversized_archive(path)
     mapped = zipfile.is_zipfile(path)  # not before torch 1.6
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     if not isinstance(state, dict):
         raise TypeError(f"a {type(state).__name__} in the place of a mapping")
-    _refuse_hollow(state)
+    _refuse_expanded_tensors(state)
     check_settings(state)
     return state
 
@@ -49,7 +49,7 @@ def is_torn(path: Path) -> bool:
         return file.read(1) != _PICKLE and not zipfile.is_zipfile(file)
 
 
-def _refuse_hollow(state: Any) -> None:
+def _refuse_expanded_tensors(state: Any) -> None:
     """Refuse tensors that claim more numbers than are stored for them.
 
     With a stride of 0 a file of a few bytes has as many as it likes, and all that is done with them
@@ -71,7 +71,7 @@ def _refuse_hollow(state: Any) -> None:
             left += [(f"{name}.{key}".lstrip("."), part) for key, part in parts]
 
 
-def refuse_swelling(path: Path) -> None:
+def refuse_oversized_archive(path: Path) -> None:
     """Refuse an archive that claims to hold more than its length: torch compresses nothing.
 
     Raises:

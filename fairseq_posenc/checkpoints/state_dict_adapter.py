@@ -71,7 +71,9 @@ class PositionCheckpoints(nn.Module):
         _refuse_other_dictionary(state_dict, own)
         changes = self._match_identities(state_dict, prefix)
         longer = self._extend_tables(state_dict, prefix)
-        moved = _match(state_dict, {k: v for k, v in own.items() if is_position_parameter(k)})
+        moved = _fit_positions(
+            state_dict, {k: v for k, v in own.items() if is_position_parameter(k)}
+        )
         changes += moved
         if changes and not self.init_positions:
             raise UserError(
@@ -171,7 +173,7 @@ def _refuse_other_dictionary(state_dict: dict[str, Any], own: dict[str, Tensor])
             )
 
 
-def _match(state_dict: dict[str, Any], own: dict[str, Tensor]) -> list[str]:
+def _fit_positions(state_dict: dict[str, Any], own: dict[str, Tensor]) -> list[str]:
     """Give ``state_dict`` the model's own position parameters; return what that changed."""
     theirs = {key: value for key, value in state_dict.items() if is_position_parameter(key)}
     resized = [key for key in own if key in theirs and theirs[key].shape != own[key].shape]

@@ -116,7 +116,7 @@ def _is_plain(node: ast.expr) -> bool:
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return _is_plain(node.left) and _is_plain(node.right)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-        return _is_constant(node.left) and _is_constant(node.right) and _repeats(node)
+        return _is_constant(node.left) and _is_constant(node.right) and _is_short_product(node)
     return _is_constant(node)
 
 
@@ -128,7 +128,7 @@ def _is_constant(node: ast.expr) -> bool:
     return True
 
 
-def _repeats(product: ast.BinOp) -> bool:
+def _is_short_product(product: ast.BinOp) -> bool:
     """Check whether a product is no longer than an architecture's."""
     factors = [ast.literal_eval(each) for each in (product.left, product.right)]
     return all(not isinstance(each, int) or each <= _MOST_REPEATS for each in factors)

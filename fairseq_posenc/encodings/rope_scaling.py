@@ -122,12 +122,7 @@ class ScalingSettings(NamedTuple):
     def frequencies(self, base: float, width: int, dims: Dims) -> Tensor:
         """Compute the angle per position of each pair, ``(width / 2,)``, in float32."""
         exponents = torch.arange(0, width, 2, dtype=torch.float32) / width  # [width/2]
-        longer = dims.max_positions > self._length(dims)
-        if self.kind == "ntk":
-            base *= self.factor ** (width / (width - 2))
-        elif self.kind == "dynamic" and longer:
-            growth = self.factor * dims.max_positions / self._length(dims) - (self.factor - 1)
-            base *= growth ** (width / (width - 2))
+        base = self.scaled_base(base, width, dims)
         frequencies = base**-exponents
         if self.kind == "linear":
             return frequencies / self.factor
@@ -138,11 +133,24 @@ class ScalingSettings(NamedTuple):
             keep = self._llama3_ramp(frequencies, dims)
             return frequencies * keep + frequencies / self.factor * (1 - keep)
         if self.kind == "longrope":
-            return frequencies / torch.tensor(self.settings["long" if longer else "short"])
+            return frequencies / torch.tensor(self.divisors(dims))
         if self.kind == "proportional":
             turning = int(self.settings["part"] * width // 2)
             return (frequencies / self.factor) * (torch.arange(width // 2) < turning)
         return frequencies
+
+    def scaled_base(self, base: float, width: int, dims: Dims) -> float:
+        """Compute the base of the frequencies, which ``ntk`` and ``dynamic`` raise."""
+        growth = 1.0
+        if self.kind == "ntk":
+            growth = self.factor
+        elif self.kind == "dynamic" and self._is_longer(dims):
+            growth = self.factor * dims.max_positions / self._length(dims) - (self.factor - 1)
+        return base if growth == 1 else base * growth ** (width / (width - 2))
+
+    def divisors(self, dims: Dims) -> tuple[float, ...]:
+        """Select the list of ``longrope`` for the model's number of positions."""
+        return tuple(self.settings["long" if self._is_longer(dims) else "short"])
 
     def gain(self, dims: Dims) -> float:
         """Compute what cosines and sines are multiplied by."""
@@ -160,6 +168,9 @@ class ScalingSettings(NamedTuple):
 
     def _magnitude(self, scale: float) -> float:
         return 0.1 * scale * math.log(self.factor) + 1.0
+
+    def _is_longer(self, dims: Dims) -> bool:
+        return dims.max_positions > self._length(dims)
 
     def _length(self, dims: Dims) -> int:
         length: Optional[int] = self.settings.get("length")

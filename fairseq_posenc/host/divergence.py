@@ -20,7 +20,7 @@ _STOPPED = re.compile(r"training stopped at update ([\d,]+): ")
 _SENTENCES = 8  # of the batch that are looked at
 
 
-class _Largest(NamedTuple):
+class _LargestScore(NamedTuple):
     """The largest score of a layer's self-attention, by its absolute value; counted from 0."""
 
     stack: str
@@ -43,7 +43,7 @@ def explain_divergence(error: BaseException) -> str | None:
                 if isinstance(trainer, Trainer) and samples:
                     return (
                         f"training stopped at update {trainer.get_num_updates() + 1:,}: {link}; "
-                        f"{_largest(trainer, samples)}the checkpoints in "
+                        f"{_describe_largest_score(trainer, samples)}the checkpoints in "
                         f"{Path(trainer.cfg.checkpoint.save_dir)} but crash.pt are of before: go "
                         "on from one of them with a smaller --lr, or with --clip-norm"
                     )
@@ -56,7 +56,7 @@ def parse_stop_update(message: str) -> int:
     return int(found[1].replace(",", "")) if found else 0
 
 
-def _largest(trainer: Trainer, samples: list[Any]) -> str:
+def _describe_largest_score(trainer: Trainer, samples: list[Any]) -> str:
     """Describe the largest score in the batch that the training stopped at."""
     model = trainer.get_model().eval()
     specs = {
@@ -65,11 +65,11 @@ def _largest(trainer: Trainer, samples: list[Any]) -> str:
         if isinstance(stack, (TransformerEncoderBase, TransformerDecoderBase))
         and hasattr(stack, "assembly")
     }
-    found: list[_Largest] = []
+    found: list[_LargestScore] = []
     for sample in samples:
         prepared, _ = trainer._prepare_sample(sample)
         for sentence in _sentences(prepared["net_input"]):
-            found += _largest_by_layer(model, sentence)
+            found += _largest_scores(model, sentence)
     if not found:
         return ""
     broken = [each for each in found if not math.isfinite(each.score)]
@@ -84,12 +84,12 @@ def _largest(trainer: Trainer, samples: list[Any]) -> str:
     return f"the largest attention score is {first.score:.3g}, in {where}; "
 
 
-def _largest_by_layer(model: nn.Module, sentence: dict[str, Any]) -> Iterator[_Largest]:
+def _largest_scores(model: nn.Module, sentence: dict[str, Any]) -> Iterator[_LargestScore]:
     for attention in capture_attention(model, lambda: model(**sentence)):
         if attention.split is not None:
-            by_head = attention.split.scores.abs().amax((0, 2, 3))
+            by_head = attention.split.scores.abs().amax((0, 2, 3))  # [B, H, T, S] -> [H]
             score, head = by_head.max(0)  # NaN is the largest
-            yield _Largest(attention.stack, attention.layer, int(head), float(score))
+            yield _LargestScore(attention.stack, attention.layer, int(head), float(score))
 
 
 def _sentences(inputs: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -12,7 +12,7 @@ from fairseq.dataclass.configs import CheckpointConfig
 from omegaconf import DictConfig
 
 from fairseq_posenc.checkpoints.recovery import LAST, restore_last
-from fairseq_posenc.checkpoints.resuming import begin
+from fairseq_posenc.checkpoints.resuming import start_resuming
 from fairseq_posenc.checkpoints.safe_loading import is_torn
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.host.save_dir_lock import lock_save_dir
@@ -62,7 +62,7 @@ class _CheckpointGuard(logging.Filter):
             _refuse_full_disk(target)
         if source:
             _refuse_torn(Path(source), self._settings)
-            begin(Path(source), self._settings)
+            start_resuming(Path(source), self._settings)
         if (loaded := _LOADED.fullmatch(message)) and self._settings is not None:
             _end_if_finished(Path(loaded[1]), int(loaded[2]), self._settings)
 

@@ -24,10 +24,10 @@ def install_numpy_names() -> None:
         if name not in vars(np):
             setattr(np, name, value)
     for module in (data_utils, bucket_pad_length_dataset, raw_audio_dataset):
-        module.get_buckets = _buckets
+        module.get_buckets = _get_buckets
 
 
-def _buckets(sizes: Any, num_buckets: int) -> Any:
+def _get_buckets(sizes: Any, num_buckets: int) -> Any:
     """Compute the upper ends of buckets of about as many sentences each, as fairseq does.
 
     fairseq calls ``percentile(interpolation=...)``, which numpy 2.4 no longer knows

@@ -21,10 +21,9 @@ from fairseq_posenc import registry
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints, is_position_parameter
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.registry import parse
-from fairseq_posenc.transformer.configuration import announce, stack_config, task_option
 from fairseq_posenc.transformer.document_ends import check_document_ends
 from fairseq_posenc.transformer.dropout import RetainedDropout
-from fairseq_posenc.transformer.options import PositionConfig
+from fairseq_posenc.transformer.options import PositionConfig, announce, stack_config, task_option
 from fairseq_posenc.transformer.stacks import PositionalDecoder
 
 

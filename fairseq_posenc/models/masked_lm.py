@@ -16,12 +16,11 @@ from torch import Tensor, nn
 
 from fairseq_posenc import registry
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
-from fairseq_posenc.transformer.configuration import announce, stack_config
 from fairseq_posenc.transformer.document_ends import check_document_ends
 from fairseq_posenc.transformer.dropout import RetainedDropout
 from fairseq_posenc.transformer.forward_context import set_context
 from fairseq_posenc.transformer.heads import SpanHead
-from fairseq_posenc.transformer.options import add_position_args
+from fairseq_posenc.transformer.options import add_position_args, announce, stack_config
 from fairseq_posenc.transformer.stacks import PositionalEncoder
 
 logger = logging.getLogger(__name__)
@@ -115,13 +114,13 @@ class PositionalRoberta(PositionCheckpoints, RetainedDropout, RobertaModel):
         """
         if (targets := kwargs.pop("target_tokens", None)) is not None:
             stack: Any = self.encoder.sentence_encoder  # type: ignore[union-attr]
-            unmasked = src_tokens.masked_fill(targets.eq(stack.eos_idx), stack.eos_idx)
+            unmasked = src_tokens.masked_fill(targets.eq(stack.eos_idx), stack.eos_idx)  # [B, T]
             with set_context(stack.shared(unmasked, unmasked.size(1))):
                 return self(src_tokens, *args, span_scores=span_scores, **kwargs)
         if not span_scores:
             return super().forward(src_tokens, *args, **kwargs)
         assert self.span_head is not None, "register_span_head() first"
-        features, _ = super().forward(src_tokens, features_only=True, **kwargs)
+        features, _ = super().forward(src_tokens, features_only=True, **kwargs)  # [B, T, C]
         encoder: Any = self.encoder
         return self.span_head(features, src_tokens.eq(encoder.dictionary.pad()))
 

@@ -11,9 +11,14 @@ from torch import nn
 
 from fairseq_posenc import registry
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
-from fairseq_posenc.transformer.configuration import announce, plain_args, stack_config, task_option
 from fairseq_posenc.transformer.dropout import RetainedDropout
-from fairseq_posenc.transformer.options import add_position_args
+from fairseq_posenc.transformer.options import (
+    add_position_args,
+    announce,
+    plain_args,
+    stack_config,
+    task_option,
+)
 from fairseq_posenc.transformer.stacks import PositionalDecoder, PositionalEncoder
 
 

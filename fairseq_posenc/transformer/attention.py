@@ -107,8 +107,8 @@ class PositionalAttention(SelfAttentionCore, MultiheadAttention):
         need_weights = need_weights or need_head_weights
         cache = self._get_input_buffer(incremental_state)
         shared = current_context() or self._without_stack(query, cache, key_padding_mask)
-        q, k, v = self.project(query, shared)
-        decay = self.encodings.decay(
+        q, k, v = self.project(query, shared)  # [B, H, T, D]
+        decay = self.encodings.decay(  # [B, G, S]
             query.transpose(0, 1), shared.positions, cache.get("prev_decay")
         )
         if incremental_state is not None:
@@ -122,6 +122,7 @@ class PositionalAttention(SelfAttentionCore, MultiheadAttention):
         dropout = float(self.dropout_module.p) if drops else 0.0
         attended, weights = attend(q, k, v, terms, mask, dropout, need_weights, self.backend)
         if weights is not None:
+            # [B, H, T, S] -> [H, B, T, S] or [B, T, S], as fairseq's class returns them
             weights = weights.transpose(0, 1) if need_head_weights else weights.mean(1)
         return self.merge_heads(attended), weights
 
@@ -166,7 +167,7 @@ class PositionalAttention(SelfAttentionCore, MultiheadAttention):
         """
         past_key, past_value = cache.get("prev_key"), cache.get("prev_value")
         if past_key is not None and past_value is not None:
-            key = torch.cat([past_key, key], dim=2)
+            key = torch.cat([past_key, key], dim=2)  # [B, H, S, D]
             value = torch.cat([past_value, value], dim=2)
         padding = self._append_prev_key_padding_mask(
             key_padding_mask=key_padding_mask,
@@ -178,9 +179,9 @@ class PositionalAttention(SelfAttentionCore, MultiheadAttention):
         needed = shared.locality.needed_keys() if current_context() else None
         first = 0 if needed is None else max(key.size(2) - needed, 0)
         buffer = {
-            "prev_key": key[:, :, first:],
+            "prev_key": key[:, :, first:],  # [B, H, kept, D]
             "prev_value": value[:, :, first:],
-            "prev_key_padding_mask": None if padding is None else padding[:, first:],
+            "prev_key_padding_mask": None if padding is None else padding[:, first:],  # [B, kept]
         }
         if decay is not None:
             buffer["prev_decay"] = decay[..., first:]
@@ -211,7 +212,7 @@ class PositionalAttention(SelfAttentionCore, MultiheadAttention):
         tgt_len, batch = query.shape[:2]
         if key_padding_mask is None or past is not None:
             src_len = tgt_len if past is None else tgt_len + past.size(2)
-            tokens = torch.zeros(batch, src_len, dtype=torch.long, device=query.device)
+            tokens = torch.zeros(batch, src_len, dtype=torch.long, device=query.device)  # [B, S]
         else:
             tokens = key_padding_mask.long()
         positions = Positions.from_tokens(tokens, padding_idx=1, eos_idx=-1, tgt_len=tgt_len)

@@ -44,27 +44,27 @@ def capture_attention(model: nn.Module, run: Callable[[], Any]) -> list[Captured
     """
     seen: list[CapturedAttention] = []
     with ExitStack() as hooks:
-        hooks.enter_context(_step_by_step(model))
+        hooks.enter_context(_without_fused_calls(model))
         for name, module in model.named_modules():
             place = _NAME.search(name)
             if place and isinstance(module, MultiheadAttention):
-                before = module.register_forward_pre_hook(_ask, with_kwargs=True)
-                after = module.register_forward_hook(_note(place, seen), with_kwargs=True)
+                before = module.register_forward_pre_hook(_request_weights, with_kwargs=True)
+                after = module.register_forward_hook(_record_into(place, seen), with_kwargs=True)
                 hooks.callback(before.remove)
                 hooks.callback(after.remove)
         run()
     return sorted(seen, key=lambda each: (each.stack == "decoder", each.cross, each.layer))
 
 
-def _ask(
+def _request_weights(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return args, {**kwargs, "need_weights": True, "need_head_weights": True}
 
 
-def _note(place: re.Match[str], seen: list[CapturedAttention]) -> Hook:
+def _record_into(place: re.Match[str], seen: list[CapturedAttention]) -> Hook:
     def note(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        weights = out[1].transpose(0, 1)  # of the heads first
+        weights = out[1].transpose(0, 1)  # [H, B, T, S] -> [B, H, T, S]
         parts = _split(module, kwargs["query"], kwargs["key"])
         cross = place[3] == "encoder_attn"
         seen.append(CapturedAttention(place[1], cross, int(place[2]), weights, parts))
@@ -96,14 +96,14 @@ def _split(attention: MultiheadAttention, queries: Tensor, keys: Tensor) -> Spli
 
 
 @contextmanager
-def _step_by_step(model: nn.Module) -> Iterator[None]:
+def _without_fused_calls(model: nn.Module) -> Iterator[None]:
     """Keep fairseq's own modules from torch's single calls.
 
     That for a layer has no weights, and that for its attention only their mean over the heads.
     """
     switches = [
-        *((m, "can_use_fastpath", False) for m in _all(model, TransformerEncoderLayerBase)),
-        *((m, "skip_embed_dim_check", True) for m in _all(model, MultiheadAttention)),
+        *((m, "can_use_fastpath", False) for m in _find_all(model, TransformerEncoderLayerBase)),
+        *((m, "skip_embed_dim_check", True) for m in _find_all(model, MultiheadAttention)),
     ]
     before = [getattr(module, name, False) for module, name, _ in switches]
     for module, name, value in switches:
@@ -115,5 +115,5 @@ def _step_by_step(model: nn.Module) -> Iterator[None]:
             setattr(module, name, value)
 
 
-def _all(model: nn.Module, kind: type[nn.Module]) -> Iterator[nn.Module]:
+def _find_all(model: nn.Module, kind: type[nn.Module]) -> Iterator[nn.Module]:
     return (module for module in model.modules() if isinstance(module, kind))

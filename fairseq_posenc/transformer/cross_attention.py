@@ -80,9 +80,9 @@ class RotatedProjection(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Project ``(T, B, C)`` and rotate each head."""
-        projected = super().forward(x)
+        projected = super().forward(x)  # [T, B, C]
         heads = projected.unflatten(-1, (-1, self.head_dim)).permute(1, 2, 0, 3)  # [B, H, T, D]
-        return self._rotate(heads).permute(2, 0, 1, 3).reshape(projected.shape)
+        return self._rotate(heads).permute(2, 0, 1, 3).reshape(projected.shape)  # [T, B, C]
 
     def _rotate(self, heads: Tensor) -> Tensor:
         shared = current_context()

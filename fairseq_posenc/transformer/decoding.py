@@ -41,7 +41,7 @@ def cached_terms(state: Any, key: str, span: Span, compute: Callable[[Span], Ter
 def lookahead_positions(positions: Positions, span: Span) -> Positions:
     """Extend positions to a span's keys, later ones as padding; the last are queries."""
     keys = 1 - span.low
-    tokens = F.pad(
+    tokens = F.pad(  # [B, keys]
         positions.tokens, (0, keys - positions.tokens.size(1)), value=positions.padding_idx
     )
     inspect = not positions.left_padded  # then they were looked at
@@ -57,11 +57,12 @@ def slice_for_step(terms: Terms, src_len: int) -> Terms:
     for name, term, tensor in terms.given():
         if term.rows is not None:
             rows = src_len + at_end
+            # [..., R, ...] -> [..., src_len, ...]
             now[name] = tensor.narrow(term.rows, tensor.size(term.rows) - rows, rows)
         else:
             queries, keys = tensor.shape[2:]
             query = queries - 1 - (keys - src_len)
             now[name] = tensor[:, :, query : query + 1, :src_len]  # [B, H, 1, S]
     if terms.first is not None:
-        now["first"] = terms.first[:, :src_len]
+        now["first"] = terms.first[:, :src_len]  # [B, S]
     return terms._replace(**now)

@@ -56,6 +56,7 @@ class InputPositions(nn.Module):
 class _PositionalLayer:
     """Makes the position state in a layer's arguments current for its attentions."""
 
+    index: int  # in its stack
     embed_dim: int
     quant_noise: float
     quant_noise_block_size: int
@@ -70,6 +71,22 @@ class _PositionalLayer:
         """
         with set_context(collect_context(shared, kwargs)):
             return super().forward(*args, **kwargs)  # type: ignore[misc]
+
+    def _self_attention(
+        self, cfg: Any, side: str, dims: Dims, **kwargs: Any
+    ) -> PositionalAttention:
+        """Build self-attention with this layer's encodings; ``side`` is encoder or decoder."""
+        spec: Spec = getattr(cfg.position, side)
+        built: PositionalAttention = self._attention(
+            PositionalAttention,
+            cfg,
+            getattr(cfg, side),
+            encodings=Assembly(spec, dims).build_layer(self.index),
+            backend=cfg.position.backend,
+            kind=spec.kind(self.index),
+            **kwargs,
+        )
+        return built
 
     def _attention(self, attention: Any, cfg: Any, stack: Any, **kwargs: Any) -> Any:
         """Build an attention of a class, with fairseq's options of the stack."""
@@ -102,14 +119,7 @@ class PositionalEncoderLayer(_PositionalLayer, TransformerEncoderLayerBase):
 
     def build_self_attention(self, embed_dim: int, cfg: Any) -> PositionalAttention:
         """Build self-attention with encodings of its own."""
-        return self._attention(
-            PositionalAttention,
-            cfg,
-            cfg.encoder,
-            encodings=Assembly(cfg.position.encoder, encoder_dims(cfg)).build_layer(self.index),
-            backend=cfg.position.backend,
-            kind=cfg.position.encoder.kind(self.index),
-        )
+        return self._self_attention(cfg, "encoder", encoder_dims(cfg))
 
 
 class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
@@ -128,13 +138,10 @@ class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
         """Build self-attention with encodings of its own."""
         if cfg.cross_self_attention:
             raise UserError("--cross-self-attention mixes two sequences: positions have no meaning")
-        return self._attention(
-            PositionalAttention,
+        return self._self_attention(
             cfg,
-            cfg.decoder,
-            encodings=Assembly(cfg.position.decoder, decoder_dims(cfg)).build_layer(self.index),
-            backend=cfg.position.backend,
-            kind=cfg.position.decoder.kind(self.index),
+            "decoder",
+            decoder_dims(cfg),
             add_bias_kv=add_bias_kv,
             add_zero_attn=add_zero_attn,
         )

@@ -1,17 +1,23 @@
-"""The options of all three families, read in one place.
+"""The options of all three families, read in one place, and the start-up line that shows them.
 
 No postponed annotations here: fairseq makes command-line options from the types of the fields.
 """
 
-from argparse import ArgumentParser
+import logging
+from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, NamedTuple, Optional
 
+from fairseq import utils
 from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.models.transformer import TransformerConfig
 from fairseq.utils import safe_getattr
+from omegaconf import OmegaConf
 
 from fairseq_posenc.backends.base import DIRECTIONS
+from fairseq_posenc.checkpoints.state_dict_adapter import is_position_parameter
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.registry import Spec, parse
 
@@ -104,3 +110,66 @@ def _parse_directions(text: str) -> tuple[str, ...]:
                 f"{', '.join(DIRECTIONS)}"
             )
     return directions
+
+
+logger = logging.getLogger(__name__)
+
+
+def plain_args(args: Any) -> Any:
+    """Convert hydra's ``args``, whose unknown keys fairseq would drop, to a namespace."""
+    if not OmegaConf.is_config(args):
+        return args
+    values: Any = OmegaConf.to_container(args, resolve=True)
+    return Namespace(**values)
+
+
+def stack_config(args: Any) -> TransformerConfig:
+    """Build fairseq's configuration of a stack, with our options, parsed, as ``position``.
+
+    Raises:
+        UserError: an option that cannot be read.
+    """
+    plain = plain_args(args)
+    check_activations(plain)
+    config = TransformerConfig.from_namespace(plain)
+    config.position = resolve(config)
+    return config
+
+
+def task_option(task: Any, name: str, default: Any = None) -> Any:
+    """Read an option of a task, which fairseq's older tasks keep in another place."""
+    options = getattr(task, "cfg", None) or getattr(task, "args", None)
+    return getattr(options, name, default)
+
+
+def check_activations(args: Any) -> None:
+    """Refuse an activation function that fairseq does not know.
+
+    The command line has a list of them; hydra's configurations are not checked against it.
+
+    Raises:
+        UserError: names the known ones.
+    """
+    for option in ("activation_fn", "pooler_activation_fn"):
+        try:
+            utils.get_activation_fn(name := getattr(args, option, None) or "relu")
+        except RuntimeError:
+            known = ", ".join(utils.get_available_activation_fns())
+            flag = option.replace("_", "-")
+            raise UserError(f"--{flag} {name} is none of fairseq's: {known}") from None
+
+
+def announce(**stacks: Any) -> None:
+    """Log the positions of each stack in one line."""
+    for name, stack in stacks.items():
+        runs = [(direction, len([*alike])) for direction, alike in groupby(stack.directions)]
+        directions = " ".join(f"{direction} x{count}" for direction, count in runs)
+        parameters = sum(
+            value.numel()
+            for key, value in stack.named_parameters()
+            if is_position_parameter(f".{key}")
+        )
+        logger.info(
+            f"{name} position encoding: {stack.assembly.spec} | directions: {directions} | "
+            f"backend: {stack.backend} | position parameters: {parameters:,}"
+        )

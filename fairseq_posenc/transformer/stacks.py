@@ -13,8 +13,7 @@ from fairseq.models.transformer import TransformerDecoderBase, TransformerEncode
 from torch import Tensor, nn
 
 from fairseq_posenc.assembly import Assembly, Shared
-from fairseq_posenc.checkpoints.identity import Identity
-from fairseq_posenc.checkpoints.weight_settings import WeightSettings
+from fairseq_posenc.checkpoints.identity import Identity, WeightSettings
 from fairseq_posenc.encodings.base import Dims, Encoding
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
@@ -218,11 +217,12 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         """Number the source's tokens, whose keys later steps have in their caches, rotated."""
         (states,) = encoder_out["encoder_out"]  # [S, B, C]
         padding = encoder_out["encoder_padding_mask"]
+        # [B, S]
         tokens = padding[0].long() if padding else states.new_zeros(states.shape[1::-1]).long()
         positions = Positions.from_tokens(
             tokens, padding_idx=1, eos_idx=-1, tgt_len=0, inspect_padding=False
         )
-        return positions.ids
+        return positions.ids  # [B, S]
 
     def _check_step(self, tokens: Tensor, state: Any) -> None:
         """Refuse to decode a token whose predecessors have not been decoded."""

@@ -85,7 +85,7 @@ GROUPS: dict[str, dict[str, Command]] = {
             ".experiments.probe.command",
         ),
         "learning-curves": Command(
-            "plot learning curves from training logs", ".reports.curves.command"
+            "plot learning curves from training logs", ".reports.curves_command"
         ),
     },
     "prepare and train": {
@@ -123,7 +123,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         ),
         "report": Command(
             "put results into the papers' tables, beside their numbers",
-            ".reports.report.command",
+            ".reports.report_command",
         ),
     },
     "convert": {

@@ -16,7 +16,7 @@ from fairseq.data import Dictionary
 
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY, load_dictionary
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.executor import Piece, Slurm
+from fairseq_posenc.workbench.running.executor import Slurm
 from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import (
     checksum,
@@ -27,8 +27,9 @@ from fairseq_posenc.workbench.running.files import (
 from fairseq_posenc.workbench.running.folders import MANIFEST, Folder, saved_progress
 from fairseq_posenc.workbench.running.programs import refuse_failures
 from fairseq_posenc.workbench.running.progress import format_counts, say
-from fairseq_posenc.workbench.tokens.numbers import Symbols
+from fairseq_posenc.workbench.running.stages import Piece
 from fairseq_posenc.workbench.tokens.symbols import SymbolEncoder
+from fairseq_posenc.workbench.tokens.tokenizer import Symbols
 
 from .coverage import check_coverage, read_shards
 from .formats import LineFormat, check_format, describe_format

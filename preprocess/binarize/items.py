@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.tokens.numbers import Encoder, Symbols
 from fairseq_posenc.workbench.tokens.symbols import Splitter
+from fairseq_posenc.workbench.tokens.tokenizer import Encoder, Symbols
 
 from .formats import LineFormat, split_lines
 from .options import Settings

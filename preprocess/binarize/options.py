@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Optional
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.executor import Slurm, parse_place
+from fairseq_posenc.workbench.running.executor import Slurm
 from fairseq_posenc.workbench.running.options import (
     Parser,
     add_jobs,
     add_on,
     add_workers,
     build_settings,
+    parse_place,
     positive_int,
 )
 from fairseq_posenc.workbench.tokens.symbols import Characters, Splitter, words

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.files import checksum
-from fairseq_posenc.workbench.tokens.files import DAMAGED, contents
+from fairseq_posenc.workbench.tokens.files import DAMAGED, decompress
 
 from .shards import Part
 
@@ -138,7 +138,7 @@ class Reader:
         """
         try:
             with io.BufferedReader(self._raw, CHUNK_BYTES) as raw:
-                file = contents(self.part.path, raw)
+                file = decompress(self.part.path, raw)
                 self._skip(file)
                 yield from self._chunks(file)
                 while raw.read(CHUNK_BYTES):  # bytes after the content count in the checksum

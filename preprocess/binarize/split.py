@@ -13,7 +13,7 @@ import numpy as np
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.tokens.numbers import Symbols
+from fairseq_posenc.workbench.tokens.tokenizer import Symbols
 
 from .items import Items, check_invalid
 from .options import Settings

@@ -10,8 +10,9 @@ import numpy as np
 from fairseq.data import Dictionary
 
 from binarize.store import SIZE, Position, Store
+from fairseq_posenc.checkpoints.dictionary import DICTIONARY
 from fairseq_posenc.tasks.glue.definitions import SCORE_MAXIMUM, Task
-from fairseq_posenc.workbench.tokens.numbers import Encoder, Symbols
+from fairseq_posenc.workbench.tokens.tokenizer import Encoder, Symbols
 
 from .rows import Examples
 
@@ -82,10 +83,10 @@ class Writer(NamedTuple):
         """Write the dictionaries of the sentences and of the labels."""
         for side in range(len(task.sentences)):
             (self.folder / f"input{side}").mkdir(exist_ok=True)
-            dictionary.save(str(self.folder / f"input{side}" / "dict.txt"))
+            dictionary.save(str(self.folder / f"input{side}" / DICTIONARY))
         if not task.regression:
             (self.folder / "label").mkdir(exist_ok=True)
-            build_label_dictionary(task).save(str(self.folder / "label" / "dict.txt"))
+            build_label_dictionary(task).save(str(self.folder / "label" / DICTIONARY))
 
 
 def _finish(store: Store) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.definitions import SCORE_MAXIMUM, Task
-from fairseq_posenc.workbench.tokens.files import DAMAGED, contents
+from fairseq_posenc.workbench.tokens.files import DAMAGED, read_bytes
 
 _ENDINGS = ("", ".gz", ".bz2", ".xz", ".zst")
 
@@ -76,13 +76,12 @@ def read_examples(path: Path, task: Task, split: str) -> Examples:
 
 def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
     r"""Yield numbered lines; only ``\n`` ends one, because texts hold other line separators."""
-    with open(path, "rb") as file:
-        try:
-            text = contents(path, file).read().decode("utf-8-sig")  # MRPC begins with that mark
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path} is not UTF-8 ({error}); download it again") from None
-        except (OSError, *DAMAGED) as error:
-            raise UserError(f"{path} cannot be read ({error}); download it again") from None
+    try:
+        text = read_bytes(path).decode("utf-8-sig")  # MRPC begins with that mark
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 ({error}); download it again") from None
+    except (OSError, *DAMAGED) as error:
+        raise UserError(f"{path} cannot be read ({error}); download it again") from None
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             yield number, line.rstrip("\r")

@@ -62,21 +62,21 @@ def parse_corpus(words: Sequence[str]) -> Corpus:
         lines = JsonField(settings.get("field", "text"), parse_where(settings.get("where")))
     elif settings.keys() & {"field", "where"}:
         raise UserError(f"{called}: field= and where= are for json")
-    size, unit = _drawn(called, settings)
-    hold_out = _number(called, "hold-out", settings.get("hold-out", "0"))
+    size, unit = _parse_amount(called, settings)
+    hold_out = _parse_number(called, "hold-out", settings.get("hold-out", "0"))
     return Corpus(called, lines, paths, size, unit, hold_out)
 
 
-def _drawn(called: str, settings: dict[str, str]) -> tuple[Optional[int], str]:
+def _parse_amount(called: str, settings: dict[str, str]) -> tuple[Optional[int], str]:
     """Parse how much to draw, None for all, and its unit."""
     if "lines" not in settings:
         return (parse_size(settings["size"]) if "size" in settings else None), BYTES
     if "size" in settings:
         raise UserError(f"{called}: give size= or lines=, not both")
-    return _number(called, "lines", settings["lines"]), LINES
+    return _parse_number(called, "lines", settings["lines"]), LINES
 
 
-def _number(called: str, name: str, text: str) -> int:
+def _parse_number(called: str, name: str, text: str) -> int:
     if not text.isdecimal():
         raise UserError(f"{called}: {name}= is a number of sentences or documents")
     return int(text)

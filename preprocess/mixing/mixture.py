@@ -71,7 +71,7 @@ class Mixture:
         self._saved = time.monotonic()
 
     def make(self) -> dict[str, Any]:
-        """Do what is left and return what the manifest says.
+        """Do what is left; return the manifest's entries.
 
         Raises:
             UserError: a file cannot be read, a line is invalid, or more is wanted than there is.
@@ -84,14 +84,14 @@ class Mixture:
                     self._check()
                 corpus, _ = self._corpora[number]
                 if state.step >= count or corpus.size is not None or corpus.hold_out:
-                    self._do(number, is_count=state.step < count)
+                    self._process_corpus(number, is_count=state.step < count)
                 state.step, state.place, state.pending = state.step + 1, Place(), ""
                 self._save()
         finally:
             self._texts.close()
         return self._summary()
 
-    def _do(self, number: int, is_count: bool) -> None:
+    def _process_corpus(self, number: int, is_count: bool) -> None:
         """Count a corpus, or draw from it."""
         state, (corpus, inputs) = self._state, self._corpora[number]
         draw = self._draw(number)

@@ -15,7 +15,7 @@ from pathlib import Path
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.devices import cores
 from fairseq_posenc.workbench.tokens import pieces
-from fairseq_posenc.workbench.tokens.learning import learn_pieces
+from fairseq_posenc.workbench.tokens.pieces import learn_pieces
 from parallel.texts import read_bytes
 
 Pieces = list[list[int]]  # ids of each line

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.files import checksum
-from fairseq_posenc.workbench.tokens import lines
-from fairseq_posenc.workbench.tokens.files import DAMAGED, contents
+from fairseq_posenc.workbench.tokens.files import DAMAGED, decode_text, decompress
 
 _REFUSED = {b"\0": "a NUL byte", b"\r": "a carriage return inside a line"}
 
@@ -56,7 +55,7 @@ def decode(content: bytes, origin: str) -> Text:
     """
     if not content.strip():
         raise UserError(f"{origin}: the file is empty; give one with text in it")
-    text = lines.decode(content.replace(b"\r\n", b"\n"), origin, _REFUSED)
+    text = decode_text(content.replace(b"\r\n", b"\n"), origin, _REFUSED)
     found = text.removesuffix("\n").split("\n")
     return Text(origin, found, range(1, len(found) + 1))
 
@@ -142,7 +141,7 @@ def _read_side(prefix: str, language: str, inputs: dict[str, str]) -> Text:
     inputs[str(path) if path.name in inputs else path.name] = checksum(path)
     if path is packed:
         try:
-            content = contents(path, io.BytesIO(content)).read()
+            content = decompress(path, io.BytesIO(content)).read()
         except (OSError, *DAMAGED) as error:
             raise UserError(f"{path}: not a whole gzip file ({error}); fetch it again") from None
     return decode(content, str(path))

@@ -105,7 +105,7 @@ ADDED = {"none": 0, "rope": 2, "alibi": 1, "m4m": 7}
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_layer_starts_little_that_fairseqs_does_not():
     words = ["--families", "masked_lm", "--encodings", *ADDED]
-    stock, *found = launches.rows_of(launches.parse_args(words))
+    stock, *found = launches.count_rows(launches.parse_args(words))
     assert stock["layer"] > 20
     assert {row["encoding"]: sum(row["added"].values()) for row in found} == ADDED
 

@@ -35,9 +35,8 @@ from measuring.contenders import (  # noqa: E402
     backend_names,
     contenders,
 )
-from measuring.memory import peak  # noqa: E402
 from measuring.scopes import SCOPES, Case, layer, layer_and_modules, operation  # noqa: E402
-from reset import parse_args, rows_of, without_reset  # noqa: E402
+from reset import parse_args, summarize, without_reset  # noqa: E402
 from survive import survive  # noqa: E402
 from tests.workbench.translation.test_translation_commands import TEST, checkpoint  # noqa: E402
 
@@ -109,8 +108,8 @@ def test_peak_of_known_allocations():
         third = torch.zeros(size // 2)
         del second, third
 
-    assert peak(run, CPU) == pytest.approx(4 * 3 * size, rel=1e-3)
-    assert peak(run, CPU) == peak(run, CPU)
+    assert timing.peak(run, CPU) == pytest.approx(4 * 3 * size, rel=1e-3)
+    assert timing.peak(run, CPU) == timing.peak(run, CPU)
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux only")
@@ -128,8 +127,8 @@ def test_peak_is_what_the_process_grows_by():
     run()
     grown = _memory("VmHWM") - before
     scores = 12 * 1024**2 * 4
-    assert peak(run, CPU) == pytest.approx(grown, rel=0.08)
-    assert peak(run, CPU) > 4 * scores  # scores, weights, mask as numbers, and the product
+    assert timing.peak(run, CPU) == pytest.approx(grown, rel=0.08)
+    assert timing.peak(run, CPU) > 4 * scores  # scores, weights, mask as numbers, and the product
 
 
 def _memory(key: str) -> int:
@@ -181,7 +180,7 @@ def test_a_speed_is_told_against_the_turns_around_it():
 def test_the_models_compared_differ_in_their_positions_alone(family):
     """With fairseq's own positions a model of ours has the same parameters, in the same places."""
     size = families.Size(32, 4, 48, 3)
-    whole = families.Whole(family, size, 24, 2, 0.1, torch.float32, CPU, vocabulary=50)
+    whole = families.ModelCase(family, size, 24, 2, 0.1, torch.float32, CPU, vocabulary=50)
     positions = "learned" if family == "masked_lm" else "sinusoidal(layout=fairseq)"
     theirs, ours = (
         families.build(contender, whole)[2]
@@ -201,7 +200,7 @@ def test_the_models_compared_differ_in_their_positions_alone(family):
 def test_the_formula_of_model_flops_counts_the_matrix_products(family):
     """With dropout the CPU's attention is plain products, which torch's counter knows."""
     size = families.Size(32, 4, 48, 3)
-    whole = families.Whole(family, size, 24, 2, 0.1, torch.float32, CPU, vocabulary=50)
+    whole = families.ModelCase(family, size, 24, 2, 0.1, torch.float32, CPU, vocabulary=50)
     step = families.training_step(STOCK, whole)
     step()
     with FlopCounterMode(display=False) as counter:
@@ -247,13 +246,6 @@ def test_kept_figures_come_back_and_fill_the_page(tmp_path):
     assert "| encoding | n = 16 | n = 32 |" in text
     assert (tmp_path / "benchmark_some.png").stat().st_size > 10_000
     assert page.text(text, [again]) == text
-
-
-def test_growth_is_told_against_linear_growth():
-    row = rows()[0]._asdict()
-    short, long = ({**row, "length": n, "memory": m} for n, m in ((1024, 100e6), (4096, 500e6)))
-    assert page.growth([short]) == []
-    assert page.growth([short, long])[-1].endswith("| 2 | 100.0 | 500.0 | 5.00 | 1.25 |")
 
 
 def test_the_page_is_up_to_date():
@@ -327,7 +319,7 @@ def test_the_parts_of_a_layers_time_are_told():
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_what_survives_has_learnt(family):
     sizes = families.FAMILIES[family].sizes["tiny"]
-    whole = families.Whole(family, sizes, 16, 4, 0.0, torch.bfloat16, CPU, vocabulary=100)
+    whole = families.ModelCase(family, sizes, 16, 4, 0.0, torch.bfloat16, CPU, vocabulary=100)
     text = torch.tensor([4 + number % 7 for number in range(2000)])
     row = survive(Contender("rope", "reference"), whole, 40, text)
     assert row["finite"]
@@ -345,7 +337,7 @@ def test_the_cost_of_a_reset_is_told():
 def test_the_cost_of_a_reset_is_the_median_over_processes():
     contender = Contender("m4m", "blocked")
     runs = [[(contender, 1.0, 1.02)], [(contender, 3.0, 0.99)], [(contender, 2.0, 1.01)]]
-    (row,) = rows_of(parse_args(["--encodings", "m4m"]), runs)
+    (row,) = summarize(parse_args(["--encodings", "m4m"]), runs)
     figures = [row[name] for name in ("seconds", "lowest", "ratio", "highest")]
     assert figures == [2.0, 0.99, 1.01, 1.02]
 
@@ -365,3 +357,19 @@ def test_a_reset_is_taken_out_for_a_while():
     assert table.reset is kept
     with pytest.raises(UserError, match="has a reset"), without_reset(torch.nn.Linear(1, 1)):
         pass
+
+
+@pytest.mark.slow
+def test_trainings_are_reported_and_kept(tmp_path):
+    folders = ("--out", str(tmp_path / "out"), "--results", str(tmp_path))
+    few = ("--updates", "2", "--methods", "rope", "--families", "masked LM")
+    done = script("trainability", "methods", *few, *folders)
+    assert done.returncode == 0, done.stderr
+    assert "masked LM, rope, plain" in done.stdout
+    runs = json.loads((tmp_path / "trainability.json").read_text())["runs"]
+    assert [run["encoding"] for run in runs] == ["none", "rope"]
+    assert all(0 < run["curve"][-1][1] < run["before"] for run in runs)
+    report = (tmp_path / "trainability.md").read_text()
+    assert "| `rope` | " in report
+    assert "masked LM, rope, plain" not in script("trainability", "methods", *few, *folders).stdout
+    assert (tmp_path / "trainability.md").read_text() == report

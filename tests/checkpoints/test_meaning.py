@@ -166,10 +166,10 @@ def test_what_changed_is_listed_and_what_only_says_how_a_training_runs_is_not():
         "common": {"seed": 2, "log_interval": 10},
     }
     expected = ["mask_prob 0.15 -> 0.2", "lr [0.001] -> [0.0005]", "seed 1 -> 2"]
-    assert resuming.changes(before, now) == expected
-    assert resuming.changes(before, before) == []
-    assert resuming.changes(None, now) == []
-    assert resuming.changes({"model": 3, "task": None}, now) == []
+    assert resuming.list_changes(before, now) == expected
+    assert resuming.list_changes(before, before) == []
+    assert resuming.list_changes(None, now) == []
+    assert resuming.list_changes({"model": 3, "task": None}, now) == []
 
 
 # ------------------------------------------------------------------------ whole commands: the table

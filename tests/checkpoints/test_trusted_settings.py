@@ -317,6 +317,7 @@ def test_a_checkpoint_names_no_file_to_write(tmp_path):
         refuse_files({"cfg": {"criterion": criterion}})
 
 
+@pytest.mark.slow
 def test_the_user_dir_of_a_checkpoint_is_not_imported(secret, tmp_path, monkeypatch, capsys):
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "__init__.py").write_text(f"import os; os.mkdir('{TRACE}')")

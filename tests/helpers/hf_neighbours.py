@@ -16,7 +16,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from fairseq_posenc.workbench.convert.exchange.hf_mapping import joined
+from fairseq_posenc.workbench.convert.exchange.hf_mapping import join_query_key_value
 from tests.helpers.exchanged import checkpoint
 from tests.workbench.convert.test_exchange import padded
 
@@ -82,7 +82,7 @@ def placed(ours: Any, theirs: Any, names: dict[str, str], fused: bool = True) ->
         start = next((each for each in names if rest.startswith(each)), None)
         if start is not None:
             found[names[start].format(layer) + rest.removeprefix(start)] = weight.detach()
-    found = joined(found, HEADS) if fused else found
+    found = join_query_key_value(found, HEADS) if fused else found
     info = theirs.load_state_dict(found, strict=False)
     return set(info.unexpected_keys)
 

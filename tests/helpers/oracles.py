@@ -903,27 +903,13 @@ def attention_weights(scores: Tensor, allowed: Tensor) -> Tensor:
     for h in range(heads):
         for t in range(tgt_len):
             keys = [j for j in range(src_len) if allowed[t, j]]
-            if not keys:
-                continue
-            largest = max(float(scores[h, t, j].detach()) for j in keys)
-            total = torch.zeros((), dtype=torch.float64)
-            for j in keys:
-                total = total + torch.exp(scores[h, t, j] - largest)
-            for j in keys:
-                weights[h, t, j] = torch.exp(scores[h, t, j] - largest) / total
+            weights[h, t, keys] = torch.softmax(scores[h, t, keys], dim=0)
     return weights
 
 
 def attention(scores: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
     """Return sum_j weight_ij v_j, [heads, tgt_len, head_dim]; zeros for a query without keys."""
-    heads, tgt_len, src_len = scores.shape
-    weights = attention_weights(scores, allowed)
-    out = torch.zeros(heads, tgt_len, v.shape[2], dtype=torch.float64)
-    for h in range(heads):
-        for t in range(tgt_len):
-            for j in range(src_len):
-                out[h, t] = out[h, t] + weights[h, t, j] * v[h, j]
-    return out
+    return attention_weights(scores, allowed) @ v
 
 
 def shaw_values(scores: Tensor, v: Tensor, allowed: Tensor, params: dict, options: dict) -> Tensor:

@@ -11,21 +11,23 @@ import sys
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.executor import Piece, parse_place
-from fairseq_posenc.workbench.running.options import Parser, add_on
+from fairseq_posenc.workbench.running.options import Parser, add_on, parse_place
+from fairseq_posenc.workbench.running.stages import Piece
 
 ROOT = Path(__file__).parents[2]
 NODES = ("n1", "n2")
 DAEMONS = ("munged", "slurmctld", "slurmd")
+# Of accounting, as larger clusters have it.
+DATABASE = ("slurmdbd", "mariadbd", "mariadb-install-db")
 # A node that does not answer for 10 s is given up, and a job that is being ended is killed after 5.
-# Accounting is off, as on many small clusters.
+# Accounting is off, as on many small clusters, unless a test wants it.
 _CONF = """\
 ClusterName=tests
 SlurmctldHost={host}(127.0.0.1)
@@ -52,17 +54,42 @@ NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={first} CPUs=1
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={second} CPUs=1
 PartitionName=main Nodes=n1,n2 Default=YES
 """
+_ACCOUNTING = """\
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=localhost
+AccountingStoragePort={port}
+AccountingStoragePass={folder}/munge.socket
+"""
+_SLURMDBD = """\
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+DbdHost=localhost
+DbdPort={port}
+SlurmUser=root
+PidFile={folder}/slurmdbd.pid
+LogFile={folder}/slurmdbd.log
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort={database}
+StorageUser=slurm
+StoragePass=slurm
+"""
 
 
-def why_not() -> str:
+def why_not(daemons: Sequence[str] = DAEMONS, packages: str = "slurm-wlm munge") -> str:
     """Return why no cluster can be started here, or an empty string."""
-    sbin = os.pathsep.join([os.environ["PATH"], "/usr/sbin"])
-    if missing := [name for name in DAEMONS if not shutil.which(name, path=sbin)]:
-        return f"{', '.join(missing)} is not installed: apt install slurm-wlm munge"
+    if missing := [name for name in daemons if not shutil.which(name, path=_path())]:
+        return f"{', '.join(missing)} is not installed: apt install {packages}"
     return "" if os.getuid() == 0 else "Slurm's daemons are started as root"
 
 
+def _path() -> str:
+    return os.pathsep.join([os.environ["PATH"], "/usr/sbin", "/sbin"])
+
+
 needs_slurm = pytest.mark.skipif(bool(why_not()), reason=why_not())
+_no_database = why_not((*DAEMONS, *DATABASE), "slurm-wlm munge slurmdbd mariadb-server")
+needs_accounting = pytest.mark.skipif(bool(_no_database), reason=_no_database)
 
 
 @pytest.fixture(scope="module", name="cluster_of_module")
@@ -88,15 +115,19 @@ class Cluster:
 
     Args:
         folder: new, for their files; its path is short, as one is a socket.
+        accounting: whether slurmdbd notes all jobs in a database.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, accounting: bool = False) -> None:
         self.folder = folder
+        self._database: subprocess.Popen[bytes] | None = None
         port, first, second = _free_ports(3)
         settings = {"host": socket.gethostname(), "port": port, "first": first, "second": second}
         self.conf = folder / "slurm.conf"
         self.conf.write_text(_CONF.format(folder=folder, **settings), encoding="utf-8")
         self._munged()
+        if accounting:
+            self._start_accounting()
         self.start_controller()
         for node in NODES:
             self.start(node)
@@ -147,9 +178,12 @@ class Cluster:
         self.ask("scancel", "--partition=main")
         with suppress(TimeoutError):
             wait_until(lambda: not self.ask("squeue", "-h").strip(), 20)
-        for name in (*NODES, "slurmctld", "munged"):
+        for name in (*NODES, "slurmctld", "slurmdbd", "munged"):
             with suppress(OSError, ValueError):  # a test has killed it
                 os.kill(self._pid(name), signal.SIGKILL)
+        if self._database:
+            self._database.kill()
+            self._database.wait()
 
     def _pid(self, name: str) -> int:
         return int((self.folder / f"{name}.pid").read_text())
@@ -158,6 +192,31 @@ class Cluster:
         (self.folder / "state").mkdir(exist_ok=True)
         environment = {**self.environment, "PATH": _path(), **variables}
         subprocess.run(words, env=environment, check=True)
+
+    def _start_accounting(self) -> None:
+        """Start MariaDB and slurmdbd, and make the cluster known there."""
+        port, database = _free_ports(2)
+        plain = ["--no-defaults", f"--datadir={self.folder}/database", "--user=root"]
+        environment = {**self.environment, "PATH": _path()}
+        install = ["mariadb-install-db", *plain, "--auth-root-authentication-method=normal"]
+        subprocess.run(install, env=environment, check=True, capture_output=True)
+        where = [f"--socket={self.folder}/sql", f"--port={database}", "--bind-address=127.0.0.1"]
+        with open(self.folder / "mariadbd.log", "wb") as log:
+            self._database = subprocess.Popen(
+                ["mariadbd", *plain, *where], env=environment, stdout=log, stderr=log
+            )
+        user = (
+            "create user slurm@localhost identified by 'slurm'; grant all on *.* to slurm@localhost"
+        )
+        sql = ["mariadb", "--no-defaults", f"--socket={self.folder}/sql", "-e", user]
+        wait_until(lambda: subprocess.run(sql, capture_output=True).returncode == 0, 60)
+        path = self.folder / "slurmdbd.conf"
+        path.touch(0o600)
+        path.write_text(_SLURMDBD.format(folder=self.folder, port=port, database=database))
+        with open(self.conf, "a", encoding="utf-8") as conf:
+            conf.write(_ACCOUNTING.format(folder=self.folder, port=port))
+        self._daemon("slurmdbd")
+        wait_until(lambda: bool(self.ask("sacctmgr", "-i", "add", "cluster", "tests")), 60)
 
     def _munged(self) -> None:
         key = self.folder / "munge.key"
@@ -221,10 +280,6 @@ def wait_until(holds: Callable[[], bool], seconds: float) -> None:
         if time.monotonic() > end:
             raise TimeoutError(f"not within {seconds} s")
         time.sleep(0.2)
-
-
-def _path() -> str:
-    return os.pathsep.join([os.environ["PATH"], "/usr/sbin", "/sbin"])
 
 
 def _free_ports(count: int) -> list[int]:

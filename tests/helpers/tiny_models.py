@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any, get_args
 
@@ -12,8 +13,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_DATA
 from omegaconf import OmegaConf
 
 from fairseq_posenc import registry
-from fairseq_posenc.checkpoints.identity import Identity, is_identity
-from fairseq_posenc.checkpoints.weight_settings import WeightSettings
+from fairseq_posenc.checkpoints.identity import Identity, WeightSettings, is_identity
 from fairseq_posenc.workbench.running import host  # noqa: F401  (registers models and tasks)
 
 ARCHITECTURES = {
@@ -183,3 +183,29 @@ def logits(model, family: str, tokens: torch.Tensor) -> torch.Tensor:
         lengths = tokens.ne(1).sum(1)
         return model(tokens, lengths, tokens)[0]
     return model(tokens)[0]
+
+
+def assert_decoding_equals_full_pass(
+    model, family: str, source: torch.Tensor, orders: Iterable[list[int]], tolerance: float = 1e-5
+) -> dict:
+    """Decode step by step, reordered after each as a beam search does; return the last state.
+
+    Args:
+        model: of a family with a decoder.
+        family: its name.
+        source: sentences, one for each of the beams.
+        orders: for each step, the beams that go on.
+        tolerance: relative and absolute.
+    """
+    encoder_out = None
+    if family == "translation":
+        encoder_out = model.encoder(source, source.ne(1).sum(1))
+    prefix = torch.full((len(source), 1), 2)  # fairseq's decoders begin with </s>
+    state: dict = {}
+    for order in orders:
+        step = model.decoder(prefix, encoder_out=encoder_out, incremental_state=state)[0]
+        full = model.decoder(prefix, encoder_out=encoder_out)[0]
+        torch.testing.assert_close(step[:, -1], full[:, -1], rtol=tolerance, atol=tolerance)
+        model.decoder.reorder_incremental_state_scripting(state, torch.tensor(order))
+        prefix = torch.cat([prefix[order], torch.randint(4, 24, (len(source), 1))], 1)
+    return state

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -16,13 +17,14 @@ from fairseq_posenc.registry import names_beside
 from tests.helpers.formulas import INPUTS, awake, their_scores
 from tests.helpers.tiny_models import (
     COMPOSITIONS,
+    assert_decoding_equals_full_pass,
     logits,
     make_model,
     make_tokens,
     needs_causal,
     specs,
 )
-from tests.transformer.test_windows import is_visible
+from tests.transformer.test_windows import visible
 
 PAD, HEADS, WIDTH, LENGTH = 1, 2, 16, 17
 SPECS = [s for s in ("none", *specs("scores", "rotation"), *COMPOSITIONS) if "values" not in s]
@@ -57,31 +59,25 @@ def temperature(spec: str, i: int, visible: int, factor: float) -> float:
 
 def softmax(spec: str, scores: torch.Tensor, layer, direction: str) -> torch.Tensor:
     """Return the weights of one sentence, ``(heads, length, length)``, pair by pair."""
-    limits = [x for x in spec.split("+") if x.startswith(("window", "chunk"))]
-    weights = torch.zeros_like(scores)
-    for h in range(HEADS):
+    limits = "+".join(x for x in spec.split("+") if x.startswith(("window", "chunk")))
+    seen_by = visible(limits or "chunk(size=99)", direction, scores.size(1)).tolist()
+    weights = []
+    for h, rows in enumerate(scores.tolist()):
         factor = float(layer["ssmax"].factor[h]) if "ssmax" in layer else 1.0
         sink = -math.inf
         if "sink" in layer:
             fixed = layer["sink"].value
             sink = float(layer["sink"].score[h] if fixed is None else fixed)
-        for i in range(scores.size(1)):
-            keys = range(scores.size(2))
-            seen = [
-                j
-                for j in keys
-                if all(is_visible(limit, direction, i, j) for limit in limits or ["chunk(size=99)"])
-            ]
-            tau = temperature(spec, i, len(seen), factor)
-            powers = {j: math.exp(tau * float(scores[h, i, j])) for j in seen}
-            total = sum(powers.values()) + math.exp(sink)
-            for j in seen:
-                weights[h, i, j] = powers[j] / total
-    return weights
+        for i, row in enumerate(rows):
+            tau = temperature(spec, i, sum(seen_by[i]), factor)
+            powers = [math.exp(tau * s) if seen else 0.0 for s, seen in zip(row, seen_by[i])]
+            total = sum(powers) + math.exp(sink)
+            weights += [power / total for power in powers]
+    return torch.tensor(weights, dtype=scores.dtype).view_as(scores)
 
 
-def attended(spec: str, backend: str, causal: bool, direction: str):
-    """Return what a layer gives with padding on both sides, the formula's, and what is real."""
+def attended(spec: str, backends: Iterable[str], causal: bool, direction: str):
+    """Return what a layer gives on backends, with padding on both sides, and the formula's."""
     torch.manual_seed(3)
     encoding = awake(PositionEncoding(spec, WIDTH, HEADS, 20, causal)).double()
     query, key, value = torch.randn(3, 3, HEADS, LENGTH, 8, dtype=torch.float64).unbind()
@@ -91,46 +87,43 @@ def attended(spec: str, backend: str, causal: bool, direction: str):
         inputs = torch.zeros(3, LENGTH, WIDTH, dtype=torch.float64)
         for b in range(3):
             inputs[b, ~padding[b]] = INPUTS[: int((~padding[b]).sum())]
-        ours = encoding.attend(
-            query, key, value, padding, direction, backend=backend, inputs=inputs
-        )
+        ours = [
+            encoding.attend(query, key, value, padding, direction, backend=backend, inputs=inputs)
+            for backend in backends
+        ]
         modules = {**encoding.shared.named(), **encoding.layer.named()}
-        expected = torch.zeros_like(ours)
+        expected = torch.zeros_like(query)
         built = torch.nn.ModuleDict(modules)
         for b in range(3):
             real = ~padding[b]
             plain = "+".join(x for x in spec.split("+") if x.split("(")[0] not in names_beside())
             scores = their_scores(built, plain or "none", query[b, :, real], key[b, :, real])
             expected[b, :, real] = softmax(spec, scores, built, direction) @ value[b, :, real]
-    return ours, expected, ~padding
+    kept = ~padding[:, None, :, None]
+    return [each * kept for each in ours], expected * kept
 
 
-@pytest.mark.parametrize("backend", ["reference", "blocked", "sdpa", "flex"])
 @pytest.mark.parametrize("softmax_spec", OF_SOFTMAX)
-def test_equals_the_formula_on_every_backend(softmax_spec, backend, monkeypatch):
+@pytest.mark.parametrize("spec", FEW)
+def test_equals_the_formula_on_every_backend(spec, softmax_spec, monkeypatch):
     monkeypatch.setattr(flex, "_compiled", lambda: flex_attention)
     monkeypatch.setattr(flex, "refuses", lambda terms, call: "")  # float64, uncompiled
-    for spec in FEW:
-        whole = f"{spec}+{softmax_spec}"
-        biased = spec in ("t5", "tupe+reset") and "sink" not in softmax_spec.split("+")[0]
-        if backend == "sdpa" and (spec in ("m4m", "deberta", "m2") or biased):
-            continue  # which it refuses
-        if backend == "sdpa" and spec in ("t5", "tupe+reset") and softmax_spec != "sink":
-            continue
-        for direction in ("both", "lr", "rl"):
-            ours, expected, real = attended(whole, backend, False, direction)
-            kept = real[:, None, :, None]
-            torch.testing.assert_close(ours * kept, expected * kept, rtol=1e-5, atol=1e-5)
+    backends = ["reference", "blocked", "flex"]
+    if spec in ("none", "rope") or (spec in ("t5", "tupe+reset") and softmax_spec == "sink"):
+        backends.append("sdpa")  # which refuses the others
+    for direction in ("both", "lr", "rl"):
+        found, expected = attended(f"{spec}+{softmax_spec}", backends, False, direction)
+        for ours in found:
+            torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("softmax_spec", ["ssmax+sink", "logn(length=5)"])
 @pytest.mark.parametrize("spec", SPECS)
 def test_equals_the_formula_with_every_encoding(spec, softmax_spec):
     causal = needs_causal(spec)
-    whole = f"{spec}+{softmax_spec}"
-    ours, expected, real = attended(whole, "auto", causal, "lr" if causal else "both")
-    kept = real[:, None, :, None]
-    torch.testing.assert_close(ours * kept, expected * kept, rtol=1e-5, atol=1e-5)
+    direction = "lr" if causal else "both"
+    (ours,), expected = attended(f"{spec}+{softmax_spec}", ["auto"], causal, direction)
+    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("softmax_spec", OF_SOFTMAX)
@@ -179,18 +172,9 @@ def test_decoding_with_beams_equals_the_full_pass(softmax_spec, family):
     awake(model.decoder)
     source = make_tokens(2)
     source[1, -2:] = PAD
-    encoder_out = None
-    if family == "translation":
-        encoder_out = model.encoder(source, source.ne(PAD).sum(1))
-    prefix = torch.full((2, 1), 2)
-    state: dict = {}
-    for step in range(9):
-        found = model.decoder(prefix, encoder_out=encoder_out, incremental_state=state)[0]
-        full = model.decoder(prefix, encoder_out=encoder_out)[0]
-        torch.testing.assert_close(found[:, -1], full[:, -1], rtol=1e-4, atol=1e-4)
-        order = torch.tensor([1, 1] if step == 2 and family == "causal_lm" else [0, 1])
-        model.decoder.reorder_incremental_state_scripting(state, order)
-        prefix = torch.cat([prefix[order], torch.randint(4, 24, (2, 1))], 1)
+    third = [1, 1] if family == "causal_lm" else [0, 1]
+    orders = [[0, 1], [0, 1], third, *[[0, 1]] * 6]
+    assert_decoding_equals_full_pass(model, family, source, orders, tolerance=1e-4)
 
 
 @pytest.mark.parametrize("family", ["masked_lm", "causal_lm"])

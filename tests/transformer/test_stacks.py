@@ -27,6 +27,7 @@ from tests.helpers.tiny_models import (
     COMPOSITIONS,
     PATTERNS,
     STOCK,
+    assert_decoding_equals_full_pass,
     logits,
     make_model,
     make_tokens,
@@ -188,18 +189,10 @@ def test_decoding_with_beam_reordering_equals_the_full_pass(family, spec, monkey
     model = awake(make_model(family, position_encoding=spec))
     source = make_tokens(2).repeat_interleave(2, 0)  # two sentences, a beam of two
     source[2:, -2:] = PAD
-    encoder_out = None
-    if family == "translation":
-        encoder_out = model.encoder(source, source.ne(PAD).sum(1))
-    prefix = torch.full((4, 1), 2)  # fairseq's decoders begin with </s>
-    state: dict = {}
-    for _ in range(8):
-        step = model.decoder(prefix, encoder_out=encoder_out, incremental_state=state)[0]
-        full = model.decoder(prefix, encoder_out=encoder_out)[0]
-        torch.testing.assert_close(step[:, -1], full[:, -1], rtol=1e-5, atol=1e-5)
-        order = torch.cat([torch.randint(0, 2, (2,)), torch.randint(2, 4, (2,))])
-        model.decoder.reorder_incremental_state_scripting(state, order)
-        prefix = torch.cat([prefix[order], torch.randint(4, 24, (4, 1))], 1)
+    orders = [
+        [*torch.randint(0, 2, (2,)).tolist(), *torch.randint(2, 4, (2,)).tolist()] for _ in range(8)
+    ]
+    assert_decoding_equals_full_pass(model, family, source, orders)
 
 
 @pytest.mark.parametrize("spec", ["shaw", "m4+reset", "tupe", "tupe_shared+reset", "fire"])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
+from itertools import product
+
 import pytest
 import torch
 
@@ -11,17 +14,16 @@ from fairseq_posenc.backends.base import AttentionCall, Mask
 from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
-from tests.helpers import oracles
-from tests.helpers.formulas import their_scores
 from tests.helpers.tiny_models import (
     COMPOSITIONS,
+    assert_decoding_equals_full_pass,
     directions,
     make_model,
     make_tokens,
     needs_causal,
     specs,
 )
-from tests.transformer.test_attention import make
+from tests.transformer.test_attention import attend_by_formula, make, scores_and_values
 
 SPECS = ["none", *specs("scores", "rotation"), *COMPOSITIONS]
 WITHOUT_VALUES = [spec for spec in SPECS if "values" not in spec]
@@ -48,42 +50,31 @@ def is_visible(limits: str, direction: str, i: int, j: int) -> bool:
     return True
 
 
+@cache
 def visible(limits: str, direction: str, length: int) -> torch.Tensor:
     return torch.tensor(
         [[is_visible(limits, direction, i, j) for j in range(length)] for i in range(length)]
     )
 
 
-@torch.no_grad()
-def formula(attention, spec, limits, x, direction):
-    """Attend one sentence without padding ``(length, 16)`` by the oracles."""
-
-    def heads(projection):
-        return projection(x).view(len(x), 2, 8).transpose(0, 1)
-
-    query, key, value = (heads(p) for p in (attention.q_proj, attention.k_proj, attention.v_proj))
-    projections = {"project_query": attention.q_proj, "project_key": attention.k_proj}
-    scores = their_scores(attention.encodings, spec, query, key, x, **projections)
-    attended = oracles.attention(scores, value, visible(limits, direction, len(x)))
-    return attention.out_proj(attended.transpose(0, 1).reshape(len(x), 16))
-
-
-@pytest.mark.parametrize(
-    ("limits", "backend"), [*((limit, "auto") for limit in LIMITS[1:]), (BOTH_LIMITS, "reference")]
-)
 @pytest.mark.parametrize("spec", WITHOUT_VALUES)
-def test_equals_the_formula_with_padding_on_either_side(spec, limits, backend, monkeypatch):
+def test_equals_the_formula_with_padding_on_either_side(spec, monkeypatch):
     monkeypatch.setattr("fairseq_posenc.backends.planner.SHORT", 0)  # so that `auto` takes blocks
     x = torch.randn(LENGTH, 3, 16, dtype=torch.float64)
     padding = torch.zeros(3, LENGTH, dtype=torch.bool)
     padding[1, -2:] = True
     padding[2, :3] = True
-    for direction in directions(spec):
+    first = make(spec, directions(spec)[0])
+    by_formula = [scores_and_values(first, spec, x[~padding[b], b]) for b in range(3)]
+    cases = [*((limits, "auto") for limits in LIMITS[1:]), (BOTH_LIMITS, "reference")]
+    for (limits, backend), direction in product(cases, directions(spec)):
         attention = make(f"{spec}+{limits}", direction, backend)
+        attention.load_state_dict(first.state_dict())
         ours, _ = attention(x, x, x, key_padding_mask=padding)
         for b in range(3):
             real = ~padding[b]
-            theirs = formula(attention, spec, limits, x[real, b], direction)
+            allowed = visible(limits, direction, int(real.sum()))
+            theirs = attend_by_formula(attention, spec, *by_formula[b], allowed)
             torch.testing.assert_close(ours[real, b], theirs, rtol=1e-5, atol=1e-5)
         assert ours.isfinite().all()
 
@@ -124,12 +115,12 @@ def test_blocks_and_their_gradients_equal_the_references(spec, limits, direction
 
 @pytest.mark.parametrize("spec", ["none", "m4m", "t5", "fire", "tupe_shared"])
 def test_blocks_of_documents_and_their_gradients_equal_the_references(spec):
-    length = 333
-    ids = torch.stack([torch.arange(length) // 70, torch.arange(length) // 113])
+    length = 333  # the first two sentences have few borders in common, the third is one document
+    ids = torch.stack([torch.arange(length) // size for size in (70, 113, length)])
     positions = StackPositions(f"{spec}+documents", 16, 2, length, causal=True).double()
     layers = [SelfAttention(positions, backend=name).double() for name in ("reference", "blocked")]
     layers[1].load_state_dict(layers[0].state_dict())
-    inputs, found = torch.randn(2, length, 16, dtype=torch.float64), []
+    inputs, found = torch.randn(3, length, 16, dtype=torch.float64), []
     for layer in layers:
         x = inputs.clone().requires_grad_()
         positions.zero_grad()
@@ -167,6 +158,41 @@ def test_blocks_leave_out_hidden_keys(direction, monkeypatch):
     assert all(each < whole / 5 for each in limited)
 
 
+@pytest.mark.parametrize(("budget", "held"), [(2**20, 0.5), (2**19, 0.0)])
+def test_a_call_with_a_window_holds_its_blocks_only_where_one_without_does(
+    budget, held, monkeypatch
+):
+    """512 tokens without a window: 1 MiB of weights. With one they would fit into either budget."""
+    monkeypatch.setattr(blocked, "SAVED_BYTES", budget)
+    query = torch.randn(1, 1, 512, 8, requires_grad=True)
+    found: dict[int, int] = {}
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        found[x.data_ptr()] = x.nbytes
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        mask = Mask(locality=Locality(window=64))
+        blocked.attend(AttentionCall(query, query, query, Terms(), mask))
+    vectors = 5 * query.nbytes  # queries, keys, values, output, and tables by distance
+    assert sum(found.values()) <= held * 2**20 + vectors
+    assert bool(held) == (sum(found.values()) > vectors)
+
+
+def test_sentences_leave_out_keys_that_only_others_see():
+    """Documents with borders of their own: a batch computes what its sentences do one by one."""
+    ids = (torch.rand(4, 2048) < 1 / 200).cumsum(1)
+    query = torch.randn(4, 2, 2048, 8)
+
+    def count(segments, rows):
+        mask = Mask("lr", locality=Locality(segments=segments))
+        return blocked.Geometry.from_call(query[:rows], 2048, mask, Terms()).pairs
+
+    alone = [count(ids[row : row + 1], 1) for row in range(4)]
+    assert count(ids, 4) == sum(alone)
+    assert count(ids[:1].expand(4, -1), 4) == 4 * alone[0]  # equal ones are computed together
+
+
 @pytest.mark.parametrize("family", ["causal_lm", "translation"])
 @pytest.mark.parametrize("limits", ["window(size=3)", "chunk(size=3)", BOTH_LIMITS])
 @pytest.mark.parametrize("spec", ["rope", "t5", "m4+reset", "learned+shaw", "tupe"])
@@ -174,18 +200,8 @@ def test_decoding_equals_the_full_pass(spec, limits, family):
     model = make_model(family, position_encoding=f"{spec}+{limits},none")
     source = make_tokens(2)
     source[1, -2:] = PAD
-    encoder_out = None
-    if family == "translation":
-        encoder_out = model.encoder(source, source.ne(PAD).sum(1))
-    prefix = torch.full((2, 1), 2)
-    state: dict = {}
-    for _ in range(8):
-        step = model.decoder(prefix, encoder_out=encoder_out, incremental_state=state)[0]
-        full = model.decoder(prefix, encoder_out=encoder_out)[0]
-        torch.testing.assert_close(step[:, -1], full[:, -1], rtol=1e-5, atol=1e-5)
-        order = torch.tensor([0, 0]) if family == "causal_lm" else torch.tensor([0, 1])
-        model.decoder.reorder_incremental_state_scripting(state, order)
-        prefix = torch.cat([prefix[order], torch.randint(4, 24, (2, 1))], 1)
+    order = [0, 0] if family == "causal_lm" else [0, 1]
+    state = assert_decoding_equals_full_pass(model, family, source, [order] * 8)
     # The layers with limits have kept what later queries will see, the others everything.
     own = [key for key, x in state.items() if isinstance(x, dict) and "prev_key" in x]
     lengths = {state[key]["prev_key"].size(2) for key in own}

@@ -25,9 +25,14 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.definitions import TASKS
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.experiments.variants import parse_variants
-from fairseq_posenc.workbench.finetuning.glue.configuration import CONFIGS, read_settings
-from fairseq_posenc.workbench.finetuning.glue.plan import RESULT, Run, read_run
-from fairseq_posenc.workbench.finetuning.glue.summary import read_result
+from fairseq_posenc.workbench.finetuning.glue.report import read_result
+from fairseq_posenc.workbench.finetuning.glue.runs import (
+    CONFIGS,
+    RESULT,
+    Run,
+    read_run,
+    read_settings,
+)
 from fairseq_posenc.workbench.finetuning.squad.data import read_odds, read_predictions, read_squad
 from fairseq_posenc.workbench.finetuning.squad.score import evaluate, unanswered
 from fairseq_posenc.workbench.results import record

@@ -117,8 +117,11 @@ def _fold_scale(terms: Terms, scale: float) -> tuple[Terms, float]:
 
 
 def _count_saved_bytes(geometry: Geometry, rule: Rule, given: Operands) -> int:
-    """Count the bytes that a call would save."""
+    """Count the bytes that a call would save, if no window or segment hid any pair.
+
+    So a window never makes a call hold more: one that computes its blocks again does so with it.
+    """
     # Of a product the content, then a term for each table; of a sum the weights, then the content.
     saved = [given.query_table, given.key_table] if rule.product else [given.gain]
     numbers = 1 + sum(x is not None for x in saved)
-    return numbers * geometry.pairs * given.query.element_size()
+    return numbers * geometry._replace(visible=()).pairs * given.query.element_size()

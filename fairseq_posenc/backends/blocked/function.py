@@ -25,13 +25,13 @@ class BlockedAttention(torch.autograd.Function):
         """Compute the attended values ``(B, H, T, D)``."""
         given = _pad_to_tiles(geometry, rule, Operands(*tensors))
         batch, heads, queries, width = *given.query.shape[:3], given.value.size(-1)
-        # Laid out as `_restore_layout` does, whatever the query's layout; a chunk of it is a view.
+        # Laid out as `_restore_queries` does, whatever the query's layout; a chunk of it is a view.
         gathered = given.query.new_empty(queries, batch, heads, width)  # [T, B, H, D]
         gathered = gathered.permute(1, 2, 0, 3)  # [B, H, T, D]
         saved: list[Tensor | None] = []
-        for chunk in geometry.chunks():
+        for chunk, blocks in geometry.chunks():
             target = chunk.select(gathered)  # [c, T, D]
-            for block, scores, values in _blocks(geometry, rule, chunk, given):
+            for block, scores, values in _blocks(geometry, rule, chunk, blocks, given):
                 state = scores.forward(block)
                 assert state.weights is not None
                 left = state.weights
@@ -51,11 +51,12 @@ class BlockedAttention(torch.autograd.Function):
         """Compute the gradients of the operands."""
         geometry, rule = ctx.call
         with torch.autocast(grad.device.type, enabled=False):
-            totals = _sum_gradients(ctx, grad)
-        of_query = totals.query[:, :, : geometry.tgt_len].flip(2).mul_(rule.scale)
-        of_key, of_value = (x[..., : geometry.src_len] for x in (totals.key, totals.value))
-        found = _restore_layout(of_query), _transpose(of_key), _transpose(of_value)
-        return None, None, *found, *totals[3:]
+            query, key, value, *others = _sum_gradients(ctx, grad)
+        # Each is freed before the next is laid out anew.
+        query = _restore_queries(query[:, :, : geometry.tgt_len].mul_(rule.scale))
+        key = _transpose(key[..., : geometry.src_len])
+        value = _transpose(value[..., : geometry.src_len])
+        return None, None, query, key, value, *others
 
 
 def _pad_to_tiles(geometry: Geometry, rule: Rule, given: Operands) -> Operands:
@@ -73,7 +74,7 @@ def _finish(geometry: Geometry, rule: Rule, given: Operands, gathered: Tensor) -
 
     Saved in full precision: the gradients subtract numbers of nearly equal size.
     """
-    attended = _restore_layout(gathered[:, :, : geometry.tgt_len].flip(2))
+    attended = _restore_queries(gathered[:, :, : geometry.tgt_len])
     if rule.dropout:
         attended.mul_(dropout.multiplier(rule.dropout))
     if given.fully_masked is not None:
@@ -94,10 +95,10 @@ def _sum_gradients(ctx: Any, grad: Tensor) -> Operands:
     if rule.dropout:
         grad.mul_(dropout.multiplier(rule.dropout))
     totals = given.make_zeros(ctx.needs_input_grad[2:])
-    for chunk in geometry.chunks():
+    for chunk, blocks in geometry.chunks():
         of_totals = totals.select_chunk(chunk)
         of_gathered, of_mean = chunk.select(grad), chunk.select(mean)
-        for block, scores, values in _blocks(geometry, rule, chunk, given):
+        for block, scores, values in _blocks(geometry, rule, chunk, blocks, given):
             state = scores.forward(block, next(states, None))
             assert state.weights is not None
             weights = left = state.weights
@@ -119,12 +120,12 @@ def _sum_gradients(ctx: Any, grad: Tensor) -> Operands:
 
 
 def _blocks(
-    geometry: Geometry, rule: Rule, chunk: Chunk, given: Operands
+    geometry: Geometry, rule: Rule, chunk: Chunk, blocks: list[Block], given: Operands
 ) -> Iterator[tuple[Block, Scores, Values]]:
     """Yield the blocks of a chunk, with their scores and values."""
     operands = given.select_chunk(chunk)
     scores = Scores(geometry, rule, chunk, operands)
-    for block in geometry.blocks():
+    for block in blocks:
         lines = None if operands.value_table is None else scores.reset_lines(block)
         yield block, scores, Values(block, operands, lines, geometry.tile)
 
@@ -136,9 +137,9 @@ def _split_saved(saved: list[Tensor | None]) -> Iterator[BlockState]:
         yield BlockState(*saved[start : start + size])
 
 
-def _restore_layout(x: Tensor) -> Tensor:
-    """Lay out ``(B, H, n, D)`` so that fairseq's ``(n, B, C)`` is a view."""
-    return x.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3)  # [B, H, n, D]
+def _restore_queries(x: Tensor) -> Tensor:
+    """Reverse the queries of ``(B, H, T, D)``; fairseq's ``(T, B, C)`` is a view of the result."""
+    return x.permute(2, 0, 1, 3).flip(0).contiguous().permute(1, 2, 0, 3)  # [B, H, T, D]
 
 
 def _transpose(x: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from fairseq_posenc.encodings.terms import Terms
 # By measurement: queries of a block, and pairs of a block for each thread.
 QUERIES, PAIRS, PAIRS_GPU = 512, 2**19, 2**27
 FEWEST = 64  # queries of a block, where each sees few keys
+SEPARATED = 0.8  # share of the pairs up to which sentences are better computed one by one
 
 
 class Rule(NamedTuple):
@@ -67,6 +68,17 @@ class Block(NamedTuple):
         return slice(lowest, lowest + sum(self.shape) - 1)
 
 
+class VisibleKeys(NamedTuple):
+    """The first and the last key that each query sees, where a window or segments hide others."""
+
+    first: list[int]
+    last: list[int]
+
+    def widths(self) -> list[int]:
+        """Count the keys from the first to the last of each query."""
+        return [last - first + 1 for first, last in zip(*self)]
+
+
 class Geometry(NamedTuple):
     """The sizes of a call."""
 
@@ -78,9 +90,8 @@ class Geometry(NamedTuple):
     direction: str  # see Mask
     per_head: bool  # whether a table differs from head to head
     block_pairs: int  # how many pairs of queries and keys make a block
-    # for each query the first and the last key that any sentence shows it, where a window or
-    # segments hide others; None where a direction alone does
-    visible: tuple[list[int], list[int]] | None = None
+    # one of all sentences together, or one of each; () where a direction alone hides keys
+    visible: tuple[VisibleKeys, ...] = ()
 
     @classmethod
     def from_call(cls, query: Tensor, src_len: int, mask: Mask, terms: Terms) -> Geometry:
@@ -93,23 +104,36 @@ class Geometry(NamedTuple):
             terms: of the encodings, added to the scores.
         """
         tables = [(term, x) for _, term, x in terms.given() if term.rows is not None]
-        tgt_len = query.size(2)
+        batch, heads, tgt_len, _ = query.shape
         # Few members, so that little is computed beside their band, but no tiny products.
         tile = 16 if src_len < 128 else 64
         # On a CPU a block's pairs should stay in the caches, and occupy all threads. A GPU needs
         # work for all of its processors at once.
         on_cpu = query.device.type == "cpu"
-        return cls(
-            query.size(0),
-            query.size(1),
+        geometry = cls(
+            batch,
+            heads,
             tgt_len,
             src_len,
             tile if any(term.has_vectors for term, _ in tables) else 1,
             mask.direction,
             any(term.per_head(x) for term, x in tables),
             PAIRS * torch.get_num_threads() if on_cpu else PAIRS_GPU,
-            _visible_keys(mask, tgt_len, src_len, query.device),
         )
+        if not mask.locality.limits:
+            return geometry
+        deps = (mask.direction, *mask.locality, tgt_len, src_len, query.device)
+        ranges = mask.cached("ranges", deps, lambda: _read_ranges(mask, *deps[-3:]))
+        if ranges is None:
+            return geometry
+        first, last = ranges  # [B or 1, T] each
+        together = geometry._replace(
+            visible=(VisibleKeys(first.amin(0).tolist(), last.amax(0).tolist()),)
+        )
+        if len(first) == 1:
+            return together
+        separate = geometry._replace(visible=tuple(map(VisibleKeys, first.tolist(), last.tolist())))
+        return separate if separate.pairs < SEPARATED * together.pairs else together
 
     @property
     def missing(self) -> tuple[int, int]:
@@ -124,28 +148,38 @@ class Geometry(NamedTuple):
     @property
     def pairs(self) -> int:
         """The pairs of all blocks."""
-        sizes = (queries * keys for queries, keys in (block.shape for block in self.blocks()))
-        return self.batch * self.heads * sum(sizes)
+        return sum(
+            (chunk.batch.stop - chunk.batch.start)
+            * (chunk.heads.stop - chunk.heads.start)
+            * sum(queries * keys for queries, keys in (block.shape for block in blocks))
+            for chunk, blocks in self.chunks()
+        )
 
-    def chunks(self) -> Iterator[Chunk]:
-        """Yield sentences and heads to compute together."""
-        sentences, heads, _ = self._sizes()
-        for b in range(0, self.batch, sentences):
-            for h in range(0, self.heads, heads):
-                yield Chunk(
-                    slice(b, min(b + sentences, self.batch)), slice(h, min(h + heads, self.heads))
-                )
+    def chunks(self) -> Iterator[tuple[Chunk, list[Block]]]:
+        """Yield sentences and heads to compute together, and the blocks that hold their pairs."""
+        separate = len(self.visible) > 1
+        for number, visible in enumerate(self.visible or (None,)):
+            begin, end = (number, number + 1) if separate else (0, self.batch)
+            sentences, heads, queries = self._sizes(end - begin, visible)
+            blocks = list(self._blocks(queries, visible))
+            for b in range(begin, end, sentences):
+                for h in range(0, self.heads, heads):
+                    yield (
+                        Chunk(
+                            slice(b, min(b + sentences, end)), slice(h, min(h + heads, self.heads))
+                        ),
+                        blocks,
+                    )
 
-    def blocks(self) -> Iterator[Block]:
-        """Yield all queries of a chunk, block by block."""
-        _, _, queries = self._sizes()
+    def _blocks(self, queries: int, visible: VisibleKeys | None) -> Iterator[Block]:
+        """Yield blocks of so many queries, with the keys that any of them sees."""
         tgt_len, src_len = self.padded
         for start in range(0, tgt_len, queries):
             end = min(start + queries, tgt_len)
             low, high = 0, src_len
-            if self.visible is not None:
+            if visible is not None:
                 first, last = (max(self.tgt_len - each, 0) for each in (end, start + 1))
-                low, high = self.visible[0][first], self.visible[1][last] + 1
+                low, high = visible.first[first], visible.last[last] + 1
             elif self.direction == "lr":
                 high = max(self.src_len - start, 1)
             elif self.direction == "rl":
@@ -153,34 +187,27 @@ class Geometry(NamedTuple):
             low, high = low // self.tile * self.tile, -(-high // self.tile) * self.tile
             yield Block(slice(start, end), slice(low, high))
 
-    def _sizes(self) -> tuple[int, int, int]:
+    def _sizes(self, batch: int, visible: VisibleKeys | None) -> tuple[int, int, int]:
         """Choose the numbers of sentences, heads and queries of a block."""
         tgt_len, src_len = self.padded
         queries = min(QUERIES, tgt_len)
-        if self.visible is not None:
+        if visible is not None:
             # A block has the keys of all its queries, so many queries would see few of them.
-            widest = max(high - low + 1 for low, high in zip(*self.visible))
-            queries = min(queries, max(widest // 4, FEWEST))
-            src_len = min(src_len, widest + queries)
+            widths = visible.widths()
+            queries = min(queries, max(sum(widths) // len(widths) // 8, FEWEST))
+            src_len = min(src_len, max(widths) + queries)
         queries = max(queries // self.tile, 1) * self.tile
         heads = max(self.block_pairs // (queries * src_len), 1)
         if heads < self.heads or self.per_head:
             return 1, min(heads, self.heads), queries
-        return min(heads // self.heads, self.batch), self.heads, queries
+        return min(heads // self.heads, batch), self.heads, queries
 
 
-def _visible_keys(
+def _read_ranges(
     mask: Mask, tgt_len: int, src_len: int, device: torch.device
-) -> tuple[list[int], list[int]] | None:
-    """Compute the first and the last key that each query sees in any sentence."""
-    if not mask.locality.limits:
-        return None
+) -> tuple[Tensor, Tensor] | None:
+    """Compute the first and the last key that each query sees, ``(B or 1, T)``, on the CPU."""
     # A window is known without a look at the device.
     place = torch.device("cpu") if mask.locality.segments is None else device
-
-    def read_ranges() -> tuple[list[int], list[int]] | None:
-        ranges = mask.visible_ranges(tgt_len, src_len, place)
-        return ranges and (ranges[0].amin(0).tolist(), ranges[1].amax(0).tolist())
-
-    deps = (mask.direction, *mask.locality, tgt_len, src_len, device)
-    return mask.cached("visible", deps, read_ranges)
+    ranges = mask.visible_ranges(tgt_len, src_len, place)
+    return ranges and (ranges[0].cpu(), ranges[1].cpu())

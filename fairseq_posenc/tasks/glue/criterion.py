@@ -43,8 +43,8 @@ class GlueCriterion(FairseqCriterion):
         self, model: Any, sample: dict[str, Any], reduce: bool = True
     ) -> tuple[Tensor, int, dict[str, Any]]:
         """Compute the summed loss, the number of examples, and the values to log."""
-        outputs, _ = model(**sample["net_input"], classification_head_name=HEAD)
-        labels = sample["target"].view(-1)
+        outputs, _ = model(**sample["net_input"], classification_head_name=HEAD)  # [B, classes]
+        labels = sample["target"].view(-1)  # [B]
         log_output: dict[str, Any] = {"nsentences": labels.numel(), "ntokens": sample["ntokens"]}
         if self.regression:
             predictions = outputs.view(-1).float()
@@ -61,7 +61,7 @@ class GlueCriterion(FairseqCriterion):
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
-        """Return true: all logged values are sums."""
+        """Confirm that all logged values are sums."""
         return True
 
     @staticmethod

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fairseq_posenc.checkpoints.dictionary import DICTIONARY
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.definitions import TASKS, Task
 
@@ -25,7 +26,7 @@ class DataBin(NamedTuple):
     @property
     def dictionary(self) -> Path:
         """Path of fairseq's dictionary."""
-        return self.path / "input0" / "dict.txt"
+        return self.path / "input0" / DICTIONARY
 
     @property
     def longest(self) -> int:

@@ -52,7 +52,7 @@ def spearman(first: Tensor, second: Tensor) -> float:
 
 
 def classification(counts: Tensor) -> dict[str, float]:
-    """Return all metrics that a confusion has."""
+    """Compute all metrics of a confusion."""
     figures = {"accuracy": accuracy(counts)}
     if len(counts) == 2:
         figures |= {"f1": f1(counts), "matthews": matthews(counts)}
@@ -67,7 +67,7 @@ def regression(predictions: Tensor, scores: Tensor) -> dict[str, float]:
 
 
 def is_constant(predictions: Tensor) -> bool:
-    """Tell whether predicted scores, (N,), are all equal, or not all finite."""
+    """Check whether predicted scores, (N,), are all equal, or not all finite."""
     return not predictions.isfinite().all() or bool((predictions == predictions[0]).all())
 
 

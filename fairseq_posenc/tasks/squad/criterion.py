@@ -26,7 +26,7 @@ class SquadCriterion(FairseqCriterion):
         """Compute the summed loss, the number of windows, and the values to log, all sums."""
         both = model(**sample["net_input"], span_scores=True)  # 2 x [B, T]
         targets = [sample["starts"], sample["ends"]]
-        losses = [
+        losses = [  # 2 x [] or, without reduce, 2 x [B]
             F.cross_entropy(scores, target, reduction="sum" if reduce else "none")
             for scores, target in zip(both, targets)
         ]
@@ -57,5 +57,5 @@ class SquadCriterion(FairseqCriterion):
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
-        """Return true: all logged values are sums."""
+        """Confirm that all logged values are sums."""
         return True

@@ -106,7 +106,7 @@ class SquadTask(FairseqTask):
         return self.datasets[split]
 
     def max_positions(self) -> int:
-        """Return the maximum size of a window."""
+        """Look up the maximum size of a window."""
         return self.data_bin.limits.max_length
 
     @property

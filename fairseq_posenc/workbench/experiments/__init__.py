@@ -5,7 +5,7 @@ The steps, each in a module of its own:
 1. :mod:`~fairseq_posenc.workbench.experiments.corpus` gets documents and splits them.
 2. :mod:`~fairseq_posenc.workbench.experiments.pieces` cuts the text into sentencepieces.
 3. :mod:`~fairseq_posenc.workbench.experiments.text_experiment` calls ``fairseq-preprocess``, and
-   for each encoding, learning rate and seed ``fairseq-train`` and ``fairseq-validate``.
+   for each encoding, learning rate and seed ``fairseq-train``.
 4. :mod:`~fairseq_posenc.workbench.experiments.results` aggregates each model over its seeds.
 
 A probe (:mod:`~fairseq_posenc.workbench.experiments.probe`) makes data of tasks instead. Both are

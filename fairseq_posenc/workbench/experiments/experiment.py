@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Generic, Optional
 
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments import trainings
 from fairseq_posenc.workbench.experiments.results import AnySettings, Outcome, Results
 from fairseq_posenc.workbench.experiments.settings import Run
-from fairseq_posenc.workbench.experiments.trainings import Read, Trial
+from fairseq_posenc.workbench.experiments.trainings import Trial
 from fairseq_posenc.workbench.running.executor import refuse_jobs
 from fairseq_posenc.workbench.running.logs import Curve, read_curve_file
 from fairseq_posenc.workbench.running.programs import refuse_failures
@@ -53,15 +53,15 @@ class Experiment(ABC, Generic[AnySettings]):
         follow = (lambda: watch(results)) if watch else None
         work: list[Trial] = [*trials.values()]
         if cluster := self.settings.cluster:
-            failures = cluster.run([*map(trainings.as_piece, work)], self.settings.out, follow)
+            failures = cluster.run([*map(trainings.build_piece, work)], self.settings.out, follow)
             refuse_failures(failures, len(work))
         else:
             refuse_jobs(self.settings.out)
             trainings.run_trials(work, self.settings.jobs, self._lock, follow)
         return results()
 
-    def _trial(self, run: Run, data: Stage, measure: Sequence[str], read: Read) -> Trial:
-        """Build the trial of a run on data that a stage made; see :class:`Trial`."""
+    def _trial(self, run: Run, data: Stage) -> Trial:
+        """Build the trial of a run on data that a stage made."""
         settings = self.settings
         inputs = {
             "data": data.inputs,
@@ -70,9 +70,7 @@ class Experiment(ABC, Generic[AnySettings]):
             "version": __version__,
         }
         stage = Stage(settings.folder(run), inputs, settings.updates)
-        return Trial(
-            settings.label(run), stage, trainings.train_command(settings, run), measure, read
-        )
+        return Trial(settings.label(run), stage, trainings.train_command(settings, run))
 
 
 def _read(trials: dict[Run, Trial]) -> tuple[list[Outcome], dict[Run, Curve]]:

@@ -6,8 +6,7 @@ import math
 from collections import Counter
 from pathlib import Path
 
-from fairseq_posenc.workbench.tokens.learning import learn_pieces
-from fairseq_posenc.workbench.tokens.pieces import Pieces
+from fairseq_posenc.workbench.tokens.pieces import Pieces, learn_pieces
 
 # fairseq has words of these names; kept out of the text, or fairseq would take text for them.
 _FAIRSEQ_SYMBOLS = ["<pad>", "<mask>"]

@@ -11,8 +11,8 @@ from fairseq_posenc.workbench.experiments.settings import Run, Settings
 from fairseq_posenc.workbench.experiments.variants import Variant
 from fairseq_posenc.workbench.results.intervals import (
     Interval,
+    average_lines,
     interval_of_perplexity,
-    where_all_have,
 )
 from fairseq_posenc.workbench.running.logs import Curve
 from fairseq_posenc.workbench.running.stages import Outputs
@@ -24,8 +24,8 @@ class Outcome(NamedTuple):
     """What came out of one training."""
 
     run: Run  # the training
-    # measured values by name: `perplexity` (infinite where the model cannot be read at that
-    # length), shares by length, `position_parameters`; empty if it diverged
+    # measured values by name: `perplexity` at another length than that of training (infinite where
+    # the model cannot be read), shares by length, `position_parameters`; empty if it diverged
     figures: Outputs
     curve: Curve = Curve([], 0.0)  # its learning curve and speed
     seconds: float = math.nan  # time of the training; NaN if it diverged
@@ -34,7 +34,9 @@ class Outcome(NamedTuple):
     @property
     def perplexity(self) -> float:
         """The perplexity on the validation text; NaN if the training diverged."""
-        return self.figures.get("perplexity", math.nan)
+        if self.diverged or not self.curve.entries:
+            return self.figures.get("perplexity", math.nan)
+        return self.figures.get("perplexity", self.curve.entries[-1].perplexity)
 
 
 class SeedAggregate(NamedTuple):
@@ -93,7 +95,7 @@ class SeedAggregate(NamedTuple):
     def curve(self) -> list[tuple[int, Interval]]:
         """Updates and validation perplexity, where all seeds have one."""
         curves = [outcome.curve.points for outcome in self.outcomes]
-        return where_all_have(curves, interval_of_perplexity)
+        return average_lines(curves, interval_of_perplexity)
 
 
 def aggregate(outcomes: Sequence[Outcome]) -> list[SeedAggregate]:

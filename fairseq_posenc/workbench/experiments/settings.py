@@ -31,7 +31,7 @@ class Settings(ABC):
     family: str  # of models
     jobs: int = 1  # trainings at a time
     cluster: Optional[Slurm] = None  # that trains them; None for this machine
-    points: int = 16  # validations of a training, so points of its learning curve
+    points: int = 10  # validations of a training, so points of its learning curve
 
     def __post_init__(self) -> None:
         if self.family == CAUSAL:

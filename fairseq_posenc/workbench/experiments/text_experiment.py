@@ -12,12 +12,11 @@ from pathlib import Path
 from fairseq_posenc.checkpoints.recovery import LAST
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments import corpus, pieces
-from fairseq_posenc.workbench.experiments.documents import python_library
 from fairseq_posenc.workbench.experiments.experiment import Experiment
 from fairseq_posenc.workbench.experiments.results import Results
 from fairseq_posenc.workbench.experiments.settings import Run
-from fairseq_posenc.workbench.experiments.text_settings import KEEP_ALL, TASKS, TextSettings
-from fairseq_posenc.workbench.experiments.trainings import Trial, perplexity, validate_command
+from fairseq_posenc.workbench.experiments.text_settings import TextSettings
+from fairseq_posenc.workbench.experiments.trainings import Trial
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.running.stages import Outputs, Stage
@@ -35,7 +34,11 @@ class TextExperiment(Experiment[TextSettings]):
         return facts
 
     def trial(self, run: Run) -> Trial:
-        """Build a training, measured at its own length or at the one that is read."""
+        """Build a training; where another length is read, measured at that one as well."""
+        trial = self._trial(run, self._data)
+        measure = measure_command(self.settings, run)
+        if not measure:
+            return trial
         figures = _read_folder(self.settings, run) / "lm-length.json"
 
         def at_length(_: list[str]) -> Outputs:
@@ -43,9 +46,7 @@ class TextExperiment(Experiment[TextSettings]):
             (row,) = json.loads(figures.read_text(encoding="utf-8"))["figures"]["perplexity"]
             return {"perplexity": math.inf if row["perplexity"] is None else row["perplexity"]}
 
-        measure = measure_command(self.settings, run)
-        read = perplexity if measure[0] == "fairseq-validate" else at_length
-        return self._trial(run, self._data, measure, read)
+        return trial._replace(measure=measure, read=at_length)
 
     @property
     def _text(self) -> Path:
@@ -54,7 +55,7 @@ class TextExperiment(Experiment[TextSettings]):
     def _write_text(self) -> Outputs:
         path = self.settings.text
         if path is None:
-            text, origin = None, f"the documentation in {python_library()}"
+            text, origin = None, f"the documentation in {corpus.python_library()}"
             source = f"{origin}, Python {sys.version}"
         else:
             text, origin = corpus.read_text(path), f"--text {path}"
@@ -98,16 +99,15 @@ class TextExperiment(Experiment[TextSettings]):
 
 
 def measure_command(settings: TextSettings, run: Run) -> list[str]:
-    """Build the command that measures one trained model, without ``--user-dir``.
+    """Build the command that measures a model at another length than that of training.
 
-    It is ``fairseq-validate`` at the length of training, ``lm-length`` at another.
+    At its own it needs none: a training ends with a validation.
     """
-    data, model = settings.data(), settings.folder(run)
+    model = settings.folder(run)
     if settings.eval_length in (0, settings.trained):
-        batches = ["--max-tokens", settings.option("--max-tokens"), *KEEP_ALL]
-        return validate_command(data, model, "--task", TASKS[settings.family], *batches)
+        return []
     return [
-        *("fairseq-posenc", "lm-length", "--data", str(data)),
+        *("fairseq-posenc", "lm-length", "--data", str(settings.data())),
         *("--lengths", str(settings.eval_length)),
         *("--mode", "non-overlapping", "--out", str(_read_folder(settings, run))),
         f"read={model / LAST}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional
@@ -14,12 +15,11 @@ from fairseq_posenc.host.divergence import parse_stop_update
 from fairseq_posenc.workbench.experiments.settings import Run, Settings
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.running.devices import choose_device, cores
-from fairseq_posenc.workbench.running.executor import Piece
 from fairseq_posenc.workbench.running.host import USER_DIR
-from fairseq_posenc.workbench.running.logs import parse_line
+from fairseq_posenc.workbench.running.logs import parse_line, read_curve_file
 from fairseq_posenc.workbench.running.programs import run_logged, run_parallel
 from fairseq_posenc.workbench.running.progress import bar, say
-from fairseq_posenc.workbench.running.stages import Outputs, Stage
+from fairseq_posenc.workbench.running.stages import Outputs, Piece, Stage
 
 Read = Callable[[list[str]], Outputs]  # parses the lines of a measurement
 LOG = "train.log"
@@ -36,8 +36,8 @@ class Trial(NamedTuple):
     label: str  # what messages call it
     stage: Stage  # the folder of its checkpoints and log, and the updates it is to make
     train: Sequence[str]  # command of `fairseq-train`, without `--user-dir`
-    measure: Sequence[str]  # command that measures the model, as well
-    read: Read  # parses the lines that `measure` prints into figures by name
+    measure: Sequence[str] = ()  # command that measures the model, as well, if its log does not
+    read: Read = lambda lines: {}  # parses the lines that `measure` prints into figures by name
 
 
 def default_jobs() -> int:
@@ -91,13 +91,13 @@ def finished(trial: Trial) -> Optional[Outputs]:
     diverged has ``diverged`` alone, the update: it is an outcome too, and ends no other.
     """
     trained = trial.stage.outputs
-    if trained is None or "diverged" in trained:
+    if trained is None or "diverged" in trained or not trial.measure:
         return trained
     measured = _measuring(trial).outputs
     return None if measured is None else {**trained, **measured}
 
 
-def as_piece(trial: Trial) -> Piece:
+def build_piece(trial: Trial) -> Piece:
     """Build the piece of work that a trial is on a cluster."""
     folder = trial.stage.folder
     return Piece(
@@ -123,25 +123,35 @@ class _Work:
         self._updates = 0
 
     def do(self) -> None:
-        if "diverged" not in self._trial.stage.do(self._train, keep_unfinished=True):
+        trained = self._trial.stage.do(self._train, keep_unfinished=True)
+        if self._trial.measure and "diverged" not in trained:
             measured = _measuring(self._trial)
             measured.do(lambda: self._measure(measured.folder))
 
     def _train(self) -> Outputs:
         label, stage, command = self._trial.label, self._trial.stage, self._trial.train
+        log = stage.folder / LOG
         self._updates = updates_done(stage.folder)
+        if self._updates == stage.max_updates and not _has_ended(log, stage.max_updates):
+            shutil.rmtree(stage.folder)  # stopped before its last line was written
+            stage.claim()
+            self._updates = 0
         # Else it was stopped between the end of the training and its stamp.
         if self._updates < stage.max_updates:
             where = f"to continue at update {self._updates:,}" if self._updates else ""
             say(f"{label}: starting fairseq-train {where or f'for {stage.max_updates:,} updates'}")
             ensure_last_checkpoint(stage.folder)
             try:
-                self._run(command, stage.folder / LOG, self._watch)
+                self._run(command, log, self._watch)
             except RunError as error:
                 if not (update := parse_stop_update(str(error))):
                     raise
                 say(f"{label}: diverged at update {update:,}")
                 return {"diverged": update}
+            if not _has_ended(log, stage.max_updates):
+                raise UserError(f"{command[0]} printed no last validation; see its log {log}")
+        if not self._trial.measure:
+            say(f"{label}: done; perplexity {read_curve_file(log).entries[-1].perplexity:,.4g}")
         return _facts(stage.folder)
 
     def _measure(self, folder: Path) -> Outputs:
@@ -165,10 +175,10 @@ class _Work:
             self._updates = entry.updates
 
 
-def perplexity(lines: list[str]) -> Outputs:
-    """Parse the perplexity on the validation text from the lines of ``fairseq-validate``."""
-    entries = [entry for entry in map(parse_line, lines) if entry]
-    return {"perplexity": entries[-1].perplexity} if entries else {}
+def _has_ended(log: Path, updates: int) -> bool:
+    """Whether a log has the validation at the end of a training."""
+    entries = read_curve_file(log).entries if log.is_file() else []
+    return bool(entries) and entries[-1].updates == updates
 
 
 def _facts(folder: Path) -> Outputs:

@@ -7,11 +7,10 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from fairseq import checkpoint_utils
-from fairseq.utils import split_paths
 
 from fairseq_posenc.checkpoints.recovery import newest_checkpoint
 from fairseq_posenc.checkpoints.safe_loading import open_mapped, readable_errors
@@ -25,7 +24,7 @@ _TENSORS = ("model", "last_optimizer_state")
 
 
 def load_state(path: Path, what: str) -> State:
-    """Return a checkpoint as fairseq of today would have written it, but for old names of weights.
+    """Load a checkpoint as fairseq of today would have written it, but for old names of weights.
 
     Its tensors are mapped into memory, so that nobody reads what is not used: two thirds of a file
     are the optimizer's. Messages begin with ``what``, as the option that named the file.
@@ -46,7 +45,7 @@ def load_state(path: Path, what: str) -> State:
 
 
 def _upgraded(state: State) -> State:
-    """Return settings as fairseq upgrades them, which it does for files alone."""
+    """Upgrade settings as fairseq does, which it does for files alone."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "settings.pt")
         torch.save(state, path)
@@ -79,26 +78,13 @@ def write_state(state: State, path: Path) -> None:
         raise UserError(f"{path} could not be written: {error}") from error
 
 
-def data_folder(path: Path, state: State, given: Optional[Path] = None) -> Path:
-    """Return the data-bin of a checkpoint: the one that it was trained on, or a given copy of it.
-
-    Raises:
-        UserError: there is no such folder.
-    """
-    folder = given or Path(split_paths(str(state["cfg"].task.get("data")))[0])
-    if not folder.is_dir():
-        why = "" if given else f": {path} was trained on it; name its new place with --data"
-        raise UserError(f"--data {folder}: no such folder{why}")
-    return folder
-
-
-def updates_of(state: State) -> int:
-    """Return the training updates behind a checkpoint, 0 if it does not tell."""
+def read_updates(state: State) -> int:
+    """Read the training updates of a checkpoint, 0 if it does not have them."""
     history = state.get("optimizer_history") or [{}]
     return int(history[-1].get("num_updates", 0))
 
 
 def updates_done(folder: Path) -> int:
-    """Return the updates behind a training's newest whole checkpoint, 0 if it has none."""
+    """Read the updates of a training's newest whole checkpoint, 0 if it has none."""
     found = newest_checkpoint(folder)
     return found.updates if found else 0

@@ -15,7 +15,7 @@ from fairseq.utils import split_paths
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY, fingerprint, load_dictionary
 from fairseq_posenc.checkpoints.identity import Identity, is_identity
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.loading.checkpoints import State, data_folder
+from fairseq_posenc.workbench.loading.checkpoints import State
 
 EMBEDDINGS = "embed_tokens.weight"
 _ADVICE = "--data must have the dictionary that the model was trained with"
@@ -75,7 +75,10 @@ def open_task(path: Path, state: State, data: Optional[Path] = None) -> OpenTask
     """
     settings = state["cfg"]
     trained = Path(split_paths(str(settings.task.get("data")))[0])
-    folder = data_folder(path, state, data)
+    folder = data or trained
+    if not folder.is_dir():
+        why = "" if data else f": {path} was trained on it; name its new place with --data"
+        raise UserError(f"--data {folder}: no such folder{why}")
     files = _files(settings.task, folder)
     for name in files:
         if not (folder / name).is_file():

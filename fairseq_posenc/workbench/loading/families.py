@@ -61,20 +61,20 @@ def architecture(settings: Any) -> str:
 
 
 def family_of(arch: str, stock: bool = False) -> Optional[Family]:
-    """Return the family of an architecture, if any; with ``stock`` fairseq's own count, too."""
+    """Find the family of an architecture, if any; with ``stock`` also of fairseq's own."""
     kind = ARCH_MODEL_REGISTRY.get(arch, object)
     return next((f for f in FAMILIES if issubclass(kind, f.stock if stock else f.kind)), None)
 
 
 def stacks_of(model: Any) -> list[tuple[str, Any]]:
-    """Return encoder and decoder of a model, by these names."""
+    """List encoder and decoder of a model, by these names."""
     sides = [side for side in ("encoder", "decoder") if hasattr(model, side)]
     stacks = [(side, getattr(model, side)) for side in sides]
     return [(side, getattr(stack, "sentence_encoder", stack)) for side, stack in stacks]
 
 
 def defaults(arch: str, task: str) -> dict[str, Any]:
-    """Return fairseq's configuration of a training, plain, with defaults everywhere.
+    """Build fairseq's configuration of a training, plain, with defaults everywhere.
 
     That of the model is a dictionary for the families that have a dataclass, else a namespace.
     """
@@ -95,14 +95,14 @@ def _defaults(arch: str, task: str) -> dict[str, Any]:
 
 
 def model_options(arch: str) -> list[Action]:
-    """Return the options of an architecture's model on fairseq's command line."""
+    """List the options of an architecture's model on fairseq's command line."""
     parser = ArgumentParser(allow_abbrev=False, add_help=False)
     ARCH_MODEL_REGISTRY[arch].add_args(parser)
     return parser._actions
 
 
 def build(values: dict[str, Any], symbols: list[int]) -> Any:
-    """Return a model of complete options, its parameters drawn, for dictionaries of these sizes."""
+    """Build a model of complete options for dictionaries of these sizes; draw its parameters."""
     dictionaries = [Placeholders(size) for size in symbols]
     task = SimpleNamespace(
         source_dictionary=dictionaries[0],

@@ -14,8 +14,7 @@ from fairseq_posenc.checkpoints.identity import Identity, is_identity
 from fairseq_posenc.checkpoints.state_dict_adapter import STOCK_OFFSET, STOCK_SPEC, STOCK_TABLE
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.registry import Spec, parse
-from fairseq_posenc.transformer.configuration import plain_args
-from fairseq_posenc.transformer.options import resolve
+from fairseq_posenc.transformer.options import plain_args, resolve
 from fairseq_posenc.workbench.loading.checkpoints import load_state
 from fairseq_posenc.workbench.loading.dictionaries import EMBEDDINGS, TrainedDictionary
 from fairseq_posenc.workbench.loading.families import Family, architecture, family_of, model_options
@@ -110,7 +109,9 @@ def read_pretrained(
         raise UserError(f"{option} {path}: holds no token embeddings")
     ARCH_CONFIG_REGISTRY[arch](args)  # old checkpoints lack options that came later
     data = settings.task.get("data")
-    said = [Identity.from_tensor(weights[name]) for name in sorted(filter(is_identity, weights))]
+    identities = [
+        Identity.from_tensor(weights[name]) for name in sorted(filter(is_identity, weights))
+    ]
     return Pretrained(
         path=path,
         settings=settings,
@@ -121,13 +122,13 @@ def read_pretrained(
         positions=_positions(args, settings, family, weights),
         sizes=[sizes[name] for name in sorted(sizes, reverse=True)],  # encoder before decoder
         dictionary=Path(str(data).split(":")[0], DICTIONARY) if data else None,
-        fingerprint=said[-1].weight_settings.dictionary if said else None,  # an encoder's is last
+        fingerprint=identities[-1].weight_settings.dictionary if identities else None,  # encoder's
         weights=weights if with_weights else {},
     )
 
 
 def _specs(args: Namespace, arch: str, family: Family) -> dict[str, Spec]:
-    """Return the positions of each stack; fairseq's own models say them by other options."""
+    """Read the positions of each stack; fairseq's own models have other options for them."""
     if family_of(arch):
         options = resolve(args)
         return {side: getattr(options, side) for side in family.positions}
@@ -140,13 +141,13 @@ def _specs(args: Namespace, arch: str, family: Family) -> dict[str, Spec]:
 def _positions(
     args: Namespace, settings: Any, family: Family, weights: dict[str, Tensor]
 ) -> dict[str, int]:
-    """Return the positions of each stack, from fairseq's table of them if there is one."""
+    """Count the positions of each stack, by fairseq's table of them if there is one."""
     found = {}
     for side, option in family.positions.items():
         # The oldest RoBERTas have their encoder under the decoder's name.
         start = f"{side}." if family.name != "masked_lm" else ""
         tables = [n for n in weights if n.startswith(start) and n.endswith(STOCK_TABLE)]
-        said = getattr(args, option, None)
-        rows = weights[tables[0]].size(0) - STOCK_OFFSET if tables else said
+        in_table = weights[tables[0]].size(0) - STOCK_OFFSET if tables else 0
+        rows = in_table or getattr(args, option, None)
         found[side] = int(rows or settings.task.tokens_per_sample)
     return found

@@ -31,7 +31,7 @@ class Maps(NamedTuple):
     queries: Sequence[str]  # the tokens that attend
     keys: Sequence[str]  # the tokens that are attended to
 
-    def less(self, others: Maps) -> Maps:
+    def subtract(self, others: Maps) -> Maps:
         """Subtract the attention of another model to the same tokens.
 
         Raises:
@@ -45,7 +45,7 @@ class Maps(NamedTuple):
         return self._replace(weights=self.weights - others.weights, hidden=hidden)
 
 
-def maps_of(
+def select_maps(
     seen: Sequence[CapturedAttention],
     layers: Sequence[int],
     heads: Sequence[int],
@@ -67,7 +67,7 @@ def draw_attention(maps: Maps, title: str, signed: bool = False) -> Any:
     ratio = min(max(tgt_len / src_len, 0.5), 1.5)
     side = grids.side(columns) * (_ALONE if columns == 1 else 1.0)
     below = max(map(len, maps.keys)) * _LETTER if _fits(maps.keys, side) else 0.0
-    figure, panels = grids.new(
+    figure, panels = grids.new_panels(
         rows * columns, title, columns, ratio * side / grids.side(columns), below
     )
     limit = float(maps.weights.abs().max())
@@ -88,7 +88,7 @@ def draw_distance(maps: Maps, title: str) -> Any:
 
     Pairs that nobody can see do not count.
     """
-    figure, panels = grids.new(len(maps.layers), title, columns=2, ratio=0.7)
+    figure, panels = grids.new_panels(len(maps.layers), title, columns=2, ratio=0.7)
     for axes, layer, weights, hidden in zip(panels, maps.layers, maps.weights, maps.hidden):
         distances, means = mean_by_distance(weights[None], ~hidden[None])
         grids.lines(axes, distances, means, grids.heads(maps.heads))

@@ -24,7 +24,7 @@ class Kind(NamedTuple):
     help: str  # what it shows
     draw: Callable[[argparse.Namespace], Any]  # makes the Figure
     checkpoints: int = 1  # how many it is of
-    of_spec: bool = True  # whether a spec is enough
+    from_spec: bool = True  # whether a spec is enough
     text: str = "no"  # whether a model reads something for it: `no`, `can`, `must`
     reach: int = 0  # the largest distance by default; 0 where there is no such choice
 
@@ -91,7 +91,7 @@ def _add_options(parser: argparse.ArgumentParser, kind: Kind) -> None:
         + ("; twice: the second is taken from the first" if kind.checkpoints == 2 else ""),
     )
     add_data(parser, "with its dictionaries (default: the one that it was trained on)")
-    if kind.of_spec:
+    if kind.from_spec:
         add("--encoding", metavar="SPEC", help="in place of a checkpoint: as before training")
         for size, default in _SIZES.items():
             text = f"of the SPEC (default: {default})"
@@ -112,7 +112,7 @@ def _check_source(args: argparse.Namespace, kind: Kind) -> None:
     """Refuse options that do not go together."""
     given, spec = len(args.checkpoint), getattr(args, "encoding", None)
     if bool(given) == bool(spec):
-        options = "--checkpoint or --encoding" if kind.of_spec else "--checkpoint"
+        options = "--checkpoint or --encoding" if kind.from_spec else "--checkpoint"
         raise UserError(f"plot {args.kind}: name {options}" + (", not both" if given else ""))
     if given and given != kind.checkpoints:
         raise UserError(f"plot {args.kind}: {given} --checkpoint; it is of {kind.checkpoints}")
@@ -147,7 +147,7 @@ def _decay(args: argparse.Namespace) -> Any:
 def _scores(args: argparse.Namespace) -> Any:
     stack, model, layers, heads, name = _subject(args)
     seen = _trained().attention_to_random_symbols(model, 2 * args.reach) if model else []
-    found = distances.curves_of(stack, layers, heads, args.reach, seen)
+    found = distances.compute_curves(stack, layers, heads, args.reach, seen)
     return distances.draw_curves(found, heads, name)
 
 
@@ -165,7 +165,7 @@ def _difference(args: argparse.Namespace) -> Any:
     if args.text:
         (maps, title), (others, _) = _maps(args, path), _maps(args, other)
         title = f"{title} less {_short_path(other)}"
-        return attention.draw_attention(maps.less(others), title, signed=True)
+        return attention.draw_attention(maps.subtract(others), title, signed=True)
     ours, theirs = (_in_checkpoint(args, each) for each in (path, other))
     less = tables.subtract_tables(ours.tables(), theirs.tables())
     return tables.draw_tables(less, f"{ours.name} less {_short_path(other)}")
@@ -222,7 +222,7 @@ def _maps(args: argparse.Namespace, path: Path) -> tuple[attention.Maps, str]:
     name = _short_path(path)
     layers = choose_numbers(args.layer, len(seen), "layer", name)
     heads = choose_numbers(args.head, seen[0].weights.size(1), "head", name)
-    return attention.maps_of(seen, layers, heads, queries, keys), f"{kind} attention in {name}"
+    return attention.select_maps(seen, layers, heads, queries, keys), f"{kind} attention in {name}"
 
 
 def _trained() -> Any:

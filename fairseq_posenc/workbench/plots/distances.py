@@ -11,7 +11,7 @@ from torch import Tensor
 from fairseq_posenc.encodings.rotation import PairRotation
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.plots import grids
-from fairseq_posenc.workbench.plots.stacks import Stack, terms_of, tokens
+from fairseq_posenc.workbench.plots.stacks import Stack, compute_terms, tokens
 
 if TYPE_CHECKING:  # it brings fairseq, which pictures of specs do without
     from fairseq_posenc.transformer.capture_attention import CapturedAttention
@@ -53,7 +53,7 @@ def mean_by_distance(values: Tensor, counted: Tensor | None = None) -> tuple[Ten
 
 
 @torch.no_grad()
-def curves_of(
+def compute_curves(
     stack: Stack,
     layers: Sequence[int],
     heads: Sequence[int],
@@ -89,7 +89,9 @@ def draw_curves(curves: Sequence[Curves], heads: Sequence[int], title: str) -> A
     """
     if len(curves) > grids.MOST:
         raise UserError(f"{len(curves)} panels are too many for a picture: choose --layer")
-    figure, panels = grids.new(len(curves), title, 2 if len(curves) in (2, 4) else 3, ratio=0.8)
+    figure, panels = grids.new_panels(
+        len(curves), title, 2 if len(curves) in (2, 4) else 3, ratio=0.8
+    )
     names = grids.heads(heads)
     for axes, (what, distances, values) in zip(panels, curves):
         grids.lines(axes, distances, values, names if len(values) == len(names) else ["all heads"])
@@ -101,7 +103,7 @@ def draw_curves(curves: Sequence[Curves], heads: Sequence[int], title: str) -> A
 
 def _numbers(stack: Stack, layer: int, heads: Sequence[int]) -> Iterator[Curves]:
     """Yield the terms of a layer that are one number for each distance."""
-    span, terms = terms_of(stack.layers[layer], stack.dims.max_positions)
+    span, terms = compute_terms(stack.layers[layer], stack.dims.max_positions)
     distances = span.distances()
     for name, term, tensor in terms.given():
         if term.rows is not None and not term.has_vectors:
@@ -167,7 +169,7 @@ def draw_products(
     for layer in layers if stack.projections else ():
         own = products(vectors, reach, stack.projections[layer])
         drawn[f"projections of layer {layer + 1}"] = own[list(heads)]
-    figure, panels = grids.new(len(drawn), title, columns=3, ratio=0.9)
+    figure, panels = grids.new_panels(len(drawn), title, columns=3, ratio=0.9)
     for axes, (name, rows) in zip(panels, drawn.items()):
         names = grids.heads(heads) if rows is not drawn["themselves"] else ["all channels"]
         grids.lines(axes, torch.arange(-reach, reach + 1), rows, names)
@@ -201,7 +203,7 @@ def draw_decay(stack: Stack, reach: int, title: str) -> Any:
     rotation = stack.layers[0].shared.rotation(tokens(reach + 1).ids)
     if not isinstance(rotation, PairRotation) or rotation.decay is not None:
         raise UserError(f"{stack.spec} is not rope, whose scores the bound is of")
-    figure, (axes,) = grids.new(1, title, columns=1, ratio=0.75)
+    figure, (axes,) = grids.new_panels(1, title, columns=1, ratio=0.75)
     names = [f"{2 * rotation.phases.size(-1)} coordinates of a head"]
     grids.lines(axes, torch.arange(reach + 1), rotary_bound(rotation.phases[0]), names)
     grids.label(axes, "bound of the score", "distance", "mean of |S_j|")

@@ -20,7 +20,7 @@ _LETTERS = 85  # of a line of a title
 _HEADER = 0.6  # inches for the title and the legend
 
 
-def new(
+def new_panels(
     count: int, title: str, columns: int, ratio: float, below: float = 0.0
 ) -> tuple[Any, list[Any]]:
     """Create a figure of panels; return both.

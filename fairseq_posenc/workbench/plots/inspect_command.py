@@ -1,19 +1,32 @@
-"""``fairseq-posenc inspect``: the attention of a text in a trained model, as one HTML file."""
+"""``fairseq-posenc inspect``: the attention of one or two models as one HTML file."""
 
 from __future__ import annotations
 
 import argparse
+import base64
+import json
+import re
+import zlib
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.loading.open_model import open_model
+from fairseq_posenc.transformer.capture_attention import CapturedAttention, capture_attention
+from fairseq_posenc.version import __version__
+from fairseq_posenc.workbench.loading.open_model import OpenModel, open_model
+from fairseq_posenc.workbench.plots import quantize
 from fairseq_posenc.workbench.plots.command import refuse_bad_output
-from fairseq_posenc.workbench.plots.model_inputs import read_text
-from fairseq_posenc.workbench.plots.page import Inspection, inspect_model, render_page
+from fairseq_posenc.workbench.plots.model_inputs import Reading, read_text
 from fairseq_posenc.workbench.results.record import own_command
-from fairseq_posenc.workbench.running.files import write_whole
+from fairseq_posenc.workbench.running.files import checksum, write_whole
 from fairseq_posenc.workbench.running.options import add_data
 from fairseq_posenc.workbench.running.progress import say
+
+TEMPLATE = Path(__file__).with_name("inspect.html")
+_PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
+_LARGEST = 64e6  # bytes of codes that a browser still opens quickly
+_BYTES = 8  # per pair of tokens, with most encodings: a weight and three parts of its score
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +47,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "directory with dictionaries and tokenizer (default: that of each model's training)",
     )
-    add("--out", type=Path, default=Path("attention.html"), metavar="FILE", help="(%(default)s)")
+    add(
+        "--out",
+        type=Path,
+        default=Path("attention.html"),
+        metavar="FILE",
+        help="(default: %(default)s)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -66,3 +85,81 @@ def _format_shape(inspection: Inspection) -> str:
         f"{len(kind['queries'])}x{len(kind['keys'])} tokens"
         for kind in inspection.facts["kinds"]
     )
+
+
+class Inspection(NamedTuple):
+    """The attention of a model for one text."""
+
+    facts: dict[str, Any]  # that the page shows: file, family, positions, and kinds of attention
+    codes: bytes  # the quantized planes, concatenated
+
+
+def inspect_model(opened: OpenModel, reading: Reading) -> Inspection:
+    """Run a model on a text, and collect its quantized attention.
+
+    Raises:
+        UserError: the page would be too large, the text is too long for the model, or its
+            attention is NaN or infinite.
+    """
+    _refuse_large(opened, reading)
+    kinds, codes = [], bytearray()
+    for kind, layers in quantize.group_by_kind(
+        capture_attention(opened.model, reading.run)
+    ).items():
+        found = []
+        seen = quantize.find_visible(layers)
+        for plane in quantize.list_planes(layers):
+            quantize.refuse_infinite(opened.path, kind, plane)
+            coded = quantize.quantize(plane.values, seen)
+            scale = {"step": coded.step, "first": coded.first, "last": coded.last}
+            found.append({"name": plane.name, "role": plane.role, "start": len(codes), **scale})
+            codes += coded.tobytes()
+        kinds.append({**_kind(kind, layers, reading), "planes": found})
+    facts = {
+        "path": str(opened.path),
+        "sha256": checksum(opened.path),
+        "family": opened.family.title,
+        "positions": opened.positions,
+        "kinds": kinds,
+    }
+    return Inspection(facts, bytes(codes))
+
+
+def render_page(inspections: Sequence[Inspection], command: str) -> str:
+    """Fill the template with one model, or two side by side; ``command`` is printed on the page."""
+    starts = [sum(len(each.codes) for each in inspections[:i]) for i in range(len(inspections))]
+    data = {
+        "command": command,
+        "version": __version__,
+        "models": [{**each.facts, "start": start} for each, start in zip(inspections, starts)],
+    }
+    codes = zlib.compress(b"".join(each.codes for each in inspections))
+    filled = {
+        # "<" could end the script element that holds the data.
+        "data": json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
+        "codes": base64.b64encode(codes).decode(),
+    }
+    return _PLACEHOLDER.sub(lambda found: filled[found[1]], TEMPLATE.read_text(encoding="utf-8"))
+
+
+def _kind(kind: str, layers: Sequence[CapturedAttention], reading: Reading) -> dict[str, Any]:
+    return {
+        "name": kind,
+        "layers": len(layers),
+        "heads": layers[0].weights.size(1),
+        "queries": reading.labels["encoder" if kind == "encoder" else "decoder"],
+        "keys": reading.labels["decoder" if kind == "decoder" else "encoder"],
+    }
+
+
+def _refuse_large(opened: OpenModel, reading: Reading) -> None:
+    heads = sum(
+        len(stack.layers) * stack.layers[0].self_attn.num_heads for stack in opened.stacks.values()
+    )
+    longest = max(map(len, reading.labels.values()))
+    if heads * longest**2 * _BYTES > _LARGEST:
+        fits = int((_LARGEST / _BYTES / heads) ** 0.5)
+        raise UserError(
+            f"{opened.path}: {longest} tokens in {heads} heads are too many for one page; give a "
+            f"text of at most {fits} tokens"
+        )

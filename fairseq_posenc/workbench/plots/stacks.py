@@ -83,11 +83,11 @@ def of_spec(spec: str, embed_dim: int, num_heads: int, max_positions: int, causa
 
 def of_model(model: nn.Module) -> dict[str, Stack]:
     """Collect the stacks of a trained model by name; none for a model of fairseq's own."""
-    found = [_of_trained(module) for module in model.modules() if hasattr(module, "assembly")]
+    found = [_trained_stack(module) for module in model.modules() if hasattr(module, "assembly")]
     return {stack.name: stack for stack in found}
 
 
-def terms_of(positions: PositionEncoding, length: int) -> tuple[Span, Terms]:
+def compute_terms(positions: PositionEncoding, length: int) -> tuple[Span, Terms]:
     """Compute the distances between ``length`` tokens, and a layer's terms for them."""
     span = Span.from_lengths(length, length, torch.device("cpu"))
     shared = Shared.compute(positions.shared, tokens(length)).terms
@@ -111,7 +111,7 @@ def choose_numbers(chosen: Sequence[int] | None, count: int, what: str, where: s
     return [number - 1 for number in chosen] if chosen else list(range(count))
 
 
-def _of_trained(stack: Any) -> Stack:
+def _trained_stack(stack: Any) -> Stack:
     spec, dims = stack.assembly
     layers, projections = [], []
     for index in range(len(stack.layers)):  # iterating would apply LayerDrop

@@ -12,7 +12,7 @@ from torch import Tensor
 from fairseq_posenc.encodings.terms import Term
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.plots import grids
-from fairseq_posenc.workbench.plots.stacks import Stack, terms_of
+from fairseq_posenc.workbench.plots.stacks import Stack, compute_terms
 from fairseq_posenc.workbench.results.pictures import GRID
 
 _FEWEST_ROWS, _MOST_MAPS = 3, 16
@@ -46,7 +46,7 @@ def tables_of(stack: Stack, layers: Sequence[int], heads: Sequence[int]) -> list
         rows, columns = (range(size) for size in vectors.shape)
         found = [Table("at the input", vectors, torch.tensor(rows), columns, POSITION, CHANNEL)]
     for layer in layers if stack.differ else layers[:1]:
-        found += _of_terms(stack, layer, heads)
+        found += _term_tables(stack, layer, heads)
     if not found:
         raise UserError(f"{stack.spec} has no table that could be shown")
     return found
@@ -79,7 +79,7 @@ def draw_tables(tables: Sequence[Table], title: str) -> Any:
         UserError: there are too many for a picture.
     """
     _refuse_many(tables, grids.MOST)
-    figure, panels = grids.new(len(tables), title, columns=4, ratio=1.2)
+    figure, panels = grids.new_panels(len(tables), title, columns=4, ratio=1.2)
     for axes, table in zip(panels, tables):
         low, high, width = int(table.rows[0]), int(table.rows[-1]), len(table.columns)
         image = grids.heat(axes, table.values, extent=(-0.5, width - 0.5, high + 0.5, low - 0.5))
@@ -118,7 +118,7 @@ def draw_map(tables: Sequence[Table], title: str) -> Any:
     if not tables:
         raise UserError("no table has rows of several numbers, which a map could place")
     _refuse_many(tables, _MOST_MAPS)
-    figure, panels = grids.new(len(tables), title, columns=2, ratio=0.85)
+    figure, panels = grids.new_panels(len(tables), title, columns=2, ratio=0.85)
     for axes, table in zip(panels, tables):
         points = place_rows(table.values).numpy()
         axes.plot(*points.T, color=grids.PALE, lw=0.7, zorder=1)
@@ -136,8 +136,8 @@ def _refuse_many(tables: Sequence[Table], most: int) -> None:
         raise UserError(f"{len(tables)} tables are too many for a picture: choose --layer, --head")
 
 
-def _of_terms(stack: Stack, layer: int, heads: Sequence[int]) -> Iterator[Table]:
-    span, terms = terms_of(stack.layers[layer], stack.dims.max_positions)
+def _term_tables(stack: Stack, layer: int, heads: Sequence[int]) -> Iterator[Table]:
+    span, terms = compute_terms(stack.layers[layer], stack.dims.max_positions)
     distances = span.distances()
     seen = distances <= (0 if stack.dims.causal else span.high)
     named: dict[int, tuple[list[str], Term, Tensor]] = {}

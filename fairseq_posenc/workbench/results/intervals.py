@@ -61,7 +61,7 @@ def interval_of_perplexity(values: Iterable[float]) -> Interval:
     return Interval(_exp(mean), math.exp(low), math.inf if high == math.inf else _exp(high))
 
 
-def where_all_have(
+def average_lines(
     lines: Sequence[Sequence[tuple[int, float]]], over: Callable[[Iterable[float]], Interval]
 ) -> list[tuple[int, Interval]]:
     """Compute the mean over seeds at the updates at which all lines, one a seed, have a value.

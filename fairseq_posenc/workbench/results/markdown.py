@@ -39,7 +39,17 @@ def fill_page(path: Path, start: str, content: str, end: str) -> str:
         UserError: the page has no such place.
     """
     old = path.read_text(encoding="utf-8") if path.is_file() else ""
-    if start not in old or end not in old:
+    return fill_text(old, path, start, content, end)
+
+
+def fill_text(text: str, path: Path, start: str, content: str, end: str) -> str:
+    """Replace what stands between two markers of a text; errors name ``path``.
+
+    Raises:
+        UserError: the text has no such place.
+    """
+    before, begins, rest = text.partition(start)
+    _, ends, after = rest.partition(end)
+    if not (begins and ends):
         raise UserError(f"{path} has no line {start!r}, or none {end!r} after it")
-    before, rest = old.split(start, 1)
-    return f"{before}{start}{content}{end}{rest.split(end, 1)[1]}"
+    return f"{before}{start}{content}{end}{after}"

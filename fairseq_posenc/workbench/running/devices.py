@@ -36,6 +36,13 @@ def choose_device(device: Optional[str] = None, fp16: bool = False) -> str:
     return device
 
 
+def choose_dtype(fp16: bool = False, bf16: bool = False) -> torch.dtype:
+    """Choose the precision to compute in: float32 unless another is requested."""
+    import torch
+
+    return torch.float16 if fp16 else torch.bfloat16 if bf16 else torch.float32
+
+
 class Computing(NamedTuple):
     """Device and precision of a model.
 
@@ -56,10 +63,7 @@ class Computing(NamedTuple):
         Raises:
             UserError: see :func:`choose_device`.
         """
-        import torch
-
-        dtype = torch.float16 if fp16 else torch.bfloat16 if bf16 else torch.float32
-        return cls(choose_device(device, fp16), dtype)
+        return cls(choose_device(device, fp16), choose_dtype(fp16, bf16))
 
     def place(self, model: Any) -> Any:
         """Move a model to the device, in evaluation mode."""

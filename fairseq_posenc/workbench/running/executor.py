@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import time
-from argparse import Namespace
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -21,10 +22,10 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.files import write_whole
 from fairseq_posenc.workbench.running.folders import read_object
 from fairseq_posenc.workbench.running.locks import is_locked, lock_folder
-from fairseq_posenc.workbench.running.programs import find_user_error
+from fairseq_posenc.workbench.running.programs import find_user_error, refuse_failures
 from fairseq_posenc.workbench.running.progress import say
+from fairseq_posenc.workbench.running.stages import Piece
 
-_OURS = ("array", "error", "job-name", "nodes", "ntasks", "open-mode", "output", "requeue")
 _DONE = "DONE"  # by what is in the folder, whatever Slurm says
 _UNKNOWN = "ENDED"  # some minutes ago, so that Slurm has forgotten it
 _FAILED = {
@@ -34,26 +35,8 @@ _FAILED = {
 _SHORTEST, _LONGEST = 1.0, 10.0  # seconds between two questions to Slurm
 # A node that Slurm gave up may still be writing for a while, as may a job that is being requeued.
 _PATIENCE = 300.0  # seconds
+_EARLY = 60  # seconds by which Slurm may tell a job too early that its time is up
 _NO_LIMIT = 10**6  # how often a job may run out of time; see _Job.checkpoint
-
-
-class Piece(NamedTuple):
-    """Work that fills a folder, and goes on where it was interrupted.
-
-    Attributes:
-        label: what messages call it.
-        folder: of its own, below that of the command.
-        work: does it, in another process and perhaps on another machine. It is given an open lock,
-            for the programs that it starts.
-        is_done: whether there is nothing left to do, by what is in the folder.
-        progress: how far it has come, as something that can be compared.
-    """
-
-    label: str
-    folder: Path
-    work: Callable[[int], object]
-    is_done: Callable[[], bool]
-    progress: Callable[[], object]
 
 
 class Slurm(NamedTuple):
@@ -103,33 +86,6 @@ class Slurm(NamedTuple):
                 ) from None
 
 
-def parse_place(args: Namespace) -> Optional[Slurm]:
-    """Parse ``--on`` and ``--detach``; None for this machine.
-
-    Raises:
-        UserError: they cannot be read.
-    """
-    place, *words = args.on
-    if place not in ("local", "slurm"):
-        raise UserError(f"--on {place}: is neither local nor slurm")
-    if place == "local":
-        if args.detach or words:
-            raise UserError(f"--on local: goes without {words[0] if words else '--detach'}")
-        return None
-    options = {}
-    for word in words:
-        name, _, value = word.lstrip("-").partition("=")
-        name = name.replace("_", "-")
-        if not (name and value):
-            raise UserError(f"--on slurm {word}: write it as key=value, as in partition=gpu")
-        if name in _OURS:
-            raise UserError(f"--on slurm {word}: {name} is set here; leave it out")
-        options[name] = value
-    if "time" not in options:
-        raise UserError("--on slurm: say how long a job may take, as in time=12:00:00")
-    return Slurm(options, args.jobs, args.detach)
-
-
 def refuse_jobs(out: Path) -> None:
     """Refuse to work in a folder for which jobs wait or run.
 
@@ -141,6 +97,25 @@ def refuse_jobs(out: Path) -> None:
             f"{out}: has jobs of --on slurm; wait for them with the same command, or end them: "
             f"{queue.how_to_end}"
         )
+
+
+def run_pieces(pieces: Sequence[Piece], out: Path, cluster: Optional[Slurm]) -> None:
+    """Do what is not done: as jobs of a cluster, or here, one after the other.
+
+    Raises:
+        UserError: see :meth:`Slurm.run`; or there are jobs, and no cluster is given.
+        RunError: pieces that failed on the cluster.
+    """
+    if cluster:
+        refuse_failures(cluster.run(pieces, out), len(pieces))
+        return
+    refuse_jobs(out)
+    for piece in pieces:
+        if piece.is_done():
+            say(f"{piece.label}: done before")
+            continue
+        with lock_folder(piece.folder, "run") as lock:
+            piece.work(lock)
 
 
 def _has_failed(state: str) -> bool:
@@ -174,7 +149,9 @@ class _Queue:
             subprocess.run(["scancel", *alive], check=True)
         if new := [each for each in pieces if _has_failed(self._look(each, states))]:
             keys = list(map(self._key, new))
-            jobs = [_Job(piece, self._lock(key)) for key, piece in zip(keys, new)]
+            notice = cluster.options.get("signal", "@90").partition("@")[2]
+            told = int(notice) if notice.isdecimal() else 60  # sbatch's default
+            jobs = [_Job(piece, self._lock(key), told) for key, piece in zip(keys, new)]
             self._ids.update(zip(keys, _submit(jobs, self.folder, self._name, cluster)))
             write_whole(self._note, json.dumps(self._ids, indent=1) + "\n")
         states, width = self._ask() or {}, max(len(piece.label) for piece in pieces)
@@ -247,8 +224,9 @@ class _Queue:
 class _Job:
     """What runs on the cluster; submitit calls :meth:`checkpoint` when its time is up."""
 
-    def __init__(self, piece: Piece, lock: Path) -> None:
+    def __init__(self, piece: Piece, lock: Path, notice: int) -> None:
         self._piece, self._lock = piece, lock
+        self._notice = notice  # seconds before the end of its time at which a job is told
         self._reached: object = None  # when the time was up before
 
     def __call__(self) -> None:
@@ -263,16 +241,29 @@ class _Job:
     def checkpoint(self) -> Any:
         """Build the job that continues: the same, because a piece continues by itself.
 
+        submitit calls it when the job is preempted, too, which may be at any time.
+
         Raises:
             UserError: in all its time it came no further, so that it would be repeated for ever.
         """
         from submitit.helpers import DelayedSubmission
 
-        reached = self._piece.progress()
-        if reached == self._reached:
-            raise UserError("came no further in all its time; give it more, with time=")
-        self._reached = reached
+        if _time_left() < self._notice + _EARLY:
+            reached = self._piece.progress()
+            if reached == self._reached:
+                raise UserError("came no further in all its time; give it more, with time=")
+            self._reached = reached
         return DelayedSubmission(self)
+
+
+def _time_left() -> float:
+    """Ask for the seconds until the time of this job is up; 0 where Slurm does not say."""
+    command = ["squeue", "--noheader", "--format=%e", f"--jobs={os.environ['SLURM_JOB_ID']}"]
+    end = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    try:
+        return (datetime.fromisoformat(end) - datetime.now()).total_seconds()
+    except ValueError:
+        return 0.0
 
 
 def _submit(jobs: Sequence[_Job], folder: Path, name: str, cluster: Slurm) -> list[str]:

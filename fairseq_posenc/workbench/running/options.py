@@ -17,9 +17,12 @@ from typing import Any, NoReturn, Optional, TypeVar, Union
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.devices import cores
+from fairseq_posenc.workbench.running.executor import Slurm
 from fairseq_posenc.workbench.running.files import CONTROL
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+# Options of sbatch that are not the user's.
+_OURS = ("array", "error", "job-name", "nodes", "ntasks", "open-mode", "output", "requeue")
 Settings = TypeVar("Settings")
 
 
@@ -101,7 +104,9 @@ def add_computing(parser: ArgumentParser, bf16: bool = True) -> None:
     :mod:`fairseq_posenc.workbench.running.devices` evaluates them.
     """
     parser.add_argument(
-        "--device", choices=("cpu", "cuda"), help="to compute on (default: a GPU if there is one)"
+        "--device",
+        choices=("cpu", "cuda"),
+        help="device to compute on (default: a GPU if there is one)",
     )
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--fp16", action="store_true", help="half precision, on a GPU")
@@ -140,22 +145,61 @@ def add_jobs(parser: _ActionsContainer, default: str, what: str = "runs") -> Non
     add_count(parser, "--jobs", f"{what} at a time (default: {default})")
 
 
-def add_on(parser: _ActionsContainer) -> None:
+def add_on(parser: _ActionsContainer, one_by_one: bool = False) -> None:
     """Add ``--on`` and ``--detach``: where the pieces of a command run.
 
-    :mod:`fairseq_posenc.workbench.running.executor` reads them.
+    :func:`parse_place` parses them.
+
+    Args:
+        parser: parser to extend.
+        one_by_one: whether this machine does the pieces one after the other; adds ``--jobs``, which
+            is then for clusters only.
     """
+    parser.set_defaults(one_by_one=one_by_one)
+    if one_by_one:
+        add_jobs(parser, "all", "with --on slurm: jobs")
     parser.add_argument(
         "--on",
         nargs="+",
         default=["local"],
         metavar="WHERE",
         help="local (default), or slurm and options of sbatch, as in slurm partition=gpu gpus=1 "
-        "time=12:00:00: a job a piece, of which --jobs run at a time",
+        "time=12:00:00: a job for each training, --jobs of them at a time",
     )
     parser.add_argument(
-        "--detach", action="store_true", help="with --on slurm: submit, say the states, and end"
+        "--detach",
+        action="store_true",
+        help="with --on slurm: submit the jobs, print their states and exit",
     )
+
+
+def parse_place(args: Namespace) -> Optional[Slurm]:
+    """Parse ``--on`` and ``--detach``; None for this machine.
+
+    Raises:
+        UserError: they cannot be read.
+    """
+    place, *words = args.on
+    if place not in ("local", "slurm"):
+        raise UserError(f"--on {place}: is neither local nor slurm")
+    if place == "local":
+        wrong = [*words, *["--detach"] * args.detach]
+        wrong += ["--jobs"] * bool(args.one_by_one and args.jobs)
+        if wrong:
+            raise UserError(f"--on local: goes without {wrong[0]}")
+        return None
+    options = {}
+    for word in words:
+        name, _, value = word.lstrip("-").partition("=")
+        name = name.replace("_", "-")
+        if not (name and value):
+            raise UserError(f"--on slurm {word}: write it as key=value, as in partition=gpu")
+        if name in _OURS:
+            raise UserError(f"--on slurm {word}: {name} is set here; leave it out")
+        options[name] = value
+    if "time" not in options:
+        raise UserError("--on slurm: say how long a job may take, as in time=12:00:00")
+    return Slurm(options, args.jobs, args.detach)
 
 
 def add_workers(parser: _ActionsContainer) -> None:

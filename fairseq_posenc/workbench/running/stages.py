@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.files import read_json, write_whole
@@ -14,6 +14,25 @@ from fairseq_posenc.workbench.running.folders import list_differences, read_obje
 
 Outputs = dict[str, Any]  # figures that come out of a stage, as JSON values
 STAMP = "stamp.json"
+
+
+class Piece(NamedTuple):
+    """Work that fills a folder, and goes on where it was interrupted.
+
+    Attributes:
+        label: what messages call it.
+        folder: of its own, below that of the command.
+        work: does it, in another process and perhaps on another machine. It is given an open lock,
+            for the programs that it starts.
+        is_done: whether there is nothing left to do, by what is in the folder.
+        progress: how far it has come, as something that can be compared.
+    """
+
+    label: str
+    folder: Path
+    work: Callable[[int], object]
+    is_done: Callable[[], bool]
+    progress: Callable[[], object]
 
 
 class Stage:
@@ -63,13 +82,17 @@ class Stage:
             shutil.rmtree(self.folder, ignore_errors=True)
         self.claim()
         outputs = work()
-        self._write(outputs)
+        self.finish(outputs)
         return outputs
 
     def claim(self) -> None:
         """Make the folder and note the inputs in it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._write(None)
+
+    def finish(self, outputs: Outputs) -> None:
+        """Note that the work is done, and what came out."""
+        self._write(outputs)
 
     def refuse_others(self, begun: Callable[[], bool]) -> None:
         """Refuse a folder in which work with other inputs has begun.

@@ -1,14 +1,19 @@
-"""Opens published files: decompresses, and reads Parquet as a JSON object a line."""
+"""Text files: decompressed, decoded, line by line; Parquet as a JSON object a line.
+
+As in sacreBLEU, only a line feed ends a line. An error names the line.
+"""
 
 from __future__ import annotations
 
 import bz2
+import codecs
 import gzip
 import io
 import json
 import lzma
+import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, Union, cast
 
@@ -17,6 +22,8 @@ import zstandard
 from fairseq_posenc.errors import UserError
 
 PARQUET = ".parquet"
+_BLOCK = 1 << 16  # bytes; about a thousand sentences
+_NOTHING: Mapping[bytes, str] = {}
 _ROWS = 1000  # rows of a Parquet file in memory at a time
 _LARGEST_WINDOW = 1 << 31  # bytes; how far back zstd may refer
 
@@ -66,7 +73,7 @@ class _Stream(io.RawIOBase):
         return size
 
 
-def contents(path: Union[str, Path], file: BinaryIO) -> BinaryIO:
+def decompress(path: Union[str, Path], file: BinaryIO) -> BinaryIO:
     """Decompress an open file, as the suffix of its name says.
 
     Raises:
@@ -79,10 +86,10 @@ def contents(path: Union[str, Path], file: BinaryIO) -> BinaryIO:
     return cast("BinaryIO", opener(file)) if opener else file
 
 
-def read(path: Path) -> bytes:
+def read_bytes(path: Path) -> bytes:
     """Read a whole file; an OSError or one of ``DAMAGED`` if it cannot be read."""
     with open(path, "rb") as file:
-        return contents(path, file).read()
+        return decompress(path, file).read()
 
 
 def _rows(path: Union[str, Path]) -> Iterator[bytes]:
@@ -97,3 +104,70 @@ def _rows(path: Union[str, Path]) -> Iterator[bytes]:
             yield "".join(f"{line}\n" for line in lines).encode()
     except ArrowInvalid as error:
         raise EOFError(str(error)) from None
+
+
+def decode_text(
+    content: bytes, name: str, refused: Mapping[bytes, str] = _NOTHING, first_line: int = 1
+) -> str:
+    """Decode UTF-8, without a byte order mark; refuse some bytes by their names.
+
+    Raises:
+        UserError: the content is not UTF-8, or has such a byte; names the first line.
+    """
+    content, text = content.removeprefix(codecs.BOM_UTF8), ""
+    places = {content.find(byte): what for byte, what in refused.items()}
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        places[error.start] = f"byte 0x{content[error.start]:02x} is not UTF-8"
+    places.pop(-1, None)
+    if not places:
+        return text
+    first = min(places)
+    line = first_line + content.count(b"\n", 0, first)
+    raise UserError(f"{name}, line {line}: {places[first]}; save it as UTF-8 plain text")
+
+
+def read_lines(path: Path, option: str) -> list[str]:
+    """Read the lines of a text file, which may be compressed, without trailing white space.
+
+    Raises:
+        UserError: the file cannot be read, is empty, or is not UTF-8 text.
+    """
+    name = f"{option} {path}"
+    try:
+        content = read_bytes(path)
+    except (OSError, *DAMAGED) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{name}: {reason}; name a UTF-8 text file") from None
+    if not content:
+        raise UserError(f"{name}: the file is empty; name a file with text in it")
+    lines = decode_text(content, name).removesuffix("\n").split("\n")
+    return [line.rstrip() for line in lines]
+
+
+def arriving_lines(file: int, name: str) -> Iterator[list[str]]:
+    """Yield lists of the lines that have arrived in an open file, given its descriptor.
+
+    A terminal gives a line at a time, a long file about a thousand, so that a program that waits
+    for each answer before it writes again gets it.
+
+    Raises:
+        UserError: a line is not UTF-8 text.
+    """
+    number, rest = 1, b""
+    while block := _read_block(file, name):
+        whole, newline, rest = (rest + block).rpartition(b"\n")
+        if newline:
+            lines = decode_text(whole, name, first_line=number).split("\n")
+            number += len(lines)
+            yield [line.rstrip() for line in lines]
+    if rest:
+        yield [decode_text(rest, name, first_line=number).rstrip()]
+
+
+def _read_block(file: int, name: str) -> bytes:
+    try:
+        return os.read(file, _BLOCK)
+    except OSError as error:  # a folder, for one
+        raise UserError(f"{name}: {error.strerror}; name a UTF-8 text file") from None

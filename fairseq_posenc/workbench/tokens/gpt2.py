@@ -19,8 +19,7 @@ from fairseq.data import Dictionary
 from fairseq.data.encoders import gpt2_bpe_utils
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.tokens.numbers import Encoded, Symbols
-from fairseq_posenc.workbench.tokens.offsets import Tokens, spans_of_bytes
+from fairseq_posenc.workbench.tokens.tokenizer import Encoded, Symbols, Tokens, spans_of_bytes
 
 _BYTES = 256
 _CLASSES = (r"\p{L}", r"\p{N}", r"\s")  # character classes of the pattern of GPT-2

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
-from fairseq_posenc.workbench.tokens.numbers import Encoded, Symbols
+from fairseq_posenc.workbench.tokens.tokenizer import Encoded, Symbols
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary

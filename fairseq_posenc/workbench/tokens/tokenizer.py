@@ -1,20 +1,95 @@
-"""Loads the tokenizer of a model's pre-training from the files of a folder."""
+"""The interface of tokenizers: lines as numbers, and tokens with their characters in the text.
+
+An answer has to be a piece of the original text, so no text is ever put together from tokens.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, NamedTuple, Optional, Protocol
 
-from fairseq.data import Dictionary
+import numpy as np
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.tokens.gpt2 import GPT2
-from fairseq_posenc.workbench.tokens.numbers import Encoder
-from fairseq_posenc.workbench.tokens.offsets import Tokens
-from fairseq_posenc.workbench.tokens.pieces import PieceEncoder, Pieces
+
+if TYPE_CHECKING:
+    from fairseq.data import Dictionary  # importing it takes seconds
 
 ENCODER, MERGES = "encoder.json", "vocab.bpe"
 PIECES = "sentencepiece.model"
+
+
+class Encoded(NamedTuple):
+    """Lines as numbers, each with ``</s>`` at its end."""
+
+    tokens: np.ndarray  # tokens of all lines, one after the other, `[T]`
+    sizes: np.ndarray  # tokens of each line, `</s>` included, `[N]`, int32
+
+
+class Encoder(Protocol):
+    """Turns lines without white space at their ends into numbers; "" is ``</s>`` alone."""
+
+    def encode(self, lines: Sequence[str]) -> Encoded:
+        """Encode lines as numbers of the dictionary."""
+        ...
+
+
+class Symbols(NamedTuple):
+    """The special symbols of a dictionary, and its size."""
+
+    bos: int
+    pad: int
+    eos: int
+    unk: int
+    size: int
+
+    @classmethod
+    def from_dictionary(cls, dictionary: Dictionary) -> Symbols:
+        """Take the symbols of a fairseq dictionary."""
+        return cls(
+            dictionary.bos(), dictionary.pad(), dictionary.eos(), dictionary.unk(), len(dictionary)
+        )
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The type of the numbers that fairseq stores: uint16 up to 65,499 symbols."""
+        from fairseq.data.indexed_dataset import best_fitting_int_dtype
+
+        return np.dtype(best_fitting_int_dtype(self.size))
+
+
+class Tokens(NamedTuple):
+    """The tokens of a text with the characters of each."""
+
+    ids: np.ndarray  # numbers in the fairseq dictionary, `[T]`
+    starts: np.ndarray  # first character after leading white space, `[T]`, ascending
+    # character after the last, `[T]`, ascending. Tokens that share a character, such as the bytes
+    # of one letter, overlap
+    ends: np.ndarray
+
+    @classmethod
+    def from_spans(cls, text: str, ids: Sequence[int], spans: Iterable[tuple[int, int]]) -> Tokens:
+        """Build tokens from the span of each, which includes its leading white space."""
+        spans = list(spans)
+        starts = [end - (len(text[start:end].lstrip()) or end - start) for start, end in spans]
+        ends = [end for _, end in spans]
+        return cls(*(np.array(values, dtype=np.int64) for values in (ids, starts, ends)))
+
+    def covering(self, start: int, end: int) -> Optional[tuple[int, int]]:
+        """Find the first and the last token of a span; None if it lies between tokens."""
+        first = int(np.searchsorted(self.ends, start, side="right"))
+        last = int(np.searchsorted(self.starts, end, side="left")) - 1
+        return (first, last) if first <= last else None
+
+
+def spans_of_bytes(text: str, sizes: np.ndarray) -> list[tuple[int, int]]:
+    """Compute the character spans of tokens from their sizes in bytes of UTF-8, ``[T]``."""
+    codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
+    widths = 1 + sum((codes >= limit).astype(np.int64) for limit in (0x80, 0x800, 0x10000))
+    character = np.repeat(np.arange(len(text)), widths)  # of each byte
+    ends = np.cumsum(sizes)
+    return list(zip(character[ends - sizes].tolist(), (character[ends - 1] + 1).tolist()))
 
 
 class Tokenizer(Encoder, Protocol):
@@ -31,6 +106,9 @@ def load_tokenizer(folder: Path, dictionary: Dictionary) -> Tokenizer:
     Raises:
         UserError: the files are missing, or cannot be read.
     """
+    from fairseq_posenc.workbench.tokens.gpt2 import GPT2  # these import this module
+    from fairseq_posenc.workbench.tokens.pieces import PieceEncoder, Pieces
+
     if (folder / PIECES).exists():
         return PieceEncoder(Pieces(folder / PIECES), dictionary)
     if (folder / ENCODER).exists():

@@ -20,7 +20,7 @@ from fairseq_posenc.workbench.translation.checkpoint import load_translation
 
 
 def last_checkpoints(folder: Path, count: int) -> list[Path]:
-    """Return the checkpoints of a folder's last epochs, the newest first.
+    """Find the checkpoints of a folder's last epochs, the newest first.
 
     Raises:
         UserError: there are fewer.

@@ -22,11 +22,11 @@ class DataBin(NamedTuple):
     target: str  # language to translate to
 
     def dictionary(self, language: str) -> Path:
-        """Return the path of a language's dictionary."""
+        """Name the file of a language's dictionary."""
         return self.folder / f"dict.{language}.txt"
 
     def pieces(self, language: str) -> Path:
-        """Return the sentencepiece model that cut a language's text.
+        """Find the sentencepiece model that cut a language's text.
 
         Raises:
             UserError: there is none.
@@ -45,7 +45,7 @@ class DataBin(NamedTuple):
         return self.folder / f"{subset}.raw.{language}"
 
     def sentences(self, subset: str) -> int:
-        """Return the number of sentence pairs of a subset.
+        """Count the sentence pairs of a subset.
 
         Raises:
             UserError: the folder has no such subset.
@@ -61,7 +61,7 @@ class DataBin(NamedTuple):
 
 
 def load_translation(path: Path, what: str = "--checkpoint") -> State:
-    """Return the checkpoint of a translation model; messages begin with ``what``.
+    """Load the checkpoint of a translation model; messages begin with ``what``.
 
     Raises:
         UserError: it is no file, is damaged, or was made by another task than translation.
@@ -74,16 +74,16 @@ def load_translation(path: Path, what: str = "--checkpoint") -> State:
     return state
 
 
-def data_bin(path: Path, state: State, given: Optional[Path] = None) -> DataBin:
-    """Return the data folder of a checkpoint, or the given one, if it has the same dictionaries.
+def open_data_bin(path: Path, state: State, given: Optional[Path] = None) -> DataBin:
+    """Open the data folder of a checkpoint, or the given one, if it has the same dictionaries.
 
     Raises:
         UserError: the folder does not exist or has other dictionaries.
     """
-    return data_of(open_task(path, state, given))
+    return name_data_bin(open_task(path, state, given))
 
 
-def data_of(opened: Union[OpenTask, OpenModel]) -> DataBin:
+def name_data_bin(opened: Union[OpenTask, OpenModel]) -> DataBin:
     """Name the data folder and the languages of what was opened."""
     return DataBin(opened.data, opened.task.cfg.source_lang, opened.task.cfg.target_lang)
 
@@ -98,8 +98,8 @@ def open_ensemble(paths: Iterable[Path], data: Optional[Path] = None) -> list[Op
     for path in paths:
         folder = opened[0].data if opened else data
         opened.append(open_model(path, folder, state=load_translation(path)))
-        if data_of(opened[-1]) != data_of(opened[0]):
-            first, other = ("-".join(data_of(each)[1:]) for each in (opened[0], opened[-1]))
+        if name_data_bin(opened[-1]) != name_data_bin(opened[0]):
+            first, other = ("-".join(name_data_bin(each)[1:]) for each in (opened[0], opened[-1]))
             raise UserError(
                 f"--checkpoint {path}: translates {other}, and {opened[0].path} {first}"
             )
@@ -108,8 +108,8 @@ def open_ensemble(paths: Iterable[Path], data: Optional[Path] = None) -> list[Op
     return opened
 
 
-def any_data_bin(folder: Path) -> DataBin:
-    """Return a data folder in the direction that its files' names say.
+def infer_data_bin(folder: Path) -> DataBin:
+    """Open a data folder in the direction that its files' names say.
 
     Raises:
         UserError: it has no files of a language pair.

@@ -11,11 +11,9 @@ from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_ke
 from fairseq_posenc.workbench.running.locks import lock_output_folder
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.translation.command_translate import add_model_arguments
-from fairseq_posenc.workbench.translation.evaluation import Request, evaluate
+from fairseq_posenc.workbench.translation.evaluation import Request, evaluate, parse_variants
 from fairseq_posenc.workbench.translation.generate import Options, Search
-from fairseq_posenc.workbench.translation.report import FIGURES, REPORT, write_report
-from fairseq_posenc.workbench.translation.results import record
-from fairseq_posenc.workbench.translation.variants import parse_variants
+from fairseq_posenc.workbench.translation.report import FIGURES, REPORT, record, write_report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parts = "parts of the test set; an interrupted evaluation goes on with the next"
     options.add_count(parser, "--num-shards", parts, 4)
     options.add_count(parser, "--max-tokens", "source tokens translated at a time", 12000)
+    options.add_on(parser, one_by_one=True)
     options.add_json(parser)
 
 
@@ -59,23 +58,24 @@ def run(args: argparse.Namespace) -> int:
         UserError: wrong input.
         RunError: ``fairseq-generate`` failed.
     """
-    device = choose_device(args.device, args.fp16)
+    cluster = options.parse_place(args)
+    if not cluster:
+        choose_device(args.device, args.fp16)
     request = Request(
-        systems=parse_variants(args.systems, args.average),
+        variants=parse_variants(args.systems, args.average),
         average=args.average,
         data=args.data,
         reference=args.reference,
         source=args.source,
         searches=[Search(beam, args.lenpen) for beam in sorted({1, args.beam})],
-        options=Options(
-            args.split, args.num_shards, args.max_tokens, cpu=device == "cpu", fp16=args.fp16
-        ),
+        options=Options(args.split, args.num_shards, args.max_tokens, args.device, fp16=args.fp16),
+        cluster=cluster,
     )
     with (
         signals_as_keyboard_interrupt(CONTINUES),
-        lock_output_folder(args.out, (REPORT, FIGURES)) as lock,
+        lock_output_folder(args.out, (REPORT, FIGURES)),
     ):
-        result = evaluate(request, args.out, lock)
+        result = evaluate(request, args.out)
         text = write_report(result, args.out)
     print(record(result).text() if args.json else text)
     say(f"report: {args.out / REPORT}, figures: {args.out / FIGURES}")

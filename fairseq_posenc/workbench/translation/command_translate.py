@@ -15,7 +15,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.exit_codes import is_read
 from fairseq_posenc.workbench.running.options import add_computing, add_count, add_data
 from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.tokens.lines import arriving_lines
+from fairseq_posenc.workbench.tokens.files import arriving_lines
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.translation.translator import Hypothesis, Translator
 
@@ -117,7 +117,7 @@ def _source(args: argparse.Namespace) -> Iterator[Iterator[Sequence[str]]]:
 
 
 def _example() -> dict[str, str]:
-    """Return the example sentence of the report, as ``source``, and its reference, ``target``."""
+    """Look up the example sentence of the report, ``source``, and its reference, ``target``."""
     found: dict[str, str] = recipes.load()["finetuning"]["translation"]["iwslt17"]["example"]
     return found
 

@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
+from fairseq_posenc.workbench.running.devices import choose_device
 from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.host import USER_DIR
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.running.stages import Outputs, Stage
-from fairseq_posenc.workbench.tokens.lines import read_lines
+from fairseq_posenc.workbench.tokens.files import read_lines
 from fairseq_posenc.workbench.translation.checkpoint import DataBin
 
 _LARGEST_BATCH = 128  # sentences
@@ -32,6 +33,11 @@ class Search(NamedTuple):
         """Its name in tables."""
         return "greedy" if self.beam == 1 else f"beam {self.beam}"
 
+    @property
+    def file_name(self) -> str:
+        """Its name in names of files."""
+        return self.name.replace(" ", "-")
+
 
 @dataclass(frozen=True)
 class Options:
@@ -40,18 +46,26 @@ class Options:
     subset: str  # the part of the data to translate
     num_shards: int  # number of parts; an interrupted evaluation resumes after the last whole one
     max_tokens: int  # source tokens of a batch
-    cpu: bool  # do not use a GPU
+    device: Optional[str]  # to compute on; None for a GPU where there is one
     fp16: bool  # half precision
 
 
 class Generation:
-    """Translates a test set by one model, or by several as an ensemble."""
+    """The translations of a test set by one model, or by several as an ensemble.
+
+    Args:
+        label: what messages call it.
+        checkpoints: the model, or the models of the ensemble.
+        data: the data-bin of the test set.
+        options: those of all translations.
+        folder: of the translations.
+    """
 
     def __init__(
-        self, label: str, checkpoints: Sequence[Path], data: DataBin, options: Options, lock: int
+        self, label: str, checkpoints: Sequence[Path], data: DataBin, options: Options, folder: Path
     ) -> None:
-        self._label, self._checkpoints = label, list(checkpoints)
-        self._data, self._options, self._lock = data, options, lock
+        self.label, self.folder, self._checkpoints = label, folder, list(checkpoints)
+        self._data, self._options = data, options
         self._sentences = data.sentences(options.subset)
         # Each part gets a batch at least: fairseq-generate divides by its number of sentences.
         self._shards = min(options.num_shards, self._sentences)
@@ -63,29 +77,51 @@ class Generation:
             "version": __version__,
         }
 
-    def run(self, search: Search, folder: Path) -> list[str]:
-        """Translate the test set; return plain text in its order.
+    def run(self, search: Search, lock: int) -> None:
+        """Translate the parts of the test set that are not in the folder.
 
-        Parts in the folder that were made from the same inputs are reused.
+        Args:
+            search: how to search.
+            lock: open file that ``fairseq-generate`` keeps open while it lives.
 
         Raises:
-            UserError: ``fairseq-generate`` failed, or left out a sentence.
+            RunError: ``fairseq-generate`` failed.
+        """
+        for shard, stage in enumerate(self._stages(search)):
+            stage.do(partial(self._translate, search, shard, stage.folder, lock))
+
+    def count_left(self, search: Search) -> int:
+        """Count the parts that are not translated."""
+        return sum(stage.outputs is None for stage in self._stages(search))
+
+    def read(self, search: Search) -> list[str]:
+        """Read the translations of the whole test set, plain text in its order.
+
+        Raises:
+            UserError: ``fairseq-generate`` left out a sentence.
         """
         found: dict[int, str] = {}
-        for shard in range(self._shards):
-            part = {"search": list(search), "shard": [shard, self._shards]}
-            step = Stage(folder / f"part-{shard + 1}", {**self._inputs, **part})
-            step.do(partial(self._translate, search, shard, step.folder))
-            found.update(read_hypotheses(step.folder / f"generate-{self._options.subset}.txt"))
+        for stage in self._stages(search):
+            found.update(read_hypotheses(stage.folder / f"generate-{self._options.subset}.txt"))
         missing = next((number for number in range(self._sentences) if number not in found), None)
         if missing is not None:
-            raise UserError(f"{folder}: fairseq-generate left out sentence {missing + 1}")
+            raise UserError(f"{self.folder}: fairseq-generate left out sentence {missing + 1}")
         return [found[number] for number in range(self._sentences)]
 
-    def _translate(self, search: Search, shard: int, folder: Path) -> Outputs:
-        say(f"{self._label}, {search.name}: part {shard + 1} of {self._shards}")
+    def _stages(self, search: Search) -> list[Stage]:
+        folder = self.folder / search.file_name
+        return [
+            Stage(
+                folder / f"part-{shard + 1}",
+                {**self._inputs, "search": list(search), "shard": [shard, self._shards]},
+            )
+            for shard in range(self._shards)
+        ]
+
+    def _translate(self, search: Search, shard: int, folder: Path, lock: int) -> Outputs:
+        say(f"{self.label}, {search.name}: part {shard + 1} of {self._shards}")
         command = self.command(search, shard, folder)
-        run_logged(command, folder / "generate.log", self._lock)
+        run_logged(command, folder / "generate.log", lock)
         return {}
 
     def command(self, search: Search, shard: int, folder: Path) -> list[str]:
@@ -104,7 +140,7 @@ class Generation:
             *("--required-batch-size-multiple", "1", "--num-workers", "0", "--no-progress-bar"),
             # These two choose the part: fairseq-generate ignores --num-shards and --shard-id.
             *("--distributed-world-size", str(self._shards), "--distributed-rank", str(shard)),
-            *(["--cpu"] if options.cpu else []),
+            *(["--cpu"] if choose_device(options.device, options.fp16) == "cpu" else []),
             *(["--fp16"] if options.fp16 else []),
         ]
 

@@ -1,16 +1,108 @@
-"""The report of an evaluation: tables in Markdown, and all figures as JSON."""
+"""What came out of an evaluation: tables in Markdown, and all figures as a record."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple, Optional
 
-from fairseq_posenc.workbench.results.intervals import NOTE, Interval
+from fairseq_posenc.workbench.results.intervals import NOTE, Interval, interval
 from fairseq_posenc.workbench.results.markdown import table
+from fairseq_posenc.workbench.results.record import Record, own_command
 from fairseq_posenc.workbench.running.files import write_whole
 from fairseq_posenc.workbench.translation.generate import Search
-from fairseq_posenc.workbench.translation.piece_bleu import NAME
-from fairseq_posenc.workbench.translation.results import Evaluation, means, record
-from fairseq_posenc.workbench.translation.scores import METRICS, Difference
+from fairseq_posenc.workbench.translation.scores import METRICS, NAME, Difference, LengthGroup
+
+
+class VariantScores(NamedTuple):
+    """The scores of one system, in one of its trainings, with one search."""
+
+    system: str  # its name
+    path: str  # its checkpoint or text file, as the user named it
+    training: int  # its number
+    search: Optional[Search]  # how it searched; None for translations that were written already
+    hypotheses: str  # the file with the plain translations
+    scores: dict[str, float]  # by metric
+    piece_bleu: Optional[float]  # BLEU-4 on pieces; None if it could not be measured
+
+
+class Evaluation(NamedTuple):
+    """What came out."""
+
+    subset: str  # name of the test set
+    reference: str  # file with its references
+    sentences: int  # its size
+    rows: list[VariantScores]  # the scores, in the user's order
+    signatures: dict[str, str]  # sacreBLEU's, by metric
+    piece_bleu: str  # how BLEU-4 on pieces was measured, or why not
+    baseline: str  # the system that the others are compared with
+    differences: dict[str, list[Difference]]  # of each system from the baseline
+    # sacreBLEU's of the paired test, by metric; empty without another system
+    test_signatures: dict[str, str]
+    # BLEU by length of the source; None if the source text is not known
+    groups: Optional[list[LengthGroup]]
+
+    @property
+    def has_trainings(self) -> bool:
+        """Whether systems have several, which differ by seed."""
+        return any(row.training > 1 for row in self.rows)
+
+
+def record(result: Evaluation) -> Record:
+    """Build the record of all figures."""
+    rows = [
+        {
+            "system": row.system,
+            "path": row.path,
+            "training": row.training,
+            **_search_fields(row.search),
+            "hypotheses": row.hypotheses,
+            **row.scores,
+            NAME: row.piece_bleu,
+        }
+        for row in result.rows
+    ]
+    differences = [
+        {"system": name, **each._asdict()}
+        for name, found in result.differences.items()
+        for each in found
+    ]
+    lengths = [
+        {"words": group.words, "sentences": group.sentences, "system": name, "BLEU": bleu}
+        for group in result.groups or ()
+        for name, bleu in group.bleu.items()
+    ]
+    data = {
+        "subset": result.subset,
+        "reference": result.reference,
+        "sentences": result.sentences,
+        "baseline": result.baseline,
+        **{f"signature of {name}": each for name, each in result.signatures.items()},
+        **{f"test signature of {name}": each for name, each in result.test_signatures.items()},
+        f"signature of {NAME}": result.piece_bleu,
+    }
+    tables = {"scores": rows, "means": compute_means(result.rows)}
+    tables |= {"differences": differences, "lengths": lengths}
+    return Record("bleu", tables, data, command=own_command())
+
+
+def compute_means(rows: Sequence[VariantScores]) -> list[dict[str, Any]]:
+    """Compute the mean scores of each system and search over its trainings, with intervals."""
+    groups: dict[tuple[str, Optional[Search]], list[VariantScores]] = {}
+    for row in rows:
+        groups.setdefault((row.system, row.search), []).append(row)
+    found = []
+    for (system, search), alike in groups.items():
+        mean = {"system": system, **_search_fields(search), "trainings": len(alike)}
+        for name in METRICS:
+            mean |= interval(row.scores[name] for row in alike).figures(name)
+        found.append(mean)
+    return found
+
+
+def _search_fields(search: Optional[Search]) -> dict[str, Any]:
+    return search._asdict() if search else dict.fromkeys(Search._fields)
+
 
 REPORT, FIGURES = "bleu.md", "bleu.json"
 _OF_ONE = (
@@ -30,15 +122,15 @@ def write_report(result: Evaluation, out: Path) -> str:
         f"{result.sentences:,} sentences of `{result.subset}`, plain text against "
         f"`{result.reference}`. Higher is better."
     )
-    parts = ["# Translation quality", introduction, *_scores(result), *_means(result)]
-    parts += [*_differences(result), *_lengths(result)]
+    parts = ["# Translation quality", introduction, *_score_table(result), *_mean_table(result)]
+    parts += [*_difference_table(result), *_length_table(result)]
     text = "\n\n".join(parts) + "\n"
     record(result).write(out / FIGURES)
     write_whole(out / REPORT, text)
     return text
 
 
-def _scores(result: Evaluation) -> list[str]:
+def _score_table(result: Evaluation) -> list[str]:
     rows = [
         [
             f"`{row.system}`" + (f", training {row.training}" if result.has_trainings else ""),
@@ -52,14 +144,14 @@ def _scores(result: Evaluation) -> list[str]:
     ]
     header = ["system", "search", "length penalty", *METRICS, NAME, "checkpoint or translations"]
     signatures = {**result.signatures, NAME: result.piece_bleu}
-    return [table(header, rows, "llrrrrl"), _list(signatures)]
+    return [table(header, rows, "llrrrrl"), _bullet_list(signatures)]
 
 
-def _means(result: Evaluation) -> list[str]:
+def _mean_table(result: Evaluation) -> list[str]:
     if not result.has_trainings:
         return []
     rows = []
-    for each in means(result.rows):
+    for each in compute_means(result.rows):
         search = Search(each["beam"], each["length_penalty"]).name if each["beam"] else "-"
         bounds = [[each[f"{metric}{end}"] for end in ("", "_low", "_high")] for metric in METRICS]
         scores = [Interval(*found).show(2) for found in bounds]
@@ -68,11 +160,11 @@ def _means(result: Evaluation) -> list[str]:
     return ["## Means over trainings", table(header, rows, "llr"), f"In brackets: {NOTE}."]
 
 
-def _differences(result: Evaluation) -> list[str]:
+def _difference_table(result: Evaluation) -> list[str]:
     if not result.differences:
         return []
     rows = [
-        [f"`{name}`", *(cell for each in found for cell in _cells(each))]
+        [f"`{name}`", *(cell for each in found for cell in _difference_cells(each))]
         for name, found in result.differences.items()
     ]
     header = ["system", *(cell for metric in METRICS for cell in (metric, "p"))]
@@ -80,16 +172,16 @@ def _differences(result: Evaluation) -> list[str]:
         f"## Differences from `{result.baseline}`",
         table(header, rows),
         _OF_SEVERAL if result.has_trainings else _OF_ONE,
-        _list(result.test_signatures),
+        _bullet_list(result.test_signatures),
     ]
 
 
-def _cells(found: Difference) -> tuple[str, str]:
+def _difference_cells(found: Difference) -> tuple[str, str]:
     p_value = "same translations" if found.p_value is None else f"{found.p_value:.4f}"
     return f"{found.difference:+.2f}", p_value
 
 
-def _lengths(result: Evaluation) -> list[str]:
+def _length_table(result: Evaluation) -> list[str]:
     title = "## BLEU by length of the source"
     if result.groups is None:
         return [title, "Not measured: the source text is not known; name it with --source."]
@@ -102,5 +194,5 @@ def _lengths(result: Evaluation) -> list[str]:
     return [title, table(header, rows)]
 
 
-def _list(signatures: dict[str, str]) -> str:
+def _bullet_list(signatures: dict[str, str]) -> str:
     return "\n".join(f"- {name}: `{signature}`" for name, signature in signatures.items())

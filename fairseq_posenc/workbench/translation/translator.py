@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.devices import Computing
 from fairseq_posenc.workbench.tokens.pieces import Pieces
-from fairseq_posenc.workbench.translation.checkpoint import data_of, open_ensemble
+from fairseq_posenc.workbench.translation.checkpoint import name_data_bin, open_ensemble
 
 
 class Hypothesis(NamedTuple):
@@ -77,7 +77,7 @@ class Translator:
         opened = open_ensemble(map(Path, checkpoints), Path(data) if data else None)
         for each in opened:
             how.place(each.model).prepare_for_inference_(each.settings)
-        folder = data_of(opened[0])
+        folder = name_data_bin(opened[0])
         models = [each.model for each in opened]
         return cls(opened[0].task, models, folder.pieces(folder.source))
 
@@ -127,7 +127,7 @@ class Translator:
         return results
 
     def _encode(self, sentence: str) -> Tensor:
-        """Return the symbols of a sentence, the end included: ``(S,)``."""
+        """Look up the symbols of a sentence, the end included: ``(S,)``."""
         (pieces,) = self._pieces([" ".join(sentence.split())])
         symbols: Tensor = self.task.source_dictionary.encode_line(
             " ".join(pieces), add_if_not_exist=False

@@ -14,6 +14,19 @@ import torch
 import transformers
 
 
+def load(folder: str, auto: str) -> tuple[Any, dict[str, Any]]:
+    """Load a folder by the name of an ``AutoModelFor...``; every weight must be there.
+
+    Returns:
+        The model, and what is known of it: the version of transformers and the class.
+    """
+    model, info = getattr(transformers, auto).from_pretrained(
+        folder, trust_remote_code=True, output_loading_info=True
+    )
+    assert not any(info[f"{what}_keys"] for what in ("missing", "unexpected", "mismatched")), info
+    return model.eval(), {"version": transformers.__version__, "class": type(model).__name__}
+
+
 def answer(folder: str, asked: dict[str, Any]) -> dict[str, Any]:
     """Return what transformers makes of a folder.
 
@@ -22,12 +35,7 @@ def answer(folder: str, asked: dict[str, Any]) -> dict[str, Any]:
         asked: ``auto``, and as wanted ``inputs`` (of forward), ``generate`` (arguments of it),
             ``texts`` (to encode, to decode again, and to fill masks in).
     """
-    model, info = getattr(transformers, asked["auto"]).from_pretrained(
-        folder, trust_remote_code=True, output_loading_info=True
-    )
-    assert not any(info[f"{what}_keys"] for what in ("missing", "unexpected", "mismatched")), info
-    found: dict[str, Any] = {"version": transformers.__version__, "class": type(model).__name__}
-    model.eval()
+    model, found = load(folder, asked["auto"])
     with torch.no_grad():
         if "inputs" in asked:
             output = model(**asked["inputs"])

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from fairseq.data.data_utils import collate_tokens
 from fairseq.dataclass.configs import GenerationConfig
 
@@ -18,7 +19,7 @@ from fairseq_posenc.workbench.cli import main
 from tests.helpers.commands import new_directory
 from tests.helpers.exchanged import checkpoint
 from tests.helpers.tiny_models import needs_causal
-from tests.workbench.convert.exchange_reader import answer
+from tests.workbench.convert.exchange_reader import answer, load
 
 AUTO = {
     "masked_lm": "AutoModelForMaskedLM",
@@ -39,6 +40,19 @@ HARD = [
     ("causal_lm", "rope+window(size=4),none+ssmax", {}),
     ("masked_lm", "t5+window(size=5)+sink,m4m", {}),
     ("causal_lm", "alibi+fox+chunk(size=6)", {}),
+]
+# A GPT-NeoX of transformers computes these.
+ROTATIONS = [
+    *("rope", "rope(layout=half)", "rope(base=500,fraction=0.5)", "rope(scaling=linear:4)"),
+    *("rope(layout=half,scaling=ntk:4)", "rope(scaling=ntk:4,fraction=0.5)"),
+    *("rope(layout=half,scaling=dynamic:2:length=12)", "rope(scaling=dynamic:2)"),
+    "rope(layout=half,scaling=yarn:4:beta_fast=8:mscale=0.7:mscale_all_dim=1:truncate=false)",
+    "rope(scaling=yarn:4:attention_factor=1.3:length=12,base=500)",
+    "rope(layout=half,scaling=llama3:8:high=3:length=12)",
+    "rope(layout=half,scaling=longrope:2:short=1/1.1/1.2/1.3:long=1/1.5/2/4:length=12)",
+    "rope(scaling=longrope:2:short=1/1.5:long=1/2:length=24,fraction=0.5)",
+    *("rope(layout=half,scaling=proportional:2:part=0.5)", "rope(scaling=proportional:1:part=0.8)"),
+    "rope(scaling=proportional:1:part=0.5,fraction=0.5)",
 ]
 OF_TODAY = [
     ("causal_lm", "rope+sink(value=0.5)+logn(length=4)"),
@@ -86,16 +100,18 @@ def of_every_encoding():
     for name in registry.names():
         yield ("causal_lm" if needs_causal(name) else "masked_lm"), name, {}
     yield from HARD
+    yield from (("causal_lm", spec, {}) for spec in ROTATIONS)
     yield from ((family, spec, {}) for family, spec in OF_TODAY)
 
 
 @pytest.mark.parametrize(("family", "spec", "more"), of_every_encoding())
 def test_scores_are_those_of_fairseq(family, spec, more):
     trained = checkpoint(family, spec, **more)
-    folder = export(trained)
+    model, _ = load(str(export(trained)), AUTO[family])
     for side in ("left", "right"):
         tokens, real = padded(side)
-        theirs = answer(str(folder), asked(family, tokens, real))["scores"]
+        with torch.no_grad():
+            theirs = model(**asked(family, tokens, real)["inputs"]).logits
         ours = scores(trained, family, tokens)
         torch.testing.assert_close(theirs[real], ours[real], atol=1e-5, rtol=1e-5)
 
@@ -123,6 +139,8 @@ def test_the_comparison_would_notice(monkeypatch, capsys):
     [
         *("learned+rope", "sentence_learned+m4(reset=true)", "fire", "rope(layout=half)"),
         *("fox", "fox+sink,rope+window(size=4)", "cope", "rope+ssmax"),
+        *("fox+window(size=5)", "t5+chunk(size=6),alibi+window(size=3)", "cope+window(size=4)"),
+        "rope+logn(length=4)+window(size=1)",
     ],
 )
 @pytest.mark.parametrize("beams", [1, 4])
@@ -136,9 +154,23 @@ def test_causal_generation_with_caches_is_that_without(spec, beams):
     assert torch.equal(*found)
 
 
-def test_causal_generation_is_that_of_fairseq():
-    trained = checkpoint("causal_lm", "rope+alibi")
+def test_caches_keep_what_windows_let_later_tokens_see():
+    folder = export(checkpoint("causal_lm", "rope+window(size=4),none"))
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
+    tokens, real = padded("left", longest=14)
+    search = {"input_ids": tokens, "attention_mask": real.long()}
+    search |= {"min_new_tokens": 5, "max_new_tokens": 5}
+    cache = model.generate(**search, return_dict_in_generate=True).past_key_values
+    assert [layer.keys.size(2) for layer in cache.layers] == [3, tokens.size(1) + 4, 3]
+    cache = model(tokens, attention_mask=real.long(), use_cache=True).past_key_values
+    assert [layer.keys.size(2) for layer in cache.layers] == [3, tokens.size(1), 3]
+
+
+@pytest.mark.parametrize("spec", ["rope+alibi", *ROTATIONS])
+def test_causal_generation_is_that_of_fairseq(spec):
+    trained = checkpoint("causal_lm", spec)
     folder = export(trained)
+    assert (folder / "modeling_fairseq_posenc.py").exists() == (spec not in ROTATIONS)
     tokens, search = beginnings()
     found = answer(str(folder), {"auto": AUTO["causal_lm"], "generate": [search]})["generated"][0]
     assert torch.equal(found, written(trained, tokens))

@@ -7,7 +7,7 @@ import csv
 import pytest
 import torch
 
-from fairseq_posenc.workbench.finetuning.glue.evaluation import predict
+from fairseq_posenc.workbench.finetuning.glue.worker import predict
 from tests.helpers.commands import new_directory
 from tests.helpers.exchanged import checkpoint
 from tests.helpers.glue_files import DATA, start

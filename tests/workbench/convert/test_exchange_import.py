@@ -19,7 +19,7 @@ from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.loading.pretrained import load_state
 from tests.helpers.commands import new_directory
 from tests.helpers.exchanged import checkpoint
-from tests.workbench.convert.test_exchange import HARD, export, padded, scores
+from tests.workbench.convert.test_exchange import HARD, ROTATIONS, export, padded, scores
 from tests.workbench.finetuning.test_glue_commands import data as glue_data
 from tests.workbench.finetuning.test_squad_commands import files as squad_files
 
@@ -30,7 +30,9 @@ NATIVE: list[tuple[str, str, str, dict[str, Any]]] = [
     ("masked_lm", "rope", "hf", {}),
     ("masked_lm", "t5", "hf", {}),
     ("causal_lm", "rope(layout=half,fraction=0.5)", "hf", {}),
+    *(("causal_lm", spec, "hf", {}) for spec in ROTATIONS),
 ]
+LENGTH = "original_max_position_embeddings"
 DEBERTA = {
     "relative_attention": True,
     "position_buckets": 6,
@@ -89,6 +91,75 @@ def test_there_and_back_is_bit_for_bit(family, spec, to, more):
         scores(each, family, tokens)[real] for each in (trained, trained._replace(model=model))
     )
     torch.testing.assert_close(theirs, ours)
+
+
+LISTS = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 1.5, 2.0, 4.0]}
+SCALINGS = [  # of transformers, and how its model comes back, which has 24 positions
+    ({"rope_type": "linear", "factor": 4.0}, "linear:4"),
+    ({"type": "linear", "factor": 4.0}, "linear:4"),  # as configurations said before 2024
+    ({"rope_type": "dynamic", "factor": 2.0}, "dynamic:2"),
+    (
+        {"rope_type": "yarn", "factor": 4.0, LENGTH: 12, "beta_fast": 8.0, "truncate": False},
+        "yarn:4:beta_fast=8:truncate=false:length=12",
+    ),
+    (
+        {"rope_type": "llama3", "factor": 8.0, LENGTH: 12}
+        | {"low_freq_factor": 1.0, "high_freq_factor": 3.0},
+        "llama3:8:high=3:length=12",
+    ),
+    (
+        {"rope_type": "longrope", "factor": 2.0, LENGTH: 12, **LISTS},
+        "longrope:2:short=1/1.1/1.2/1.3:long=1/1.5/2/4:length=12",
+    ),
+]
+
+
+@pytest.mark.parametrize(("scaling", "spec"), SCALINGS)
+def test_a_scaling_that_was_set_in_transformers_comes_back(scaling, spec, capsys):
+    trained = checkpoint("causal_lm", "rope(base=500)")
+    folder = export(trained)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    del config["rope_parameters"]["rope_type"]
+    config["rope_parameters"] |= scaling
+    config["rope_scaling"] = scaling
+    if scaling.get("rope_type") == "longrope":  # where transformers 4 looks
+        config[LENGTH] = scaling[LENGTH]
+    path.write_text(json.dumps(config))
+    for version in ("4.57.6", "5.24.0"):
+        path.write_text(json.dumps({**config, "transformers_version": version}))
+        state = load_state(start := import_(folder), "it")
+        text = capsys.readouterr().out
+        assert ("by the longest row of a batch" in text) == ("dyn" in spec or "longrope" in spec)
+        found = state["cfg"].model.position_encoding
+        assert found == f"rope(base=500,layout=half,scaling={spec})"
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+        (ours,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(start)])
+        tokens, real = padded("left", longest=24)
+        with torch.no_grad():
+            expected_scores = model(input_ids=tokens, attention_mask=real.long()).logits
+            scores_here = ours.eval()(tokens)[0]
+        torch.testing.assert_close(scores_here[real], expected_scores[real], atol=1e-5, rtol=1e-5)
+
+
+def test_transformers_proportional_rotations_come_back():
+    folder = export(checkpoint("causal_lm", "rope(layout=half)"))
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config["rope_parameters"] |= {"rope_type": "proportional", "partial_rotary_factor": 0.5}
+    path.write_text(json.dumps({**config, "transformers_version": "5.24.0"}))
+    model = load_state(import_(folder), "it")["cfg"].model
+    assert model.position_encoding == "rope(layout=half,scaling=proportional:1:part=0.5)"
+
+
+def test_a_rotation_that_is_not_known_is_refused(capsys):
+    folder = export(checkpoint("causal_lm", "rope"))
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    for key in ("rope_parameters", "rope_scaling"):
+        config[key] = {**(config[key] or {}), "rope_type": "another"}
+    path.write_text(json.dumps(config))
+    assert "scaled in a way that the package does not have" in refused(folder, capsys)
 
 
 def theirs(kind="Roberta", **more):

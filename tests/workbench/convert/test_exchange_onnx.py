@@ -73,7 +73,7 @@ def test_a_model_that_writes_is_refused(capsys):
 
 
 def test_a_graph_that_differs_is_refused(monkeypatch, capsys):
-    from fairseq_posenc.workbench.convert.exchange import graph as module
+    from fairseq_posenc.workbench.convert.exchange import onnx_graph as module
 
     def wrong(trained):
         config = right(trained)

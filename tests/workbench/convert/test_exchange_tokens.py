@@ -14,7 +14,7 @@ from fairseq.data import Dictionary
 from fairseq.data.encoders import gpt2_bpe_utils
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.convert.exchange import tokens
+from fairseq_posenc.workbench.convert.exchange import hf_tokenizer
 from tests.helpers.commands import new_directory
 from tests.helpers.exchanged import checkpoint, data_bin
 from tests.workbench.convert.exchange_reader import answer
@@ -73,7 +73,7 @@ def test_sentencepieces(kind, rule):
         return [[processor.id_to_piece(number) for number in line] for line in found]
 
     dictionary = counted(pieces(sentences()[:30]))  # which lacks pieces
-    text = tokens.build(path, dictionary, "translation")
+    text = hf_tokenizer.build(path, dictionary, "translation")
     lines = [*sentences(seed=0), "ba  ré\tti", "½ ① ﬁn x", "ba" * 20]
     assert text.unknown > 0
     assert as_read(text, dictionary, lines) == numbers(dictionary, pieces(lines))
@@ -106,7 +106,7 @@ def test_bytes(whole):
     known = [[str(number) for number in range(262)]] if whole else pieces(sentences()[:20])
     dictionary = counted(known)
     dictionary.add_symbol("<mask>")
-    text = tokens.build(folder, dictionary, "masked_lm")
+    text = hf_tokenizer.build(folder, dictionary, "masked_lm")
     assert (text.unknown == 0) == whole
     assert as_read(text, dictionary, lines) == numbers(dictionary, pieces(lines))
     if whole:
@@ -120,7 +120,7 @@ def test_characters(space):
         return [space.join(line.split()) for line in lines]
 
     dictionary = counted(cut(sentences()[:5]))
-    text = tokens.build("characters", dictionary, "causal_lm")
+    text = hf_tokenizer.build("characters", dictionary, "causal_lm")
     lines = [*sentences(), "a  b", "日本"]
     assert as_read(text, dictionary, lines) == numbers(dictionary, cut(lines))
 
@@ -161,7 +161,7 @@ def test_pieces_that_the_dictionary_lacks_need_code_of_its_own(capsys):
 
 def test_a_data_folder_says_what_cut_its_text(tmp_path):
     with pytest.raises(UserError, match="say with --tokens"):
-        tokens.find_way(None, tmp_path, "")
+        hf_tokenizer.find_way(None, tmp_path, "")
     (tmp_path / "text").write_text("one two\n")
     for way in ("words", "characters"):
         made = tmp_path / way
@@ -169,7 +169,7 @@ def test_a_data_folder_says_what_cut_its_text(tmp_path):
         given = ["--train", tmp_path / "text", "--out", made, "--workers", 1]
         words = ["--words"] if way == "words" else []
         command.run(parser.parse_args([*map(str, given), *words]), formats.plain)
-        assert tokens.find_way(None, made, "") == way
+        assert hf_tokenizer.find_way(None, made, "") == way
     (tmp_path / "sentencepiece.de.model").touch()
-    assert tokens.find_way(None, tmp_path, "de").name == "sentencepiece.de.model"
-    assert tokens.find_way("words", tmp_path, "de") == "words"
+    assert hf_tokenizer.find_way(None, tmp_path, "de").name == "sentencepiece.de.model"
+    assert hf_tokenizer.find_way("words", tmp_path, "de") == "words"

@@ -21,7 +21,7 @@ import torch
 
 from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.experiments import corpus, documents, pieces, variants
+from fairseq_posenc.workbench.experiments import corpus, pieces, variants
 from fairseq_posenc.workbench.experiments.compare import command, live, picture, report, statements
 from fairseq_posenc.workbench.experiments.compare.record import RECORD, check_loss
 from fairseq_posenc.workbench.experiments.compare.record import record as record_of
@@ -36,6 +36,7 @@ from fairseq_posenc.workbench.running import logs as curves
 from fairseq_posenc.workbench.running.exit_codes import STOPPED
 from fairseq_posenc.workbench.running.logs import Curve, Entry
 from fairseq_posenc.workbench.running.options import Parser, parse_with_passed
+from fairseq_posenc.workbench.running.progress import format_time
 
 DEMO = "none,learned,decbert_diff,m4m"
 
@@ -190,7 +191,7 @@ class TestDocuments:
         return tmp_path
 
     def test_topics_and_docstrings_are_read_and_nothing_is_imported(self, library: Path) -> None:
-        found = list(documents.python_documents(library))
+        found = list(corpus.python_documents(library))
         assert found == [
             ("topic 'assert'", ["Assertions are handy.", "Use them."]),
             ("tool.py", ["About the tool.", "About A.", "More about A.", "About f."]),
@@ -198,8 +199,8 @@ class TestDocuments:
         assert found[0].words == 5
 
     def test_this_python_has_enough(self) -> None:
-        path = documents.python_library()
-        texts = list(documents._topics(path / "pydoc_data" / "topics.py"))
+        path = corpus.python_library()
+        texts = list(corpus._topics(path / "pydoc_data" / "topics.py"))
         assert sum(document.words for document in texts) > corpus.LEAST_WORDS
 
 
@@ -219,19 +220,19 @@ class TestCorpus:
 
     def test_repeats_are_kept_once(self) -> None:
         found = corpus.without_repeats(
-            [documents.Document("a", ["x", "y", "x"]), documents.Document("b", ["x"])]
+            [corpus.Document("a", ["x", "y", "x"]), corpus.Document("b", ["x"])]
         )
         assert found == [("a", ["x", "y"])]
 
     def test_split_is_by_document_fixed_and_about_a_twentieth(self) -> None:
-        all_documents = [documents.Document(str(n), [f"{n} word"]) for n in range(200)]
+        all_documents = [corpus.Document(str(n), [f"{n} word"]) for n in range(200)]
         train, valid = corpus.split(all_documents)
         assert sorted(train + valid) == sorted(all_documents)
         assert len(valid) == 10
         assert corpus.split(all_documents) == (train, valid)
 
     def test_split_leaves_something_to_train_on(self) -> None:
-        sizes = [documents.Document("small", ["x"]), documents.Document("large", ["y " * 99])]
+        sizes = [corpus.Document("small", ["x"]), corpus.Document("large", ["y " * 99])]
         train, valid = corpus.split(sizes)
         assert len(train) == len(valid) == 1
 
@@ -563,6 +564,25 @@ class TestReport:
         now = replace(whole, outcomes=whole.outcomes[:6])
         assert live.seconds_left(now) == 6 * (61.0 + live._OVERHEAD) / 2
 
+    def test_the_time_before_any_training_counts_all_of_it_on_this_machine(
+        self, tmp_path, monkeypatch, capsys
+    ):
+        """Of 10 s for a pass: text, and 4 trainings at a time on two cores for each seed."""
+        settings = make_settings(tmp_path, updates=100, jobs=4)
+        monkeypatch.setattr(live, "cores", lambda: 2)
+        monkeypatch.setattr(live, "_seconds_of_pass", lambda threads: 5.0 * threads)
+        live.announce(settings)
+        update = 5 * 2 * live._UPDATE
+        each = update * (100 + 10 * live._VALIDATION + live._START)
+        first, both = (live._TEXT * update + seeds * 4 * each / 2 for seeds in (1, 2))
+        times = f"{format_time(first)} for the first seed, {format_time(both)} for all"
+        assert capsys.readouterr().err.endswith(
+            f"4 at a time: on cores with no other work about {times}\n"
+        )
+
+    def test_a_pass_is_measured(self) -> None:
+        assert 0 < live._seconds_of_pass(2) < 60
+
     def test_an_encoding_has_one_colour_in_every_picture(self):
         everywhere = pictures.looks([*registry.names(), "decbert_same", "decbert_diff"])
         assert len({tuple(each.values()) for each in everywhere.values()}) == len(everywhere)
@@ -706,7 +726,7 @@ def test_compare_is_interrupted_and_continued(tmp_path: Path) -> None:
     assert re.search(r"\| `decbert_diff` \| 1,024 \| 0.003 \| 1 \| [\d.]+ \|", text)
     for folder in folders.values():
         curve = curves.read_curve_file(folder / LOG)
-        assert [updates for updates, _ in curve.points] == list(range(2, 41, 2))
+        assert [updates for updates, _ in curve.points] == list(range(4, 41, 4))
 
     third = subprocess.run(call, capture_output=True, encoding="utf-8", check=True)
     assert "fairseq-train" not in third.stderr

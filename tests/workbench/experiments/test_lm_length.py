@@ -18,7 +18,11 @@ from torch.nn import functional as F
 from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench import cli
-from fairseq_posenc.workbench.experiments.length.checkpoint import LoadedModel, load, parse_variants
+from fairseq_posenc.workbench.experiments.length.checkpoint import (
+    LoadedModel,
+    load,
+    parse_checkpoints,
+)
 from fairseq_posenc.workbench.experiments.length.scoring import score
 from fairseq_posenc.workbench.experiments.length.stream import (
     Stream,
@@ -91,12 +95,12 @@ def test_a_window_longer_than_the_limit_of_tokens_is_a_batch_of_its_own():
 
 
 def stream_of(count: int) -> Stream:
-    return Stream.of(make_tokens(batch=1, length=count)[0][1:], EOS)
+    return Stream.from_tokens(make_tokens(batch=1, length=count)[0][1:], EOS)
 
 
 def loaded(encoding: str) -> LoadedModel:
     model = make_model("causal_lm", position_encoding=encoding).double()
-    return LoadedModel(model, None, 24, None, None)
+    return LoadedModel(model, encoding, 24, None, None)
 
 
 @torch.no_grad()
@@ -111,7 +115,7 @@ def by_hand(model, stream: Stream, length: int, stride: int) -> float:
 
 
 def test_the_first_token_is_predicted_from_the_end_of_a_sentence():
-    stream = Stream.of(torch.tensor([7, 5, 2, 9]), EOS)
+    stream = Stream.from_tokens(torch.tensor([7, 5, 2, 9]), EOS)
     assert stream.inputs.tolist() == [2, 7, 5, 2]
     assert stream.targets.tolist() == [7, 5, 2, 9]
 
@@ -119,7 +123,7 @@ def test_the_first_token_is_predicted_from_the_end_of_a_sentence():
 @pytest.mark.parametrize("encoding", registry.names_for(decoder=True))
 @pytest.mark.parametrize("stride", [4, 3, 1])
 def test_the_loss_of_ten_tokens_is_that_of_predicting_them_one_by_one(encoding, stride):
-    stream = Stream.of(torch.tensor([7, 5, 12, 2, 9, 9, 4, 22, 2, 8]), EOS)
+    stream = Stream.from_tokens(torch.tensor([7, 5, 12, 2, 9, 9, 4, 22, 2, 8]), EOS)
     ours = loaded(encoding)
     found = score(ours, stream, 4, stride, max_tokens=8)
     assert found.tokens == 10
@@ -128,7 +132,7 @@ def test_the_loss_of_ten_tokens_is_that_of_predicting_them_one_by_one(encoding, 
 
 
 def test_beyond_the_trained_length_only_tables_of_positions_refuse():
-    stream = Stream.of(torch.arange(4, 24).repeat(3), EOS)  # a sentence of 60 tokens
+    stream = Stream.from_tokens(torch.arange(4, 24).repeat(3), EOS)  # a sentence of 60 tokens
     refused = {}
     for name in registry.names_for(decoder=True):
         found = score(loaded(name), stream, 40, 40, max_tokens=4096)
@@ -153,7 +157,7 @@ def test_probabilities_too_small_for_a_number_are_no_figure():
 def test_names_may_be_specs_and_paths_may_have_an_at(tmp_path):
     for name in ("a.pt", "b@home.pt"):
         (tmp_path / name).touch()
-    found = parse_variants(
+    found = parse_checkpoints(
         [
             f"plain={tmp_path}/a.pt",
             f"m4(max_distance=8)={tmp_path}/a.pt@m4(max_distance=8)",
@@ -183,7 +187,7 @@ def test_candidates_that_cannot_be(texts, message, tmp_path):
     path = tmp_path / "model.pt"
     path.touch()
     with pytest.raises(UserError, match=re.escape(message)):
-        parse_variants([text.format(path) for text in texts])
+        parse_checkpoints([text.format(path) for text in texts])
 
 
 # ------------------------------------------------------------------------------ trained models
@@ -290,7 +294,7 @@ def test_an_override_changes_the_rotation_and_nothing_else():
     texts = ["plain", "one@rope(scaling=linear:1)", "four@rope(scaling=linear:4)"]
     variants = [f"{text.replace('@', f'={path}@')}" for text in texts[1:]]
     plain, one, four = (
-        load(variant, sentences()) for variant in parse_variants([f"plain={path}", *variants])
+        load(variant, sentences()) for variant in parse_checkpoints([f"plain={path}", *variants])
     )
     assert [str(each.encoding) for each in (plain, one, four)] == [
         "rope",

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fairseq_posenc.workbench.cli import main
+from fairseq_posenc.workbench.running.logs import read_curve_file
 from tests.helpers.slurm import needs_slurm, wait_until
 from tests.workbench.experiments.test_compare import small_text
 
@@ -35,8 +36,8 @@ def models(out: Path) -> dict[str, Any]:
 
 def perplexities(out: Path) -> dict[str, Any]:
     return {
-        str(path.relative_to(out)): json.loads(path.read_text())["facts"]
-        for path in sorted(out.rglob("measured/stamp.json"))
+        str(path.relative_to(out)): read_curve_file(path).entries[-1].perplexity
+        for path in sorted(out.rglob("train.log"))
     }
 
 

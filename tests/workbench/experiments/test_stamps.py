@@ -49,7 +49,9 @@ def test_folders_and_stamps_are_those_of_the_last_version(name, tmp_path, monkey
             facts = {"5": 0.5} if name.startswith("probe") else {"perplexity": 9.0}
         else:
             facts = {"position_parameters": 8, "seconds": 100.0}
-            (folder / "train.log").touch()
+            (folder / "train.log").write_text(
+                '| valid | {"valid_loss": "5", "num_updates": "40"}\n'
+            )
         stage._write(facts)
         return facts
 

@@ -20,8 +20,8 @@ from fairseq_posenc.tasks.glue.data import open_data
 from fairseq_posenc.tasks.glue.definitions import TASKS
 from fairseq_posenc.tasks.glue.task import GlueTask, GlueTaskConfig
 from fairseq_posenc.workbench.cli import main
-from fairseq_posenc.workbench.finetuning.glue import evaluation
-from fairseq_posenc.workbench.finetuning.glue.plan import read_run
+from fairseq_posenc.workbench.finetuning.glue import worker
+from fairseq_posenc.workbench.finetuning.glue.runs import read_run
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.results import record
@@ -372,9 +372,9 @@ def test_a_run_killed_after_its_result_is_finished(tmp_path, monkeypatch):
     def kill(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(evaluation, "write_state", kill)
+    monkeypatch.setattr(worker, "write_state", kill)
     with pytest.raises(KeyboardInterrupt):
-        evaluation.evaluate(read_run(tmp_path), tmp_path)
+        worker.evaluate(read_run(tmp_path), tmp_path)
     assert read(tmp_path / "result.json") == read(whole / "result.json")
 
 

@@ -15,26 +15,23 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue import metrics
 from fairseq_posenc.tasks.glue.definitions import PROTOCOLS, TASKS
 from fairseq_posenc.workbench.finetuning.glue import workers
-from fairseq_posenc.workbench.finetuning.glue.configuration import (
+from fairseq_posenc.workbench.finetuning.glue.report import build_record, find_best, format_report
+from fairseq_posenc.workbench.finetuning.glue.runs import (
     CONFIGS,
-    config_name,
-    paper_grid,
-    read_settings,
-)
-from fairseq_posenc.workbench.finetuning.glue.evaluation import has_collapsed, measure
-from fairseq_posenc.workbench.finetuning.glue.plan import (
     Run,
+    claim_runs,
+    config_name,
     format_override,
     list_runs,
-    prepare,
+    paper_grid,
     read_run,
+    read_settings,
 )
-from fairseq_posenc.workbench.finetuning.glue.report import format_report
 from fairseq_posenc.workbench.finetuning.glue.submission import format_predictions
-from fairseq_posenc.workbench.finetuning.glue.summary import build_record, find_best
+from fairseq_posenc.workbench.finetuning.glue.worker import has_collapsed, measure
 from fairseq_posenc.workbench.results.record import Record
 from fairseq_posenc.workbench.training import recipes
-from fairseq_posenc.workbench.training.recipes.composing import compose_file
+from fairseq_posenc.workbench.training.recipes.yaml_files import compose_file
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -284,8 +281,8 @@ def test_runs_of_earlier_versions_go_on_and_refuse_others(tmp_path):
     other = run._replace(command=["train", "a=2"])
     for _ in range(2):
         with pytest.raises(UserError, match=r"\(command: \['a=1'\], not \['a=2'\]\)"):
-            prepare(other, tmp_path)
-        assert prepare(run, tmp_path)  # which writes the stamp
+            claim_runs([other], tmp_path)
+        assert claim_runs([run], tmp_path) == [run]  # which writes the stamp
     (folder / "result.json").unlink()
-    assert not prepare(other, tmp_path)
+    assert claim_runs([other], tmp_path) == [other]
     assert read_run(folder) == other

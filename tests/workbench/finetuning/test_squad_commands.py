@@ -25,7 +25,7 @@ from fairseq_posenc.models.masked_lm import PositionalRoberta
 from fairseq_posenc.registry import parse
 from fairseq_posenc.tasks.squad.databin import DataBin, Limits, open_data_bin
 from fairseq_posenc.workbench import cli
-from fairseq_posenc.workbench.finetuning.squad.config import compose, find_recipe
+from fairseq_posenc.workbench.finetuning.squad.train import compose, find_recipe
 from fairseq_posenc.workbench.loading.families import FAMILIES
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.running.exit_codes import STOPPED

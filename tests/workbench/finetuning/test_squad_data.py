@@ -37,20 +37,24 @@ from fairseq_posenc.workbench.finetuning.squad.data import (
     read_predictions,
     read_squad,
 )
-from fairseq_posenc.workbench.finetuning.squad.databin import Encoder, locate_answer, write_split
-from fairseq_posenc.workbench.finetuning.squad.score import exact
-from fairseq_posenc.workbench.finetuning.squad.spans import (
+from fairseq_posenc.workbench.finetuning.squad.predict import (
     LONGEST,
     NBEST,
     Scored,
     best_spans,
     combine_windows,
 )
-from fairseq_posenc.workbench.finetuning.squad.windows import make_windows
+from fairseq_posenc.workbench.finetuning.squad.score import exact
+from fairseq_posenc.workbench.finetuning.squad.windows import (
+    WindowMaker,
+    locate_answer,
+    make_windows,
+    write_split,
+)
 from fairseq_posenc.workbench.loading.pretrained import read_pretrained
 from fairseq_posenc.workbench.tokens.gpt2 import GPT2
-from fairseq_posenc.workbench.tokens.offsets import Tokens
 from fairseq_posenc.workbench.tokens.pieces import PieceEncoder, Pieces
+from fairseq_posenc.workbench.tokens.tokenizer import Tokens
 from tests.helpers.tiny_models import ARGS
 
 PUBLISHED = Path(__file__).resolve().parents[4] / "shared" / "data"
@@ -191,7 +195,7 @@ def test_every_published_answer_is_found_in_tokens():
     folder = PUBLISHED / "gpt2_bpe"
     dictionary = load_dictionary(folder / "dict.txt")
     tokenizer = GPT2(folder / "encoder.json", folder / "vocab.bpe", dictionary)
-    encoder = Encoder(tokenizer, dictionary, Limits())
+    encoder = WindowMaker(tokenizer, dictionary, Limits())
     same = matches = answers = 0
     for question in squad.questions[::9]:
         tokens = encoder.context(question.context)
@@ -281,7 +285,7 @@ def test_targets_point_at_the_answer_and_what_is_lost_is_counted(tmp_path):
     write_bpe(tmp_path, [context, "which word"], merges=5)
     dictionary = load_dictionary(tmp_path / "dict.txt")
     tokenizer = GPT2(tmp_path / "encoder.json", tmp_path / "vocab.bpe", dictionary)
-    encoder = Encoder(tokenizer, dictionary, Limits(80, 20, 12))
+    encoder = WindowMaker(tokenizer, dictionary, Limits(80, 20, 12))
     squad = Squad(Path("x.json"), "2.0", questions)
     counts = write_split(squad, encoder, len(dictionary), tmp_path / "train")
     assert (counts["questions"], counts["questions_left_out"], counts["questions_cut"]) == (7, 1, 1)

@@ -19,10 +19,11 @@ from fairseq_posenc.transformer.capture_attention import CapturedAttention, capt
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.loading.families import FAMILIES
 from fairseq_posenc.workbench.loading.open_model import OpenModel, open_model
-from fairseq_posenc.workbench.plots import page
+from fairseq_posenc.workbench.plots.inspect_command import inspect_model, render_page
 from fairseq_posenc.workbench.plots.model_inputs import Reading, read_text, tokenize
 from fairseq_posenc.workbench.plots.quantize import FINE, LEVELS, find_visible, quantize
-from fairseq_posenc.workbench.tokens.learning import learn_pieces
+from fairseq_posenc.workbench.running.files import checksum
+from fairseq_posenc.workbench.tokens.pieces import learn_pieces
 from tests.helpers.commands import USER_DIR, new_directory, pairs, run, sentences, train, trained
 from tests.helpers.tiny_models import logits, make_dictionary, make_model
 
@@ -175,7 +176,7 @@ def test_the_page_says_what_it_was_made_from():
     data, _ = content_of(inspected("causal_lm"))
     (model,) = data["models"]
     assert data["command"].startswith(f"fairseq-posenc inspect --checkpoint {checkpoint} --text ")
-    assert model["sha256"] == page.checksum(checkpoint)
+    assert model["sha256"] == checksum(checkpoint)
     assert model["positions"] == {"decoder": "learned+rope"}
     assert model["family"] == "causal LM"
 
@@ -201,7 +202,7 @@ def test_models_of_fairseqs_own_show_weights_and_scores(family):
     ).save_dir
     opened = open_model(save_dir / "checkpoint_last.pt")
     assert set(opened.positions.values()) == {None}
-    watched = page.inspect_model(opened, read_text(opened, TEXT))
+    watched = inspect_model(opened, read_text(opened, TEXT))
     for kind in watched.facts["kinds"]:
         assert [plane["name"] for plane in kind["planes"]] == ["weight", *PARTS]
     with pytest.raises(UserError, match=r"reads 1[0-9]* tokens, and the text has"):
@@ -229,13 +230,13 @@ def test_a_page_of_six_layers_eight_heads_and_64_tokens_is_small(spec, limit):
     for parameter in model.parameters():
         parameter.data += 0.05 * torch.randn_like(parameter)  # bytes that hardly repeat
     opened, reading = watched_model("translation", model, ["a word"] * 64)
-    assert len(page.render_page([page.inspect_model(opened, reading)], "")) < limit
+    assert len(render_page([inspect_model(opened, reading)], "")) < limit
 
 
 def test_no_text_ends_the_script_that_holds_it():
     labels = ["</script>", "<!--", "<script>", "{{codes}}", "{{data}}"]
     model = make_model("masked_lm")
-    html = page.render_page([page.inspect_model(*watched_model("masked_lm", model, labels))], "")
+    html = render_page([inspect_model(*watched_model("masked_lm", model, labels))], "")
     assert content_of(html)[0]["models"][0]["kinds"][0]["queries"] == labels
 
 
@@ -356,4 +357,4 @@ def test_checkpoints_of_another_kind_or_broken_are_refused(capsys, tmp_path):
 def test_a_page_too_large_for_a_browser_is_refused():
     opened, reading = watched_model("causal_lm", make_model("causal_lm"), ["a"] * 3000)
     with pytest.raises(UserError, match=r"3000 tokens in 8 heads .* at most 1000 tokens"):
-        page.inspect_model(opened, reading)
+        inspect_model(opened, reading)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fairseq_posenc.transformer.capture_attention import CapturedAttention, capture_attention
-from fairseq_posenc.workbench.plots import page
+from fairseq_posenc.workbench.plots.inspect_command import inspect_model, render_page
 from tests.helpers.tiny_models import make_model
 from tests.workbench.plots.test_inspect import watched_model
 
@@ -85,11 +85,12 @@ def show(folder: Path, *models: tuple[str, dict], words: list[str] = WORDS) -> S
         for parameter in model.parameters():
             parameter.data += 0.3 * torch.randn_like(parameter)
         opened, reading = watched_model(family, model, words)
-        watched.append(page.inspect_model(opened, reading))
+        watched.append(inspect_model(opened, reading))
         attention.append(capture_attention(model, reading.run))
     path = folder / "attention.html"
     path.write_text(
-        page.render_page(watched, "fairseq-posenc inspect --text 'a <b>'"), encoding="utf-8"
+        render_page(watched, "fairseq-posenc inspect --text 'a <b>'"),
+        encoding="utf-8",
     )
     return Shown(path, attention)
 

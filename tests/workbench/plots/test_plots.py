@@ -204,7 +204,7 @@ class TestCurves:
         model = make_model(family, position_encoding=spec)
         seen = trained.attention_to_random_symbols(model, 14)
         for stack in of_model(model).values():
-            found = distances.curves_of(stack, [1], ALL, 6, seen)
+            found = distances.compute_curves(stack, [1], ALL, 6, seen)
             (axes, *_) = panels(distances.draw_curves(found, ALL, "title"))
             (layer,) = (s for s in seen if (s.stack, s.cross, s.layer) == (stack.name, False, 1))
             scores = layer.split.scores
@@ -218,7 +218,7 @@ class TestCurves:
 
     def test_biases_and_gains_are_the_tables(self):
         stack = spec_stack("m2+t5")
-        _, *found = distances.curves_of(stack, [0], ALL, 9)
+        _, *found = distances.compute_curves(stack, [0], ALL, 9)
         assert [each.title for each in found] == ["gain, layer 1", "bias, layer 1"]
         gain, bias = found
         assert_same(gain.values, stack.layers[0].layer["m2"].table.weight[:, 14:33])
@@ -228,7 +228,7 @@ class TestCurves:
 
     def test_of_a_spec_scores_are_those_of_the_library(self):
         stack = spec_stack("rope")
-        (found,) = distances.curves_of(stack, [0], [2], 9)
+        (found,) = distances.compute_curves(stack, [0], [2], 9)
         assert_same(found.values, stack.layers[0].distance_curve(9)[[2]])
 
 
@@ -244,7 +244,7 @@ class TestAttention:
         seen = seen_by("masked_lm", tokens, attention_directions="lr")
         padded = tokens[0].eq(PAD)
         words = [f"word{index}" for index in range(9)]
-        found = attention.maps_of(seen, [0, 2], [1, 3], words, words)
+        found = attention.select_maps(seen, [0, 2], [1, 3], words, words)
         drawn = panels(attention.draw_attention(found, "title"))
         for axes, (layer, head) in zip(drawn, [(0, 1), (0, 3), (2, 1), (2, 3)]):
             shown = image(axes)
@@ -259,7 +259,7 @@ class TestAttention:
         tokens = make_tokens()
         cross = [each for each in seen_by("translation", tokens) if each.cross]
         words = list("abcdefghi")
-        found = attention.maps_of(cross, [0], [0], words, [word.upper() for word in words])
+        found = attention.select_maps(cross, [0], [0], words, [word.upper() for word in words])
         (axes,) = panels(attention.draw_attention(found, "title"))
         assert [text.get_text() for text in axes.get_xticklabels()] == list("ABCDEFGHI")
         assert_same(image(axes), cross[0].weights[0, 0])
@@ -267,7 +267,7 @@ class TestAttention:
     @pytest.mark.parametrize("family", ["masked_lm", "causal_lm"])
     def test_by_distance_they_are_means_over_pairs_that_are_seen(self, family):
         seen = seen_by(family, make_tokens())
-        found = attention.maps_of(seen, [1], ALL, "abcdefghi", "abcdefghi")
+        found = attention.select_maps(seen, [1], ALL, "abcdefghi", "abcdefghi")
         (axes,) = panels(attention.draw_distance(found, "title"))
         far = range(-8, 9 if family == "masked_lm" else 1)
         weights = seen[1].weights[0]
@@ -309,16 +309,16 @@ class TestDifference:
 
     def test_of_attention(self):
         ours, theirs = (
-            attention.maps_of(seen_by("causal_lm", make_tokens()), [0], ALL, words, words)
+            attention.select_maps(seen_by("causal_lm", make_tokens()), [0], ALL, words, words)
             for words in ["abcdefghi"] * 2
         )
-        found = ours.less(theirs)
+        found = ours.subtract(theirs)
         (axes, *_) = panels(attention.draw_attention(found, "title", signed=True))
         shown = image(axes)
         assert_same(np.ma.getmaskarray(shown), torch.ones(9, 9).triu(1).bool())
         assert_same(shown.filled(0), ours.weights[0, 0] - theirs.weights[0, 0])
         with pytest.raises(UserError, match="other tokens"):
-            ours.less(theirs._replace(keys="ABCDEFGHI"))
+            ours.subtract(theirs._replace(keys="ABCDEFGHI"))
 
 
 SPEC_PLOTS = [

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fairseq_posenc.workbench.cli import main
-from fairseq_posenc.workbench.reports.curves.tables import all_tables
+from fairseq_posenc.workbench.reports.curve_tables import all_tables
 from fairseq_posenc.workbench.results import learning_curves
 from fairseq_posenc.workbench.results.loss_stages import find_stages, smoothed, straight_pieces
 from fairseq_posenc.workbench.results.record import read

@@ -13,12 +13,12 @@ import torch
 
 from fairseq_posenc import registry
 from fairseq_posenc.workbench.cli import main
-from fairseq_posenc.workbench.finetuning.glue.summary import build_record as glue_record
+from fairseq_posenc.workbench.finetuning.glue.report import build_record as glue_record
+from fairseq_posenc.workbench.finetuning.squad.command import build_record as squad_record
 from fairseq_posenc.workbench.finetuning.squad.data import Squad
-from fairseq_posenc.workbench.finetuning.squad.results import build_record as squad_record
 from fairseq_posenc.workbench.results.record import Record, read
 from fairseq_posenc.workbench.training import recipes
-from fairseq_posenc.workbench.training.recipes.reported import TABLES
+from fairseq_posenc.workbench.training.recipes import TABLES
 from tests.helpers.commands import new_directory, train, trained
 
 SITE = """

@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from argparse import Namespace
+from collections.abc import Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.executor import Slurm, parse_place, refuse_jobs
-from tests.helpers.slurm import ROOT, Cluster, counted, needs_slurm, sweep, wait_until
+from fairseq_posenc.workbench.running.executor import Slurm, _Job, refuse_jobs
+from fairseq_posenc.workbench.running.options import parse_place
+from tests.helpers.slurm import (
+    ROOT,
+    Cluster,
+    count,
+    counted,
+    counting,
+    needs_accounting,
+    needs_slurm,
+    sweep,
+    wait_until,
+)
 
 
 def jobs(out: Path) -> dict[str, str]:
@@ -164,14 +180,14 @@ class TestFaults:
         assert submissions(tmp_path) == 1
 
     def test_a_job_whose_time_is_up_goes_on_in_the_next(self, cluster, tmp_path):
-        """Slurm may signal up to a minute early: of two minutes 30 s are sure."""
-        short = ["time=2", "signal=USR2@30"]
-        with command(cluster, tmp_path, "600", *short) as waiting:
-            wait_until(lambda: "BeginTime" in cluster.ask("squeue", "-h", "-o", "%r"), 150)
+        """Slurm tells it between 10 and 50 s before the end of its minute."""
+        with command(cluster, tmp_path, "300", "time=1", "signal=USR2@10") as waiting:
+            wait_until(lambda: "BeginTime" in cluster.ask("squeue", "-h", "-o", "%r"), 90)
             for job in jobs(tmp_path).values():
                 cluster.hasten(job)
+                cluster.ask("scontrol", "update", f"jobid={job}", "timelimit=10")
             end_of(waiting)
-        assert [numbers(tmp_path, f"p{n}") for n in (0, 1)] == [list(range(600))] * 2
+        assert [numbers(tmp_path, f"p{n}") for n in (0, 1)] == [list(range(300))] * 2
 
     def test_a_controller_that_does_not_answer_is_waited_for(self, cluster, tmp_path):
         with command(cluster, tmp_path, "40") as waiting:
@@ -183,12 +199,49 @@ class TestFaults:
         assert submissions(tmp_path) == 1
 
 
+@pytest.fixture(name="accounted")
+def start_accounted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """Start a cluster whose jobs are noted in a database, and be of it."""
+    folder = Path(tempfile.mkdtemp(prefix="slurm-"))
+    started = Cluster(folder, accounting=True)
+    monkeypatch.setenv("SLURM_CONF", str(started.conf))
+    monkeypatch.chdir(ROOT)
+    yield started
+    started.stop()
+    shutil.rmtree(folder)
+
+
+@needs_accounting
+def test_accounting_changes_nothing(accounted, tmp_path):
+    """A sweep with a job that fails and one that is requeued, as accounting has it, too."""
+    (tmp_path / "p0").mkdir()
+    (tmp_path / "p0" / "wrong").touch()
+    with command(accounted, tmp_path, "30") as waiting:
+        wait_until(lambda: counted(tmp_path / "p1") > 3, 60)
+        accounted.ask("scontrol", "requeue", jobs(tmp_path)["p1"])
+        accounted.hasten(jobs(tmp_path)["p1"])
+        told = end_of(waiting, 1)
+    assert "p0: FAILED (NonZeroExitCode): p0: is wrong" in told
+    assert numbers(tmp_path, "p1") == list(range(30))
+    (tmp_path / "p0" / "wrong").unlink()
+    assert sweep(tmp_path, 30) == []
+    assert numbers(tmp_path) == list(range(30))
+    assert submissions(tmp_path) == 2
+
+    def noted() -> list[str]:
+        found = accounted.ask("sacct", "-nX", "--duplicates", "-o", "state").split()
+        return sorted(found)
+
+    states = ["COMPLETED", "COMPLETED", "FAILED", "REQUEUED"]
+    wait_until(lambda: noted() == states, 30)
+
+
 def test_options_of_sbatch_are_read():
     words = ["slurm", "partition=gpu", "--cpus-per-task=4", "gpus_per_node=1", "time=1-0"]
-    found = parse_place(Namespace(on=words, jobs=3, detach=True))
+    found = parse_place(Namespace(on=words, jobs=3, detach=True, one_by_one=True))
     options = {"partition": "gpu", "cpus-per-task": "4", "gpus-per-node": "1", "time": "1-0"}
     assert found == Slurm(options, 3, True)
-    assert parse_place(Namespace(on=["local"], jobs=3, detach=False)) is None
+    assert parse_place(Namespace(on=["local"], jobs=3, detach=False, one_by_one=False)) is None
 
 
 @pytest.mark.parametrize(
@@ -204,7 +257,29 @@ def test_options_of_sbatch_are_read():
 )
 def test_what_cannot_be_read_is_told(words, detach, message):
     with pytest.raises(UserError, match=message):
-        parse_place(Namespace(on=words.split(), jobs=None, detach=detach))
+        parse_place(Namespace(on=words.split(), jobs=None, detach=detach, one_by_one=False))
+
+
+def test_jobs_are_for_the_cluster_where_this_machine_does_one_piece_after_the_other():
+    with pytest.raises(UserError, match="--on local: goes without --jobs"):
+        parse_place(Namespace(on=["local"], jobs=3, detach=False, one_by_one=True))
+
+
+@pytest.mark.parametrize("minutes", [2, 600])
+def test_only_a_job_whose_time_is_up_may_come_no_further(tmp_path, monkeypatch, minutes):
+    """It may be preempted as often as the cluster likes."""
+    end = (datetime.now() + timedelta(minutes=minutes)).isoformat(timespec="seconds")
+    (tmp_path / "squeue").write_text(f'#!/bin/sh\n[ "$3" = --jobs=7 ] && echo {end}\n')
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    job = _Job(counting(tmp_path, "p0", 5, 0), tmp_path / "lock", 90)
+    job.checkpoint()
+    if minutes == 2:
+        with pytest.raises(UserError, match="came no further in all its time; give it more"):
+            job.checkpoint()
+        count(tmp_path / "p0", 3, 0)
+    job.checkpoint()
 
 
 def test_a_machine_without_slurm_is_told(tmp_path, monkeypatch):

@@ -19,8 +19,7 @@ from fairseq_posenc.workbench.results.record import read
 from fairseq_posenc.workbench.running.exit_codes import STOPPED
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.plan.command import describe
-from fairseq_posenc.workbench.training.plan.probe import Watch
-from fairseq_posenc.workbench.training.plan.training import read_training
+from fairseq_posenc.workbench.training.plan.probe import ProbeLog, read_training
 from tests.helpers import commands
 from tests.helpers.commands import FAMILIES, TRAINING, USER_DIR, new_directory, run, sentences
 
@@ -41,7 +40,7 @@ def line(update: int, tokens: float = 1000, sequences: int = 8, free: float = 50
 
 
 def test_the_figures_are_medians_without_the_first_updates():
-    watch, now = Watch(), 100.0
+    watch, now = ProbeLog(), 100.0
     # Two slow updates at the start do not count, and one in the middle hardly does.
     for update, seconds in enumerate([60, 30, 2, 2, 50, 2, 4], start=1):
         now += seconds
@@ -58,7 +57,7 @@ def test_memory_of_a_gpu_is_what_was_least_free(caplog):
     gpu = SimpleNamespace(major=9, minor=0, total_memory_in_GB=79.25, name="NVIDIA A100")
     with caplog.at_level(logging.INFO):
         CudaEnvironment.pretty_print_cuda_env_list([gpu, gpu])
-    watch = Watch()
+    watch = ProbeLog()
     for record in caplog.records:
         watch.read(f"2024-05-05 12:00:00 | INFO | fairseq.utils | {record.getMessage()}\n", 0)
     watch.read("2024 | INFO | fairseq_cli.train | training on 2 devices (GPUs/TPUs)", 0)
@@ -70,7 +69,7 @@ def test_memory_of_a_gpu_is_what_was_least_free(caplog):
 
 
 def test_a_log_without_updates_is_an_error():
-    watch = Watch()
+    watch = ProbeLog()
     assert not watch.read("| train | epoch 001 | loss 5", 1)
     with pytest.raises(UserError, match="log has 0 updates, and the first 10 do not count"):
         watch.measurements(left_out=10)
@@ -85,7 +84,7 @@ def test_half_precision_without_a_gpu_is_one_line(capsys, monkeypatch):
 
 
 def test_large_numbers_as_fairseq_prints_them():
-    watch = Watch()
+    watch = ProbeLog()
     for update in (1, 2):
         watch.read(line(update, tokens=2.09715e06), 10.0 * update)
     assert watch.measurements(left_out=1).tokens_per_second == pytest.approx(209715)

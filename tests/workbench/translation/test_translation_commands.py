@@ -26,14 +26,14 @@ from sacrebleu.metrics import BLEU
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.results.record import read
-from fairseq_posenc.workbench.tokens.lines import arriving_lines
+from fairseq_posenc.workbench.tokens.files import arriving_lines
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.translation import Translator
 from fairseq_posenc.workbench.translation import checkpoint as checkpoints
 from fairseq_posenc.workbench.translation.average import average_checkpoints
-from fairseq_posenc.workbench.translation.checkpoint import any_data_bin
-from fairseq_posenc.workbench.translation.piece_bleu import NAME, PieceBleu
-from fairseq_posenc.workbench.translation.variants import parse_variants
+from fairseq_posenc.workbench.translation.checkpoint import infer_data_bin
+from fairseq_posenc.workbench.translation.evaluation import parse_variants
+from fairseq_posenc.workbench.translation.scores import NAME, PieceBleu
 from tests.helpers.commands import USER_DIR, new_directory, run, script, trained
 
 slow = pytest.mark.slow
@@ -419,7 +419,7 @@ def test_bleu_4_on_pieces_differs_from_sacrebleu_for_short_translations_alone(tm
         metric = BLEU(tokenize="none", smooth_method="none", force=True)
         return metric.corpus_score(cut[0], [cut[1]]).score / 100
 
-    ours = PieceBleu(any_data_bin(data()), references)
+    ours = PieceBleu(infer_data_bin(data()), references)
     long = [f"the {line}" for line in references]
     assert ours.score(long) == pytest.approx(sacre(long), abs=1e-9)
     short = ["the", *references[1:]]
@@ -538,6 +538,7 @@ def test_a_folder_that_train_names_is_a_path_and_no_list(folder, tmp_path):
     ]
 
 
+@slow
 def test_a_training_added_later_repeats_nothing(tmp_path):
     again = tmp_path / "again.pt"
     again.write_bytes(checkpoint().read_bytes())

@@ -81,8 +81,8 @@ def add_import_arguments(parser: argparse.ArgumentParser) -> None:
 def run_import(options: argparse.Namespace) -> int:
     """Write a start checkpoint, and say how a training goes on from it."""
     _ask_for("hf", "safetensors")
-    from fairseq_posenc.workbench.convert.exchange.hf_folder import read_folder
-    from fairseq_posenc.workbench.convert.exchange.incoming import build, load
+    from fairseq_posenc.workbench.convert.exchange.hf_folder_reader import read_folder
+    from fairseq_posenc.workbench.convert.exchange.importing import build, load
     from fairseq_posenc.workbench.convert.start_checkpoint import (
         fresh_training_state,
         refuse_existing_output,
@@ -102,6 +102,11 @@ def run_import(options: argparse.Namespace) -> int:
     if built.changed:
         changed = ", ".join(f"{name} = {value}" for name, value in built.changed.items())
         print(f"changed in transformers, and so in a model that starts from it: {changed}")
+        if "scaling=dynamic" in changed or "scaling=longrope" in changed:
+            print(
+                "transformers scales these rotations by the longest row of a batch; here the "
+                "model's number of positions decides, so that no row changes another"
+            )
     print(f"train from it: fairseq-train DATA ... --finetune-from-model {options.out}")
     return 0
 

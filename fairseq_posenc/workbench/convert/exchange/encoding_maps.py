@@ -23,8 +23,8 @@ class ParamMap(NamedTuple):
     """A parameter of an encoding as a tensor of a model class."""
 
     name: str  # of the tensor, with `{}` for the number of the layer
-    there: Callable[[Tensor], Tensor]  # computes the tensor from the parameter
-    back: Callable[[Tensor], Tensor]  # computes the parameter from the tensor
+    to_hf: Callable[[Tensor], Tensor]  # computes the tensor from the parameter
+    from_hf: Callable[[Tensor], Tensor]  # computes the parameter from the tensor
 
 
 class HFClass(NamedTuple):
@@ -34,6 +34,7 @@ class HFClass(NamedTuple):
     config: Mapping[str, Any]  # the fields of its configuration that describe the positions
     weights: Mapping[str, ParamMap] = {}  # the encoding's parameters, by their names
     fixed: Mapping[str, Tensor] = {}  # further tensors that it has for its positions
+    order: Optional[Tensor] = None  # of our coordinates in its queries and keys, for each head
     until: Optional[int] = None  # the last major version of transformers that has it; None for all
 
 
@@ -61,19 +62,21 @@ def parse_positions(model: str, config: dict[str, Any]) -> tuple[Item, int] | No
 
 
 _GPT_NEOX = "GPTNeoXForCausalLM"
-# Settings of the scalings of rope, ours and theirs. Their dynamic and longrope take the length of a
-# batch, ours that of the model.
+_LENGTH = "original_max_position_embeddings"
+# The settings of rope's scalings, and their names in transformers. It has no ntk, which is a larger
+# base; its dynamic and longrope depend on the longest row of a batch, ours on `max_positions`.
 _SCALINGS: dict[str, dict[str, str]] = {
     "linear": {},
-    "yarn": {
-        **{name: name for name in SETTINGS["yarn"]},
-        "length": "original_max_position_embeddings",
+    "dynamic": {"length": "max_position_embeddings"},
+    "yarn": {**{name: name for name in SETTINGS["yarn"]}, "length": _LENGTH},
+    "llama3": {"low": "low_freq_factor", "high": "high_freq_factor", "length": _LENGTH},
+    "longrope": {
+        "short": "short_factor",
+        "long": "long_factor",
+        "attention_factor": "attention_factor",
+        "length": _LENGTH,
     },
-    "llama3": {
-        "low": "low_freq_factor",
-        "high": "high_freq_factor",
-        "length": "original_max_position_embeddings",
-    },
+    "proportional": {"part": "partial_rotary_factor"},
 }
 _ROBERTA = "RobertaForMaskedLM"
 _RELATIVE = {"relative_key": "shaw", "relative_key_query": "m4"}
@@ -113,18 +116,18 @@ def _find_relative(encoding: DistanceEncoding) -> list[HFClass]:
     if table.reset is not None or table.weight.size(0) > 1 or not plain or clipped < 0:
         return []
 
-    def there(weight: Tensor) -> Tensor:
+    def to_hf(weight: Tensor) -> Tensor:
         first, last = repeat_row(weight[:, :1], clipped), repeat_row(weight[:, -1:], clipped)
         return torch.cat([first, weight, last], dim=1)[0].flip(0)  # [2n-1, D]
 
-    def back(weight: Tensor) -> Tensor:
+    def from_hf(weight: Tensor) -> Tensor:
         return weight.flip(0)[None, clipped : weight.size(0) - clipped]  # [1, 2K+1, D]
 
     name = "roberta.encoder.layer.{}.attention.self.distance_embedding.weight"
     kind = next(kind for kind, ours in _RELATIVE.items() if ours == encoding.name)
     absolute = {_LEARNED[_ROBERTA]: torch.zeros(size, width)}
     config = {"position_embedding_type": kind, "max_position_embeddings": size}
-    weights = {"table.weight": ParamMap(name, there, back)}
+    weights = {"table.weight": ParamMap(name, to_hf, from_hf)}
     return [HFClass(_ROBERTA, config, weights, absolute, until=4)]
 
 
@@ -174,41 +177,59 @@ def _is_plain_deberta(config: dict[str, Any]) -> bool:
 
 
 def _find_rope(encoding: Rope) -> list[HFClass]:
-    """RoFormer, which has a table of all angles as in the paper, or GPT-NeoX for halves."""
-    rows, kind = encoding.dims.max_positions, encoding.scaling.kind
-    if encoding.layout == "half":
-        if kind not in (*_SCALINGS, "none"):
-            return []
-        base, part = float(encoding.base), encoding.rotated / encoding.dims.head_dim
-        scaled = _scaling_there(encoding)
-        config = {
-            "max_position_embeddings": rows,
-            "rotary_emb_base": base,  # up to transformers 4, as the next two
-            "rotary_pct": part,
-            "rope_scaling": scaled or None,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": base,
-                "partial_rotary_factor": part,
-                **scaled,
-            },
-        }
-        return [HFClass(_GPT_NEOX, config)]
-    if kind != "none" or encoding.base != 10000.0 or encoding.rotated != encoding.dims.head_dim:
-        return []
+    """GPT-NeoX, and for the paper's rotation RoFormer, which has a table of all angles."""
+    found = [_gpt_neox(encoding)] if encoding.frequencies.any() else []
+    is_papers = encoding.layout == "interleaved" and encoding.scaling.kind == "none"
+    if not is_papers or encoding.base != 10000.0 or encoding.rotated != encoding.dims.head_dim:
+        return found
+    rows = encoding.dims.max_positions
     angles = torch.arange(rows)[:, None] * encoding.frequencies  # [n, D/2]
     table = torch.cat([angles.sin(), angles.cos()], dim=1)  # [n, D]
     config = {"max_position_embeddings": rows, "rotary_value": False}
     fixed = {"roformer.encoder.embed_positions.weight": table}
-    return [HFClass("RoFormerForMaskedLM", config, fixed=fixed)]
+    return [*found, HFClass("RoFormerForMaskedLM", config, fixed=fixed)]
 
 
-def _scaling_there(encoding: Rope) -> dict[str, Any]:
-    """Describe a scaling as GPT-NeoX's configuration does; empty where it has none."""
-    kind, factor, settings = encoding.scaling
-    if kind not in _SCALINGS:
+def _gpt_neox(encoding: Rope) -> HFClass:
+    """GPT-NeoX, which rotates halves of the first coordinates of a head.
+
+    Some pairs of ``proportional`` never turn: there they are not rotated. Exponents run over the
+    pairs that are, so that its base is smaller.
+    """
+    scaling, dims = encoding.scaling, encoding.dims
+    width = 2 * int(encoding.frequencies.count_nonzero())
+    base = scaling.scaled_base(encoding.base, encoding.rotated, dims) ** (width / encoding.rotated)
+    part = width / dims.head_dim
+    scaled = _scaling_to_hf(encoding)
+    config = {
+        "max_position_embeddings": dims.max_positions,
+        "rotary_emb_base": base,  # up to transformers 4, as the next two
+        "rotary_pct": part,
+        "rope_scaling": scaled or None,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": base,
+            "partial_rotary_factor": part,
+            **scaled,
+        },
+    }
+    pairs = encoding.order()
+    order = torch.cat([pairs[:width:2], pairs[1:width:2], pairs[width:]])
+    return HFClass(_GPT_NEOX, config, order=order)
+
+
+def _scaling_to_hf(encoding: Rope) -> dict[str, Any]:
+    """Describe a scaling as GPT-NeoX's configuration does; empty where the base is enough."""
+    scaling, dims = encoding.scaling, encoding.dims
+    kind, factor, settings = scaling
+    if kind in ("none", "ntk", "dynamic"):
         return {}
-    given = {**settings, "length": settings.get("length") or encoding.dims.trained_length}
+    if kind == "proportional":
+        return {"rope_type": "linear", "factor": factor}
+    given = {**settings, "length": settings.get("length") or dims.trained_length}
+    if kind == "longrope":
+        given |= {key: list(scaling.divisors(dims)) for key in ("short", "long")}
+        given["attention_factor"] = scaling.gain(dims)
     found = {theirs: given[ours] for ours, theirs in _SCALINGS[kind].items()}
     return {
         "rope_type": kind,
@@ -224,19 +245,34 @@ def _parse_rope(config: dict[str, Any], size: int) -> Item | None:
         names = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
         old = {name: config[theirs] for name, theirs in names.items() if theirs in config}
         found = {**old, **(config.get("rope_scaling") or {})}
-    found = {"rope_theta": 10000.0, "partial_rotary_factor": 0.25, **found}
+    length = config.get(_LENGTH) or found.get(_LENGTH) or size
+    found = {
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.25,
+        "factor": size / length if found.get("rope_type") == "longrope" else 1.0,
+        **found,
+        _LENGTH: length,
+        "max_position_embeddings": size,
+    }
     kind = found.get("rope_type", found.get("type", "default"))
-    text = f"layout=half,base={found['rope_theta']},fraction={found['partial_rotary_factor']}"
+    text = f"layout=half,base={found['rope_theta']}"
+    if kind != "proportional":
+        text += f",fraction={found['partial_rotary_factor']}"
     if kind != "default":
         if kind not in _SCALINGS:
             return None
         given = {ours: found.get(theirs) for ours, theirs in _SCALINGS[kind].items()}
-        if given.get("length") == size:
+        if given.get("length") == size:  # the model's, as it is without
             del given["length"]
-        settings = [f"{name}={value}".lower() for name, value in given.items() if value is not None]
-        text += f",scaling={':'.join([kind, str(found.get('factor')), *settings])}"
+        settings = [f"{name}={_format(x)}" for name, x in given.items() if x is not None]
+        text += f",scaling={':'.join([kind, str(found['factor']), *settings])}"
     (item,) = parse(f"rope({text})").items
     return item
+
+
+def _format(value: Any) -> str:
+    """Write a setting of a scaling as specs have it."""
+    return "/".join(map(str, value)) if isinstance(value, list) else str(value).lower()
 
 
 def _find_t5(encoding: T5) -> list[HFClass]:

@@ -9,16 +9,16 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.convert.comparing import ALLOWED
-from fairseq_posenc.workbench.convert.exchange import tokens
+from fairseq_posenc.transformer.options import PositionConfig
+from fairseq_posenc.workbench.convert.exchange import hf_tokenizer
 from fairseq_posenc.workbench.convert.exchange.card import Labels, card, graph_usage, model_usage
-from fairseq_posenc.workbench.convert.exchange.checking import largest_difference, read_back
 from fairseq_posenc.workbench.convert.exchange.config_json import (
     configuration,
     exported,
     generation,
 )
-from fairseq_posenc.workbench.convert.exchange.folder import (
+from fairseq_posenc.workbench.convert.exchange.hf_comparison import largest_difference, read_back
+from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import (
     CODE,
     FAIRSEQ,
     TARGET,
@@ -28,7 +28,8 @@ from fairseq_posenc.workbench.convert.exchange.folder import (
     write_model,
     write_tokenizer,
 )
-from fairseq_posenc.workbench.convert.exchange.hf_mapping import as_native
+from fairseq_posenc.workbench.convert.exchange.hf_mapping import to_hf_class
+from fairseq_posenc.workbench.convert.random_comparison import ALLOWED
 from fairseq_posenc.workbench.loading.families import model_options
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
@@ -63,7 +64,7 @@ def export(
 def _write_graph(trained: OpenModel, folder: Path, notes: list[str], labels: Labels) -> str:
     """Write an ONNX graph with its card; describe what it gives."""
     # Its libraries are an extra.
-    from fairseq_posenc.workbench.convert.exchange.graph import GRAPH, write_graph
+    from fairseq_posenc.workbench.convert.exchange.onnx_graph import GRAPH, write_graph
 
     names, difference = write_graph(trained, folder)
     notes.append(f"equal to {difference:.1e} of the largest number, on padded sentences")
@@ -95,14 +96,14 @@ def _write_model(
     config, weights = configuration(trained), exported(trained)
     config[FAIRSEQ] = _options(trained)
     version = 4 if target == "hf4" else None
-    native, why_not = as_native(trained, config, weights, version)
+    hf_export, why_not = to_hf_class(trained, config, weights, version)
     if unknown:
-        native, why_not = None, "no class of transformers has <unk> for such pieces"
-    if native is not None:
-        write_model(folder, *native)
-        why_not = _compare(trained, folder, native.config, notes)
+        hf_export, why_not = None, "no class of transformers has <unk> for such pieces"
+    if hf_export is not None:
+        write_model(folder, *hf_export)
+        why_not = _compare(trained, folder, hf_export.config, notes)
         if not why_not:
-            return native.config
+            return hf_export.config
     notes.append(f"code of its own: {why_not}")
     write_model(folder, config, weights)
     (folder / CODE).write_text(generate_code(config), encoding="utf-8")
@@ -134,10 +135,10 @@ def _write_tokenizers(trained: OpenModel, given: str | None, folder: Path) -> tu
     longest = min(stack.max_positions() for stack in trained.stacks.values())
     for name, place in _places(trained, folder).items():
         language = "" if trained.family.name != "translation" else name.split(".")[1]
-        way = tokens.find_way(given, trained.data, language)
+        way = hf_tokenizer.find_way(given, trained.data, language)
         if way == "none":
             return 0, ["no tokenizer"]
-        text = tokens.build(way, trained.dictionaries[name], template)
+        text = hf_tokenizer.build(way, trained.dictionaries[name], template)
         write_tokenizer(place, text, longest, pads)
         unknown += text.unknown
         if text.unknown:
@@ -163,9 +164,9 @@ def _options(trained: OpenModel) -> dict[str, Any]:
         names = {"_name", *(option.dest for option in model_options(model["_name"]))}
         model = {name: value for name, value in model.items() if name in names}
     kept: dict[str, Any] = {"model": model, "task": {**task, "data": "."}}
-    kept["meanings"] = {
-        side: stack.weight_settings._asdict() for side, stack in trained.stacks.items()
-    }
+    stacks = trained.stacks.items()
+    kept["meanings"] = {side: stack.weight_settings._asdict() for side, stack in stacks}
+    kept["trained_lengths"] = {side: stack.identity.trained_length for side, stack in stacks}
     if trained.head == "classes":
         (kept["head_name"],) = trained.model.classification_heads
     return kept
@@ -176,5 +177,10 @@ def _plain(options: Any) -> dict[str, Any]:
     if OmegaConf.is_config(options):
         options = OmegaConf.to_container(options, resolve=True, enum_to_str=True)
     values = options if isinstance(options, dict) else vars(options)
-    is_path = {name for name, value in values.items() if isinstance(value, str) and "/" in value}
-    return {name: value for name, value in values.items() if name not in is_path}
+    paths = {
+        name
+        for name, value in values.items()
+        # The lists of a spec's scaling have slashes, too.
+        if isinstance(value, str) and "/" in value and name not in vars(PositionConfig())
+    }
+    return {name: value for name, value in values.items() if name not in paths}

@@ -14,7 +14,8 @@ from fairseq_posenc.registry import Spec, parse
 from fairseq_posenc.tasks.glue.criterion import HEAD
 from fairseq_posenc.workbench.convert.exchange.config_json import ACTIVATIONS, ARCHITECTURES
 from fairseq_posenc.workbench.convert.exchange.encoding_maps import parse_positions
-from fairseq_posenc.workbench.convert.exchange.hf_folder import Folder
+from fairseq_posenc.workbench.convert.exchange.hf_folder_reader import Folder
+from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import EXPORTED_AS
 from fairseq_posenc.workbench.convert.exchange.param_names import (
     BERT,
     EPSILON,
@@ -33,7 +34,7 @@ _ROWS = "classifier.out_proj.weight"  # one for each class
 
 
 def settings_of(config: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Find the options of a masked language model in fairseq for a native class's configuration.
+    """Find the options of a masked language model in fairseq for a configuration of transformers.
 
     Raises:
         UserError: another class, or settings that fairseq's RoBERTa does not have.
@@ -90,7 +91,7 @@ def retrained(settings: dict[str, Any], folder: Folder) -> dict[str, Any]:
     head, activation = _head(folder)
     model = {**settings["model"], **_untied(settings["model"], folder)}
     if head == "causal_lm":
-        model |= _rescaled(model, folder)
+        model |= _changed_rotation(settings, folder)
     if head not in _TASKS:
         return {**settings, "model": model, "head": head}
     if activation is not None:
@@ -115,8 +116,11 @@ def retrained(settings: dict[str, Any], folder: Folder) -> dict[str, Any]:
     }
 
 
-def _rescaled(model: dict[str, Any], folder: Folder) -> dict[str, Any]:
+def _changed_rotation(settings: dict[str, Any], folder: Folder) -> dict[str, Any]:
     """Find the options of rotations that a GPT-NeoX of a folder has other than when exported.
+
+    One encoding can have several specs there: ``ntk`` is a larger base. So an export keeps the spec
+    that its configuration reads as.
 
     Raises:
         UserError: a scaling that the package does not have.
@@ -132,8 +136,9 @@ def _rescaled(model: dict[str, Any], folder: Folder) -> dict[str, Any]:
         )
     item, size = found
     spec = str(Spec.uniform((item,)))
-    same = spec == str(parse(str(model.get("position_encoding"))))
-    return {} if same else {"position_encoding": spec, "max_target_positions": size}
+    own = settings["model"].get("position_encoding")
+    exported = settings.get(EXPORTED_AS) or str(parse(str(own)))
+    return {} if spec == exported else {"position_encoding": spec, "max_target_positions": size}
 
 
 def _untied(model: dict[str, Any], folder: Folder) -> dict[str, bool]:
@@ -167,7 +172,7 @@ def _head(folder: Folder) -> tuple[str, Any]:
             has_one = head in ("masked_lm", "classes")
             return head, folder.config.get("head_activation") if has_one else None
     for layout in LAYOUTS.values():
-        for head, native in layout.heads.items():
-            if native == name:
+        for head, hf_class in layout.heads.items():
+            if hf_class == name:
                 return head, layout.activations.get(head)
     raise UserError(f"{folder.path}: a {shortened(name)}, which no export of fairseq-posenc is")

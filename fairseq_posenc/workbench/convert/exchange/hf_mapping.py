@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -10,9 +11,15 @@ from torch import Tensor
 
 from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.errors import UserError, shortened
+from fairseq_posenc.registry import Spec
 from fairseq_posenc.workbench.convert.exchange.config_json import ARCHITECTURES, name_there
-from fairseq_posenc.workbench.convert.exchange.encoding_maps import HFClass, ParamMap, hf_classes
-from fairseq_posenc.workbench.convert.exchange.folder import FAIRSEQ
+from fairseq_posenc.workbench.convert.exchange.encoding_maps import (
+    HFClass,
+    ParamMap,
+    hf_classes,
+    parse_positions,
+)
+from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import EXPORTED_AS, FAIRSEQ
 from fairseq_posenc.workbench.convert.exchange.param_names import LAYOUTS, Layout
 from fairseq_posenc.workbench.loading.families import stacks_of
 from fairseq_posenc.workbench.loading.open_model import OpenModel
@@ -21,6 +28,7 @@ _OWN = (
     r"(?:encoder|decoder)\."
     r"(?:positions|encodings|layers\.(?P<layer>\d+)\.self_attn\.encodings)\.\w+\."
 )
+_QUERY_OR_KEY = r"\.self_attn\.[qk]_proj\."
 _OUTPUTS = ("lm_head.weight", "output_projection.weight")
 _TABLE = "embed_positions.encodings.learned.table.weight"
 _TWICE = (
@@ -34,13 +42,13 @@ _PART = re.compile(rf"(.+\.{_JOINED})\.([{_PARTS}])\.(\w+)")
 
 
 class Export(NamedTuple):
-    """A model as a native class has it."""
+    """A model as a class of transformers has it."""
 
     config: dict[str, Any]
     weights: dict[str, Tensor]
 
 
-def as_native(
+def to_hf_class(
     trained: OpenModel, config: dict[str, Any], weights: dict[str, Tensor], version: int | None
 ) -> tuple[Export | None, str]:
     """Convert a model to a class of transformers, or say why none has it.
@@ -57,19 +65,19 @@ def as_native(
     encodings = encodings_of(stack)
     uniform = len(stack.assembly.spec.kinds) == 1
     found = hf_classes(encodings[0]) if len(encodings) == 1 and uniform else []
-    for native in found:
-        layout = LAYOUTS.get(native.model)
+    for hf_class in found:
+        layout = LAYOUTS.get(hf_class.model)
         if layout is None or trained.head not in layout.heads:
             continue
-        if native.until is not None and native.until != version:
-            return None, f"{native.model} has these positions up to transformers {native.until}"
+        if hf_class.until is not None and hf_class.until != version:
+            return None, f"{hf_class.model} has these positions up to transformers {hf_class.until}"
         why_not = _why_not(trained, config, layout)
         if why_not:
             return None, f"{layout.heads[trained.head]} {why_not}"
         scale = config[layout.style.stack]["embed_scale"]
-        carried = _weights(weights, native, layout, scale)
+        mapped = _weights(weights, hf_class, layout, scale)
         heads = config[layout.style.stack]["num_heads"]
-        return Export(_config(config, native, layout), joined(carried, heads)), ""
+        return Export(_config(config, hf_class, layout), join_query_key_value(mapped, heads)), ""
     return None, f"transformers has no class with {stack.identity.positions} in such a model"
 
 
@@ -81,7 +89,7 @@ def encodings_of(stack: Any) -> list[Encoding]:
 
 
 def _why_not(trained: OpenModel, config: dict[str, Any], layout: Layout) -> str:
-    """Describe what a model has that a native one has not; empty if nothing."""
+    """Describe what a model has that the class has not; empty if nothing."""
     stack = config[layout.style.stack]
     activation = layout.activations.get(trained.head)
     if activation not in (None, config["head_activation"]):
@@ -94,29 +102,32 @@ def _why_not(trained: OpenModel, config: dict[str, Any], layout: Layout) -> str:
     return f"is built with other {other[0].replace('_', ' ')}" if other else ""
 
 
-def _config(config: dict[str, Any], native: HFClass, layout: Layout) -> dict[str, Any]:
+def _config(config: dict[str, Any], hf_class: HFClass, layout: Layout) -> dict[str, Any]:
     stack = config[layout.style.stack]
     (own,) = config["architectures"]
     head = next(head for head, name in ARCHITECTURES.items() if name == own)
     common = ("pad_token_id", "eos_token_id", "bos_token_id", "dtype", "id2label", "label2id")
-    return {
+    found = {
         "model_type": layout.model_type,
         "architectures": [layout.heads[head]],
         **{theirs: stack[ours] for ours, theirs in layout.style.sizes.items()},
         **layout.style.config,
         **({"type_vocab_size": 1} if layout.types else {}),
-        **native.config,
-        **{name: config[name] for name in (*common, FAIRSEQ) if name in config},
+        **hf_class.config,
+        **{name: config[name] for name in common if name in config},
     }
+    read = parse_positions(hf_class.model, found)
+    exported_as = {} if read is None else {EXPORTED_AS: str(Spec.uniform((read[0],)))}
+    return {**found, FAIRSEQ: {**config[FAIRSEQ], **exported_as}}
 
 
 def _weights(
-    weights: dict[str, Tensor], native: HFClass, layout: Layout, scale: float
+    weights: dict[str, Tensor], hf_class: HFClass, layout: Layout, scale: float
 ) -> dict[str, Tensor]:
-    found = dict(native.fixed)
+    found = dict(hf_class.fixed)
     for name, weight in weights.items():
-        place = _place_there(name, layout, native)
-        found[place.name] = place.there(weight).contiguous().clone()
+        place = _param_map(name, layout, hf_class)
+        found[place.name] = place.to_hf(weight).contiguous().clone()
     if layout.types:
         width = weights["encoder.embed_tokens.weight"].size(1)
         found[layout.types] = torch.zeros(1, width)
@@ -125,7 +136,7 @@ def _weights(
     return found
 
 
-def collect(
+def from_hf_weights(
     config: dict[str, Any], weights: dict[str, Tensor], wanted: list[str], model: Any
 ) -> tuple[dict[str, Tensor], set[str]]:
     """Collect a model's weights by fairseq's names, and the names there of what was used.
@@ -139,15 +150,15 @@ def collect(
     Raises:
         UserError: output embeddings that are not those of the input.
     """
-    layout, native = _of_config(config, model)
-    found, used = {}, {*native.fixed, layout.types, layout.scaled, *_tied(weights)}
+    layout, hf_class = _of_config(config, model)
+    found, used = {}, {*hf_class.fixed, layout.types, layout.scaled, *_tied(weights)}
     for name in wanted:
-        place = _place_there(name_there(name), layout, native)
+        place = _param_map(name_there(name), layout, hf_class)
         if name.endswith(_OUTPUTS) and place.name not in weights:
             stack = "encoder" if name.startswith("encoder.") else "decoder"
-            place = _place_there(f"{stack}.embed_tokens.weight", layout, native)
+            place = _param_map(f"{stack}.embed_tokens.weight", layout, hf_class)
         if place.name in weights:
-            found[name] = place.back(weights[place.name])
+            found[name] = place.from_hf(weights[place.name])
             used.add(place.name)
     if layout.scaled in weights and not model.decoder.share_input_output_embed:
         found["decoder.embed_tokens.weight"] = weights[layout.scaled] / model.decoder.embed_scale
@@ -175,27 +186,35 @@ def _of_config(config: dict[str, Any], model: Any) -> tuple[Layout, HFClass]:
     name = str((config.get("architectures") or [None])[0])
     ((_, stack),) = stacks_of(model)
     encoding, *_ = encodings_of(stack)
-    for native in hf_classes(encoding):
-        if name in LAYOUTS[native.model].heads.values():
-            return LAYOUTS[native.model], native
+    for hf_class in hf_classes(encoding):
+        if name in LAYOUTS[hf_class.model].heads.values():
+            return LAYOUTS[hf_class.model], hf_class
     raise UserError(f"a {shortened(name)} has no positions such as {encoding.name}")
 
 
-def _place_there(name: str, layout: Layout, native: HFClass) -> ParamMap:
-    """Find where a parameter of ours is in a native class."""
+def _param_map(name: str, layout: Layout, hf_class: HFClass) -> ParamMap:
+    """Find the tensor of a class of transformers for a parameter of ours."""
     own = re.match(_OWN, name)
-    if own and native.weights:
-        carried = native.weights[name[own.end() :]]
-        return carried._replace(name=carried.name.format(own["layer"]))
+    if own and hf_class.weights:
+        mapped = hf_class.weights[name[own.end() :]]
+        return mapped._replace(name=mapped.name.format(own["layer"]))
+    to_hf = from_hf = torch.clone
+    if hf_class.order is not None and re.search(_QUERY_OR_KEY, name):
+        to_hf, from_hf = (partial(_reorder, x) for x in (hf_class.order, hf_class.order.argsort()))
     for ours, theirs in layout.names:
         match = re.match(re.escape(ours).replace(r"\{\}", r"(\d+)"), name)
         if match:
             name = theirs.format(*match.groups()) + name[match.end() :]
             break
-    return ParamMap(name, torch.clone, torch.clone)
+    return ParamMap(name, to_hf, from_hf)
 
 
-def joined(weights: dict[str, Tensor], heads: int) -> dict[str, Tensor]:
+def _reorder(order: Tensor, weight: Tensor) -> Tensor:
+    """Reorder the rows of each head, ``(H * D, ...)``."""
+    return weight.unflatten(0, (-1, order.numel()))[:, order].flatten(0, 1)
+
+
+def join_query_key_value(weights: dict[str, Tensor], heads: int) -> dict[str, Tensor]:
     """Join the parts ``query_key_value.q``, ``.k``, ``.v`` of weights into one tensor each.
 
     Its rows are those of a head's query, key and value, head after head: ``(H, 3, D)`` times C.
@@ -212,8 +231,8 @@ def joined(weights: dict[str, Tensor], heads: int) -> dict[str, Tensor]:
     return found
 
 
-def separated(weights: dict[str, Tensor], heads: int) -> dict[str, Tensor]:
-    """Separate each tensor of :func:`joined` into its parts."""
+def split_query_key_value(weights: dict[str, Tensor], heads: int) -> dict[str, Tensor]:
+    """Separate each tensor of :func:`join_query_key_value` into its parts."""
     found: dict[str, Tensor] = {}
     for name, weight in weights.items():
         stem, _, kind = name.rpartition(".")

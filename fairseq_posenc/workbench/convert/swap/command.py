@@ -11,14 +11,14 @@ from omegaconf import OmegaConf
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.options import resolve
-from fairseq_posenc.workbench.convert.comparing import ALLOWED, largest_difference
+from fairseq_posenc.workbench.convert.random_comparison import ALLOWED, largest_difference
 from fairseq_posenc.workbench.convert.start_checkpoint import (
     fresh_training_state,
     refuse_existing_output,
 )
-from fairseq_posenc.workbench.convert.swap.finding import RULES
-from fairseq_posenc.workbench.convert.swap.matching import Start, match, without_layout
-from fairseq_posenc.workbench.convert.swap.target import Choice, Target, target
+from fairseq_posenc.workbench.convert.swap.new_model import Choice, Target, target
+from fairseq_posenc.workbench.convert.swap.position_parameters import RULES
+from fairseq_posenc.workbench.convert.swap.weights import Start, match, without_layout
 from fairseq_posenc.workbench.loading.checkpoints import write_state
 from fairseq_posenc.workbench.loading.families import stacks_of
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
@@ -31,15 +31,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "a trained RoBERTa, causal language model or translation model, fairseq's or ours"
     # --from is its name in `init`, the command of 0.1
     add("--checkpoint", "--from", type=Path, required=True, metavar="FILE", help=what)
-    add("--arch", metavar="NAME", help="of a RoBERTa's new positions, as in roberta_m4m")
+    add(
+        "--arch",
+        metavar="NAME",
+        help="architecture of the new model, for RoBERTa, as in roberta_m4m",
+    )
     defaults = "default: the --arch's, without one the old"
     add("--position-encoding", metavar="SPEC", help=f"new positions ({defaults} ones)")
-    add("--position-encoding-decoder", metavar="SPEC", help="of the decoder (default: the same)")
+    add(
+        "--position-encoding-decoder",
+        metavar="SPEC",
+        help="those of the decoder (default: the same)",
+    )
     add("--attention-directions", metavar="LIST", help=f"as in lr,rl ({defaults} ones)")
     add_count(parser, "--max-positions", "default: the source's")
     add("--extend", choices=RULES, help="how tables by position become longer (default: refuse)")
     add("--out", type=Path, metavar="FILE", help="start checkpoint (default with --arch: NAME.pt)")
-    add("--seed", type=int, default=1, metavar="N", help="of what is new (1)")
+    add(
+        "--seed",
+        type=int,
+        default=1,
+        metavar="N",
+        help="random seed of new parameters (default: 1)",
+    )
     add("--overwrite", action="store_true", help="replace an older file")
 
 

@@ -21,7 +21,6 @@ from fairseq_posenc.workbench.experiments.pieces import unigram_perplexity
 from fairseq_posenc.workbench.experiments.text_settings import TextSettings
 from fairseq_posenc.workbench.experiments.trainings import default_jobs
 from fairseq_posenc.workbench.experiments.variants import FAMILIES, parse_variants
-from fairseq_posenc.workbench.running.executor import parse_place
 from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import write_whole
 from fairseq_posenc.workbench.running.locks import lock_output_folder
@@ -32,6 +31,7 @@ from fairseq_posenc.workbench.running.options import (
     add_on,
     add_out,
     add_seeds,
+    parse_place,
     positive_int,
 )
 from fairseq_posenc.workbench.running.progress import format_time, say
@@ -43,11 +43,18 @@ _TIME = re.compile(r"(\d+)([smh])")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = parser.add_argument
-    add("--family", choices=FAMILIES, required=True, help="of models")
+    add("--family", choices=FAMILIES, required=True, help="kind of models")
     add("--length", type=positive_int, required=True, metavar="N", help="input length in tokens")
     add_count(parser, "--trained", "length of training, in tokens (default: --length)")
-    add("--text", type=Path, help="UTF-8 text to train candidates on; without it records answer")
-    add("--budget", metavar="TIME", default="30m", help="as in 90s, 30m, 2h (default: %(default)s)")
+    add(
+        "--text", type=Path, help="UTF-8 text to train candidates on (default: answer from records)"
+    )
+    add(
+        "--budget",
+        metavar="TIME",
+        default="30m",
+        help="time for the trainings, as in 90s, 30m, 2h (default: %(default)s)",
+    )
     add(
         "--encodings", help="candidates, separated by commas (default: those the records put first)"
     )

@@ -21,7 +21,6 @@ from fairseq_posenc.workbench.experiments.text_settings import LEARNING_RATE, TA
 from fairseq_posenc.workbench.experiments.trainings import default_jobs
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import choose_device
-from fairseq_posenc.workbench.running.executor import parse_place
 from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.locks import lock_output_folder
 from fairseq_posenc.workbench.running.progress import say
@@ -39,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--family",
         choices=list(TASKS),
         default=variants.MASKED,
-        help="of models (default: %(default)s)",
+        help="kind of models (default: %(default)s)",
     )
     parser.add_argument(
         "--encodings",
@@ -49,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         + ", ".join(variants.SHORTHANDS)
         + " (default: %(default)s)",
     )
-    options.add_count(parser, "--updates", "training updates of each model", 400)
+    options.add_count(parser, "--updates", "training updates of each model", 250)
     options.add_count(parser, "--vocab-size", "number of sentencepieces", 512)
     options.add_seeds(parser, (1, 2, 3))
     parser.add_argument(
@@ -64,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--open", action="store_true", help="show the page of the run in a browser as it grows"
     )
     parser.add_argument(
-        "--overwrite", action="store_true", help="replace a report that has what this one lacks"
+        "--overwrite", action="store_true", help="replace a report of more than this"
     )
     options.add_json(parser)
 
@@ -114,5 +113,5 @@ def _settings(args: argparse.Namespace) -> TextSettings:
         lrs=tuple(dict.fromkeys(lr.strip() for lr in args.lrs.split(","))),
         train_args=tuple(args.passed),
         jobs=jobs,
-        cluster=parse_place(args),
+        cluster=options.parse_place(args),
     )

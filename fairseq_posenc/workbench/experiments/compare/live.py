@@ -7,8 +7,12 @@ import sys
 import time
 import webbrowser
 from collections.abc import Callable
-from statistics import fmean
+from concurrent.futures import ThreadPoolExecutor
+from statistics import fmean, median
 from typing import Optional
+
+import torch
+from torch import nn
 
 from fairseq_posenc.workbench.experiments.compare.report import PAGE, write_report
 from fairseq_posenc.workbench.experiments.text_experiment import TextResults
@@ -16,9 +20,10 @@ from fairseq_posenc.workbench.experiments.text_settings import TextSettings
 from fairseq_posenc.workbench.running.devices import choose_device, cores
 from fairseq_posenc.workbench.running.progress import format_time, say
 
-# Of a default model on one core, as in docs/results/demo.json; programs take seconds to start.
-_TOKENS_PER_SECOND = 19_000
-_OVERHEAD = 20.0  # seconds of a training that are no updates
+# Measured costs, in updates of a default model: batches, masks, optimizer and log of an update; a
+# validation with its checkpoint; the start of a training; Python's documentation made into data.
+_UPDATE, _VALIDATION, _START, _TEXT = 1.2, 6.5, 48, 150
+_OVERHEAD = 20.0  # seconds of a training that fairseq does not count, with five on two cores
 _EVERY = 20.0  # seconds between two reports; drawing takes one or two
 
 
@@ -50,36 +55,56 @@ def show(address: str) -> None:
 
 
 def seconds_left(results: TextResults) -> Optional[float]:
-    """Estimate how long the missing trainings take; None where that is unknown."""
+    """Estimate how long the missing trainings take, once one is finished; else None."""
     settings, missing = results.settings, results.missing
     known = [each.seconds for each in results.outcomes if not each.diverged]
-    each = fmean(known) if known else _expected(settings)
-    if each is None or not missing:
+    if not known or not missing:
         return None
     done = [curve.entries[-1].updates for curve in results.begun.values() if curve.entries]
     parts = len(missing) - sum(done) / settings.updates
-    return parts * (each + _OVERHEAD) / min(settings.jobs, len(missing))
-
-
-def _expected(settings: TextSettings) -> Optional[float]:
-    """Estimate the seconds of one training before any was made: of the default sizes, on cores."""
-    if settings.train_args or choose_device() == "cuda":
-        return None
-    tokens = settings.updates * int(settings.option("--max-tokens"))
-    return tokens / _TOKENS_PER_SECOND * max(1.0, settings.jobs / cores())
+    return parts * (fmean(known) + _OVERHEAD) / min(settings.jobs, len(missing))
 
 
 def announce(settings: TextSettings) -> None:
-    """Say how much there is to do, and about how long it takes."""
+    """Say how much there is to do, and about how long it takes on this machine.
+
+    That is unknown on a GPU, and for models that are not of the default sizes.
+    """
     count = len(settings.runs)
-    total = seconds_left(TextResults(settings, []))
-    time_left = (
-        f"about {format_time(total)} on cores with no other work, the first seed "
-        f"{format_time(total / len(settings.seeds))}"
-        if total
-        else "how long, the page says after the first training"
-    )
-    say(
-        f"{count} trainings of {settings.updates:,} updates, "
-        f"{min(settings.jobs, count)} at a time: {time_left}"
-    )
+    jobs = min(settings.jobs, count)
+    if settings.train_args or choose_device() == "cuda":
+        time_left = "how long, the page says after the first training"
+    else:
+        at_once = min(jobs, cores())
+        update = _UPDATE * _seconds_of_pass(at_once)
+        each = update * (settings.updates + _VALIDATION * settings.points + _START)
+        first, all_seeds = (
+            format_time(update * _TEXT + seeds * count / len(settings.seeds) * each / at_once)
+            for seeds in (1, len(settings.seeds))
+        )
+        time_left = f"on cores with no other work about {first}" + (
+            f" for the first seed, {all_seeds} for all" if len(settings.seeds) > 1 else ""
+        )
+    say(f"{count} trainings of {settings.updates:,} updates, {jobs} at a time: {time_left}")
+
+
+def _seconds_of_pass(threads: int) -> float:
+    """Measure the processor time of a pass and its gradient in a default model.
+
+    Processors are slower when several of their cores compute, so several threads do.
+    """
+
+    def measure() -> float:
+        torch.set_num_threads(1)  # of this thread
+        layers = [
+            nn.TransformerEncoderLayer(128, 4, 512, 0.0, "gelu", batch_first=True) for _ in range(2)
+        ]
+        seconds, model, embeddings = [], nn.Sequential(*layers), torch.randn(48, 64, 128)
+        for _ in range(5):
+            began = time.thread_time()
+            model(embeddings).sum().backward()
+            seconds.append(time.thread_time() - began)
+        return median(seconds)
+
+    with ThreadPoolExecutor(threads) as pool:
+        return fmean(pool.map(lambda _: measure(), range(threads)))

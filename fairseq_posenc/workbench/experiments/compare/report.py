@@ -83,10 +83,10 @@ def _missing(results: TextResults, seconds_left: Optional[float]) -> str:
 def _note(settings: TextSettings) -> str:
     masked = settings.family == MASKED
     return (
-        f"Validation perplexity is `fairseq-validate`'s, of {'the masked' if masked else 'all'} "
-        "tokens; lower is better. It is that of the mean loss over the seeds, from "
-        f"{LEAST_SEEDS} seeds on with its interval ({NOTE}); the picture has that as bands, and "
-        "the seeds as dots. "
+        "Validation perplexity is that at the end of `fairseq-train`, of "
+        f"{'the masked' if masked else 'all'} tokens; lower is better. It is that of the mean loss "
+        f"over the seeds, from {LEAST_SEEDS} seeds on with its interval ({NOTE}); the picture has "
+        "that as bands, and the seeds as dots. "
         f"{'The masks of a seed are the same for every encoding. ' if masked else ''}"
         "Where there are several learning rates, a model is judged at the one with the lowest mean "
         "loss on this same text. Tokens per second is the median during training; time is that of "

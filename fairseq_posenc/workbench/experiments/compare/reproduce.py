@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 
-from fairseq_posenc.workbench.experiments.text_experiment import measure_command
 from fairseq_posenc.workbench.experiments.text_settings import STACKS, TextSettings
 from fairseq_posenc.workbench.experiments.trainings import train_command
 from fairseq_posenc.workbench.experiments.variants import MASKED, join_list
@@ -63,12 +62,9 @@ def commands(settings: TextSettings) -> str:
     """Show the commands that were called for each training."""
     lines = []
     for run in settings.runs:
-        lines += [
-            f"# {settings.label(run)}",
-            shlex.join(train_command(settings, run)) + _USER_DIR,
-            shlex.join(measure_command(settings, run)) + _USER_DIR,
-        ]
-    summary = "fairseq-train and fairseq-validate, as they were called, on one thread each"
+        command = shlex.join(train_command(settings, run))
+        lines += [f"# {settings.label(run)}", command + _USER_DIR]
+    summary = "fairseq-train, as it was called, on one thread each"
     return _folded(summary, "\n".join(lines))
 
 

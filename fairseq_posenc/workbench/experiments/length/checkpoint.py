@@ -16,7 +16,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.models.causal_lm import PositionalLM
 from fairseq_posenc.registry import Spec, get, parse
 from fairseq_posenc.transformer.options import resolve
-from fairseq_posenc.workbench.loading.checkpoints import load_state, updates_of
+from fairseq_posenc.workbench.loading.checkpoints import load_state, read_updates
 from fairseq_posenc.workbench.loading.open_model import open_model
 from fairseq_posenc.workbench.running.devices import PLAIN, Computing
 from fairseq_posenc.workbench.running.options import is_folder_name, parse_named
@@ -26,8 +26,8 @@ FORM = "NAME=CHECKPOINT or NAME=CHECKPOINT@SPEC"
 _OTHER_TARGETS = ("add_bos_token", "self_target", "past_target")  # fairseq's options for them
 
 
-class Variant(NamedTuple):
-    """A model to be read from a file."""
+class NamedCheckpoint(NamedTuple):
+    """A checkpoint and what the user calls it."""
 
     name: str  # what the user calls it
     path: Path  # its checkpoint
@@ -35,16 +35,16 @@ class Variant(NamedTuple):
     override: Optional[Spec] = None
 
 
-def parse_variants(texts: Sequence[str]) -> list[Variant]:
+def parse_checkpoints(texts: Sequence[str]) -> list[NamedCheckpoint]:
     """Parse the models of the command line.
 
     Raises:
         UserError: malformed, two of the same name, a file that does not exist, or a bad spec.
     """
-    return [_parse_variant(*each) for each in parse_named(texts, FORM, "models").items()]
+    return [_parse_checkpoint(*each) for each in parse_named(texts, FORM, "models").items()]
 
 
-def _parse_variant(name: str, value: str) -> Variant:
+def _parse_checkpoint(name: str, value: str) -> NamedCheckpoint:
     if not is_folder_name(name):
         raise UserError(f"{name!r}: the name must be one that a folder can have")
     path, at, spec = value.rpartition("@")
@@ -52,69 +52,68 @@ def _parse_variant(name: str, value: str) -> Variant:
         path, spec = value, ""
     if not Path(path).is_file():
         raise UserError(f"{name}: the checkpoint {path} does not exist")
-    return Variant(name, Path(path), parse(spec) if at and spec else None)
+    return NamedCheckpoint(name, Path(path), parse(spec) if at and spec else None)
 
 
 class LoadedModel(NamedTuple):
     """A model that is ready to score."""
 
     model: FairseqLanguageModel  # in evaluation mode, on its device
-    # its position encodings, as it was read; None for a model of fairseq's own
-    encoding: Optional[Spec]
+    encoding: str  # its position encodings, as it was read, or whose model it is
     trained_length: int  # tokens in a training sample
     updates: Optional[int]  # training updates; None if the file does not tell
     # the longest input; None if the position encodings themselves refuse what they cannot
     limit: Optional[int]
 
 
-def load(variant: Variant, data: Path, how: Computing = PLAIN) -> LoadedModel:
+def load(named: NamedCheckpoint, data: Path, how: Computing = PLAIN) -> LoadedModel:
     """Read a model from its checkpoint, for a text whose dictionary must be the model's.
 
     Raises:
         UserError: no checkpoint of a causal language model, a dictionary that is not the model's,
             or positions that it was not trained with.
     """
-    option = f"{variant.name}:"
-    state = load_state(variant.path, option)
+    option = f"{named.name}:"
+    state = load_state(named.path, option)
     task = state["cfg"].task
-    _refuse_other_tasks(variant, task)
-    if variant.override is not None:
-        _refuse_other_encodings(variant, variant.override, state["cfg"].model)
-    opened = open_model(variant.path, data, option=option, state=state, spec=variant.override)
+    _refuse_other_tasks(named, task)
+    if named.override is not None:
+        _refuse_other_encodings(named, named.override, state["cfg"].model)
+    opened = open_model(named.path, data, option=option, state=state, spec=named.override)
     model = opened.model
     ours = isinstance(model, PositionalLM)
     return LoadedModel(
         model=how.place(model),
-        encoding=model.decoder.assembly.spec if ours else None,
+        encoding=str(model.decoder.assembly.spec if ours else f"fairseq's {type(model).__name__}"),
         trained_length=int(task.tokens_per_sample),
-        updates=updates_of(state) or None,
+        updates=read_updates(state) or None,
         limit=None if ours else int(model.max_positions()),
     )
 
 
-def _refuse_other_tasks(variant: Variant, task: Any) -> None:
+def _refuse_other_tasks(named: NamedCheckpoint, task: Any) -> None:
     name = task._name
     if name != TASK:
         raise UserError(
-            f"{variant.name}: {variant.path} was trained for the task {name}; causal language "
+            f"{named.name}: {named.path} was trained for the task {name}; causal language "
             f"models, of the task {TASK}, are needed"
         )
     for option in _OTHER_TARGETS:
         if task.get(option):
             raise UserError(
-                f"{variant.name}: {variant.path} was trained with --{option.replace('_', '-')}"
+                f"{named.name}: {named.path} was trained with --{option.replace('_', '-')}"
                 ": only models that predict the next token, and nothing else, are supported"
             )
 
 
-def _refuse_other_encodings(variant: Variant, override: Spec, model: Any) -> None:
+def _refuse_other_encodings(named: NamedCheckpoint, override: Spec, model: Any) -> None:
     """Allow changed options only: other encodings would give figures without a meaning."""
     if "position_encoding" not in model:
-        raise UserError(f"{variant.name}: {variant.path} is a model of fairseq's own: no @SPEC")
+        raise UserError(f"{named.name}: {named.path} is a model of fairseq's own: no @SPEC")
     trained = resolve(model).decoder
     if _weighed(override) != _weighed(trained):
         raise UserError(
-            f"{variant.name}: {variant.path} was trained with {trained}; {override} is another "
+            f"{named.name}: {named.path} was trained with {trained}; {override} is another "
             "encoding, and @SPEC can change the options of the trained one, and temperatures, only"
         )
 

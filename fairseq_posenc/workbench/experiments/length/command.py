@@ -7,17 +7,26 @@ import argparse
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments.length import report
-from fairseq_posenc.workbench.experiments.length.checkpoint import Variant, load, parse_variants
-from fairseq_posenc.workbench.experiments.length.scoring import Request, evaluate
-from fairseq_posenc.workbench.experiments.length.stream import read_dictionary, read_stream
+from fairseq_posenc.workbench.experiments.length.checkpoint import (
+    NamedCheckpoint,
+    load,
+    parse_checkpoints,
+)
+from fairseq_posenc.workbench.experiments.length.scoring import Evaluation, EvaluationPlan
+from fairseq_posenc.workbench.experiments.length.stream import (
+    Stream,
+    read_dictionary,
+    read_stream,
+)
 from fairseq_posenc.workbench.results.pictures import can_draw
 from fairseq_posenc.workbench.running import options
-from fairseq_posenc.workbench.running.devices import Computing
+from fairseq_posenc.workbench.running.devices import Computing, choose_device, choose_dtype
+from fairseq_posenc.workbench.running.executor import run_pieces
 from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.locks import lock_output_folder
 from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.running.stages import Outputs
+from fairseq_posenc.workbench.running.stages import Outputs, Piece
 
 REPORT, FIGURES, PICTURE = "lm-length.md", "lm-length.json", "lm-length.png"
 
@@ -32,16 +41,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a checkpoint and what to call it; with @SPEC it is read with other options of its "
         "position encoding, as in 'yarn=model.pt@rope(scaling=yarn:4)'",
     )
-    options.add_data(parser, "made by fairseq-preprocess --only-source", required=True)
+    options.add_data(parser, "data that fairseq-preprocess --only-source made", required=True)
     options.add_split(parser, "valid")
     options.add_lengths(parser, "context lengths", "64,128,256,512,1024")
     add(
-        "--mode", choices=(*report.MODES, "both"), default="both", help="evaluation (default: both)"
+        "--mode",
+        choices=(*report.MODES, "both"),
+        default="both",
+        help="how texts are cut (default: both)",
     )
-    options.add_count(parser, "--stride", "of the sliding window, in tokens", 64)
+    options.add_count(parser, "--stride", "tokens that the sliding window moves", 64)
     options.add_count(parser, "--max-tokens", "tokens to read at a time", 4096)
     options.add_out(parser, "lm-length")
     options.add_computing(parser)
+    options.add_on(parser, one_by_one=True)
     options.add_json(parser)
 
 
@@ -53,17 +66,18 @@ def run(args: argparse.Namespace) -> int:
     """
     modes = report.MODES if args.mode == "both" else (args.mode,)
     strides = {mode: args.stride if mode == report.SLIDING else None for mode in modes}
-    request = Request(list(args.lengths), strides, args.max_tokens)
-    if report.SLIDING in modes and args.stride > (shortest := request.lengths[0]):
+    plan = EvaluationPlan(list(args.lengths), strides, args.max_tokens)
+    if report.SLIDING in modes and args.stride > (shortest := plan.lengths[0]):
         raise UserError(
             f"--stride {args.stride} is more than the context length {shortest}: tokens in "
             "between would not be scored; choose a smaller stride"
         )
-    how = Computing.chosen(args.device, args.fp16, args.bf16)
-    variants = parse_variants(args.models)
-    dictionary = read_dictionary(args.data)
-    stream = read_stream(args.data, args.split, dictionary)
-    if (longest := request.lengths[-1]) > len(stream):
+    cluster = options.parse_place(args)
+    if not cluster:
+        choose_device(args.device, args.fp16)
+    checkpoints = parse_checkpoints(args.models)
+    stream = _read_stream(args)
+    if (longest := plan.lengths[-1]) > len(stream):
         raise UserError(
             f"--lengths {longest}: the split {args.split} has only {len(stream):,} tokens"
         )
@@ -71,16 +85,20 @@ def run(args: argparse.Namespace) -> int:
         signals_as_keyboard_interrupt(CONTINUES),
         lock_output_folder(args.out, (REPORT, FIGURES, PICTURE)),
     ):
-        for variant in variants:  # so that a wrong one is an error before the first is measured
-            load(variant, args.data)
-        say(f"{len(stream):,} tokens of {args.data / args.split}, all scored once for each figure")
+        # All are opened before the first is scored, so that a wrong one is an error at once.
         rows = []
-        for variant in variants:
-            loaded = load(variant, args.data, how)
-            inputs = _inputs(variant, args, how)
-            scores = evaluate(loaded, stream, request, args.out / variant.name, inputs)
-            rows.append(report.Row.of(variant, loaded, scores))
-        results = report.Results(args.data, args.split, len(stream), args.stride, rows)
+        for named in checkpoints:
+            loaded = load(named, args.data)
+            facts = loaded.encoding, loaded.trained_length, loaded.updates
+            rows.append(report.ModelScores(named, *facts, {}))
+        say(f"{len(stream):,} tokens of {args.data / args.split}, all scored once for each figure")
+        evaluations = [
+            Evaluation(args.out / named.name, plan, _inputs(named, args)) for named in checkpoints
+        ]
+        pieces = [_as_piece(*each, args) for each in zip(checkpoints, evaluations)]
+        run_pieces(pieces, args.out, cluster)
+        rows = [row._replace(scores=each.read()) for row, each in zip(rows, evaluations)]
+        results = report.LengthResults(args.data, args.split, len(stream), args.stride, rows)
         found = report.record(results)
         found.write(args.out / FIGURES)
         drawn = can_draw() and report.draw(results, args.out / PICTURE)
@@ -90,13 +108,33 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _inputs(variant: Variant, args: argparse.Namespace, how: Computing) -> Outputs:
-    """Collect the inputs of the figures, without their lengths."""
+def _read_stream(args: argparse.Namespace) -> Stream:
+    return read_stream(args.data, args.split, read_dictionary(args.data))
+
+
+def _as_piece(named: NamedCheckpoint, evaluation: Evaluation, args: argparse.Namespace) -> Piece:
+    """Build the piece of work that the scores of a model are, here or on a cluster."""
+
+    def work(lock: int) -> None:
+        how = Computing.chosen(args.device, args.fp16, args.bf16)
+        evaluation.compute(load(named, args.data, how), _read_stream(args))
+
+    return Piece(
+        named.name,
+        evaluation.folder,
+        work,
+        is_done=lambda: not evaluation.count_left(),
+        progress=evaluation.count_left,
+    )
+
+
+def _inputs(named: NamedCheckpoint, args: argparse.Namespace) -> Outputs:
+    """Collect what the scores of a model depend on, without their lengths."""
     text = [args.data / name for name in ("dict.txt", f"{args.split}.idx", f"{args.split}.bin")]
     return {
-        "checkpoint": checksum(variant.path),
-        "override": str(variant.override),
+        "checkpoint": checksum(named.path),
+        "override": str(named.override),
         "text": [checksum(path) for path in text],
-        "precision": str(how.dtype),
+        "precision": str(choose_dtype(args.fp16, args.bf16)),
         "version": __version__,
     }

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fairseq_posenc.version import __version__
-from fairseq_posenc.workbench.experiments.length.checkpoint import LoadedModel, Variant
+from fairseq_posenc.workbench.experiments.length.checkpoint import NamedCheckpoint
 from fairseq_posenc.workbench.experiments.length.scoring import Score
 from fairseq_posenc.workbench.results import markdown, pictures
 from fairseq_posenc.workbench.results.pictures import GREY, PALE
@@ -19,30 +19,24 @@ NON_OVERLAPPING, SLIDING = "non-overlapping", "sliding"
 MODES = (NON_OVERLAPPING, SLIDING)
 
 
-class Row(NamedTuple):
-    """What came out for one model."""
+class ModelScores(NamedTuple):
+    """The scores of one model."""
 
-    variant: Variant  # what the user named
+    named: NamedCheckpoint  # what the user named
     encoding: str  # its position encodings, or whose model it is
     trained_length: int  # tokens in a training sample
     updates: int | None  # training updates, if known
     scores: dict[str, dict[int, Score]]  # of each mode, by length
 
-    @classmethod
-    def of(cls, variant: Variant, loaded: LoadedModel, scores: dict[str, dict[int, Score]]) -> Row:
-        """Build the row of a model, without the model itself."""
-        encoding = loaded.encoding or f"fairseq's {type(loaded.model).__name__}"
-        return cls(variant, str(encoding), loaded.trained_length, loaded.updates, scores)
 
-
-class Results(NamedTuple):
+class LengthResults(NamedTuple):
     """All that is reported."""
 
     data: Path  # folder of the text
     split: str  # which of its splits
     tokens: int  # how many tokens the split has; each was predicted once for each figure
     stride: int  # of the sliding window
-    rows: list[Row]  # a model each
+    rows: list[ModelScores]  # a model each
 
     @property
     def modes(self) -> list[str]:
@@ -55,15 +49,15 @@ class Results(NamedTuple):
         return list(self.rows[0].scores[self.modes[0]])
 
 
-def table(results: Results) -> str:
+def table(results: LengthResults) -> str:
     """Format the table of all models in Markdown, and the reasons for its dashes below it."""
     rows = [
-        [row.variant.name, mode, f"{row.trained_length:,}", *map(_cell, scores.values())]
+        [row.named.name, mode, f"{row.trained_length:,}", *map(_cell, scores.values())]
         for row in results.rows
         for mode, scores in row.scores.items()
     ]
     header = ["model", "evaluation", "trained at", *(f"{n:,}" for n in results.lengths)]
-    notes = [f"- {row.variant.name}: {note}" for row in results.rows for note in _refusals(row)]
+    notes = [f"- {row.named.name}: {note}" for row in results.rows for note in _refusals(row)]
     return "\n".join([markdown.table(header, rows, "llr"), *([""] if notes else []), *notes])
 
 
@@ -71,7 +65,7 @@ def _cell(score: Score) -> str:
     return "-" if score.perplexity is None else f"{score.perplexity:,.2f}"
 
 
-def _refusals(row: Row) -> list[str]:
+def _refusals(row: ModelScores) -> list[str]:
     """Explain a model's dashes: of each mode the reason at the shortest length."""
     refused = [
         next((score.refusal for score in scores.values() if score.refusal), "")
@@ -80,7 +74,7 @@ def _refusals(row: Row) -> list[str]:
     return [f"no figure, because {refused[0] or refused[-1]}"] if any(refused) else []
 
 
-def write_markdown(results: Results, path: Path, picture: str) -> None:
+def write_markdown(results: LengthResults, path: Path, picture: str) -> None:
     """Write the table with what it shows; ``picture`` is a file beside it, or empty."""
     parts = [
         "# Perplexity against context length",
@@ -91,7 +85,7 @@ def write_markdown(results: Results, path: Path, picture: str) -> None:
     write_whole(path, "\n\n".join(part for part in parts if part) + "\n")
 
 
-def _introduction(results: Results) -> str:
+def _introduction(results: LengthResults) -> str:
     windows = {
         NON_OVERLAPPING: "*Non-overlapping*: the text is cut into blocks of the context length.",
         SLIDING: (
@@ -110,13 +104,13 @@ def _introduction(results: Results) -> str:
     )
 
 
-def record(results: Results) -> Record:
+def record(results: LengthResults) -> Record:
     """Collect all figures."""
     rows = [
         {
-            "model": row.variant.name,
-            "checkpoint": str(row.variant.path),
-            "override": str(row.variant.override) if row.variant.override else None,
+            "model": row.named.name,
+            "checkpoint": str(row.named.path),
+            "override": str(row.named.override) if row.named.override else None,
             "position_encoding": row.encoding,
             "trained_length": row.trained_length,
             "updates": row.updates,
@@ -143,7 +137,7 @@ _LABEL_HEIGHT = 0.06  # of the height of the axes
 Line = tuple[list[int], list[float]]  # lengths, perplexities
 
 
-def draw(results: Results, path: Path) -> bool:
+def draw(results: LengthResults, path: Path) -> bool:
     """Draw all lines, labelled at their ends, a panel for each mode; say whether there are any."""
     lines = {mode: [_line(row, mode) for row in results.rows] for mode in results.modes}
     values = [value for mode in lines.values() for _, ys in mode for value in ys]
@@ -155,18 +149,18 @@ def draw(results: Results, path: Path) -> bool:
         axes.set_title(mode, loc="left", fontsize=12)
         _style_lengths(axes, results)
         pictures.style_values(axes, min(values) / _MARGIN, max(values) * _MARGIN, log=True)
-        _draw_lines(axes, [row.variant.name for row in results.rows], lines[mode])
+        _draw_lines(axes, [row.named.name for row in results.rows], lines[mode])
     panels[0].set_ylabel("perplexity per token", color=GREY)
     pictures.save(figure, path)
     return True
 
 
-def _line(row: Row, mode: str) -> Line:
+def _line(row: ModelScores, mode: str) -> Line:
     points = [(s.length, s.perplexity) for s in row.scores[mode].values() if s.perplexity]
     return [x for x, _ in points], [y for _, y in points]
 
 
-def _style_lengths(axes: Any, results: Results) -> None:
+def _style_lengths(axes: Any, results: LengthResults) -> None:
     from matplotlib.ticker import NullLocator
 
     axes.set_xscale("log", base=2)

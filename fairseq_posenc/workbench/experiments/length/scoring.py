@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Optional
@@ -23,8 +23,8 @@ _ROWS = 1024  # tokens whose probabilities are computed at once: each has the wh
 _MOST_BITS = 1000.0  # 2 to this power is still a number
 
 
-class Request(NamedTuple):
-    """Which figures are wanted."""
+class EvaluationPlan(NamedTuple):
+    """The figures that are wanted."""
 
     lengths: Sequence[int]  # context lengths
     # the stride of each mode; None for that of the length, so that nothing overlaps
@@ -48,31 +48,49 @@ class Score(NamedTuple):
         return None if self.loss is None else 2.0**self.loss
 
 
-def evaluate(
-    loaded: LoadedModel, stream: Stream, request: Request, folder: Path, inputs: Outputs
-) -> dict[str, dict[int, Score]]:
-    """Compute a model's scores of each mode, by length.
+class Evaluation(NamedTuple):
+    """The scores of a model, each kept in a folder of its own and computed once.
 
-    Figures are kept in the folder, by whose name lines call the model; those that are there, made
-    from the same inputs, are not made again.
+    Attributes:
+        folder: of their folders; its name is what messages call the model.
+        plan: the wanted scores.
+        inputs: what they depend on, without their lengths.
     """
-    scores: dict[str, dict[int, Score]] = {}
-    for mode, stride in request.strides.items():
-        scores[mode] = {}
-        for length in request.lengths:
-            sizes = length, stride or length, request.max_tokens
-            step = Stage(folder / f"{mode}-{length}", {**inputs, "sizes": sizes})
-            name = f"{folder.name}, {mode}, {length:,}"
-            facts = step.do(partial(_measure, name, loaded, stream, sizes))
-            scores[mode][length] = Score(**facts)
-    return scores
+
+    folder: Path
+    plan: EvaluationPlan
+    inputs: Outputs
+
+    def stages(self) -> Iterator[tuple[str, int, Stage]]:
+        """Yield mode, context length and stage of each score."""
+        for mode, stride in self.plan.strides.items():
+            for length in self.plan.lengths:
+                sizes = length, stride or length, self.plan.max_tokens
+                inputs = {**self.inputs, "sizes": sizes}
+                yield mode, length, Stage(self.folder / f"{mode}-{length}", inputs)
+
+    def count_left(self) -> int:
+        """Count the scores that are not there."""
+        return sum(stage.outputs is None for _, _, stage in self.stages())
+
+    def compute(self, loaded: LoadedModel, stream: Stream) -> None:
+        """Compute the scores that are not there."""
+        for mode, length, stage in self.stages():
+            name = f"{self.folder.name}, {mode}, {length:,}"
+            stage.do(partial(_measure, name, loaded, stream, stage.inputs["sizes"]))
+
+    def read(self) -> dict[str, dict[int, Score]]:
+        """Read the scores of each mode, by length; all are there."""
+        scores: dict[str, dict[int, Score]] = {mode: {} for mode in self.plan.strides}
+        for mode, length, stage in self.stages():
+            scores[mode][length] = Score(**(stage.outputs or {}))
+        return scores
 
 
-def _measure(
-    name: str, loaded: LoadedModel, stream: Stream, sizes: tuple[int, int, int]
-) -> Outputs:
+def _measure(name: str, loaded: LoadedModel, stream: Stream, sizes: Sequence[int]) -> Outputs:
     with bar(name, len(stream), " tokens") as shown:
-        found = score(loaded, stream, *sizes, shown.update)
+        length, stride, max_tokens = sizes
+        found = score(loaded, stream, length, stride, max_tokens, shown.update)
     figure = f"no figure: {found.refusal}"
     if found.perplexity is not None:
         figure = f"perplexity {found.perplexity:,.2f} of {found.tokens:,} tokens"

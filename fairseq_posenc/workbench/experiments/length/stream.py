@@ -24,7 +24,7 @@ class Stream(NamedTuple):
     targets: Tensor  # `(N,)`, every token of the split, ends of sentences included
 
     @classmethod
-    def of(cls, tokens: Tensor, eos: int) -> Stream:
+    def from_tokens(cls, tokens: Tensor, eos: int) -> Stream:
         """Build the stream of ``tokens``, ``(N,)``."""
         return cls(torch.cat([tokens.new_tensor([eos]), tokens[:-1]]), tokens)
 
@@ -59,7 +59,7 @@ def read_stream(data: Path, split: str, dictionary: Dictionary) -> Stream:
         found = ", ".join(sorted(path.stem for path in data.glob("*.idx"))) or "none"
         raise UserError(f"--split {split}: {data} has no tokens of it; its splits: {found}")
     tokens = torch.cat([dataset[index] for index in range(len(dataset))])
-    return Stream.of(tokens.long(), dictionary.eos())
+    return Stream.from_tokens(tokens.long(), dictionary.eos())
 
 
 class Window(NamedTuple):

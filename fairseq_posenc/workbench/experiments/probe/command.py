@@ -17,12 +17,11 @@ from fairseq_posenc.workbench.experiments.probe.report import (
     tables,
     write_report,
 )
-from fairseq_posenc.workbench.experiments.probe.results import with_depths
+from fairseq_posenc.workbench.experiments.probe.results import tasks_with_depths
 from fairseq_posenc.workbench.experiments.probe.settings import TaskSettings
 from fairseq_posenc.workbench.experiments.trainings import default_jobs
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, FAMILIES, MASKED, parse_variants
 from fairseq_posenc.workbench.results.pictures import can_draw
-from fairseq_posenc.workbench.running.executor import parse_place
 from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.locks import lock_output_folder
 from fairseq_posenc.workbench.running.options import (
@@ -33,6 +32,7 @@ from fairseq_posenc.workbench.running.options import (
     add_on,
     add_out,
     add_seeds,
+    parse_place,
 )
 from fairseq_posenc.workbench.running.progress import say
 
@@ -43,17 +43,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = parser.add_argument
     add_out(parser, "probe")
-    add("--tasks", default=_ALL, help=f"of {', '.join(tasks.names())} (default: all)")
+    add("--tasks", default=_ALL, help=f"some of {', '.join(tasks.names())} (default: all)")
     add(
         "--encodings",
         default="none,learned,sinusoidal,t5,alibi,rope",
         help="position-encoding specs, separated by commas, or all (default: %(default)s)",
     )
-    add("--family", choices=FAMILIES, default=CAUSAL, help="of models (%(default)s)")
+    add("--family", choices=FAMILIES, default=CAUSAL, help="kind of models (default: %(default)s)")
     add_seeds(parser, (1, 2, 3))
-    add_count(parser, "--updates", "of each training", 1000)
+    add_count(parser, "--updates", "training updates of each model", 1000)
     add_count(parser, "--trained", "longest questions trained on", 40)
-    add_lengths(parser, "lengths read", "10,20,40,60,80,120,160,200")
+    add_lengths(parser, "lengths of the test questions", "10,20,40,60,80,120,160,200")
     add_jobs(parser, "one on each core, or on the GPU")
     add_on(parser)
     add_json(parser)
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         found.write(settings.out / RECORD)
         if drawn := can_draw():
             draw(results, settings.out / PICTURE)
-            for task in with_depths(results):
+            for task in tasks_with_depths(results):
                 draw_depths(results, task, settings.out / depth_picture(task))
         report = write_report(results, drawn)
     print(found.text() if args.json else tables(results))

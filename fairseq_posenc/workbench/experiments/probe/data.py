@@ -11,7 +11,7 @@ from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import data_file_path, index_file_path, make_builder
 
 from fairseq_posenc.tasks.answers import ASKS, BLANK
-from fairseq_posenc.workbench.experiments.probe.tasks import Example, Task
+from fairseq_posenc.workbench.experiments.probe.tasks.base import Example, Task
 from fairseq_posenc.workbench.experiments.variants import BOTH, MASKED
 from fairseq_posenc.workbench.running.stages import Outputs
 

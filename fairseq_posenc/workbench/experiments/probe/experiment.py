@@ -18,7 +18,7 @@ from fairseq_posenc.workbench.experiments.probe.data import (
     write_train_splits,
 )
 from fairseq_posenc.workbench.experiments.probe.settings import KEEP_ALL, TASKS, TaskSettings
-from fairseq_posenc.workbench.experiments.probe.tasks import Task
+from fairseq_posenc.workbench.experiments.probe.tasks.base import Task
 from fairseq_posenc.workbench.experiments.settings import Run
 from fairseq_posenc.workbench.experiments.trainings import Trial, validate_command
 from fairseq_posenc.workbench.running.progress import say
@@ -49,7 +49,7 @@ class TaskExperiment(Experiment[TaskSettings]):
         splits = ",".join(name_test_splits(tasks.get(run.case), settings.lengths))
         options = (*TASKS[settings.family], "--valid-subset", splits, *KEEP_ALL)
         measure = validate_command(test.folder, settings.folder(run), *options)
-        return self._trial(run, train, measure, parse_accuracies)
+        return self._trial(run, train)._replace(measure=measure, read=parse_accuracies)
 
     def _stages(self, task: str) -> tuple[Stage, Stage]:
         """Build the stages of the training and of the test data."""

@@ -13,7 +13,7 @@ from fairseq_posenc.workbench.experiments.probe.results import (
     share,
     share_at_depth,
     share_by_seed,
-    with_depths,
+    tasks_with_depths,
 )
 from fairseq_posenc.workbench.experiments.variants import Variant
 from fairseq_posenc.workbench.results import markdown
@@ -35,7 +35,7 @@ def write_report(results: TaskResults, drawn: bool) -> Path:
         parts.append(f"![Share of right answers over the questions' length]({PICTURE})")
         parts += [
             f"![{task}: share of right answers over depth and length]({depth_picture(task)})"
-            for task in with_depths(results)
+            for task in tasks_with_depths(results)
         ]
     path = settings.out / REPORT
     write_whole(path, "\n\n".join([*parts, f"```sh\n{own_command()}\n```"]) + "\n")
@@ -128,7 +128,7 @@ def record(results: TaskResults) -> Record:
             **{"model": variant.name, "task": task, "length": length, "depth": depth},
             **share_at_depth(results, task, variant, length, depth).figures("exact"),
         }
-        for task in with_depths(results)
+        for task in tasks_with_depths(results)
         for variant in settings.variants
         for length in settings.lengths
         for depth in DEPTHS

@@ -25,7 +25,7 @@ def share_at_depth(
     return interval_of_share(results.by_seed(f"{length}@{depth:g}", model, task).values())
 
 
-def with_depths(results: TaskResults) -> list[str]:
+def tasks_with_depths(results: TaskResults) -> list[str]:
     """Name the tasks that are read at several depths."""
     return [task.name for task in results.settings.tasks if task.has_depth]
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments.probe.data import ANSWER, QUESTION
-from fairseq_posenc.workbench.experiments.probe.tasks import Task
+from fairseq_posenc.workbench.experiments.probe.tasks.base import Task
 from fairseq_posenc.workbench.experiments.settings import Run, Settings
 from fairseq_posenc.workbench.experiments.variants import BOTH, CAUSAL, MASKED
 

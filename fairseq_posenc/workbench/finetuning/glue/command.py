@@ -4,35 +4,26 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import shutil
 from pathlib import Path
 from typing import Any
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.tasks.glue.data import find_data
-from fairseq_posenc.tasks.glue.definitions import PROTOCOLS, TASKS, parse_tasks
-from fairseq_posenc.workbench.finetuning.glue.configuration import (
+from fairseq_posenc.tasks.glue.definitions import PROTOCOLS, parse_tasks
+from fairseq_posenc.workbench.finetuning.glue.report import format_report, write_results
+from fairseq_posenc.workbench.finetuning.glue.runs import (
     CONFIGS,
-    Grid,
-    paper_grid,
-    read_settings,
+    Request,
+    Run,
+    claim_runs,
+    plan_runs,
 )
-from fairseq_posenc.workbench.finetuning.glue.plan import RESULT, Request, Run, list_runs, prepare
-from fairseq_posenc.workbench.finetuning.glue.report import format_report
 from fairseq_posenc.workbench.finetuning.glue.submission import complete_submission
-from fairseq_posenc.workbench.finetuning.glue.summary import (
-    build_record,
-    find_best,
-    read_result,
-    reported_metric,
-)
-from fairseq_posenc.workbench.finetuning.glue.workers import Workers, as_piece
+from fairseq_posenc.workbench.finetuning.glue.worker import build_piece
+from fairseq_posenc.workbench.finetuning.glue.workers import Workers
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
-from fairseq_posenc.workbench.results.record import Record
 from fairseq_posenc.workbench.running.devices import hydra_words
-from fairseq_posenc.workbench.running.executor import Slurm, parse_place, refuse_jobs
+from fairseq_posenc.workbench.running.executor import Slurm, refuse_jobs
 from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
-from fairseq_posenc.workbench.running.files import write_whole
 from fairseq_posenc.workbench.running.options import (
     add_computing,
     add_data,
@@ -42,6 +33,7 @@ from fairseq_posenc.workbench.running.options import (
     add_out,
     add_seeds,
     add_set,
+    parse_place,
 )
 from fairseq_posenc.workbench.running.programs import refuse_failures
 from fairseq_posenc.workbench.running.progress import say
@@ -92,41 +84,36 @@ def run(args: argparse.Namespace) -> int:
     pretrained = pretrained._replace(path=pretrained.path.resolve())
     name = args.name or pretrained.path.parent.name
     out = (args.out or Path(f"glue-{name}-{args.protocol}")).resolve()
-    if not args.learning_rates:
+    request = Request(
+        protocol=args.protocol,
+        tasks=parse_tasks(args.tasks),
+        data=args.data,
+        pretrained=pretrained,
+        out=out,
+        rates=_parse_rates(args.learning_rates),
+        seeds=args.seeds or (),
+        configs=args.configs,
+        overrides=[*hydra_words(args, here=cluster is None), *args.changes],
+    )
+    if not request.rates:
         _offer_rates(args.protocol, pretrained)
-    runs = _plan(args, pretrained, out, here=cluster is None)
+    runs = plan_runs(request)
     if args.dry_run:
-        for one in runs:
-            print(f"# {one.label}: {one.max_update:,} updates\n{shlex.join(one.command)}")
+        for run in runs:
+            print(f"# {run.label}: {run.max_update:,} updates\n{shlex.join(run.command)}")
         return 0
-    list_runs(out, like=runs[0])
-    waiting = [one for one in runs if not prepare(one, out)]
+    known = claim_runs(runs, out)
+    waiting = [run for run in runs if not run.is_finished(out)]
     say(f"{len(runs)} runs, {len(runs) - len(waiting)} of them finished before; results: {out}")
     with signals_as_keyboard_interrupt(CONTINUES):
         failures = _work(waiting, out, args.jobs, cluster)
-    found = _write_results(list_runs(out, like=runs[0]), out, pretrained, name)
+    found = write_results(known, out, pretrained, name)
     refuse_failures(failures, len(runs))
     print(found.text() if args.json else format_report(found))
     say(f"written: {out}/results.md, {out}/results.json, {out}/submission/")
     if missing := complete_submission(out / "submission", args.data):
         say(f"not in the submission yet, and wanted by GLUE's site: {', '.join(missing)}")
     return 0
-
-
-def _plan(args: argparse.Namespace, pretrained: Pretrained, out: Path, here: bool) -> list[Run]:
-    changes = [*hydra_words(args, here), *args.changes]
-    request = Request(args.protocol, out, args.configs, pretrained, changes)
-    runs = []
-    for task in parse_tasks(args.tasks):
-        data = find_data(args.data, task)
-        pretrained.check_dictionary(data.dictionary)
-        data.check_lengths(pretrained.max_positions, pretrained.path)
-        examples = data.splits["train"]["examples"]
-        settings = read_settings(args.configs, args.protocol, task, examples, changes)
-        paper = paper_grid(args.protocol, task)
-        rates = _rates(args.learning_rates) or paper.learning_rates
-        runs += request.plan_runs(data, settings, Grid(rates, tuple(args.seeds or paper.seeds)))
-    return runs
 
 
 def _offer_rates(protocol: str, model: Pretrained) -> None:
@@ -141,7 +128,7 @@ def _offer_rates(protocol: str, model: Pretrained) -> None:
         )
 
 
-def _rates(text: str | None) -> tuple[float, ...]:
+def _parse_rates(text: str | None) -> tuple[float, ...]:
     try:
         found = tuple(map(float, text.split(","))) if text else ()
     except ValueError:
@@ -152,35 +139,10 @@ def _rates(text: str | None) -> tuple[float, ...]:
 
 
 def _work(waiting: list[Run], out: Path, jobs: int | None, cluster: Slurm | None) -> list[str]:
+    """Make the runs that are not finished, here or on a cluster; return a line for each failure."""
     if not waiting:
         return []
     if cluster:
-        return cluster.run([as_piece(run, out) for run in waiting], out)
+        return cluster.run([build_piece(run, out) for run in waiting], out)
     refuse_jobs(out)
     return Workers(waiting, out, jobs).work()
-
-
-def _write_results(runs: list[Run], out: Path, pretrained: Pretrained, name: str) -> Record:
-    """Write ``results.json``, ``results.md`` and the submission; return the record."""
-    tasks = {}
-    for task in TASKS:
-        done = [one for one in runs if one.task == task and (one.folder(out) / RESULT).exists()]
-        if done:
-            metric, results = reported_metric(done[0]), [read_result(one, out) for one in done]
-            tasks[task] = (metric, results)
-            best = Path(find_best(results, metric)["folder"])
-            for path in sorted(best.glob("submission/*.tsv")):
-                (out / "submission").mkdir(exist_ok=True)
-                shutil.copyfile(path, out / "submission" / path.name)
-    unfinished = [one.label for one in runs if not (one.folder(out) / RESULT).exists()]
-    data = {
-        "name": name,
-        "checkpoint": str(pretrained.path),
-        "attention_directions": pretrained.directions,
-        "protocol": runs[0].protocol,
-        "unfinished": "; ".join(unfinished),
-    }
-    found = build_record(tasks, str(pretrained.spec), data)
-    found.write(out / "results.json")
-    write_whole(out / "results.md", format_report(found))
-    return found

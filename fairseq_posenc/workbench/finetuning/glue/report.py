@@ -1,13 +1,25 @@
-"""Writes ``results.md``: our figures beside those of the paper, and every run."""
+"""The results of all runs: the record, ``results.md`` beside the paper's figures, the submission.
+
+The learning rate is the one with the best mean. All its seeds count; collapsed runs are named, and
+the same figures are given without them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import shutil
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.definitions import TASKS
+from fairseq_posenc.workbench.finetuning.glue.runs import RESULT, Run
+from fairseq_posenc.workbench.loading.pretrained import Pretrained
 from fairseq_posenc.workbench.results.markdown import table
-from fairseq_posenc.workbench.results.record import Record, Row
-from fairseq_posenc.workbench.training.recipes.reported import Reported, reported
+from fairseq_posenc.workbench.results.record import Record, Row, own_command
+from fairseq_posenc.workbench.running.files import read_json, write_whole
+from fairseq_posenc.workbench.training.recipes import Reported, reported
 
 _METRICS = {
     "accuracy": "accuracy",
@@ -19,11 +31,114 @@ _METRICS = {
 Tasks = dict[str, dict[str, Row]]  # rows by task and metric
 # The paper's way: the best over the learning rates, or the mean over the seeds.
 _REPORTED = {"m4m": "best", "decbert": "mean"}
+Result = dict[str, Any]  # a run's learning rate, seed, metrics and folder
+
+
+def write_results(runs: Sequence[Run], out: Path, pretrained: Pretrained, name: str) -> Record:
+    """Write ``results.json``, ``results.md`` and the submission; return the record.
+
+    Args:
+        runs: all that are planned in ``out``, finished or not.
+        out: folder of the runs.
+        pretrained: the model that they started from.
+        name: its name.
+    """
+    finished = [run for run in runs if run.is_finished(out)]
+    tasks = {}
+    for task in TASKS:
+        if done := [run for run in finished if run.task == task]:
+            metric, results = done[0].reported_metric, [read_result(run, out) for run in done]
+            tasks[task] = (metric, results)
+            best = Path(find_best(results, metric)["folder"])
+            for path in sorted(best.glob("submission/*.tsv")):
+                (out / "submission").mkdir(exist_ok=True)
+                shutil.copyfile(path, out / "submission" / path.name)
+    data = {
+        "name": name,
+        "checkpoint": str(pretrained.path),
+        "attention_directions": pretrained.directions,
+        "protocol": runs[0].protocol,
+        "unfinished": "; ".join(run.label for run in runs if run not in finished),
+    }
+    found = build_record(tasks, str(pretrained.spec), data)
+    found.write(out / "results.json")
+    write_whole(out / "results.md", format_report(found))
+    return found
+
+
+def read_result(run: Run, out: Path) -> Result:
+    """Read the result of a finished run.
+
+    Raises:
+        UserError: its file holds none.
+    """
+    folder = run.folder(out)
+    found = read_json(folder / RESULT)
+    metrics = found.get("metrics") if isinstance(found, dict) else None
+    score = metrics.get(run.reported_metric) if isinstance(metrics, dict) else None
+    if not isinstance(score, (int, float)):
+        raise UserError(f"{folder / RESULT}: is no result of glue; delete it to make it anew")
+    return {"learning_rate": run.learning_rate, "seed": run.seed, **found, "folder": str(folder)}
+
+
+def build_record(
+    tasks: Mapping[str, tuple[str, Sequence[Result]]], spec: str, data: Mapping[str, Any]
+) -> Record:
+    """Build the record of all runs.
+
+    Args:
+        tasks: for each task the reported metric, and the results of its runs, at least one.
+        spec: spec of the model's positions.
+        data: other facts about the model and its runs.
+    """
+    figures: dict[str, list[Row]] = {"tasks": [], "without_collapsed": [], "runs": []}
+    for task, (metric, results) in tasks.items():
+        chosen, best = _best_rate(results, metric), find_best(results, metric)
+        for name in best["metrics"]:
+            row = {"task": task, "metric": name, "reported": name == metric}
+            figures["tasks"].append({**row, **_summarise_seeds(chosen, name, best)})
+        upright = [result for result in chosen if not result["collapsed"]]
+        if upright and len(upright) < len(chosen):
+            spread = _summarise_seeds(upright, metric, find_best(upright, metric))
+            figures["without_collapsed"].append({"task": task, "metric": metric, **spread})
+        for result in results:
+            flat = {**result, **result["metrics"]}
+            del flat["metrics"]
+            figures["runs"].append({"task": task, **flat})
+    return Record("glue", figures, data, spec, command=own_command())
+
+
+def find_best(results: Sequence[Result], metric: str) -> Result:
+    """Find the best run by a metric."""
+    return max(results, key=lambda result: result["metrics"][metric])
+
+
+def _best_rate(results: Sequence[Result], metric: str) -> list[Result]:
+    """Select the runs of the learning rate with the best mean."""
+    rates: dict[float, list[Result]] = {}
+    for result in results:
+        rates.setdefault(result["learning_rate"], []).append(result)
+    return max(
+        rates.values(), key=lambda runs: statistics.fmean(each["metrics"][metric] for each in runs)
+    )
+
+
+def _summarise_seeds(results: Sequence[Result], metric: str, best: Result) -> Row:
+    """Compute mean, median and sample standard deviation (0 for a single run); add the best."""
+    values = [result["metrics"][metric] for result in results]
+    return {
+        "learning_rate": results[0]["learning_rate"],
+        "seeds": len(values),
+        "best": best["metrics"][metric],
+        "mean": statistics.fmean(values),
+        "median": statistics.median(values),
+        "std": statistics.stdev(values) if len(values) > 1 else 0.0,
+    }
 
 
 def format_report(record: Record) -> str:
     """Format the report."""
-    data, tasks = record.data, _by_task(record)
+    data, tasks = record.data, _group_by_task(record)
     spread = [row for task in tasks for row in _spread_rows(record, task)]
     lines = [
         f"# GLUE: {data['name']}",
@@ -31,7 +146,7 @@ def format_report(record: Record) -> str:
         f"Positions `{record.spec}`, protocol {data['protocol']}, checkpoint "
         f"`{data['checkpoint']}`. All figures are percentages of the development sets.",
         "",
-        *_beside_the_paper(data, tasks),
+        *_paper_comparison(data, tasks),
         "",
         "## Learning rates and seeds",
         "",
@@ -39,29 +154,29 @@ def format_report(record: Record) -> str:
         "",
         table(_SPREAD_HEAD, spread, "l"),
         "",
-        *_collapsed(record.figures["runs"]),
+        *_list_collapsed(record.figures["runs"]),
         "## All runs",
     ]
     for task, metrics in tasks.items():
         runs = [run for run in record.figures["runs"] if run["task"] == task]
-        lines += ["", f"### {task}", "", _runs(runs, list(metrics))]
+        lines += ["", f"### {task}", "", _run_table(runs, list(metrics))]
     for label in filter(None, data["unfinished"].split("; ")):
         lines += ["", f"Not finished: {label}."]
     return "\n".join(lines) + "\n"
 
 
-def _by_task(record: Record) -> Tasks:
+def _group_by_task(record: Record) -> Tasks:
     tasks: Tasks = {}
     for row in record.figures["tasks"]:
         tasks.setdefault(row["task"], {})[row["metric"]] = row
     return tasks
 
 
-def _beside_the_paper(data: Row, tasks: Tasks) -> Iterator[str]:
-    how, columns = _REPORTED[data["protocol"]], _columns(tasks)
-    ours = [f"**{data['name']}** ({_described(how, columns)})"]
+def _paper_comparison(data: Row, tasks: Tasks) -> Iterator[str]:
+    how, columns = _REPORTED[data["protocol"]], _select_columns(tasks)
+    ours = [f"**{data['name']}** ({_describe_selection(how, columns)})"]
     ours += [f"{row[how]:.2f}" for row in columns.values()]
-    head = ["", *(f"{name} ({_metric(row).split()[0]})" for name, row in columns.items())]
+    head = ["", *(f"{name} ({_metric_name(row).split()[0]})" for name, row in columns.items())]
     rows, notes = [ours], []
     for theirs in _paper_tables(data["protocol"]):
         if not columns.keys() & theirs.columns.keys():
@@ -77,7 +192,7 @@ def _beside_the_paper(data: Row, tasks: Tasks) -> Iterator[str]:
         yield from ("", note)
 
 
-def _columns(tasks: Tasks) -> dict[str, Row]:
+def _select_columns(tasks: Tasks) -> dict[str, Row]:
     """Select our reported figures by the paper's names of the columns; MNLI has two."""
     columns = {}
     for task, metrics in tasks.items():
@@ -98,7 +213,7 @@ def _paper_tables(protocol: str) -> list[Reported]:
     ]
 
 
-def _described(how: str, columns: dict[str, Row]) -> str:
+def _describe_selection(how: str, columns: dict[str, Row]) -> str:
     if how == "best":
         return "best run"
     seeds = sorted({row["seeds"] for row in columns.values()})
@@ -119,10 +234,16 @@ def _spread_rows(record: Record, task: str) -> Iterator[list[str]]:
                 values = [f"{row[key]:.2f}" for key in ("best", "mean", "median", "std")]
                 if row["seeds"] == 1:
                     values[-1] = "-"
-                yield [name, _metric(row), f"{row['learning_rate']:g}", str(row["seeds"]), *values]
+                yield [
+                    name,
+                    _metric_name(row),
+                    f"{row['learning_rate']:g}",
+                    str(row["seeds"]),
+                    *values,
+                ]
 
 
-def _collapsed(runs: Sequence[Row]) -> list[str]:
+def _list_collapsed(runs: Sequence[Row]) -> list[str]:
     folders = [run["folder"] for run in runs if run["collapsed"]]
     if not folders:
         return []
@@ -130,9 +251,9 @@ def _collapsed(runs: Sequence[Row]) -> list[str]:
     return [f"{text}in the figures above:", "", *(f"- `{folder}`" for folder in folders), ""]
 
 
-def _runs(runs: Sequence[Row], metrics: Sequence[str]) -> str:
+def _run_table(runs: Sequence[Row], metrics: Sequence[str]) -> str:
     head = ["learning rate", "seed", "best at update"]
-    head += [*(_metric({"metric": metric}) for metric in metrics), ""]
+    head += [*(_metric_name({"metric": metric}) for metric in metrics), ""]
     rows = [
         [
             *(f"{run['learning_rate']:g}", str(run["seed"]), f"{run['update']:,}"),
@@ -144,7 +265,7 @@ def _runs(runs: Sequence[Row], metrics: Sequence[str]) -> str:
     return table(head, rows, "l")
 
 
-def _metric(row: Row) -> str:
+def _metric_name(row: Row) -> str:
     """Format the name of a row's metric for people."""
     name, _, which = row["metric"].partition("_")
     return f"{_METRICS[name]} {which}".strip()

@@ -13,26 +13,11 @@ from typing import Any
 
 import torch
 
-from fairseq_posenc.workbench.finetuning.glue.plan import RESULT, Run
-from fairseq_posenc.workbench.finetuning.glue.worker import work
-from fairseq_posenc.workbench.loading.checkpoints import updates_done
-from fairseq_posenc.workbench.running.executor import Piece
+from fairseq_posenc.workbench.finetuning.glue.runs import Run
 from fairseq_posenc.workbench.running.programs import run_parallel, run_watched
 from fairseq_posenc.workbench.running.progress import bar, say
 
 _WORKER = "fairseq_posenc.workbench.finetuning.glue.worker"
-
-
-def as_piece(run: Run, out: Path) -> Piece:
-    """Build the piece of work that a run is on a cluster."""
-    folder = run.folder(out)
-    return Piece(
-        run.label,
-        folder,
-        work=lambda lock: work(folder, lambda updates, text: say(text)),
-        is_done=(folder / RESULT).exists,
-        progress=lambda: updates_done(folder),
-    )
 
 
 class Workers:

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
+from typing import Any, Optional
 
 from fairseq_posenc.workbench.examples import EXAMPLES
 from fairseq_posenc.workbench.finetuning.squad.data import (
     V2,
+    Squad,
     read_odds,
     read_predictions,
     read_squad,
 )
 from fairseq_posenc.workbench.finetuning.squad.predict import Predictor
-from fairseq_posenc.workbench.finetuning.squad.results import (
-    build_record,
-    print_figures,
-    write_json,
-)
-from fairseq_posenc.workbench.finetuning.squad.score import evaluate, unanswered
+from fairseq_posenc.workbench.finetuning.squad.score import Figures, evaluate, unanswered
 from fairseq_posenc.workbench.finetuning.squad.train import train
-from fairseq_posenc.workbench.results.record import make_folder
+from fairseq_posenc.workbench.results.record import Record, make_folder, own_command
 from fairseq_posenc.workbench.running.devices import Computing, hydra_words
 from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
+from fairseq_posenc.workbench.running.files import write_whole
 from fairseq_posenc.workbench.running.options import (
     add_computing,
     add_count,
@@ -134,7 +133,8 @@ def _predict(args: argparse.Namespace) -> int:
         # Named by its folder, because its file is checkpoint_last.pt.
         name = args.checkpoint.resolve().parent.name
         found = build_record(squad, figures, name, args.checkpoint, spec)
-        write_json(args.out / "score.json", found)
+        found.write(args.out / "score.json")
+        say(f"wrote {args.out / 'score.json'}")
         if args.json:
             print(found.text())
         else:
@@ -155,6 +155,37 @@ def _score(args: argparse.Namespace) -> int:
     else:
         print_figures(squad, figures)
     return 0
+
+
+def print_figures(squad: Squad, figures: Figures) -> None:
+    """Print the figures as the official script of the version does."""
+    print(json.dumps(figures, indent=2 if squad.version == V2 else None))
+
+
+def build_record(
+    squad: Squad,
+    figures: Figures,
+    name: str,
+    checkpoint: Optional[Path],
+    position_encoding: Optional[str],
+) -> Record:
+    """Build the record of the figures, by the names of SQuAD 2.0."""
+    names = {"exact_match": "exact"}
+    row = {names.get(key, key): value for key, value in figures.items()}
+    data = {
+        "name": name,
+        "checkpoint": None if checkpoint is None else str(checkpoint),
+        "questions": str(squad.path),
+        "squad": squad.version,
+    }
+    rows = [{**row, "total": len(squad.questions)}]
+    return Record("squad", {"scores": rows}, data, spec=position_encoding, command=own_command())
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write content as JSON, and print the path."""
+    write_whole(path, json.dumps(content, ensure_ascii=False) + "\n")
+    say(f"wrote {path}")
 
 
 ACTIONS = {

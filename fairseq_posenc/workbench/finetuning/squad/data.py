@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional, TypeVar
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.tokens.files import DAMAGED, read
+from fairseq_posenc.workbench.tokens.files import DAMAGED, read_bytes
 
 V1, V2 = "1.1", "2.0"
 _T = TypeVar("_T")
@@ -81,7 +81,7 @@ def read_json(path: Path) -> Any:
         UserError: it cannot be read or is not JSON.
     """
     try:
-        return json.loads(read(path))
+        return json.loads(read_bytes(path))
     except json.JSONDecodeError as error:
         raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
     except RecursionError:

@@ -1,4 +1,4 @@
-"""Fine-tunes with fairseq's own command.
+"""Fine-tunes with fairseq's own command, on a configuration of recipe, model and data.
 
 The configuration is written into the folder of the results; the same call continues a training
 that was stopped.
@@ -6,23 +6,151 @@ that was stopped.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional, cast
 
-from omegaconf import OmegaConf
+import torch
+from omegaconf import DictConfig, OmegaConf
 
 from fairseq_posenc.checkpoints.recovery import LAST, ensure_last_checkpoint
-from fairseq_posenc.tasks.squad.databin import open_data_bin
-from fairseq_posenc.workbench.finetuning.squad.config import compose, find_recipe
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.tasks.squad.databin import DataBin, open_data_bin
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
-from fairseq_posenc.workbench.loading.pretrained import read_pretrained
-from fairseq_posenc.workbench.running.files import write_whole
+from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
+from fairseq_posenc.workbench.running.files import shipped, write_whole
+from fairseq_posenc.workbench.running.host import USER_DIR
 from fairseq_posenc.workbench.running.locks import lock_folder
 from fairseq_posenc.workbench.running.logs import format_progress
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.running.stages import Stage
+from fairseq_posenc.workbench.training import recipes
+from fairseq_posenc.workbench.training.recipes.yaml_files import compose_file
+
+WARM_UP = 0.06  # of all updates (RoBERTa, arXiv:1907.11692, table 10)
+# Keeps hydra from writing a second log.
+_ONE_LOG = {
+    "job_logging": {"handlers": {"file": {"delay": True}}, "root": {"handlers": ["console"]}}
+}
+
+
+def find_recipe(data_bin: DataBin) -> Path:
+    """Find the YAML file for a version of SQuAD."""
+    return shipped("finetune_configs") / f"squad{data_bin.version.replace('.', '')}.yaml"
+
+
+def compose(
+    pretrained: Pretrained,
+    data_bin: DataBin,
+    out: Path,
+    yaml_file: Path,
+    changes: Sequence[str] = (),
+) -> DictConfig:
+    """Compose the configuration of a fine-tuning.
+
+    Args:
+        pretrained: the model, for the options that the recipe does not set.
+        data_bin: the data, for the number of updates.
+        out: folder of the results.
+        yaml_file: the recipe.
+        changes: ``key=value`` that override everything else.
+
+    Raises:
+        UserError: the recipe or a change cannot be read, or sizes do not fit.
+    """
+    gpus = torch.cuda.device_count()
+    here: dict[str, Any] = {
+        "common": {"user_dir": str(USER_DIR), **({} if gpus else {"cpu": True, "fp16": False})},
+        "task": {"data": str(data_bin.path.resolve())},
+        "checkpoint": {
+            "save_dir": str(out.resolve()),
+            "finetune_from_model": str(pretrained.path.resolve()),
+        },
+        "distributed_training": {"distributed_world_size": max(gpus, 1)},
+        "hydra": {"run": {"dir": str(out.resolve())}, "output_subdir": None, **_ONE_LOG},
+    }
+    # Learning rates of encodings that diverge at the recipe's 3e-5.
+    rates = recipes.load()["finetuning"]["squad"]["m4m"]["lr_of"]
+    for name in {item.name for item in pretrained.spec.items}:
+        if name in rates:
+            here["optimization"] = {"lr": [rates[name]]}
+    try:
+        given = _read_changes(changes)
+        composed = compose_file(yaml_file)
+        OmegaConf.set_struct(composed, False)
+        config = OmegaConf.merge(composed, {"model": _unset_options(composed, pretrained)}, here)
+        if gpus > 1:
+            _share_batch(config, gpus)
+        config = OmegaConf.merge(config, given)
+        assert isinstance(config, DictConfig)
+        _check_lengths(config, pretrained, data_bin)
+        _count_updates(config, data_bin)
+    except UserError:
+        raise
+    except Exception as error:  # many types: of yaml, of omegaconf, of values of another type
+        raise UserError(f"{yaml_file}, --set: {' '.join(str(error).split())}") from None
+    return config
+
+
+def _unset_options(recipe: DictConfig, pretrained: Pretrained) -> dict[str, Any]:
+    """Select the model options that the recipe does not set."""
+    given = recipe.get("model") or {}
+    return {
+        name: value
+        for name, value in pretrained.options.items()
+        if name not in given or OmegaConf.is_missing(given, name)
+    }
+
+
+def _read_changes(changes: Sequence[str]) -> DictConfig:
+    for change in changes:
+        name, equals, _ = change.partition("=")
+        if not (name.strip() and equals):
+            raise UserError(f"--set {change}: write NAME=VALUE, as in optimization.lr=[2e-5]")
+    return OmegaConf.from_dotlist(list(changes))
+
+
+def _check_lengths(config: Any, pretrained: Pretrained, data_bin: DataBin) -> None:
+    """Refuse windows that are longer than the model's positions."""
+    if config.model.max_positions < data_bin.limits.max_length:
+        raise UserError(
+            f"{data_bin.path} has windows of {data_bin.limits.max_length} tokens, but "
+            f"{pretrained.path} has {config.model.max_positions} positions: make the data with "
+            f"--max-length {config.model.max_positions}"
+        )
+
+
+def _share_batch(config: Any, gpus: int) -> None:
+    """Share the batch of the recipe, which is for one GPU, equally between several."""
+    most = config.dataset.batch_size
+    batch = most * config.optimization.update_freq[0]
+    each = recipes.largest_share(batch, gpus, most)
+    if each is None:
+        raise UserError(
+            f"a batch of {batch} windows cannot be shared by {gpus} GPUs: name some of them in "
+            "CUDA_VISIBLE_DEVICES"
+        )
+    config.dataset.batch_size = each
+    config.optimization.update_freq = [batch // (gpus * each)]
+
+
+def _count_updates(config: Any, data_bin: DataBin) -> None:
+    """Set the updates of all epochs and those of the warm-up, where they are not set."""
+    optimization = config.optimization
+    if OmegaConf.is_missing(optimization, "max_update"):
+        if config.dataset.get("max_tokens"):
+            raise UserError(
+                "--set dataset.max_tokens: the updates are not known beforehand then; set "
+                "optimization.max_update too"
+            )
+        steps = config.distributed_training.distributed_world_size * optimization.update_freq[0]
+        batches = math.ceil(data_bin.train_windows / config.dataset.batch_size)
+        optimization.max_update = math.ceil(batches / steps) * optimization.max_epoch
+    if OmegaConf.is_missing(config.lr_scheduler, "warmup_updates"):
+        config.lr_scheduler.warmup_updates = round(WARM_UP * optimization.max_update)
+
 
 CONFIG, LOG = "finetune.yaml", "train.log"
 

@@ -1,13 +1,20 @@
-"""Splits a question with a long context into overlapping windows of limited length."""
+"""Questions with a long context as overlapping windows of limited length, and their data-bin."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
+import torch
 from fairseq.data import Dictionary
+from fairseq.data.indexed_dataset import data_file_path, index_file_path, make_builder
 
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.squad.databin import SYMBOLS, Limits
+from fairseq_posenc.workbench.finetuning.squad.data import Answer, Question, Squad
+from fairseq_posenc.workbench.tokens.tokenizer import Tokenizer, Tokens
 
 NO_ANSWER = (0, 0)  # the <s>
 
@@ -80,3 +87,96 @@ def _best_parts(length: int, parts: list[tuple[int, int]]) -> np.ndarray:
         before = np.arange(end - first)
         scores[number, first:end] = np.minimum(before, before[::-1]) + 0.01 * (end - first)
     return scores.argmax(axis=0)
+
+
+class WindowMaker:
+    """Makes windows; a paragraph is tokenized once for all of its questions.
+
+    Args:
+        tokenizer: tokenizer with offsets.
+        dictionary: fairseq dictionary.
+        limits: sizes of the windows.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, dictionary: Dictionary, limits: Limits) -> None:
+        self._tokenizer, self._dictionary, self._limits = tokenizer, dictionary, limits
+        self._last: tuple[str, Optional[Tokens]] = ("", None)
+        self.questions_cut = 0
+
+    def context(self, text: str) -> Tokens:
+        """Tokenize a paragraph."""
+        known, tokens = self._last
+        if tokens is None or known != text:
+            tokens = self._tokenizer.tokens(text)
+            self._last = text, tokens
+        return tokens
+
+    def windows(self, question: Question) -> list[Window]:
+        """Make the windows of a question."""
+        tokens = self._tokenizer.tokens(question.text.strip()).ids
+        self.questions_cut += len(tokens) > self._limits.max_question
+        context = self.context(question.context).ids
+        return make_windows(tokens, context, self._limits, self._dictionary)
+
+
+def locate_answer(context: str, answer: Answer) -> Optional[int]:
+    """Find an answer in its context: at its place, or the nearest occurrence; None without one."""
+    if context.startswith(answer.text, answer.start) and answer.start >= 0:
+        return answer.start
+    places = [i for i in range(len(context)) if context.startswith(answer.text, i)]
+    return min(places, key=lambda place: abs(place - answer.start), default=None)
+
+
+def write_split(squad: Squad, encoder: WindowMaker, symbols: int, prefix: Path) -> dict[str, Any]:
+    """Write the windows of a file, with the first answer of each question that is found.
+
+    Args:
+        squad: the file.
+        encoder: makes the windows.
+        symbols: size of the dictionary.
+        prefix: path without suffixes.
+
+    Returns:
+        The counts for the manifest.
+
+    Raises:
+        UserError: the file has no answers.
+    """
+    if not squad.answered:
+        raise UserError(f"{squad.path}: has no answers, so nothing can be learnt from it")
+    builder = make_builder(data_file_path(str(prefix)), "mmap", vocab_size=symbols)
+    spans: list[tuple[int, int]] = []
+    counts: Counter[str] = Counter(questions=len(squad.questions))
+    cut_before = encoder.questions_cut
+    for question in squad.questions:
+        windows = encoder.windows(question)
+        targets = _targets(question, windows, encoder.context(question.context), counts)
+        spans += targets
+        for window in windows[: len(targets)]:
+            builder.add_item(torch.from_numpy(window.tokens))
+            counts["tokens"] += len(window.tokens)
+    builder.finalize(index_file_path(str(prefix)))
+    np.save(f"{prefix}.spans.npy", np.array(spans, dtype=np.int32).reshape(-1, 2))
+    counts["windows"] = len(spans)
+    counts["windows_with_answer"] = sum(span != NO_ANSWER for span in spans)
+    counts["questions_cut"] = encoder.questions_cut - cut_before
+    names = ("questions_left_out", "answers_moved", "answers_in_no_window")
+    return {**{name: 0 for name in names}, **counts}
+
+
+def _targets(
+    question: Question, windows: list[Window], tokens: Tokens, counts: Counter[str]
+) -> list[tuple[int, int]]:
+    """Locate the answer in each window; an empty list if the context does not have its text."""
+    if not question.answers:
+        return [NO_ANSWER] * len(windows)
+    for answer in question.answers:
+        start = locate_answer(question.context, answer)
+        found = None if start is None else tokens.covering(start, start + len(answer.text))
+        if found is not None:
+            targets = [window.target(*found) for window in windows]
+            counts["answers_moved"] += start != answer.start
+            counts["answers_in_no_window"] += all(target == NO_ANSWER for target in targets)
+            return targets
+    counts["questions_left_out"] += 1
+    return []

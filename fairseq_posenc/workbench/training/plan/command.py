@@ -17,8 +17,13 @@ from fairseq_posenc.workbench.running.options import add_count, add_json
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import bar
 from fairseq_posenc.workbench.training import recipes
-from fairseq_posenc.workbench.training.plan import probe
-from fairseq_posenc.workbench.training.plan.training import Training, read_training
+from fairseq_posenc.workbench.training.plan.probe import (
+    Measurements,
+    ProbeLog,
+    Training,
+    largest_process,
+    read_training,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     training = read_training(words)
     _refuse_without_gpu(training.command)
     with signals_as_keyboard_interrupt("nothing is left of the probe but its log"):
-        plan = measure(training, args.updates, args.log)
+        plan = run_probe(training, args.updates, args.log)
     if args.json:
         print(record(training, plan).text())
     else:
@@ -78,7 +83,7 @@ def record(training: Training, plan: dict[str, Any]) -> Record:
     return Record("plan", {"plan": [plan]}, data, spec, training.seed, own_command())
 
 
-def measure(training: Training, updates: int, log: Optional[Path] = None) -> dict[str, Any]:
+def run_probe(training: Training, updates: int, log: Optional[Path] = None) -> dict[str, Any]:
     """Run a probe of a training and return its figures, and what follows from them.
 
     The first fifth of its updates, at most 10, does not count. Without a file of its own the log is
@@ -89,7 +94,7 @@ def measure(training: Training, updates: int, log: Optional[Path] = None) -> dic
     """
     left_out = min(10, updates // 5)
     kept = log or Path(tempfile.mkstemp(prefix="fairseq-posenc-plan-", suffix=".log")[1])
-    watch = probe.Watch()
+    watch = ProbeLog()
     # Beside the later checkpoints: the same disk, for its room and its speed.
     place = training.save_dir.absolute()
     there = next(each for each in (place, *place.parents) if each.is_dir())
@@ -109,13 +114,13 @@ def measure(training: Training, updates: int, log: Optional[Path] = None) -> dic
         "probe_updates": updates,
         "left_out": left_out,
         **figures._asdict(),
-        "process_memory": probe.largest_process(),
+        "process_memory": largest_process(),
         "checkpoint_bytes": size,
-        **_duration(training, figures),
+        **_compute_duration(training, figures),
     }
 
 
-def _duration(training: Training, figures: probe.Measurements) -> dict[str, Any]:
+def _compute_duration(training: Training, figures: Measurements) -> dict[str, Any]:
     """Format the duration of the training and of the paper's."""
     ends = [training.max_update] if training.max_update else []
     if training.max_epoch:
@@ -130,7 +135,7 @@ def _duration(training: Training, figures: probe.Measurements) -> dict[str, Any]
 
 
 def describe(plan: dict[str, Any]) -> str:
-    """Format the figures of :func:`measure` as text, a figure a line."""
+    """Format the figures of :func:`run_probe` as text, a figure a line."""
     device = f"{plan['devices']} x {plan['gpu']}" if plan["gpu"] else "the processor"
     memory = f"{plan['process_memory']:.1f} GiB in the largest process"
     if plan["gpu_memory"] is not None:
@@ -141,12 +146,12 @@ def describe(plan: dict[str, Any]) -> str:
         "probe": f"{plan['probe_updates']} updates on {device}; medians without the first "
         f"{plan['left_out']}",
         "tokens per second": f"{plan['tokens_per_second']:,.0f}",
-        "updates per second": _number(1 / plan["seconds_per_update"]),
+        "updates per second": _digits(1 / plan["seconds_per_update"]),
         "an update": f"{plan['tokens_per_update']:,.0f} tokens, "
         f"{plan['sequences_per_update']:,.0f} sequences",
         "peak memory": memory,
         "checkpoint": f"{plan['checkpoint_bytes'] / 1e6:,.1f} MB{took}",
-        "time": _time(plan),
+        "time": _format_time(plan),
     }
     if plan["paper_hours"]:
         paper = f"{plan['paper_hours']:g} hours on {plan['paper_gpus']} x {plan['paper_kind']}"
@@ -155,16 +160,16 @@ def describe(plan: dict[str, Any]) -> str:
     return "\n".join(f"{name:{width}}  {value}" for name, value in rows.items())
 
 
-def _time(plan: dict[str, Any]) -> str:
+def _format_time(plan: dict[str, Any]) -> str:
     if plan["end"] is None:
         return "the command has no --max-update and no --max-epoch"
     hours, epochs = plan["hours"], plan["end"] / plan["updates_per_epoch"]
     return (
-        f"{_number(hours)} hours ({_number(hours / 24)} days) to update {plan['end']:,}, which are "
-        f"{_number(epochs)} epochs; validation and checkpoints come on top"
+        f"{_digits(hours)} hours ({_digits(hours / 24)} days) to update {plan['end']:,}, which are "
+        f"{_digits(epochs)} epochs; validation and checkpoints come on top"
     )
 
 
-def _number(value: float) -> str:
+def _digits(value: float) -> str:
     """Format a number with three figures at least, never in powers of ten."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,14 +1,113 @@
-"""A short run of a training, and what its log tells."""
+"""The planned training, a short run of it, and what its log tells."""
 
 from __future__ import annotations
 
+import argparse
 import resource
+import shlex
 import statistics
+import subprocess
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple, Optional
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.logs import machine_facts, read_line
+from fairseq_posenc.workbench.training import recipes
+
+TRAIN = "fairseq-train"
+# argparse needs a value of at least one epoch; the probe must not end with the epochs.
+_NEVER = "1000000000"
+
+
+class Training(NamedTuple):
+    """A command that trains."""
+
+    command: list[str]  # its words
+    script: Optional[str]  # name of the script that it is from, None if there is none
+    max_update: Optional[int]  # its last update, None if it does not say
+    max_epoch: Optional[int]  # its last epoch, likewise
+    save_dir: Path  # where its checkpoints go
+    restores: bool  # whether it starts from the updates of another checkpoint
+    # what it says of the positions, None if the architecture decides
+    position_encoding: Optional[str]
+    seed: int  # of everything random
+
+    def probe(self, updates: int, save_dir: Path) -> list[str]:
+        """Build the command of a short training, always from the start, with one checkpoint."""
+        # The program by name, as those that run commands want it.
+        command = [Path(self.command[0]).name, *self.command[1:]]
+        command += ["--max-update", str(updates), "--max-epoch", _NEVER]
+        command += ["--save-dir", str(save_dir), "--no-epoch-checkpoints", "--disable-validation"]
+        command += ["--save-interval", _NEVER, "--save-interval-updates", "0"]
+        command += ["--log-format", "simple", "--log-interval", "1"]
+        if self.restores:
+            for state in ("optimizer", "lr-scheduler", "meters", "dataloader"):
+                command.append(f"--reset-{state}")
+        return command
+
+
+def read_training(words: Sequence[str]) -> Training:
+    """Read the words that a user gave: a ``fairseq-train`` command, or a script and its arguments.
+
+    Raises:
+        UserError: they start no training, or several.
+    """
+    script = None
+    if not _is_training(words):
+        names = [Path(word).stem for word in words]
+        known = recipes.load()["pretraining"]
+        script = next((name for name in names if name in known), names[0])
+        words = _ask_script(words)
+    position = [Path(word).name for word in words].index(TRAIN)
+    given = _parse_options([*words[position + 1 :]])
+    ends = given.max_update or None, given.max_epoch or None  # 0 is no limit
+    start = Path(given.save_dir), given.restore_file is not None
+    return Training(list(words), script, *ends, *start, given.position_encoding, given.seed)
+
+
+def _is_training(words: Sequence[str]) -> bool:
+    return any(Path(word).name == TRAIN for word in words)
+
+
+def _parse_options(words: list[str]) -> argparse.Namespace:
+    """Parse the few options of fairseq-train that matter here, without importing its user-dir."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--max-update", type=int)
+    parser.add_argument("--max-epoch", type=int)
+    parser.add_argument("--save-dir", default="checkpoints")
+    parser.add_argument("--restore-file")
+    parser.add_argument("--position-encoding")
+    parser.add_argument("--seed", type=int, default=1)
+    return parser.parse_known_args(words)[0]
+
+
+def _ask_script(words: Sequence[str]) -> list[str]:
+    """Ask a training script for its command; show its messages."""
+    end = words.index("--") if "--" in words else len(words)
+    command = [*words[:end], "--dry-run", *words[end:]]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise UserError(
+            f"{words[0]}: {error.strerror or error}; give a training script and its arguments, or "
+            f"a {TRAIN} command after --"
+        ) from error
+    lines = done.stderr.strip().splitlines()
+    if done.returncode:
+        message = lines[-1].removeprefix("fairseq-posenc: error: ") if lines else ""
+        raise UserError(message or f"{shlex.join(command)} failed")
+    print(done.stderr, end="", file=sys.stderr)
+    commands = [shlex.split(line) for line in done.stdout.splitlines()]
+    commands = [command for command in commands if _is_training(command)]
+    if len(commands) != 1:
+        raise UserError(
+            f"{words[0]} --dry-run prints {len(commands)} {TRAIN} commands, not one; where it is "
+            "the seeds that are several, --seeds 1 makes it one"
+        )
+    return commands[0]
+
 
 _WANTED = ("wpb", "bsz", "gb_free")
 
@@ -35,7 +134,7 @@ class _Update(NamedTuple):
     values: dict[str, float]
 
 
-class Watch:
+class ProbeLog:
     """Reads the log of a training, which has a line for each update."""
 
     def __init__(self) -> None:
@@ -43,7 +142,7 @@ class Watch:
         self._machine: dict[str, str] = {}
 
     def read(self, text: str, time: float) -> bool:
-        """Take in a line that came at a time, in seconds; return whether it is an update's."""
+        """Read a line that came at a time, in seconds; return whether it is an update's."""
         self._machine.update(machine_facts(text.rstrip()))
         line = read_line(text.rstrip())
         if line is None or line.kind != "train_inner":
@@ -53,7 +152,7 @@ class Watch:
         return True
 
     def measurements(self, left_out: int) -> Measurements:
-        """Return the figures without the first updates.
+        """Compute the figures without the first updates.
 
         Raises:
             UserError: there are not more than these.
@@ -85,6 +184,6 @@ class Watch:
 
 
 def largest_process() -> float:
-    """Return the memory that the largest process started from here held at most, in GiB."""
+    """Measure the peak memory of the largest process started from here, in GiB."""
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     return peak / (2**30 if sys.platform == "darwin" else 2**20)  # Linux counts in KiB

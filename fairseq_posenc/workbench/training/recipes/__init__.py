@@ -28,6 +28,15 @@ from fairseq_posenc.errors import UserError
 
 FILE = Path(__file__).with_name("recipes.json")
 TRANSLATION = "translation_iwslt17"
+Figure = tuple[str, str, Optional[str]]  # task, metric, split
+
+# By the paper's own number or, where a figure or the text has the numbers, by that.
+TABLES = {
+    **{"A1": "m4m_table1", "A-loss": "m4m_losses", "A2": "m4m_table2", "A-raffel": "m4m_raffel"},
+    **{f"A{number}": f"m4m_table{number}" for number in range(3, 8)},
+    **{f"B{number}": f"decbert_table{number}" for number in range(1, 5)},
+    **{"B-figure2": "decbert_figure2", "B-figure4": "decbert_figure4", "C": "fr_en"},
+}
 
 
 class Recipe(NamedTuple):
@@ -141,3 +150,34 @@ def model_of(directions: str) -> str:
 def largest_share(batch: int, devices: int, most: int) -> Optional[int]:
     """Compute a device's largest share that divides the batch of all into whole steps, if any."""
     return next((each for each in range(most, 0, -1) if batch % (devices * each) == 0), None)
+
+
+class Reported(NamedTuple):
+    """A paper's table."""
+
+    id: str  # as in `A2`
+    title: str  # what it is about
+    source: str  # key of the paper in `sources`
+    where: str  # in the paper
+    recipe: str  # the set-up of its models
+    columns: dict[str, Figure]  # what each shows, by name
+    digits: dict[str, int]  # how many a figure has after the point, by column
+    rows: list[dict[str, Any]]  # in the paper's order, as `recipes.json` has them
+    note: str  # what a reader has to know of the figures
+
+
+@cache
+def reported() -> dict[str, Reported]:
+    """Collect all tables by their short names."""
+    return {name: _table(name, load()["reported"][key]) for name, key in TABLES.items()}
+
+
+def _table(name: str, entry: dict[str, Any]) -> Reported:
+    columns = entry["columns"].items()
+    return Reported(
+        id=name,
+        **{key: entry[key] for key in ("title", "source", "where", "recipe", "rows")},
+        columns={column: (x["task"], x["metric"], x["split"]) for column, x in columns},
+        digits={column: each.get("digits", 2) for column, each in columns},
+        note=entry.get("note", ""),
+    )

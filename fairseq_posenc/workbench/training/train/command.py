@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.running.executor import refuse_jobs, run_pieces
 from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.logs import bits_to_nats
-from fairseq_posenc.workbench.running.options import add_computing, add_count, add_out, add_seeds
+from fairseq_posenc.workbench.running.options import (
+    add_computing,
+    add_count,
+    add_on,
+    add_out,
+    add_seeds,
+    parse_place,
+)
+from fairseq_posenc.workbench.running.programs import run_logged, run_watched
+from fairseq_posenc.workbench.running.stages import Piece
 from fairseq_posenc.workbench.training import recipes
-from fairseq_posenc.workbench.training.train import launching
-from fairseq_posenc.workbench.training.train.request import Run, runs
+from fairseq_posenc.workbench.training.train.request import Run, Training
 
+LOG = "train.log"
 _MORE = """
 The same command again goes on from the last checkpoint. Several GPUs run under torchrun, and
 several nodes: start it on each of them.
@@ -62,6 +74,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     add("--head", metavar="HOST:PORT", help="where they meet (default: the SLURM step's first)")
     add_count(parser, "--per-gpu", "what a GPU takes at a time; the global batch stays what it is")
     add_computing(parser)
+    add_on(parser, one_by_one=True)
     add("--dry-run", action="store_true", help="print the command and stop")
 
 
@@ -75,17 +88,14 @@ def run(args: argparse.Namespace) -> int:
     if args.model and not recipe.has_models:
         raise UserError(f"{recipe.name} has no models to choose from: leave --model out")
     model = args.model or ("bert" if recipe.has_models else "")
-    found = list(runs(recipe, args.encoding, args, model))
-    if len(found) == 1 and not args.dry_run:
-        launching.become(found[0])
-    code = _run_all(found, args.dry_run)
-    if code or args.dry_run:
-        return code
-    _tell_best(found[0].folder.parent)
-    return 0
+    found = Training(recipe, args.encoding, args, model).runs
+    code = _run_all(found, args)
+    if not (code or args.dry_run) and len(found) > 1:
+        _print_best(found[0].folder.parent)
+    return code
 
 
-def _tell_best(folder: Path) -> None:
+def _print_best(folder: Path) -> None:
     """Print the runs of a folder by the validation loss of their best checkpoint, lowest first.
 
     Raises:
@@ -106,7 +116,7 @@ def _tell_best(folder: Path) -> None:
 
 
 def run_ablation(args: argparse.Namespace) -> int:
-    """Train all models of an ablation, one after the other; return the exit code.
+    """Train all models of an ablation; return the exit code.
 
     Raises:
         UserError: wrong input.
@@ -117,16 +127,63 @@ def run_ablation(args: argparse.Namespace) -> int:
     for row in ablation["runs"]:
         directions = row.get("attention_directions", "both")
         model = recipes.model_of(directions) if recipe.has_models else ""
-        found += runs(recipe, row["position_encoding"], args, model)
-    return _run_all(found, args.dry_run)
+        found += Training(recipe, row["position_encoding"], args, model).runs
+    return _run_all(found, args)
 
 
-def _run_all(found: list[Run], dry_run: bool) -> int:
+def _run_all(found: list[Run], args: argparse.Namespace) -> int:
+    """Train all that are not done: as jobs of a cluster, or here, until one fails.
+
+    Returns:
+        The exit code of the last one.
+    """
+    cluster = parse_place(args)
+    if args.dry_run:
+        for one in found:
+            print(shlex.join(one.command()))
+        return 0
+    if cluster and (args.nodes or args.head):
+        raise UserError(
+            "--on slurm makes a job of one node of each training; over several nodes it is one job "
+            "with train_scripts/slurm.sh"
+        )
     for one in found:
-        if dry_run:
-            print(shlex.join(one.full_command()))
-        else:
-            with signals_as_keyboard_interrupt(CONTINUES):
-                if code := launching.wait_for(one):
-                    return code
+        one.choose_start()  # a wrong one is an error before the first is trained
+    out = Path(os.path.commonpath([one.folder for one in found]))
+    with signals_as_keyboard_interrupt(CONTINUES):
+        if cluster:
+            run_pieces([*map(_as_piece, found)], out, cluster)
+            return 0
+        refuse_jobs(out)
+        for one in found:
+            if one.is_done():
+                print(f"{one.folder}: the training is finished, and nothing was changed")
+                continue
+            if code := run_command(one.begin(), one.folder / LOG):
+                return code
+            one.finish()
     return 0
+
+
+def _as_piece(run: Run) -> Piece:
+    """Build the piece of work that a run is on a cluster."""
+
+    def work(lock: int) -> None:
+        run_logged(run.begin(), run.folder / LOG, lock)
+        run.finish()
+
+    return Piece(str(run.folder), run.folder, work, run.is_done, run.updates_done)
+
+
+def run_command(command: Sequence[str], log: Path) -> int:
+    """Run a command whose output goes into a log as well; return its exit code as shells do."""
+    # fairseq's own --log-file repeats every line once more in each epoch.
+    with open(log, "a", encoding="utf-8") as file:
+
+        def write(line: str) -> None:
+            file.write(line)
+            file.flush()
+            print(line, end="", flush=True)
+
+        status = run_watched(command, write)
+    return 128 - status if status < 0 else status

@@ -31,7 +31,7 @@ class Devices(NamedTuple):
         return "processor" if self.precision == "--cpu" else "GPU"
 
 
-def choose(args: Namespace, name: str) -> Devices:
+def choose_devices(args: Namespace, name: str) -> Devices:
     """Choose the devices from a user's options, or from what is there, for a run of that name.
 
     Raises:
@@ -44,7 +44,7 @@ def choose(args: Namespace, name: str) -> Devices:
             raise UserError("--device cpu goes without --gpus, --fp16 and --bf16")
         gpus, precision = 1, "--cpu"
     else:
-        gpus = args.gpus or _visible(args.dry_run)
+        gpus = args.gpus or _count_gpus(args.dry_run)
     meeting = ["--standalone"] if gpus > 1 else []
     if nodes > 1:
         job = os.environ.get("SLURM_JOB_ID", name)
@@ -54,7 +54,7 @@ def choose(args: Namespace, name: str) -> Devices:
     return Devices(gpus, nodes, meeting, precision)
 
 
-def _visible(dry_run: bool) -> int:
+def _count_gpus(dry_run: bool) -> int:
     """Count the GPUs that torch sees; CUDA_VISIBLE_DEVICES chooses them."""
     import torch  # which takes its time, and is not needed where the user says the number
 

@@ -24,7 +24,7 @@ def updates_per_epoch(words: Sequence[str]) -> int:
     Raises:
         UserError: ``--update-freq`` changes from epoch to epoch.
     """
-    with _quiet():
+    with _silence_fairseq():
         parsed = options.parse_args_and_arch(options.get_training_parser(), list(words))
         config = convert_namespace_to_omegaconf(parsed)
         if len(config.optimization.update_freq) > 1:
@@ -54,7 +54,7 @@ def updates_per_epoch(words: Sequence[str]) -> int:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_fairseq() -> Iterator[None]:
     """Keep back what fairseq says of a training that is not one."""
     before = logging.root.manager.disable
     logging.disable(logging.INFO)

@@ -1,9 +1,11 @@
-"""A requested training: the command of each of its runs."""
+"""A requested training: its data, its identity, and the command of each of its runs."""
 
 from __future__ import annotations
 
+import hashlib
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -15,14 +17,113 @@ from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.running.stages import Stage
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes import Recipe
-from fairseq_posenc.workbench.training.train.data import Data, find_data
-from fairseq_posenc.workbench.training.train.devices import Devices, choose, share_batch
-from fairseq_posenc.workbench.training.train.identity import (
-    LAST,
-    Identity,
-    changed_options,
-    parse_options,
+from fairseq_posenc.workbench.training.train.devices import Devices, choose_devices, share_batch
+
+
+class Data(NamedTuple):
+    """One data-bin, or the shards of one."""
+
+    path: str  # of the folder, or of several, joined by colons
+    name: str  # a word for it
+
+
+def find_data(given: str) -> Data:
+    """Find what a user named: a data-bin, several joined by colons, or a folder of shards.
+
+    Raises:
+        UserError: there is no such folder, or one that is no data-bin, not finished, or of another
+            dictionary than the first; or shards are missing.
+    """
+    if ":" in given and Path(given).is_dir():
+        raise UserError(f"{given}: fairseq splits names at ':'; rename the folder")
+    folders = [Path(part) for part in given.split(":")]
+    name = folders[0].parent.name if len(folders) > 1 else folders[0].absolute().name
+    if shards := sorted(path for path in folders[0].glob("shard*") if path.is_dir()):
+        folders = shards
+    for folder in folders:
+        _check_data_bin(folder, folders[0])
+        whole = folder.name.rpartition("-of-")[2]  # shard00-of-16 is one of 16
+        if whole.isdigit() and int(whole) != len(folders):
+            raise UserError(f"{folder} is one of {whole} shards, and {len(folders)} are given")
+    return Data(":".join(map(str, folders)), name)
+
+
+def _check_data_bin(folder: Path, first: Path) -> None:
+    if folder.suffix == ".partial":
+        raise UserError(f"{folder} is not finished: start its preprocessing again")
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}")
+    if not any(folder.glob("dict*.txt")):
+        raise UserError(f"{folder} is no data-bin folder: it has no dict.txt")
+    own, others = folder / "dict.txt", first / "dict.txt"
+    if own.exists() and own.read_bytes() != others.read_bytes():
+        raise UserError(f"{own} is not that of {first}: its numbers mean other tokens")
+
+
+LAST = "checkpoint_last.pt"
+_LONGEST = 100  # characters of a name, of the 255 that a file may have
+_AS_WRITTEN = str.maketrans({**dict.fromkeys("(:,/", "-"), "*": "x", ")": None, " ": None})
+# Where a run continues, its length, output and speed: these do not change its result.
+_SAME_RUN = (
+    *("--restore-file", "--finetune-from-model", "--reset-", "--max-update", "--max-epoch"),
+    *("--stop-time-hours", "--save-interval", "--keep-", "--no-epoch-checkpoints"),
+    *("--validate-interval", "--disable-validation", "--log-", "--no-progress-bar"),
+    *("--tensorboard-", "--wandb-", "--num-workers", "--position-backend"),
 )
+
+
+class RunIdentity(NamedTuple):
+    """What the result of a run depends on."""
+
+    recipe: str  # its name
+    encoding: str  # the spec, in its canonical form
+    data: str  # a word for it
+    model: str  # one of DecBERT's, or empty
+    # the user's options for fairseq-train that change its result, with their values
+    changes: dict[str, str]
+
+    @property
+    def folder(self) -> Path:
+        """The folder of its checkpoints: ``b_small/wiki/decbert_same-none--lr=2e-4``."""
+        name = _escape(f"{self.model}-{self.encoding}" if self.model else self.encoding)
+        changes = [_format_change(option, value) for option, value in self.changes.items()]
+        if len(",".join(changes)) > _LONGEST:
+            digest = hashlib.sha256("\n".join(changes).encode()).hexdigest()[:8]
+            changes = [f"{len(changes)}-changes-{digest}"]
+        parent = Path("checkpoints", self.recipe, self.data)
+        new, old = (parent / separator.join([name, *changes]) for separator in ("--", ","))
+        # Older folders have commas, which separate paths in other commands.
+        return old if old.exists() and not new.exists() else new
+
+
+def parse_options(words: Sequence[str]) -> dict[str, str]:
+    """Parse options for fairseq-train into their values; of one given twice, the last counts."""
+    options: dict[str, str] = {}
+    name = ""
+    for word in words:
+        if word.startswith("--"):
+            name, _, value = word.partition("=")
+            options[name] = value
+        elif name:
+            options[name] = f"{options[name]} {word}".strip()
+    return options
+
+
+def changed_options(words: Sequence[str]) -> dict[str, str]:
+    """Select the options that change a run's result, sorted by name."""
+    options = sorted(parse_options(words).items())
+    return {name: value for name, value in options if not name.startswith(_SAME_RUN)}
+
+
+def _format_change(option: str, value: str) -> str:
+    name = option.lstrip("-").replace("-", "_")
+    return f"{name}={_escape(value.strip('()'))}" if value else name
+
+
+def _escape(text: str) -> str:
+    """Replace the characters that shells and fairseq treat specially."""
+    return text.translate(_AS_WRITTEN)
+
 
 _SAID = {"update_epoch_batch_itr"}  # by fairseq's command line as --OPTION True
 # fairseq finds out about ranks by itself only where there are GPUs.
@@ -33,39 +134,134 @@ _ON_PROCESSORS = {
     "distributed_backend": "gloo",
     "ddp_backend": "legacy_ddp",
 }
+_ENDS = ("max_update", "max_epoch", "stop_time_hours", "stop_min_lr", "patience")
 _BATCH_OPTIONS = {"--batch-size", "--max-tokens", "--update-freq"}
 
 
-class Run(NamedTuple):
-    """One start of fairseq-train."""
+class Training:
+    """A training of a recipe with an encoding, of which each seed is a run.
 
-    identity: Identity  # what makes it another run than others
-    folder: Path  # of its checkpoints and its log
-    command: list[str]  # all of it, but for what the weights start from
-    passed: list[str]  # the user's options for fairseq-train, at the end of the command
-    recipe: Recipe  # what it is of
-    init: Optional[Path]  # the checkpoint that the user wants it to start from
+    Args:
+        recipe: its hyper-parameters.
+        encoding: spec of the positions.
+        args: the user's options.
+        model: one of DecBERT's, or empty.
+
+    Raises:
+        UserError: wrong input.
+    """
+
+    def __init__(self, recipe: Recipe, encoding: str, args: Namespace, model: str = "") -> None:
+        spec, self.data = str(registry.parse(encoding)), find_data(args.data)
+        _check_options(recipe, args)
+        self.recipe, self.encoding, self.args, self.model = recipe, encoding, args, model
+        changes = changed_options(args.passed)
+        self.identity = RunIdentity(recipe.name, spec, self.data.name, model, changes)
+        self._folder = args.out or self.identity.folder
+        self._seeds: Sequence[int] = args.seeds or recipe.seeds
+
+    @property
+    def runs(self) -> list[Run]:
+        """The runs, one for each seed."""
+        if not self._seeds:
+            return [Run(self, self._folder, None)]
+        return [Run(self, self._folder / f"seed{seed}", seed) for seed in self._seeds]
+
+    @cached_property
+    def words(self) -> list[str]:
+        """The command of all runs, with the devices of this machine."""
+        devices = choose_devices(self.args, self.recipe.name)
+        options = {
+            **_architecture_options(self.recipe, self.model),
+            "position_encoding": self.encoding,
+            **self.recipe.all_settings,
+            **self.recipe.housekeeping,
+            **_batch_options(self.recipe, devices, self.args),
+        }
+        del options["fp16"]  # the precision is a choice
+        if devices.precision == "--cpu" and devices.meeting:
+            options.update(_ON_PROCESSORS)
+        if self.recipe.warmup_epochs:
+            options.update(_schedule_options(self.recipe, self.data, options, self.args.passed))
+        launcher = [find_command("fairseq-train")]
+        if devices.meeting:
+            processes = f"--nproc_per_node={devices.gpus}"
+            torchrun = [find_command("torchrun"), *devices.meeting, processes]
+            launcher = [*torchrun, *(_RANK if devices.precision == "--cpu" else ()), *launcher]
+        return [*launcher, *_format_arguments(self.data, options), devices.precision]
+
+
+class Run(NamedTuple):
+    """One start of fairseq-train.
+
+    Attributes:
+        training: what it is of.
+        folder: of its checkpoints and its log.
+        seed: of everything random; None for that of the recipe.
+    """
+
+    training: Training
+    folder: Path
+    seed: Optional[int]
 
     @property
     def stage(self) -> Stage:
         """The folder's stamp: it continues with the same run only."""
-        return Stage(self.folder, self.identity._asdict())
+        return Stage(self.folder, self.training.identity._asdict())
 
-    def full_command(self) -> list[str]:
+    @property
+    def until(self) -> dict[str, str]:
+        """The options that say when it ends, with their values."""
+        given = {**self.training.recipe.all_settings}
+        for option, value in parse_options(self.training.args.passed).items():
+            given[option.lstrip("-").replace("-", "_")] = value
+        return {name: str(given[name]) for name in _ENDS if name in given}
+
+    def is_done(self) -> bool:
+        """Whether it has ended by itself, with the same options for its end."""
+        return (self.stage.outputs or {}).get("until") == self.until
+
+    def updates_done(self) -> int:
+        """Count the updates behind its newest whole checkpoint."""
+        from fairseq_posenc.checkpoints.recovery import newest_checkpoint  # imports torch
+
+        found = newest_checkpoint(self.folder)
+        return found.updates if found else 0
+
+    def begin(self) -> list[str]:
+        """Claim the folder and build the command."""
+        command = self.command()
+        self.stage.claim()
+        return command
+
+    def finish(self) -> None:
+        """Note that it has ended by itself."""
+        self.stage.finish({"until": self.until})
+
+    def command(self) -> list[str]:
         """Build the whole command, and say what the weights start from.
 
         They are never random by mistake, and a second call never starts again.
 
         Raises:
+            UserError: see :meth:`choose_start`.
+        """
+        say(self.choose_start())
+        words, args = [*self.training.words, "--save-dir", str(self.folder)], self.training.args
+        if self.seed is not None:
+            words += ["--seed", str(self.seed)]
+        start = ["--finetune-from-model", str(args.init)] if args.init else []
+        return [*words, *start, *args.passed]
+
+    def choose_start(self) -> str:
+        """Say what the weights start from.
+
+        Raises:
             UserError: the folder has another run, or there is nothing to start from.
         """
-        self.stage.refuse_others((self.folder / LAST).exists)
-        say(self._start())
-        start = ["--finetune-from-model", str(self.init)] if self.init else []
-        return [*self.command, *start, *self.passed]
-
-    def _start(self) -> str:
-        last, requested = self.folder / LAST, parse_options(self.passed).keys()
+        last, init = self.folder / LAST, self.training.args.init
+        requested = parse_options(self.training.args.passed).keys()
+        self.stage.refuse_others(last.exists)
         if last.exists():
             if "--restore-file" in requested:
                 raise UserError(
@@ -74,13 +270,13 @@ class Run(NamedTuple):
                 )
             return f"going on from {last}"
         goes = f"checkpoints go to {self.folder}"
-        if self.init:
-            if not self.init.is_file():
-                raise UserError(f"--init {self.init} does not exist")
-            return f"starting from the weights of {self.init}; {goes}"
+        if init:
+            if not init.is_file():
+                raise UserError(f"--init {init} does not exist")
+            return f"starting from the weights of {init}; {goes}"
         if requested & {"--restore-file", "--finetune-from-model"}:
             return f"starting as its options for fairseq-train say; {goes}"
-        if self.recipe.init.startswith("roberta"):
+        if self.training.recipe.init.startswith("roberta"):
             raise UserError(
                 "this model starts from a released RoBERTa: --init CHECKPOINT, which "
                 "'fairseq-posenc swap' makes"
@@ -88,41 +284,7 @@ class Run(NamedTuple):
         return f"starting from new weights; {goes}"
 
 
-def runs(recipe: Recipe, encoding: str, args: Namespace, model: str = "") -> Iterator[Run]:
-    """Yield the runs of a training, one for each seed; ``model`` is one of DecBERT's, or empty.
-
-    Raises:
-        UserError: wrong input.
-    """
-    spec, data = str(registry.parse(encoding)), find_data(args.data)
-    _check(recipe, args)
-    devices = choose(args, recipe.name)
-    identity = Identity(recipe.name, spec, data.name, model, changed_options(args.passed))
-    folder = args.out or identity.folder
-    options = {
-        **_model(recipe, model),
-        "position_encoding": encoding,
-        **recipe.all_settings,
-        **recipe.housekeeping,
-        **_batch(recipe, devices, args),
-    }
-    del options["fp16"]  # the precision is a choice
-    if devices.precision == "--cpu" and devices.meeting:
-        options.update(_ON_PROCESSORS)
-    if recipe.warmup_epochs:
-        options.update(_schedule(recipe, data, options, args.passed))
-    launcher = [find_command("fairseq-train")]
-    if devices.meeting:
-        torchrun = [find_command("torchrun"), *devices.meeting, f"--nproc_per_node={devices.gpus}"]
-        launcher = [*torchrun, *(_RANK if devices.precision == "--cpu" else ()), *launcher]
-    for seed in (seeds := args.seeds or recipe.seeds) or [None]:
-        own = {"save_dir": folder / f"seed{seed}" if seeds else folder}
-        own.update({"seed": seed} if seeds else {})
-        words = [*launcher, *_arguments(data, {**options, **own}), devices.precision]
-        yield Run(identity, own["save_dir"], words, args.passed, recipe, args.init)
-
-
-def _check(recipe: Recipe, args: Namespace) -> None:
+def _check_options(recipe: Recipe, args: Namespace) -> None:
     passed = parse_options(args.passed)
     if "--save-dir" in passed:
         raise UserError("name the folder by --out, before the two dashes")
@@ -132,7 +294,7 @@ def _check(recipe: Recipe, args: Namespace) -> None:
         raise UserError(f"{recipe.name} starts from new weights: leave --init out")
 
 
-def _model(recipe: Recipe, name: str) -> dict[str, Any]:
+def _architecture_options(recipe: Recipe, name: str) -> dict[str, Any]:
     """Choose the architecture; some of DecBERT's have no name, only directions."""
     if not name:
         return {"arch": recipe.arch}
@@ -142,7 +304,7 @@ def _model(recipe: Recipe, name: str) -> dict[str, Any]:
     return {"arch": recipe.arch, "attention_directions": model["directions"]}
 
 
-def _batch(recipe: Recipe, devices: Devices, args: Namespace) -> dict[str, Any]:
+def _batch_options(recipe: Recipe, devices: Devices, args: Namespace) -> dict[str, Any]:
     each, steps = share_batch(recipe, devices, args.per_gpu)
     if _BATCH_OPTIONS & parse_options(args.passed).keys():
         say("the options after the two dashes change the batch")
@@ -150,13 +312,13 @@ def _batch(recipe: Recipe, devices: Devices, args: Namespace) -> dict[str, Any]:
     return {size: each, "update_freq": steps, "distributed_world_size": devices.world}
 
 
-def _schedule(
+def _schedule_options(
     recipe: Recipe, data: Data, options: Mapping[str, Any], passed: list[str]
 ) -> dict[str, Any]:
     """Convert a schedule in epochs to updates, which fairseq counts."""
     from fairseq_posenc.workbench.training.train.epochs import updates_per_epoch  # imports fairseq
 
-    updates = updates_per_epoch([*_arguments(data, options), *passed])
+    updates = updates_per_epoch([*_format_arguments(data, options), *passed])
     assert recipe.warmup_epochs is not None
     rise = recipe.warmup_epochs * updates
     fall = recipe.settings["max_epoch"] * updates - rise
@@ -164,7 +326,7 @@ def _schedule(
     return {"warmup_steps": rise, "hold_steps": 0, "decay_steps": fall}
 
 
-def _arguments(data: Data, options: Mapping[str, Any]) -> list[str]:
+def _format_arguments(data: Data, options: Mapping[str, Any]) -> list[str]:
     """Format the arguments of fairseq-train."""
     words = [data.path, "--user-dir", str(USER_DIR)]
     for name, value in options.items():

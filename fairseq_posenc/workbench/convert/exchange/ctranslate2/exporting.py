@@ -6,13 +6,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.convert.comparing import ALLOWED
 from fairseq_posenc.workbench.convert.exchange.card import Labels, card
 from fairseq_posenc.workbench.convert.exchange.config_json import generation
-from fairseq_posenc.workbench.convert.exchange.ctranslate2.checking import Difference, difference
+from fairseq_posenc.workbench.convert.exchange.ctranslate2.comparison import Difference, difference
 from fairseq_posenc.workbench.convert.exchange.ctranslate2.specification import specification
 from fairseq_posenc.workbench.convert.exchange.ctranslate2.text import Side, write_sides
-from fairseq_posenc.workbench.convert.exchange.folder import create_folder
+from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import create_folder
+from fairseq_posenc.workbench.convert.random_comparison import ALLOWED
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 _TRANSLATION = """translator = ctranslate2.Translator("FOLDER")

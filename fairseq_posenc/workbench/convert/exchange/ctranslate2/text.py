@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from fairseq.data import Dictionary
 
-from fairseq_posenc.workbench.convert.exchange import tokens
+from fairseq_posenc.workbench.convert.exchange import hf_tokenizer
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 _SENTENCEPIECE = (
@@ -55,7 +55,7 @@ def write_sides(trained: OpenModel, given: str | None, folder: Path) -> list[Sid
     found: list[Side] = []
     for name, dictionary in trained.dictionaries.items():
         language = name.split(".")[1] if translates else ""
-        way = tokens.find_way(given, trained.data, language)
+        way = hf_tokenizer.find_way(given, trained.data, language)
         if isinstance(way, Path) and way.is_file():
             shutil.copyfile(way, folder / way.name)
             found.append(Side(list(dictionary.symbols), way.name, _SENTENCEPIECE))
@@ -69,7 +69,7 @@ def write_sides(trained: OpenModel, given: str | None, folder: Path) -> list[Sid
 
 def _with_tokenizer(way: Path | str, dictionary: Dictionary, path: Path, template: str) -> Side:
     """Write a tokenizer, in whose words a dictionary of numbers becomes one of pieces."""
-    tokenizer = tokens.build(way, dictionary, template).tokenizer
+    tokenizer = hf_tokenizer.build(way, dictionary, template).tokenizer
     tokenizer.save(str(path))
     symbols = [tokenizer.id_to_token(number) for number in range(len(dictionary))]
     return Side(symbols, path.name, _TOKENIZERS)

@@ -52,16 +52,19 @@ class Attention(SelfAttentionCore, nn.Module):
     def forward(
         self, x: Tensor, shared: Shared, cache: Optional[Cache], need_weights: bool
     ) -> tuple[Tensor, Optional[Tensor]]:
-        """Attend to all tokens up to now: ``(B, T, C)`` in and out, and the weights on demand."""
+        """Attend to the tokens up to now: ``(B, T, C)`` in and out, and the weights on demand."""
         query, key, value = self.project(x, shared)
         if isinstance(cache, EncoderDecoderCache):
             cache = cache.self_attention_cache
         decay = self.encodings.decay(x, shared.positions)
         if cache is not None:
             key, value, decay = self._extend(cache, key, value, decay)
-        terms = self.terms(Span.from_lengths(query.size(2), key.size(2), x.device), shared)
-        terms = terms.with_decay(decay, self.num_heads)
-        return self.attend(query, key, value, terms, shared.mask(self.direction), need_weights)
+        src_len = shared.positions.tokens.size(1)
+        dropped = src_len - key.size(2)  # by a cache, as no query sees them
+        terms = self.terms(Span.from_lengths(query.size(2), src_len, x.device), shared)
+        terms = terms.without_first_keys(dropped).with_decay(decay, self.num_heads)
+        mask = shared.mask(self.direction).without_first_keys(dropped)
+        return self.attend(query, key, value, terms, mask, need_weights)
 
     def _extend(
         self, cache: Cache, key: Tensor, value: Tensor, decay: Optional[Tensor]

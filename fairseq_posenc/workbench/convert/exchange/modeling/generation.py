@@ -59,6 +59,15 @@ class DecoderModel(PosencModel, GenerationMixin):
 class PosencForCausalLM(DecoderModel):
     """Predicts the next token."""
 
+    def add_head(self, config: PosencConfig) -> None:
+        """See :meth:`DecoderModel.add_head`; also say what a cache of transformers may drop."""
+        super().add_head(config)
+        windows = [self.decoder.window(kind) for kind in self.decoder.kinds]
+        sizes = [size for size in windows if size is not None]
+        config.sliding_window = max(sizes, default=None)
+        names = ("full_attention", "sliding_attention")
+        config.layer_types = [names[size is not None] for size in windows]
+
     def forward(
         self,
         input_ids: Tensor,
@@ -71,7 +80,7 @@ class PosencForCausalLM(DecoderModel):
     ) -> CausalLMOutputWithCrossAttentions:
         """Compute scores ``(B, T, symbols)``; see :meth:`Stack.forward`."""
         if use_cache and past_key_values is None:
-            past_key_values = DynamicCache()
+            past_key_values = DynamicCache(config=self.config)
         found = self.decoder(
             input_ids, attention_mask, prefix_ids, past_key_values=past_key_values, **kwargs
         )

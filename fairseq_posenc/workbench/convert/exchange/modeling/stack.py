@@ -91,6 +91,14 @@ class Stack(nn.Module):
         layers = (config.layer(number) for number in range(config.num_layers))
         self.kinds = [config.kinds.index(layer) for layer in layers]
 
+    def window(self, kind: int) -> Optional[int]:
+        """Find how many tokens back a kind of layer may see, its own among them; None for all."""
+        encodings: list[Any] = self.encodings.select(kind).each()
+        sizes = [
+            each.size for each in encodings if each.acts_on == "mask" and hasattr(each, "size")
+        ]
+        return min(sizes, default=None)
+
     def _rotates_source(self) -> bool:
         layers: list[Any] = [*self.layers]
         return any(layer.encoder_attn.rotates for layer in layers)

@@ -1,0 +1,147 @@
+"""The subject ``m4m-start``: M4M from each of its starts, and the report of how they do."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Optional
+
+from reports import end, machine, own_command, write_figures, write_report
+from starts import STARTS
+from training import StartRun, Store
+
+from fairseq_posenc.workbench.results import pictures
+from fairseq_posenc.workbench.results.intervals import average_lines, interval
+from fairseq_posenc.workbench.results.markdown import table
+
+COLOURS = ("#999999", *pictures.COLOURS, "#7F3FBF", "#8B4513")  # grey is without positions
+Grid = dict[str, dict[str, list[dict[str, Any]]]]  # setting -> start, or "none" -> results
+# Settings that the starts of M4M are compared in: name -> family, encoding, options, updates.
+SETTINGS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "base": ("masked LM", "m4m", ()),
+    "eps-1e-6": ("masked LM", "m4m", ("--adam-eps", "1e-6")),  # RoBERTa's
+    "lr-0.0005": ("masked LM", "m4m", ("--lr", "0.0005")),
+    "width-256": (
+        *("masked LM", "m4m"),
+        ("--encoder-embed-dim", "256", "--encoder-ffn-embed-dim", "1024"),
+    ),
+    "learned+m4m": ("masked LM", "learned+m4m", ()),
+    "translation": ("translation", "m4m", ()),
+}
+
+
+def start_runs(args: argparse.Namespace) -> list[tuple[str, StartRun]]:
+    """List the runs that compare M4M's starts, each with the name of its setting.
+
+    All starts are trained with the first seed in the first setting; those of ``--starts`` also with
+    the other seeds, and in the other settings with the first seed.
+    """
+    first_setting, *other_settings = args.settings
+    first_seed, *other_seeds = args.seeds
+    cases = [(first_setting, first_seed, list(STARTS))]
+    cases += [(first_setting, seed, args.starts) for seed in other_seeds]
+    cases += [(setting, first_seed, args.starts) for setting in other_settings]
+    runs = []
+    for setting, seed, starts in cases:
+        family, encoding, extra = SETTINGS[setting]
+        common = (seed, args.updates)
+        runs.append((setting, StartRun(family, "none", *common, extra=extra)))
+        runs += [(setting, StartRun(family, encoding, *common, start, extra)) for start in starts]
+    return runs
+
+
+def report_starts(args: argparse.Namespace, store: Store) -> None:
+    """Train M4M from each start and write ``m4m_start.md``, ``.json`` and ``.png``."""
+    grid: Grid = {}
+    for setting, run in start_runs(args):
+        label = run.encoding if run.encoding == "none" else run.start
+        grid.setdefault(setting, {}).setdefault(label, []).append(store.get(run))
+    picture = args.results / "m4m_start.png"
+    draw_starts(grid, picture)
+    results = [result for labels in grid.values() for mine in labels.values() for result in mine]
+    write_figures(args.results / "m4m_start.json", {}, results)
+    write_report(args.results / "m4m_start.md", _start_lines(args, grid, picture.name))
+
+
+def _start_lines(args: argparse.Namespace, grid: Grid, picture: str) -> list[str]:
+    return [
+        "# How should M4M's table start?",
+        "",
+        "M4M multiplies three dot products, `(q_i.k_j) * (q_i.a_r) * (k_j.a_r)`, and its paper "
+        "does not say how the vectors `a_r` start. The models are those of "
+        "[trainability.md](trainability.md); all weights but the tables are equal for equal seeds.",
+        "",
+        f"    {own_command(args)}",
+        "",
+        f"Machine: {machine()}.",
+        "",
+        *_loss_lines(args, grid),
+        "",
+        f"![learning curves]({picture})",
+    ]
+
+
+def _loss_lines(args: argparse.Namespace, grid: Grid) -> list[str]:
+    seeds = ", ".join(map(str, args.seeds))
+    first = next(iter(grid.values()))
+    settings = (f"`{name}`: {' '.join((*SETTINGS[name][:2], *SETTINGS[name][2]))}" for name in grid)
+    shown = {name: meaning for name, (meaning, _) in STARTS.items()}
+    header = ["start", "vectors", *grid, "below `none` after", "gradient of W_Q", "of tables"]
+    cells = [
+        [f"`{label}`", shown.get(label, "-"), *(_ends(grid[s].get(label)) for s in grid), *why]
+        for label, why in zip(first, _reasons(first))
+    ]
+    return [
+        f"Settings: {'; '.join(settings)}. Validation loss at the end, in bits per token (first "
+        f"setting: mean over seeds {seeds} ± half the range; one seed if no ±). In the first "
+        "setting also the updates until the loss is below where `none` ends, and the size (root "
+        "mean square) of the first update's gradients.",
+        "",
+        table(header, cells, "llr"),
+    ]
+
+
+def _ends(results: Optional[list[dict[str, Any]]]) -> str:
+    if not results:
+        return "-"
+    ends = [end(result) for result in results]
+    spread_ = f" ± {(max(ends) - min(ends)) / 2:.2f}" if len(ends) > 1 else ""
+    return f"{statistics.mean(ends):.3f}{spread_}"
+
+
+def _reasons(labels: dict[str, list[dict[str, Any]]]) -> Iterator[list[str]]:
+    """Yield when each start passes ``none``, and the sizes of its first gradients."""
+    level = end(labels["none"][0])
+    for first, *_ in labels.values():
+        passed = next((at for at, loss in first["curve"] if loss < level), None)
+        sizes = (first["gradients"].get(k) for k in ("query projections", "position parameters"))
+        shown = ("-" if size is None else f"{size:.0e}" for size in sizes)
+        yield ["not reached" if passed is None else str(passed), *shown]
+
+
+def draw_starts(grid: Grid, path: Path) -> None:
+    """Draw the learning curves of every setting, labelled at their ends."""
+    figure = pictures.new_figure(6.2 * len(grid), 4.4, dpi=80)
+    colours = dict(zip(("none", *STARTS), COLOURS))
+    panels = figure.subplots(1, len(grid), squeeze=False)[0]
+    for axes, (setting, labels) in zip(panels, grid.items()):
+        curves = {label: _mean_curve(results) for label, results in labels.items()}
+        values = [y for curve in curves.values() for _, y in curve]
+        axes.set_title(setting, loc="left", fontsize=11)
+        axes.set_xlabel("updates", color=pictures.GREY)
+        pictures.style_values(axes, min(values), max(values), log=False)
+        ends = []
+        for label, curve in curves.items():
+            axes.plot(*zip(*curve), color=colours[label], linewidth=1.8)
+            end = curve[-1][1]
+            ends.append((f"{label}  {end:.2f}", pictures.height(axes, *curve[-1]), colours[label]))
+        pictures.label_ends(axes, ends, 0.06)
+    figure.axes[0].set_ylabel("validation loss, bits per token", color=pictures.GREY)
+    pictures.save(figure, path)
+
+
+def _mean_curve(results: list[dict[str, Any]]) -> list[tuple[int, float]]:
+    curves = [[tuple(point) for point in result["curve"]] for result in results]
+    return [(x, y.mean) for x, y in average_lines(curves, interval)]

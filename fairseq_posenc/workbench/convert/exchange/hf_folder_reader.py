@@ -1,0 +1,90 @@
+"""A folder of transformers, read without trust: no code of it is run, and no size believed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import CONFIG, FAIRSEQ, WEIGHTS
+
+_OLDER = "fairseq.json"  # of older exports, whose config.json has no options of fairseq
+_MOST_TENSORS = 50_000
+_LARGEST_HEADER = 20_000_000  # bytes
+_LARGEST_SETTINGS = 10_000_000
+
+
+class Folder(NamedTuple):
+    """What a folder of transformers holds."""
+
+    path: Path  # the folder
+    config: dict[str, Any]  # config.json
+    # options of the model and of its task in fairseq, as an export has them; None for a folder of
+    # other origin
+    settings: dict[str, Any] | None
+    weights: dict[str, Tensor]  # by their names there
+
+    @property
+    def source(self) -> Path:
+        """Name the file of the settings."""
+        return self.path / (CONFIG if FAIRSEQ in self.config or not self.settings else _OLDER)
+
+
+def read_folder(path: Path) -> Folder:
+    """Read a folder; no code in it is run.
+
+    Raises:
+        UserError: a file is not there, or is none of its kind.
+    """
+    if not path.is_dir():
+        raise UserError(f"--from {path}: no such folder")
+    config, older = _json(path / CONFIG), path / _OLDER
+    settings = config.get(FAIRSEQ) or (_json(older) if older.exists() else None)
+    return Folder(path, config, settings, _weights(path / WEIGHTS))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        _refuse_pipe(path)
+        if path.stat().st_size > _LARGEST_SETTINGS:
+            raise ValueError("far too large")
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("no settings in it")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; a folder of transformers has it") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from None
+    return content
+
+
+def _refuse_pipe(path: Path) -> None:
+    """Refuse what would be waited for without end when it is read."""
+    if path.exists() and not path.is_file():
+        raise OSError("not a file")
+
+
+def _weights(path: Path) -> dict[str, Tensor]:
+    """Read the tensors of a file whose header is of a size that models have."""
+    try:
+        _refuse_pipe(path)
+        with open(path, "rb") as file:
+            header = int.from_bytes(file.read(8), "little")
+        if header > _LARGEST_HEADER:
+            raise UserError(f"{path}: its header says that it has {header:,} bytes: no model has")
+        with safe_open(path, "pt") as tensors:
+            names = list(tensors.keys())
+            if len(names) > _MOST_TENSORS:
+                raise UserError(f"{path}: holds {len(names):,} tensors: no model has so many")
+            return {name: tensors.get_tensor(name) for name in names}
+    except FileNotFoundError:
+        raise UserError(
+            f"{path}: no such file; save_pretrained(..., safe_serialization=True) of transformers "
+            "writes it, and max_shard_size makes it one"
+        ) from None
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: no whole file of safetensors: {error}") from None

@@ -1,0 +1,110 @@
+"""Write a model folder for Hugging Face's transformers: complete, or not at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fairseq_posenc import registry
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.version import __version__
+from fairseq_posenc.workbench.convert.exchange.config_json import parse_layers
+from fairseq_posenc.workbench.convert.exchange.hf_tokenizer import Text
+from fairseq_posenc.workbench.convert.exchange.standalone import (
+    Symbol,
+    build_standalone,
+    load_module,
+)
+from fairseq_posenc.workbench.running.folders import Folder
+
+WEIGHTS, CONFIG, CODE = "model.safetensors", "config.json", "modeling_fairseq_posenc.py"
+FAIRSEQ = "fairseq"  # key of config.json: options of the training, needed to import the model again
+EXPORTED_AS = "hf_positions"  # of these: the spec that a configuration without code reads as
+TARGET = "target"  # folder of the target's tokenizer, if its dictionary is not the source's
+_TITLE = """A Transformer with position encodings as parts: {spec}.
+
+Written by fairseq-posenc {version} from its own modules; needs torch and transformers alone.
+"""
+
+
+@contextmanager
+def create_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder to fill; rename it to ``folder`` when the block ends without error.
+
+    Raises:
+        UserError: the folder exists and is not empty, or cannot be written.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"--out {folder}: is there and not empty; name another folder")
+    output = Folder(folder, {})
+    try:
+        with output.create():
+            yield output.partial
+            output.publish()
+    except OSError as error:
+        raise UserError(f"--out {folder}: cannot be written: {error.strerror}") from error
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file as transformers does."""
+    text = json.dumps(content, indent=2, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def write_model(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> None:
+    """Write configuration and weights."""
+    write_json(folder / CONFIG, config)
+    path = folder / WEIGHTS
+    save_file(weights, path, metadata={"format": "pt"})
+    path.chmod((folder / CONFIG).stat().st_mode)  # save_file makes it readable by its owner alone
+
+
+def generate_code(config: dict[str, Any]) -> str:
+    """Generate the source of a model: its classes, its encodings, and their dependencies."""
+    classes = {name.rpartition(".")[2] for name in config["auto_map"].values()}
+    # transformers writes a missing stack as null when it saves a trained model.
+    stacks = [config[key] for key in ("encoder_stack", "decoder_stack") if config.get(key)]
+    # It also sorts what it saves, so the order of encodings is that of their names.
+    layers = [[sorted(layer) for layer in parse_layers(stack)] for stack in stacks]
+    names = sorted({name for each in layers for layer in each for name in layer})
+    encodings = [registry.get(name) for name in names]
+    wanted = [Symbol(each.__module__, each.__name__) for each in encodings]
+    for source in ("configuration", "heads", "generation"):
+        name = f"fairseq_posenc.workbench.convert.exchange.modeling.{source}"
+        wanted += [Symbol(name, each) for each in load_module(name).definitions if each in classes]
+    specs = [",".join("+".join(layer) or "none" for layer in each) for each in layers]
+    spec = " and ".join(dict.fromkeys(specs))
+    return build_standalone(_TITLE.format(spec=spec, version=__version__), wanted)
+
+
+def write_tokenizer(folder: Path, text: Text, max_length: int, padding_side: str) -> None:
+    """Write a tokenizer.
+
+    Args:
+        folder: created if missing.
+        text: the tokenizer.
+        max_length: positions of the model.
+        padding_side: ``left`` or ``right``.
+    """
+    folder.mkdir(exist_ok=True)
+    text.tokenizer.save(str(folder / "tokenizer.json"))
+    names = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "pad": "<pad>", "cls": "<s>"}
+    settings: dict[str, Any] = {f"{name}_token": token for name, token in names.items()}
+    settings["sep_token"] = "</s>"
+    if text.tokenizer.token_to_id("<mask>") is not None:
+        flags = {"lstrip": True, "rstrip": False, "single_word": False, "normalized": False}
+        settings["mask_token"] = {"__type": "AddedToken", "content": "<mask>", **flags}
+    settings |= {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": max_length,
+        "padding_side": padding_side,
+        "model_input_names": ["input_ids", "attention_mask"],
+        "clean_up_tokenization_spaces": False,
+    }
+    write_json(folder / "tokenizer_config.json", settings)

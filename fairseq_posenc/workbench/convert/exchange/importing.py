@@ -1,0 +1,226 @@
+"""A folder of transformers, as a start checkpoint of fairseq."""
+
+from __future__ import annotations
+
+import re
+from argparse import Namespace
+from typing import Any, NamedTuple
+
+import torch
+
+from fairseq_posenc.checkpoints.identity import WeightSettings
+from fairseq_posenc.checkpoints.safe_loading import readable_errors
+from fairseq_posenc.checkpoints.trusted_settings import check_settings, refuse_files
+from fairseq_posenc.errors import UserError, shortened
+from fairseq_posenc.workbench.convert.exchange.config_json import by_layer, parse_layers
+from fairseq_posenc.workbench.convert.exchange.from_hf_config import retrained, settings_of
+from fairseq_posenc.workbench.convert.exchange.hf_folder_reader import Folder
+from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import (
+    CODE,
+    CONFIG,
+    FAIRSEQ,
+    WEIGHTS,
+    generate_code,
+)
+from fairseq_posenc.workbench.convert.exchange.hf_mapping import (
+    from_hf_weights,
+    split_query_key_value,
+)
+from fairseq_posenc.workbench.loading.checkpoints import refuse_unusable_settings
+from fairseq_posenc.workbench.loading.families import NO_WEIGHTS, defaults, family_of, stacks_of
+from fairseq_posenc.workbench.loading.families import build as build_model
+
+_FINE_TUNING = {"masked_lm": ("glue", "squad")}  # the tasks of a family beside its training's
+_VERSION = re.compile(r"^Written by fairseq-posenc [\w.+-]+ from", re.MULTILINE)
+_UNUSED = "encoder.lm_head."  # by fine-tuned models: an export leaves it out
+
+
+class Built(NamedTuple):
+    """A model of fairseq without weights of its own yet."""
+
+    model: Any  # built, its parameters drawn: none of them may stay
+    family: str  # see `Family`
+    settings: dict[str, Any]  # fairseq's configuration, plain
+    head: str  # what the model was trained for: `spans`, `classes`, or its family
+    changed: dict[str, Any]  # options that are other than when it was exported
+
+
+def build(folder: Folder) -> Built:
+    """Build the model that a folder's weights are for.
+
+    Raises:
+        UserError: the settings are of no such model, or lie about its size.
+    """
+    _refuse_other_code(folder)
+    own = folder.settings or settings_of(folder.config, folder.path)
+    with readable_errors(str(folder.source)):
+        check_settings({"cfg": own})
+        refuse_files({"cfg": own})
+    given, task = own.get("model"), own.get("task")
+    if not isinstance(given, dict) or not isinstance(task, dict):
+        raise UserError(f"{folder.source}: has no options of a model and of its task")
+    arch = str(given.get("_name") or given.get("arch"))
+    family = family_of(arch)
+    if family is None:
+        raise UserError(f"{folder.path}: {shortened(arch)} is no architecture of fairseq_posenc")
+    tasks = (family.task, *_FINE_TUNING.get(family.name, ()))
+    if task.get("_name") not in tasks:
+        raise UserError(f"{folder.path}: its model is of a task that is none of {', '.join(tasks)}")
+    if folder.settings:
+        own = retrained(own, folder)
+        given, task = own["model"], own["task"]
+    config = defaults(arch, task["_name"])
+    plain = isinstance(config["model"], dict)
+    values = {**(config["model"] if plain else vars(config["model"])), **given}
+    _refuse_other_sizes({**values, "classes": own.get("classes")}, folder)
+    symbols = _symbols(folder)
+    with refuse_unusable_settings(str(folder.path)):
+        model = build_model({**values, "_name": arch}, symbols)
+        _add_head(model, own)
+    config["model"] = values if plain else Namespace(**values)
+    config["task"] = {**config["task"], **task, "data": str(folder.path)}
+    before = (folder.settings or own)["model"]
+    changed = {name: value for name, value in given.items() if before.get(name) != value}
+    return Built(model.eval(), family.name, config, str(own.get("head") or family.name), changed)
+
+
+def _refuse_other_code(folder: Folder) -> None:
+    """Refuse a folder whose code is not what this version writes: it may compute something else.
+
+    The version in its title may be another one. Nothing of the code is run.
+    """
+    path = folder.path / CODE
+    if not path.is_file():
+        return
+    try:
+        expected = _without_version(generate_code(folder.config))
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{folder.path / CONFIG}: is not of {CODE}: {error!r}") from None
+    if _without_version(path.read_text(encoding="utf-8", errors="replace")) != expected:
+        raise UserError(
+            f"{path}: is not the code that this version of fairseq_posenc writes for {CONFIG}, so "
+            "the weights may mean something else; import them with the version that exported "
+            "them, or remove the file to import them as they mean here"
+        )
+
+
+def _without_version(text: str) -> str:
+    return _VERSION.sub("", text, count=1)
+
+
+def _add_head(model: Any, own: dict[str, Any]) -> None:
+    """Give a model the head that it was fine-tuned with."""
+    if own.get("head") == "spans":
+        model.register_span_head()
+    elif own.get("head") == "classes":
+        model.register_classification_head(str(own["head_name"]), num_classes=int(own["classes"]))
+
+
+def _symbols(folder: Folder) -> list[int]:
+    """Read the number of symbols of each stack."""
+    stacks = [folder.config.get(key) for key in ("encoder_stack", "decoder_stack")]
+    sizes = [each.get("vocab_size") for each in stacks if isinstance(each, dict)]
+    found: list[Any] = sizes or [folder.config.get("vocab_size")]
+    if not all(isinstance(size, int) and size > 4 for size in found):
+        raise UserError(f"{folder.path / CONFIG}: has no vocab_size of more than 4")
+    return found
+
+
+def _refuse_other_sizes(values: dict[str, Any], folder: Folder) -> None:
+    """Refuse settings of a model that is far larger than the weights, before it is built."""
+    there = sum(weight.numel() for weight in folder.weights.values())
+    numbers = [size for size in _symbols(folder)]
+    for side in ("encoder", "decoder"):
+        names = ("layers", "embed_dim", "ffn_embed_dim")
+        sizes = [values.get(f"{side}_{name}") or 0 for name in names]
+        if all(isinstance(size, int) for size in sizes):
+            layers, width, inner = sizes
+            numbers.append(layers * width * (4 * width + 2 * inner))
+    positions = ("max_positions", "max_source_positions", "max_target_positions", "classes")
+    numbers += [values.get(name) or 0 for name in positions]
+    if not all(isinstance(each, int) and 0 <= each <= max(2 * there, 10_000) for each in numbers):
+        raise UserError(
+            f"{folder.path}: its settings are of a model that its {there:,} weights are not"
+        )
+
+
+def load(folder: Folder, built: Built) -> dict[str, Any]:
+    """Give a model its weights; return its state.
+
+    Raises:
+        UserError: a tensor is missing, left over, or of another shape or kind.
+    """
+    own: dict[str, Any] = built.model.state_dict()
+    (_, stack), *_ = stacks_of(built.model)
+    weights = split_query_key_value(folder.weights, stack.assembly.dims.num_heads)
+    unused = _unused(built, own)
+    wanted = [name for name in own if not name.endswith(NO_WEIGHTS) and name not in unused]
+    found, used = from_hf_weights(folder.config, weights, wanted, built.model)
+    left = sorted(weights.keys() - used)
+    missing = [name for name in wanted if name not in found]
+    other = [name for name in found if found[name].shape != own[name].shape]
+    for names, what in (
+        (missing, "tensors of the model are not there"),
+        (left, "tensors have no place in the model"),
+        (other, "tensors have other shapes than the settings say"),
+    ):
+        if names:
+            raise UserError(
+                f"{folder.path / WEIGHTS}: {len(names):,} {what}, such as {shortened(names[0])}"
+            )
+    found |= {name: torch.zeros_like(own[name]) for name in unused}
+    state = {**own, **found}
+    built.model.load_state_dict(dict(state))  # strict, and the package's own checks
+    _restate(folder, built)
+    loaded = built.model.state_dict()
+    if torn := [name for name in found if not torch.equal(loaded[name].cpu(), found[name])]:
+        raise UserError(
+            f"{folder.path / WEIGHTS}: {shortened(torn[0])} is one tensor with another in fairseq, "
+            "and the two differ"
+        )
+    return {**loaded, **found}
+
+
+def _unused(built: Built, own: dict[str, Any]) -> list[str]:
+    """List what a fine-tuned model has of its pre-training's head, tied embeddings apart.
+
+    An export leaves it out. It is zeros here: what was drawn would pass for trained.
+    """
+    if built.head not in ("classes", "spans"):
+        return []
+    head = built.model.encoder.lm_head
+    tied = head.weight is built.model.encoder.sentence_encoder.embed_tokens.weight
+    names = [name for name in own if name.startswith(_UNUSED)]
+    return [name for name in names if not (tied and name == f"{_UNUSED}weight")]
+
+
+def _restate(folder: Folder, built: Built) -> None:
+    """Take over the length that the weights were trained at, the dictionary and the language.
+
+    Raises:
+        UserError: what they were trained for is not what the folder's settings are.
+    """
+    config, kept = folder.config, folder.settings or {}
+    for side, stack in stacks_of(built.model):
+        stated = config.get(f"{side}_stack") or {}
+        try:
+            meaning = WeightSettings.parse((kept.get("meanings") or {}).get(side) or {})
+            lengths = {side: stated.get("trained_on"), **(kept.get("trained_lengths") or {})}
+            length = int(lengths[side] or 0)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise UserError(f"{folder.source}: cannot be read: {error}") from None
+        if others := meaning.differences(stack.weight_settings):
+            raise UserError(f"{folder.source}: {side}: {'; '.join(others)}")
+        stack.weight_settings = stack.weight_settings.filled_from(meaning)
+        if stated:
+            layers, own = parse_layers(stated), by_layer(stack.assembly.spec)
+            if layers != own or stated["directions"] != list(stack.directions):
+                there = ",".join("+".join(layer) or "none" for layer in layers)
+                raise UserError(
+                    f"{CONFIG}: the {side} has {there} there, and "
+                    f"{stack.identity.positions} by the options under {FAIRSEQ!r}, or other "
+                    "attention directions"
+                )
+        if length and "position_encoding" not in built.changed:
+            identity = stack.identity._replace(trained_length=length)
+            stack.set_extra_state(identity.to_tensor())

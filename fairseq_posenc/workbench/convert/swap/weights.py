@@ -1,0 +1,210 @@
+"""Gives the start the weights of the source, and says what became of each position parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import Any, NamedTuple, Optional, cast
+
+import torch
+from torch import Tensor
+
+from fairseq_posenc import registry
+from fairseq_posenc.checkpoints.identity import KEY, Identity, is_identity
+from fairseq_posenc.checkpoints.state_dict_adapter import STOCK_SINUSOIDS, is_position_parameter
+from fairseq_posenc.encodings.base import Dims
+from fairseq_posenc.encodings.rope import Rope
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.registry import Item, Layer, Spec
+from fairseq_posenc.workbench.convert.swap.position_parameters import Rule, Stack, find, original
+from fairseq_posenc.workbench.loading.families import stacks_of
+from fairseq_posenc.workbench.loading.pretrained import Pretrained
+
+
+class Start(NamedTuple):
+    """The start's parameters, and an account of them."""
+
+    weights: dict[str, Tensor]  # all parameters by name
+    kept: list[str]  # names of the source's parameters beside positions, as they are there
+    permuted: list[str]  # names of those whose rows stand in another order
+    positions: list[str]  # a line on each position parameter of the start and of the source
+    # names of the source's parameters that belong to no encoder; they are left out
+    heads: list[str]
+
+
+def match(source: Pretrained, model: Any, extend: Optional[Rule]) -> Start:
+    """Give a model the source's weights.
+
+    Args:
+        source: the trained model.
+        model: the start, its parameters drawn; filled, so that it has what the start has.
+        extend: rule for longer tables by position; None refuses them.
+
+    Raises:
+        UserError: the rest of the parameters is not the model's, or a table would be longer.
+    """
+    stacks = _stacks(source, model)
+    theirs, heads = _as_now(source, model)
+    own = dict(model.state_dict())
+    kept = [name for name in theirs if not _is_apart(name)]
+    shared = {name: value for name, value in own.items() if not _is_apart(name)}
+    _refuse_other_parameters(source, {name: theirs[name] for name in kept}, shared)
+    weights = {**own, **{name: theirs[name] for name in kept}}
+    permuted = {}
+    for stack in stacks:
+        permuted.update(reordered(stack.prefix, stack.module, stack.spec, weights))
+        weights[f"{stack.prefix}{KEY}"] = _identity(stack, theirs).to_tensor()
+    accounts = []
+    for name in filter(_is_position, own):
+        stack = next(each for each in stacks if name.startswith(each.prefix))
+        found, note = find(name, own[name], theirs, source, stack, extend)
+        weights[name] = own[name] if found is None else found
+        fate = "new" if found is None else "mapped"
+        accounts.append(f"{name} {tuple(own[name].shape)}: {fate}{note}")
+    for name in theirs:
+        if _is_position(name) and name not in own:
+            there = original(name, source)
+            accounts.append(f"{there} {tuple(source.weights[there].shape)}: dropped")
+    weights.update(permuted)
+    model.load_state_dict(dict(weights))  # strict: fairseq's own check of names and shapes
+    still = [name for name in kept if name not in permuted]
+    return Start(weights, still, list(permuted), accounts, heads)
+
+
+def _stacks(source: Pretrained, model: Any) -> list[Stack]:
+    names = {id(module): name for name, module in model.named_modules()}
+    more = getattr(model, "positions_for_bos", 0)  # its tables may have room for <s> already
+    return [
+        Stack(
+            f"{names[id(stack)]}.",
+            stack,
+            source.specs[side],
+            (source.positions[side], source.positions[side] + more),
+        )
+        for side, stack in stacks_of(model)
+    ]
+
+
+def _as_now(source: Pretrained, model: Any) -> tuple[dict[str, Tensor], list[str]]:
+    """Rename the source's weights as today's fairseq does; list what has no stack."""
+    heads = [n for n in source.weights if not n.startswith(("encoder.", "decoder."))]
+    weights = {name: value for name, value in source.weights.items() if name not in heads}
+    upgrade: Any = model.upgrade_state_dict
+    upgrade(weights)
+    return weights, heads
+
+
+def _is_position(name: str) -> bool:
+    return is_position_parameter(name) or name.endswith(STOCK_SINUSOIDS)
+
+
+def _is_apart(name: str) -> bool:
+    return _is_position(name) or is_identity(name)
+
+
+def _identity(stack: Stack, theirs: Mapping[str, Tensor]) -> Identity:
+    """Combine the settings of the source's weights with the positions of the start.
+
+    Of encodings that the source had, what depends on the trained length, such as a scaling's ramp,
+    is to be for the length that was trained.
+    """
+    state, now = theirs.get(f"{stack.prefix}{KEY}"), stack.module.identity
+    old = None if state is None else Identity.from_tensor(state)
+    if old is not None:
+        now = now._replace(weight_settings=old.weight_settings)
+    both = {item.name for item in stack.spec.items} & {
+        item.name for item in stack.module.assembly.spec.items
+    }
+    if not both - {"none"}:
+        return now
+    length = stack.positions[0] if old is None else old.trained_length
+    return now._replace(trained_length=length)
+
+
+def _refuse_other_parameters(
+    source: Pretrained, theirs: Mapping[str, Tensor], own: Mapping[str, Tensor]
+) -> None:
+    both = theirs.keys() & own.keys()
+    for names, what in (
+        (own.keys() - both, "lacks"),
+        (theirs.keys() - both, "holds, unlike the start,"),
+        ({name for name in both if theirs[name].shape != own[name].shape}, "has other sizes in"),
+    ):
+        if names:
+            raise UserError(
+                f"{source.path}: it {what} {len(names)} parameters such as {min(names)}: "
+                "its options do not tell how it was built"
+            )
+
+
+def reordered(
+    prefix: str, stack: Any, old: Spec, weights: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Reorder the weights of a stack's queries and keys for its layout of pairs, if it is another.
+
+    Scores are sums over coordinates, so that a head's queries and keys may have theirs in any
+    order, as long as it is one. Rotations name the coordinates that are a pair.
+
+    Args:
+        prefix: of the names of its parameters.
+        stack: with the new positions.
+        old: positions that the weights were trained with.
+        weights: of the model.
+
+    Raises:
+        UserError: another encoding of the stack has vectors that queries or keys are multiplied by.
+    """
+    dims, spec = stack.assembly.dims, stack.assembly.spec
+    attentions = ["self_attn"]
+    if getattr(stack, "rotates_source", False):
+        attentions.append("encoder_attn")
+    found = {}
+    for layer in range(len(stack.layers)):
+        before, now = (_rotary(each, layer, dims) for each in (old, spec))
+        if before is None or now is None or before.rotated != now.rotated:
+            continue
+        if before.layout == now.layout:
+            continue
+        _refuse_vectors(stack)
+        index = torch.empty_like(now.order())
+        index[now.order()] = before.order()
+        for name in _projections(f"{prefix}layers.{layer}", attentions):
+            rows = weights[name].unflatten(0, (dims.num_heads, -1))[:, index]  # [H, D, ...]
+            found[name] = rows.flatten(0, 1)
+    return found
+
+
+def without_layout(spec: Spec) -> Spec:
+    """Give each rotation of a spec the layout that is its default."""
+
+    def plain(layer: Layer) -> Layer:
+        options = (dict(item.options) for item in layer)
+        without = ({key: x for key, x in each.items() if key != "layout"} for each in options)
+        return tuple(Item.canonical(item.name, each) for item, each in zip(layer, without))
+
+    layers = tuple(map(plain, spec.layers))
+    return Spec(plain(spec.whole), layers).keep(range(len(layers)))
+
+
+def _rotary(spec: Spec, layer: int, dims: Dims) -> Optional[Rope]:
+    """Build the rotary encoding of a layer, if it has one."""
+    for item in spec.keep([layer]).items:
+        if issubclass(registry.get(item.name), Rope):
+            (built,) = registry.build({item.name: item}, dims).each()
+            return cast(Rope, built)
+    return None
+
+
+def _projections(layer: str, attentions: list[str]) -> Iterator[str]:
+    """Name the parameters that make a layer's queries and keys."""
+    for attention, part in product(attentions, ("q_proj", "k_proj")):
+        yield from (f"{layer}.{attention}.{part}.{kind}" for kind in ("weight", "bias"))
+
+
+def _refuse_vectors(stack: Any) -> None:
+    """Refuse an order of coordinates that vectors of another encoding do not have."""
+    if not all(terms.content_only for terms in stack.assembly.check("auto")):
+        raise UserError(
+            f"{stack.assembly.spec}: the layout of pairs can be changed beside encodings that add "
+            "numbers to the scores, not beside those whose vectors meet queries or keys"
+        )

@@ -1,0 +1,312 @@
+"""The runs of GLUE: one for each task, learning rate and seed, each in a folder of its own."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fairseq.dataclass.initialize import hydra_init
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.tasks.glue.data import find_data
+from fairseq_posenc.tasks.glue.definitions import TASKS, Task
+from fairseq_posenc.workbench.loading.checkpoints import updates_done
+from fairseq_posenc.workbench.loading.pretrained import Pretrained
+from fairseq_posenc.workbench.running.files import shipped
+from fairseq_posenc.workbench.running.host import USER_DIR
+from fairseq_posenc.workbench.running.locks import lock_folder
+from fairseq_posenc.workbench.running.stages import STAMP, Stage, read_inputs
+from fairseq_posenc.workbench.training import recipes
+from fairseq_posenc.workbench.training.recipes.yaml_files import compose_file, config_name
+
+CONFIGS = shipped("finetune_configs") / "glue"
+RESULT = "result.json"  # written last
+_NAMES = {"modified": "version of the checkpoint"}  # of fields, in messages
+_PLAIN = re.compile(r"[A-Za-z_./][\w./+-]*")
+
+
+class Run(NamedTuple):
+    """One fine-tuning, as its folder's stamp has it.
+
+    Attributes:
+        protocol: name of the protocol.
+        task: name of the task.
+        learning_rate: peak learning rate.
+        seed: random seed.
+        metric: metric that chooses the checkpoint.
+        max_update: number of updates.
+        data: folder of the data-bin.
+        checkpoint: checkpoint of the pre-trained model.
+        modified: modification time of the checkpoint, in nanoseconds.
+        command: ``fairseq-hydra-train`` and its arguments, without the checkpoint to start from.
+    """
+
+    protocol: str
+    task: str
+    learning_rate: float
+    seed: int
+    metric: str
+    max_update: int
+    data: str
+    checkpoint: str
+    modified: int
+    command: list[str]
+
+    @property
+    def label(self) -> str:
+        """Name of the run in messages."""
+        return f"{self.task}, learning rate {self.learning_rate:g}, seed {self.seed}"
+
+    @property
+    def reported_metric(self) -> str:
+        """The metric that is reported; of two development sets, on the matched one."""
+        return f"{self.metric}_m" if len(TASKS[self.task].valid_splits) > 1 else self.metric
+
+    def folder(self, out: Path) -> Path:
+        """Build the path of the run's folder."""
+        return out / self.task / f"lr{self.learning_rate:g}-seed{self.seed}"
+
+    def is_finished(self, out: Path) -> bool:
+        """Check whether the run has its result."""
+        return (self.folder(out) / RESULT).exists()
+
+
+class Request(NamedTuple):
+    """What the user asked for.
+
+    Attributes:
+        protocol: name of the protocol.
+        tasks: tasks to fine-tune on.
+        data: folder of their data-bins.
+        pretrained: the model to start from, its path absolute.
+        out: folder of the runs, absolute.
+        rates: peak learning rates; empty for the paper's.
+        seeds: random seeds; empty for the paper's.
+        configs: folder of the YAML files.
+        overrides: hydra overrides.
+    """
+
+    protocol: str
+    tasks: Sequence[Task]
+    data: Path
+    pretrained: Pretrained
+    out: Path
+    rates: Sequence[float]
+    seeds: Sequence[int]
+    configs: Path
+    overrides: Sequence[str]
+
+
+class Settings(NamedTuple):
+    """Settings of a task's configuration, composed of a YAML file and the user's overrides.
+
+    Attributes:
+        name: name of the YAML file without its ending.
+        metric: metric that chooses the checkpoint, and is reported.
+        max_update: number of updates.
+        warmup_updates: updates in which the learning rate grows.
+        model: model options in the file: hydra changes them, and adds all others with ``+``.
+    """
+
+    name: str
+    metric: str
+    max_update: int
+    warmup_updates: int
+    model: frozenset[str]
+
+
+def paper_grid(protocol: str, task: Task) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    """Look up the learning rates and seeds of the paper."""
+    recipe = _recipe(protocol)
+    given = {**recipe["not_given"], **recipe["settings"]}
+    given.update(recipe.get("per_task", {}).get(task.name, {}))
+    return tuple(given["lr"]), tuple(given["seeds"])
+
+
+def read_settings(
+    configs: Path, protocol: str, task: Task, examples: int, overrides: Sequence[str]
+) -> Settings:
+    """Compose a task's configuration, with the updates that depend on the data.
+
+    Args:
+        configs: folder of the YAML files.
+        protocol: name of the protocol.
+        task: the task.
+        examples: size of its training set.
+        overrides: the user's hydra overrides.
+
+    Raises:
+        UserError: the file is not there, or hydra refuses it or an override.
+    """
+    path = configs / f"{config_name(protocol, task)}.yaml"
+    cfg = _compose(path, overrides)
+    # Where the YAML file leaves them open, they depend on the data.
+    max_update = cfg.optimization.max_update or (
+        cfg.optimization.max_epoch * _updates_per_epoch(cfg, examples)
+    )
+    warmup = cfg.lr_scheduler.warmup_updates or round(
+        _recipe(protocol)["not_given"].get("warmup_ratio", 0) * max_update
+    )
+    written = _compose(path, []) if overrides else cfg
+    metric, model = cfg.checkpoint.best_checkpoint_metric, frozenset(written.get("model") or {})
+    return Settings(path.stem, metric, int(max_update), int(warmup), model)
+
+
+def _recipe(protocol: str) -> dict[str, Any]:
+    recipe: dict[str, Any] = recipes.load()["finetuning"]["glue"][protocol]
+    return recipe
+
+
+def _updates_per_epoch(cfg: Any, examples: int) -> int:
+    batches = math.ceil(examples / cfg.dataset.batch_size)
+    on_each = math.ceil(batches / cfg.distributed_training.distributed_world_size)
+    return math.ceil(on_each / cfg.optimization.update_freq[0])
+
+
+def _compose(path: Path, overrides: Sequence[str]) -> Any:
+    if not path.is_file():
+        raise UserError(f"{path} is not there: name the folder of your YAML files with --configs")
+    hydra_init(path.stem)
+    try:
+        return compose_file(path, overrides)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(f"{path}: {' '.join(str(error).split())}") from error
+
+
+def plan_runs(request: Request) -> list[Run]:
+    """Plan the runs of all tasks.
+
+    Raises:
+        UserError: a task has no data, data of another dictionary, examples that are longer than the
+            model, or no configuration.
+    """
+    runs = []
+    for task in request.tasks:
+        data, pretrained = find_data(request.data, task), request.pretrained
+        pretrained.check_dictionary(data.dictionary)
+        data.check_lengths(pretrained.max_positions, pretrained.path)
+        examples = data.splits["train"]["examples"]
+        settings = read_settings(
+            request.configs, request.protocol, task, examples, request.overrides
+        )
+        rates, seeds = paper_grid(request.protocol, task)
+        for rate, seed in product(request.rates or rates, request.seeds or seeds):
+            run = Run(
+                protocol=request.protocol,
+                task=task.name,
+                learning_rate=rate,
+                seed=seed,
+                metric=settings.metric,
+                max_update=settings.max_update,
+                data=str(data.path),
+                checkpoint=str(pretrained.path),
+                modified=pretrained.path.stat().st_mtime_ns,
+                command=[],
+            )
+            runs.append(run._replace(command=_command(run, settings, request)))
+    return runs
+
+
+def _command(run: Run, settings: Settings, request: Request) -> list[str]:
+    model, folder = request.pretrained, run.folder(request.out)
+    chosen = {word.lstrip("+").partition("=")[0] for word in request.overrides}
+    values: dict[str, Any] = {
+        "hydra.run.dir": folder,
+        "common.user_dir": USER_DIR,
+        "common.seed": run.seed,
+        "task.data": run.data,
+        "task.max_positions": model.max_positions,
+        **{
+            f"{'' if name in settings.model else '+'}model.{name}": value
+            for name, value in model.options.items()
+            if f"model.{name}" not in chosen
+        },
+        "optimization.lr": [run.learning_rate],
+        "optimization.max_update": run.max_update,
+        "lr_scheduler.warmup_updates": settings.warmup_updates,
+        "checkpoint.save_dir": folder,
+    }
+    return [
+        *("fairseq-hydra-train", "--config-dir", str(request.configs.resolve())),
+        *("--config-name", settings.name),
+        *(format_override(name, value) for name, value in values.items()),
+        *request.overrides,
+    ]
+
+
+def format_override(name: str, value: Any) -> str:
+    """Format a hydra override; texts with brackets, commas and so on are quoted."""
+    if isinstance(value, (str, Path)):
+        if _PLAIN.fullmatch(str(value)):
+            return f"{name}={value}"
+        escaped = str(value).replace("\\", "\\\\").replace("'", "\\'")
+        return f"{name}='{escaped}'"
+    return f"{name}={json.dumps(value)}"
+
+
+def claim_runs(runs: Sequence[Run], out: Path) -> list[Run]:
+    """Note the runs in their folders; return all runs of ``out``, also those of earlier commands.
+
+    Raises:
+        UserError: a folder has a run with other settings that has begun or is in use.
+    """
+    known = {run.folder(out): run for run in list_runs(out, like=runs[0])}
+    for run in runs:
+        folder = run.folder(out)
+        stage = Stage(folder, run._asdict())
+        stage.refuse_others(partial(has_begun, folder))
+        if not stage.is_claimed:
+            with lock_folder(folder, "run"):
+                stage.claim()
+        known[folder] = run
+    return [known[folder] for folder in sorted(known)]
+
+
+def has_begun(folder: Path) -> bool:
+    """Check whether a run has a result or a checkpoint."""
+    return (folder / RESULT).exists() or updates_done(folder) > 0
+
+
+def list_runs(out: Path, like: Run) -> list[Run]:
+    """List the runs of a folder, also those of earlier commands.
+
+    Runs of another model or protocol that have not begun are left out.
+
+    Raises:
+        UserError: a run that has begun is of another model or protocol.
+    """
+    runs = []
+    stamps = (STAMP, "run.json")  # the latter in folders of earlier versions
+    folders = {path.parent for name in stamps for path in out.glob(f"*/*/{name}")}
+    for folder in sorted(folders):
+        run = read_run(folder)
+        names = ("protocol", "checkpoint", "modified")
+        other = [name for name in names if getattr(run, name) != getattr(like, name)]
+        if other and has_begun(folder):
+            raise UserError(
+                f"{folder} has a run with another {_NAMES.get(other[0], other[0])}; choose "
+                "another --out, or delete it"
+            )
+        if not other:
+            runs.append(run)
+    return runs
+
+
+def read_run(folder: Path) -> Run:
+    """Read the plan of a run.
+
+    Raises:
+        UserError: its file holds none.
+    """
+    inputs = read_inputs(folder)
+    if not isinstance(inputs, dict) or inputs.keys() != set(Run._fields):
+        raise UserError(f"{folder}: has no run of glue; delete it")
+    return Run(**inputs)

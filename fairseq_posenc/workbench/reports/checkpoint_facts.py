@@ -1,0 +1,119 @@
+"""Facts of a checkpoint: what training made it, and how good it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+from fairseq_posenc.checkpoints.safe_loading import open_mapped, readable_errors
+from fairseq_posenc.workbench.running import host  # noqa: F401  (registers models and tasks)
+
+PRETRAINING = ("masked_lm", "language_modeling")  # fairseq's tasks
+NAMES = ("checkpoint_last.pt", "checkpoint_best.pt")
+LARGE = (24, 1024)  # layers and width
+# Sections of fairseq's configuration; where two have an option of one name, the later one counts.
+_SECTIONS = (
+    *("common", "distributed_training", "dataset", "optimization", "optimizer", "lr_scheduler"),
+    *("checkpoint", "model", "task"),
+)
+
+
+class CheckpointFacts(NamedTuple):
+    """What a checkpoint says of the training that made it."""
+
+    path: Path  # its checkpoint
+    task: str  # fairseq's name of the task
+    settings: dict[str, Any]  # fairseq's options by name
+    updates: int  # updates made
+    # the lowest on the validation set; None if no validation, or not that, was made
+    perplexity: Optional[float]
+
+    @property
+    def encoding(self) -> str:
+        """The position encodings; fairseq's own models are learned or say what they are not."""
+        if "position_encoding" in self.settings:
+            decoder = self.settings.get("position_encoding_decoder")
+            causal = self.task == "language_modeling"
+            return str(decoder if causal and decoder else self.settings["position_encoding"])
+        side = "decoder" if self.task == "language_modeling" else "encoder"
+        if self.settings.get("no_token_positional_embeddings"):
+            return "none"
+        learned = self.settings.get(f"{side}_learned_pos", side == "encoder")
+        return "learned" if learned else "sinusoidal(layout=fairseq)"
+
+    @property
+    def directions(self) -> str:
+        """What the layers see; ``lr`` for causal models."""
+        if self.task == "language_modeling":
+            return "lr"
+        return str(self.settings.get("attention_directions") or "")
+
+    @property
+    def data_name(self) -> str:
+        """Name of its data folder, in lower case."""
+        return Path(str(self.settings.get("data", "")).split(":")[0]).name.lower()
+
+    @property
+    def large(self) -> bool:
+        """Whether it has the size of RoBERTa-large."""
+        sizes = (self.settings.get("encoder_layers"), self.settings.get("encoder_embed_dim"))
+        return sizes == LARGE
+
+    @property
+    def released(self) -> bool:
+        """Whether it is taken for a released model: fairseq's own, or a start not trained on."""
+        return self.updates == 0 or "position_encoding" not in self.settings
+
+    @property
+    def start(self) -> Optional[Path]:
+        """The checkpoint that the weights are from, None if they were random."""
+        if begun := self.settings.get("finetune_from_model"):
+            return Path(begun)
+        resumed = Path(self.settings.get("restore_file") or NAMES[0])
+        own = resumed == Path(NAMES[0]) or resumed.parent == self.path.parent
+        return None if own else resumed
+
+
+def read(path: Path) -> CheckpointFacts:
+    """Read a checkpoint; its tensors stay on the disk.
+
+    Raises:
+        UserError: it is no checkpoint of fairseq.
+    """
+    with readable_errors(str(path)):
+        state = open_mapped(path)
+        settings = _flat(state)
+        history = state["optimizer_history"][-1]
+        extra = state["extra_state"]
+    task, updates = str(settings.get("task")), int(history.get("num_updates", 0))
+    return CheckpointFacts(path.resolve(), task, settings, updates, _perplexity(settings, extra))
+
+
+def read_folder(folder: Path) -> Optional[CheckpointFacts]:
+    """Read the training of a ``--save-dir``, None if the folder is not of one."""
+    path = next((folder / name for name in NAMES if (folder / name).is_file()), None)
+    return None if path is None else read(path)
+
+
+def _flat(state: dict[str, Any]) -> dict[str, Any]:
+    if state.get("args") is not None:
+        return vars(state["args"])
+    flat: dict[str, Any] = {}
+    for name in _SECTIONS:
+        section = state["cfg"].get(name) or {}
+        flat.update(section if isinstance(section, dict) else vars(section))
+    flat["task"] = state["cfg"]["task"]["_name"]
+    return flat
+
+
+def _perplexity(settings: dict[str, Any], extra: dict[str, Any]) -> Optional[float]:
+    metric, best = settings.get("best_checkpoint_metric", "loss"), extra.get("best")
+    if best is None or metric not in ("loss", "ppl"):
+        return None
+    return float(2.0**best if metric == "loss" else best)  # fairseq's losses are in bits
+
+
+def translation_task(training: Optional[CheckpointFacts]) -> str:
+    """Name the test of a translation model by its data folder."""
+    name = "" if training is None else training.data_name
+    return "IWSLT2017 fr-en" if "iwslt" in name and "fr-en" in name else name or "another text"

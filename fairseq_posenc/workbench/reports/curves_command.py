@@ -1,0 +1,115 @@
+"""``fairseq-posenc learning-curves``: trainings' losses as a table and a picture."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Optional
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.reports.curve_tables import all_tables, figures
+from fairseq_posenc.workbench.results import intervals, learning_curves
+from fairseq_posenc.workbench.results.markdown import plain
+from fairseq_posenc.workbench.results.pictures import can_draw
+from fairseq_posenc.workbench.results.record import Record, make_folder, own_command
+from fairseq_posenc.workbench.running.files import write_whole
+from fairseq_posenc.workbench.running.logs import Curve, read_curve_file
+from fairseq_posenc.workbench.running.options import add_json, add_out, parse_named, split_trainings
+from fairseq_posenc.workbench.running.progress import say
+
+TABLE, RECORD = "curves.md", "curves.json"
+PICTURE, TRAINING = "curves.png", "training.png"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    add = parser.add_argument
+    add(
+        "logs",
+        nargs="+",
+        metavar="NAME=LOG[,LOG...]",
+        help="what fairseq-train printed, in any --log-format; train.log of the training scripts; "
+        "with commas, trainings of the same with other seeds",
+    )
+    add("--title", default="Validation perplexity", help="of the picture (default: %(default)s)")
+    add(
+        "--updates",
+        metavar="FIRST:LAST",
+        help="part of the training to draw, as in 0:16000 or 80000: (default: all of it)",
+    )
+    add_out(parser, "curves")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write table and picture, print the table; return the exit code."""
+    first, last = _part(args.updates)
+    logs = _logs(args.logs)
+    trainings = {name: [_read(name, log) for log in each] for name, each in logs.items()}
+    make_folder(args.out)
+    text = all_tables(trainings)
+    data = {name: ",".join(map(str, each)) for name, each in logs.items()}
+    record = Record("curves", figures(trainings), data, command=own_command())
+    record.write(args.out / RECORD)
+    print(record.text() if args.json else text)
+    pictures = {
+        PICTURE: (args.title, learning_curves.validation_line, intervals.interval_of_perplexity),
+        TRAINING: ("Training loss in nats", learning_curves.training_line, intervals.interval),
+    }
+    drawn = []
+    for file, (title, line_of, over) in pictures.items() if can_draw() else ():
+        lines = {
+            name: [
+                point
+                for point in intervals.average_lines([line_of(curve) for curve in curves], over)
+                if first <= point[0] <= last
+            ]
+            for name, curves in trainings.items()
+        }
+        means = {name: [(x, y.mean) for x, y in line] for name, line in lines.items()}
+        bands = {name: [(x, y.low, y.high) for x, y in line] for name, line in lines.items()}
+        dots = {
+            name: [each for curve in curves for each in line_of(curve) if first <= each[0] <= last]
+            for name, curves in trainings.items()
+            if file == PICTURE and len(curves) > 1
+        }
+        if learning_curves.draw_lines(means, title, args.out / file, file == PICTURE, bands, dots):
+            drawn.append(f"\n![{plain(title)}]({file})\n")
+    write_whole(args.out / TABLE, "".join([text, *drawn]))
+    say(f"tables{_pictures(len(drawn))}: {args.out}")
+    return 0
+
+
+def _pictures(drawn: int) -> str:
+    """Format the text on the pictures beside the tables."""
+    if not can_draw():
+        return " (matplotlib, for pictures, is missing)"
+    return " and pictures" if drawn else " (nothing was logged in --updates, so no picture)"
+
+
+def _part(text: Optional[str]) -> tuple[float, float]:
+    """Parse the first and the last update to draw."""
+    found = re.fullmatch(r"(\d*):(\d*)", text or ":")
+    if found is None:
+        raise UserError(f"--updates {text}: write FIRST:LAST, as in 0:16000")
+    return float(found[1] or 0), float(found[2] or math.inf)
+
+
+def _logs(texts: Sequence[str]) -> dict[str, list[Path]]:
+    found = parse_named(texts, "NAME=LOG", "trainings")
+    logs = {name: [Path(each) for each in split_trainings(paths)] for name, paths in found.items()}
+    for name, paths in logs.items():
+        for log in paths:
+            if not log.is_file():
+                raise UserError(f"{name}: the log {log} does not exist")
+    return logs
+
+
+def _read(name: str, log: Path) -> Curve:
+    curve = read_curve_file(log)
+    if not curve.entries:
+        raise UserError(f"{name}: {log} has no validation; fairseq-train prints one an epoch")
+    return curve

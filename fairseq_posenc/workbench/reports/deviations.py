@@ -1,0 +1,110 @@
+"""Differences between our runs and the paper's."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from typing import Any, Optional
+
+from fairseq_posenc.workbench.reports.checkpoint_facts import CheckpointFacts
+from fairseq_posenc.workbench.reports.own_runs import TRANSLATION, OwnRun
+from fairseq_posenc.workbench.training import recipes
+
+_NOT_COMPARED = {"task", "criterion", "max_update", "total_num_update", "seed"}
+_NOT_COMPARED |= {"warmup_epochs", "runs"}  # which fairseq has no option for
+_GONE = "its pre-training is not known, as the checkpoint is not there"
+
+
+def differences(model: Sequence[OwnRun], recipe_name: str) -> list[str]:
+    """List the differences between one of our models, by its runs, and the paper's set-up.
+
+    Every line comes from the runs' own files; what they do not hold is listed as not known.
+    """
+    training = next((run.training for run in model if run.training is not None), None)
+    if recipe_name == TRANSLATION:
+        lines = [_GONE] if training is None else _translation_lines(training)
+        return list(dict.fromkeys([*lines, *(note for run in model for note in run.notes)]))
+    recipe = recipes.pretraining(recipe_name)
+    lines = [_GONE] if training is None else _pretraining_lines(training, recipe)
+    for run in model:
+        lines += [*_fine_tuning_lines(run), *run.notes]
+    return list(dict.fromkeys(lines))
+
+
+def _pretraining_lines(training: CheckpointFacts, recipe: recipes.Recipe) -> list[str]:
+    settings, paper = training.settings, recipe.settings
+    data = recipes.load()["pretraining"][recipe.name]["data"]["name"]
+    start = str(training.start or "random")
+    lines = [f"data: {settings.get('data', 'not known')} (paper: {data})"]
+    if start != recipe.init:
+        lines.append(f"start: {start} (paper: {recipe.init})")
+    if training.updates != paper["max_update"]:
+        lines.append(f"updates: {training.updates:,} (paper: {paper['max_update']:,})")
+    batch = _batch(settings)
+    if batch != f"{recipe.batch:,} sequences":
+        lines.append(f"batch: {batch} (paper: {recipe.batch:,} sequences)")
+    lines += _setting_lines(settings, paper)
+    lines.append(f"seed: {settings.get('seed', 'not known')} (paper: {paper.get('seed', '-')})")
+    return lines
+
+
+def _setting_lines(settings: dict[str, Any], paper: dict[str, Any]) -> list[str]:
+    lines = []
+    for name in sorted(paper.keys() - _NOT_COMPARED):
+        if name not in settings:
+            lines.append(f"{name}: not known (paper: {_show(paper[name])})")
+        elif _plain(settings[name]) != _plain(paper[name]):
+            lines.append(f"{name}: {_show(settings[name])} (paper: {_show(paper[name])})")
+    return lines
+
+
+def _translation_lines(training: CheckpointFacts) -> list[str]:
+    settings, recipe = training.settings, recipes.load()["finetuning"]["translation"]["iwslt17"]
+    return [
+        f"data: {settings.get('data', 'not known')} (paper: IWSLT 2017, French to English)",
+        f"updates: {training.updates:,}, batch: {_batch(settings)} (paper: not given)",
+        *_setting_lines(settings, recipe["settings"]),
+        f"seed: {settings.get('seed', 'not known')} (paper: the best of 3 runs)",
+    ]
+
+
+def _batch(settings: dict[str, Any]) -> str:
+    """Format the batch of an update on all GPUs; fairseq takes the lesser of two limits."""
+    steps = settings.get("update_freq") or [1]
+    times = (steps[0] if isinstance(steps, list) else steps) * (
+        settings.get("distributed_world_size") or 1
+    )
+    sizes = [(settings.get("batch_size"), "sequences"), (settings.get("max_tokens"), "tokens")]
+    limits = [f"{size * times:,} {unit}" for size, unit in sizes if size]
+    return " or ".join(limits) if limits else "not known"
+
+
+def _fine_tuning_lines(run: OwnRun) -> list[str]:
+    if run.kind != "glue" or run.record is None:
+        return []
+    recipe = recipes.load()["finetuning"]["glue"].get(run.record.data["protocol"], {})
+    runs, lines = run.record.figures["runs"], []
+    for task in dict.fromkeys(each["task"] for each in runs):
+        given = {**recipe.get("settings", {}), **recipe.get("per_task", {}).get(task, {})}
+        papers = {"learning_rate": given.get("lr"), "seed": given.get("seeds")}
+        for key, paper in papers.items():
+            ours = sorted({each[key] for each in runs if each["task"] == task})
+            if paper is None or ours != sorted(paper):
+                what = f"{key.replace('_', ' ')}s"
+                lines.append(f"{task}, {what}: {_list(ours)} (paper: {_list(paper)})")
+    return lines
+
+
+def _list(values: Optional[Sequence[float]]) -> str:
+    return "-" if values is None else ", ".join(f"{value:g}" for value in values)
+
+
+def _show(value: Any) -> str:
+    return str(value[0]) if isinstance(value, list) and len(value) == 1 else str(value)
+
+
+def _plain(value: Any) -> Any:
+    """Normalize a value: fairseq writes pairs as text, lists or tuples."""
+    if isinstance(value, str) and value[:1] in "([":
+        value = ast.literal_eval(value)
+    return tuple(value) if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,167 @@
+"""The papers' tables of results, with the runs that belong to their rows."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+from fairseq_posenc import registry
+from fairseq_posenc.analysis.catalogue import count_at_base_size
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.reports.deviations import differences
+from fairseq_posenc.workbench.reports.own_runs import OwnRun
+from fairseq_posenc.workbench.results.record import Record
+from fairseq_posenc.workbench.training.recipes import TABLES, Figure, Reported, reported
+
+
+class PaperRow(NamedTuple):
+    """A row of a paper's table, and our models in its place."""
+
+    name: str  # the paper's
+    encoding: str  # spec of its positions
+    paper: dict[str, float]  # its figures by column
+    texts: dict[str, str]  # what the paper says in words, by column
+    computed: dict[str, float]  # our figures that need no run, by column
+    models: list[list[OwnRun]]  # for each of our models its runs
+
+
+class PaperTable(NamedTuple):
+    """A paper's table, and our runs in its rows."""
+
+    paper: Reported
+    rows: list[PaperRow]
+
+    @property
+    def runs(self) -> list[OwnRun]:
+        """All runs of the table."""
+        return [run for row in self.rows for model in row.models for run in model]
+
+    def ours(self, model: Sequence[OwnRun]) -> dict[str, float]:
+        """Select the figures of one of our models by column."""
+        figures = {key: value for run in model for key, value in run.figures.items()}
+        found = {name: figures[key] for name, key in self.paper.columns.items() if key in figures}
+        others = [name for name, key in self.paper.columns.items() if key[0] != "average"]
+        for name in self.paper.columns.keys() - set(others):
+            if all(other in found for other in others):
+                found[name] = statistics.fmean(found[other] for other in others)
+        return found
+
+
+def collect(runs: Sequence[OwnRun], wanted: Optional[str]) -> tuple[list[PaperTable], list[OwnRun]]:
+    """Place the runs in the tables; return the tables and the runs that belong to none.
+
+    ``wanted`` is as in ``A2,B3``, or ``all``; None for all tables with a figure of ours.
+
+    Raises:
+        UserError: there is no such table.
+    """
+    every = wanted in (None, "all")
+    names = list(TABLES) if every else [name.strip() for name in str(wanted).split(",")]
+    for name in names:
+        if name not in TABLES:
+            raise UserError(f"--tables {wanted}: {name!r} is none of {', '.join(TABLES)}")
+    tables = {name: _table(paper, runs) for name, paper in reported().items()}
+    placed = {id(run) for table in tables.values() for run in table.runs}
+    others = [run for run in runs if id(run) not in placed]
+    chosen = [tables[name] for name in names if wanted or tables[name].runs]
+    return chosen, others
+
+
+def _table(paper: Reported, runs: Sequence[OwnRun]) -> PaperTable:
+    released = any("released" in row for row in paper.rows)
+    rows = []
+    for row in paper.rows:
+        wanted = {"recipe": paper.recipe, "released": False if released else None, **row}
+        models = _models(wanted, set(paper.columns.values()), runs)
+        spec = row["position_encoding"]
+        computed = {
+            column: count_at_base_size(spec) / 1000
+            for column, figure in paper.columns.items()
+            if figure[0] == "parameters"
+        }
+        rows.append(
+            PaperRow(row["name"], spec, row["values"], row.get("texts", {}), computed, models)
+        )
+    return PaperTable(paper, rows)
+
+
+def _models(
+    row: dict[str, Any], columns: set[Figure], runs: Sequence[OwnRun]
+) -> list[list[OwnRun]]:
+    """Group the runs that belong to a row by model."""
+    models: dict[str, list[OwnRun]] = {}
+    for run in runs:
+        if columns & run.figures.keys() and _belongs(run, row):
+            models.setdefault(run.model, []).append(run)
+    return list(models.values())
+
+
+def _belongs(run: OwnRun, row: dict[str, Any]) -> bool:
+    """Whether a run has the recipe, encoding and directions of a row, released or not."""
+    if run.recipe != row["recipe"] or run.encoding is None:
+        return False
+    if registry.parse(run.encoding) != registry.parse(row["position_encoding"]):
+        return False
+    is_released = run.training is not None and run.training.released
+    if row["released"] not in (None, is_released):
+        return False
+    if "attention_directions" not in row:
+        return not _directions(run.directions or "")
+    known = run.directions is not None
+    return known and _directions(run.directions or "") == _directions(row["attention_directions"])
+
+
+def _directions(text: str) -> tuple[str, ...]:
+    """Split directions; drop those at the end that are ``both``, the default."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    while parts and parts[-1] == "both":
+        parts.pop()
+    return tuple(parts)
+
+
+def report_data(
+    tables: Sequence[PaperTable], others: Sequence[OwnRun], records: Mapping[Path, Record]
+) -> dict[str, Any]:
+    """Build the report's JSON values."""
+    return {
+        "tables": [
+            {
+                "id": table.paper.id,
+                "title": table.paper.title,
+                "columns": list(table.paper.columns),
+                "rows": [_row_data(table, row) for row in table.rows],
+                "note": table.paper.note,
+            }
+            for table in tables
+        ],
+        "others": [
+            {**_run_data(run), "figures": {format_figure(k): v for k, v in run.figures.items()}}
+            for run in others
+        ],
+        "records": [{"path": str(path), **each._asdict()} for path, each in records.items()],
+    }
+
+
+def _row_data(table: PaperTable, row: PaperRow) -> dict[str, Any]:
+    ours = [
+        {
+            "runs": [_run_data(run) for run in model],
+            "values": table.ours(model),
+            "differences": differences(model, model[0].recipe),
+        }
+        for model in row.models
+    ]
+    known = {"name": row.name, "encoding": row.encoding, "paper": row.paper, "ours": ours}
+    return {**known, "paper_texts": row.texts, "computed": row.computed}
+
+
+def _run_data(run: OwnRun) -> dict[str, Any]:
+    names = ("name", "kind", "recipe", "encoding", "directions", "notes")
+    return {**{name: getattr(run, name) for name in names}, "path": str(run.path)}
+
+
+def format_figure(figure: Figure) -> str:
+    """Join the words of a figure: its task, metric and split."""
+    return " ".join(part for part in figure if part)

@@ -1,0 +1,129 @@
+"""``fairseq-posenc report``: finds the results that a user names, and reports them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Optional
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.reports import checkpoint_facts
+from fairseq_posenc.workbench.reports.own_runs import OwnRun, build_run, read_runs
+from fairseq_posenc.workbench.reports.paper_tables import collect, report_data
+from fairseq_posenc.workbench.reports.report_text import format_report
+from fairseq_posenc.workbench.results.record import Record, RecordError, read
+from fairseq_posenc.workbench.running.options import add_json
+from fairseq_posenc.workbench.running.progress import say
+from fairseq_posenc.workbench.training import recipes
+from fairseq_posenc.workbench.training.recipes import TABLES
+
+Runs = dict[tuple[Path, str], OwnRun]  # what may belong to a row of the papers, by file and name
+Records = dict[Path, Record]  # of all jobs, by file
+_STATE = ("stamp.json", "run.json", "result.json")  # from which commands continue
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``fairseq-posenc report``."""
+    parser.add_argument(
+        "runs",
+        nargs="*",
+        metavar="[RECIPE=]PATH",
+        help="results of any command, --save-dir of trainings, or folders that hold such; "
+        "RECIPE, as in a_base=PATH, says which of the papers' set-ups they stand for",
+    )
+    parser.add_argument(
+        "--tables",
+        metavar="LIST",
+        help=f"of {', '.join(TABLES)}, or all (default: those with a figure of ours)",
+    )
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the report.
+
+    Raises:
+        UserError: there are no results, no such table, or a checkpoint that cannot be read.
+    """
+    if not args.runs and args.tables is None:
+        raise UserError("name runs, or the papers' tables to show with --tables")
+    runs: Runs = {}
+    records: Records = {}
+    for argument in args.runs:
+        found_runs, found_records = find_results(argument)
+        runs |= found_runs  # what is named twice counts once
+        records |= found_records
+    if args.runs and not (runs or records):
+        raise UserError("all files were passed over: there is nothing to report")
+    tables, others = collect(list(runs.values()), args.tables)
+    if args.json:
+        print(json.dumps(report_data(tables, others, records), indent=2))
+    else:
+        print(format_report(tables, others, records))
+    return 0
+
+
+def find_results(argument: str) -> tuple[Runs, Records]:
+    """Find the results of an argument, ``PATH`` or ``RECIPE=PATH``.
+
+    Files that are no record, or one of another version, are named on standard error.
+
+    Raises:
+        UserError: there is nothing at all, or a checkpoint that cannot be read.
+    """
+    recipe, equals, rest = argument.partition("=")
+    if equals and recipe in recipes.load()["pretraining"]:
+        path, given = Path(rest), recipe
+    else:
+        path, given = Path(argument), None
+    if not path.exists():
+        raise UserError(f"{path}: no such file or folder")
+    runs: Runs = {}
+    records: Records = {}
+    passed_over = defaultdict(list)
+    for each in _places(path):
+        try:
+            found, record = _read(each, given)
+        except RecordError as error:
+            passed_over[str(error)].append(each)
+            continue
+        runs |= {(run.path.resolve(), run.name): run for run in found}
+        if record is not None:
+            records[each.resolve()] = record
+    for reason, files in passed_over.items():
+        more = f" and {len(files) - 1:,} more" if len(files) > 1 else ""
+        say(f"passed over: {files[0]}{more}: {reason}")
+    if not (runs or records or passed_over):
+        raise UserError(
+            f"{path}: holds no results of a fairseq-posenc command, and no checkpoint of a "
+            "pre-training or translation model (checkpoint_last.pt)"
+        )
+    return runs, records
+
+
+def _places(path: Path) -> Iterator[Path]:
+    """Yield what may be a result: files of JSON, and folders with checkpoints."""
+    if path.is_file():
+        yield path
+        return
+    for folder in [path, *sorted(each for each in path.rglob("*") if each.is_dir())]:
+        yield folder
+        yield from (file for file in sorted(folder.glob("*.json")) if file.name not in _STATE)
+
+
+def _read(path: Path, recipe: Optional[str]) -> tuple[list[OwnRun], Optional[Record]]:
+    if path.is_dir():
+        training = checkpoint_facts.read_folder(path)
+        if training is None or training.task not in (*checkpoint_facts.PRETRAINING, "translation"):
+            return [], None
+        return [build_run(path, training, recipe)], None
+    if path.suffix == ".pt":
+        return [build_run(path, checkpoint_facts.read(path), recipe)], None
+    record = read(path)
+    try:
+        return read_runs(path, record, recipe), record
+    except (LookupError, TypeError, ValueError) as error:
+        raise RecordError(f"not a whole record of {record.kind} ({error!r})") from error

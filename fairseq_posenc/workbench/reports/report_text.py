@@ -1,0 +1,160 @@
+"""The report as text: tables, runs of no table, records of any kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+from fairseq_posenc.workbench.reports.deviations import differences
+from fairseq_posenc.workbench.reports.own_runs import OwnRun
+from fairseq_posenc.workbench.reports.paper_tables import PaperTable, format_figure
+from fairseq_posenc.workbench.results import markdown
+from fairseq_posenc.workbench.results.record import Record
+from fairseq_posenc.workbench.training import recipes
+from fairseq_posenc.workbench.training.recipes import Figure
+
+
+def format_report(
+    tables: Sequence[PaperTable], others: Sequence[OwnRun], records: Mapping[Path, Record]
+) -> str:
+    """Format the report in Markdown."""
+    letters = sorted({table.paper.id[0] for table in tables})
+    papers = " ".join(f"{each}: {_paper(each)}." for each in letters)
+    legend = f"Every cell is ours / the paper's; - where there is no figure. {papers}"
+    parts = [
+        "# Our runs beside the papers'" if tables else "# Results",
+        legend if tables else "",
+        *(_table(table) for table in tables),
+        _others(others),
+        *_records(records),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _paper(letter: str) -> str:
+    source = recipes.load()["sources"][{"A": "m4m", "B": "decbert", "C": "fr_en"}[letter]]
+    if source["arxiv"] is None:
+        return f"{source['title']} ({source['year']})"
+    return f"{source['authors'].split(',')[0]} et al. ({source['year']}), arXiv:{source['arxiv']}"
+
+
+def _table(table: PaperTable) -> str:
+    texts = list(dict.fromkeys(name for row in table.rows for name in row.texts))
+    header = ["", "our run", *table.paper.columns, *(f"{name}, the paper's" for name in texts)]
+    rows = []
+    for row in table.rows:
+        for model in row.models or [[]]:
+            ours = {**row.computed, **table.ours(model)}
+            cells = [
+                f"{_show(ours.get(column), digits)} / {_show(row.paper.get(column), digits)}"
+                for column, digits in table.paper.digits.items()
+            ]
+            words = [row.texts.get(name, "-") for name in texts]
+            name = _names(model) or (f"`{row.encoding}`, counted" if row.computed else "-")
+            rows.append([row.name, name, *cells, *words])
+    lines = markdown.table(header, rows, f"ll{'r' * len(table.paper.columns)}l")
+    title = f"## Table {table.paper.id}: {table.paper.title}"
+    note = table.paper.note and f"The paper's figures: {table.paper.note}"
+    examples = _examples() if table.paper.id == "C" else ""
+    parts = (title, lines, note, _differences(table), examples)
+    return "\n\n".join(part for part in parts if part)
+
+
+def _examples() -> str:
+    """List the report's example sentence and its models' outputs."""
+    recipe = recipes.load()["finetuning"]["translation"]["iwslt17"]
+    lines = [
+        "The report's example; for a model of ours: `fairseq-posenc translate --checkpoint FILE "
+        "--example`.",
+        "",
+        f"- source: {recipe['example']['source']}",
+        f"- reference: {recipe['example']['target']}",
+    ]
+    for name, outputs in recipe["example_outputs"].items():
+        lines.append(f"- `{name}`, greedy: {outputs['greedy']}")
+        lines += [f"  - beam search, {score:.4f}: {text}" for score, text in outputs["beam"]]
+    return "\n".join(lines)
+
+
+def _names(model: Sequence[OwnRun]) -> str:
+    return ", ".join(dict.fromkeys(f"`{markdown.plain(run.name)}`" for run in model))
+
+
+def _differences(table: PaperTable) -> str:
+    lines = [
+        markdown.plain(
+            f"- {_names(model)} ({row.name}): {'; '.join(differences(model, model[0].recipe))}"
+        )
+        for row in table.rows
+        for model in row.models
+    ]
+    return "\n".join(["What differed:", "", *lines]) if lines else ""
+
+
+def _others(runs: Sequence[OwnRun]) -> str:
+    if not runs:
+        return ""
+    lines = [f"- `{run.name}` ({', '.join(_about(run))}): {_figures(run.figures)}" for run in runs]
+    title = "## Runs that belong to no row of the tables"
+    return "\n".join([title, "", *map(markdown.plain, lines)])
+
+
+def _about(run: OwnRun) -> list[str]:
+    encoding = run.encoding or "positions not known"
+    directions = "directions not known" if run.directions is None else run.directions
+    return [part for part in (run.kind, run.recipe, encoding, directions, *run.notes) if part]
+
+
+def _figures(figures: Mapping[Figure, float]) -> str:
+    return (
+        ", ".join(f"{format_figure(key)} {value:.2f}" for key, value in figures.items())
+        or "no figures"
+    )
+
+
+def _show(value: Optional[float], digits: int) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def _records(records: Mapping[Path, Record]) -> Iterator[str]:
+    """Format the records of each kind as a section."""
+    for kind in dict.fromkeys(record.kind for record in records.values()):
+        chosen = {path: each for path, each in records.items() if each.kind == kind}
+        yield markdown.plain(f"## Results of {kind}")
+        yield "\n".join(
+            f"{n}. {_about_record(*each)}" for n, each in enumerate(chosen.items(), start=1)
+        )
+        yield _record_table(
+            [(n, row) for n, each in enumerate(chosen.values(), start=1) for row in each.rows]
+        )
+
+
+def _about_record(path: Path, record: Record) -> str:
+    """Describe a record: its command, positions, seed and data."""
+    facts = {"positions": record.spec, "seed": record.seed, **record.data}
+    facts_text = "; ".join(
+        f"{name}: {_format_value(value)}" for name, value in facts.items() if value is not None
+    )
+    command = f", `{record.command}`" if record.command else ""
+    return markdown.plain(f"`{path.name}` in `{path.parent.name}`{command}: {facts_text}")
+
+
+def _record_table(rows: list[tuple[int, Mapping[str, Any]]]) -> str:
+    """Format the rows of several records, each with its number, with the columns that any has."""
+    columns = dict.fromkeys(
+        name for _, row in rows for name, value in row.items() if value not in (None, "")
+    )
+    numbers = [all(not isinstance(row.get(name), str) for _, row in rows) for name in columns]
+    cells = [[str(n), *(_format_value(row.get(name)) for name in columns)] for n, row in rows]
+    return markdown.table(["", *columns], cells, "r" + "".join("lr"[each] for each in numbers))
+
+
+def _format_value(value: Any) -> str:
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

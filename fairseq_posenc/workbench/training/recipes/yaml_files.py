@@ -1,0 +1,309 @@
+"""The YAML files of ``train_scripts/configs`` and ``finetune_configs``.
+
+They are written from the recipes, and composed as ``fairseq-hydra-train`` does. fairseq's
+dataclasses say in which section an option stands.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fairseq.criterions import CRITERION_DATACLASS_REGISTRY
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.optim import OPTIMIZER_DATACLASS_REGISTRY
+from fairseq.optim.lr_scheduler import LR_SCHEDULER_DATACLASS_REGISTRY
+from fairseq.tasks import TASK_DATACLASS_REGISTRY
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig
+
+from fairseq_posenc.tasks.glue.definitions import PROTOCOLS, TASKS, Task
+from fairseq_posenc.workbench.running import host  # noqa: F401  (registers models and tasks)
+from fairseq_posenc.workbench.training import recipes
+from fairseq_posenc.workbench.training.recipes import TRANSLATION, Recipe, largest_share
+
+try:
+    from hydra import compose, initialize_config_dir
+
+    _RULES = {"version_base": "1.1"}
+except ImportError:  # the hydra 1.0 that the official fairseq asks for
+    from hydra.experimental import compose, initialize_config_dir  # type: ignore[assignment]
+
+    _RULES = {}
+
+MISSING = "???"
+_CHOICES = {
+    "task": TASK_DATACLASS_REGISTRY,
+    "criterion": CRITERION_DATACLASS_REGISTRY,
+    "optimizer": OPTIMIZER_DATACLASS_REGISTRY,
+    "lr_scheduler": LR_SCHEDULER_DATACLASS_REGISTRY,
+}
+_FIXED = ("common", "distributed_training", "dataset", "optimization", "checkpoint")
+_ORDER = (
+    *("common", "task", "criterion", "model", "distributed_training", "dataset"),
+    *("optimizer", "lr_scheduler", "optimization", "checkpoint"),
+)
+_WHY = {
+    "data": "full path; several joined by colons",
+    "required_batch_size_multiple": "or fairseq drops the end of an epoch",
+    "skip_invalid_size_inputs_valid_test": "sentences of more than 512 tokens; the log counts them",
+    "find_unused_parameters": "the head of the masked language model",
+    "share_decoder_input_output_embed": "or there would not be the paper's 95 M parameters",
+}
+
+
+class Configuration(NamedTuple):
+    """A file."""
+
+    head: list[str]  # lines of comment
+    options: Mapping[str, Any]  # values by option of fairseq; the name of a model is `arch`
+    notes: Mapping[str, str]  # comments on some of them
+    # the file that has what several files share, without its ending; empty if none has
+    shared: str = ""
+
+
+def format_files(folder: Path, configurations: Mapping[str, Configuration]) -> dict[Path, str]:
+    """Format the text of each file, by its name without ending, and of those that several share."""
+    found = {}
+    common: dict[str, dict[str, Any]] = {"": {}}
+    for shared in {each.shared for each in configurations.values() if each.shared}:
+        like = [each for each in configurations.values() if each.shared == shared]
+        common[shared] = _shared_entries([each.options for each in like])
+        head = [f"What several files have in common; they name it as `{shared}`."]
+        whole = Configuration(head, common[shared], _shared_entries([each.notes for each in like]))
+        found[folder / f"{shared}.yaml"] = _format_yaml(whole, common[shared])
+    for name, each in configurations.items():
+        own = {key: v for key, v in each.options.items() if key not in common[each.shared]}
+        found[folder / f"{name}.yaml"] = _format_yaml(each, own)
+    return found
+
+
+def _shared_entries(mappings: list[Mapping[str, Any]]) -> dict[str, Any]:
+    first, *others = mappings
+    return {k: v for k, v in first.items() if all(k in each and each[k] == v for each in others)}
+
+
+def _format_yaml(configuration: Configuration, options: Mapping[str, Any]) -> str:
+    """Format some options of a configuration as YAML."""
+    sections: dict[str, list[str]] = {name: [] for name in _ORDER}
+    for option, value in options.items():
+        section, name = _find_section(option, configuration.options)
+        note = configuration.notes.get(option) or _WHY.get(option)
+        line = f"  {name}: {value if isinstance(value, str) else json.dumps(value)}"
+        sections[section].append(f"{line} # {note}" if note else line)
+    lines = [f"# {line}".rstrip() for line in configuration.head]
+    if configuration.shared:
+        lines += ["", "defaults:", "  - _self_", f"  - {configuration.shared}"]
+    for name, body in sections.items():
+        if body:
+            body.sort(key=lambda line: not line.startswith("  _name:"))
+            lines += ["", f"{name}:", *body]
+    return "\n".join(lines) + "\n"
+
+
+def _find_section(option: str, options: Mapping[str, Any]) -> tuple[str, str]:
+    """Find the section of fairseq's configuration that has an option, and its name there."""
+    if option == "arch":
+        return "model", "_name"
+    if option in _CHOICES:
+        return option, "_name"
+    sections = {name: getattr(FairseqConfig(), name) for name in _FIXED}
+    sections.update({name: known.get(options.get(name)) for name, known in _CHOICES.items()})
+    for name, chosen in sections.items():
+        if chosen and option in {field.name for field in fields(chosen)}:
+            return name, option
+    return "model", option
+
+
+_PLUGIN = {"user_dir": "fairseq_posenc", "data": MISSING}
+_NOT_GIVEN = "not in the paper"
+_NO_OPTIONS = {"seeds", "warmup_ratio", "doc_stride", "max_answer_length", "n_best"}
+_MADE = "Made by `make docs` from the recipes."
+
+
+def files(root: Path) -> dict[Path, str]:
+    """Format every file below ``train_scripts/configs`` and ``finetune_configs``."""
+    training, finetuning = root / "train_scripts" / "configs", root / "finetune_configs"
+    squad = recipes.load()["finetuning"]["squad"]["m4m"]
+    others = {f"squad{v.replace('.', '')}": _for_squad(squad, v) for v in squad["versions"]}
+    others[TRANSLATION] = _for_training(recipes.training(TRANSLATION), "finetune_configs")
+    glue = {
+        config_name(protocol, task): _for_glue(protocol, task)
+        for protocol in PROTOCOLS
+        for task in TASKS.values()
+    }
+    pretraining = {
+        name: _for_training(recipes.training(name), "train_scripts/configs")
+        for name in recipes.load()["pretraining"]
+    }
+    return {
+        **format_files(training, pretraining),
+        **format_files(finetuning, others),
+        **format_files(finetuning / "glue", glue),
+    }
+
+
+def config_name(protocol: str, task: Task) -> str:
+    """Name the file of a task of GLUE, without its ending."""
+    return f"{protocol}_{task.name.lower().replace('-', '')}"
+
+
+def _for_training(recipe: Recipe, folder: str) -> Configuration:
+    gpus = recipe.hardware.get("gpus", 1)
+    each = largest_share(recipe.batch, gpus, recipe.per_gpu)
+    assert each is not None
+    options = {
+        **_PLUGIN,
+        "arch": recipe.arch,
+        "position_encoding": MISSING,
+        **recipe.all_settings,
+        **recipe.housekeeping,
+        "distributed_world_size": gpus,
+        ("batch_size" if recipe.unit == "sequences" else "max_tokens"): each,
+        "update_freq": [recipe.batch // (gpus * each)],
+        "save_dir": _save_dir(recipe),
+        **_file_only_options(recipe),
+    }
+    notes = dict.fromkeys(recipe.not_given, _NOT_GIVEN)
+    keeps = f"for another number change update_freq too: the product stays {recipe.batch}"
+    notes.update({"distributed_world_size": keeps, "finetune_from_model": "full path"})
+    shared = "masked_lm" if recipe.all_settings["task"] == "masked_lm" else ""
+    return Configuration(_head_comment(recipe, folder, gpus), options, notes, shared)
+
+
+def _file_only_options(recipe: Recipe) -> dict[str, Any]:
+    """List the options that a configuration file needs and a command line does not."""
+    settings = recipe.all_settings
+    options: dict[str, Any] = {}
+    if settings["task"] == "masked_lm":
+        options["max_positions"] = settings["tokens_per_sample"]
+    if recipe.init.startswith("roberta"):
+        options["finetune_from_model"] = MISSING
+    if recipe.warmup_epochs:  # of as many epochs as fairseq shall make, the shares of each stage
+        rise = recipe.warmup_epochs / settings["max_epoch"]
+        options.update({"seed": 1, "phase_ratio": [rise, 0.0, 1 - rise], "max_update": MISSING})
+    return options
+
+
+def _save_dir(recipe: Recipe) -> str:
+    name = "${model.position_encoding}"
+    name = f"${{model._name}}-{name}" if recipe.has_models else name
+    seed = "/seed${common.seed}" if recipe.seeds else ""
+    return f"${{hydra:runtime.cwd}}/checkpoints/{recipe.name}/{name}{seed}"
+
+
+def _head_comment(recipe: Recipe, folder: str, gpus: int) -> list[str]:
+    changes, remarks = ["model.position_encoding=m4m"], []
+    if recipe.has_models:
+        changes.append("model._name=decbert_diff")
+        remarks.append("Or decbert_same; without model._name it is BERT.")
+    if recipe.init.startswith("roberta"):
+        changes.append(f"checkpoint.finetune_from_model=$PWD/{recipe.init}.m4m.pt")
+    if recipe.init == "not given":
+        remarks.append("To start from a released RoBERTa: checkpoint.finetune_from_model=FILE")
+    if recipe.warmup_epochs:
+        changes.append("optimization.max_update=N")
+        epochs = recipe.settings["max_epoch"]
+        remarks.append(f"N is {epochs} times the updates of an epoch, which that command tells.")
+    return [
+        f"{recipe.title} ({_cite(recipe.source)}{recipe.where}).",
+        f"As `fairseq-posenc train-recipe {recipe.name}` on {gpus} GPU{'s' * (gpus > 1)}. {_MADE}",
+        "",
+        f"  fairseq-hydra-train --config-dir {folder} --config-name {recipe.name} \\",
+        f"      task.data=$PWD/data-bin/text {' '.join(changes)}",
+        *(["", *remarks] if remarks else []),
+    ]
+
+
+def _cite(source: str) -> str:
+    paper = recipes.load()["sources"][source]
+    return f"arXiv:{paper['arxiv']}, " if paper["arxiv"] else ""
+
+
+def _for_glue(protocol: str, task: Task) -> Configuration:
+    recipe = recipes.load()["finetuning"]["glue"][protocol]
+    own = {
+        **recipe["not_given"],
+        **recipe["settings"],
+        **recipe.get("per_task", {}).get(task.name, {}),
+    }
+    rates = own.pop("lr")
+    options = {
+        **_PLUGIN,
+        **{"arch": MISSING, "task": "glue", "criterion": "glue", "distributed_world_size": 1},
+        **recipes.housekeeping("glue"),
+        "lr": rates[:1],
+        "max_update": own.pop("total_num_update", 0),
+        "warmup_updates": 0,
+        **{name: value for name, value in own.items() if name not in _NO_OPTIONS},
+        "best_checkpoint_metric": recipe["metrics"][task.name],
+    }
+    if len(task.valid_splits) > 1:
+        options["valid_subset"] = ",".join(task.valid_splits)
+    notes = {
+        "arch": "with all other options of the pre-trained model",
+        "lr": "and " + ", ".join(map(str, rates[1:])) if rates[1:] else "",
+        "valid_subset": "matched, which chooses the checkpoint, and mismatched",
+    }
+    if "warmup_ratio" in own:
+        notes["max_update"] = f"to be given: that of {own['max_epoch']} epochs"
+        notes["warmup_updates"] = f"to be given: {own['warmup_ratio']:.0%} of max_update"
+    head = [
+        f"GLUE, {task.name}: the protocol of {_cite(recipe['source'])}{recipe['where']}.",
+        _MADE,
+    ]
+    return Configuration(head, options, notes, "shared")
+
+
+def _for_squad(recipe: dict[str, Any], version: str) -> Configuration:
+    own = {**recipe["settings"], **recipe["not_given"]}
+    batch, each = own.pop("batch_size"), recipe["per_gpu"]
+    del own["max_positions"]  # the windows', which are the data's
+    options = {
+        **_PLUGIN,
+        **{"arch": MISSING, "task": "squad", "criterion": "squad", "distributed_world_size": 1},
+        **recipes.housekeeping("squad"),
+        "seed": own["seeds"][0],
+        **{name: value for name, value in own.items() if name not in _NO_OPTIONS},
+        **{"batch_size": each, "update_freq": [batch // each]},
+        **dict.fromkeys(
+            ("max_update", "warmup_updates", "save_dir", "finetune_from_model"), MISSING
+        ),
+    }
+    notes = {
+        **dict.fromkeys(recipe["not_given"], _NOT_GIVEN),
+        "arch": "with all other options of the pre-trained model",
+        "lr": "and 2.5e-5 for raffel and tupe, which diverged at 3e-5",
+        "max_update": f"of {own['max_epoch']} epochs",
+        "warmup_updates": f"{own['warmup_ratio']:.0%} of max_update",
+    }
+    name = f"squad{version.replace('.', '')}"
+    head = [
+        f"SQuAD {version} ({_cite(recipe['source'])}{recipe['where']}). {_MADE}",
+        "",
+        f"  fairseq-posenc squad train --checkpoint pretrained.pt --data data-bin/{name} --out DIR",
+        "",
+        "fills in all that is missing here, and shares the batch between several GPUs.",
+    ]
+    return Configuration(head, options, notes)
+
+
+def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:
+    """Compose the configuration of a file and of those that it names.
+
+    After fairseq's ``hydra_init`` with the file's name it has fairseq's defaults too, and an
+    override of what is not there is refused.
+
+    Raises:
+        HydraException: there is no such file, or an override cannot be read.
+        OmegaConfBaseException: a value does not fit.
+    """
+    GlobalHydra.instance().clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # hydra's, about how fairseq uses it
+        with initialize_config_dir(str(path.parent.resolve()), **_RULES):
+            return compose(path.stem, list(overrides))

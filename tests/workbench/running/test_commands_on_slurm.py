@@ -1,0 +1,84 @@
+"""Commands of several models on a real cluster of two nodes: their results are those made here."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fairseq_posenc.workbench.cli import main
+from tests.helpers.commands import sentences, trained
+from tests.helpers.slurm import needs_slurm
+from tests.workbench.translation.test_translation_commands import checkpoint
+
+pytestmark = [pytest.mark.slow, needs_slurm]
+ON = ["--on", "slurm", "time=10"]
+
+
+def call(*words: Any) -> None:
+    assert main([str(word) for word in words]) == 0
+
+
+def on_cluster(out: Path) -> set[str]:
+    """Return the pieces that were jobs."""
+    return set(json.loads((out / "slurm" / "jobs.json").read_text()))
+
+
+@pytest.mark.usefixtures("cluster")
+def test_lm_length_scores_each_model_in_a_job(tmp_path):
+    last = trained("causal_lm").save_dir / "checkpoint_last.pt"
+    words = ["lm-length", f"a={last}", f"b={last}", "--data", sentences(), "--lengths", "4,8"]
+    words += ["--stride", 2, "--device", "cpu", "--out"]
+    call(*words, tmp_path / "here")
+    call(*words[:2], *words[3:], tmp_path / "both")  # a alone
+    call(*words, tmp_path / "both", *ON)
+    assert on_cluster(tmp_path / "both") == {"b"}
+    call(*words, tmp_path / "both")  # and back
+    here, both = ((tmp_path / name / "lm-length.md").read_bytes() for name in ("here", "both"))
+    assert here == both
+
+
+@pytest.mark.usefixtures("cluster")
+def test_bleu_translates_with_each_model_in_a_job(tmp_path):
+    words = ["bleu", f"a={checkpoint()}", f"b={checkpoint()}", "--beam", 2, "--num-shards", 1]
+    words += ["--device", "cpu", "--out"]
+    call(*words, tmp_path / "here")
+    call(*words, tmp_path / "there", *ON, "--jobs", 1)
+    assert on_cluster(tmp_path / "there") == {"a", "b"}
+    for name in ("bleu.md", "a/greedy.txt", "a/beam-2.txt", "b/greedy.txt", "b/beam-2.txt"):
+        here, there = ((tmp_path / each / name).read_bytes() for each in ("here", "there"))
+        assert there.replace(b"/there/", b"/here/") == here
+
+
+@pytest.mark.usefixtures("cluster")
+def test_an_ablation_trains_each_model_in_a_job(tmp_path, monkeypatch, capfd):
+    tiny = ["--encoder-layers", 1, "--encoder-embed-dim", 16, "--encoder-ffn-embed-dim", 16]
+    tiny += ["--encoder-attention-heads", 2, "--tokens-per-sample", 16, "--max-positions", 16]
+    tiny += ["--num-workers", 0, "--max-update", 2]
+    found = {}
+    for name, where in (("here", []), ("there", ON)):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        words = ["ablation", "sinusoidal", sentences(), "--device", "cpu"]
+        call(*words, *where, "--", *tiny)
+        found[name] = {
+            path.parent.name: torch.load(path, weights_only=False)["model"]
+            for path in sorted(Path("checkpoints").rglob("checkpoint_last.pt"))
+        }
+    assert len(found["there"]) == 3
+    torch.testing.assert_close(found["there"], found["here"], rtol=0, atol=0)
+    (out,) = Path("checkpoints").glob("*/*")
+    assert on_cluster(out) == set(found["there"])
+
+    # One that is lost is trained again, here; the others are not touched.
+    lost = sorted(found["there"])[0]
+    shutil.rmtree(out / lost)
+    capfd.readouterr()
+    call(*words, "--", *tiny)
+    assert capfd.readouterr().out.count("the training is finished, and nothing was changed") == 2
+    again = torch.load(out / lost / "checkpoint_last.pt", weights_only=False)["model"]
+    torch.testing.assert_close(again, found["here"][lost], rtol=0, atol=0)
