@@ -126,6 +126,7 @@ except ValueError as error:
 
 def test_what_needs_the_extra_says_so_in_a_line(torch_alone):
     done = run_alone(COMMAND, torch_alone)
+    assert done.stdout, done.stderr
     *_, last = done.stdout.splitlines()
     assert last == "[0, 0, 2, 2] needs fairseq: pip install 'fairseq-posenc[fairseq]'", done.stderr
     told = done.stderr.splitlines()

@@ -150,9 +150,12 @@ class Cluster:
                     os.kill(int(process.name), signal.SIGKILL)
 
     def hasten(self, job: str) -> None:
-        """Have a job that is requeued begin at once, and not after Slurm's two minutes."""
+        """Have a job that is requeued begin soon, and not after Slurm's two minutes.
+
+        A node takes no job within the second in which it was told to forget that job.
+        """
         wait_until(lambda: "PENDING" in self.ask("squeue", "-h", "-j", job, "-o", "%T"), 60)
-        self.ask("scontrol", "update", f"jobid={job}", "starttime=now")
+        self.ask("scontrol", "update", f"jobid={job}", "starttime=now+3")
 
     def start_controller(self) -> None:
         """Start the daemon that knows the jobs, with what it knew before."""

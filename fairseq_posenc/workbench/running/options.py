@@ -13,12 +13,14 @@ from argparse import (
 )
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn, Optional, TypeVar, Union
+from typing import TYPE_CHECKING, Any, NoReturn, Optional, TypeVar, Union
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.devices import cores
-from fairseq_posenc.workbench.running.executor import Slurm
 from fairseq_posenc.workbench.running.files import CONTROL
+
+if TYPE_CHECKING:
+    from fairseq_posenc.workbench.running.executor import Slurm
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # Options of sbatch that are not the user's.
@@ -179,6 +181,8 @@ def parse_place(args: Namespace) -> Optional[Slurm]:
     Raises:
         UserError: they cannot be read.
     """
+    from fairseq_posenc.workbench.running.executor import Slurm  # needs the extra; help does not
+
     place, *words = args.on
     if place not in ("local", "slurm"):
         raise UserError(f"--on {place}: is neither local nor slurm")

@@ -20,7 +20,7 @@ from fairseq_posenc.workbench.experiments.evidence import measured, page
 from fairseq_posenc.workbench.experiments.evidence.measured import NOT_MEASURED, Column
 from fairseq_posenc.workbench.experiments.variants import FAMILIES
 from fairseq_posenc.workbench.results.differences import behind, compare
-from fairseq_posenc.workbench.results.intervals import interval_of_perplexity
+from fairseq_posenc.workbench.results.intervals import interval, interval_of_perplexity
 from fairseq_posenc.workbench.results.record import Record
 
 WITH_INTERVAL = ["model", "perplexity", "perplexity_low", "perplexity_high"]
@@ -156,6 +156,66 @@ def test_a_start_from_a_trained_model_is_read_from_greedy_search(results):
     Record("bleu", {"scores": [], "means": means}, {}).write(path)
     assert measured.started("encoder-decoder").show("rope") == "33.00 (32.00 to 34.00)"
     assert measured.started("causal-lm").show("rope") == NOT_MEASURED
+
+
+def test_scores_of_fine_tuned_models_are_a_column_for_each_task(results):
+    scores = {"rope": (70.0, 71.0, 72.0), "none": (60.0, 61.5, 62.0)}
+    runs = [
+        {"model": name, "task": task, "metric": metric, "seed": seed, "score": score}
+        for task, metric in (("SST-2", "accuracy"), ("mean", None))
+        for name, values in scores.items()
+        for seed, score in enumerate(values)
+    ]
+    models = [
+        {"model": name, "task": task, **interval(values).figures("score")}
+        for task in ("SST-2", "mean")
+        for name, values in scores.items()
+    ]
+    assert measured.tuned("masked-lm") == []
+    Record("starts-glue", {"models": models, "runs": runs}, {}).write(
+        results / measured.TUNED["masked-lm"]
+    )
+    first, mean = measured.tuned("masked-lm")
+    assert (first.title, mean.title) == ("GLUE: SST-2, accuracy", "GLUE: mean")
+    assert first.show("rope") == "71.0 (68.5 to 73.5)"
+    assert first.best() == ("rope", [], ["none"])
+    assert measured.tuned("causal-lm") == []
+
+
+def test_a_start_of_a_language_model_names_its_source(results):
+    record = Record("compare", *_record_of({"rope": 10.0, "none": 12.0}))
+    record.data.update(source="learned")
+    record.write(results / measured.STARTED["causal-lm"])
+    column = measured.started("causal-lm")
+    assert column.title.endswith("perplexity, 120 updates after `learned`")
+    assert column.best() == ("rope", [], ["none"])
+
+
+def test_ranks_on_a_second_text_are_correlated_with_those_on_the_first(results, monkeypatch):
+    record = Record("compare", *_record_of({"rope": 50.0, "alibi": 20.0, "learned": 30.0}))
+    record.write(results / measured.ELSEWHERE["causal-lm"][1])
+    found = [measured.compared("causal-lm"), *measured.elsewhere("causal-lm")]
+    assert page._correlations(found) == []  # of three encodings
+    monkeypatch.setattr(page, "_FEW", 3)
+    (table,) = page._correlations(found)  # ranks 1, 2, 3 and 3, 2, 1
+    assert table.splitlines()[-1].endswith("| 3 | -1.00 |")
+
+
+def _record_of(perplexities):
+    changes = {1: 0.99, 2: 1.0, 3: 1.01}
+    rows = [
+        {"model": name, "lr": "0.002", "updates": 120}
+        | interval_of_perplexity([value * change for change in changes.values()]).figures(
+            "perplexity"
+        )
+        for name, value in perplexities.items()
+    ]
+    trainings = [
+        {"model": name, "lr": "0.002", "seed": seed, "perplexity": value * change}
+        for name, value in perplexities.items()
+        for seed, change in changes.items()
+    ]
+    return {"models": rows, "trainings": trainings}, {}
 
 
 def test_one_seed_is_not_judged():

@@ -24,14 +24,22 @@ NOT_MEASURED = "not measured"
 COMPARED = {MASKED: "masked_lm.json", CAUSAL: "causal_lm.json", BOTH: "translation.json"}
 # Models trained later, alike; one that is in the first record too is left out here.
 NEWER = {MASKED: "masked_lm_newer.json", CAUSAL: "causal_lm_newer.json"}
-# Models alike, trained on another text.
-ELSEWHERE = {CAUSAL: "causal_lm_wikitext2.json"}
+# Models trained on another text: it, the record, and those of other lengths, if any.
+ELSEWHERE = {
+    MASKED: ("WikiText-2", "masked_lm_wikitext2.json", None),
+    CAUSAL: ("WikiText-2, 4 layers", "patterns.json", "patterns_length_seed_*.json"),
+}
 LENGTHS = {CAUSAL: "causal_lm*_length_seed_*.json"}  # a record for each seed
 PROBED = {CAUSAL: "probe_causal_lm.json"}
-STARTED = {BOTH: "translation_swap.json"}
+STARTED = {
+    MASKED: "masked_lm_start.json",
+    CAUSAL: "causal_lm_start.json",
+    BOTH: "translation_swap.json",
+}
+TUNED = {MASKED: "glue.json"}
 EARLY = "trainability.json"  # of one seed
 COSTS = "benchmark_layer_one_thread_cpu.json"
-_BLEU = Scale("BLEU", higher=True)
+_BLEU, _SCORE = Scale("BLEU", higher=True), Scale("score", higher=True)
 _TRANSLATED = (  # docs/results/multi30k.md
     "encoder-decoder models of 2 + 2 layers of width 128, trained for 1,000 updates on Multi30k, "
     "French to English, 3 seeds"
@@ -107,13 +115,34 @@ def compared(family: str) -> Optional[Column]:
     return Column("perplexity", source, 2, found, seeds=seeds)
 
 
-def elsewhere(family: str) -> Optional[Column]:
-    """Read perplexities of models that were trained on another text; None if there are none."""
-    record = _record(ELSEWHERE.get(family))
-    if record is None:
-        return None
+def elsewhere(family: str) -> list[Column]:
+    """Read perplexities of models that were trained on another text, and far beyond its length."""
+    text, name, lengths = ELSEWHERE.get(family, ("", None, None))
+    record = _record(name)
+    if record is None or name is None:
+        return []
     found, seeds = _perplexities(record)
-    return Column("perplexity, trained on WikiText-2", ELSEWHERE[family], 2, found, seeds=seeds)
+    columns = [Column(f"perplexity on {text}", name, 2, found, seeds=seeds)]
+    if times := max(_by_times(lengths), default=0):
+        further = at_length(family, times, lengths)
+        columns += [further._replace(title=f"{text}, {times} times the length")] if further else []
+    return columns
+
+
+def tuned(family: str) -> list[Column]:
+    """Read the scores of models that were fine-tuned: a column for each task, and their mean."""
+    record = _record(TUNED.get(family))
+    if record is None:
+        return []
+    source, columns = TUNED[family], []
+    for task in dict.fromkeys(row["task"] for row in record.rows):
+        rows = [row for row in record.rows if row["task"] == task]
+        runs = [run for run in record.figures["runs"] if run["task"] == task]
+        found = {str(row["model"]): _interval(row, "score") for row in rows}
+        title = "GLUE: " + ", ".join(filter(None, (task, runs[0]["metric"])))
+        seeds = _by_seed(runs, "model", "seed", "score")
+        columns.append(Column(title, source, 1, found, higher=True, seeds=seeds, scale=_SCORE))
+    return columns
 
 
 def _perplexities(record: Record) -> tuple[dict[str, Interval], dict[str, dict[int, float]]]:
@@ -154,28 +183,32 @@ def _by_seed(rows: Iterable[Row], name: str, seed: str, figure: str) -> dict[str
     return found
 
 
-def at_length(family: str, times: int) -> Optional[Column]:
-    """Read perplexities at a number of times the length of training, None if not measured."""
-    found = _by_times(family).get(times, {})  # a value for each record, so for each seed
+def at_length(family: str, times: int, records: Optional[str] = None) -> Optional[Column]:
+    """Read perplexities at a number of times the length of training, None if not measured.
+
+    ``records`` are others than those of the family's table.
+    """
+    source = records or LENGTHS.get(family)
+    found = _by_times(source).get(times, {})  # a value for each record, so for each seed
     of = {name: interval_of_perplexity(values) for name, values in found.items()}
     seeds = {name: dict(enumerate(values)) for name, values in found.items()}
     title = f"perplexity at {times} times the length of training"
-    return Column(title, LENGTHS[family], 2, of, seeds=seeds) if of else None
+    return Column(title, source, 2, of, seeds=seeds) if source and of else None
 
 
 def multiples(family: str) -> list[int]:
     """List the multiples of the length of training that were read."""
-    return sorted(_by_times(family))
+    return sorted(_by_times(LENGTHS.get(family)))
 
 
-def _by_times(family: str) -> dict[int, dict[str, list[float]]]:
+def _by_times(records: Optional[str]) -> dict[int, dict[str, list[float]]]:
     found: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for path in _paths(LENGTHS.get(family)):
+    for path in _paths(records):
         for row in read(path).rows:
             times, rest = divmod(row["length"], row["trained_length"])
             if times and not rest:
                 value = math.inf if row["perplexity"] is None else row["perplexity"]
-                found[times][row["model"]].append(value)
+                found[times][row.get("position_encoding") or row["model"]].append(value)
     return found
 
 
@@ -191,10 +224,14 @@ def probed(family: str) -> Optional[Column]:
 
 
 def started(family: str) -> Column:
-    """Read BLEU after a short training that began from another encoding's model."""
+    """Read BLEU or perplexity after a short training that began from another encoding's model."""
     title, record = "start from a trained model", _record(STARTED.get(family))
     if record is None:
         return Column(title, "", 0, {})
+    if family != BOTH:
+        found, seeds = _perplexities(record)
+        after = f"{record.rows[0]['updates']} updates after `{record.data['source']}`"
+        return Column(f"{title}: perplexity, {after}", STARTED[family], 2, found, seeds=seeds)
     title += ": BLEU, 120 updates after `sinusoidal`, greedily"
     return Column(title, STARTED[family], 2, _bleu(record, greedy=True), higher=True)
 
