@@ -47,7 +47,9 @@ def lock_folder(folder: Path, what: str = "--out") -> Iterator[int]:
             f"{what} {folder}: {holder} is at work there; wait for its end, or name another folder"
         ) from None
     except OSError as error:  # a file system without locks
-        say(f"{folder}: cannot be kept from a second run ({error.strerror}): start no other there")
+        if not _held:  # else the command has said so of the folder around this one
+            reason = f"cannot be kept from a second run ({error.strerror})"
+            say(f"{folder}: {reason}: start no other there")
     try:
         write_holder(lock)
         _held.add(lock)
