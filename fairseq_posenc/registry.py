@@ -34,7 +34,7 @@ from fairseq_posenc.errors import UserError, shortened
 DECBERT = {"decbert_same": "lr,lr", "decbert_diff": "lr,rl"}
 _ITEM = re.compile(r"\s*([a-z0-9_]+)\s*(?:\(([^()]*)\))?\s*")
 _REPEATED = re.compile(r"\s*(\d{1,6})\s*\*(.*)", re.DOTALL)
-_LONGEST = 1000  # characters of a spec; all encodings together have fewer
+_LONGEST = 5000  # characters of a spec; the lists of longrope for a head of 256 have fewer
 _MOST_LAYERS = 1000
 # What numbers can be: beyond, tables fit into no memory, and scores into no number.
 _WHOLE = (1, 1_000_000)
@@ -144,7 +144,7 @@ class Spec(NamedTuple):
 
 
 def module_place(cls: type[Encoding]) -> str:
-    """Name the place of an encoding's modules; see :meth:`Spec.select`."""
+    """Name what has a module of an encoding: the ``input``, the ``stack``, or each ``layer``."""
     if cls.acts_on == "input":
         return "input"
     return "stack" if cls.shared else "layer"

@@ -115,6 +115,12 @@ def test_neighbours_padding_and_decoding_change_nothing(scaling):
         torch.testing.assert_close(step[:, 0], full[:, i], rtol=1e-4, atol=1e-5)
 
 
+def test_the_lists_of_a_large_head_are_read_back():
+    numbers = "/".join(str(1 + n / 7) for n in range(128))  # a head of 256
+    written = f"rope(scaling=longrope:4:short={numbers}:long={numbers})"
+    assert parse(str(parse(written))) == parse(written)
+
+
 def test_what_depends_on_the_length_takes_that_of_the_model():
     trained = rope(f"dynamic:2:length={LENGTH}", LENGTH)
     torch.testing.assert_close(trained.frequencies, rope("none").frequencies)
