@@ -149,9 +149,9 @@ class _Queue:
             subprocess.run(["scancel", *alive], check=True)
         if new := [each for each in pieces if _has_failed(self._look(each, states))]:
             keys = list(map(self._key, new))
-            notice = cluster.options.get("signal", "@90").partition("@")[2]
-            told = int(notice) if notice.isdecimal() else 60  # sbatch's default
-            jobs = [_Job(piece, self._lock(key), told) for key, piece in zip(keys, new)]
+            written = cluster.options.get("signal", "@90").partition("@")[2]
+            notice = int(written) if written.isdecimal() else 60  # sbatch's default
+            jobs = [_Job(piece, self._lock(key), notice) for key, piece in zip(keys, new)]
             self._ids.update(zip(keys, _submit(jobs, self.folder, self._name, cluster)))
             write_whole(self._note, json.dumps(self._ids, indent=1) + "\n")
         states, width = self._ask() or {}, max(len(piece.label) for piece in pieces)
