@@ -30,9 +30,12 @@ def deciding(question: Question) -> Optional[Column]:
         multiples = measured.multiples(question.family)
         wanted = question.length / question.trained
         return next(
-            (measured.at_length(question.family, n) for n in multiples if n >= wanted), None
+            (measured.at_multiple(question.family, n) for n in multiples if n >= wanted), None
         )
-    return measured.compared(question.family) or measured.early(question.family)[0]
+    return (
+        measured.at_trained_length(question.family)
+        or measured.after_300_updates(question.family)[0]
+    )
 
 
 def answer(question: Question) -> str:
@@ -53,8 +56,10 @@ def answer(question: Question) -> str:
             "small models suggest whom to try:"
         )
         front = _line("in front there, without a significant difference", [best, *same])
-    unread = [name for name in column.of if math.isinf(column.of[name].mean)]
-    unknown = [name for name in measured.names(question.family) if name not in column.of]
+    unread = [name for name in column.figures if math.isinf(column.figures[name].mean)]
+    unknown = [
+        name for name in measured.encoding_names(question.family) if name not in column.figures
+    ]
     better = "higher" if column.higher else "lower"
     lines = [
         f"Measured: {models}; {column.title} ({column.source}), where {better} is better.",
@@ -76,9 +81,9 @@ def candidates(question: Question) -> list[str]:
 
     Those that decide come first, then those of one seed.
     """
-    columns = (deciding(question), measured.early(question.family)[0])
+    columns = (deciding(question), measured.after_300_updates(question.family)[0])
     ranked = [name for column in columns if column for name in column.ranked()]
-    known = measured.names(question.family)
+    known = measured.encoding_names(question.family)
     first = [name for name in dict.fromkeys(ranked) if name in known]
     return [*first, *(name for name in known if name not in first)][:_FEW]
 
