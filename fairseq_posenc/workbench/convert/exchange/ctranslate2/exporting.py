@@ -37,15 +37,15 @@ def serve(
     Args:
         trained: the model.
         quantization: of the weights: ``float32``, ``float16`` or ``int8``.
-        given: what cut its text, as a user says it.
+        given: value of ``--tokens``; None to search the folder of the data.
         out: the folder.
-        labels: of the model card.
+        labels: license and languages for the model card.
 
     Returns:
-        What was written, and what a user should know.
+        Lines for the user.
 
     Raises:
-        UserError: see the parts' own; or the models differ.
+        UserError: CTranslate2 cannot compute the model, or computes something else.
     """
     if trained.head not in ("translation", "causal_lm"):
         raise UserError(
