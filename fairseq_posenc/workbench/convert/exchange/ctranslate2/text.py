@@ -26,7 +26,7 @@ _TOKENIZERS = (
 _NOTHING = ("", "", '"{text}".split()', '" ".join({found})')
 
 
-class Side(NamedTuple):
+class TextSide(NamedTuple):
     """The source or the target: a dictionary and the tokenizer of its text.
 
     Attributes:
@@ -40,7 +40,7 @@ class Side(NamedTuple):
     usage: tuple[str, str, str, str]
 
 
-def write_sides(trained: OpenModel, given: str | None, folder: Path) -> list[Side]:
+def write_sides(trained: OpenModel, given: str | None, folder: Path) -> list[TextSide]:
     """Write the tokenizer of each dictionary of a model into a folder.
 
     Args:
@@ -52,15 +52,15 @@ def write_sides(trained: OpenModel, given: str | None, folder: Path) -> list[Sid
         UserError: the tokenization is not known, or a file cannot be read.
     """
     translates = trained.family.name == "translation"
-    found: list[Side] = []
+    found: list[TextSide] = []
     for name, dictionary in trained.dictionaries.items():
         language = name.split(".")[1] if translates else ""
         tokenization = hf_tokenizer.find_tokenization(given, trained.data, language)
         if isinstance(tokenization, Path) and tokenization.is_file():
             shutil.copyfile(tokenization, folder / tokenization.name)
-            found.append(Side(list(dictionary.symbols), tokenization.name, _SENTENCEPIECE))
+            found.append(TextSide(list(dictionary.symbols), tokenization.name, _SENTENCEPIECE))
         elif tokenization == "none":
-            found.append(Side(list(dictionary.symbols), "", _NOTHING))
+            found.append(TextSide(list(dictionary.symbols), "", _NOTHING))
         else:
             file = f"tokenizer.{language}.json" if translates else "tokenizer.json"
             found.append(_write_json(tokenization, dictionary, folder / file, trained.family.name))
@@ -69,9 +69,9 @@ def write_sides(trained: OpenModel, given: str | None, folder: Path) -> list[Sid
 
 def _write_json(
     tokenization: Path | str, dictionary: Dictionary, path: Path, template: str
-) -> Side:
+) -> TextSide:
     """Write a tokenizer.json; the symbols of GPT-2's dictionary, numbers, become its pieces."""
     tokenizer = hf_tokenizer.build(tokenization, dictionary, template).tokenizer
     tokenizer.save(str(path))
     symbols = [tokenizer.id_to_token(number) for number in range(len(dictionary))]
-    return Side(symbols, path.name, _TOKENIZERS)
+    return TextSide(symbols, path.name, _TOKENIZERS)
