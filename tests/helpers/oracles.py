@@ -5,7 +5,7 @@ equations of the papers line by line: plain loops over heads, queries, keys and 
 sentence at a time, no padding, no broadcasting. They import nothing from the package. Every loop
 works on tensor elements, so autograd gives the reference gradients too.
 
-Loops over heads, queries and keys are `pairs`. Score oracles share one signature, `name(q, k, params, options)`:
+Score oracles share one signature, `name(q, k, params, options)`, and loop over `pairs`:
 
 * `q` [heads, tgt_len, head_dim] and `k` [heads, src_len, head_dim]: float64 projections, before
   any scaling.
