@@ -61,7 +61,7 @@ def find_way(given: Optional[str], folder: Path, language: str) -> Path | str:
         return way
     raise UserError(
         f"{place}: holds no sentencepiece.model, and no {ENCODER} and {MERGES}: say with --tokens "
-        "what cut the text: a sentencepiece model, the folder of those two files, words, "
+        "the tokenizer: a sentencepiece model, the folder of those two files, words, "
         "characters, or none for an export without a tokenizer"
     )
 
