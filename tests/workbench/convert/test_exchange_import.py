@@ -19,7 +19,14 @@ from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.loading.pretrained import load_state
 from tests.helpers.commands import new_directory
 from tests.helpers.exchanged import checkpoint
-from tests.workbench.convert.test_exchange import HARD, ROTATIONS, export, padded, scores
+from tests.workbench.convert.test_exchange import (
+    HARD,
+    ROTATIONS,
+    export,
+    exported_copy,
+    padded,
+    scores,
+)
 from tests.workbench.finetuning.test_glue_commands import data as glue_data
 from tests.workbench.finetuning.test_squad_commands import files as squad_files
 
@@ -321,7 +328,7 @@ def test_nothing_of_an_export_is_left_where_it_is_refused(tmp_path, capsys):
 
 @pytest.mark.parametrize("name", ["config.json", "fairseq.json", "model.safetensors"])
 def test_a_pipe_is_not_waited_for(name, capsys):
-    folder = export(checkpoint("causal_lm", "none"))
+    folder = exported_copy("causal_lm", "none")
     (folder / name).unlink(missing_ok=True)
     if name == "fairseq.json":  # of older exports
         config = json.loads((folder / "config.json").read_text())
@@ -374,7 +381,7 @@ PAYLOAD = "__import__('os').mkdir('it-ran') or [5]"
 def test_the_options_of_a_folder_run_nothing_and_open_nothing(
     family, part, change, older, tmp_path, monkeypatch, capsys
 ):
-    folder = export(checkpoint(family, "none"))
+    folder = exported_copy(family, "none")
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")  # opening it would wait for ever
     path = folder / "config.json"
@@ -393,7 +400,7 @@ def test_the_options_of_a_folder_run_nothing_and_open_nothing(
 @pytest.mark.parametrize("family", ["masked_lm", "causal_lm", "translation"])
 @pytest.mark.parametrize("task", ["masked_lm", "language_modeling", "translation", "glue", "squad"])
 def test_another_tasks_name_is_one_line(family, task, capsys):
-    folder = export(checkpoint(family, "none"))
+    folder = exported_copy(family, "none")
     path = folder / "config.json"
     config = json.loads(path.read_text())
     kept = config["fairseq"]

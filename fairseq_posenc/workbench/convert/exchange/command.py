@@ -51,11 +51,11 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_export(options: argparse.Namespace) -> int:
     """Write a folder that others read, and say how equal the two models are."""
-    _ask_for("hf", "transformers", "tokenizers", "safetensors")
+    _require("hf", "transformers", "tokenizers", "safetensors", "google.protobuf")
     if options.to == "onnx":
-        _ask_for("onnx", "onnx", "onnxruntime", "onnxscript")
+        _require("onnx", "onnx", "onnxruntime", "onnxscript")
     if options.to == "ctranslate2":
-        _ask_for("ctranslate2", "ctranslate2")
+        _require("ctranslate2", "ctranslate2")
     elif options.quantization:
         raise UserError("--quantization is for --to ctranslate2")
     from fairseq_posenc.workbench.convert.exchange.card import Labels
@@ -90,7 +90,7 @@ def add_import_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_import(options: argparse.Namespace) -> int:
     """Write a start checkpoint, and say how a training goes on from it."""
-    _ask_for("hf", "safetensors")
+    _require("hf", "safetensors")
     from fairseq_posenc.workbench.convert.exchange.hf_folder_reader import read_folder
     from fairseq_posenc.workbench.convert.exchange.importing import build, load
     from fairseq_posenc.workbench.convert.start_checkpoint import (
@@ -121,8 +121,18 @@ def run_import(options: argparse.Namespace) -> int:
     return 0
 
 
-def _ask_for(extra: str, *libraries: str) -> None:
-    """Refuse to begin without libraries that nothing else needs."""
-    missing = [name for name in libraries if find_spec(name) is None]
-    if missing:
+def _require(extra: str, *libraries: str) -> None:
+    """Check that the libraries of an extra are installed.
+
+    Raises:
+        UserError: names the missing ones.
+    """
+    if missing := [name for name in libraries if not _is_installed(name)]:
         raise UserError(f"needs {', '.join(missing)}: pip install 'fairseq-posenc[{extra}]'")
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # the package that it is in
+        return False

@@ -12,8 +12,8 @@ from fairseq_posenc.tasks.glue.definitions import PROTOCOLS, parse_tasks
 from fairseq_posenc.workbench.finetuning.glue.report import format_report, write_results
 from fairseq_posenc.workbench.finetuning.glue.runs import (
     CONFIGS,
-    Request,
-    Run,
+    GlueRequest,
+    GlueRun,
     claim_runs,
     plan_runs,
 )
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     pretrained = pretrained._replace(path=pretrained.path.resolve())
     name = args.name or pretrained.path.parent.name
     out = (args.out or Path(f"glue-{name}-{args.protocol}")).resolve()
-    request = Request(
+    request = GlueRequest(
         protocol=args.protocol,
         tasks=parse_tasks(args.tasks),
         data=args.data,
@@ -143,7 +143,7 @@ def _parse_rates(text: str | None) -> tuple[float, ...]:
     return found
 
 
-def _work(waiting: list[Run], out: Path, jobs: int | None, cluster: Slurm | None) -> list[str]:
+def _work(waiting: list[GlueRun], out: Path, jobs: int | None, cluster: Slurm | None) -> list[str]:
     """Make the runs that are not finished, here or on a cluster; return a line for each failure."""
     if not waiting:
         return []

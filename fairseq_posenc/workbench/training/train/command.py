@@ -23,7 +23,7 @@ from fairseq_posenc.workbench.running.options import (
 from fairseq_posenc.workbench.running.programs import run_logged, run_watched
 from fairseq_posenc.workbench.running.stages import Piece
 from fairseq_posenc.workbench.training import recipes
-from fairseq_posenc.workbench.training.train.request import Run, Training
+from fairseq_posenc.workbench.training.train.runs import RecipeTraining, TrainingRun
 
 LOG = "train.log"
 _MORE = """
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     if args.model and not recipe.has_models:
         raise UserError(f"{recipe.name} has no models to choose from: leave --model out")
     model = args.model or ("bert" if recipe.has_models else "")
-    found = Training(recipe, args.encoding, args, model).runs
+    found = RecipeTraining(recipe, args.encoding, args, model).runs
     code = _run_all(found, args)
     if not (code or args.dry_run) and len(found) > 1:
         _print_best(found[0].folder.parent)
@@ -131,15 +131,15 @@ def run_ablation(args: argparse.Namespace) -> int:
     """
     ablation = recipes.load()["ablations"][args.name]
     recipe = recipes.training(ablation["recipe"])
-    found: list[Run] = []
+    found: list[TrainingRun] = []
     for row in ablation["runs"]:
         directions = row.get("attention_directions", "both")
         model = recipes.model_of(directions) if recipe.has_models else ""
-        found += Training(recipe, row["position_encoding"], args, model).runs
+        found += RecipeTraining(recipe, row["position_encoding"], args, model).runs
     return _run_all(found, args)
 
 
-def _run_all(found: list[Run], args: argparse.Namespace) -> int:
+def _run_all(found: list[TrainingRun], args: argparse.Namespace) -> int:
     """Train all that are not done: as jobs of a cluster, or here, until one fails.
 
     Returns:
@@ -173,7 +173,7 @@ def _run_all(found: list[Run], args: argparse.Namespace) -> int:
     return 0
 
 
-def _as_piece(run: Run) -> Piece:
+def _as_piece(run: TrainingRun) -> Piece:
     """Build the piece of work that a run is on a cluster."""
 
     def work(lock: int) -> None:
